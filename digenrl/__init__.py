@@ -1,0 +1,1 @@
+"""The console command: starts runs and services, trains the demo model, reports results."""

@@ -1,0 +1,6 @@
+"""``python -m digenrl``."""
+
+from digenrl.cli import main
+
+if __name__ == "__main__":
+    main()

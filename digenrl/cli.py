@@ -1,0 +1,143 @@
+"""``digenrl``: one command, each of its parts imported only when it is asked for."""
+
+import asyncio
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from shared.errors import DigenRLError, UserError
+
+EXIT_FAILED = 1
+EXIT_USER_ERROR = 2
+
+app = typer.Typer(
+    name="digenrl",
+    help="Reinforcement learning for image and video generators, on GPUs that need not be alike.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+model = typer.Typer(help="Make the demo's model.", no_args_is_help=True)
+app.add_typer(model, name="model")
+
+RecipeFile = Annotated[Path, typer.Argument(help="the run's recipe, a TOML file")]
+
+
+class ServiceName(StrEnum):
+    scheduler = "scheduler"
+    rollout = "rollout"
+    reward = "reward"
+    trainer = "trainer"
+
+
+@app.command()
+def up(
+    recipe: RecipeFile,
+    steps: Annotated[
+        int | None, typer.Option(help="optimizer steps, in place of the recipe's")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="seed, in place of the recipe's")] = None,
+    name: Annotated[str | None, typer.Option(help="name of the run")] = None,
+    order: Annotated[
+        str | None, typer.Option(help="arrival, or index for the same bytes each time")
+    ] = None,
+    rollout_workers: Annotated[int | None, typer.Option(help="how many rollout workers")] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="go on from the run's newest commit")
+    ] = False,
+    port: Annotated[int, typer.Option(help="of the scheduler's API; 0 takes a free one")] = 0,
+    runs: Annotated[Path, typer.Option(help="folder of all runs")] = Path("runs"),
+) -> None:
+    """Run a recipe on this machine: brokers, services and report, without Docker."""
+    from digenrl.local.preflight import Request, prepare
+    from digenrl.local.up import run_locally
+
+    overrides = {
+        "run.steps": steps,
+        "run.seed": seed,
+        "run.name": name,
+        "trainer.order": order,
+        "rollout.workers": rollout_workers,
+    }
+    request = Request(recipe, overrides, resume=resume, port=port, runs=runs.resolve())
+    raise typer.Exit(asyncio.run(run_locally(prepare(request))))
+
+
+@app.command()
+def check(recipe: RecipeFile) -> None:
+    """Say whether a recipe can run, without starting anything."""
+    from digenrl.local.preflight import check_inputs
+    from shared.recipe import load_recipe
+
+    loaded = load_recipe(recipe)
+    check_inputs(loaded)
+    batch = loaded.batch
+    typer.echo(
+        f"{recipe}: {loaded.run.steps} steps of {batch.groups} groups x {batch.group_size} samples "
+        f"in fragments of {batch.fragment_size}"
+    )
+
+
+@app.command()
+def serve(
+    service: Annotated[ServiceName, typer.Argument(help="which service this process is")],
+    run: Annotated[str, typer.Option(envvar="DIGENRL_RUN", help="name of the run")] = "",
+    worker: Annotated[
+        str, typer.Option(help="name of this worker; by default host and process")
+    ] = "",
+    recipe: Annotated[Path | None, typer.Option(help="scheduler only: the run's recipe")] = None,
+    steps: Annotated[int | None, typer.Option(help="scheduler only: optimizer steps")] = None,
+    host: Annotated[str, typer.Option(help="address of its HTTP side")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="port of its HTTP side")] = 8000,
+) -> None:
+    """Run one service in this process; endpoints come from DIGENRL_* variables."""
+    from digenrl.serving import serve_scheduler, serve_worker
+
+    if service is ServiceName.scheduler:
+        serve_scheduler(recipe, run=run, steps=steps, host=host, port=port)
+    else:
+        serve_worker(service.value, run=run, worker=worker, host=host, port=port)
+
+
+@app.command()
+def report(
+    run: Annotated[str, typer.Option(envvar="DIGENRL_RUN", help="name of the run")],
+    out: Annotated[Path, typer.Option(help="folder for summary, pictures and adapter")],
+    scheduler: Annotated[str, typer.Option(help="wait for the run behind this API to finish")] = "",
+    wall_seconds: Annotated[float, typer.Option(help="how long the run took")] = 0.0,
+) -> None:
+    """Evaluate a run before and after, draw its curves and gallery, export its adapter."""
+    from digenrl.report.make import make_report
+
+    asyncio.run(make_report(run, out, scheduler=scheduler, wall_seconds=wall_seconds))
+
+
+@model.command()
+def digits(
+    folder: Annotated[Path, typer.Option(help="where the diffusers folder goes")] = Path(
+        "models/digits"
+    ),
+    rewards: Annotated[Path, typer.Option(help="where the judges go")] = Path(
+        "models/digits-rewards"
+    ),
+    seed: Annotated[int, typer.Option(help="of everything that is random")] = 0,
+) -> None:
+    """Train the demo's generator and its judges from scikit-learn's digits."""
+    from digenrl.digits import build_model
+
+    build_model(folder, rewards, seed=seed, report=typer.echo)
+
+
+def main() -> None:
+    """Errors that a user can mend are one line and exit code 2; others that we know, 1."""
+    try:
+        app()
+    except UserError as error:
+        typer.echo(f"digenrl: {error}", err=True)
+        sys.exit(EXIT_USER_ERROR)
+    except DigenRLError as error:
+        typer.echo(f"digenrl: {error}", err=True)
+        sys.exit(EXIT_FAILED)

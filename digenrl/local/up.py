@@ -1,0 +1,190 @@
+"""`digenrl up`: a whole run on this machine, from nothing to the report."""
+
+import asyncio
+import os
+import signal
+import sys
+import time
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import httpx
+from rich.console import Console
+
+from digenrl.local.brokers import Brokers, Program, plan_brokers
+from digenrl.local.display import Display
+from digenrl.local.ports import free_ports
+from digenrl.local.preflight import LocalRun
+from digenrl.local.supervisor import Supervisor
+
+POLL_S = 0.5
+EXIT_INTERRUPTED = 130
+BROKERS = ["nats", "valkey", "objects"]
+
+Outcome = Literal["finished", "stopped", "failed", "interrupted"]
+
+
+@dataclass(slots=True)
+class Api:
+    """The scheduler's API, as this process asks it."""
+
+    url: str
+
+    async def ready(self) -> bool:
+        async with httpx.AsyncClient() as client:
+            return (await client.get(f"{self.url}/readyz", timeout=5)).status_code == 200
+
+    async def get(self, path: str) -> Any | None:
+        """None while the scheduler is being started again."""
+        try:
+            async with httpx.AsyncClient() as client:
+                answer = await client.get(f"{self.url}{path}", timeout=5)
+                return answer.raise_for_status().json()
+        except httpx.HTTPError:
+            return None
+
+    async def resume(self) -> None:
+        async with httpx.AsyncClient() as client:
+            await client.post(f"{self.url}/v1/run/resume", timeout=10)
+
+
+async def run_locally(local: LocalRun) -> int:
+    """Run to the end, to a stop or to Ctrl-C. Returns the exit code of the command."""
+    console = Console()
+    api = Api(f"http://127.0.0.1:{local.api_port}")
+    display = Display(console, api.url, str(local.folder / "logs"))
+    brokers = plan_brokers(local.folder, local.password)
+    supervisor = Supervisor(local.folder / "logs", _environment(local, brokers))
+    interrupted = _on_interrupt()
+    began = time.monotonic()
+    try:
+        with display.shown():
+            outcome = await _run(local, brokers, supervisor, display, api, interrupted)
+            wall_seconds = time.monotonic() - began
+            display.say("draining the services")
+            await supervisor.stop([name for name in supervisor.children if name not in BROKERS])
+        if outcome == "finished":
+            return await _report(local, supervisor.environment, wall_seconds)
+        return _explain(outcome, local, console)
+    finally:
+        await supervisor.stop(BROKERS)
+
+
+async def _run(
+    local: LocalRun,
+    brokers: Brokers,
+    supervisor: Supervisor,
+    display: Display,
+    api: Api,
+    interrupted: asyncio.Event,
+) -> Outcome:
+    running = asyncio.create_task(_start_and_watch(local, brokers, supervisor, display, api))
+    stopped = asyncio.create_task(interrupted.wait())
+    try:
+        awaited: set[asyncio.Future[Any]] = {running, stopped, supervisor.failed}
+        await asyncio.wait(awaited, return_when=asyncio.FIRST_COMPLETED)
+        if supervisor.failed.done():
+            supervisor.failed.result()
+        return "interrupted" if stopped.done() else await running
+    finally:
+        for task in (running, stopped):
+            task.cancel()
+        await asyncio.gather(running, stopped, return_exceptions=True)
+
+
+async def _start_and_watch(
+    local: LocalRun, brokers: Brokers, supervisor: Supervisor, display: Display, api: Api
+) -> Outcome:
+    display.say(f"run {local.recipe.run.name}: starting NATS, Valkey and the object store")
+    await asyncio.gather(*(supervisor.start(program) for program in brokers.programs))
+    display.say(f"starting the services; the scheduler's API is {api.url}/docs")
+    scheduler, workers = _services(local, api)
+    for program in workers:
+        await supervisor.start(program, wait=False)
+    await supervisor.start(scheduler)
+    return await _watch(local, display, api)
+
+
+async def _watch(local: LocalRun, display: Display, api: Api) -> Outcome:
+    resume = local.resumed
+    while True:
+        run, workers = await api.get("/v1/run"), await api.get("/v1/workers")
+        if run is not None and workers is not None:
+            display.update(run, workers)
+            phase = run["phase"]
+            if resume and phase in ("paused", "stopped", "failed"):
+                # Said by an operator, or by a failure, before this start.
+                await api.resume()
+                resume = False
+            elif phase in ("finished", "stopped", "failed"):
+                return phase  # type: ignore[no-any-return]
+            elif phase == "running":
+                resume = False
+        await asyncio.sleep(POLL_S)
+
+
+def _services(local: LocalRun, api: Api) -> tuple[Program, list[Program]]:
+    recipe, run = local.recipe, local.recipe.run.name
+    names = [
+        *(("rollout", f"rollout-{number}") for number in range(recipe.rollout.workers)),
+        *(("reward", f"reward-{number}") for number in range(recipe.reward.workers)),
+        ("trainer", "trainer-0"),
+    ]
+    ports = free_ports(len(names))
+    workers = [
+        Program(
+            name=worker,
+            argv=_command("serve", service, "--run", run, "--worker", worker, "--port", str(port)),
+            ready=api.ready,
+        )
+        for (service, worker), port in zip(names, ports, strict=True)
+    ]
+    scheduler = Program(
+        name="scheduler",
+        argv=_command(
+            "serve", "scheduler", "--recipe", str(local.folder / "recipe.json"),
+            "--port", str(local.api_port),
+        ),
+        ready=api.ready,
+    )  # fmt: skip
+    return scheduler, workers
+
+
+def _environment(local: LocalRun, brokers: Brokers) -> dict[str, str]:
+    # One thread pool per process: several on a few cores only get in each other's way.
+    return {**brokers.environment, "OMP_NUM_THREADS": str(local.recipe.trainer.threads)}
+
+
+async def _report(local: LocalRun, environment: dict[str, str], wall_seconds: float) -> int:
+    process = await asyncio.create_subprocess_exec(
+        *_command(
+            "report", "--run", local.recipe.run.name, "--out", str(local.folder),
+            "--wall-seconds", str(wall_seconds),
+        ),
+        env={**os.environ, **environment},
+    )  # fmt: skip
+    return await process.wait()
+
+
+def _explain(outcome: Outcome, local: LocalRun, console: Console) -> int:
+    again = f"go on with: digenrl up ... --name {local.recipe.run.name} --resume"
+    if outcome == "interrupted":
+        console.print(f"interrupted; nothing is lost, {again}", highlight=False)
+        return EXIT_INTERRUPTED
+    if outcome == "stopped":
+        console.print(f"stopped as asked; {again}", highlight=False)
+        return 0
+    console.print(f"the run has failed; see {local.folder / 'logs'}; {again}", highlight=False)
+    return 1
+
+
+def _command(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "digenrl", *arguments]
+
+
+def _on_interrupt() -> asyncio.Event:
+    event = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for signum in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(signum, event.set)
+    return event

@@ -1,0 +1,143 @@
+"""`digenrl report`: everything that a finished run is judged by, from the object store alone."""
+
+import asyncio
+import time
+from pathlib import Path
+
+import httpx
+from rich.console import Console
+from rich.table import Table
+
+from digenrl.report.summary import Quality, Summary
+from shared.commits import CommitRecord, commit_chain
+from shared.errors import DigenRLError, UserError
+from shared.recipe import Recipe
+from shared.run_store import read_recipe
+from shared.settings import ServiceSettings
+from shared.store import ObjectStore, open_store
+
+POLL_S = 2.0
+ROWS = {
+    "training reward": "reward",
+    "proxy accuracy (training classifier)": "proxy_accuracy",
+    "gold accuracy (held-out MLP)": "gold_accuracy",
+    "gold accuracy (held-out SVM)": "gold_svm_accuracy",
+    "gold accuracy, worst digit": "gold_worst_digit",
+    "nn: distance to real images": "gold_nn",
+    "div: distance within a digit": "gold_div",
+}
+
+
+async def make_report(run: str, out: Path, *, scheduler: str, wall_seconds: float) -> None:
+    """Write summary.json, curve.png, gallery.png and adapter/ into ``out``, and print the table.
+
+    With ``scheduler``, first wait for the run behind that API to finish.
+
+    Raises:
+        UserError: if the store holds no such run, or nothing was trained yet.
+    """
+    began = time.monotonic()
+    if scheduler:
+        await _wait_for_finish(scheduler)
+        wall_seconds = time.monotonic() - began
+    store = open_store(ServiceSettings(run=run).store)
+    recipe = await read_recipe(store, run)
+    chain = await commit_chain(store, run)
+    if recipe is None or len(chain) < 2:
+        raise UserError(f"--run: the store holds no trained run {run!r}")
+    await asyncio.to_thread(out.mkdir, parents=True, exist_ok=True)
+    console = Console()
+    console.print("evaluating before and after at the same seeds ...", highlight=False)
+    summary = await _measure(store, recipe, chain, out, wall_seconds=wall_seconds)
+    await asyncio.to_thread((out / "summary.json").write_text, summary.model_dump_json(indent=1))
+    console.print(_table(summary))
+    for name in ("summary.json", "curve.png", "gallery.png", "adapter"):
+        console.print(f"{out / name}", highlight=False, soft_wrap=True)
+
+
+async def _measure(
+    store: ObjectStore, recipe: Recipe, chain: list[CommitRecord], out: Path, *, wall_seconds: float
+) -> Summary:
+    from digenrl.report.evaluate import Evaluator, quality
+    from digenrl.report.export import export_adapter
+    from digenrl.report.pictures import draw_curve, draw_gallery
+    from shared.diffusion.tensors import unpack
+
+    began = time.monotonic()
+    first, last = await store.get(chain[0].weights), await store.get(chain[-1].weights)
+    evaluator = await asyncio.to_thread(Evaluator, recipe)
+    before = await asyncio.to_thread(evaluator.sample, first)
+    after = await asyncio.to_thread(evaluator.sample, last)
+    summary = summarise(
+        recipe,
+        chain,
+        quality(recipe, before),
+        quality(recipe, after),
+        adapter_sha256=export_adapter(out / "adapter", unpack(last), recipe, evaluator.model),
+        wall_seconds=wall_seconds,
+        report_seconds=time.monotonic() - began,
+    )
+    draw_curve(out / "curve.png", chain, summary)
+    draw_gallery(out / "gallery.png", before, after)
+    return summary
+
+
+def summarise(
+    recipe: Recipe,
+    chain: list[CommitRecord],
+    before: Quality,
+    after: Quality,
+    *,
+    adapter_sha256: str,
+    wall_seconds: float,
+    report_seconds: float,
+) -> Summary:
+    trained = [record for record in chain if record.trained]
+    pairs = {
+        f"{name}_{when}": getattr(quality, name)
+        for when, quality in (("before", before), ("after", after))
+        for name in ROWS.values()
+    }
+    return Summary(
+        run=recipe.run.name,
+        seed=recipe.run.seed,
+        steps=chain[-1].policy.version,
+        commits=len(trained),
+        wall_s=round(wall_seconds, 1),
+        report_s=round(report_seconds, 1),
+        samples_trained=sum(len(group.rewards) for record in trained for group in record.trained),
+        onpolicy_ratio_error_max=max(r.metrics["onpolicy_ratio_error"] for r in trained),
+        adapter_sha256=adapter_sha256,
+        weights_digest=chain[-1].policy.weights_digest,
+        before=before,
+        after=after,
+        **pairs,
+    )
+
+
+def _table(summary: Summary) -> Table:
+    table = Table(title=f"{summary.run}: {summary.steps} optimizer steps, {summary.wall_s:.0f} s")
+    table.add_column("", no_wrap=True)
+    for column in ("before", "after", "change"):
+        table.add_column(column, justify="right")
+    for label, name in ROWS.items():
+        before, after = getattr(summary.before, name), getattr(summary.after, name)
+        if before is not None:
+            table.add_row(label, f"{before:.3f}", f"{after:.3f}", f"{after - before:+.3f}")
+    error = summary.onpolicy_ratio_error_max
+    table.add_row("largest on-policy |ratio - 1|", "", f"{error:.1e}", "")
+    return table
+
+
+async def _wait_for_finish(scheduler: str) -> None:
+    async with httpx.AsyncClient() as client:
+        while True:
+            try:
+                run = (await client.get(f"{scheduler}/v1/run", timeout=5)).json()
+            except (httpx.HTTPError, ValueError):
+                run = {"phase": "unknown"}
+            if run["phase"] == "finished":
+                return
+            if run["phase"] == "failed":
+                raise DigenRLError(f"the run has failed: {run['failure']}")
+            await asyncio.sleep(POLL_S)

@@ -1,0 +1,98 @@
+"""The reward curve and the before/after gallery of a run."""
+
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+import numpy.typing as npt
+
+from digenrl.report.evaluate import Images, Samples
+from digenrl.report.summary import Summary
+from shared.commits import CommitRecord
+
+matplotlib.use("Agg")
+
+from matplotlib import pyplot as plt
+
+BEFORE, AFTER = "#9aa5b1", "#1f6feb"
+GALLERY_COLUMNS = 10
+GALLERY_ROWS = 4
+
+
+def draw_curve(path: Path, chain: list[CommitRecord], summary: Summary) -> None:
+    """Mean training reward per step with its spread over groups, and accuracy before and after."""
+    records = [record for record in chain if record.trained]
+    steps = np.array([record.policy.version for record in records])
+    groups = [[np.mean(group.rewards) for group in record.trained] for record in records]
+    means = np.array([np.mean(group) for group in groups])
+    spread = np.array([np.std(group) for group in groups])
+
+    figure, (left, right) = plt.subplots(
+        1, 2, figsize=(10, 4), width_ratios=(2, 1), layout="constrained"
+    )
+    left.fill_between(steps, means - spread, means + spread, color=AFTER, alpha=0.15, lw=0)
+    left.plot(steps, means, color=AFTER, lw=2)
+    left.set(xlabel="optimizer step", ylabel="training reward", ylim=(0, 1.02))
+    left.set_title(f"{summary.run}: mean reward per step (band: spread over prompts)", fontsize=10)
+    left.grid(alpha=0.25)
+    _draw_accuracies(right, summary)
+    figure.savefig(path, dpi=150)
+    plt.close(figure)
+
+
+def _draw_accuracies(axes: Any, summary: Summary) -> None:
+    pairs = {
+        "reward": (summary.reward_before, summary.reward_after),
+        "proxy": (summary.proxy_accuracy_before, summary.proxy_accuracy_after),
+        "gold MLP": (summary.gold_accuracy_before, summary.gold_accuracy_after),
+        "gold SVM": (summary.gold_svm_accuracy_before, summary.gold_svm_accuracy_after),
+        "worst digit": (summary.gold_worst_digit_before, summary.gold_worst_digit_after),
+    }
+    known = {name: pair for name, pair in pairs.items() if None not in pair}
+    places = np.arange(len(known))
+    for offset, colour, label in ((-0.2, BEFORE, "before"), (0.2, AFTER, "after")):
+        heights = [pair[label == "after"] or 0.0 for pair in known.values()]
+        bars = axes.bar(places + offset, heights, 0.38, color=colour, label=label)
+        axes.bar_label(bars, fmt="%.2f", fontsize=7)
+    axes.set_xticks(places, list(known), fontsize=8, rotation=20)
+    axes.set_ylim(0, 1.15)
+    axes.set_title("held-out evaluation, same seeds", fontsize=10)
+    axes.legend(fontsize=8, loc="upper left", ncols=2)
+
+
+def draw_gallery(path: Path, before: Samples, after: Samples) -> None:
+    """The same prompts and the same noise, before and after; one column per prompt."""
+    chosen = _columns(before)
+    figure, (top, bottom) = plt.subplots(2, 1, figsize=(8, 7.2), layout="constrained")
+    for axes, samples, title in ((top, before, "before"), (bottom, after, "after")):
+        axes.imshow(_mosaic(samples.images, chosen), cmap="gray_r", vmin=0, vmax=255)
+        axes.set_title(f"{title}: same prompts, same noise", fontsize=10)
+        side = samples.images.shape[-1] + 1
+        places = [(column + 0.5) * side for column in range(len(chosen))]
+        labels = [samples.prompts[rows[0]].split()[-1] for rows in chosen]
+        axes.set_xticks(places, labels, fontsize=9)
+        axes.set_yticks([])
+        axes.tick_params(length=0)
+    figure.savefig(path, dpi=150)
+    plt.close(figure)
+
+
+def _columns(samples: Samples) -> list[list[int]]:
+    """Which samples each column shows: those of the first prompts, one after the other."""
+    first_of: dict[str, list[int]] = {}
+    for index, prompt in enumerate(samples.prompts):
+        first_of.setdefault(prompt, []).append(index)
+    return [rows[:GALLERY_ROWS] for rows in list(first_of.values())[:GALLERY_COLUMNS]]
+
+
+def _mosaic(images: Images, columns: list[list[int]]) -> npt.NDArray[np.uint8]:
+    """Images side by side with a line of white between them. Digits are drawn dark on light."""
+    gray = images.mean(axis=1)
+    side = gray.shape[-1] + 1
+    rows = max(len(column) for column in columns)
+    sheet = np.zeros((rows * side, len(columns) * side), dtype=np.uint8)
+    for x, column in enumerate(columns):
+        for y, index in enumerate(column):
+            sheet[y * side : y * side + side - 1, x * side : x * side + side - 1] = gray[index]
+    return sheet

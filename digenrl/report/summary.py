@@ -1,0 +1,60 @@
+"""``summary.json``: the figures of a run. docs/summary.md describes each of them."""
+
+from pydantic import BaseModel
+
+
+class Quality(BaseModel):
+    """Of the samples of one policy version, at the evaluation's fixed seed."""
+
+    reward: float
+    """Mean training reward."""
+    num_samples: int
+    proxy_accuracy: float | None = None
+    """Share of samples that the training reward's own classifier takes for the digit asked for."""
+    gold_accuracy: float | None = None
+    """The same by a network of another kind, taught on the other half of the data."""
+    gold_svm_accuracy: float | None = None
+    """The same by a support vector machine."""
+    gold_accuracy_per_digit: list[float] | None = None
+    gold_worst_digit: float | None = None
+    gold_nn: float | None = None
+    """Mean L2 distance to the nearest real image of the held-out half; rises when glyphs break."""
+    gold_div: float | None = None
+    """Mean L2 distance within a digit; falls when samples collapse to one."""
+    gold_nn_per_digit: list[float] | None = None
+    gold_div_per_digit: list[float] | None = None
+
+
+class Summary(BaseModel):
+    run: str
+    seed: int
+    steps: int
+    """Optimizer steps that the run made."""
+    commits: int
+    """Commit records that trained a batch; the same number unless something is wrong."""
+    wall_s: float
+    """From the command to the last commit, of the newest start."""
+    report_s: float
+    samples_trained: int
+    onpolicy_ratio_error_max: float
+    """Largest |ratio - 1| before the first update, over all batches."""
+    reward_before: float
+    reward_after: float
+    proxy_accuracy_before: float | None
+    proxy_accuracy_after: float | None
+    gold_accuracy_before: float | None
+    gold_accuracy_after: float | None
+    gold_svm_accuracy_before: float | None
+    gold_svm_accuracy_after: float | None
+    gold_worst_digit_before: float | None
+    gold_worst_digit_after: float | None
+    gold_nn_before: float | None
+    gold_nn_after: float | None
+    gold_div_before: float | None
+    gold_div_after: float | None
+    adapter_sha256: str
+    """Of adapter/pytorch_lora_weights.safetensors."""
+    weights_digest: str
+    """Of the final policy version, as commit records and trajectories carry it."""
+    before: Quality
+    after: Quality

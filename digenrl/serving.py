@@ -1,0 +1,48 @@
+"""One service in this process."""
+
+import asyncio
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from shared.errors import UserError
+from shared.recipe import Recipe, load_recipe, override
+from shared.settings import ServiceSettings
+from shared.telemetry import configure_logs
+
+
+def serve_scheduler(
+    recipe_file: Path | None, *, run: str, steps: int | None, host: str, port: int
+) -> None:
+    if recipe_file is None:
+        raise UserError("--recipe: the scheduler needs the run's recipe")
+    changes = {"run.steps": steps, "run.name": run or None}
+    recipe: Recipe = override(load_recipe(recipe_file), changes)
+    settings = _settings(run=recipe.run.name, worker="scheduler", host=host, port=port)
+    configure_logs(service="scheduler", worker="scheduler", run=settings.run)
+
+    from services.scheduler.service import run as run_scheduler
+
+    asyncio.run(run_scheduler(settings, recipe))
+
+
+def serve_worker(service: str, *, run: str, worker: str, host: str, port: int) -> None:
+    settings = _settings(run=run, worker=worker, host=host, port=port)
+    configure_logs(service=service, worker=settings.worker, run=settings.run)
+    match service:
+        case "rollout":
+            from services.rollout.service import run as run_service
+        case "reward":
+            from services.reward.service import run as run_service
+        case _:
+            from services.trainer.service import run as run_service
+    asyncio.run(run_service(settings))
+
+
+def _settings(**given: object) -> ServiceSettings:
+    try:
+        return ServiceSettings(**{key: value for key, value in given.items() if value != ""})  # type: ignore[arg-type]
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        name = str(first["loc"][0])
+        raise UserError(f"--{name} or DIGENRL_{name.upper()}: {first['msg'].lower()}") from error

@@ -1,0 +1,1 @@
+"""The four services. They meet only in `shared`, never in each other."""

@@ -1,0 +1,128 @@
+"""Rewards of the digits demo: the probability that an image shows the digit it was asked for.
+
+Four files without pickle make up the folder: ``proxy`` (a CNN, the reward), ``gold_mlp`` and
+``gold_svm`` (judges that the training never sees, taught on the other half of the data) and
+``real`` (images of that half). Images are uint8 (n, 1, 8, 8); inside, -1..1.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from safetensors.numpy import load_file
+from torch import Tensor, nn
+
+NUM_DIGITS = 10
+SHAPE = (1, 8, 8)
+
+Network = Literal["proxy", "gold_mlp"]
+
+
+def proxy_network() -> nn.Module:
+    """A CNN of 40 k parameters: (n, 1, 8, 8) to logits (n, 10)."""
+    return nn.Sequential(
+        nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(),
+        nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(32, 32, 3, padding=1), nn.ReLU(), nn.Flatten(),
+        nn.Linear(512, 50), nn.ReLU(), nn.Linear(50, NUM_DIGITS),
+    )  # fmt: skip
+
+
+def gold_network() -> nn.Module:
+    """An MLP of 26 k parameters, so that what fools the CNN has no reason to fool it too."""
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU(),
+        nn.Linear(128, NUM_DIGITS),
+    )  # fmt: skip
+
+
+NETWORKS = {"proxy": proxy_network, "gold_mlp": gold_network}
+
+
+class DigitProbability:
+    """The probability of ``metadata["digit"]`` under one of the networks."""
+
+    def __init__(self, folder: Path, network: Network = "proxy") -> None:
+        self._network = NETWORKS[network]()
+        tensors = load_file(folder / f"{network}.safetensors")
+        state = {name: torch.from_numpy(array) for name, array in tensors.items()}
+        self._network.load_state_dict(state)
+        self._network.requires_grad_(False).eval()
+
+    def score(
+        self, images: npt.NDArray[np.uint8], metadata: Sequence[Mapping[str, object]]
+    ) -> list[float]:
+        """One probability per image.
+
+        Raises:
+            ValueError: if an image is not 8 x 8 with one channel, or its metadata has no digit.
+        """
+        digits = [wanted_digit(one) for one in metadata]
+        if len(digits) != len(images):
+            raise ValueError(f"{len(images)} images but metadata of {len(digits)}")
+        probabilities = self.probabilities(images)
+        return [float(row[digit]) for row, digit in zip(probabilities, digits, strict=True)]
+
+    def probabilities(self, images: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32]:
+        """(n, 10), rows summing to 1."""
+        logits: Tensor = self._network(torch.from_numpy(to_model_space(images)))
+        return np.asarray(logits.softmax(-1).numpy(), dtype=np.float32)
+
+    def predict(self, images: npt.NDArray[np.uint8]) -> npt.NDArray[np.int64]:
+        """(n,) most probable digits."""
+        return np.asarray(self.probabilities(images).argmax(-1), dtype=np.int64)
+
+
+class DigitSvm:
+    """A support vector machine with an RBF kernel: scikit-learn's SVC, evaluated in numpy."""
+
+    def __init__(self, folder: Path) -> None:
+        arrays = load_file(folder / "gold_svm.safetensors")
+        self._vectors = arrays["support_vectors"]
+        self._weights = arrays["dual_coef"]
+        self._intercepts = arrays["intercept"]
+        self._gamma = float(arrays["gamma"][0])
+        ends = np.cumsum(arrays["n_support"]).tolist()
+        self._of_class = [slice(*bounds) for bounds in zip([0, *ends[:-1]], ends, strict=True)]
+
+    def predict(self, images: npt.NDArray[np.uint8]) -> npt.NDArray[np.int64]:
+        """(n,) digits that win most of the 45 duels, the smaller one where two win as many."""
+        kernel = self._kernel(to_model_space(images).reshape(len(images), -1))
+        votes = np.zeros((len(images), NUM_DIGITS), dtype=np.int64)
+        pairs = [(a, b) for a in range(NUM_DIGITS) for b in range(a + 1, NUM_DIGITS)]
+        for (a, b), intercept in zip(pairs, self._intercepts, strict=True):
+            in_a, in_b = self._of_class[a], self._of_class[b]
+            margin = kernel[:, in_a] @ self._weights[b - 1, in_a]
+            margin += kernel[:, in_b] @ self._weights[a, in_b]
+            a_wins = margin + intercept > 0
+            votes[:, a] += a_wins
+            votes[:, b] += ~a_wins
+        return np.asarray(votes.argmax(-1), dtype=np.int64)
+
+    def _kernel(self, rows: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:
+        """(n, support vectors)."""
+        differences = rows[:, None].astype(np.float64) - self._vectors[None]
+        kernel: npt.NDArray[np.float64] = np.exp(-self._gamma * (differences**2).sum(-1))
+        return kernel
+
+
+def wanted_digit(metadata: Mapping[str, object]) -> int:
+    """Raises ValueError unless the metadata names a digit."""
+    digit = metadata.get("digit")
+    if not isinstance(digit, int) or isinstance(digit, bool) or not 0 <= digit < NUM_DIGITS:
+        raise ValueError(
+            f'a digit scorer needs metadata like {{"digit": 3}}, from 0 to 9; got {dict(metadata)}'
+        )
+    return digit
+
+
+def to_model_space(images: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32]:
+    """Bytes (n, 1, 8, 8) to -1..1."""
+    if images.dtype != np.uint8 or images.shape[1:] != SHAPE:
+        raise ValueError(
+            f"a digit scorer needs uint8 images (n, 1, 8, 8); got {images.dtype} {images.shape}"
+        )
+    return (images.astype(np.float32) / 127.5) - 1

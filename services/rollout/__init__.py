@@ -1,0 +1,1 @@
+"""Generates the fragments that it is given, under the policy version that they name."""

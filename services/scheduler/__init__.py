@@ -1,0 +1,1 @@
+"""Decides what is generated and trained, and when. Never touches a tensor; needs no torch."""

@@ -1,0 +1,102 @@
+"""The scheduler's HTTP API. Errors are problem+json (RFC 9457)."""
+
+import uuid
+from http import HTTPStatus
+from typing import Annotated, Literal
+
+from fastapi import FastAPI, HTTPException, Path, Query, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException as StarletteHTTPException
+
+from services.scheduler import views
+from services.scheduler.app import Scheduler
+from shared.contracts import OperatorRequest
+from shared.service import probes
+
+Limit = Annotated[int, Query(ge=1, le=200, description="how many at most")]
+Number = Annotated[int, Path(ge=0, lt=2**31)]
+ERRORS: dict[int | str, dict[str, object]] = {
+    404: {"model": views.Problem, "description": "there is no such thing"},
+    409: {"model": views.Problem, "description": "the run is not in a state for this"},
+    422: {"model": views.Problem, "description": "the request is not understood"},
+}
+
+
+def create_app(scheduler: Scheduler) -> FastAPI:
+    app = FastAPI(title="DigenRL scheduler", version="1", redoc_url=None)
+    app.include_router(probes(scheduler.health))
+    app.add_exception_handler(StarletteHTTPException, _http_problem)
+    app.add_exception_handler(RequestValidationError, _validation_problem)
+
+    @app.get("/v1/run", tags=["run"])
+    def run() -> views.RunView:
+        """What the run is doing."""
+        return views.run_view(scheduler)
+
+    @app.get("/v1/workers", tags=["run"])
+    def workers() -> list[views.WorkerView]:
+        """Every live worker and what it does right now."""
+        return views.worker_views(scheduler)
+
+    @app.get("/v1/batches", tags=["run"], responses={422: ERRORS[422]})
+    def batches(limit: Limit = 50) -> list[views.BatchView]:
+        """The newest batches, the one in flight first."""
+        return views.batch_views(scheduler)[:limit]
+
+    @app.get("/v1/batches/{batch}", tags=["run"], responses={k: ERRORS[k] for k in (404, 422)})
+    def batch(batch: Number) -> views.BatchDetail:
+        """One batch with its groups."""
+        found = views.batch_detail(scheduler, batch)
+        if found is None:
+            raise HTTPException(404, f"batch {batch} has not begun")
+        return found
+
+    @app.get("/v1/versions", tags=["run"], responses={422: ERRORS[422]})
+    def versions(limit: Limit = 50) -> list[views.VersionView]:
+        """The newest policy versions."""
+        return views.version_views(scheduler)[:limit]
+
+    _add_actions(app, scheduler)
+    return app
+
+
+def _add_actions(app: FastAPI, scheduler: Scheduler) -> None:
+    async def request(action: Literal["pause", "resume", "stop"]) -> views.Accepted:
+        if scheduler.state.phase == "finished":
+            raise HTTPException(409, "the run is finished")
+        accepted = views.Accepted(action=action, id=uuid.uuid4().hex)
+        await scheduler.bus.publish(OperatorRequest(action=action, id=accepted.id))
+        return accepted
+
+    @app.post("/v1/run/pause", status_code=202, tags=["actions"], responses={409: ERRORS[409]})
+    async def pause() -> views.Accepted:
+        """Issue no further fragment until resumed; what is in hand is finished."""
+        return await request("pause")
+
+    @app.post("/v1/run/resume", status_code=202, tags=["actions"], responses={409: ERRORS[409]})
+    async def resume() -> views.Accepted:
+        """Go on after a pause, a stop or a failure."""
+        return await request("resume")
+
+    @app.post("/v1/run/stop", status_code=202, tags=["actions"], responses={409: ERRORS[409]})
+    async def stop() -> views.Accepted:
+        """End the run where it stands; it can be resumed from its newest commit."""
+        return await request("stop")
+
+
+def _problem(status: int, detail: str) -> JSONResponse:
+    problem = views.Problem(title=HTTPStatus(status).phrase, status=status, detail=detail)
+    return JSONResponse(problem.model_dump(), status, media_type="application/problem+json")
+
+
+def _http_problem(_: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, StarletteHTTPException)
+    return _problem(error.status_code, str(error.detail))
+
+
+def _validation_problem(_: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, RequestValidationError)
+    first = error.errors()[0]
+    where = ".".join(str(part) for part in first["loc"])
+    return _problem(422, f"{where}: {first['msg']}")

@@ -1,0 +1,124 @@
+"""The training half of a trainer: the adapter, its optimizer, and one batch's gradient."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch.optim import AdamW
+
+from services.trainer.checkpoint import checkpoint_tensors, restore_checkpoint
+from services.trainer.gradient import GradientTransaction, TrainingGroup
+from shared.diffusion.lora import WeightsInUse, adapter_parameters, adapter_tensors, load_adapter
+from shared.diffusion.policy import load_policy, sampling_plan
+from shared.diffusion.sampler import Trajectory
+from shared.diffusion.tensors import pack, unpack, unpack_trajectory
+from shared.errors import ContractError
+from shared.recipe import Recipe
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    digest: str
+    adapter: bytes
+    checkpoint: bytes
+
+
+class TrainerEngine:
+    """Not thread-safe: one call at a time, as a device allows."""
+
+    def __init__(self, recipe: Recipe) -> None:
+        torch.set_num_threads(recipe.trainer.threads)
+        self._recipe = recipe
+        self._loaded = load_policy(recipe, {"transformer"})
+        transformer = self._loaded.model.transformer
+        self._parameters = adapter_parameters(transformer)
+        self._in_use = WeightsInUse(transformer)
+        table = recipe.trainer
+        self._optimizer = AdamW(
+            self._parameters.values(),
+            lr=table.learning_rate,
+            betas=table.betas,
+            weight_decay=table.weight_decay,
+        )
+        batch = recipe.batch
+        self._transaction = GradientTransaction(
+            model=self._loaded.model,
+            algorithm=recipe.algorithm,
+            num_rows=batch.groups * batch.group_size * recipe.sampling.window,
+            micro_batch=table.micro_batch,
+            guidance=recipe.model.guidance,
+        )
+
+    @property
+    def device(self) -> str:
+        return str(self._loaded.device)
+
+    def weights_digest(self) -> str:
+        return self._in_use.digest()
+
+    def weights(self) -> Weights:
+        """The adapter and the optimizer as they stand."""
+        return Weights(
+            digest=self._in_use.digest(),
+            adapter=pack(adapter_tensors(self._loaded.model.transformer)),
+            checkpoint=pack(checkpoint_tensors(self._optimizer, self._parameters)),
+        )
+
+    def restore(self, adapter: bytes, checkpoint: bytes) -> None:
+        load_adapter(self._loaded.model.transformer, unpack(adapter))
+        restore_checkpoint(self._optimizer, self._parameters, unpack(checkpoint))
+
+    def begin(self) -> None:
+        """Start a batch: no gradient is left of any other."""
+        self._transaction.begin()
+
+    def accumulate(
+        self, trajectories: Sequence[bytes], conditions: bytes, advantages: Sequence[float]
+    ) -> None:
+        """Add the gradient of one group, given its fragments in order.
+
+        Raises:
+            ContractError: if the fragments do not make up a group of this run.
+        """
+        group = TrainingGroup(
+            trajectory=self._joined([unpack_trajectory(data) for data in trajectories]),
+            advantages=torch.tensor(advantages, dtype=torch.float64),
+            conditions=unpack(conditions),
+            plan=sampling_plan(self._recipe.sampling, window_start=0),
+        )
+        self._transaction.accumulate(group)
+
+    def step(self) -> dict[str, float]:
+        """Take the optimizer step of the batch and return its metrics.
+
+        A gradient that is not finite takes no step; the weights stay as they were.
+        """
+        table = self._recipe.trainer
+        norm = float(torch.nn.utils.clip_grad_norm_(self._parameters.values(), table.max_grad_norm))
+        finite = math.isfinite(norm)
+        if finite:
+            self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=True)
+        return {
+            **self._transaction.tally.metrics(),
+            "grad_norm": norm if finite else 0.0,
+            "skipped_not_finite": float(not finite),
+        }
+
+    def _joined(self, parts: Sequence[Trajectory]) -> Trajectory:
+        first = parts[0]
+        sampling = self._recipe.sampling
+        sigmas = torch.tensor(sampling_plan(sampling, window_start=None).sigmas)
+        for part in parts:
+            same_steps = torch.equal(part.step_indices, first.step_indices)
+            if not same_steps or not torch.equal(part.sigmas, sigmas):
+                raise ContractError("fragments of one group do not share their steps and sigmas")
+        if len(first.step_indices) != sampling.window:
+            raise ContractError("a trajectory does not hold the window that the recipe trains")
+        return Trajectory(
+            latents=torch.cat([part.latents for part in parts]),
+            log_probs=torch.cat([part.log_probs for part in parts]),
+            step_indices=first.step_indices,
+            sigmas=first.sigmas,
+        )

@@ -1,0 +1,1 @@
+"""What the services agree on: messages, bus, object store, versions. Knows no service."""

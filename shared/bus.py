@@ -1,0 +1,358 @@
+"""The bus: NATS JetStream as reliability notes found it to work (docs/adr/0005-slots.md).
+
+Three ways to use it:
+
+    publish(message)        stored once per slot; a second publisher is told that the slot is taken
+    queue(stream, service)  work shared between the workers of a service; one delivery at a time
+    follow(stream)          every message of a stream in its stored order, from the first one on
+
+Delivery is at least once and an acknowledgement proves nothing: publish the result, then
+acknowledge. What cannot be decoded is copied to the quarantine, counted, and never delivered.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import nats
+import nats.errors
+import structlog
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+from nats.js import JetStreamContext, api
+from nats.js.errors import APIError, NotFoundError
+
+from shared import subjects
+from shared.codec import decode, encode
+from shared.contracts import Message, WorkerStatus
+from shared.errors import ContractError, SlotPoisoned, Unavailable
+from shared.subjects import Stream, subject_of
+from shared.telemetry import QUARANTINED, REDELIVERED
+
+MIN_SERVER = (2, 11)
+ACK_WAIT_S = 10.0
+MAX_DELIVER = 5
+PUBLISH_TIMEOUT_S = 5.0
+FETCH_TIMEOUT_S = 2.0
+HEARTBEAT_S = 1.0
+RETRY_S = 0.5
+STORE_FAILED = 10077
+"""JetStream's error code for a taken slot, and for a full stream; the text tells them apart."""
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """A message of a followed stream. ``message`` is None if its bytes were quarantined."""
+
+    message: Message | None
+    subject: str
+    data: bytes
+
+
+class Delivery:
+    """A piece of work. Leaving the block acknowledges it; an exception hands it to others."""
+
+    def __init__(self, message: Message, raw: Msg) -> None:
+        self.message = message
+        self._raw = raw
+        self._alive: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Message:
+        self._alive = asyncio.create_task(self._keep_alive())
+        return self.message
+
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        assert self._alive is not None
+        self._alive.cancel()
+        # The broker may be gone: the message is then delivered again, and its slot is taken.
+        with contextlib.suppress(nats.errors.Error, TimeoutError):
+            await (self._raw.ack() if kind is None else self._raw.nak(delay=0.1))
+
+    async def _keep_alive(self) -> None:
+        while True:
+            await asyncio.sleep(ACK_WAIT_S / 3)
+            with contextlib.suppress(nats.errors.Error):
+                await self._raw.in_progress()
+
+
+class Queue:
+    """Work shared by all workers of a service."""
+
+    def __init__(self, bus: "Bus", stream: Stream, durable: str) -> None:
+        self._bus = bus
+        self._stream = stream
+        self._durable = durable
+        self._subscription: JetStreamContext.PullSubscription | None = None
+
+    async def next(self) -> Delivery:
+        """Wait for the next piece of work, over broker restarts."""
+        while True:
+            try:
+                if self._subscription is None:
+                    self._subscription = await self._subscribe()
+                [raw] = await self._subscription.fetch(1, timeout=FETCH_TIMEOUT_S)
+            except nats.errors.TimeoutError:
+                continue
+            except (nats.errors.Error, APIError, OSError) as error:
+                log.warning("queue_unavailable", stream=self._stream.name, error=repr(error))
+                self._subscription = None
+                await asyncio.sleep(RETRY_S)
+                continue
+            if raw.metadata.num_delivered > 1:
+                REDELIVERED.labels(stream=self._stream.name).inc()
+            try:
+                return Delivery(decode(raw.data), raw)
+            except ContractError as error:
+                await self._bus.quarantine(self._stream, raw, error)
+                await raw.term()
+
+    async def _subscribe(self) -> JetStreamContext.PullSubscription:
+        [subject] = subjects.run_subjects(self._bus.run, self._stream)
+        return await self._bus.jetstream.pull_subscribe(
+            subject,
+            durable=f"{self._durable}-{self._bus.run}",
+            stream=self._stream.name,
+            config=api.ConsumerConfig(
+                ack_policy=api.AckPolicy.EXPLICIT, ack_wait=ACK_WAIT_S, max_deliver=MAX_DELIVER
+            ),
+        )
+
+
+class Bus:
+    def __init__(self, client: Client, run: str) -> None:
+        self._client = client
+        self.run = run
+        self.jetstream = client.jetstream(timeout=PUBLISH_TIMEOUT_S)
+
+    @classmethod
+    @contextlib.asynccontextmanager
+    async def connect(cls, url: str, *, run: str, name: str) -> AsyncIterator["Bus"]:
+        """Connect, and reconnect for as long as the block lasts.
+
+        Raises:
+            Unavailable: if nobody answers within some seconds, or the server is too old.
+        """
+        client = await _connect(url, name)
+        try:
+            version = client.connected_server_version
+            if (version.major, version.minor) < MIN_SERVER:
+                raise Unavailable(
+                    f"NATS server {version} is too old; DigenRL needs "
+                    f"{'.'.join(str(part) for part in MIN_SERVER)} or newer"
+                )
+            yield cls(client, run)
+        finally:
+            with contextlib.suppress(nats.errors.Error, TimeoutError):
+                await asyncio.wait_for(client.drain(), 5)
+
+    @property
+    def connected(self) -> bool:
+        return bool(self._client.is_connected)
+
+    async def ensure_streams(self) -> None:
+        """Create the streams that are missing. The scheduler's task alone."""
+        for stream in subjects.STREAMS:
+            await self.jetstream.add_stream(_stream_config(stream))
+
+    async def wait_for_streams(self) -> None:
+        """Until the scheduler has created them."""
+        for stream in subjects.STREAMS:
+            while True:
+                try:
+                    await self.jetstream.stream_info(stream.name)
+                    break
+                except (NotFoundError, nats.errors.Error):
+                    await asyncio.sleep(RETRY_S)
+
+    async def publish(self, message: Message) -> bool:
+        """Store ``message``; False if it has a slot and that slot is taken already.
+
+        A publish that times out may have been stored all the same, so it is repeated until the
+        broker gives an answer: a slot makes the repetition harmless, and the events without one
+        are read as if they were told twice.
+
+        Raises:
+            SlotPoisoned: if what has taken the slot is no message.
+            Unavailable: if the stream is full.
+        """
+        subject, data = subject_of(self.run, message), encode(message)
+        while True:
+            try:
+                await self.jetstream.publish(subject, data)
+                return True
+            except APIError as error:
+                if error.err_code != STORE_FAILED:
+                    raise
+                if "per subject" in (error.description or ""):
+                    await self._check_slot(subject)
+                    return False
+                raise Unavailable(f"{subject}: the stream is full") from error
+            except (nats.errors.Error, OSError) as error:
+                log.warning("publish_repeated", subject=subject, error=repr(error))
+                await asyncio.sleep(RETRY_S)
+
+    async def tell(self, status: WorkerStatus) -> None:
+        """Publish a status without storing it; lost while the broker is away."""
+        with contextlib.suppress(nats.errors.Error):
+            await self._client.publish(subject_of(self.run, status), encode(status))
+
+    async def on_status(self, handle: Callable[[WorkerStatus], Awaitable[None]]) -> None:
+        async def receive(raw: Msg) -> None:
+            with contextlib.suppress(ContractError):
+                status = decode(raw.data)
+                if isinstance(status, WorkerStatus):
+                    await handle(status)
+
+        await self._client.subscribe(f"dg.{self.run}.live.>", cb=receive)
+
+    def queue(self, stream: Stream, service: str) -> Queue:
+        return Queue(self, stream, service)
+
+    async def follow(
+        self, stream: Stream, filters: Sequence[str] | None = None
+    ) -> AsyncGenerator[Received]:
+        """Every message of this run in ``stream``, in order, from the first one, for ever."""
+        wanted = list(filters or subjects.run_subjects(self.run, stream))
+        last = 0
+        while True:
+            try:
+                async with self._push_consumer(stream, wanted, start=last + 1) as incoming:
+                    async for raw in incoming:
+                        last = raw.metadata.sequence.stream
+                        yield await self._received(stream, raw)
+            except (nats.errors.Error, APIError, OSError) as error:
+                log.warning("follow_interrupted", stream=stream.name, error=repr(error))
+                await asyncio.sleep(RETRY_S)
+
+    async def quarantine(self, stream: Stream, raw: Msg, error: ContractError) -> None:
+        """Keep the bytes that are no message, count them, and go on."""
+        QUARANTINED.labels(stream=stream.name).inc()
+        sequence = raw.metadata.sequence.stream
+        log.error("quarantined", stream=stream.name, subject=raw.subject, error=str(error))
+        with contextlib.suppress(nats.errors.Error, APIError):
+            await self.jetstream.publish(
+                f"dg.{self.run}.quarantine.{stream.name}.{sequence}",
+                raw.data,
+                headers={
+                    "Nats-Msg-Id": f"{self.run}.{stream.name}.{sequence}",
+                    "dg-subject": raw.subject,
+                    "dg-reason": str(error)[:200],
+                },
+            )
+
+    async def stored_subject(self, stream: str, sequence: int) -> str | None:
+        """The subject of one stored message; None if it is gone."""
+        try:
+            found: str | None = (await self.jetstream.get_msg(stream, sequence)).subject
+        except NotFoundError:
+            return None
+        return found
+
+    async def forget_batch(self, batch: int) -> None:
+        """Remove the slots of a batch that no recovery needs any more."""
+        for stream in subjects.STREAMS:
+            if stream.slots:
+                subject = subjects.batch_subject(self.run, stream, batch)
+                await self.jetstream.purge_stream(stream.name, subject=subject)
+
+    async def _check_slot(self, subject: str) -> None:
+        stream = subjects.stream_of(subject)
+        with contextlib.suppress(NotFoundError):  # purged meanwhile: nobody needs it any more
+            stored = await self.jetstream.get_last_msg(stream.name, subject)
+            try:
+                decode(stored.data or b"")
+            except ContractError as error:
+                raise SlotPoisoned(f"{subject} is taken by bytes that are no message") from error
+
+    async def _received(self, stream: Stream, raw: Msg) -> Received:
+        if stream is subjects.DLQ:  # its bytes are advisories and what others could not read
+            return Received(None, raw.subject, raw.data)
+        try:
+            return Received(decode(raw.data), raw.subject, raw.data)
+        except ContractError as error:
+            await self.quarantine(stream, raw, error)
+            return Received(None, raw.subject, raw.data)
+
+    @contextlib.asynccontextmanager
+    async def _push_consumer(
+        self, stream: Stream, filters: list[str], *, start: int
+    ) -> AsyncIterator[AsyncIterator[Msg]]:
+        inbox = self._client.new_inbox()
+        subscription = await self._client.subscribe(inbox)
+        try:
+            consumer = await self.jetstream.add_consumer(
+                stream.name,
+                api.ConsumerConfig(
+                    deliver_subject=inbox,
+                    deliver_policy=api.DeliverPolicy.BY_START_SEQUENCE,
+                    opt_start_seq=start,
+                    filter_subjects=filters,
+                    ack_policy=api.AckPolicy.NONE,
+                    idle_heartbeat=HEARTBEAT_S,
+                    inactive_threshold=30.0,
+                    mem_storage=True,
+                ),
+            )
+            try:
+                yield _contiguous(subscription)
+            finally:
+                await self.jetstream.delete_consumer(stream.name, consumer.name)
+        finally:
+            with contextlib.suppress(nats.errors.Error):
+                await subscription.unsubscribe()
+
+
+async def _contiguous(subscription: Any) -> AsyncIterator[Msg]:
+    """Messages while they come without a gap; ends when one is missing or the server is silent."""
+    expected = 1
+    while True:
+        try:
+            raw = await subscription.next_msg(timeout=3 * HEARTBEAT_S)
+        except nats.errors.TimeoutError:
+            return
+        if raw.headers and raw.headers.get("Status") == "100":
+            continue
+        if raw.metadata.sequence.consumer != expected:
+            return
+        expected += 1
+        yield raw
+
+
+def _stream_config(stream: Stream) -> api.StreamConfig:
+    return api.StreamConfig(
+        name=stream.name,
+        subjects=list(stream.subjects),
+        retention=api.RetentionPolicy.LIMITS,
+        storage=api.StorageType.FILE,
+        discard=api.DiscardPolicy.NEW if stream.slots else api.DiscardPolicy.OLD,
+        discard_new_per_subject=stream.slots,
+        max_msgs_per_subject=1 if stream.slots else -1,
+        max_bytes=stream.max_bytes,
+        max_msg_size=64 * 1024 + 4096,  # the body's limit, and its headers
+        duplicate_window=120.0,
+    )
+
+
+async def _connect(url: str, name: str) -> Client:
+    async def on_error(error: Exception) -> None:
+        log.warning("nats_error", error=repr(error))
+
+    try:
+        return await nats.connect(
+            url,
+            name=name,
+            error_cb=on_error,
+            connect_timeout=2,
+            max_reconnect_attempts=-1,
+            reconnect_time_wait=0.5,
+            ping_interval=5,
+            max_outstanding_pings=2,
+            pending_size=-1,  # nothing is buffered while the broker is away and replayed later
+            allow_reconnect=True,
+        )
+    except (nats.errors.Error, OSError) as error:
+        raise Unavailable(f"NATS does not answer: {error}") from error

@@ -1,0 +1,66 @@
+"""The small protocol behind which every model family looks alike to rollout and trainer."""
+
+import importlib
+from pathlib import Path
+from typing import Literal, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from shared.diffusion_families import adapter_of
+
+Conditions = dict[str, Tensor]
+"""What the network is told about one prompt: named tensors, each with a leading dimension of 1."""
+
+Part = Literal["transformer", "text", "decoder"]
+"""transformer: the network that is trained; text: prompt encoders; decoder: latents to pixels."""
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+class ModelAdapter(Protocol):
+    transformer: nn.Module
+
+    @property
+    def lora_targets(self) -> list[str]:
+        """Suffixes of the module names that LoRA adapts by default."""
+
+    def encode(self, prompt: str, *, guidance: float) -> Conditions:
+        """Conditions of one prompt; with guidance above 1 those of the empty prompt as well."""
+
+    def latent_shape(self, *, height: int, width: int) -> tuple[int, ...]: ...
+
+    def velocity(
+        self, latents: Tensor, sigma: Tensor, conditions: Conditions, *, guidance: float
+    ) -> Tensor:
+        """(B, ...) from latents (B, ...), sigma (B,) and conditions of B rows.
+
+        Classifier-free guidance runs both halves as one batch, the same way for sampling and
+        training, so that a replay equals what was sampled.
+        """
+
+    def decode(self, latents: Tensor) -> Tensor:
+        """Latents (B, ...) to images (B, C, H, W) float32 in [0, 1]."""
+
+
+def load_model(
+    folder: Path,
+    parts: set[Part],
+    *,
+    device: torch.device,
+    dtype: torch.dtype,
+) -> ModelAdapter:
+    """Load a diffusers folder through the adapter that its ``model_index.json`` names.
+
+    Raises:
+        UserError: if the folder is not a diffusers model, or of a family without an adapter.
+    """
+    module, name = adapter_of(folder).split(":")
+    adapter = getattr(importlib.import_module(module), name)
+    loaded: ModelAdapter = adapter.load(folder, parts, device=device, dtype=dtype)
+    return loaded
+
+
+def repeat_rows(conditions: Conditions, rows: int) -> Conditions:
+    """Conditions of one prompt for a batch of ``rows``."""
+    return {name: tensor.expand(rows, *tensor.shape[1:]) for name, tensor in conditions.items()}

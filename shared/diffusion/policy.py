@@ -1,0 +1,51 @@
+"""From a recipe to the network that rollout and trainer both hold: base model plus adapter."""
+
+from dataclasses import dataclass
+
+import torch
+
+from shared.diffusion import schedule
+from shared.diffusion.lora import LoraSpec, attach_lora
+from shared.diffusion.models import DTYPES, ModelAdapter, Part, load_model
+from shared.diffusion.sampler import SamplingPlan
+from shared.recipe import Recipe, Sampling
+from shared.seeds import derive
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedPolicy:
+    model: ModelAdapter
+    device: torch.device
+
+
+def load_policy(recipe: Recipe, parts: set[Part]) -> LoadedPolicy:
+    """The base model of the recipe with a fresh adapter, the same in every process."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    table = recipe.model
+    model = load_model(table.folder, parts, device=device, dtype=DTYPES[table.dtype])
+    lora = LoraSpec(
+        rank=table.lora.rank,
+        alpha=table.lora.alpha,
+        targets=table.lora.targets or tuple(model.lora_targets),
+        seed=derive(recipe.run.seed, "lora"),
+    )
+    attach_lora(model.transformer, lora)
+    return LoadedPolicy(model, device)
+
+
+def sampling_plan(sampling: Sampling, *, window_start: int | None) -> SamplingPlan:
+    """The denoising of one group; without a window, the deterministic one for evaluation."""
+    grids = {
+        "linear": lambda: schedule.linear_sigmas(sampling.steps),
+        "shifted": lambda: schedule.single_shift_sigmas(sampling.steps, sampling.shift),
+        "default": lambda: schedule.default_sigmas(sampling.steps, sampling.shift),
+    }
+    window = (
+        range(0) if window_start is None else range(window_start, window_start + sampling.window)
+    )
+    return SamplingPlan(
+        sigmas=grids[sampling.sigmas](),
+        window=window,
+        noise_level=sampling.noise_level,
+        variant=sampling.variant,
+    )

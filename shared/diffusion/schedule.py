@@ -1,0 +1,67 @@
+"""Noise schedules: the sigmas a sample passes on its way from noise (1) to data (0).
+
+Sigmas are computed once per run, pinned, and travel with every trajectory; no other place may
+recompute them. Formulas: docs/algorithms/flow-grpo.md; the conventions are those of diffusers 0.42.
+
+Two grids with a static shift exist in the field and are not interchangeable: diffusers' default
+shifts its end point twice (`default_sigmas`), DanceGRPO and others shift once down to 0
+(`single_shift_sigmas`).
+"""
+
+import math
+
+Sigmas = tuple[float, ...]
+"""T + 1 values, strictly decreasing from at most 1 to exactly 0."""
+
+TRAIN_TIMESTEPS = 1000
+
+
+def shift(sigma: float, factor: float) -> float:
+    """Static time shift (Esser et al. 2024, eq. 23).
+
+    >>> shift(0.5, 3.0)
+    0.75
+    """
+    return factor * sigma / (1 + (factor - 1) * sigma)
+
+
+def linear_sigmas(num_steps: int) -> Sigmas:
+    """Evenly spaced from 1 to 0.
+
+    >>> linear_sigmas(4)
+    (1.0, 0.75, 0.5, 0.25, 0.0)
+    """
+    return tuple(1 - step / num_steps for step in range(num_steps + 1))
+
+
+def single_shift_sigmas(num_steps: int, factor: float) -> Sigmas:
+    """The linear grid, shifted once (DanceGRPO, MixGRPO, UniRL)."""
+    return tuple(shift(sigma, factor) for sigma in linear_sigmas(num_steps))
+
+
+def default_sigmas(num_steps: int, factor: float) -> Sigmas:
+    """diffusers' own grid for a static shift: its smallest sigma is shifted twice."""
+    smallest = shift(1 / TRAIN_TIMESTEPS, factor)
+    return (*(shift(sigma, factor) for sigma in _descend(1.0, smallest, num_steps)), 0.0)
+
+
+def dynamic_sigmas(num_steps: int, mu: float, *, terminal: float | None = None) -> Sigmas:
+    """Exponential shift by ``mu`` of the grid 1 .. 1/T (FLUX, Qwen-Image).
+
+    ``terminal`` stretches the grid so that its last sigma before 0 is ``terminal`` (Qwen: 0.02).
+    """
+    grid = [_dynamic_shift(sigma, mu) for sigma in _descend(1.0, 1 / num_steps, num_steps)]
+    if terminal is not None:
+        scale = (1 - grid[-1]) / (1 - terminal)
+        grid = [1 - (1 - sigma) / scale for sigma in grid]
+    return (*grid, 0.0)
+
+
+def _dynamic_shift(sigma: float, mu: float) -> float:
+    return math.exp(mu) / (math.exp(mu) + (1 / sigma - 1))
+
+
+def _descend(first: float, last: float, count: int) -> list[float]:
+    if count == 1:
+        return [first]
+    return [first + (last - first) * index / (count - 1) for index in range(count)]

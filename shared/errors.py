@@ -1,0 +1,43 @@
+"""Every error this project raises on purpose.
+
+DigenRLError
+    UserError             the user can mend it: bad recipe, missing folder, occupied port
+    ContractError         bytes are not a message, record or tensor file that we know
+        SlotPoisoned      a slot of the bus is taken by bytes that are no message
+    IntegrityError        a stored object is not what its reference says
+    AdmissionError        a trajectory may not be trained: wrong version, wrong weights
+    CommitConflict        another trainer has committed this batch already
+    Unavailable           a broker or store does not answer (yet)
+"""
+
+
+class DigenRLError(Exception):
+    """Base of every error raised on purpose; anything else that escapes a service is a bug."""
+
+
+class UserError(DigenRLError):
+    """The user can mend it. Shown as one line; the command ends with exit code 2."""
+
+
+class ContractError(DigenRLError):
+    """Bytes are not a message, record or tensor file that we know."""
+
+
+class SlotPoisoned(ContractError):
+    """A slot of the bus is taken by bytes that are no message: the work needs another attempt."""
+
+
+class IntegrityError(DigenRLError):
+    """A stored object is not what its reference says."""
+
+
+class AdmissionError(DigenRLError):
+    """A trajectory may not be trained: wrong policy version or wrong weights."""
+
+
+class CommitConflict(DigenRLError):
+    """Another trainer has committed this batch already."""
+
+
+class Unavailable(DigenRLError):
+    """A broker or store does not answer (yet)."""

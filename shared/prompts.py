@@ -1,0 +1,59 @@
+"""The prompts of a run, and which of them each batch takes: a function of the seed alone."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from shared.contracts import Prompt
+from shared.errors import UserError
+from shared.seeds import permutation
+
+
+@dataclass(frozen=True, slots=True)
+class PromptOrder:
+    """Epochs over all prompts, each in an order of its own; batches take the next ones in turn."""
+
+    prompts: tuple[Prompt, ...]
+    seed: int
+
+    def of_batch(self, batch: int, num_groups: int) -> list[Prompt]:
+        """The prompts of a batch's groups. The data position of a run is its batch number."""
+        first = batch * num_groups
+        return [self._at(position) for position in range(first, first + num_groups)]
+
+    def _at(self, position: int) -> Prompt:
+        epoch, index = divmod(position, len(self.prompts))
+        return self.prompts[permutation(self.seed, len(self.prompts), "epoch", epoch)[index]]
+
+
+def read_prompts(path: Path) -> tuple[Prompt, ...]:
+    """Prompts from JSON lines: ``{"prompt": "...", "metadata": {...}}``.
+
+    Raises:
+        UserError: naming the line that is not one.
+    """
+    try:
+        lines = path.read_text().splitlines()
+    except OSError as error:
+        raise UserError(f"data.prompts: cannot read {path}: {error.strerror}") from error
+    prompts = tuple(_prompt(path, number, line) for number, line in _numbered(lines))
+    if not prompts:
+        raise UserError(f"data.prompts: {path} holds no prompt")
+    return prompts
+
+
+def _numbered(lines: Sequence[str]) -> list[tuple[int, str]]:
+    return [(number, line) for number, line in enumerate(lines, 1) if line.strip()]
+
+
+def _prompt(path: Path, number: int, line: str) -> Prompt:
+    try:
+        plain = json.loads(line)
+        return Prompt(text=plain["prompt"], metadata=plain.get("metadata", {}))
+    except (ValueError, KeyError, TypeError, AttributeError, ValidationError) as error:
+        raise UserError(
+            f'data.prompts: {path} line {number} is not {{"prompt": "...", "metadata": {{...}}}}'
+        ) from error

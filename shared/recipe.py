@@ -1,0 +1,289 @@
+"""A recipe: everything that defines a run, as one TOML file.
+
+Read and checked before anything is started; the resolved recipe is stored with the run, where
+every service takes it from. docs/recipes.md describes each key.
+"""
+
+import difflib
+import json
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self, get_args
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from shared.contracts import MAX_GROUP_SIZE, Token
+from shared.errors import UserError
+
+Positive = Annotated[int, Field(gt=0, le=2**31)]
+NonNegative = Annotated[int, Field(ge=0, le=2**31)]
+Rate = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+MAX_FRAGMENTS_PER_GROUP = 64
+"""What one TrainGroup message can name."""
+
+
+class Table(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Run(Table):
+    name: Token
+    seed: NonNegative = 0
+    steps: Positive
+    """Optimizer steps; one batch each."""
+
+
+class Lora(Table):
+    rank: Positive = 32
+    alpha: Annotated[float, Field(gt=0)] = 64.0
+    targets: tuple[str, ...] = ()
+    """Suffixes of module names. Empty: the ones that the model family's adapter names."""
+
+
+class Model(Table):
+    folder: Path
+    """A diffusers folder; relative to the recipe."""
+    height: Positive
+    width: Positive
+    guidance: Rate = 1.0
+    """Classifier-free guidance in sampling and training; 1 is none."""
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    """Of the frozen weights. Latents and log-probs are always float32."""
+    lora: Lora = Lora()
+
+
+class Data(Table):
+    prompts: Path
+    """JSON lines of {"prompt", "metadata"}; relative to the recipe."""
+
+
+class Sampling(Table):
+    steps: Annotated[int, Field(ge=2, le=1000)] = 10
+    sigmas: Literal["linear", "shifted", "default"] = "linear"
+    """linear 1..0; shifted: linear, shifted once; default: diffusers' own grid for that shift."""
+    shift: Annotated[float, Field(gt=0)] = 3.0
+    variant: Literal["flow", "dance", "cps"] = "flow"
+    noise_level: Annotated[float, Field(gt=0, le=10)] = 0.7
+    window: Positive
+    """How many denoising steps are stochastic and trained."""
+    first_window_starts: tuple[NonNegative, NonNegative] = (0, 0)
+    """A group's window starts uniformly between these two steps."""
+
+    @model_validator(mode="after")
+    def _window_fits(self) -> Self:
+        first, last = self.first_window_starts
+        if first > last:
+            raise ValueError(f"first_window_starts: {first} is after {last}")
+        # A window may not reach the last step: its noise would stay in the sample.
+        if last + self.window > self.steps - 1:
+            fits = self.steps - 1 - self.window
+            remedy = f"start at {fits} at the latest" if fits >= 0 else "use a smaller window"
+            raise ValueError(
+                f"window: {self.window} steps from step {last} reach past step {self.steps - 2}, "
+                f"the last that may be stochastic of {self.steps}; {remedy}"
+            )
+        return self
+
+
+class Batch(Table):
+    groups: Positive
+    """Prompts per optimizer step."""
+    group_size: Annotated[int, Field(ge=2, le=MAX_GROUP_SIZE)]
+    fragment_size: Positive
+    """Samples that one worker generates at a time."""
+
+    @model_validator(mode="after")
+    def _fragments_fill_groups(self) -> Self:
+        _check_divides(self.fragment_size, self.group_size, "fragment_size", "batch.group_size")
+        if self.group_size // self.fragment_size > MAX_FRAGMENTS_PER_GROUP:
+            smallest = -(-self.group_size // MAX_FRAGMENTS_PER_GROUP)
+            raise ValueError(f"fragment_size: too small for this group; at least {smallest}")
+        return self
+
+
+class Algorithm(Table):
+    name: Literal["flow-grpo"] = "flow-grpo"
+    clip_range: Annotated[float, Field(gt=0, lt=1)] = 1e-4
+    advantage_clip: Annotated[float, Field(gt=0)] = 5.0
+    kl_beta: Rate = 0.0
+    """Weight of the KL divergence to the base model; 0 does not compute it."""
+
+
+class Trainer(Table):
+    learning_rate: Annotated[float, Field(gt=0, lt=1)]
+    betas: tuple[float, float] = (0.9, 0.999)
+    weight_decay: Rate = 1e-4
+    max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
+    micro_batch: Positive
+    """Samples per forward and backward pass, each with all its trained steps."""
+    order: Literal["arrival", "index"] = "arrival"
+    """index: gradients are summed in the order of the groups, so that the same seed gives the
+    same adapter to the last bit, however many workers there are."""
+    threads: Positive = 1
+
+
+class Rollout(Table):
+    workers: Positive = 1
+    """How many `digenrl up` starts."""
+    threads: Positive = 1
+
+
+class Scorer(Table):
+    name: Token
+    type: Token
+    """Which scorer; docs/rewards.md lists them."""
+    weight: Annotated[float, Field(allow_inf_nan=False)] = 1.0
+    folder: Path | None = None
+    """Where its weights are; relative to the recipe."""
+
+
+class Reward(Table):
+    workers: Positive = 1
+    threads: Positive = 1
+    scorers: tuple[Scorer, ...] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _names_differ(self) -> Self:
+        _check_unique("scorers", [scorer.name for scorer in self.scorers])
+        return self
+
+
+class Evaluation(Table):
+    """What `digenrl report` measures before and after, by ODE and at a fixed seed."""
+
+    seed: NonNegative = 0
+    samples_per_prompt: Positive = 4
+    digits: Path | None = None
+    """Folder of the held-out judges of handwritten digits, never used in training; relative to
+    the recipe. Without it only the training rewards are compared."""
+
+
+class Recipe(Table):
+    run: Run
+    model: Model
+    data: Data
+    sampling: Sampling
+    batch: Batch
+    algorithm: Algorithm = Algorithm()
+    trainer: Trainer
+    rollout: Rollout = Rollout()
+    reward: Reward
+    evaluation: Evaluation = Evaluation()
+
+    @model_validator(mode="after")
+    def _micro_batches_fill_groups(self) -> Self:
+        _check_divides(
+            self.trainer.micro_batch, self.batch.group_size,
+            "trainer.micro_batch", "batch.group_size",
+        )  # fmt: skip
+        return self
+
+
+def load_recipe(path: Path) -> Recipe:
+    """Read, check and resolve a recipe: TOML, or the JSON of one that is resolved already.
+
+    Raises:
+        UserError: one line that names the file, the key and the remedy.
+    """
+    try:
+        text = path.read_text()
+        plain = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
+    except OSError as error:
+        raise UserError(f"cannot read the recipe {path}: {error.strerror}") from error
+    except ValueError as error:
+        raise UserError(f"{path}: not {path.suffix[1:].upper() or 'TOML'}: {error}") from error
+    try:
+        return _resolved(Recipe.model_validate(plain), path.resolve().parent)
+    except ValidationError as error:
+        raise UserError(f"{path}: {describe(error)}") from error
+
+
+def override(recipe: Recipe, changes: Mapping[str, Any]) -> Recipe:
+    """The recipe with some keys set anew ("run.steps": 5); None leaves a key as it is.
+
+    Raises:
+        UserError: if a value is not one that the key takes.
+    """
+    plain = recipe.model_dump()
+    for key, value in changes.items():
+        if value is not None:
+            table, field = key.split(".")
+            plain[table][field] = value
+    try:
+        return Recipe.model_validate(plain)
+    except ValidationError as error:
+        raise UserError(describe(error)) from error
+
+
+def _resolved(recipe: Recipe, base: Path) -> Recipe:
+    """With every path made absolute."""
+
+    def scorers(given: tuple[Scorer, ...]) -> tuple[Scorer, ...]:
+        return tuple(
+            scorer.model_copy(update={"folder": (base / scorer.folder).resolve()})
+            if scorer.folder
+            else scorer
+            for scorer in given
+        )
+
+    def updated(table: Any, **update: Any) -> Any:
+        return table.model_copy(update=update)
+
+    digits = recipe.evaluation.digits
+
+    return recipe.model_copy(
+        update={
+            "model": updated(recipe.model, folder=(base / recipe.model.folder).resolve()),
+            "data": updated(recipe.data, prompts=(base / recipe.data.prompts).resolve()),
+            "reward": updated(recipe.reward, scorers=scorers(recipe.reward.scorers)),
+            "evaluation": updated(recipe.evaluation, digits=digits and (base / digits).resolve()),
+        }
+    )
+
+
+def describe(error: ValidationError) -> str:
+    """The first fault of a recipe, as one line."""
+    first = error.errors(include_url=False)[0]
+    where = ".".join(str(part) for part in first["loc"])
+    match first["type"]:
+        case "extra_forbidden":
+            return f"{where}: unknown key{_nearest(first['loc'])}"
+        case "missing":
+            return f"{where}: missing; it has no default"
+        case "value_error":
+            reason = str(first["ctx"]["error"])
+            return f"{where}.{reason}" if where and "." not in reason.split(":")[0] else reason
+        case _:
+            return f"{where}: {first['msg'].lower()}, not {first['input']!r}"
+
+
+def _nearest(location: tuple[int | str, ...]) -> str:
+    table: Any = Recipe
+    for part in location[:-1]:
+        if isinstance(part, str):
+            table = _table_of(table.model_fields[part].annotation)
+    known = list(table.model_fields)
+    close = difflib.get_close_matches(str(location[-1]), known, n=1, cutoff=0.5)
+    return f"; did you mean {close[0]}?" if close else f"; known are {', '.join(known)}"
+
+
+def _table_of(annotation: Any) -> Any:
+    return get_args(annotation)[0] if get_args(annotation) else annotation
+
+
+def _check_divides(part: int, whole: int, field: str, of: str) -> None:
+    if whole % part == 0:
+        return
+    divisors = [value for value in range(1, whole + 1) if whole % value == 0]
+    nearest = sorted(sorted(divisors, key=lambda value: abs(value - part))[:2])
+    raise ValueError(
+        f"{field}: {part} does not divide {of} ({whole}); nearest that do: "
+        + " and ".join(str(value) for value in nearest)
+    )
+
+
+def _check_unique(field: str, names: list[str]) -> None:
+    twice = [name for name in names if names.count(name) > 1]
+    if twice:
+        raise ValueError(f"{field}: the name {twice[0]} is used twice")

@@ -1,0 +1,98 @@
+"""What a run keeps in the object store, and where.
+
+<run>/recipe.json                    the resolved recipe, which every service works from
+<run>/commits/<version>.json         the commit records (shared/commits.py)
+<run>/weights/<sha256>.safetensors   one adapter per policy version
+<run>/checkpoints/<sha256>...        optimizer and random state of each version
+<run>/conditions/<sha256>...         what the network is told about each prompt
+<run>/batches/<batch>/<sha256>...    trajectories and media, until no recovery needs them
+"""
+
+import asyncio
+from typing import Any
+
+import structlog
+from pydantic import ValidationError
+
+from shared.errors import ContractError, Unavailable, UserError
+from shared.recipe import Recipe
+from shared.store import ObjectStore
+
+MAY_CHANGE = {
+    "run.steps", "rollout.workers", "rollout.threads", "reward.workers", "reward.threads",
+    "evaluation.seed", "evaluation.samples_per_prompt", "evaluation.digits",
+}  # fmt: skip
+"""Keys that a resumed run may set anew: they do not change what any batch is."""
+
+POLL_S = 0.5
+
+log = structlog.get_logger()
+
+
+def weights_folder(run: str) -> str:
+    return f"{run}/weights"
+
+
+def checkpoints_folder(run: str) -> str:
+    return f"{run}/checkpoints"
+
+
+def conditions_folder(run: str) -> str:
+    return f"{run}/conditions"
+
+
+def batch_folder(run: str, batch: int) -> str:
+    return f"{run}/batches/{batch:08d}"
+
+
+async def store_recipe(store: ObjectStore, recipe: Recipe) -> None:
+    """Keep the recipe with its run.
+
+    Raises:
+        UserError: if the run was started with a recipe that means something else.
+    """
+    stored = await read_recipe(store, recipe.run.name)
+    if stored is not None:
+        check_same_run(stored, recipe)
+    await store.write(f"{recipe.run.name}/recipe.json", recipe.model_dump_json(indent=1).encode())
+
+
+async def read_recipe(store: ObjectStore, run: str) -> Recipe | None:
+    data = await store.read(f"{run}/recipe.json")
+    if data is None:
+        return None
+    try:
+        return Recipe.model_validate_json(data)
+    except ValidationError as error:
+        raise ContractError(f"{run}/recipe.json is not a recipe of this release") from error
+
+
+async def wait_for_recipe(store: ObjectStore, run: str) -> Recipe:
+    """The recipe, as soon as the scheduler has stored it."""
+    while True:
+        try:
+            recipe = await read_recipe(store, run)
+        except Unavailable as error:
+            log.warning("store_unavailable", error=str(error))
+            recipe = None
+        if recipe is not None:
+            return recipe
+        await asyncio.sleep(POLL_S)
+
+
+def check_same_run(stored: Recipe, given: Recipe) -> None:
+    """Raises UserError naming the first key that a resumed run may not change."""
+    old, new = _flat(stored.model_dump(mode="json")), _flat(given.model_dump(mode="json"))
+    changed = [key for key in old if old[key] != new.get(key) and key not in MAY_CHANGE]
+    if changed:
+        key = changed[0]
+        raise UserError(
+            f"{key}: the run {stored.run.name!r} was started with {old[key]!r}, not "
+            f"{new.get(key)!r}; resume with that value, or start anew under another name"
+        )
+
+
+def _flat(tables: dict[str, Any]) -> dict[str, Any]:
+    return {
+        f"{table}.{key}": value for table, keys in tables.items() for key, value in keys.items()
+    }

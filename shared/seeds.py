@@ -1,0 +1,34 @@
+"""Every random choice of a run, as a pure function of its seed and of what is chosen.
+
+No generator is carried along: a killed run has nothing to restore, and a sample is the same
+whichever worker makes it.
+"""
+
+import hashlib
+
+
+def derive(seed: int, *path: int | str) -> int:
+    """A 63-bit seed for one purpose.
+
+    >>> derive(0, "sample", 3, 1, 7) == derive(0, "sample", 3, 1, 7)
+    True
+    >>> derive(0, "sample", 3, 1, 7) == derive(0, "sample", 3, 17)
+    False
+    """
+    text = "/".join([str(seed), *(str(part) for part in path)])
+    digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") >> 1
+
+
+def sample_seed(seed: int, batch: int, group: int, sample: int) -> int:
+    return derive(seed, "sample", batch, group, sample)
+
+
+def window_start(seed: int, batch: int, group: int, *, first: int, last: int) -> int:
+    """Where a group's window of trained steps begins, uniform on first..last."""
+    return first + derive(seed, "window", batch, group) % (last - first + 1)
+
+
+def permutation(seed: int, size: int, *path: int | str) -> list[int]:
+    """The indices 0..size-1 in an order of their own for each path."""
+    return sorted(range(size), key=lambda index: derive(seed, "order", *path, index))

@@ -1,0 +1,84 @@
+"""How a service runs: HTTP for people and probes, and its work, starting and stopping together."""
+
+import asyncio
+import contextlib
+import signal
+from collections.abc import Coroutine
+from dataclasses import dataclass
+
+import uvicorn
+from fastapi import APIRouter, FastAPI, Response
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+
+GRACE_S = 10
+
+
+@dataclass(slots=True)
+class Health:
+    """Alive is the process; ready is that it can do its work now."""
+
+    ready: bool = False
+    reason: str = "starting"
+
+    def is_ready(self) -> None:
+        self.ready, self.reason = True, "ready"
+
+    def is_not_ready(self, reason: str) -> None:
+        self.ready, self.reason = False, reason
+
+
+def probes(health: Health) -> APIRouter:
+    router = APIRouter(tags=["probes"])
+
+    @router.get("/livez")
+    def livez() -> dict[str, str]:
+        """Whether the process answers at all."""
+        return {"status": "alive"}
+
+    @router.get("/readyz")
+    def readyz(response: Response) -> dict[str, str]:
+        """Whether the service can do its work: 200 or 503 with the reason."""
+        response.status_code = 200 if health.ready else 503
+        return {"status": health.reason}
+
+    @router.get("/metrics")
+    def metrics() -> Response:
+        """Prometheus metrics of this process."""
+        return Response(generate_latest(), media_type=CONTENT_TYPE_LATEST)
+
+    return router
+
+
+def worker_app(service: str, health: Health) -> FastAPI:
+    """The HTTP side of a service that has probes only."""
+    app = FastAPI(title=f"digenrl {service}", docs_url=None, redoc_url=None)
+    app.include_router(probes(health))
+    return app
+
+
+async def serve(app: FastAPI, work: Coroutine[None, None, None], *, host: str, port: int) -> None:
+    """Serve ``app`` while ``work`` runs.
+
+    SIGTERM ends both in order and returns. An error in ``work`` ends both and is raised, so that
+    a service whose work has died never keeps answering its probes.
+    """
+    # uvicorn raises the signal that it caught once more when it has shut down. With no handler of
+    # ours in place that second signal would kill the process before `work` could clean up.
+    loop = asyncio.get_running_loop()
+    for signum in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(signum, lambda: None)
+
+    config = uvicorn.Config(
+        app, host=host, port=port, log_level="warning", timeout_graceful_shutdown=GRACE_S
+    )
+    server = uvicorn.Server(config)
+
+    def stop_serving(_: asyncio.Task[None]) -> None:
+        server.should_exit = True
+
+    task = asyncio.create_task(work)
+    task.add_done_callback(stop_serving)
+    await server.serve()
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task

@@ -1,0 +1,62 @@
+"""Where a service finds the others: command line over environment over secret files.
+
+DIGENRL_NATS_URL=nats://user:password@host:4222
+DIGENRL_SECRETS_DIR=/run/secrets        # one file per setting, named digenrl_<setting>
+"""
+
+import os
+import socket
+from contextlib import AbstractAsyncContextManager
+
+from pydantic import Field, SecretStr
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from shared.bus import Bus
+from shared.contracts import Token
+from shared.store import StoreSettings
+from shared.versions import VersionIndex
+
+
+class Endpoints(BaseSettings):
+    """Secrets are never part of a log line: they print as asterisks."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="digenrl_",
+        secrets_dir=os.environ.get("DIGENRL_SECRETS_DIR"),
+        extra="ignore",
+        frozen=True,
+    )
+
+    nats_url: SecretStr = SecretStr("nats://127.0.0.1:4222")
+    redis_url: SecretStr = SecretStr("redis://127.0.0.1:6379")
+    store_url: str = "file:///var/lib/digenrl/objects"
+    s3_endpoint: str | None = None
+    s3_access_key: SecretStr | None = None
+    s3_secret_key: SecretStr | None = None
+
+    @property
+    def store(self) -> StoreSettings:
+        return StoreSettings(
+            url=self.store_url,
+            endpoint=self.s3_endpoint,
+            access_key=self.s3_access_key,
+            secret_key=self.s3_secret_key,
+        )
+
+
+class ServiceSettings(Endpoints):
+    run: Token
+    worker: Token = Field(default_factory=lambda: _default_worker())
+    host: str = "127.0.0.1"
+    port: int = Field(default=8000, ge=1, le=65535)
+
+    def connect_bus(self) -> AbstractAsyncContextManager[Bus]:
+        return Bus.connect(self.nats_url.get_secret_value(), run=self.run, name=self.worker)
+
+    def connect_index(self) -> AbstractAsyncContextManager[VersionIndex]:
+        return VersionIndex.connect(self.redis_url.get_secret_value(), run=self.run)
+
+
+def _default_worker() -> str:
+    name = "".join(char if char.isalnum() else "-" for char in socket.gethostname()).strip("-")
+    return f"{name or 'worker'}-{os.getpid()}"[:64]

@@ -1,0 +1,8 @@
+"""Objects by key: tensors, media, weights, checkpoints and the commit records.
+
+Two backends, chosen by URL: ``file:///folder`` for one host, ``s3://bucket/prefix`` for many.
+"""
+
+from shared.store.objects import ObjectStore, StoreSettings, open_store
+
+__all__ = ["ObjectStore", "StoreSettings", "open_store"]

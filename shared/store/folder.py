@@ -1,0 +1,95 @@
+"""Objects as files of one folder, for services on one host.
+
+Write, fsync, rename, fsync of the folder: anything less loses objects in a power cut. Exclusive
+create is a hard link, which fails if the name exists.
+"""
+
+import asyncio
+import os
+import uuid
+from pathlib import Path
+
+
+class FolderBackend:
+    def __init__(self, root: Path) -> None:
+        self._root = root
+
+    async def write(self, key: str, data: bytes) -> None:
+        await asyncio.to_thread(self._write, key, data)
+
+    async def create(self, key: str, data: bytes) -> bool:
+        return await asyncio.to_thread(self._create, key, data)
+
+    async def read(self, key: str) -> bytes | None:
+        return await asyncio.to_thread(self._read, key)
+
+    async def keys(self, prefix: str) -> list[str]:
+        return await asyncio.to_thread(self._keys, prefix)
+
+    async def delete(self, keys: list[str]) -> None:
+        await asyncio.to_thread(self._delete, keys)
+
+    def _write(self, key: str, data: bytes) -> None:
+        path = self._root / key
+        temporary = self._temporary(path, data)
+        temporary.replace(path)
+        _sync_folder(path.parent)
+
+    def _create(self, key: str, data: bytes) -> bool:
+        path = self._root / key
+        temporary = self._temporary(path, data)
+        try:
+            os.link(temporary, path)
+        except FileExistsError:
+            return False
+        finally:
+            temporary.unlink()
+        _sync_folder(path.parent)
+        return True
+
+    def _temporary(self, path: Path, data: bytes) -> Path:
+        """``data``, flushed to disk beside ``path``; its name starts with a dot, as no key does."""
+        self._make_folder(path.parent)
+        temporary = path.parent / f".tmp-{uuid.uuid4().hex}"
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o640)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        return temporary
+
+    def _make_folder(self, folder: Path) -> None:
+        """Make ``folder``, and flush each new name to the disk as well."""
+        if folder.is_dir():
+            return
+        if folder != self._root:
+            self._make_folder(folder.parent)
+        folder.mkdir(parents=folder == self._root, exist_ok=True)
+        _sync_folder(folder.parent)
+
+    def _read(self, key: str) -> bytes | None:
+        try:
+            return (self._root / key).read_bytes()
+        except FileNotFoundError:
+            return None
+
+    def _keys(self, prefix: str) -> list[str]:
+        folder = self._root / prefix
+        files = (path for path in folder.rglob("*") if path.is_file())
+        return [
+            path.relative_to(self._root).as_posix()
+            for path in files
+            if not path.name.startswith(".")
+        ]
+
+    def _delete(self, keys: list[str]) -> None:
+        for key in keys:
+            (self._root / key).unlink(missing_ok=True)
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,101 @@
+"""The object store as services see it: content-addressed writes, verified reads."""
+
+import hashlib
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+from urllib.parse import urlsplit
+
+from pydantic import SecretStr
+
+from shared.contracts import ObjectRef
+from shared.errors import ContractError, IntegrityError, UserError
+
+_KEY = re.compile(r"\A[A-Za-z0-9][A-Za-z0-9_.-]*(?:/[A-Za-z0-9][A-Za-z0-9_.-]*)*\Z")
+
+
+class Backend(Protocol):
+    async def write(self, key: str, data: bytes) -> None:
+        """Durable and atomic: a reader sees the whole object or none."""
+
+    async def create(self, key: str, data: bytes) -> bool:
+        """As `write`, but False and nothing changed if the key exists already."""
+
+    async def read(self, key: str) -> bytes | None: ...
+    async def keys(self, prefix: str) -> list[str]: ...
+    async def delete(self, keys: list[str]) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectStore:
+    backend: Backend
+
+    async def put(self, folder: str, data: bytes, *, suffix: str) -> ObjectRef:
+        """Store ``data`` under ``folder``, named by its content."""
+        digest = hashlib.sha256(data).hexdigest()
+        key = checked_key(f"{folder}/{digest}{suffix}")
+        await self.backend.write(key, data)
+        return ObjectRef(key=key, sha256=digest, size=len(data))
+
+    async def get(self, ref: ObjectRef) -> bytes:
+        """The object that ``ref`` names.
+
+        Raises:
+            IntegrityError: if it is missing, or not what the reference says.
+        """
+        data = await self.backend.read(checked_key(ref.key))
+        if data is None:
+            raise IntegrityError(f"{ref.key} is not in the store")
+        if len(data) != ref.size or hashlib.sha256(data).hexdigest() != ref.sha256:
+            raise IntegrityError(f"{ref.key} is not what its reference says")
+        return data
+
+    async def write(self, key: str, data: bytes) -> None:
+        await self.backend.write(checked_key(key), data)
+
+    async def create(self, key: str, data: bytes) -> bool:
+        return await self.backend.create(checked_key(key), data)
+
+    async def read(self, key: str) -> bytes | None:
+        return await self.backend.read(checked_key(key))
+
+    async def keys(self, folder: str) -> list[str]:
+        """Every key under ``folder``, sorted."""
+        return sorted(await self.backend.keys(checked_key(folder) + "/"))
+
+    async def delete_folder(self, folder: str) -> int:
+        """Delete everything under ``folder``; returns how many objects it was."""
+        keys = await self.keys(folder)
+        await self.backend.delete(keys)
+        return len(keys)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreSettings:
+    url: str
+    endpoint: str | None = None
+    """Of an S3 service that is not Amazon's."""
+    access_key: SecretStr | None = None
+    secret_key: SecretStr | None = None
+
+
+def open_store(settings: StoreSettings) -> ObjectStore:
+    """Raises UserError if the URL is of no known kind."""
+    parts = urlsplit(settings.url)
+    if parts.scheme == "file" and parts.path:
+        from shared.store.folder import FolderBackend
+
+        return ObjectStore(FolderBackend(Path(parts.path)))
+    if parts.scheme == "s3" and parts.netloc:
+        from shared.store.s3 import S3Backend
+
+        return ObjectStore(S3Backend(parts.netloc, parts.path.strip("/"), settings))
+    raise UserError(f"store_url: {settings.url!r} is neither file:///folder nor s3://bucket")
+
+
+def checked_key(key: str) -> str:
+    """Raises ContractError unless ``key`` is built from plain names: no way out of the store."""
+    if len(key) > 512 or _KEY.match(key) is None:
+        raise ContractError(f"{key!r} is not an object key")
+    return key

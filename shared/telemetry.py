@@ -1,0 +1,47 @@
+"""Logs as one JSON object per line on stderr, and the metrics that every service counts."""
+
+import logging
+import sys
+from collections.abc import MutableMapping
+from typing import Any
+
+import structlog
+from prometheus_client import Counter, Gauge, Histogram
+
+QUARANTINED = Counter("digenrl_quarantined_total", "Messages that could not be decoded", ["stream"])
+REDELIVERED = Counter("digenrl_redeliveries_total", "Work delivered more than once", ["stream"])
+FRAGMENTS = Counter(
+    "digenrl_fragments_total", "Fragments by stage and outcome", ["stage", "outcome"]
+)
+STAGE_SECONDS = Histogram(
+    "digenrl_stage_seconds", "Device seconds per fragment or group", ["stage"]
+)
+
+STEP = Gauge("digenrl_step", "Optimizer steps committed")
+REWARD_MEAN = Gauge("digenrl_reward_mean", "Mean reward of the newest batch")
+ONPOLICY_RATIO_ERROR = Gauge(
+    "digenrl_onpolicy_ratio_error",
+    "Largest |ratio - 1| before the first update of the newest batch",
+)
+STALENESS = Counter("digenrl_staleness_steps_total", "Trained samples by staleness", ["steps"])
+
+
+def configure_logs(*, service: str, worker: str, run: str) -> None:
+    """Send every log of this process to stderr, with who it is in each line."""
+
+    def identity(_: Any, __: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+        return {"svc": service, "worker": worker, "run": run, **event}
+
+    structlog.configure(
+        processors=[
+            structlog.contextvars.merge_contextvars,
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", key="ts"),
+            structlog.processors.format_exc_info,
+            identity,
+            structlog.processors.JSONRenderer(),
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+    )
+    logging.basicConfig(level=logging.WARNING, stream=sys.stderr)

@@ -1,0 +1,93 @@
+"""Numbers of the reference implementations, reproduced (tests/vectors/README.md)."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from shared.diffusion import schedule
+from shared.diffusion.transition import Step, transition
+
+VECTORS = Path(__file__).parents[2] / "vectors"
+CASES: list[dict[str, Any]] = json.loads((VECTORS / "sde_step.json").read_text())["cases"]
+SCHEDULES: list[dict[str, Any]] = json.loads((VECTORS / "schedules.json").read_text())
+ARRAYS = dict(np.load(VECTORS / "sde_step.npz"))
+
+MEAN = {"flow": {"rtol": 1e-5, "atol": 1e-5}, "dance": {"rtol": 1e-5, "atol": 5e-5}}
+LOG_PROB = {"rtol": 2e-4, "atol": 2e-5}
+
+
+def array(case: dict[str, Any], field: str) -> torch.Tensor:
+    return torch.from_numpy(ARRAYS[f"{case['id']}/{field}"])
+
+
+def step_of(case: dict[str, Any]) -> Step:
+    return Step(
+        sigma=torch.tensor(case["sigma"]),
+        sigma_next=torch.tensor(case["sigma_next"]),
+        sigma_max=case["sigma_max"],
+        noise_level=case["noise_level"],
+        variant=case["variant"],
+    )
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case["id"])
+def test_a_sampled_step_is_the_references(case: dict[str, Any]) -> None:
+    step = transition(array(case, "v"), array(case, "x"), step_of(case), noise=array(case, "z"))
+
+    tolerance = MEAN.get(case["variant"], MEAN["flow"])
+    torch.testing.assert_close(step.mean, array(case, "mean"), **tolerance)
+    torch.testing.assert_close(step.latents, array(case, "prev"), **tolerance)
+    torch.testing.assert_close(step.log_prob, torch.tensor(case["log_prob"]), **LOG_PROB)
+    torch.testing.assert_close(step.std, torch.tensor(case["total_std"]), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(
+        step.sqrt_neg_dt, torch.tensor(case["sqrt_neg_dt"]), rtol=1e-5, atol=1e-6
+    )
+    # What the references call "std" is g for flow and the total std for dance and cps.
+    scale = step.noise_scale if case["variant"] == "flow" else step.std
+    torch.testing.assert_close(scale, torch.tensor(case["std_dev_t"]), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case["id"])
+def test_a_replayed_step_has_the_references_log_prob_and_gradient(case: dict[str, Any]) -> None:
+    velocity = array(case, "v2").requires_grad_()
+    step = transition(velocity, array(case, "x"), step_of(case), arrived=array(case, "prev"))
+    step.log_prob.sum().backward()
+
+    torch.testing.assert_close(step.mean.detach(), array(case, "mean2"), rtol=1e-5, atol=5e-5)
+    torch.testing.assert_close(
+        step.log_prob.detach(), torch.tensor(case["replay_log_prob"]), **LOG_PROB
+    )
+    assert velocity.grad is not None
+    gradient = array(case, "grad_v2")
+    torch.testing.assert_close(velocity.grad, gradient, rtol=1e-5, atol=1e-5)
+    ratio = torch.exp(step.log_prob.detach() - torch.tensor(case["log_prob"]))
+    torch.testing.assert_close(ratio, torch.tensor(case["ratio"]), rtol=2e-4, atol=0)
+
+
+def sigmas_of(row: dict[str, Any]) -> schedule.Sigmas:
+    match row["kind"].split(" ")[0]:
+        case "sd3_shift3_default":
+            return schedule.default_sigmas(row["n"], 3.0)
+        case "shift1_default":
+            return schedule.default_sigmas(row["n"], 1.0)
+        case "flux_dyn":
+            return schedule.dynamic_sigmas(row["n"], row["mu"])
+        case "qwen_dyn":
+            return schedule.dynamic_sigmas(row["n"], row["mu"], terminal=0.02)
+        case "hunyuan_shift7_pipeline":
+            return schedule.single_shift_sigmas(row["n"], 7.0)
+        case "single_shift":
+            return schedule.single_shift_sigmas(row["n"], row["shift"])
+        case kind:
+            raise AssertionError(f"no schedule for the vector {kind}")
+
+
+@pytest.mark.parametrize(
+    "row", SCHEDULES, ids=lambda row: f"{row['kind'].split(' ')[0]}-{row['n']}"
+)
+def test_a_schedule_is_the_references(row: dict[str, Any]) -> None:
+    assert sigmas_of(row) == pytest.approx(row["sigmas"], abs=2e-6)
