@@ -16,7 +16,6 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 from dataclasses import dataclass
 from typing import Any
 
-import nats
 import nats.errors
 import structlog
 from nats.aio.client import Client
@@ -34,6 +33,7 @@ from shared.telemetry import QUARANTINED, REDELIVERED
 MIN_SERVER = (2, 11)
 ACK_WAIT_S = 10.0
 MAX_DELIVER = 5
+CONNECT_S = 30.0
 PUBLISH_TIMEOUT_S = 5.0
 FETCH_TIMEOUT_S = 2.0
 HEARTBEAT_S = 1.0
@@ -341,18 +341,22 @@ async def _connect(url: str, name: str) -> Client:
     async def on_error(error: Exception) -> None:
         log.warning("nats_error", error=repr(error))
 
+    client = Client()
     try:
-        return await nats.connect(
-            url,
-            name=name,
-            error_cb=on_error,
-            connect_timeout=2,
-            max_reconnect_attempts=-1,
-            reconnect_time_wait=0.5,
-            ping_interval=5,
-            max_outstanding_pings=2,
-            pending_size=-1,  # nothing is buffered while the broker is away and replayed later
-            allow_reconnect=True,
-        )
-    except (nats.errors.Error, OSError) as error:
-        raise Unavailable(f"NATS does not answer: {error}") from error
+        async with asyncio.timeout(CONNECT_S):
+            await client.connect(
+                url,
+                name=name,
+                error_cb=on_error,
+                connect_timeout=2,
+                max_reconnect_attempts=-1,
+                reconnect_time_wait=0.5,
+                ping_interval=5,
+                max_outstanding_pings=2,
+                pending_size=-1,  # nothing is buffered while the broker is away and replayed later
+                allow_reconnect=True,
+            )
+    except (nats.errors.Error, OSError) as error:  # TimeoutError is an OSError
+        await client.close()
+        raise Unavailable(f"NATS does not answer within {CONNECT_S:.0f} s") from error
+    return client

@@ -112,6 +112,8 @@ class Algorithm(Table):
 
 class Trainer(Table):
     learning_rate: Annotated[float, Field(gt=0, lt=1)]
+    decay_steps: Positive | None = None
+    """Optimizer steps over which the learning rate falls to 0 as a cosine; without it, it stays."""
     betas: tuple[float, float] = (0.9, 0.999)
     weight_decay: Rate = 1e-4
     max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
@@ -244,7 +246,9 @@ def _resolved(recipe: Recipe, base: Path) -> Recipe:
 
 def describe(error: ValidationError) -> str:
     """The first fault of a recipe, as one line."""
-    first = error.errors(include_url=False)[0]
+    faults = error.errors(include_url=False)
+    # A misspelt key is the cause of the missing one.
+    first = min(faults, key=lambda fault: fault["type"] != "extra_forbidden")
     where = ".".join(str(part) for part in first["loc"])
     match first["type"]:
         case "extra_forbidden":

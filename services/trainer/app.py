@@ -116,7 +116,7 @@ class TrainerApp:
                     break
         with self._worker.doing("committing"):
             began = time.monotonic()
-            metrics = await asyncio.to_thread(self._engine.step)
+            metrics = await asyncio.to_thread(self._engine.step, head.policy.version)
             in_index_order = tuple(trained[index] for index in sorted(trained))
             metrics |= _reward_metrics(in_index_order) | {"train_seconds": busy}
             record = await self._commit(parent=head, trained=in_index_order, metrics=metrics)

@@ -14,7 +14,7 @@ from shared.diffusion.policy import load_policy, sampling_plan
 from shared.diffusion.sampler import Trajectory
 from shared.diffusion.tensors import pack, unpack, unpack_trajectory
 from shared.errors import ContractError
-from shared.recipe import Recipe
+from shared.recipe import Recipe, Trainer
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +22,14 @@ class Weights:
     digest: str
     adapter: bytes
     checkpoint: bytes
+
+
+def learning_rate(table: Trainer, batch: int) -> float:
+    """Of the optimizer step that batch ``batch`` makes; a function of the batch number alone."""
+    if table.decay_steps is None:
+        return table.learning_rate
+    progress = min(1.0, batch / table.decay_steps)
+    return table.learning_rate * 0.5 * (1 + math.cos(math.pi * progress))
 
 
 class TrainerEngine:
@@ -89,12 +97,15 @@ class TrainerEngine:
         )
         self._transaction.accumulate(group)
 
-    def step(self) -> dict[str, float]:
+    def step(self, batch: int) -> dict[str, float]:
         """Take the optimizer step of the batch and return its metrics.
 
         A gradient that is not finite takes no step; the weights stay as they were.
         """
         table = self._recipe.trainer
+        rate = learning_rate(table, batch)
+        for group in self._optimizer.param_groups:
+            group["lr"] = rate
         norm = float(torch.nn.utils.clip_grad_norm_(self._parameters.values(), table.max_grad_norm))
         finite = math.isfinite(norm)
         if finite:
@@ -103,6 +114,7 @@ class TrainerEngine:
         return {
             **self._transaction.tally.metrics(),
             "grad_norm": norm if finite else 0.0,
+            "learning_rate": rate,
             "skipped_not_finite": float(not finite),
         }
 

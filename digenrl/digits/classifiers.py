@@ -1,0 +1,101 @@
+"""Train the demo's reward (a CNN on half A) and its judges (an MLP and an SVM on half B)."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from safetensors.numpy import load_file, save_file
+from torch import Tensor, nn
+
+from digenrl.digits.data import Half, to_uint8
+from services.reward.scorers.digits import (
+    DigitProbability,
+    DigitSvm,
+    gold_network,
+    proxy_network,
+    to_model_space,
+)
+
+Arrays = dict[str, npt.NDArray[Any]]
+
+NUM_EPOCHS = 60
+BATCH_SIZE = 64
+LEARNING_RATE = 2e-3
+NOISE = 0.2
+"""Standard deviation of what is added to the images: generated ones are never quite clean."""
+SVM_GAMMA = 0.04
+SVM_C = 10.0
+
+
+def build_rewards(
+    folder: Path, half_a: Half, half_b: Half, *, seed: int, report: Callable[[str], None]
+) -> None:
+    """Write the reward folder, then measure each classifier on the half it has not seen."""
+    folder.mkdir(parents=True, exist_ok=True)
+    save_network(_train(proxy_network, half_a, seed), folder / "proxy.safetensors")
+    save_network(_train(gold_network, half_b, seed + 1), folder / "gold_mlp.safetensors")
+    save_file(fit_svm(half_b), folder / "gold_svm.safetensors")
+    real: Arrays = {"images": half_b.images, "labels": half_b.labels}
+    save_file(real, folder / "real.safetensors")
+
+    report(f"proxy on half B: {accuracy(DigitProbability(folder), half_b):.3f}")
+    report(f"gold MLP on half A: {accuracy(DigitProbability(folder, 'gold_mlp'), half_a):.3f}")
+    report(f"gold SVM on half A: {accuracy(DigitSvm(folder), half_a):.3f}")
+
+
+def accuracy(classifier: DigitProbability | DigitSvm, half: Half) -> float:
+    return float((classifier.predict(to_uint8(half.images)) == half.labels).mean())
+
+
+def load_real(folder: Path) -> Half:
+    """The real images that came with the rewards: half B."""
+    arrays = load_file(folder / "real.safetensors")
+    return Half(arrays["images"], arrays["labels"])
+
+
+def fit_svm(half: Half) -> Arrays:
+    """The arrays that `DigitSvm` evaluates."""
+    from sklearn.svm import SVC
+
+    rows = to_model_space(to_uint8(half.images)).reshape(len(half.images), -1)
+    machine = SVC(C=SVM_C, gamma=SVM_GAMMA).fit(rows, half.labels)
+    return {
+        "support_vectors": np.ascontiguousarray(machine.support_vectors_),
+        "dual_coef": np.ascontiguousarray(machine.dual_coef_),
+        "intercept": np.ascontiguousarray(machine.intercept_),
+        "n_support": np.ascontiguousarray(machine.n_support_),
+        "gamma": np.array([SVM_GAMMA]),
+    }
+
+
+def save_network(network: nn.Module, path: Path) -> None:
+    save_file({name: tensor.numpy() for name, tensor in network.state_dict().items()}, path)
+
+
+def _train(build: Callable[[], nn.Module], half: Half, seed: int) -> nn.Module:
+    images, labels = torch.from_numpy(half.images), torch.from_numpy(half.labels)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        network = build()
+    optimizer = torch.optim.AdamW(network.parameters(), lr=LEARNING_RATE, weight_decay=1e-2)
+    starts = range(0, len(images), BATCH_SIZE)
+    decay = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, NUM_EPOCHS * len(starts))
+    for _ in range(NUM_EPOCHS):
+        order = torch.randperm(len(images), generator=generator)
+        for start in starts:
+            rows = order[start : start + BATCH_SIZE]
+            noisy = images[rows] + NOISE * _normal(images[rows].shape, generator)
+            loss = nn.functional.cross_entropy(network(noisy), labels[rows], label_smoothing=0.05)
+            optimizer.zero_grad()
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            decay.step()
+    return network.requires_grad_(False).eval()
+
+
+def _normal(shape: torch.Size, generator: torch.Generator) -> Tensor:
+    return torch.randn(shape, generator=generator)

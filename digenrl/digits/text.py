@@ -1,0 +1,124 @@
+"""Tiny text encoders of the SD3 family: random, frozen, and able to tell the prompts apart.
+
+Every word of the prompts is one token; any other text falls apart into single characters.
+"""
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from digenrl.digits.prompts import all_prompts
+
+NUM_TOKENS = 6
+"""Length of a tokenized prompt: the longest has four words, and CLIP marks both ends."""
+CLIP_WIDTH = 16
+T5_WIDTH = 2 * CLIP_WIDTH
+"""Both CLIP encoders side by side are as wide as T5, so that their tokens form one sequence."""
+
+
+def build_text_parts(seed: int) -> dict[str, Any]:
+    """The six components by their names in a StableDiffusion3Pipeline."""
+    clip, t5 = _clip_tokenizer(), _t5_tokenizer()
+    generator = torch.Generator().manual_seed(seed)
+    return {
+        "tokenizer": clip,
+        "tokenizer_2": _clip_tokenizer(),
+        "tokenizer_3": t5,
+        "text_encoder": _clip_encoder(clip, generator),
+        "text_encoder_2": _clip_encoder(clip, generator),
+        "text_encoder_3": _t5_encoder(t5, generator),
+    }
+
+
+def _words() -> list[str]:
+    return sorted({word for text, _ in all_prompts() for word in text.split()})
+
+
+def _clip_tokenizer() -> Any:
+    """Byte-level BPE whose merges spell out each known word from left to right."""
+    from tokenizers.pre_tokenizers import ByteLevel
+    from transformers import CLIPTokenizer
+
+    letters = sorted(ByteLevel.alphabet())
+    tokens = [*letters, *(f"{letter}</w>" for letter in letters)]
+    merges: list[tuple[str, str]] = []
+    for word in _words():
+        pieces = [*word[:-1], f"{word[-1]}</w>"]
+        joined = pieces[0]
+        for piece in pieces[1:]:
+            if (joined, piece) not in merges:
+                merges.append((joined, piece))
+                tokens.append(joined + piece)
+            joined += piece
+    tokens += ["<|startoftext|>", "<|endoftext|>"]
+    return CLIPTokenizer(
+        vocab={token: index for index, token in enumerate(tokens)},
+        merges=merges,
+        model_max_length=NUM_TOKENS,
+    )
+
+
+def _t5_tokenizer() -> Any:
+    """A unigram model that prefers whole words."""
+    from transformers import T5TokenizerFast
+
+    letters = [chr(code) for code in range(33, 127)]
+    pieces = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0), ("▁", -10.0)]
+    pieces += [(f"▁{word}", -1.0) for word in _words()]
+    pieces += [(letter, -10.0) for letter in letters]
+    return T5TokenizerFast(vocab=pieces, extra_ids=0, model_max_length=NUM_TOKENS)
+
+
+def _clip_encoder(tokenizer: Any, generator: torch.Generator) -> nn.Module:
+    from transformers import CLIPTextConfig, CLIPTextModelWithProjection
+
+    config = CLIPTextConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=CLIP_WIDTH,
+        intermediate_size=2 * CLIP_WIDTH,
+        projection_dim=CLIP_WIDTH,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        max_position_embeddings=NUM_TOKENS,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    encoder: nn.Module = CLIPTextModelWithProjection(config)
+    return _randomize(encoder, generator)
+
+
+def _t5_encoder(tokenizer: Any, generator: torch.Generator) -> nn.Module:
+    from transformers import T5Config, T5EncoderModel
+
+    config = T5Config(
+        vocab_size=len(tokenizer),
+        d_model=T5_WIDTH,
+        d_kv=8,
+        d_ff=2 * T5_WIDTH,
+        num_layers=1,
+        num_heads=4,
+        dropout_rate=0.0,
+        feed_forward_proj="gated-gelu",
+        pad_token_id=tokenizer.pad_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+    )
+    encoder: nn.Module = T5EncoderModel(config)
+    return _randomize(encoder, generator)
+
+
+@torch.no_grad()
+def _randomize(encoder: nn.Module, generator: torch.Generator) -> nn.Module:
+    """Unit embeddings, and linear layers that keep a unit's scale.
+
+    The usual initialisation is so small that the pooled vector hardly depends on the prompt.
+    """
+    for module in encoder.modules():
+        if isinstance(module, nn.Embedding):
+            module.weight.normal_(0.0, 1.0, generator=generator)
+        elif isinstance(module, nn.Linear):
+            module.weight.normal_(0.0, module.in_features**-0.5, generator=generator)
+            if module.bias is not None:
+                module.bias.zero_()
+    return encoder.requires_grad_(False).eval()

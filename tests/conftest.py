@@ -1,0 +1,79 @@
+"""Fixtures that every test may use: real brokers, started for the test and gone after it."""
+
+import asyncio
+import os
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+from digenrl.local.brokers import Brokers, Program, plan_brokers, wait_ready
+from shared.settings import ServiceSettings
+from shared.store import ObjectStore, open_store
+from shared.store.folder import FolderBackend
+
+settings.register_profile(
+    "default", deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=100
+)
+settings.load_profile("default")
+
+PASSWORD = "a-password-of-the-tests"
+
+StartProgram = Callable[[Program], "subprocess.Popen[bytes]"]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[StartProgram]:
+    """Starts programs and waits until they answer; kills what is left at the end."""
+    running: list[subprocess.Popen[bytes]] = []
+
+    def start_program(program: Program) -> "subprocess.Popen[bytes]":
+        with (tmp_path / f"{program.name}.log").open("ab") as log:
+            process = subprocess.Popen(
+                program.argv, stdout=log, stderr=log, env={**os.environ, **program.environment}
+            )
+        running.append(process)
+        asyncio.run(wait_ready(program))
+        return process
+
+    yield start_program
+    for process in running:
+        process.kill()
+        process.wait()
+
+
+@pytest.fixture
+def brokers(tmp_path: Path) -> Brokers:
+    """Brokers of this test alone, not yet started."""
+    return plan_brokers(tmp_path / "brokers", PASSWORD)
+
+
+def program(brokers: Brokers, name: str) -> Program:
+    return next(program for program in brokers.programs if program.name == name)
+
+
+@pytest.fixture
+def nats_url(brokers: Brokers, start: StartProgram) -> str:
+    start(program(brokers, "nats"))
+    return brokers.environment["DIGENRL_NATS_URL"]
+
+
+@pytest.fixture
+def redis_url(brokers: Brokers, start: StartProgram) -> str:
+    start(program(brokers, "valkey"))
+    return brokers.environment["DIGENRL_REDIS_URL"]
+
+
+@pytest.fixture
+def folder_store(tmp_path: Path) -> ObjectStore:
+    return ObjectStore(FolderBackend(tmp_path / "objects"))
+
+
+@pytest.fixture
+def s3_store(brokers: Brokers, start: StartProgram, monkeypatch: pytest.MonkeyPatch) -> ObjectStore:
+    start(program(brokers, "objects"))
+    for key, value in brokers.environment.items():
+        monkeypatch.setenv(key, value)
+    return open_store(ServiceSettings(run="test").store)

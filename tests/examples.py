@@ -1,0 +1,82 @@
+"""Messages for tests: a run of two groups of four samples in fragments of two."""
+
+from services.scheduler.state import Plan
+from shared.contracts import (
+    Fragment,
+    FragmentGenerated,
+    FragmentScored,
+    GenerateFragment,
+    ObjectRef,
+    Policy,
+    PolicyPublished,
+    Prompt,
+    Trajectories,
+)
+from shared.prompts import PromptOrder
+
+PROMPTS = tuple(Prompt(text=f"a handwritten {word}") for word in ("one", "two", "three"))
+
+
+def plan(**changes: int) -> Plan:
+    fields = {"num_batches": 3, "num_groups": 2, "group_size": 4, "fragment_size": 2, "seed": 0}
+    return Plan(prompts=PromptOrder(PROMPTS, seed=0), window_starts=(0, 2), **{**fields, **changes})
+
+
+def digest(version: int) -> str:
+    return f"{version:064x}"
+
+
+def policy(version: int) -> Policy:
+    return Policy(version=version, weights_digest=digest(version))
+
+
+def published(version: int) -> PolicyPublished:
+    return PolicyPublished(policy=policy(version), weights=ref("weights"), worker="trainer-0")
+
+
+def ref(name: str) -> ObjectRef:
+    return ObjectRef(key=f"test/{name}", sha256=digest(0), size=1)
+
+
+def stored(version: int) -> Trajectories:
+    return Trajectories(
+        trajectory=ref("trajectory"),
+        conditions=ref("conditions"),
+        media=ref("media"),
+        weights_digest=digest(version),
+    )
+
+
+def generated(task: GenerateFragment) -> FragmentGenerated:
+    return FragmentGenerated(
+        fragment=task.fragment,
+        policy=task.policy,
+        prompt=task.prompt,
+        stored=stored(task.policy.version),
+        worker="rollout-0",
+        seconds=0.1,
+    )
+
+
+def scored(task: GenerateFragment, rewards: tuple[float, ...] | None = None) -> FragmentScored:
+    default = tuple(float(sample) for sample in task.fragment.samples)
+    return FragmentScored(
+        fragment=task.fragment,
+        policy=task.policy,
+        stored=stored(task.policy.version),
+        rewards=default if rewards is None else rewards,
+        parts={"proxy": default if rewards is None else rewards},
+        worker="reward-0",
+        seconds=0.1,
+    )
+
+
+def fragment(**changes: int) -> Fragment:
+    fields = {"batch": 0, "group": 0, "first_sample": 0, "num_samples": 2, "attempt": 0}
+    return Fragment(**{**fields, **changes})
+
+
+def task(**changes: int) -> GenerateFragment:
+    return GenerateFragment(
+        fragment=fragment(**changes), policy=policy(0), prompt=PROMPTS[0], window_start=0
+    )

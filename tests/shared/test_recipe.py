@@ -1,0 +1,129 @@
+"""A recipe that is wrong says where and what to do, in one line."""
+
+from pathlib import Path
+
+import pytest
+
+from shared.errors import UserError
+from shared.recipe import Recipe, load_recipe, override
+from shared.run_store import check_same_run
+
+DIGITS = Path(__file__).parents[2] / "recipes" / "digits.toml"
+
+
+def changed(tmp_path: Path, old: str, new: str) -> Path:
+    text = DIGITS.read_text()
+    assert old in text
+    path = tmp_path / "recipe.toml"
+    path.write_text(text.replace(old, new, 1))
+    return path
+
+
+def fault(path: Path) -> str:
+    with pytest.raises(UserError) as raised:
+        load_recipe(path)
+    message = str(raised.value)
+    assert "\n" not in message
+    return message
+
+
+def test_the_demo_recipe_is_read_with_its_paths_made_absolute() -> None:
+    recipe = load_recipe(DIGITS)
+    assert recipe.model.folder == DIGITS.parents[1] / "models" / "digits"
+    assert recipe.data.prompts.is_absolute()
+
+
+def test_a_resolved_recipe_can_be_read_back(tmp_path: Path) -> None:
+    recipe = load_recipe(DIGITS)
+    path = tmp_path / "recipe.json"
+    path.write_text(recipe.model_dump_json())
+    assert load_recipe(path) == recipe
+
+
+def test_an_unknown_key_names_the_nearest_known_one(tmp_path: Path) -> None:
+    path = changed(tmp_path, "clip_range =", "clip_rnage =")
+    assert "algorithm.clip_rnage: unknown key; did you mean clip_range?" in fault(path)
+
+
+def test_an_unknown_key_in_a_nested_table_names_the_nearest_one(tmp_path: Path) -> None:
+    path = changed(tmp_path, "rank = 16", "rnak = 16")
+    assert "model.lora.rnak: unknown key; did you mean rank?" in fault(path)
+
+
+def test_an_unknown_table_names_the_nearest_one(tmp_path: Path) -> None:
+    path = changed(tmp_path, "[trainer]", "[trianer]")
+    assert "did you mean trainer?" in fault(path)
+
+
+def test_fragments_that_do_not_fill_a_group_name_the_nearest_that_do(tmp_path: Path) -> None:
+    path = tmp_path / "recipe.toml"
+    text = DIGITS.read_text()
+    recipe = load_recipe(DIGITS)
+    path.write_text(
+        text.replace(f"group_size = {recipe.batch.group_size}", "group_size = 24").replace(
+            f"fragment_size = {recipe.batch.fragment_size}", "fragment_size = 7"
+        )
+    )
+    message = fault(path)
+    assert "batch.fragment_size: 7 does not divide batch.group_size (24)" in message
+    assert message.endswith("nearest that do: 6 and 8")
+
+
+def test_micro_batches_that_do_not_fill_a_group_name_the_nearest_that_do(tmp_path: Path) -> None:
+    recipe = load_recipe(DIGITS)
+    path = changed(tmp_path, f"micro_batch = {recipe.trainer.micro_batch}", "micro_batch = 5")
+    message = fault(path)
+    assert "trainer.micro_batch: 5 does not divide batch.group_size" in message
+    assert "nearest that do" in message
+
+
+def test_a_window_that_reaches_the_last_step_is_refused(tmp_path: Path) -> None:
+    recipe = load_recipe(DIGITS)
+    path = changed(tmp_path, f"window = {recipe.sampling.window}", "window = 10")
+    assert "window" in fault(path)
+
+
+def test_a_value_of_the_wrong_type_is_shown(tmp_path: Path) -> None:
+    recipe = load_recipe(DIGITS)
+    path = changed(tmp_path, f"steps = {recipe.run.steps}", 'steps = "many"')
+    message = fault(path)
+    assert "run.steps" in message and "'many'" in message
+
+
+def test_a_name_that_would_leave_its_folder_is_refused(tmp_path: Path) -> None:
+    assert "run.name" in fault(changed(tmp_path, 'name = "digits"', 'name = "../digits"'))
+
+
+def test_a_missing_key_is_named(tmp_path: Path) -> None:
+    recipe = load_recipe(DIGITS)
+    path = changed(tmp_path, f"groups = {recipe.batch.groups}", "")
+    assert "batch.groups: missing" in fault(path)
+
+
+@pytest.mark.parametrize("text", ["[run", "\x00", "run = 1"])
+def test_a_file_that_is_no_recipe_is_refused(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "recipe.toml"
+    path.write_text(text)
+    assert str(path) in fault(path)
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    assert "cannot read the recipe" in fault(tmp_path / "nowhere.toml")
+
+
+def test_a_key_set_anew_is_checked_as_if_it_stood_in_the_file() -> None:
+    recipe = load_recipe(DIGITS)
+    assert override(recipe, {"run.steps": 5, "run.name": None}).run.steps == 5
+    with pytest.raises(UserError, match=r"run\.steps"):
+        override(recipe, {"run.steps": 0})
+
+
+def test_a_resumed_run_may_take_more_steps_but_not_another_seed() -> None:
+    recipe = load_recipe(DIGITS)
+    check_same_run(recipe, override(recipe, {"run.steps": 77, "rollout.workers": 5}))
+    with pytest.raises(UserError, match=r"run\.seed.*resume with that value"):
+        check_same_run(recipe, override(recipe, {"run.seed": 99}))
+
+
+def test_no_default_of_a_recipe_is_shared_between_two() -> None:
+    assert Recipe.model_fields["algorithm"].default.model_config["frozen"]
