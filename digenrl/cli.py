@@ -126,7 +126,7 @@ def digits(
     seed: Annotated[int, typer.Option(help="of everything that is random")] = 0,
 ) -> None:
     """Train the demo's generator and its judges from scikit-learn's digits."""
-    from digenrl.digits import build_model
+    from digenrl.digits.build import build_model
 
     build_model(folder, rewards, seed=seed, report=typer.echo)
 

@@ -48,8 +48,8 @@ class Model(Table):
     width: Positive
     guidance: Rate = 1.0
     """Classifier-free guidance in sampling and training; 1 is none."""
-    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
-    """Of the frozen weights. Latents and log-probs are always float32."""
+    dtype: Literal["float64", "float32", "bfloat16", "float16"] = "float32"
+    """Of the frozen weights. Latents, log-probs and the adapter are float32 at least."""
     lora: Lora = Lora()
 
 

@@ -91,7 +91,7 @@ def _train(build: Callable[[], nn.Module], half: Half, seed: int) -> nn.Module:
             noisy = images[rows] + NOISE * _normal(images[rows].shape, generator)
             loss = nn.functional.cross_entropy(network(noisy), labels[rows], label_smoothing=0.05)
             optimizer.zero_grad()
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
             optimizer.step()
             decay.step()
     return network.requires_grad_(False).eval()

@@ -89,7 +89,7 @@ def pretrain(pipeline: Any, data: Half, recipe: Pretraining, *, seed: int, repor
     for step, (images, conditions) in enumerate(_batches(model, data, recipe, seed), 1):
         loss = _flow_matching_loss(model, images, conditions, seed=seed + step)
         optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         nn.utils.clip_grad_norm_(transformer.parameters(), 1.0)
         optimizer.step()
         decay.step()

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 from torch.optim import AdamW
 
 from services.trainer.checkpoint import checkpoint_tensors, restore_checkpoint
@@ -96,6 +97,14 @@ class TrainerEngine:
             plan=sampling_plan(self._recipe.sampling, window_start=0),
         )
         self._transaction.accumulate(group)
+
+    def gradient(self) -> dict[str, Tensor]:
+        """A copy of what the groups of this batch have added up to so far."""
+        return {
+            name: parameter.grad.detach().clone()
+            for name, parameter in self._parameters.items()
+            if parameter.grad is not None
+        }
 
     def step(self, batch: int) -> dict[str, float]:
         """Take the optimizer step of the batch and return its metrics.

@@ -108,7 +108,7 @@ class GradientTransaction:
             per_row = per_row + self.algorithm.kl_beta * divergence
             self.tally.kl += float(divergence.detach().sum())
         loss = per_row.sum() / self.num_rows
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         self._note(float(loss.detach()), surrogate.ratio, advantage)
 
     @torch.no_grad()

@@ -21,7 +21,7 @@ class LoraSpec:
 
 
 def attach_lora(transformer: nn.Module, spec: LoraSpec) -> None:
-    """Add a fresh adapter, float32 and without dropout: sampling and training must agree."""
+    """Add a fresh adapter, in float32 at least and without dropout: a replay equals its sample."""
     from peft import LoraConfig
 
     config = LoraConfig(
@@ -35,7 +35,7 @@ def attach_lora(transformer: nn.Module, spec: LoraSpec) -> None:
         torch.manual_seed(spec.seed)
         transformer.add_adapter(config, adapter_name=ADAPTER)  # type: ignore[operator]
     for parameter in adapter_parameters(transformer).values():
-        parameter.data = parameter.data.float()
+        parameter.data = parameter.data.to(torch.promote_types(parameter.dtype, torch.float32))
 
 
 def adapter_parameters(transformer: nn.Module) -> dict[str, nn.Parameter]:

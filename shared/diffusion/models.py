@@ -15,7 +15,12 @@ Conditions = dict[str, Tensor]
 Part = Literal["transformer", "text", "decoder"]
 """transformer: the network that is trained; text: prompt encoders; decoder: latents to pixels."""
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+DTYPES = {
+    "float64": torch.float64,
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
 
 
 class ModelAdapter(Protocol):

@@ -91,9 +91,7 @@ class Denoising:
             if index == self._plan.window[-1]:
                 self._states.append(self.latents)
         else:
-            self.latents = euler_step(
-                speed.float(), self.latents, sigma, step.sigma_next.to(self._device)
-            )
+            self.latents = euler_step(speed, self.latents, sigma, step.sigma_next.to(self._device))
         self.num_steps_done += 1
 
     def trajectory(self) -> Trajectory:

@@ -106,4 +106,4 @@ class StableDiffusion3:
             pooled_projections=pooled.to(self._dtype),
             return_dict=False,
         )[0]
-        return velocity.float()
+        return velocity.to(torch.promote_types(velocity.dtype, torch.float32))

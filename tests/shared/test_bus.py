@@ -6,12 +6,13 @@ import json
 
 import pytest
 
+from digenrl.local.brokers import Brokers
 from shared import subjects
 from shared.bus import Bus, Received
 from shared.contracts import Message, OperatorRequest
 from shared.errors import SlotPoisoned, Unavailable
 from tests import examples
-from tests.conftest import Brokers, StartProgram, program
+from tests.conftest import StartProgram, program
 
 pytestmark = pytest.mark.broker
 

@@ -1,0 +1,89 @@
+"""The whole loop in one process, without a broker: read this first.
+
+    python examples/one_process.py recipes/digits.toml --steps 5
+
+Sample groups of images, score them, turn scores into advantages, take one optimizer step, repeat.
+The services do the same with the same functions; what they add is that each part runs where and
+when it can, and that any of them may die.
+"""
+
+import argparse
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import safetensors.numpy
+from rich import print
+
+from services.reward.app import weighted_sum
+from services.reward.scorer import build_scorers
+from services.rollout.engine import RolloutEngine
+from services.scheduler.advantage import group_advantages
+from services.trainer.engine import TrainerEngine
+from shared.contracts import Fragment, GenerateFragment, Policy, Prompt
+from shared.prompts import PromptOrder, read_prompts
+from shared.recipe import Recipe, load_recipe
+from shared.seeds import window_start
+
+Advantages = Callable[[Sequence[float]], Sequence[float]]
+
+
+class Loop:
+    """Rollout, reward and trainer of one recipe, one after the other."""
+
+    def __init__(self, recipe: Recipe, *, advantages: Advantages = group_advantages) -> None:
+        self.recipe = recipe
+        self.trainer = TrainerEngine(recipe)
+        self._rollout = RolloutEngine(recipe)
+        self._scorers = build_scorers(recipe.reward.scorers)
+        self._advantages = advantages
+        self._order = PromptOrder(read_prompts(recipe.data.prompts), recipe.run.seed)
+
+    def steps(self, count: int) -> Iterator[dict[str, float]]:
+        """Take ``count`` optimizer steps; gives the metrics of each."""
+        for batch in range(count):
+            weights = self.trainer.weights()
+            policy = Policy(version=batch, weights_digest=self._rollout.load(weights.adapter))
+            assert policy.weights_digest == weights.digest
+            self.trainer.begin()
+            rewards: list[float] = []
+            for group, prompt in enumerate(self._order.of_batch(batch, self.recipe.batch.groups)):
+                rewards += self._train_group(group, prompt, policy)
+            yield {"reward": sum(rewards) / len(rewards), **self.trainer.step(batch)}
+
+    def _train_group(self, group: int, prompt: Prompt, policy: Policy) -> tuple[float, ...]:
+        sampling, batch = self.recipe.sampling, self.recipe.batch
+        first, last = sampling.first_window_starts
+        task = GenerateFragment(
+            fragment=Fragment(
+                batch=policy.version, group=group, first_sample=0, num_samples=batch.group_size
+            ),
+            policy=policy,
+            prompt=prompt,
+            window_start=window_start(
+                self.recipe.run.seed, policy.version, group, first=first, last=last
+            ),
+        )
+        conditions = self._rollout.conditions(prompt.text)
+        made = self._rollout.generate(task)
+        images = safetensors.numpy.load(made.media)["images"]
+        metadata = [prompt.metadata] * len(images)
+        parts = {s.name: tuple(s.scorer.score(images, metadata)) for s in self._scorers}
+        rewards = weighted_sum(parts, self._scorers)
+        self.trainer.accumulate([made.trajectory], conditions, self._advantages(rewards))
+        return rewards
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("recipe", type=Path)
+    parser.add_argument("--steps", type=int, default=5)
+    arguments = parser.parse_args()
+    for number, metrics in enumerate(Loop(load_recipe(arguments.recipe)).steps(arguments.steps), 1):
+        print(
+            f"step {number}  reward {metrics['reward']:.3f}  "
+            f"on-policy error {metrics['onpolicy_ratio_error']:.1e}"
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,117 @@
+"""Whole runs: `digenrl up` as a user types it, in a process of its own."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+DIGITS = Path(__file__).parents[2] / "recipes" / "digits.toml"
+PATIENCE_S = 280
+
+SMALL = {
+    "groups = 20": "groups = 3",
+    "group_size = 12": "group_size = 4",
+    "fragment_size = 12": "fragment_size = 2",
+    "micro_batch = 12": "micro_batch = 4",
+    "samples_per_prompt = 25": "samples_per_prompt = 1",
+    '"../models': f'"{DIGITS.parents[1]}/models',
+    '"digits.prompts.jsonl"': f'"{DIGITS.parent}/digits.prompts.jsonl"',
+}
+"""The demo's recipe, cut down to batches of a second."""
+
+
+@dataclass
+class LocalRun:
+    """A run of `digenrl up`, and what it says about itself."""
+
+    process: "subprocess.Popen[str]"
+    folder: Path
+    url: str
+
+    def get(self, path: str) -> Any:
+        return httpx.get(f"{self.url}{path}", timeout=10).raise_for_status().json()
+
+    def post(self, path: str) -> httpx.Response:
+        return httpx.post(f"{self.url}{path}", timeout=10)
+
+    def wait_for(self, condition: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+        """Until the run's view fulfils it."""
+        deadline = time.monotonic() + PATIENCE_S
+        while time.monotonic() < deadline:
+            try:
+                run: dict[str, Any] = self.get("/v1/run")
+                if condition(run):
+                    return run
+            except httpx.HTTPError:
+                pass
+            assert self.process.poll() is None, "the run has ended"
+            time.sleep(0.1)
+        raise AssertionError("the run did not get there")
+
+    def finish(self) -> dict[str, Any]:
+        """Wait for the end; returns summary.json."""
+        output, _ = self.process.communicate(timeout=PATIENCE_S)
+        assert self.process.returncode == 0, output
+        summary: dict[str, Any] = json.loads((self.folder / "summary.json").read_text())
+        return summary
+
+    def children(self) -> list[int]:
+        found = subprocess.run(
+            ["pgrep", "-P", str(self.process.pid)], capture_output=True, text=True, check=False
+        )
+        return [int(pid) for pid in found.stdout.split()]
+
+    def kill_everything(self) -> None:
+        """SIGKILL for the supervisor and every child of it."""
+        for pid in [self.process.pid, *self.children()]:
+            os.kill(pid, signal.SIGKILL)
+        self.process.wait()
+
+
+StartRun = Callable[..., LocalRun]
+
+
+@pytest.fixture
+def small_recipe(tmp_path: Path) -> Path:
+    text = DIGITS.read_text()
+    for old, new in SMALL.items():
+        assert old in text, old
+        text = text.replace(old, new)
+    path = tmp_path / "small.toml"
+    path.write_text(text)
+    return path
+
+
+@pytest.fixture
+def start_run(tmp_path: Path, small_recipe: Path) -> Iterator[StartRun]:
+    """``start_run("--steps", "3", name="one")`` types `digenrl up` for the small recipe."""
+    started: list[LocalRun] = []
+
+    def start(*arguments: str, name: str = "small") -> LocalRun:
+        from digenrl.local.ports import free_ports
+
+        port = free_ports(1)[0]
+        process = subprocess.Popen(
+            [
+                sys.executable, "-m", "digenrl", "up", str(small_recipe), "--name", name,
+                "--runs", str(tmp_path / "runs"), "--port", str(port), *arguments,
+            ],
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        )  # fmt: skip
+        run = LocalRun(process, tmp_path / "runs" / name, f"http://127.0.0.1:{port}")
+        started.append(run)
+        return run
+
+    yield start
+    for run in started:
+        if run.process.poll() is None:
+            run.kill_everything()

@@ -1,0 +1,48 @@
+"""The reward's signal is what teaches: with shuffled advantages nothing is gained."""
+
+import random
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+
+from digenrl.report.evaluate import Evaluator, quality
+from digenrl.report.summary import Quality
+from examples.one_process import Advantages, Loop
+from services.scheduler.advantage import group_advantages
+from shared.recipe import Recipe, load_recipe, override
+
+pytestmark = pytest.mark.run
+
+DIGITS = Path(__file__).parents[2] / "recipes" / "digits.toml"
+STEPS = 8
+
+
+@pytest.fixture(scope="module")
+def recipe() -> Recipe:
+    return override(load_recipe(DIGITS), {"evaluation.samples_per_prompt": 6})
+
+
+def trained(recipe: Recipe, advantages: Advantages) -> Quality:
+    loop = Loop(recipe, advantages=advantages)
+    for _ in loop.steps(STEPS):
+        pass
+    return quality(recipe, Evaluator(recipe).sample(loop.trainer.weights().adapter))
+
+
+def test_held_out_accuracy_rises_and_with_shuffled_advantages_it_does_not(recipe: Recipe) -> None:
+    shuffler = random.Random(0)
+
+    def shuffled(rewards: Sequence[float]) -> list[float]:
+        advantages = list(group_advantages(rewards))
+        shuffler.shuffle(advantages)
+        return advantages
+
+    torch.manual_seed(0)
+    untrained = Loop(recipe).trainer.weights().adapter
+    base = quality(recipe, Evaluator(recipe).sample(untrained))
+    taught, control = trained(recipe, group_advantages), trained(recipe, shuffled)
+    assert base.gold_accuracy and taught.gold_accuracy and control.gold_accuracy
+    assert taught.gold_accuracy > base.gold_accuracy + 0.1
+    assert control.gold_accuracy < base.gold_accuracy + 0.03

@@ -1,0 +1,101 @@
+"""Bad input is one clear line and exit code 2, before anything is started."""
+
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from digenrl.local import preflight
+from shared.errors import UserError
+
+DIGITS = Path(__file__).parents[2] / "recipes" / "digits.toml"
+
+
+def up(*arguments: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [sys.executable, "-m", "digenrl", "up", *arguments],
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+
+
+def recipe_with(tmp_path: Path, old: str, new: str) -> Path:
+    root = DIGITS.parents[1]
+    text = DIGITS.read_text().replace('"../models', f'"{root}/models')
+    text = text.replace('"digits.prompts', f'"{root}/recipes/digits.prompts')
+    assert old in text
+    path = tmp_path / "recipe.toml"
+    path.write_text(text.replace(old, new, 1))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("clip_range", "clip_rnage", "did you mean clip_range?"),
+        ("fragment_size = 12", "fragment_size = 5", "nearest that do"),
+        ("micro_batch = 12", "micro_batch = 7", "nearest that do"),
+        ('/models/digits"', '/recipes"', "is not a diffusers model"),
+        ('type = "digit-probability"', 'type = "pickscore"', "known are: digit-probability"),
+        ("digits.prompts.jsonl", "nowhere.jsonl", "cannot read"),
+    ],
+)
+def test_a_faulty_recipe(tmp_path: Path, old: str, new: str, said: str) -> None:
+    runs = tmp_path / "runs"
+    ended = up(str(recipe_with(tmp_path, old, new)), "--runs", str(runs))
+    assert ended.returncode == 2
+    assert said in ended.stderr
+    assert ended.stderr.startswith("digenrl: ")
+    assert ended.stderr.count("\n") == 1
+    assert not runs.exists()
+
+
+def test_an_occupied_port(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        ended = up(str(DIGITS), "--port", str(port), "--runs", str(tmp_path / "runs"))
+    assert ended.returncode == 2
+    assert f"--port: {port} is occupied" in ended.stderr
+
+
+def test_an_option_out_of_range(tmp_path: Path) -> None:
+    ended = up(str(DIGITS), "--steps", "0", "--runs", str(tmp_path))
+    assert ended.returncode == 2
+    assert "run.steps" in ended.stderr
+
+
+def test_nothing_to_resume(tmp_path: Path) -> None:
+    ended = up(str(DIGITS), "--resume", "--runs", str(tmp_path / "runs"))
+    assert ended.returncode == 2
+    assert "there is no run" in ended.stderr
+
+
+def request(runs: Path, *, resume: bool = False) -> preflight.Request:
+    return preflight.Request(DIGITS, {}, resume=resume, port=0, runs=runs)
+
+
+def test_no_space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preflight, "NEEDED_BYTES", 1 << 60)
+    with pytest.raises(UserError, match="free space"):
+        preflight.prepare(request(tmp_path / "runs"))
+
+
+def test_a_run_that_goes_on_elsewhere(tmp_path: Path) -> None:
+    first = preflight.prepare(request(tmp_path))
+    with pytest.raises(UserError, match="going on in another process"):
+        preflight.prepare(request(tmp_path))
+    first.lock.close()
+
+
+def test_starting_anew_sets_the_earlier_run_aside(tmp_path: Path) -> None:
+    first = preflight.prepare(request(tmp_path))
+    (first.folder / "summary.json").write_text("earlier")
+    first.lock.close()
+    second = preflight.prepare(request(tmp_path))
+    assert not (second.folder / "summary.json").exists()
+    assert (tmp_path / "digits.1" / "summary.json").read_text() == "earlier"
+    second.lock.close()
+    third = preflight.prepare(request(tmp_path, resume=True))
+    assert third.folder == second.folder and third.password == second.password
+    third.lock.close()

@@ -1,0 +1,146 @@
+"""The HTTP API over a scheduler in mid-run."""
+
+from typing import Any, cast
+
+import pytest
+from fastapi.testclient import TestClient
+
+from services.scheduler.api import create_app
+from services.scheduler.app import Scheduler, Seen
+from services.scheduler.machine import step
+from services.scheduler.state import State
+from services.scheduler.views import seconds_per_step
+from shared.bus import Bus
+from shared.commits import CommitRecord, TrainedGroup
+from shared.contracts import Message, WorkerStatus
+from shared.service import Health
+from shared.store import ObjectStore
+from shared.versions import VersionIndex
+from tests import examples
+
+
+class Outbox:
+    """Stands where the bus is; keeps what was published."""
+
+    run = "test"
+
+    def __init__(self) -> None:
+        self.published: list[Message] = []
+
+    async def publish(self, message: Message) -> bool:
+        self.published.append(message)
+        return True
+
+
+def commit(version: int) -> CommitRecord:
+    group = TrainedGroup(
+        group=0, attempt=0, fragments=((0, 4, 0),), rewards=(0.0, 1.0, 1.0, 0.0), parts={}
+    )
+    return CommitRecord(
+        run="test",
+        policy=examples.policy(version),
+        parent=None,
+        weights=examples.ref("weights"),
+        checkpoint=examples.ref("checkpoint"),
+        trained=(group,) if version else (),
+        metrics={"reward_mean": 0.5, "onpolicy_ratio_error": 1e-8} if version else {},
+        worker="trainer-0",
+    )
+
+
+@pytest.fixture
+def scheduler() -> Scheduler:
+    plan = examples.plan()
+    state, _ = step(plan, State(), examples.published(1))
+    status = WorkerStatus(service="rollout", worker="rollout-0", activity="generating")
+    return Scheduler(
+        plan,
+        cast(Bus, Outbox()),
+        cast(ObjectStore, None),
+        cast(VersionIndex, None),
+        Health(),
+        state=state,
+        chain=[commit(0), commit(1)],
+        seen={"rollout-0": Seen(status, 0.0)},
+        committed_at=[0.0, 2.0, 4.0, 7.0],
+    )
+
+
+@pytest.fixture
+def client(scheduler: Scheduler) -> TestClient:
+    return TestClient(create_app(scheduler))
+
+
+def test_the_run_says_where_it_is_and_what_it_waits_for(client: TestClient) -> None:
+    run = client.get("/v1/run").json()
+    assert (run["step"], run["steps"], run["phase"]) == (1, 3, "running")
+    assert run["waiting_for"] == "rollout"
+    assert run["reward_mean"] == 0.5
+    assert run["eta_seconds"] == 2 * 2.0
+    assert run["num_workers"] == {"rollout": 1, "reward": 0, "trainer": 0}
+
+
+def test_batches_and_versions_are_listed_newest_first(client: TestClient) -> None:
+    assert [batch["batch"] for batch in client.get("/v1/batches").json()] == [1, 0]
+    assert len(client.get("/v1/batches?limit=1").json()) == 1
+    assert [version["version"] for version in client.get("/v1/versions").json()] == [1, 0]
+
+
+def test_a_batch_shows_its_groups(client: TestClient) -> None:
+    assert client.get("/v1/batches/0").json()["groups"][0]["rewards"] == [0.0, 1.0, 1.0, 0.0]
+    in_flight = client.get("/v1/batches/1").json()
+    assert in_flight["status"] == "in_flight"
+    assert sum(in_flight["num_fragments"].values()) == 4
+
+
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [
+        ("/v1/batches/9", 404),
+        ("/v1/batches/x", 422),
+        ("/v1/batches/-1", 422),
+        ("/v1/batches?limit=0", 422),
+        ("/v1/nowhere", 404),
+    ],
+)
+def test_errors_are_problem_details(client: TestClient, path: str, status: int) -> None:
+    answer = client.get(path)
+    assert answer.status_code == status
+    assert answer.headers["content-type"] == "application/problem+json"
+    assert answer.json()["status"] == status
+    assert answer.json()["detail"]
+
+
+def test_an_operators_request_goes_on_the_bus(client: TestClient, scheduler: Scheduler) -> None:
+    answer = client.post("/v1/run/pause")
+    assert answer.status_code == 202
+    [request] = cast(Outbox, scheduler.bus).published
+    assert request.kind == "operator_request" and request.action == "pause"
+
+
+def test_a_finished_run_takes_no_requests(client: TestClient, scheduler: Scheduler) -> None:
+    scheduler.state, _ = step(scheduler.plan, scheduler.state, examples.published(3))
+    assert client.post("/v1/run/stop").status_code == 409
+
+
+def test_probes_and_metrics_answer(client: TestClient, scheduler: Scheduler) -> None:
+    assert client.get("/livez").status_code == 200
+    assert client.get("/readyz").status_code == 503
+    scheduler.health.is_ready()
+    assert client.get("/readyz").status_code == 200
+    assert "digenrl_onpolicy_ratio_error" in client.get("/metrics").text
+
+
+def test_every_route_is_described(client: TestClient) -> None:
+    paths: dict[str, Any] = client.get("/openapi.json").json()["paths"]
+    assert {"/v1/run", "/v1/workers", "/v1/batches", "/v1/batches/{batch}", "/v1/versions",
+            "/v1/run/pause", "/v1/run/resume", "/v1/run/stop", "/livez", "/readyz",
+            "/metrics"} <= set(paths)  # fmt: skip
+    for path, methods in paths.items():
+        assert all(method["description"] for method in methods.values()), path
+
+
+def test_the_pace_is_the_median_of_the_newest_steps() -> None:
+    assert seconds_per_step([]) is None
+    assert seconds_per_step([5.0]) is None
+    assert seconds_per_step([0.0, 1.0, 2.0, 10.0]) == 1.0

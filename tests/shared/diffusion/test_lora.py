@@ -1,0 +1,87 @@
+from pathlib import Path
+
+import pytest
+import torch
+from diffusers import StableDiffusion3Pipeline
+
+from digenrl.report.export import FILE, export_adapter
+from shared.diffusion.lora import (
+    WeightsInUse,
+    adapter_parameters,
+    adapter_tensors,
+    load_adapter,
+    weights_digest,
+)
+from shared.diffusion.policy import LoadedPolicy, load_policy
+from shared.errors import IntegrityError
+from shared.recipe import Recipe, load_recipe, override
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture
+def recipe() -> Recipe:
+    return load_recipe(ROOT / "recipes" / "digits.toml")
+
+
+@pytest.fixture
+def policy(recipe: Recipe) -> LoadedPolicy:
+    return load_policy(recipe, {"transformer"})
+
+
+def scrambled(policy: LoadedPolicy) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    tensors = adapter_tensors(policy.model.transformer)
+    return {n: 0.1 * torch.randn(t.shape, generator=generator) for n, t in tensors.items()}
+
+
+def test_every_process_starts_from_the_same_adapter(recipe: Recipe, policy: LoadedPolicy) -> None:
+    other = load_policy(recipe, {"transformer"})
+    mine, theirs = (adapter_tensors(p.model.transformer) for p in (policy, other))
+    assert weights_digest(mine) == weights_digest(theirs)
+    reseeded = load_policy(override(recipe, {"run.seed": 1}), {"transformer"})
+    assert weights_digest(mine) != weights_digest(adapter_tensors(reseeded.model.transformer))
+
+
+def test_the_digest_follows_the_weights_in_use(policy: LoadedPolicy) -> None:
+    in_use = WeightsInUse(policy.model.transformer)
+    before, tensors = in_use.digest(), scrambled(policy)
+    load_adapter(policy.model.transformer, tensors)
+    assert in_use.digest() == weights_digest(tensors) != before
+    with torch.no_grad():
+        next(iter(adapter_parameters(policy.model.transformer).values())).add_(1e-3)
+    assert in_use.digest() != weights_digest(tensors)
+
+
+def test_weights_of_another_shape_are_refused(policy: LoadedPolicy) -> None:
+    tensors = scrambled(policy)
+    name = next(iter(tensors))
+    with pytest.raises(IntegrityError, match=name):
+        load_adapter(policy.model.transformer, {**tensors, name: torch.zeros(1)})
+
+
+def test_the_exported_adapter_does_in_diffusers_what_it_does_here(
+    recipe: Recipe, policy: LoadedPolicy, tmp_path: Path
+) -> None:
+    tensors = scrambled(policy)
+    load_adapter(policy.model.transformer, tensors)
+    first = export_adapter(tmp_path, tensors, recipe, policy.model)
+    assert export_adapter(tmp_path, tensors, recipe, policy.model) == first
+
+    pipeline = StableDiffusion3Pipeline.from_pretrained(recipe.model.folder, local_files_only=True)
+    pipeline.load_lora_weights(tmp_path, weight_name=FILE)
+    generator = torch.Generator().manual_seed(2)
+    inputs = {
+        "hidden_states": torch.randn(2, 1, 8, 8, generator=generator),
+        "timestep": torch.tensor([700.0, 300.0]),
+        "encoder_hidden_states": torch.randn(2, 16, 32, generator=generator),
+        "pooled_projections": torch.randn(2, 32, generator=generator),
+        "return_dict": False,
+    }
+    with torch.no_grad():
+        [theirs] = pipeline.transformer(**inputs)
+        [ours] = policy.model.transformer(**inputs)
+        pipeline.unload_lora_weights()
+        [base] = pipeline.transformer(**inputs)
+    torch.testing.assert_close(theirs, ours, rtol=0, atol=1e-6)
+    assert not torch.allclose(base, ours, atol=1e-3)

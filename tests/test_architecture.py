@@ -1,0 +1,72 @@
+"""What the layout promises."""
+
+import shutil
+import subprocess
+import sys
+import time
+from importlib.metadata import packages_distributions
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+TORCH_FREE = [
+    "digenrl.cli",
+    "digenrl.local.up",
+    "digenrl.local.preflight",
+    "digenrl.serving",
+    "services.scheduler.service",
+    "services.rollout.service",
+    "services.trainer.service",
+    "services.reward.service",
+]
+
+
+def test_the_flat_import_names_belong_to_us() -> None:
+    owners = packages_distributions()
+    for name in ("digenrl", "services", "shared"):
+        assert set(owners.get(name, ["digenrl"])) == {"digenrl"}
+
+
+def test_the_command_and_the_scheduler_never_import_torch() -> None:
+    heavy = "{'torch', 'diffusers', 'transformers', 'sklearn'}"
+    imports = ", ".join(TORCH_FREE)
+    check = f"import sys, {imports}; sys.exit(', '.join({heavy} & set(sys.modules)) or 0)"
+    ended = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+
+
+def test_help_never_imports_torch_and_is_quick() -> None:
+    command = [sys.executable, "-X", "importtime", "-m", "digenrl", "--help"]
+    ended = subprocess.run(command, capture_output=True, text=True)
+    assert ended.returncode == 0
+    assert "torch" not in ended.stderr
+    plain = [sys.executable, "-m", "digenrl", "--help"]
+    seconds = []
+    for _ in range(3):
+        began = time.monotonic()
+        subprocess.run(plain, capture_output=True, check=True)
+        seconds.append(time.monotonic() - began)
+    assert min(seconds) < 3  # a generous bound; the figure is 0.3 s (docs/performance.md)
+
+
+def lint_imports(folder: Path) -> "subprocess.CompletedProcess[str]":
+    script = Path(sys.executable).parent / "lint-imports"
+    return subprocess.run([script, "--no-cache"], cwd=folder, capture_output=True, text=True)
+
+
+def test_the_import_rules_hold_and_a_planted_violation_is_found(tmp_path: Path) -> None:
+    for name in ("digenrl", "services", "shared", "pyproject.toml"):
+        copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
+        copy(ROOT / name, tmp_path / name)
+    assert lint_imports(tmp_path).returncode == 0
+    plants = {
+        "shared/seeds.py": "import services.scheduler.state",
+        "services/rollout/engine.py": "import services.trainer.loss",
+        "services/scheduler/machine.py": "import nats",
+        "services/scheduler/app.py": "import torch",
+    }
+    for path, line in plants.items():
+        target = tmp_path / path
+        whole = target.read_text()
+        target.write_text(f"{whole}\n{line}\n")
+        assert lint_imports(tmp_path).returncode == 1, f"{line} in {path} was not found"
+        target.write_text(whole)

@@ -1,0 +1,71 @@
+"""The surrogate and the KL against the references' numbers (tests/vectors/README.md)."""
+
+import json
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from services.trainer.loss import clipped_surrogate, reference_kl
+from shared.diffusion.transition import Transition
+
+VECTORS = Path(__file__).parents[1] / "vectors"
+CASES: list[dict[str, Any]] = json.loads((VECTORS / "losses.json").read_text())
+ARRAYS = dict(np.load(VECTORS / "losses.npz"))
+SURROGATES = [case for case in CASES if case["id"].startswith("ppo")]
+DIVERGENCES = [case for case in CASES if case["id"].startswith("kl")]
+
+
+def array(case: dict[str, Any], field: str) -> torch.Tensor:
+    return torch.from_numpy(ARRAYS[f"{case['id']}/{field}"])
+
+
+@pytest.mark.parametrize("case", SURROGATES, ids=lambda case: case["id"])
+def test_the_surrogate_is_the_references(case: dict[str, Any]) -> None:
+    log_prob = array(case, "log_prob").requires_grad_()
+    found = clipped_surrogate(
+        log_prob,
+        array(case, "old_log_prob"),
+        array(case, "advantages"),
+        clip_range=case["clip_range"],
+        advantage_clip=case["adv_clip_max"],
+    )
+    found.per_row.mean().backward()
+
+    close = partial(torch.testing.assert_close, rtol=1e-5, atol=1e-6)
+    close(found.per_row.detach(), array(case, "per_elem"))
+    close(found.ratio, array(case, "ratio"))
+    assert float(found.per_row.mean()) == pytest.approx(case["policy_loss"], rel=1e-5)
+    assert log_prob.grad is not None
+    close(log_prob.grad, array(case, "grad_log_prob"))
+    outside = (found.ratio - 1).abs() > case["clip_range"]
+    assert float(outside.float().mean()) == pytest.approx(case["clipfrac"])
+
+
+@pytest.mark.parametrize("case", DIVERGENCES, ids=lambda case: case["id"])
+def test_the_divergence_is_the_references(case: dict[str, Any]) -> None:
+    mean = array(case, "mean").requires_grad_()
+    rows = len(mean)
+    step = Transition(
+        latents=mean.detach(),
+        mean=mean,
+        log_prob=torch.zeros(rows),
+        noise_scale=torch.tensor(case["std_dev_t"]),
+        sqrt_neg_dt=torch.tensor(case["sqrt_neg_dt"]),
+        std=torch.tensor(case["std_dev_t"]) * torch.tensor(case["sqrt_neg_dt"]),
+    )
+    divergence = reference_kl(step, array(case, "ref_mean")).mean()
+    divergence.backward()
+
+    assert float(divergence) == pytest.approx(case["kl_loss_flow_grpo"], rel=1e-5)
+    # The reference's gradient is of the total: policy loss plus beta times the divergence.
+    assert case["total"] == pytest.approx(
+        case["policy_loss"] + case["beta"] * float(divergence), rel=1e-5
+    )
+    assert mean.grad is not None
+    torch.testing.assert_close(
+        case["beta"] * mean.grad, array(case, "grad_mean"), rtol=1e-5, atol=1e-9
+    )
