@@ -7,6 +7,7 @@ DigenRLError
     IntegrityError        a stored object is not what its reference says
     AdmissionError        a trajectory may not be trained: wrong version, wrong weights
     CommitConflict        another trainer has committed this batch already
+    ScoringError          a scorer could not score, or gave something that is no score
     Unavailable           a broker or store does not answer (yet)
 """
 
@@ -37,6 +38,10 @@ class AdmissionError(DigenRLError):
 
 class CommitConflict(DigenRLError):
     """Another trainer has committed this batch already."""
+
+
+class ScoringError(DigenRLError):
+    """A scorer could not score, or gave something that is no score. Never a score of 0."""
 
 
 class Unavailable(DigenRLError):

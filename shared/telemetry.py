@@ -23,6 +23,7 @@ ONPOLICY_RATIO_ERROR = Gauge(
     "digenrl_onpolicy_ratio_error",
     "Largest |ratio - 1| before the first update of the newest batch",
 )
+DLQ_MESSAGES = Gauge("digenrl_dlq_messages", "Quarantined messages of the run, by any service")
 STALENESS = Counter("digenrl_staleness_steps_total", "Trained samples by staleness", ["steps"])
 
 

@@ -3,7 +3,6 @@
 import shutil
 import subprocess
 import sys
-import time
 from importlib.metadata import packages_distributions
 from pathlib import Path
 
@@ -34,18 +33,12 @@ def test_the_command_and_the_scheduler_never_import_torch() -> None:
     assert ended.returncode == 0, ended.stderr
 
 
-def test_help_never_imports_torch_and_is_quick() -> None:
+def test_help_never_imports_torch() -> None:
     command = [sys.executable, "-X", "importtime", "-m", "digenrl", "--help"]
     ended = subprocess.run(command, capture_output=True, text=True)
     assert ended.returncode == 0
+    assert "digenrl.cli" in ended.stderr
     assert "torch" not in ended.stderr
-    plain = [sys.executable, "-m", "digenrl", "--help"]
-    seconds = []
-    for _ in range(3):
-        began = time.monotonic()
-        subprocess.run(plain, capture_output=True, check=True)
-        seconds.append(time.monotonic() - began)
-    assert min(seconds) < 3  # a generous bound; the figure is 0.3 s (docs/performance.md)
 
 
 def lint_imports(folder: Path) -> "subprocess.CompletedProcess[str]":

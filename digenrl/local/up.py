@@ -62,12 +62,17 @@ async def run_locally(local: LocalRun) -> int:
             outcome = await _run(local, brokers, supervisor, display, api, interrupted)
             wall_seconds = time.monotonic() - began
             display.say("draining the services")
-            await supervisor.stop([name for name in supervisor.children if name not in BROKERS])
+            await _stop_services(supervisor)
         if outcome == "finished":
             return await _report(local, supervisor.environment, wall_seconds)
         return _explain(outcome, local, console)
     finally:
+        await _stop_services(supervisor)
         await supervisor.stop(BROKERS)
+
+
+async def _stop_services(supervisor: Supervisor) -> None:
+    await supervisor.stop([name for name in supervisor.children if name not in BROKERS])
 
 
 async def _run(

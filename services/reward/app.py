@@ -3,7 +3,10 @@
 import asyncio
 import math
 import time
+from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import safetensors.numpy
 import structlog
 from safetensors import SafetensorError
@@ -12,7 +15,7 @@ from services.reward.scorer import WeightedScorer
 from shared import subjects
 from shared.bus import Bus
 from shared.contracts import FragmentFailed, FragmentGenerated, FragmentScored
-from shared.errors import ContractError, DigenRLError, SlotPoisoned, Unavailable
+from shared.errors import ContractError, DigenRLError, ScoringError, SlotPoisoned, Unavailable
 from shared.store import ObjectStore
 from shared.telemetry import FRAGMENTS, STAGE_SECONDS
 from shared.worker import Worker
@@ -80,10 +83,7 @@ class RewardApp:
         except (SafetensorError, KeyError) as error:
             raise ContractError(f"the media of {event.fragment.slot} hold no images") from error
         metadata = [event.prompt.metadata] * len(images)
-        return {
-            scorer.name: _checked(scorer, scorer.scorer.score(images, metadata), event)
-            for scorer in self._scorers
-        }
+        return {s.name: _scores(s, images, metadata) for s in self._scorers}
 
     async def _fail(self, event: FragmentGenerated, error: DigenRLError) -> None:
         log.error("fragment_failed", slot=str(event.fragment.slot), error=str(error))
@@ -105,12 +105,17 @@ def weighted_sum(
     return tuple(math.fsum(scores) for scores in zip(*columns, strict=True))
 
 
-def _checked(
-    scorer: WeightedScorer, scores: list[float], event: FragmentGenerated
+def _scores(
+    scorer: WeightedScorer, images: npt.NDArray[np.uint8], metadata: list[dict[str, Any]]
 ) -> tuple[float, ...]:
-    wanted = event.fragment.num_samples
-    if len(scores) != wanted or not all(math.isfinite(score) for score in scores):
-        raise ContractError(
-            f"{scorer.name} gave {len(scores)} scores for {wanted} samples, or one is not finite"
+    try:
+        scores = scorer.scorer.score(images, metadata)
+    except Exception as error:  # a scorer is anybody's code; its fault is this fragment's alone
+        log.exception("scorer_failed", scorer=scorer.name)
+        raise ScoringError(f"{scorer.name}: {type(error).__name__}: {error}") from error
+    if len(scores) != len(images) or not all(math.isfinite(score) for score in scores):
+        raise ScoringError(
+            f"{scorer.name} gave {len(scores)} scores for {len(images)} samples, "
+            "or one that is not finite"
         )
     return tuple(scores)

@@ -5,6 +5,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TypeVar
 
 import structlog
@@ -29,7 +30,7 @@ from shared.errors import SlotPoisoned, Unavailable
 from shared.run_store import batch_folder
 from shared.service import Health
 from shared.store import ObjectStore
-from shared.telemetry import ONPOLICY_RATIO_ERROR, REWARD_MEAN, STALENESS, STEP
+from shared.telemetry import DLQ_MESSAGES, ONPOLICY_RATIO_ERROR, REWARD_MEAN, STALENESS, STEP
 from shared.versions import Version, VersionIndex
 
 SILENCE_S = 5.0
@@ -64,6 +65,7 @@ class Scheduler:
     """Monotonic seconds of the commits that this process has seen."""
     num_quarantined: int = 0
     _inbox: "asyncio.Queue[Input]" = field(default_factory=asyncio.Queue)
+    _to_forget: "asyncio.Queue[int]" = field(default_factory=asyncio.Queue)
 
     async def run(self) -> None:
         """Recover from the commit records, then handle events for ever."""
@@ -80,6 +82,7 @@ class Scheduler:
                 tasks.create_task(self._follow(stream))
             tasks.create_task(self._follow_deaths())
             tasks.create_task(self._watch_workers())
+            tasks.create_task(self._forget_old())
             tasks.create_task(self._handle())
 
     async def _follow(self, stream: subjects.Stream) -> None:
@@ -91,6 +94,7 @@ class Scheduler:
         async for received in self.bus.follow(subjects.DLQ):
             if not received.subject.startswith("$JS"):
                 self.num_quarantined += 1
+                DLQ_MESSAGES.set(self.num_quarantined)
             died = await death_of(self.bus, received)
             if died is not None:
                 self._inbox.put_nowait(died)
@@ -132,13 +136,16 @@ class Scheduler:
         self.committed_at.append(time.monotonic())
         self._measure(record)
         await self._apply(event)
-        await self._forget_old(number - 1 - KEPT_BATCHES)
+        if number > KEPT_BATCHES:
+            self._to_forget.put_nowait(number - 1 - KEPT_BATCHES)
 
-    async def _forget_old(self, batch: int) -> None:
-        if batch < 0:
-            return
-        await _retry(lambda: self.bus.forget_batch(batch))
-        await _retry(lambda: self.store.delete_folder(batch_folder(self.bus.run, batch)))
+    async def _forget_old(self) -> None:
+        """Remove what no recovery needs, beside the handling of events."""
+        while True:
+            batch = await self._to_forget.get()
+            folder = batch_folder(self.bus.run, batch)
+            await _retry(partial(self.bus.forget_batch, batch))
+            await _retry(partial(self.store.delete_folder, folder))
 
     def _measure(self, record: CommitRecord) -> None:
         STEP.set(record.policy.version)

@@ -59,7 +59,8 @@ class StableDiffusion3:
 
     @torch.no_grad()
     def encode(self, prompt: str, *, guidance: float) -> Conditions:
-        tokens = min(self._pipeline.tokenizer_3.model_max_length, MAX_T5_TOKENS)
+        tokenizer = self._pipeline.tokenizer_3  # the T5 encoder may be left out of a folder
+        tokens = min(tokenizer.model_max_length, MAX_T5_TOKENS) if tokenizer else MAX_T5_TOKENS
         text, negative, pooled, negative_pooled = self._pipeline.encode_prompt(
             prompt, prompt, prompt,
             do_classifier_free_guidance=guidance > 1,

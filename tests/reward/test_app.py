@@ -1,13 +1,22 @@
 """A score that fails is a failure, never a number."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
+import safetensors.numpy
 
 from services.reward.app import RewardApp, weighted_sum
 from services.reward.scorer import WeightedScorer, build_scorers
-from shared.errors import ContractError, UserError
+from shared.errors import ScoringError, UserError
 from shared.recipe import Scorer
 from tests import examples
+
+PROXY = Scorer(
+    name="proxy",
+    type="digit-probability",
+    folder=Path(__file__).parents[2] / "models" / "digits-rewards",
+)
 
 
 class Constant:
@@ -19,8 +28,6 @@ class Constant:
 
 
 def scores(*values: float) -> dict[str, tuple[float, ...]]:
-    import safetensors.numpy
-
     scorer = WeightedScorer("proxy", 1.0, Constant(*values))
     app = RewardApp([scorer], None, None, None)  # type: ignore[arg-type]
     media = safetensors.numpy.save({"images": np.zeros((2, 1, 8, 8), np.uint8)})
@@ -33,8 +40,16 @@ def test_one_finite_number_per_sample_is_a_score() -> None:
 
 @pytest.mark.parametrize("values", [(0.5,), (0.5, float("nan")), (0.5, float("inf")), ()])
 def test_anything_else_is_a_failure(values: tuple[float, ...]) -> None:
-    with pytest.raises(ContractError, match="proxy"):
+    with pytest.raises(ScoringError, match="proxy"):
         scores(*values)
+
+
+def test_an_exception_in_a_scorer_is_a_failure_with_its_reason() -> None:
+    scorer = build_scorers([PROXY])
+    app = RewardApp(scorer, None, None, None)  # type: ignore[arg-type]
+    media = safetensors.numpy.save({"images": np.zeros((2, 1, 8, 8), np.uint8)})
+    with pytest.raises(ScoringError, match=r"proxy: ValueError: .*digit"):
+        app._parts(media, examples.generated(examples.task()))  # its prompt names no digit
 
 
 def test_rewards_are_the_weighted_sum_of_the_scores() -> None:
