@@ -19,6 +19,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # its import takes longer than everything else together
 )
 model = typer.Typer(help="Make the demo's model.", no_args_is_help=True)
 app.add_typer(model, name="model")

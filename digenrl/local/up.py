@@ -54,7 +54,7 @@ async def run_locally(local: LocalRun) -> int:
     api = Api(f"http://127.0.0.1:{local.api_port}")
     display = Display(console, api.url, str(local.folder / "logs"))
     brokers = plan_brokers(local.folder, local.password)
-    supervisor = Supervisor(local.folder / "logs", _environment(local, brokers))
+    supervisor = Supervisor(local.folder / "logs", brokers.environment)
     interrupted = _on_interrupt()
     began = time.monotonic()
     try:
@@ -153,11 +153,6 @@ def _services(local: LocalRun, api: Api) -> tuple[Program, list[Program]]:
         ready=api.ready,
     )  # fmt: skip
     return scheduler, workers
-
-
-def _environment(local: LocalRun, brokers: Brokers) -> dict[str, str]:
-    # One thread pool per process: several on a few cores only get in each other's way.
-    return {**brokers.environment, "OMP_NUM_THREADS": str(local.recipe.trainer.threads)}
 
 
 async def _report(local: LocalRun, environment: dict[str, str], wall_seconds: float) -> int:

@@ -36,6 +36,7 @@ class Evaluator:
     """Holds the network, and samples it with one set of weights after the other."""
 
     def __init__(self, recipe: Recipe) -> None:
+        torch.set_num_threads(recipe.rollout.threads)
         self._recipe = recipe
         self._policy: LoadedPolicy = load_policy(recipe, {"transformer", "text", "decoder"})
         self._prompts = read_prompts(recipe.data.prompts)

@@ -2,34 +2,21 @@
 
 import asyncio
 
-from shared.run_store import wait_for_recipe
-from shared.service import Health, serve, worker_app
 from shared.settings import ServiceSettings
-from shared.store import open_store
 from shared.worker import Worker
+from shared.worker_process import WorkerProcess, run_worker
 
 
 async def run(settings: ServiceSettings) -> None:
-    health = Health()
-    app = worker_app("reward", health)
-    await serve(app, _work(settings, health), host=settings.host, port=settings.port)
+    await run_worker("reward", settings, _work)
 
 
-async def _work(settings: ServiceSettings, health: Health) -> None:
+async def _work(process: WorkerProcess) -> None:
     from services.reward.app import RewardApp
     from services.reward.scorer import build_scorers
 
-    store = open_store(settings.store)
-    recipe = await wait_for_recipe(store, settings.run)
-    limit_threads(recipe.reward.threads)
-    scorers = await asyncio.to_thread(build_scorers, recipe.reward.scorers)
-    worker = Worker("reward", settings.worker, "waiting_for_rollout")
-    async with settings.connect_bus() as bus:
-        health.is_ready()
-        await RewardApp(scorers, bus, store, worker).run()
-
-
-def limit_threads(threads: int) -> None:
-    import torch
-
-    torch.set_num_threads(threads)
+    scorers = await asyncio.to_thread(build_scorers, process.recipe.reward.scorers)
+    worker = Worker("reward", process.settings.worker, "waiting_for_rollout")
+    async with process.settings.connect_bus() as bus:
+        process.health.is_ready()
+        await RewardApp(scorers, bus, process.store, worker).run()

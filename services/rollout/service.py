@@ -2,30 +2,23 @@
 
 import asyncio
 
-from shared.run_store import wait_for_recipe
-from shared.service import Health, serve, worker_app
 from shared.settings import ServiceSettings
-from shared.store import open_store
 from shared.worker import Worker
+from shared.worker_process import WorkerProcess, run_worker
 
 
 async def run(settings: ServiceSettings) -> None:
-    health = Health()
-    app = worker_app("rollout", health)
-    await serve(app, _work(settings, health), host=settings.host, port=settings.port)
+    await run_worker("rollout", settings, _work)
 
 
-async def _work(settings: ServiceSettings, health: Health) -> None:
+async def _work(process: WorkerProcess) -> None:
     from services.rollout.app import RolloutApp  # torch, once the probes answer
     from services.rollout.engine import RolloutEngine
 
-    store = open_store(settings.store)
-    recipe = await wait_for_recipe(store, settings.run)
-    engine = await asyncio.to_thread(RolloutEngine, recipe)
-    worker = Worker("rollout", settings.worker, "waiting_for_trainer", device=engine.device)
-    async with (
-        settings.connect_bus() as bus,
-        settings.connect_index() as index,
-    ):
-        health.is_ready()
-        await RolloutApp(engine, bus, store, index, worker).run()
+    engine = await asyncio.to_thread(RolloutEngine, process.recipe)
+    name = process.settings.worker
+    worker = Worker("rollout", name, "waiting_for_trainer", device=engine.device)
+    settings = process.settings
+    async with settings.connect_bus() as bus, settings.connect_index() as index:
+        process.health.is_ready()
+        await RolloutApp(engine, bus, process.store, index, worker).run()

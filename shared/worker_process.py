@@ -1,0 +1,41 @@
+"""The process around a worker: probes from the start, the run's recipe, then its work."""
+
+import os
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from shared.recipe import Recipe
+from shared.run_store import wait_for_recipe
+from shared.service import Health, serve, worker_app
+from shared.settings import ServiceSettings
+from shared.store import ObjectStore, open_store
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerProcess:
+    """What the work of a worker begins with."""
+
+    settings: ServiceSettings
+    recipe: Recipe
+    store: ObjectStore
+    health: Health
+
+
+async def run_worker(
+    service: Literal["rollout", "reward", "trainer"],
+    settings: ServiceSettings,
+    work: Callable[[WorkerProcess], Awaitable[None]],
+) -> None:
+    """Answer probes while ``work`` goes on; end when it ends, or when asked to."""
+    health = Health()
+
+    async def begin() -> None:
+        store = open_store(settings.store)
+        recipe = await wait_for_recipe(store, settings.run)
+        # Read by the numerical libraries when they are imported, which is later.
+        os.environ["OMP_NUM_THREADS"] = str(getattr(recipe, service).threads)
+        await work(WorkerProcess(settings, recipe, store, health))
+
+    app = worker_app(service, health)
+    await serve(app, begin(), host=settings.host, port=settings.port)
