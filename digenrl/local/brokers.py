@@ -100,7 +100,7 @@ authorization {{ user: {USER}, password: $NATS_PASSWORD }}
     url = f"nats://{USER}:{password}@127.0.0.1:{port}"
 
     async def ready() -> bool:
-        async with httpx.AsyncClient() as client:
+        async with httpx.AsyncClient(verify=False) as client:
             answer = await client.get(f"http://127.0.0.1:{monitor_port}/healthz")
         if answer.status_code != 200:
             return False
@@ -160,7 +160,7 @@ def _seaweedfs(folder: Path, ports: list[int], password: str) -> Program:
     )
 
     async def ready() -> bool:
-        async with httpx.AsyncClient() as client:  # a refused connection answers at once
+        async with httpx.AsyncClient(verify=False) as client:  # a refusal answers at once
             await client.get(f"http://127.0.0.1:{s3}/")
         await open_store(settings).write("digenrl-ready", b"")
         return True

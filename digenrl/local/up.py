@@ -29,29 +29,27 @@ class Api:
     """The scheduler's API, as this process asks it."""
 
     url: str
+    client: httpx.AsyncClient
 
     async def ready(self) -> bool:
-        async with httpx.AsyncClient() as client:
-            return (await client.get(f"{self.url}/readyz", timeout=5)).status_code == 200
+        return (await self.client.get(f"{self.url}/readyz")).status_code == 200
 
     async def get(self, path: str) -> Any | None:
         """None while the scheduler is being started again."""
         try:
-            async with httpx.AsyncClient() as client:
-                answer = await client.get(f"{self.url}{path}", timeout=5)
-                return answer.raise_for_status().json()
+            return (await self.client.get(f"{self.url}{path}")).raise_for_status().json()
         except httpx.HTTPError:
             return None
 
     async def resume(self) -> None:
-        async with httpx.AsyncClient() as client:
-            await client.post(f"{self.url}/v1/run/resume", timeout=10)
+        await self.client.post(f"{self.url}/v1/run/resume")
 
 
 async def run_locally(local: LocalRun) -> int:
     """Run to the end, to a stop or to Ctrl-C. Returns the exit code of the command."""
     console = Console()
-    api = Api(f"http://127.0.0.1:{local.api_port}")
+    client = httpx.AsyncClient(timeout=10, verify=False)  # loopback: no certificate to check
+    api = Api(f"http://127.0.0.1:{local.api_port}", client)
     display = Display(console, api.url, str(local.folder / "logs"))
     brokers = plan_brokers(local.folder, local.password)
     supervisor = Supervisor(local.folder / "logs", brokers.environment)
@@ -69,6 +67,7 @@ async def run_locally(local: LocalRun) -> int:
     finally:
         await _stop_services(supervisor)
         await supervisor.stop(BROKERS)
+        await client.aclose()
 
 
 async def _stop_services(supervisor: Supervisor) -> None:

@@ -91,6 +91,17 @@ def quality(recipe: Recipe, samples: Samples) -> Quality:
     return found.model_copy(update=_digit_figures(recipe.evaluation.digits, samples))
 
 
+def taken_for_right(recipe: Recipe, samples: Samples) -> npt.NDArray[np.bool_] | None:
+    """(n,) whether the held-out judge sees the digit asked for; None without such a judge."""
+    if recipe.evaluation.digits is None:
+        return None
+    from services.reward.scorers.digits import DigitProbability, wanted_digit
+
+    wanted = np.array([wanted_digit(metadata) for metadata in samples.metadata])
+    predicted = DigitProbability(recipe.evaluation.digits, "gold_mlp").predict(samples.images)
+    return np.asarray(predicted == wanted, dtype=np.bool_)
+
+
 def _digit_figures(folder: Path, samples: Samples) -> dict[str, object]:
     from digenrl.digits.classifiers import load_real
     from digenrl.digits.data import NUM_DIGITS, Half

@@ -58,9 +58,9 @@ async def make_report(run: str, out: Path, *, scheduler: str, wall_seconds: floa
 async def _measure(
     store: ObjectStore, recipe: Recipe, chain: list[CommitRecord], out: Path, *, wall_seconds: float
 ) -> Summary:
-    from digenrl.report.evaluate import Evaluator, quality
+    from digenrl.report.evaluate import Evaluator, quality, taken_for_right
     from digenrl.report.export import export_adapter
-    from digenrl.report.pictures import draw_curve, draw_gallery
+    from digenrl.report.pictures import Side, draw_curve, draw_gallery
     from shared.diffusion.tensors import unpack
 
     began = time.monotonic()
@@ -78,7 +78,8 @@ async def _measure(
         report_seconds=time.monotonic() - began,
     )
     draw_curve(out / "curve.png", chain, summary)
-    draw_gallery(out / "gallery.png", before, after)
+    sides = [Side(samples, taken_for_right(recipe, samples)) for samples in (before, after)]
+    draw_gallery(out / "gallery.png", *sides)
     return summary
 
 

@@ -1,5 +1,6 @@
 """The reward curve and the before/after gallery of a run."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,20 @@ from shared.commits import CommitRecord
 matplotlib.use("Agg")
 
 from matplotlib import pyplot as plt
+from matplotlib.patches import Rectangle
 
-BEFORE, AFTER = "#9aa5b1", "#1f6feb"
+BEFORE, AFTER, WRONG = "#9aa5b1", "#1f6feb", "#d1242f"
 GALLERY_COLUMNS = 10
-GALLERY_ROWS = 4
+GALLERY_ROWS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """Before, or after."""
+
+    samples: Samples
+    right: npt.NDArray[np.bool_] | None
+    """(n,) what the held-out judge says."""
 
 
 def draw_curve(path: Path, chain: list[CommitRecord], summary: Summary) -> None:
@@ -61,13 +72,16 @@ def _draw_accuracies(axes: Any, summary: Summary) -> None:
     axes.legend(fontsize=8, loc="upper left", ncols=2)
 
 
-def draw_gallery(path: Path, before: Samples, after: Samples) -> None:
-    """The same prompts and the same noise, before and after; one column per prompt."""
-    chosen = _columns(before)
-    figure, (top, bottom) = plt.subplots(2, 1, figsize=(8, 7.2), layout="constrained")
-    for axes, samples, title in ((top, before, "before"), (bottom, after, "after")):
+def draw_gallery(path: Path, before: Side, after: Side) -> None:
+    """The same prompts and the same noise, before and after; one column per prompt. What the
+    held-out judge takes for something else is framed."""
+    chosen = _columns(before.samples)
+    figure, pair = plt.subplots(1, 2, figsize=(14, 6), layout="constrained")
+    for axes, side_of, title in zip(pair, (before, after), ("before", "after"), strict=True):
+        samples = side_of.samples
         axes.imshow(_mosaic(samples.images, chosen), cmap="gray_r", vmin=0, vmax=255)
-        axes.set_title(f"{title}: same prompts, same noise", fontsize=10)
+        _frame_wrong(axes, side_of, chosen)
+        axes.set_title(title, fontsize=12)
         side = samples.images.shape[-1] + 1
         places = [(column + 0.5) * side for column in range(len(chosen))]
         labels = [samples.prompts[rows[0]].split()[-1] for rows in chosen]
@@ -76,6 +90,18 @@ def draw_gallery(path: Path, before: Samples, after: Samples) -> None:
         axes.tick_params(length=0)
     figure.savefig(path, dpi=150)
     plt.close(figure)
+
+
+def _frame_wrong(axes: Any, side_of: Side, columns: list[list[int]]) -> None:
+    if side_of.right is None:
+        return
+    side = side_of.samples.images.shape[-1] + 1
+    for x, column in enumerate(columns):
+        for y, index in enumerate(column):
+            if not side_of.right[index]:
+                corner = (x * side - 0.5, y * side - 0.5)
+                frame = Rectangle(corner, side - 1, side - 1, fill=False, edgecolor=WRONG, lw=2)
+                axes.add_patch(frame)
 
 
 def _columns(samples: Samples) -> list[list[int]]:
