@@ -1,6 +1,6 @@
 """Samples of a policy version at a fixed seed, by ODE, and how good they are."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +22,9 @@ from shared.seeds import derive
 
 Images = npt.NDArray[np.uint8]
 """(n, C, H, W)"""
+
+
+PROMPTS_AT_ONCE = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +51,12 @@ class Evaluator:
     def sample(self, weights: bytes) -> Samples:
         """The same prompts, and the same noise for each, whatever the weights."""
         load_adapter(self._policy.model.transformer, unpack(weights))
-        images = [self._sample_prompt(number, p) for number, p in enumerate(self._prompts)]
+        numbered = list(enumerate(self._prompts))
+        chunks = [
+            numbered[first : first + PROMPTS_AT_ONCE]
+            for first in range(0, len(numbered), PROMPTS_AT_ONCE)
+        ]
+        images = [self._sample_prompts(chunk) for chunk in chunks]
         repeated = [p for p in self._prompts for _ in range(self._num_each)]
         return Samples(
             images=np.concatenate(images),
@@ -60,13 +68,21 @@ class Evaluator:
     def _num_each(self) -> int:
         return self._recipe.evaluation.samples_per_prompt
 
-    def _sample_prompt(self, number: int, prompt: Prompt) -> Images:
+    def _sample_prompts(self, chunk: Sequence[tuple[int, Prompt]]) -> Images:
         table, model = self._recipe.model, self._policy.model
-        rows = repeat_rows(model.encode(prompt.text, guidance=table.guidance), self._num_each)
+        encoded = [model.encode(prompt.text, guidance=table.guidance) for _, prompt in chunk]
+        rows = {
+            name: torch.cat([repeat_rows(one, self._num_each)[name] for one in encoded])
+            for name in encoded[0]
+        }
         seed = self._recipe.evaluation.seed
         denoising = Denoising(
             sampling_plan(self._recipe.sampling, window_start=None),
-            seeds=[derive(seed, "evaluation", number, index) for index in range(self._num_each)],
+            seeds=[
+                derive(seed, "evaluation", number, index)
+                for number, _ in chunk
+                for index in range(self._num_each)
+            ],
             shape=model.latent_shape(height=table.height, width=table.width),
             device=self._policy.device,
         )
