@@ -14,17 +14,17 @@ from typing import Any
 import httpx
 import pytest
 
+from shared.recipe import load_recipe, override
+
 DIGITS = Path(__file__).parents[2] / "recipes" / "digits.toml"
 PATIENCE_S = 280
 
 SMALL = {
-    "groups = 20": "groups = 3",
-    "group_size = 12": "group_size = 4",
-    "fragment_size = 12": "fragment_size = 2",
-    "micro_batch = 12": "micro_batch = 4",
-    "samples_per_prompt = 25": "samples_per_prompt = 1",
-    '"../models': f'"{DIGITS.parents[1]}/models',
-    '"digits.prompts.jsonl"': f'"{DIGITS.parent}/digits.prompts.jsonl"',
+    "batch.groups": 3,
+    "batch.group_size": 4,
+    "batch.fragment_size": 2,
+    "trainer.micro_batch": 4,
+    "evaluation.samples_per_prompt": 1,
 }
 """The demo's recipe, cut down to batches of a second."""
 
@@ -74,7 +74,7 @@ class LocalRun:
         """SIGKILL for the supervisor and every child of it."""
         for pid in [self.process.pid, *self.children()]:
             os.kill(pid, signal.SIGKILL)
-        self.process.wait()
+        self.process.communicate()
 
 
 StartRun = Callable[..., LocalRun]
@@ -82,12 +82,8 @@ StartRun = Callable[..., LocalRun]
 
 @pytest.fixture
 def small_recipe(tmp_path: Path) -> Path:
-    text = DIGITS.read_text()
-    for old, new in SMALL.items():
-        assert old in text, old
-        text = text.replace(old, new)
-    path = tmp_path / "small.toml"
-    path.write_text(text)
+    path = tmp_path / "small.json"
+    path.write_text(override(load_recipe(DIGITS), SMALL).model_dump_json())
     return path
 
 

@@ -34,8 +34,8 @@ def recipe_with(tmp_path: Path, old: str, new: str) -> Path:
     ("old", "new", "said"),
     [
         ("clip_range", "clip_rnage", "did you mean clip_range?"),
-        ("fragment_size = 12", "fragment_size = 5", "nearest that do"),
-        ("micro_batch = 12", "micro_batch = 7", "nearest that do"),
+        ("fragment_size = ", "fragment_size = 1000", "nearest that do"),
+        ("micro_batch = ", "micro_batch = 1000", "nearest that do"),
         ('/models/digits"', '/recipes"', "is not a diffusers model"),
         ('type = "digit-probability"', 'type = "pickscore"', "known are: digit-probability"),
         ("digits.prompts.jsonl", "nowhere.jsonl", "cannot read"),

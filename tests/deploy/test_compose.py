@@ -1,0 +1,240 @@
+"""The compose file and the Dockerfile: read here without Docker, and run once with it."""
+
+import json
+import os
+import re
+import subprocess
+import time
+import tomllib
+from collections.abc import Callable, Iterator
+from importlib.metadata import PackageNotFoundError, requires
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import yaml
+
+from digenrl.local.ports import free_ports
+
+ROOT = Path(__file__).parents[2]
+COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
+SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
+DOCKERFILE = (ROOT / "deploy/Dockerfile").read_text()
+OURS = ("scheduler", "rollout", "reward", "trainer", "report")
+BROKERS = ("nats", "redis", "s3")
+PROJECT = "digenrl-test"
+
+every_service = pytest.mark.parametrize("name", SERVICES)
+
+
+def stages() -> dict[str, tuple[str, str]]:
+    """Of each build stage: the one that it is made from, and its instructions."""
+    parts = re.split(r"^FROM (\S+) AS (\S+)$", DOCKERFILE, flags=re.MULTILINE)
+    return {parts[i + 1]: (parts[i], parts[i + 2]) for i in range(1, len(parts), 3)}
+
+
+def installed(target: str) -> list[str]:
+    """What is installed in a target, in this order."""
+    known = stages()
+    parent, text = known[target]
+    lines = re.findall(r"bin/install-packages (.*?)(?: && \\)?$", text, flags=re.MULTILINE)
+    return (installed(parent) if parent in known else []) + lines
+
+
+def packages(requirements: list[str], extras: dict[str, list[str]]) -> set[str]:
+    """Names of everything that ``requirements`` lead to; `digenrl[a,b]` is looked up in extras."""
+    found: set[str] = set()
+    pending = list(requirements)
+    while pending:
+        match = re.match(r"([A-Za-z0-9._-]+)(?:\[([^]]*)])?", pending.pop())
+        assert match is not None
+        if match[1] == "digenrl":
+            pending += [wanted for extra in match[2].split(",") for wanted in extras[extra.strip()]]
+        elif match[1].lower() not in found:
+            found.add(match[1].lower())
+            pending += required_by(match[1])
+    return found
+
+
+def required_by(package: str) -> list[str]:
+    try:
+        return [line for line in requires(package) or [] if "extra ==" not in line]
+    except PackageNotFoundError:  # for another system or Python
+        return []
+
+
+def test_it_is_one_container_per_process_and_two_rollout_workers() -> None:
+    assert set(SERVICES) == {*OURS, *BROKERS}
+    assert SERVICES["rollout"]["scale"] == "${DIGENRL_ROLLOUT_WORKERS:-2}"
+
+
+@every_service
+def test_a_container_has_no_more_rights_than_it_needs(name: str) -> None:
+    service = SERVICES[name]
+    assert service["user"] == "65532:65532"
+    assert service["read_only"] is True
+    assert service["tmpfs"] == ["/tmp"]
+    assert service["cap_drop"] == ["ALL"]
+    assert service["security_opt"] == ["no-new-privileges:true"]
+    assert service["pids_limit"] > 0
+
+
+@every_service
+def test_a_container_is_probed_reaped_restarted_and_stopped_in_order(name: str) -> None:
+    service = SERVICES[name]
+    assert service["healthcheck"]["test"][0] == "CMD"
+    assert service["init"] is True
+    assert service["restart"] == "unless-stopped"
+    assert service["stop_grace_period"] == "30s"
+
+
+@every_service
+def test_what_a_container_keeps_is_in_a_named_volume_that_its_image_owns(name: str) -> None:
+    for volume in SERVICES[name].get("volumes", []):
+        source, target = volume.split(":")
+        assert source in COMPOSE["volumes"]
+        assert f"chown 65532:65532 {target}\n" in stages()[name][1]
+    assert bool(SERVICES[name].get("volumes")) == (name in (*BROKERS, "report"))
+
+
+def test_only_the_api_is_published_and_only_on_this_machine() -> None:
+    published = {name: service["ports"] for name, service in SERVICES.items() if "ports" in service}
+    assert published == {"scheduler": ["127.0.0.1:${DIGENRL_PORT:-8000}:8000"]}
+    assert COMPOSE["networks"]["backend"] == {"internal": True}
+    for name, service in SERVICES.items():
+        assert service["networks"] == (["backend", "api"] if name == "scheduler" else ["backend"])
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_a_service_starts_when_the_brokers_answer(name: str) -> None:
+    assert set(SERVICES[name]["depends_on"]) == set(BROKERS)
+    assert all(
+        wanted == {"condition": "service_healthy"}
+        for wanted in SERVICES[name]["depends_on"].values()
+    )
+
+
+@every_service
+def test_a_service_is_a_target_of_the_one_dockerfile(name: str) -> None:
+    build = SERVICES[name]["build"]
+    assert (build["dockerfile"], build["target"]) == ("deploy/Dockerfile", name)
+    assert "USER 65532:65532" in stages()[name][1] or name == "trainer"
+    assert stages()["trainer"][0] == "rollout"
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_an_image_holds_the_extra_named_after_its_service(name: str) -> None:
+    assert f"--extra {name}" in " ".join(installed(name))
+
+
+def test_the_schedulers_image_has_no_torch() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    assert installed("scheduler") == ["--extra scheduler"]
+    assert "torch" not in packages(project["dependencies"] + extras["scheduler"], extras)
+    assert "torch" in packages(extras["rollout"], extras)
+
+
+def test_a_change_of_the_code_installs_nothing() -> None:
+    for name in OURS:
+        parent = stages()[name][0]
+        assert "COPY --from=code" not in stages()[parent][1] or parent == "rollout"
+    assert all("install-packages" not in stages()[name][1] for name in OURS)
+
+
+def test_a_build_copies_only_what_the_dockerignore_lets_through() -> None:
+    lines = (ROOT / ".dockerignore").read_text().splitlines()
+    assert "*" in lines
+    for source in re.findall(r"^COPY (?!--from)(?:--\S+ )*(\S+) \S+$", DOCKERFILE, re.MULTILINE):
+        assert (ROOT / source).exists()
+        assert f"!{source.split('/')[0]}" in lines
+
+
+def test_a_build_works_without_a_registry_of_frontends() -> None:
+    assert "syntax=" not in DOCKERFILE
+    assert "pull" not in (ROOT / "docker-compose.yml").read_text()
+
+
+def test_brokers_keep_what_they_have_acknowledged() -> None:
+    assert "sync_interval: always" in (ROOT / "deploy/brokers/nats.conf").read_text()
+    redis = (ROOT / "deploy/brokers/redis.conf").read_text().splitlines()
+    assert {"appendonly yes", "appendfsync always", "maxmemory-policy noeviction"} <= set(redis)
+
+
+def test_no_password_is_in_an_image() -> None:
+    for path in (ROOT / "deploy").rglob("*"):
+        if path.is_file():
+            assert "digenrl-local" not in path.read_text()
+
+
+def docker(*arguments: str, **environment: str) -> str:
+    """Standard output of a docker command, which must succeed."""
+    done = subprocess.run(
+        ["docker", *arguments],
+        cwd=ROOT,
+        env={**os.environ, **environment},
+        stdout=subprocess.PIPE,
+        check=True,
+    )
+    return done.stdout.decode()
+
+
+def compose(*arguments: str, **environment: str) -> str:
+    return docker("compose", "--project-name", PROJECT, *arguments, **environment)
+
+
+def what_is_left() -> str:
+    label = f"label=com.docker.compose.project={PROJECT}"
+    return docker("ps", "--all", "--quiet", "--filter", label) + "".join(
+        docker(kind, "ls", "--quiet", "--filter", label) for kind in ("volume", "network")
+    )
+
+
+def wait_until(is_so: Callable[[], bool], *, seconds: float = 300) -> None:
+    deadline = time.monotonic() + seconds
+    while not is_so():
+        assert time.monotonic() < deadline
+        time.sleep(1)
+
+
+@pytest.fixture
+def needs_docker() -> None:
+    if os.environ.get("DIGENRL_DOCKER_TESTS") != "1":
+        pytest.skip("takes some minutes; set DIGENRL_DOCKER_TESTS=1")
+    try:
+        docker("info", "--format", "{{.ServerVersion}}")
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("no Docker engine answers")
+
+
+@pytest.fixture
+def api(needs_docker: None) -> Iterator[httpx.Client]:
+    """Of a run of two steps, brought up and healthy; nothing may be left of it afterwards."""
+    [port] = free_ports(1)
+    try:
+        compose("up", "--build", "--wait", DIGENRL_PORT=str(port), DIGENRL_STEPS="2")
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=20) as client:
+            yield client
+    finally:
+        compose("down", "--volumes")
+    assert what_is_left() == ""
+
+
+@pytest.mark.run
+@pytest.mark.timeout(1800)
+def test_it_comes_up_trains_reports_and_leaves_nothing(api: httpx.Client, tmp_path: Path) -> None:
+    wait_until(lambda: bool(api.get("/v1/run").json()["phase"] == "finished"))
+    assert api.get("/v1/run").json()["step"] == 2
+    wait_until(lambda: "report: done" in compose("logs", "report"))
+    compose("cp", "report:/runs/digits", str(tmp_path))
+    assert json.loads((tmp_path / "digits/summary.json").read_text())["steps"] == 2
+
+
+@pytest.mark.run
+@pytest.mark.timeout(1800)
+def test_the_schedulers_image_can_do_its_work_and_has_no_torch(needs_docker: None) -> None:
+    compose("build", "scheduler")
+    python = ("run", "--rm", "--network=none", "--entrypoint=python", "digenrl-scheduler", "-c")
+    docker(*python, "import services.scheduler.service")
+    docker(*python, "import importlib.util, sys; sys.exit(bool(importlib.util.find_spec('torch')))")
