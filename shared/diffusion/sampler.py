@@ -32,7 +32,7 @@ class SamplingPlan:
         return Step(
             sigma=sigmas[indices],
             sigma_next=sigmas[indices + 1],
-            sigma_max=self.sigmas[1],
+            sigma_max=float(sigmas[1]),  # as rounded as the others
             noise_level=self.noise_level,
             variant=self.variant,
         )
