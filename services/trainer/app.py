@@ -139,19 +139,19 @@ class TrainerApp:
                             await fetched.put(group)
 
         fetching = asyncio.create_task(fetch())
+        upcoming = asyncio.create_task(fetched.get())
         try:
             while True:
-                upcoming = asyncio.create_task(fetched.get())
                 await asyncio.wait({upcoming, fetching}, return_when=asyncio.FIRST_COMPLETED)
-                if fetching.done() and not upcoming.done():
-                    upcoming.cancel()
+                if not upcoming.done():
                     await fetching  # raises what ended it
                 group = await upcoming
+                upcoming = asyncio.create_task(fetched.get())
                 yield group.command.group, group
         finally:
+            upcoming.cancel()
             fetching.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await fetching
+            await asyncio.gather(upcoming, fetching, return_exceptions=True)
 
     async def _admitted(self, command: TrainGroup, policy: Policy) -> FetchedGroup | None:
         """The group with its tensors; None, and its faulty fragments reported, if it may not
