@@ -1,5 +1,6 @@
 """Stable Diffusion 3 and 3.5, and every smaller model of their family (the digits demo's)."""
 
+import os
 from pathlib import Path
 from typing import Any, Self
 
@@ -33,11 +34,14 @@ class StableDiffusion3:
     def load(
         cls, folder: Path, parts: set[Part], *, device: torch.device, dtype: torch.dtype
     ) -> Self:
+        # A log is no terminal. Read when transformers is imported, which warns of what is not used.
+        os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+
         from diffusers import StableDiffusion3Pipeline
         from diffusers.utils import logging as diffusers_logging
         from transformers.utils import logging as transformers_logging
 
-        for logging in (diffusers_logging, transformers_logging):  # a log is no terminal
+        for logging in (diffusers_logging, transformers_logging):
             logging.disable_progress_bar()
             logging.set_verbosity_error()
         left_out: dict[str, None] = {}

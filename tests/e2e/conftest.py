@@ -1,5 +1,6 @@
 """Whole runs: `digenrl up` as a user types it, in a process of its own."""
 
+import contextlib
 import json
 import os
 import signal
@@ -73,7 +74,8 @@ class LocalRun:
     def kill_everything(self) -> None:
         """SIGKILL for the supervisor and every child of it."""
         for pid in [self.process.pid, *self.children()]:
-            os.kill(pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):  # they die with their supervisor
+                os.kill(pid, signal.SIGKILL)
         self.process.communicate()
 
 
