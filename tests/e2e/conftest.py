@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 
 from shared.recipe import load_recipe, override
 
 DIGITS = Path(__file__).parents[2] / "recipes" / "digits.toml"
-PATIENCE_S = 280
+PATIENCE_S = 500
 
 SMALL = {
     "batch.groups": 3,
@@ -66,10 +67,7 @@ class LocalRun:
         return summary
 
     def children(self) -> list[int]:
-        found = subprocess.run(
-            ["pgrep", "-P", str(self.process.pid)], capture_output=True, text=True, check=False
-        )
-        return [int(pid) for pid in found.stdout.split()]
+        return [child.pid for child in psutil.Process(self.process.pid).children()]
 
     def kill_everything(self) -> None:
         """SIGKILL for the supervisor and every child of it."""

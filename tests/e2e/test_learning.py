@@ -13,7 +13,7 @@ from examples.one_process import Advantages, Loop
 from services.scheduler.advantage import group_advantages
 from shared.recipe import Recipe, load_recipe, override
 
-pytestmark = pytest.mark.run
+pytestmark = [pytest.mark.run, pytest.mark.timeout(900)]
 
 DIGITS = Path(__file__).parents[2] / "recipes" / "digits.toml"
 STEPS = 8

@@ -16,7 +16,7 @@ from safetensors.numpy import load_file
 
 from tests.e2e.conftest import LocalRun, StartRun
 
-pytestmark = pytest.mark.run
+pytestmark = [pytest.mark.run, pytest.mark.timeout(900)]
 
 STEPS = 7
 SAMPLES = 3 * 4
