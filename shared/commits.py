@@ -18,6 +18,8 @@ from shared.store import ObjectStore
 class TrainedGroup(Record):
     group: Count
     attempt: Count
+    policy_version: Count
+    """That generated it; the batch's number minus this is its staleness."""
     fragments: tuple[tuple[Count, Count, Count], ...]
     """(first sample, number of samples, attempt) of each."""
     rewards: tuple[FiniteFloat, ...]

@@ -121,6 +121,8 @@ async def _watch(local: LocalRun, display: Display, api: Api) -> Outcome:
                 await api.resume()
                 resume = False
             elif phase in ("finished", "stopped", "failed"):
+                if run["failure"] is not None:
+                    display.console.print(run["failure"], highlight=False)
                 return phase  # type: ignore[no-any-return]
             elif phase == "running":
                 resume = False

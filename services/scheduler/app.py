@@ -153,8 +153,9 @@ class Scheduler:
             return
         REWARD_MEAN.set(record.metrics["reward_mean"])
         ONPOLICY_RATIO_ERROR.set(record.metrics["onpolicy_ratio_error"])
-        staleness = record.batch - (record.policy.version - 1)
-        STALENESS.labels(steps=staleness).inc(sum(len(group.rewards) for group in record.trained))
+        for group in record.trained:
+            staleness = record.batch - group.policy_version
+            STALENESS.labels(steps=staleness).inc(len(group.rewards))
 
     async def _note_status(self, status: WorkerStatus) -> None:
         if status.worker not in self.seen:

@@ -238,6 +238,7 @@ def _record(command: TrainGroup) -> TrainedGroup:
     return TrainedGroup(
         group=command.group,
         attempt=command.attempt,
+        policy_version=command.policy.version,
         fragments=tuple(
             (f.fragment.first_sample, f.fragment.num_samples, f.fragment.attempt)
             for f in command.fragments

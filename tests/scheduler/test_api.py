@@ -4,6 +4,7 @@ from typing import Any, cast
 
 import pytest
 from fastapi.testclient import TestClient
+from prometheus_client import REGISTRY
 
 from services.scheduler.api import create_app
 from services.scheduler.app import Scheduler, Seen
@@ -34,7 +35,12 @@ class Outbox:
 
 def commit(version: int) -> CommitRecord:
     group = TrainedGroup(
-        group=0, attempt=0, fragments=((0, 4, 0),), rewards=(0.0, 1.0, 1.0, 0.0), parts={}
+        group=0,
+        attempt=0,
+        policy_version=version - 1 if version else 0,
+        fragments=((0, 4, 0),),
+        rewards=(0.0, 1.0, 1.0, 0.0),
+        parts={},
     )
     return CommitRecord(
         run="test",
@@ -129,6 +135,23 @@ def test_probes_and_metrics_answer(client: TestClient, scheduler: Scheduler) -> 
     scheduler.health.is_ready()
     assert client.get("/readyz").status_code == 200
     assert "digenrl_onpolicy_ratio_error" in client.get("/metrics").text
+
+
+def test_staleness_is_counted_from_the_version_that_generated_a_group(
+    scheduler: Scheduler,
+) -> None:
+    def counted(steps: str) -> float:
+        return REGISTRY.get_sample_value("digenrl_staleness_steps_total", {"steps": steps}) or 0.0
+
+    fresh, stale = counted("0"), counted("1")
+    on_policy = commit(2)
+    [group] = on_policy.trained
+    late = on_policy.model_copy(
+        update={"trained": (group.model_copy(update={"policy_version": 0}),)}
+    )
+    scheduler._measure(on_policy)
+    scheduler._measure(late)
+    assert (counted("0") - fresh, counted("1") - stale) == (4.0, 4.0)
 
 
 def test_every_route_is_described(client: TestClient) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from shared.errors import UserError
-from shared.recipe import Recipe, load_recipe, override
+from shared.recipe import load_recipe, override
 from shared.run_store import check_same_run
 
 DIGITS = Path(__file__).parents[2] / "recipes" / "digits.toml"
@@ -123,7 +123,3 @@ def test_a_resumed_run_may_take_more_steps_but_not_another_seed() -> None:
     check_same_run(recipe, override(recipe, {"run.steps": 77, "rollout.workers": 5}))
     with pytest.raises(UserError, match=r"run\.seed.*resume with that value"):
         check_same_run(recipe, override(recipe, {"run.seed": 99}))
-
-
-def test_no_default_of_a_recipe_is_shared_between_two() -> None:
-    assert Recipe.model_fields["algorithm"].default.model_config["frozen"]
