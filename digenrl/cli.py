@@ -78,7 +78,7 @@ def check(recipe: RecipeFile) -> None:
     batch = loaded.batch
     typer.echo(
         f"{recipe}: {loaded.run.steps} steps of {batch.groups} groups x {batch.group_size} samples "
-        f"in fragments of {batch.fragment_size}"
+        f"in fragments of {loaded.schedule.fragment_size}"
     )
 
 

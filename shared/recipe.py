@@ -90,16 +90,23 @@ class Batch(Table):
     groups: Positive
     """Prompts per optimizer step."""
     group_size: Annotated[int, Field(ge=2, le=MAX_GROUP_SIZE)]
-    fragment_size: Positive
-    """Samples that one worker generates at a time."""
 
-    @model_validator(mode="after")
-    def _fragments_fill_groups(self) -> Self:
-        _check_divides(self.fragment_size, self.group_size, "fragment_size", "batch.group_size")
-        if self.group_size // self.fragment_size > MAX_FRAGMENTS_PER_GROUP:
-            smallest = -(-self.group_size // MAX_FRAGMENTS_PER_GROUP)
-            raise ValueError(f"fragment_size: too small for this group; at least {smallest}")
-        return self
+
+class Schedule(Table):
+    """How the devices are kept busy. None of it changes the update (docs/scheduling.md)."""
+
+    mode: Literal["pipelined", "naive"] = "pipelined"
+    """naive: a whole batch is generated, then scored, then trained."""
+    fragment_size: Positive | Literal["auto"] = "auto"
+    """Samples that one device generates at a time."""
+    tsp_steps: Positive | Literal["auto"] = "auto"
+    """Denoising steps of a trajectory per forward and backward pass."""
+    tag: NonNegative | Literal["auto", "off"] = "auto"
+    """Groups of a batch that the trainer generates while it would wait."""
+    max_staleness: Literal[0, 1, "auto"] = 0
+    """1: at the tail of batch k, rollout begins batch k + 1 with version k."""
+    early_fraction: Annotated[float, Field(gt=0, le=1)] | Literal["auto"] = "auto"
+    """Of the next batch's groups, how many may be begun early."""
 
 
 class Algorithm(Table):
@@ -108,6 +115,11 @@ class Algorithm(Table):
     advantage_clip: Annotated[float, Field(gt=0)] = 5.0
     kl_beta: Rate = 0.0
     """Weight of the KL divergence to the base model; 0 does not compute it."""
+    stale_loss: Literal["bypass", "decoupled"] = "bypass"
+    """For samples that are one step stale. bypass: the ratio is to the version that generated
+    them. decoupled: it is to the version that trains, and a truncated weight makes up for the rest."""
+    weight_cap: Annotated[float, Field(gt=0)] = 5.0
+    """decoupled: weights are cut off at 1 + weight_cap x clip_range."""
 
 
 class Trainer(Table):
@@ -117,8 +129,10 @@ class Trainer(Table):
     betas: tuple[float, float] = (0.9, 0.999)
     weight_decay: Rate = 1e-4
     max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
-    micro_batch: Positive
-    """Samples per forward and backward pass, each with all its trained steps."""
+    micro_batch: Positive | Literal["auto"] = "auto"
+    """Samples per forward and backward pass, each with `schedule.tsp_steps` of its steps."""
+    memory_gib: Annotated[float, Field(gt=0)] | None = None
+    """What "auto" chunks may take of the device; by default most of what it has."""
     order: Literal["arrival", "index"] = "arrival"
     """index: gradients are summed in the order of the groups, so that the same seed gives the
     same adapter to the last bit, however many workers there are."""
@@ -171,14 +185,28 @@ class Recipe(Table):
     trainer: Trainer
     rollout: Rollout = Rollout()
     reward: Reward
+    schedule: Schedule = Schedule()
     evaluation: Evaluation = Evaluation()
 
     @model_validator(mode="after")
-    def _micro_batches_fill_groups(self) -> Self:
-        _check_divides(
-            self.trainer.micro_batch, self.batch.group_size,
-            "trainer.micro_batch", "batch.group_size",
-        )  # fmt: skip
+    def _parts_make_up_the_whole(self) -> Self:
+        size = self.batch.group_size
+        if isinstance(self.trainer.micro_batch, int):
+            _check_divides(
+                self.trainer.micro_batch, size, "trainer.micro_batch", "batch.group_size"
+            )
+        fragment = self.schedule.fragment_size
+        if isinstance(fragment, int):
+            _check_divides(fragment, size, "schedule.fragment_size", "batch.group_size")
+            if size // fragment > MAX_FRAGMENTS_PER_GROUP:
+                smallest = -(-size // MAX_FRAGMENTS_PER_GROUP)
+                raise ValueError(
+                    f"schedule.fragment_size: too small for this group; at least {smallest}"
+                )
+        _check_at_most(
+            self.schedule.tsp_steps, self.sampling.window, "schedule.tsp_steps", "sampling.window"
+        )
+        _check_at_most(self.schedule.tag, self.batch.groups, "schedule.tag", "batch.groups")
         return self
 
 
@@ -285,6 +313,11 @@ def _check_divides(part: int, whole: int, field: str, of: str) -> None:
         f"{field}: {part} does not divide {of} ({whole}); nearest that do: "
         + " and ".join(str(value) for value in nearest)
     )
+
+
+def _check_at_most(value: int | str, limit: int, field: str, of: str) -> None:
+    if isinstance(value, int) and value > limit:
+        raise ValueError(f"{field}: {value} is more than {of}; at most {limit}")
 
 
 def _check_unique(field: str, names: list[str]) -> None:

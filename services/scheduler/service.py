@@ -12,12 +12,13 @@ from shared.store import open_store
 
 
 def plan_of(recipe: Recipe) -> Plan:
+    fragment = recipe.schedule.fragment_size
     return Plan(
         prompts=PromptOrder(read_prompts(recipe.data.prompts), recipe.run.seed),
         num_batches=recipe.run.steps,
         num_groups=recipe.batch.groups,
         group_size=recipe.batch.group_size,
-        fragment_size=recipe.batch.fragment_size,
+        fragment_size=recipe.batch.group_size if fragment == "auto" else fragment,
         window_starts=recipe.sampling.first_window_starts,
         seed=recipe.run.seed,
     )

@@ -24,7 +24,7 @@ PATIENCE_S = 500
 SMALL = {
     "batch.groups": 3,
     "batch.group_size": 4,
-    "batch.fragment_size": 2,
+    "schedule.fragment_size": 2,
     "trainer.micro_batch": 4,
     "evaluation.samples_per_prompt": 1,
 }

@@ -61,11 +61,11 @@ def test_fragments_that_do_not_fill_a_group_name_the_nearest_that_do(tmp_path: P
     recipe = load_recipe(DIGITS)
     path.write_text(
         text.replace(f"group_size = {recipe.batch.group_size}", "group_size = 24").replace(
-            f"fragment_size = {recipe.batch.fragment_size}", "fragment_size = 7"
+            f"fragment_size = {recipe.schedule.fragment_size}", "fragment_size = 7"
         )
     )
     message = fault(path)
-    assert "batch.fragment_size: 7 does not divide batch.group_size (24)" in message
+    assert "schedule.fragment_size: 7 does not divide batch.group_size (24)" in message
     assert message.endswith("nearest that do: 6 and 8")
 
 

@@ -13,7 +13,7 @@ def recipe() -> Recipe:
     changes = {
         "batch.groups": 3,
         "batch.group_size": 4,
-        "batch.fragment_size": 2,
+        "schedule.fragment_size": 2,
         "trainer.micro_batch": 2,
         "sampling.window": 2,
         "algorithm.kl_beta": 0.02,
