@@ -1,6 +1,7 @@
 """``digenrl``: one command, each of its parts imported only when it is asked for."""
 
 import asyncio
+import contextlib
 import sys
 from enum import StrEnum
 from pathlib import Path
@@ -46,6 +47,22 @@ def up(
         str | None, typer.Option(help="arrival, or index for the same bytes each time")
     ] = None,
     rollout_workers: Annotated[int | None, typer.Option(help="how many rollout workers")] = None,
+    mode: Annotated[str | None, typer.Option(help="pipelined, or naive for comparison")] = None,
+    tag: Annotated[
+        str | None, typer.Option(help="auto, off, or how many groups the trainer generates")
+    ] = None,
+    staleness: Annotated[
+        str | None, typer.Option(help="0, or 1 to begin the next batch before the step")
+    ] = None,
+    early_fraction: Annotated[
+        str | None, typer.Option(help="of the next batch that may be begun early, or auto")
+    ] = None,
+    fragment_size: Annotated[
+        str | None, typer.Option(help="samples that a device generates at a time, or auto")
+    ] = None,
+    tsp_steps: Annotated[
+        str | None, typer.Option(help="denoising steps per training pass, or auto")
+    ] = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="go on from the run's newest commit")
     ] = False,
@@ -62,9 +79,25 @@ def up(
         "run.name": name,
         "trainer.order": order,
         "rollout.workers": rollout_workers,
+        "schedule.mode": mode,
+        "schedule.tag": _number(tag),
+        "schedule.max_staleness": _number(staleness),
+        "schedule.early_fraction": _number(early_fraction),
+        "schedule.fragment_size": _number(fragment_size),
+        "schedule.tsp_steps": _number(tsp_steps),
     }
     request = Request(recipe, overrides, resume=resume, port=port, runs=runs.resolve())
     raise typer.Exit(asyncio.run(run_locally(prepare(request))))
+
+
+def _number(text: str | None) -> str | int | float | None:
+    """A number if it is one; the recipe says what else it may be."""
+    if text is None:
+        return None
+    for kind in (int, float):
+        with contextlib.suppress(ValueError):
+            return kind(text)
+    return text
 
 
 @app.command()

@@ -62,6 +62,7 @@ class Loop:
             window_start=window_start(
                 self.recipe.run.seed, policy.version, group, first=first, last=last
             ),
+            worker="one-process",
         )
         conditions = self._rollout.conditions(prompt.text)
         made = self._rollout.generate(task)

@@ -53,6 +53,13 @@ class Received:
     data: bytes
 
 
+@dataclass(frozen=True, slots=True)
+class Incoming:
+    messages: AsyncIterator[Msg]
+    num_pending: int
+    """Messages that were stored before."""
+
+
 class Delivery:
     """A piece of work. Leaving the block acknowledges it; an exception hands it to others."""
 
@@ -212,16 +219,34 @@ class Bus:
     def queue(self, stream: Stream, service: str) -> Queue:
         return Queue(self, stream, service)
 
+    async def stored(self, stream: Stream) -> tuple[list[Received], int]:
+        """What this run has in ``stream`` now, in order, and the sequence number of the last."""
+        wanted = subjects.run_subjects(self.run, stream)
+        while True:
+            try:
+                found, last = [], 0
+                async with self._push_consumer(stream, wanted, start=1) as incoming:
+                    if not incoming.num_pending:
+                        return [], 0
+                    async for raw in incoming.messages:
+                        last = raw.metadata.sequence.stream
+                        found.append(await self._received(stream, raw))
+                        if not raw.metadata.num_pending:
+                            return found, last
+            except (nats.errors.Error, APIError, OSError) as error:
+                log.warning("read_interrupted", stream=stream.name, error=repr(error))
+                await asyncio.sleep(RETRY_S)
+
     async def follow(
-        self, stream: Stream, filters: Sequence[str] | None = None
+        self, stream: Stream, filters: Sequence[str] | None = None, *, after: int = 0
     ) -> AsyncGenerator[Received]:
-        """Every message of this run in ``stream``, in order, from the first one, for ever."""
+        """Every message of this run in ``stream`` behind number ``after``, in order, for ever."""
         wanted = list(filters or subjects.run_subjects(self.run, stream))
-        last = 0
+        last = after
         while True:
             try:
                 async with self._push_consumer(stream, wanted, start=last + 1) as incoming:
-                    async for raw in incoming:
+                    async for raw in incoming.messages:
                         last = raw.metadata.sequence.stream
                         yield await self._received(stream, raw)
             except (nats.errors.Error, APIError, OSError) as error:
@@ -280,7 +305,7 @@ class Bus:
     @contextlib.asynccontextmanager
     async def _push_consumer(
         self, stream: Stream, filters: list[str], *, start: int
-    ) -> AsyncIterator[AsyncIterator[Msg]]:
+    ) -> AsyncIterator["Incoming"]:
         inbox = self._client.new_inbox()
         subscription = await self._client.subscribe(inbox)
         try:
@@ -298,7 +323,7 @@ class Bus:
                 ),
             )
             try:
-                yield _contiguous(subscription)
+                yield Incoming(_contiguous(subscription), consumer.num_pending or 0)
             finally:
                 await self.jetstream.delete_consumer(stream.name, consumer.name)
         finally:
@@ -330,7 +355,7 @@ def _stream_config(stream: Stream) -> api.StreamConfig:
         storage=api.StorageType.FILE,
         discard=api.DiscardPolicy.NEW if stream.slots else api.DiscardPolicy.OLD,
         discard_new_per_subject=stream.slots,
-        max_msgs_per_subject=1 if stream.slots else -1,
+        max_msgs_per_subject=1 if stream.slots or stream.newest else -1,
         max_bytes=stream.max_bytes,
         max_msg_size=64 * 1024 + 4096,  # the body's limit, and its headers
         duplicate_window=120.0,

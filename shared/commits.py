@@ -22,6 +22,8 @@ class TrainedGroup(Record):
     """That generated it; the batch's number minus this is its staleness."""
     fragments: tuple[tuple[Count, Count, Count], ...]
     """(first sample, number of samples, attempt) of each."""
+    workers: tuple[Token, ...]
+    """Addresses of the devices that generated them."""
     rewards: tuple[FiniteFloat, ...]
     parts: dict[Token, tuple[FiniteFloat, ...]]
 
@@ -39,6 +41,7 @@ class CommitRecord(Record):
     """Every group of the batch, in order. Empty for version 0."""
     metrics: dict[str, FiniteFloat] = Field(default_factory=dict)
     worker: Token
+    """Address of the trainer."""
 
     @property
     def batch(self) -> int | None:

@@ -3,15 +3,19 @@
 Events are facts ("this happened"), commands are requests ("do this"), a status says what a worker
 does right now. Tensors never travel here: a message names objects in the store.
 
-    GenerateFragment      scheduler -> rollout     sample this fragment under this policy version
-    FragmentGenerated     rollout -> reward, scheduler
+    GenerateFragment      scheduler -> one device  sample this fragment under this policy version
+    FragmentGenerated     device -> reward, scheduler
+    FragmentReleased      device -> scheduler      given back, not begun or not finished
     FragmentScored        reward -> scheduler
     FragmentFailed        any -> scheduler         the fragment needs another attempt
     TrainGroup            scheduler -> trainer     a whole, scored group with its advantages
+    GroupTrained          trainer -> scheduler     its gradient is added up
     GroupFailed           any -> scheduler         the group must be sent to the trainer again
-    PolicyPublished       trainer -> scheduler     an optimizer step is committed
+    PolicyPublished       trainer -> everybody     an optimizer step is committed
+    SetDevice             scheduler -> trainer     TAG: what a trainer's device is to be used for
     OperatorRequest       API -> scheduler         pause, resume, stop
-    WorkerStatus          every worker -> scheduler, once a second, not stored
+    TagRequest            API -> scheduler         TAG: auto, off or fixed
+    WorkerStatus          every worker -> scheduler, once a second and at changes, not stored
 """
 
 from typing import Annotated, Literal
@@ -93,6 +97,8 @@ class GenerateFragment(Record):
     prompt: Prompt
     window_start: Count
     """First stochastic (and trained) denoising step of this group."""
+    worker: Token
+    """Address of the device that is to generate it."""
 
 
 class Trajectories(Record):
@@ -112,8 +118,17 @@ class FragmentGenerated(Record):
     prompt: Prompt
     stored: Trajectories
     worker: Token
+    """Address of the device that generated it."""
     seconds: Seconds
     """On the device, from the first denoising step to the decoded media."""
+
+
+class FragmentReleased(Record):
+    kind: Literal["fragment_released"] = "fragment_released"
+    slot: FragmentSlot
+    worker: Token
+    reason: Literal["stale", "returned", "draining"]
+    """stale: a newer version was published before it began. returned: the device trains again."""
 
 
 class FragmentScored(Record):
@@ -125,6 +140,8 @@ class FragmentScored(Record):
     """The weighted sum per sample, in order."""
     parts: dict[Token, tuple[FiniteFloat, ...]] = Field(max_length=32)
     """Each scorer's own values, by its name in the recipe."""
+    generated_by: Token
+    """Address of the device that generated it."""
     worker: Token
     seconds: Seconds
 
@@ -149,6 +166,18 @@ class TrainGroup(Record):
     """One per sample of the group, in order."""
 
 
+class GroupTrained(Record):
+    """Says that a group is in the trainer's gradient; it is trained when the batch is committed."""
+
+    kind: Literal["group_trained"] = "group_trained"
+    batch: Count
+    group: Count
+    attempt: Count
+    worker: Token
+    seconds: Seconds
+    """On the device."""
+
+
 class GroupFailed(Record):
     kind: Literal["group_failed"] = "group_failed"
     batch: Count
@@ -162,6 +191,25 @@ class PolicyPublished(Record):
     policy: Policy
     weights: ObjectRef
     worker: Token
+    seconds: Seconds = 0.0
+    """From the beginning of the optimizer step to this announcement; 0 if none was taken."""
+
+
+DeviceMode = Literal["train", "generate"]
+
+
+class SetDevice(Record):
+    """Desired state, not a call: the highest generation that a device has seen is what holds."""
+
+    kind: Literal["set_device"] = "set_device"
+    worker: Token
+    """Address of the trainer."""
+    generation: Count
+    mode: DeviceMode
+    max_seconds: Seconds = 0.0
+    """A borrowed device returns by itself after this long, by its own clock."""
+    keep: bool = True
+    """train: whether fragments that are begun or waiting are kept for the next loan, or dropped."""
 
 
 class OperatorRequest(Record):
@@ -170,34 +218,80 @@ class OperatorRequest(Record):
     id: Token
 
 
+TagMode = Literal["auto", "off", "fixed"]
+
+
+class TagRequest(Record):
+    kind: Literal["tag_request"] = "tag_request"
+    mode: TagMode
+    groups: Count = 0
+    """fixed: of every batch, how many groups the trainer generates."""
+    id: Token
+
+
 Service = Literal["rollout", "reward", "trainer", "scheduler"]
 Activity = Literal[
     "starting", "generating", "scoring", "training", "committing", "loading_weights",
-    "waiting_for_rollout", "waiting_for_reward", "waiting_for_trainer", "stopping",
+    "waiting_for_rollout", "waiting_for_reward", "waiting_for_trainer", "refused", "stopping",
 ]  # fmt: skip
+
+
+class Device(Record):
+    """What a worker registers with."""
+
+    kind: Text = "cpu"
+    """As its maker calls it."""
+    memory_bytes: Count = 0
+    needs_bytes: Count = 0
+    """What the worker will hold of the model."""
+    slots: Annotated[int, Field(ge=0, le=4096)] = 0
+    """Fragments that it generates at the same time; 0 if it cannot generate."""
+
+    @property
+    def refusal(self) -> str | None:
+        """Why it cannot take part."""
+        if self.needs_bytes <= self.memory_bytes:
+            return None
+        needs, has = (f"{size / 2**30:.2f} GiB" for size in (self.needs_bytes, self.memory_bytes))
+        return f"the model needs {needs}, this {self.kind} has {has}"
+
+
+class DeviceLoan(Record):
+    """What a trainer's device is used for, as the device itself reports it."""
+
+    generation: Count
+    mode: DeviceMode
 
 
 class WorkerStatus(Record):
     kind: Literal["worker_status"] = "worker_status"
     service: Service
     worker: Token
+    address: Token
+    """The worker's name and this start of it: a worker that is started again has another one."""
     activity: Activity
     policy_version: Count | None = None
     num_done: Count = 0
     num_quarantined: Count = 0
     busy_seconds: Seconds = 0.0
-    device: Text = "cpu"
+    seconds: dict[Activity, Seconds] = Field(default_factory=dict)
+    """Spent on each activity since it was started."""
+    device: Device = Device()
+    loan: DeviceLoan | None = None
 
 
 Slotted = GenerateFragment | FragmentGenerated | FragmentScored | TrainGroup
 """Messages with a slot of their own: stored at most once, whoever publishes them how often."""
 Event = (
     FragmentGenerated
+    | FragmentReleased
     | FragmentScored
     | FragmentFailed
+    | GroupTrained
     | GroupFailed
     | PolicyPublished
     | OperatorRequest
+    | TagRequest
 )
-Command = GenerateFragment | TrainGroup
+Command = GenerateFragment | TrainGroup | SetDevice
 Message = Annotated[Event | Command | WorkerStatus, Field(discriminator="kind")]

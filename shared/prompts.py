@@ -3,6 +3,7 @@
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -19,14 +20,19 @@ class PromptOrder:
     prompts: tuple[Prompt, ...]
     seed: int
 
-    def of_batch(self, batch: int, num_groups: int) -> list[Prompt]:
-        """The prompts of a batch's groups. The data position of a run is its batch number."""
-        first = batch * num_groups
-        return [self._at(position) for position in range(first, first + num_groups)]
+    def of_group(self, batch: int, group: int, num_groups: int) -> Prompt:
+        """The prompt of a batch's group. The data position of a run is its batch number."""
+        epoch, index = divmod(batch * num_groups + group, len(self.prompts))
+        return self.prompts[_epoch_order(self.seed, len(self.prompts), epoch)[index]]
 
-    def _at(self, position: int) -> Prompt:
-        epoch, index = divmod(position, len(self.prompts))
-        return self.prompts[permutation(self.seed, len(self.prompts), "epoch", epoch)[index]]
+    def of_batch(self, batch: int, num_groups: int) -> list[Prompt]:
+        """The prompts of all its groups."""
+        return [self.of_group(batch, group, num_groups) for group in range(num_groups)]
+
+
+@lru_cache(maxsize=8)
+def _epoch_order(seed: int, size: int, epoch: int) -> list[int]:
+    return permutation(seed, size, "epoch", epoch)
 
 
 def read_prompts(path: Path) -> tuple[Prompt, ...]:

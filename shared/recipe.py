@@ -104,9 +104,19 @@ class Schedule(Table):
     tag: NonNegative | Literal["auto", "off"] = "auto"
     """Groups of a batch that the trainer generates while it would wait."""
     max_staleness: Literal[0, 1, "auto"] = 0
-    """1: at the tail of batch k, rollout begins batch k + 1 with version k."""
+    """1: at the tail of batch k, rollout begins batch k + 1 with version k. auto: 1."""
     early_fraction: Annotated[float, Field(gt=0, le=1)] | Literal["auto"] = "auto"
     """Of the next batch's groups, how many may be begun early."""
+
+    @property
+    def staleness_limit(self) -> int:
+        if self.mode == "naive":
+            return 0
+        return 1 if self.max_staleness == "auto" else self.max_staleness
+
+    @property
+    def trainer_may_help(self) -> bool:
+        return self.mode == "pipelined" and self.tag not in ("off", 0)
 
 
 class Algorithm(Table):
@@ -116,8 +126,8 @@ class Algorithm(Table):
     kl_beta: Rate = 0.0
     """Weight of the KL divergence to the base model; 0 does not compute it."""
     stale_loss: Literal["bypass", "decoupled"] = "bypass"
-    """For samples that are one step stale. bypass: the ratio is to the version that generated
-    them. decoupled: it is to the version that trains, and a truncated weight makes up for the rest."""
+    """Of samples that are one step stale. bypass: the ratio is to the version that generated them;
+    decoupled: to the version that trains, and a truncated weight makes up for the rest."""
     weight_cap: Annotated[float, Field(gt=0)] = 5.0
     """decoupled: weights are cut off at 1 + weight_cap x clip_range."""
 
@@ -277,7 +287,8 @@ def describe(error: ValidationError) -> str:
     faults = error.errors(include_url=False)
     # A misspelt key is the cause of the missing one.
     first = min(faults, key=lambda fault: fault["type"] != "extra_forbidden")
-    where = ".".join(str(part) for part in first["loc"])
+    path = _keys_of(first["loc"])
+    where = ".".join(path)
     match first["type"]:
         case "extra_forbidden":
             return f"{where}: unknown key{_nearest(first['loc'])}"
@@ -287,7 +298,25 @@ def describe(error: ValidationError) -> str:
             reason = str(first["ctx"]["error"])
             return f"{where}.{reason}" if where and "." not in reason.split(":")[0] else reason
         case _:
-            return f"{where}: {first['msg'].lower()}, not {first['input']!r}"
+            # Of a key that takes values of several kinds, every kind has its fault.
+            wanted = [fault["msg"].lower() for fault in faults if _keys_of(fault["loc"]) == path]
+            return f"{where}: {', or '.join(wanted)}, not {first['input']!r}"
+
+
+def _keys_of(location: tuple[int | str, ...]) -> list[str]:
+    """Without what pydantic adds for the alternatives of one key."""
+    keys: list[str] = []
+    table: Any = Recipe
+    for part in location:
+        keys.append(str(part))
+        if isinstance(part, str):
+            field = getattr(table, "model_fields", {}).get(part)
+            if field is None:
+                break
+            table = _table_of(field.annotation)
+            if not hasattr(table, "model_fields"):
+                break
+    return keys
 
 
 def _nearest(location: tuple[int | str, ...]) -> str:

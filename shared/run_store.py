@@ -5,6 +5,7 @@
 <run>/weights/<sha256>.safetensors   one adapter per policy version
 <run>/checkpoints/<sha256>...        optimizer and random state of each version
 <run>/conditions/<sha256>...         what the network is told about each prompt
+<run>/usage/<batch>.json             what the devices did in that batch, and what TAG decided
 <run>/batches/<batch>/<sha256>...    trajectories and media, until no recovery needs them
 """
 
@@ -20,6 +21,7 @@ from shared.store import ObjectStore
 
 MAY_CHANGE = {
     "run.steps", "rollout.workers", "rollout.threads", "reward.workers", "reward.threads",
+    "schedule.mode", "schedule.tag", "schedule.early_fraction",
     "evaluation.seed", "evaluation.samples_per_prompt", "evaluation.digits",
 }  # fmt: skip
 """Keys that a resumed run may set anew: they do not change what any batch is."""
@@ -43,6 +45,14 @@ def conditions_folder(run: str) -> str:
 
 def batch_folder(run: str, batch: int) -> str:
     return f"{run}/batches/{batch:08d}"
+
+
+def usage_folder(run: str) -> str:
+    return f"{run}/usage"
+
+
+def usage_key(run: str, batch: int) -> str:
+    return f"{usage_folder(run)}/{batch:08d}.json"
 
 
 async def store_recipe(store: ObjectStore, recipe: Recipe) -> None:

@@ -1,15 +1,18 @@
 """Where each message goes: streams, and one subject ("slot") per piece of work.
 
-    dg.<run>.task.<batch>.<group>.<first sample>.<attempt>     DG_TASK   GenerateFragment
-    dg.<run>.traj.<batch>.<group>.<first sample>.<attempt>     DG_TRAJ   FragmentGenerated
-    dg.<run>.rew.<batch>.<group>.<first sample>.<attempt>      DG_REW    FragmentScored
-    dg.<run>.train.<batch>.<group>.<attempt>                   DG_TRAIN  TrainGroup
-    dg.<run>.evt.<kind>                                        DG_EVT    everything else
-    dg.<run>.quarantine.<stream>.<sequence>                    DG_DLQ    bytes that are no message
-    dg.<run>.live.<service>.<worker>                           (none)    WorkerStatus
+    dg.<run>.task.<address>.<batch>.<group>.<first>.<attempt>  DG_TASK    GenerateFragment
+    dg.<run>.traj.<batch>.<group>.<first sample>.<attempt>     DG_TRAJ    FragmentGenerated
+    dg.<run>.rew.<batch>.<group>.<first sample>.<attempt>      DG_REW     FragmentScored
+    dg.<run>.train.<batch>.<group>.<attempt>                   DG_TRAIN   TrainGroup
+    dg.<run>.device.<address>                                  DG_DEVICE  SetDevice
+    dg.<run>.evt.<kind>                                        DG_EVT     everything else
+    dg.<run>.quarantine.<stream>.<sequence>                    DG_DLQ     bytes that are no message
+    dg.<run>.live.<service>.<worker>                           (none)     WorkerStatus
 
 The first four streams keep one message per subject and refuse a second, for ever and over
-restarts: whoever does a piece of work twice finds its slot taken.
+restarts: whoever does a piece of work twice finds its slot taken. A task names the device that is
+to do it; given to another device, it has another slot, and still one slot for its result.
+DG_DEVICE keeps the newest message per subject: what a device is wanted to do.
 """
 
 import re
@@ -17,15 +20,12 @@ from dataclasses import dataclass
 
 from shared.contracts import (
     Fragment,
-    FragmentFailed,
     FragmentGenerated,
     FragmentScored,
     FragmentSlot,
     GenerateFragment,
-    GroupFailed,
     Message,
-    OperatorRequest,
-    PolicyPublished,
+    SetDevice,
     TrainGroup,
     WorkerStatus,
 )
@@ -40,6 +40,8 @@ class Stream:
     max_bytes: int
     slots: bool
     """One message per subject, a second one is refused; otherwise old messages make room."""
+    newest: bool = False
+    """Only the newest message of a subject is kept."""
 
 
 ADVISORIES = "$JS.EVENT.ADVISORY.CONSUMER.MAX_DELIVERIES.*.*"
@@ -47,12 +49,13 @@ TASK = Stream("DG_TASK", ("dg.*.task.>",), 64 * MIB, slots=True)
 TRAJ = Stream("DG_TRAJ", ("dg.*.traj.>",), 64 * MIB, slots=True)
 REW = Stream("DG_REW", ("dg.*.rew.>",), 64 * MIB, slots=True)
 TRAIN = Stream("DG_TRAIN", ("dg.*.train.>",), 64 * MIB, slots=True)
+DEVICE = Stream("DG_DEVICE", ("dg.*.device.>",), 16 * MIB, slots=False, newest=True)
 EVT = Stream("DG_EVT", ("dg.*.evt.>",), 64 * MIB, slots=False)
 DLQ = Stream("DG_DLQ", (ADVISORIES, "dg.*.quarantine.>"), 64 * MIB, slots=False)
-STREAMS = (TASK, TRAJ, REW, TRAIN, EVT, DLQ)
+STREAMS = (TASK, TRAJ, REW, TRAIN, DEVICE, EVT, DLQ)
 
 _FRAGMENT = re.compile(
-    r"\Adg\.[^.]+\.(?:task|traj|rew)\.(\d{1,9})\.(\d{1,9})\.(\d{1,9})\.(\d{1,9})\Z"
+    r"\Adg\.[^.]+\.(?:task\.[^.]+|traj|rew)\.(\d{1,9})\.(\d{1,9})\.(\d{1,9})\.(\d{1,9})\Z"
 )
 _GROUP = re.compile(r"\Adg\.[^.]+\.train\.(\d{1,9})\.(\d{1,9})\.(\d{1,9})\Z")
 
@@ -60,17 +63,19 @@ _GROUP = re.compile(r"\Adg\.[^.]+\.train\.(\d{1,9})\.(\d{1,9})\.(\d{1,9})\Z")
 def subject_of(run: str, message: Message) -> str:
     match message:
         case GenerateFragment(fragment=fragment):
-            return f"dg.{run}.task.{_numbers(fragment)}"
+            return f"dg.{run}.task.{message.worker}.{_numbers(fragment)}"
         case FragmentGenerated(fragment=fragment):
             return f"dg.{run}.traj.{_numbers(fragment)}"
         case FragmentScored(fragment=fragment):
             return f"dg.{run}.rew.{_numbers(fragment)}"
         case TrainGroup():
             return f"dg.{run}.train.{message.batch}.{message.group}.{message.attempt}"
-        case FragmentFailed() | GroupFailed() | PolicyPublished() | OperatorRequest():
-            return f"dg.{run}.evt.{message.kind}"
+        case SetDevice():
+            return f"dg.{run}.device.{message.worker}"
         case WorkerStatus():
             return f"dg.{run}.live.{message.service}.{message.worker}"
+        case _:
+            return f"dg.{run}.evt.{message.kind}"
 
 
 def stream_of(subject: str) -> Stream:
@@ -82,7 +87,20 @@ def stream_of(subject: str) -> Stream:
 def batch_subject(run: str, stream: Stream, batch: int) -> str:
     """Every slot of one batch in one stream."""
     kind = stream.subjects[0].split(".")[2]
-    return f"dg.{run}.{kind}.{batch}.>"
+    return f"dg.{run}.{kind}{'.*' if stream is TASK else ''}.{batch}.>"
+
+
+def tasks_for(run: str, address: str) -> str:
+    """Every fragment given to one device."""
+    return f"dg.{run}.task.{address}.>"
+
+
+def device_subject(run: str, address: str) -> str:
+    return f"dg.{run}.device.{address}"
+
+
+def event_subject(run: str, kind: str) -> str:
+    return f"dg.{run}.evt.{kind}"
 
 
 def run_subjects(run: str, stream: Stream) -> list[str]:

@@ -24,6 +24,24 @@ ONPOLICY_RATIO_ERROR = Gauge(
     "Largest |ratio - 1| before the first update of the newest batch",
 )
 DLQ_MESSAGES = Gauge("digenrl_dlq_messages", "Quarantined messages of the run, by any service")
+PUBLISH_LAG = Histogram(
+    "digenrl_publish_lag_seconds",
+    "From an optimizer step to the first fragment generated with its result",
+    buckets=(0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60),
+)
+WEIGHTS_LOAD_SECONDS = Histogram(
+    "digenrl_weights_load_seconds", "Fetching and staging new weights, beside generation"
+)
+WEIGHTS_PAUSE_SECONDS = Histogram(
+    "digenrl_weights_pause_seconds",
+    "Between two fragments, putting new weights in use that are staged",
+    buckets=(0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 1, 5),
+)
+LOAN_RETURN_SECONDS = Histogram(
+    "digenrl_loan_return_seconds",
+    "From the command to return a borrowed device to its being free for training",
+    buckets=(0.001, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10),
+)
 STALENESS = Counter("digenrl_staleness_steps_total", "Trained samples by staleness", ["steps"])
 
 

@@ -1,16 +1,28 @@
-"""What every worker does besides its work: say once a second what it is doing."""
+"""What every worker does besides its work: say what it is doing, once a second and at changes."""
 
 import asyncio
+import os
 import time
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from shared.bus import Bus
-from shared.contracts import Activity, Service, WorkerStatus
+from shared.contracts import Activity, Device, DeviceLoan, Service, WorkerStatus
 from shared.telemetry import QUARANTINED
 
 STATUS_S = 1.0
+
+
+def new_address(name: str) -> str:
+    """Of this start of the worker: what was sent to an earlier one never reaches it."""
+    return f"{name[:55]}-{uuid.uuid4().hex[:8]}"
+
+
+def host_memory() -> int:
+    """Bytes of main memory."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 @dataclass(slots=True)
@@ -21,11 +33,29 @@ class Worker:
     name: str
     idle: Activity
     """What it waits for when it is not busy."""
-    device: str = "cpu"
+    device: Device = field(default_factory=Device)
+    address: str = ""
     policy_version: int | None = None
+    loan: DeviceLoan | None = None
     num_done: int = 0
     busy_seconds: float = 0.0
-    activity: Activity = field(default="starting")
+    seconds: dict[Activity, float] = field(default_factory=dict)
+    _activity: Activity = "starting"
+    _since: float = field(default_factory=time.monotonic)
+    _changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def __post_init__(self) -> None:
+        self.address = self.address or new_address(self.name)
+
+    @property
+    def activity(self) -> Activity:
+        return self._activity
+
+    @activity.setter
+    def activity(self, activity: Activity) -> None:
+        now = time.monotonic()
+        self.seconds[self._activity] = self.seconds.get(self._activity, 0.0) + now - self._since
+        self._activity, self._since = activity, now
 
     @contextmanager
     def doing(self, activity: Activity) -> Iterator[None]:
@@ -36,26 +66,41 @@ class Worker:
             self.activity = self.idle
             self.busy_seconds += time.monotonic() - began
 
+    def report_now(self) -> None:
+        """Something has changed that the scheduler should know at once."""
+        self._changed.set()
+
     async def report(self, bus: Bus) -> None:
         """Tell the scheduler, for ever."""
         while True:
+            self._changed.clear()
             await bus.tell(self._status())
-            await asyncio.sleep(STATUS_S)
+            try:
+                await asyncio.wait_for(self._changed.wait(), STATUS_S)
+            except TimeoutError:
+                continue
 
     def _status(self) -> WorkerStatus:
-        quarantined = sum(
-            sample.value
-            for metric in QUARANTINED.collect()
-            for sample in metric.samples
-            if sample.name.endswith("_total")
-        )
+        self.activity = self.activity  # adds up its seconds
         return WorkerStatus(
             service=self.service,
             worker=self.name,
+            address=self.address,
             activity=self.activity,
             policy_version=self.policy_version,
             num_done=self.num_done,
-            num_quarantined=int(quarantined),
+            num_quarantined=_num_quarantined(),
             busy_seconds=round(self.busy_seconds, 3),
+            seconds={activity: round(spent, 3) for activity, spent in self.seconds.items()},
             device=self.device,
+            loan=self.loan,
         )
+
+
+def _num_quarantined() -> int:
+    return sum(
+        int(sample.value)
+        for metric in QUARANTINED.collect()
+        for sample in metric.samples
+        if sample.name.endswith("_total")
+    )

@@ -5,11 +5,17 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Literal
 
+import structlog
+
+from shared.bus import Bus
 from shared.recipe import Recipe
 from shared.run_store import wait_for_recipe
 from shared.service import Health, serve, worker_app
 from shared.settings import ServiceSettings
 from shared.store import ObjectStore, open_store
+from shared.worker import Worker
+
+log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +26,15 @@ class WorkerProcess:
     recipe: Recipe
     store: ObjectStore
     health: Health
+
+    async def refuse_or_go_on(self, worker: Worker, bus: Bus) -> None:
+        """A device that cannot hold the model is never used: it says why until it is stopped."""
+        reason = worker.device.refusal
+        if reason is None:
+            return
+        log.error("refused", reason=reason)
+        worker.activity = "refused"
+        await worker.report(bus)
 
 
 async def run_worker(

@@ -1,5 +1,7 @@
 """Messages for tests: a run of two groups of four samples in fragments of two."""
 
+from typing import Any
+
 from services.scheduler.state import Plan
 from shared.contracts import (
     Fragment,
@@ -17,8 +19,10 @@ from shared.prompts import PromptOrder
 PROMPTS = tuple(Prompt(text=f"a handwritten {word}") for word in ("one", "two", "three"))
 
 
-def plan(**changes: int) -> Plan:
-    fields = {"num_batches": 3, "num_groups": 2, "group_size": 4, "fragment_size": 2, "seed": 0}
+def plan(**changes: Any) -> Plan:
+    fields: dict[str, Any] = {
+        "num_batches": 3, "num_groups": 2, "group_size": 4, "fragment_size": 2, "seed": 0
+    }  # fmt: skip
     return Plan(prompts=PromptOrder(PROMPTS, seed=0), window_starts=(0, 2), **{**fields, **changes})
 
 
@@ -53,7 +57,7 @@ def generated(task: GenerateFragment) -> FragmentGenerated:
         policy=task.policy,
         prompt=task.prompt,
         stored=stored(task.policy.version),
-        worker="rollout-0",
+        worker=task.worker,
         seconds=0.1,
     )
 
@@ -66,6 +70,7 @@ def scored(task: GenerateFragment, rewards: tuple[float, ...] | None = None) -> 
         stored=stored(task.policy.version),
         rewards=default if rewards is None else rewards,
         parts={"proxy": default if rewards is None else rewards},
+        generated_by=task.worker,
         worker="reward-0",
         seconds=0.1,
     )
@@ -78,5 +83,6 @@ def fragment(**changes: int) -> Fragment:
 
 def task(**changes: int) -> GenerateFragment:
     return GenerateFragment(
-        fragment=fragment(**changes), policy=policy(0), prompt=PROMPTS[0], window_start=0
-    )
+        fragment=fragment(**changes), policy=policy(0), prompt=PROMPTS[0], window_start=0,
+        worker="rollout-0",
+    )  # fmt: skip

@@ -76,19 +76,33 @@ class Display:
             f"  {_eta(run['eta_seconds'])}",
         )
         table = Table(box=None, padding=(0, 2))
-        for column in ("worker", "does", "version", "done", "busy"):
+        for column in ("worker", "device", "does", "version", "done", "busy", "s/sample"):
             table.add_column(column)
         for worker in workers:
-            version = worker["policy_version"]
+            version, each = worker["policy_version"], worker["seconds_per_sample"]
+            generates = worker["service"] == "rollout" and each is not None
             table.add_row(
                 worker["worker"],
-                worker["activity"].replace("_", " "),
+                worker["device"],
+                doing(worker),
                 "-" if version is None else str(version),
                 str(worker["num_done"]),
                 f"{worker['busy_seconds']:.0f} s",
+                f"{each:.3g}" if generates else "",
             )
         footer = Text(f"API {self.url}/docs   logs {self.logs}   Ctrl-C drains and stops", "dim")
         return Group(heading, self._progress, table, footer)
+
+
+def doing(worker: dict[str, Any]) -> str:
+    """What a device does; if it waits, for whom; if it takes no part, why."""
+    if worker["refused"]:
+        return f"refused: {worker['refused']}"
+    # The scheduler knows better for whom a device waits, the device better what it works on.
+    waits = worker["activity"].startswith("waiting")
+    use = worker["use"] if waits and worker["use"] else worker["activity"]
+    lent = worker["lent"] and worker["service"] == "trainer"
+    return use.replace("_", " ") + (" (lent)" if lent else "")
 
 
 def sparkline(values: list[float]) -> str:

@@ -11,6 +11,7 @@ import torch
 from digenrl.report.summary import Quality
 from services.reward.scorer import build_scorers
 from shared.contracts import Prompt
+from shared.diffusion.generation import to_uint8
 from shared.diffusion.lora import load_adapter
 from shared.diffusion.models import ModelAdapter, repeat_rows
 from shared.diffusion.policy import LoadedPolicy, load_policy, sampling_plan
@@ -90,7 +91,7 @@ class Evaluator:
             lambda latents, sigma: model.velocity(latents, sigma, rows, guidance=table.guidance),
             denoising,
         )
-        pixels = (model.decode(latents) * 255).round().clamp(0, 255).to(torch.uint8)
+        pixels = to_uint8(model.decode(latents))
         return np.asarray(pixels.cpu().numpy(), dtype=np.uint8)
 
 

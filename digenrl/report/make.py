@@ -8,7 +8,8 @@ import httpx
 from rich.console import Console
 from rich.table import Table
 
-from digenrl.report.summary import Quality, Summary
+from digenrl.report.schedule import read_schedule, schedule_rows
+from digenrl.report.summary import Quality, ScheduleSummary, Summary
 from shared.commits import CommitRecord, commit_chain
 from shared.errors import DigenRLError, UserError
 from shared.recipe import Recipe
@@ -71,6 +72,7 @@ async def _measure(
     summary = summarise(
         recipe,
         chain,
+        await read_schedule(store, chain),
         quality(recipe, before),
         quality(recipe, after),
         adapter_sha256=export_adapter(out / "adapter", unpack(last), recipe, evaluator.model),
@@ -86,6 +88,7 @@ async def _measure(
 def summarise(
     recipe: Recipe,
     chain: list[CommitRecord],
+    schedule: ScheduleSummary,
     before: Quality,
     after: Quality,
     *,
@@ -110,6 +113,7 @@ def summarise(
         onpolicy_ratio_error_max=max(r.metrics["onpolicy_ratio_error"] for r in trained),
         adapter_sha256=adapter_sha256,
         weights_digest=chain[-1].policy.weights_digest,
+        schedule=schedule,
         before=before,
         after=after,
         **pairs,
@@ -127,6 +131,8 @@ def _table(summary: Summary) -> Table:
             table.add_row(label, f"{before:.3f}", f"{after:.3f}", f"{after - before:+.3f}")
     error = summary.onpolicy_ratio_error_max
     table.add_row("largest on-policy |ratio - 1|", "", f"{error:.1e}", "")
+    for label, value in schedule_rows(summary.schedule):
+        table.add_row(label, "", value, "")
     return table
 
 

@@ -25,6 +25,39 @@ class Quality(BaseModel):
     gold_div_per_digit: list[float] | None = None
 
 
+class TagDecision(BaseModel):
+    """What TAG decided for a batch, and what came of it."""
+
+    batch: int
+    groups: int
+    """That the trainer was to generate at most."""
+    samples_helped: int
+    """That it generated."""
+    reason: str
+    predicted_gain: float | None
+    measured_gain: float | None
+    """Against what the batch was predicted to take without help."""
+
+
+class ScheduleSummary(BaseModel):
+    """How the devices were used, over the batches that one scheduler saw from open to commit."""
+
+    num_batches: int
+    seconds_per_step: float | None
+    """Median."""
+    utilisation: float | None
+    """Share of their time that rollout and trainer devices generated, trained or committed."""
+    utilisation_by_device: dict[str, float]
+    """Of every worker, the reward workers too."""
+    bubbles: dict[str, float]
+    """Share of the time of rollout and trainer devices by what they waited for."""
+    staleness: dict[int, int]
+    """Trained samples by staleness."""
+    samples_helped: int
+    """Samples that the trainer's device generated."""
+    tag: list[TagDecision]
+
+
 class Summary(BaseModel):
     run: str
     seed: int
@@ -56,5 +89,6 @@ class Summary(BaseModel):
     """Of adapter/pytorch_lora_weights.safetensors."""
     weights_digest: str
     """Of the final policy version, as commit records and trajectories carry it."""
+    schedule: ScheduleSummary
     before: Quality
     after: Quality

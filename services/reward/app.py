@@ -70,7 +70,8 @@ class RewardApp:
             stored=event.stored,
             rewards=weighted_sum(parts, self._scorers),
             parts=parts,
-            worker=self._worker.name,
+            generated_by=event.worker,
+            worker=self._worker.address,
             seconds=seconds,
         )
         first = await self._bus.publish(scored)

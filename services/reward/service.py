@@ -2,8 +2,9 @@
 
 import asyncio
 
+from shared.contracts import Device
 from shared.settings import ServiceSettings
-from shared.worker import Worker
+from shared.worker import Worker, host_memory
 from shared.worker_process import WorkerProcess, run_worker
 
 
@@ -16,7 +17,8 @@ async def _work(process: WorkerProcess) -> None:
     from services.reward.scorer import build_scorers
 
     scorers = await asyncio.to_thread(build_scorers, process.recipe.reward.scorers)
-    worker = Worker("reward", process.settings.worker, "waiting_for_rollout")
+    device = Device(memory_bytes=host_memory())
+    worker = Worker("reward", process.settings.worker, "waiting_for_rollout", device=device)
     async with process.settings.connect_bus() as bus:
         process.health.is_ready()
         await RewardApp(scorers, bus, process.store, worker).run()

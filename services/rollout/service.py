@@ -14,11 +14,17 @@ async def run(settings: ServiceSettings) -> None:
 async def _work(process: WorkerProcess) -> None:
     from services.rollout.app import RolloutApp  # torch, once the probes answer
     from services.rollout.engine import RolloutEngine
+    from shared.diffusion.device import this_device
 
-    engine = await asyncio.to_thread(RolloutEngine, process.recipe)
-    name = process.settings.worker
-    worker = Worker("rollout", name, "waiting_for_trainer", device=engine.device)
-    settings = process.settings
+    settings, recipe = process.settings, process.recipe
+    device = this_device(recipe, slots=1, memory_gib=settings.memory_gib)
+    worker = Worker("rollout", settings.worker, "waiting_for_trainer", device=device)
     async with settings.connect_bus() as bus, settings.connect_index() as index:
+        await process.refuse_or_go_on(worker, bus)
+        engine = await asyncio.to_thread(RolloutEngine, recipe)
         process.health.is_ready()
-        await RolloutApp(engine, bus, process.store, index, worker).run()
+        app = RolloutApp(
+            engine, bus, process.store, index, worker,
+            max_staleness=recipe.schedule.staleness_limit, slowdown=settings.slowdown,
+        )  # fmt: skip
+        await app.run()

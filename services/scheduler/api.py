@@ -11,7 +11,7 @@ from starlette.exceptions import HTTPException as StarletteHTTPException
 
 from services.scheduler import views
 from services.scheduler.app import Scheduler
-from shared.contracts import OperatorRequest
+from shared.contracts import OperatorRequest, TagRequest
 from shared.service import probes
 
 Limit = Annotated[int, Query(ge=1, le=200, description="how many at most")]
@@ -57,8 +57,30 @@ def create_app(scheduler: Scheduler) -> FastAPI:
         """The newest policy versions."""
         return views.version_views(scheduler)[:limit]
 
+    _add_tag(app, scheduler)
     _add_actions(app, scheduler)
     return app
+
+
+def _add_tag(app: FastAPI, scheduler: Scheduler) -> None:
+    @app.get("/v1/tag", tags=["tag"])
+    def tag() -> views.TagView:
+        """Trainer-assisted generation: what was decided, what it was predicted to gain and did."""
+        return views.tag_view(scheduler)
+
+    @app.post("/v1/tag", status_code=202, tags=["tag"], responses={422: ERRORS[422]})
+    async def set_tag(body: views.TagBody) -> views.Accepted:
+        """Choose how many groups the trainer generates: auto, off, or a fixed number."""
+        limit = scheduler.plan.num_groups
+        if body.mode == "fixed" and body.groups is None:
+            raise HTTPException(422, "groups: mode fixed needs it")
+        if body.groups is not None and body.groups > limit:
+            raise HTTPException(422, f"groups: a batch has {limit}, not {body.groups}")
+        accepted = views.Accepted(action="tag", id=uuid.uuid4().hex)
+        await scheduler.bus.publish(
+            TagRequest(mode=body.mode, groups=body.groups or 0, id=accepted.id)
+        )
+        return accepted
 
 
 def _add_actions(app: FastAPI, scheduler: Scheduler) -> None:

@@ -12,8 +12,17 @@ import structlog
 from redis.exceptions import RedisError
 
 from services.scheduler.deaths import death_of
-from services.scheduler.machine import Input, WorkerJoined, WorkerLeft, step
-from services.scheduler.state import Plan, State
+from services.scheduler.machine import (
+    DeviceReported,
+    Input,
+    Recovered,
+    Tick,
+    WorkerJoined,
+    WorkerLeft,
+    step,
+)
+from services.scheduler.state import Plan, State, TagRecord
+from services.scheduler.usage import BatchUsage, Meter, TagUsage, uses
 from shared import subjects
 from shared.bus import Bus
 from shared.commits import CommitRecord, commit_chain, read_commit
@@ -21,23 +30,37 @@ from shared.contracts import (
     Command,
     Event,
     FragmentFailed,
+    FragmentGenerated,
+    GenerateFragment,
     GroupFailed,
     PolicyPublished,
+    SetDevice,
     TrainGroup,
     WorkerStatus,
 )
 from shared.errors import SlotPoisoned, Unavailable
-from shared.run_store import batch_folder
+from shared.run_store import batch_folder, usage_key
 from shared.service import Health
 from shared.store import ObjectStore
-from shared.telemetry import DLQ_MESSAGES, ONPOLICY_RATIO_ERROR, REWARD_MEAN, STALENESS, STEP
+from shared.telemetry import (
+    DLQ_MESSAGES,
+    ONPOLICY_RATIO_ERROR,
+    PUBLISH_LAG,
+    REWARD_MEAN,
+    STALENESS,
+    STEP,
+)
 from shared.versions import Version, VersionIndex
 
 SILENCE_S = 5.0
-"""A worker that has not reported for this long has left."""
+"""The lease of a worker: one that has not reported for this long has left."""
+WATCH_S = 0.5
 KEPT_BATCHES = 2
 """Committed batches whose messages and trajectories are kept, for people to look at."""
 RETRY_S = 0.5
+TICK_S = 1.0
+RECOVERY = (subjects.TASK, subjects.TRAJ, subjects.REW, subjects.TRAIN, subjects.EVT)
+"""In the order in which they are read: what was issued, what came of it, what was said of that."""
 
 T = TypeVar("T")
 
@@ -58,12 +81,20 @@ class Scheduler:
     store: ObjectStore
     index: VersionIndex
     health: Health
-    state: State = field(default_factory=State)
+    state: State = field(default_factory=lambda: State(recovering=True))
     chain: list[CommitRecord] = field(default_factory=list)
     seen: dict[str, Seen] = field(default_factory=dict)
+    """By address."""
+    expected: dict[str, float] = field(default_factory=dict)
+    """Addresses that have work from before a restart and are still silent, since when."""
+    meter: Meter = field(default_factory=Meter)
+    usage: list[BatchUsage] = field(default_factory=list)
+    """Of the batches that this process has seen."""
     committed_at: list[float] = field(default_factory=list)
     """Monotonic seconds of the commits that this process has seen."""
     num_quarantined: int = 0
+    _published_at: float | None = None
+    """When the newest version was announced, until a worker has generated with it."""
     _inbox: "asyncio.Queue[Input]" = field(default_factory=asyncio.Queue)
     _to_forget: "asyncio.Queue[int]" = field(default_factory=asyncio.Queue)
 
@@ -75,20 +106,40 @@ class Scheduler:
         if self.chain:
             await self._apply(_announcement(self.chain[-1]))
             self._measure(self.chain[-1])
+        last = {stream.name: await self._read(stream) for stream in RECOVERY}
+        await self._apply(Recovered())
+        self.expected = dict.fromkeys(_holders(self.state), time.monotonic())
         await self.bus.on_status(self._note_status)
         self.health.is_ready()
         async with asyncio.TaskGroup() as tasks:
             for stream in (subjects.TRAJ, subjects.REW, subjects.EVT):
-                tasks.create_task(self._follow(stream))
+                tasks.create_task(self._follow(stream, after=last[stream.name]))
             tasks.create_task(self._follow_deaths())
             tasks.create_task(self._watch_workers())
             tasks.create_task(self._forget_old())
+            tasks.create_task(self._tick())
             tasks.create_task(self._handle())
 
-    async def _follow(self, stream: subjects.Stream) -> None:
-        async for received in self.bus.follow(stream):
+    async def _read(self, stream: subjects.Stream) -> int:
+        """Apply what is stored, after a restart; gives the number of the last message."""
+        found, last = await self.bus.stored(stream)
+        for received in found:
+            message = received.message
+            if isinstance(message, PolicyPublished):
+                continue  # the commit records say it better
+            if isinstance(message, Event | GenerateFragment | TrainGroup):
+                await self._apply(message)
+        return last
+
+    async def _follow(self, stream: subjects.Stream, *, after: int) -> None:
+        async for received in self.bus.follow(stream, after=after):
             if isinstance(received.message, Event):
                 self._inbox.put_nowait(received.message)
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_S)
+            self._inbox.put_nowait(Tick())
 
     async def _follow_deaths(self) -> None:
         async for received in self.bus.follow(subjects.DLQ):
@@ -106,9 +157,13 @@ class Scheduler:
                 await self._record(event)
             else:
                 await self._apply(event)
+            if isinstance(event, FragmentGenerated):
+                self._note_lag(event)
 
     async def _apply(self, event: Input) -> None:
-        state, commands = step(self.plan, self.state, event)
+        now = time.monotonic()
+        self.meter.advance(now, uses(self.plan, self.state))
+        state, commands = step(self.plan, self.state, event, now)
         for command in commands:
             await self._send(command)
         if state.phase != self.state.phase:
@@ -119,6 +174,7 @@ class Scheduler:
         try:
             await self.bus.publish(command)
         except SlotPoisoned as error:
+            assert not isinstance(command, SetDevice)  # it has no slot
             self._inbox.put_nowait(_poisoned(command, str(error)))
 
     async def _record(self, event: PolicyPublished) -> None:
@@ -134,8 +190,10 @@ class Scheduler:
         await _retry(lambda: self.index.publish(version))
         self.chain.append(record)
         self.committed_at.append(time.monotonic())
+        self._published_at = time.monotonic() - event.seconds
         self._measure(record)
         await self._apply(event)
+        await self._keep_usage(record)
         if number > KEPT_BATCHES:
             self._to_forget.put_nowait(number - 1 - KEPT_BATCHES)
 
@@ -157,27 +215,110 @@ class Scheduler:
             staleness = record.batch - group.policy_version
             STALENESS.labels(steps=staleness).inc(len(group.rewards))
 
+    async def _keep_usage(self, record: CommitRecord) -> None:
+        """What the devices did for the batch that was just committed, for the report."""
+        if record.batch is None or len(self.committed_at) < 2:
+            return  # this process has not seen it from its beginning
+        history = self.state.tag.history
+        tag = next((entry for entry in history if entry.batch == record.batch), None)
+        usage = BatchUsage(
+            batch=record.batch,
+            seconds=round(self.committed_at[-1] - self.committed_at[-2], 3),
+            devices=self.meter.cut(),
+            tag=None if tag is None else _tag_usage(tag, record),
+        )
+        self.usage.append(usage)
+        key = usage_key(self.bus.run, usage.batch)
+        await _retry(lambda: self.store.create(key, usage.model_dump_json(indent=1).encode()))
+
+    def _note_lag(self, event: FragmentGenerated) -> None:
+        """From an optimizer step to the first fragment that is generated with its result."""
+        newest = self.state.policy
+        if self._published_at is None or newest is None or event.policy != newest:
+            return
+        lag = time.monotonic() - event.seconds - self._published_at
+        PUBLISH_LAG.observe(max(0.0, lag))
+        self._published_at = None
+
     async def _note_status(self, status: WorkerStatus) -> None:
-        if status.worker not in self.seen:
-            self._inbox.put_nowait(WorkerJoined(status.worker, status.service))
-            log.info("worker_joined", name=status.worker, service=status.service)
-        self.seen[status.worker] = Seen(status, time.monotonic())
+        address, before = status.address, self.seen.get(status.address)
+        self.expected.pop(address, None)
+        if before is None:
+            self._welcome(status)
+        if before is not None:
+            loading = status.seconds.get("loading_weights", 0.0)
+            loading -= before.status.seconds.get("loading_weights", 0.0)
+            if status.service == "rollout" and loading > 0:
+                self.meter.move(status.worker, loading, "generating", "waiting_for_weights")
+        self.seen[address] = Seen(status, time.monotonic())
+        if status.loan is not None and status.device.refusal is None:
+            report = DeviceReported(address, status.loan.generation, status.loan.mode)
+            self._inbox.put_nowait(report)
+
+    def _welcome(self, status: WorkerStatus) -> None:
+        earlier = [a for a, seen in self.seen.items() if seen.status.worker == status.worker]
+        for address in earlier:
+            del self.seen[address]
+        refusal = status.device.refusal
+        if refusal is not None:
+            log.error("worker_refused", name=status.worker, reason=refusal)
+            return
+        log.info("worker_joined", name=status.worker, service=status.service)
+        self._inbox.put_nowait(
+            WorkerJoined(
+                status.address,
+                status.worker,
+                status.service,
+                slots=status.device.slots,
+                kind=status.device.kind,
+            )
+        )
 
     async def _watch_workers(self) -> None:
         while True:
-            await asyncio.sleep(1)
+            await asyncio.sleep(WATCH_S)
             silent = time.monotonic() - SILENCE_S
-            for name in [name for name, seen in self.seen.items() if seen.at < silent]:
-                del self.seen[name]
-                self._inbox.put_nowait(WorkerLeft(name))
-                log.warning("worker_left", name=name)
+            last_seen = {address: seen.at for address, seen in self.seen.items()} | self.expected
+            for address in [address for address, at in last_seen.items() if at < silent]:
+                self.expected.pop(address, None)
+                self.seen.pop(address, None)
+                self._inbox.put_nowait(WorkerLeft(address))
+                log.warning("worker_left", address=address)
+
+
+def _holders(state: State) -> list[str]:
+    """Addresses that have a fragment in hand, as far as the streams say."""
+    return [
+        fragment.worker
+        for batch in state.batches
+        for group in batch.groups
+        for fragment in group.fragments
+        if fragment.stage == "issued" and fragment.worker is not None
+    ]
+
+
+def _tag_usage(entry: TagRecord, record: CommitRecord) -> TagUsage:
+    helped = sum(
+        count
+        for group in record.trained
+        for (_, count, _), worker in zip(group.fragments, group.workers, strict=True)
+        if worker == record.worker
+    )
+    decision = entry.decision
+    return TagUsage(
+        groups=decision.groups,
+        samples_helped=helped,
+        reason=decision.reason,
+        predicted_gain=entry.predicted_gain,
+        measured_gain=entry.measured_gain,
+    )
 
 
 def _announcement(record: CommitRecord) -> PolicyPublished:
     return PolicyPublished(policy=record.policy, weights=record.weights, worker=record.worker)
 
 
-def _poisoned(command: Command, reason: str) -> FragmentFailed | GroupFailed:
+def _poisoned(command: GenerateFragment | TrainGroup, reason: str) -> FragmentFailed | GroupFailed:
     if isinstance(command, TrainGroup):
         return GroupFailed(
             batch=command.batch, group=command.group, attempt=command.attempt, reason=reason

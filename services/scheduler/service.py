@@ -2,7 +2,8 @@
 
 from services.scheduler.api import create_app
 from services.scheduler.app import Scheduler
-from services.scheduler.state import Plan
+from services.scheduler.state import Plan, State, Tag
+from services.scheduler.tag.controller import Controller
 from shared.prompts import PromptOrder, read_prompts
 from shared.recipe import Recipe
 from shared.run_store import store_recipe
@@ -12,16 +13,31 @@ from shared.store import open_store
 
 
 def plan_of(recipe: Recipe) -> Plan:
-    fragment = recipe.schedule.fragment_size
+    schedule, batch = recipe.schedule, recipe.batch
+    in_order = recipe.trainer.order == "index"
+    whole = batch.group_size if in_order else None  # the same bytes need the same cuts
+    early = 1.0 if schedule.early_fraction == "auto" else schedule.early_fraction
+    staleness = schedule.staleness_limit
     return Plan(
         prompts=PromptOrder(read_prompts(recipe.data.prompts), recipe.run.seed),
         num_batches=recipe.run.steps,
-        num_groups=recipe.batch.groups,
-        group_size=recipe.batch.group_size,
-        fragment_size=recipe.batch.group_size if fragment == "auto" else fragment,
+        num_groups=batch.groups,
+        group_size=batch.group_size,
+        mode=schedule.mode,
+        trains_in_order=in_order,
+        fragment_size=whole if schedule.fragment_size == "auto" else schedule.fragment_size,
+        max_staleness=staleness,
+        early_groups=max(1, int(early * batch.groups)) if staleness else 0,
         window_starts=recipe.sampling.first_window_starts,
         seed=recipe.run.seed,
     )
+
+
+def first_state(recipe: Recipe) -> State:
+    """Before anything is read: what the recipe wants of TAG."""
+    tag = recipe.schedule.tag if recipe.schedule.mode == "pipelined" else "off"
+    controller = Controller.of("fixed", tag) if isinstance(tag, int) else Controller.of(tag)
+    return State(recovering=True, tag=Tag(controller=controller))
 
 
 async def run(settings: ServiceSettings, recipe: Recipe) -> None:
@@ -29,6 +45,6 @@ async def run(settings: ServiceSettings, recipe: Recipe) -> None:
     store = open_store(settings.store)
     await store_recipe(store, recipe)
     async with settings.connect_bus() as bus, settings.connect_index() as index:
-        scheduler = Scheduler(plan, bus, store, index, Health())
+        scheduler = Scheduler(plan, bus, store, index, Health(), state=first_state(recipe))
         app = create_app(scheduler)
         await serve(app, scheduler.run(), host=settings.host, port=settings.port)

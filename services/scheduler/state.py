@@ -1,16 +1,21 @@
 """What the scheduler knows: immutable, and rebuilt from commit records and streams at any time."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from shared.contracts import FragmentScored, Policy
+from services.scheduler.tag.controller import Controller, Decision
+from services.scheduler.tag.estimates import Costs
+from services.scheduler.tag.waves import Situation
+from shared.contracts import DeviceMode, FragmentScored, FragmentSlot, Policy
 from shared.prompts import PromptOrder
 
 Phase = Literal["waiting", "running", "paused", "stopped", "finished", "failed"]
 """waiting: for version 0. finished: every batch is committed. failed: see `State.failure`."""
 
 Stage = Literal["pending", "issued", "generated", "scored"]
+
+DECISIONS_KEPT = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,61 +26,185 @@ class Plan:
     num_batches: int
     num_groups: int
     group_size: int
-    fragment_size: int
     window_starts: tuple[int, int]
     """Inclusive range of the first trained step."""
     seed: int
+    mode: Literal["pipelined", "naive"] = "pipelined"
+    trains_in_order: bool = False
+    """The trainer takes groups by their index, and waits for each."""
+    fragment_size: int | None = None
+    """None: chosen for the devices at hand, and smaller towards the end of a batch."""
+    max_staleness: int = 0
+    early_groups: int = 0
+    """Of the next batch, how many groups may be begun with the version that still generates."""
     max_attempts: int = 3
     """A fragment that failed this often fails the run."""
-    fragments_per_worker: int = 3
-    """How many fragments are out per rollout worker: one in hand, the others next in the queue."""
+    max_losses: int = 5
+    """A fragment that lost this many workers fails the run: it may be what kills them."""
+    fragments_per_slot: int = 2
+    """One in hand, one that waits on the device, so that it never waits for a message."""
+    loan_seconds: float = 20.0
+    """After this long without a word, a borrowed device returns by itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FragmentState:
     first_sample: int
     num_samples: int
+    attempt: int
     stage: Stage = "pending"
-    attempt: int = 0
+    worker: str | None = None
+    """Address of the device that has it, while it is issued."""
+    num_failures: int = 0
+    num_losses: int = 0
+    generated_at: float = 0.0
     scored: FragmentScored | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupState:
-    fragments: tuple[FragmentState, ...]
+    """Its samples are cut into fragments from the first on, as devices ask for work."""
+
+    policy: Policy | None = None
+    """The version that generates it; None before its first fragment is issued."""
+    fragments: tuple[FragmentState, ...] = ()
+    num_cut: int = 0
+    """Samples that belong to a fragment."""
+    num_scored: int = 0
+    first_attempt: int = 0
+    """Of new fragments; larger than that of any fragment that was thrown away."""
     attempt: int = 0
-    """How often it went back to rollout after the trainer had refused a part of it."""
+    """How often it was sent to the trainer in vain."""
     sent: bool = False
     """To the trainer, in this attempt."""
+    trained_by: str | None = None
+    """Address of the trainer that has it in its gradient."""
 
     @property
-    def whole(self) -> bool:
-        return all(fragment.stage == "scored" for fragment in self.fragments)
+    def num_pending(self) -> int:
+        """Samples in fragments that wait for a device."""
+        return sum(f.num_samples for f in self.fragments if f.stage == "pending")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchState:
-    """The batch in flight."""
-
     index: int
-    policy: Policy
-    """The version that generates it: strictly on-policy, version ``index``."""
     groups: tuple[GroupState, ...]
+    opened_at: float = 0.0
 
     def count(self, stage: Stage) -> int:
+        """Fragments at this stage."""
         return sum(f.stage == stage for group in self.groups for f in group.fragments)
+
+    def num_uncut(self, group_size: int) -> int:
+        return sum(group_size - group.num_cut for group in self.groups)
+
+
+@dataclass(frozen=True, slots=True)
+class InHand:
+    """A fragment that a device has, in the order in which it takes them."""
+
+    slot: FragmentSlot
+    num_samples: int
+    since: float
+    """When it became the device's turn to generate it, as far as the scheduler can tell."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerState:
+    address: str
+    name: str
+    service: str
+    slots: int
+    """Fragments that it generates at the same time."""
+    kind: str = "cpu"
+    in_hand: tuple[InHand, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tag:
+    """Trainer-assisted generation: what is decided, and what the trainer was told."""
+
+    controller: Controller = field(default_factory=Controller)
+    samples_left: int = 0
+    """That the trainer may still take in the current batch."""
+    generation: int = 0
+    mode: DeviceMode = "train"
+    """Desired of the trainer's device, at that generation."""
+    stated_at: float = 0.0
+    lent_until: float = 0.0
+    observed: tuple[int, DeviceMode] = (0, "train")
+    """Generation and mode that the device reports."""
+    history: tuple["TagRecord", ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TagRecord:
+    """What was decided for a batch, and what came of it."""
+
+    batch: int
+    decision: Decision
+    situation: Situation
+    """That it was decided for."""
+    opened_at: float
+    seconds: float | None = None
+    """From the batch's opening to the next version; None while it goes on."""
+
+    @property
+    def predicted_gain(self) -> float | None:
+        """None while nothing is known of what work costs."""
+        return self.decision.predicted_gain if self.situation.train else None
+
+    @property
+    def measured_gain(self) -> float | None:
+        """Against what the batch was predicted to take without help."""
+        if not self.seconds or not self.situation.train:
+            return None
+        return self.decision.predicted_seconds_off / self.seconds - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class State:
     phase: Phase = "waiting"
-    batch: BatchState | None = None
+    recovering: bool = False
+    """While what is stored is being read, nothing is commanded."""
     policy: Policy | None = None
     """The newest committed version."""
-    workers: Mapping[str, str] = field(default_factory=dict)
-    """Live workers: name -> service."""
+    batches: tuple[BatchState, ...] = ()
+    """The current batch, and after it the one that is begun early, if it is."""
+    workers: Mapping[str, WorkerState] = field(default_factory=dict)
+    """Live workers by address."""
+    costs: Costs = field(default_factory=Costs)
+    tag: Tag = field(default_factory=Tag)
+    trained_at: float = 0.0
+    """When the last group of the current batch was trained."""
     failure: str | None = None
 
     @property
-    def num_rollout_workers(self) -> int:
-        return sum(service == "rollout" for service in self.workers.values())
+    def batch(self) -> BatchState | None:
+        """The current batch: the one that the newest version trains."""
+        return self.batches[0] if self.batches else None
+
+    @property
+    def trainer(self) -> WorkerState | None:
+        return next((w for w in self.workers.values() if w.service == "trainer"), None)
+
+    @property
+    def rollout(self) -> list[WorkerState]:
+        return [worker for worker in self.workers.values() if worker.service == "rollout"]
+
+    def find_batch(self, index: int) -> BatchState | None:
+        return next((batch for batch in self.batches if batch.index == index), None)
+
+    def with_batch(self, batch: BatchState) -> "State":
+        batches = tuple(batch if old.index == batch.index else old for old in self.batches)
+        return replace(self, batches=batches)
+
+    def with_group(self, batch: int, index: int, group: GroupState) -> "State":
+        old = self.find_batch(batch)
+        assert old is not None
+        groups = (*old.groups[:index], group, *old.groups[index + 1 :])
+        return self.with_batch(replace(old, groups=groups))
+
+    def with_worker(self, worker: WorkerState) -> "State":
+        return replace(self, workers={**self.workers, worker.address: worker})

@@ -2,14 +2,16 @@
 
 import itertools
 import time
-from typing import Literal
+from collections.abc import Iterable
+from typing import Annotated, Literal
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ConfigDict, Field
 
-from services.scheduler.app import Scheduler
-from services.scheduler.state import BatchState, Phase, Stage
+from services.scheduler.app import Scheduler, Seen
+from services.scheduler.state import BatchState, Phase, Stage, State, TagRecord
+from services.scheduler.usage import Use, uses
 from shared.commits import CommitRecord
-from shared.contracts import Activity, Service
+from shared.contracts import Activity, Service, TagMode
 
 
 class RunView(BaseModel):
@@ -32,21 +34,62 @@ class RunView(BaseModel):
 
 class WorkerView(BaseModel):
     worker: str
+    address: str
+    """This start of it."""
     service: Service
     activity: Activity
+    use: Use | None
+    """What the scheduler sees it do, and if it waits, for whom."""
     policy_version: int | None
     num_done: int
     busy_seconds: float
     num_quarantined: int
     device: str
+    memory_bytes: int
+    refused: str | None
+    """Why it takes no part, if it does not."""
+    lent: bool
+    """TAG: a trainer's device that generates."""
+    seconds_per_sample: float | None
+    """Of generation, as measured."""
+    num_in_hand: int
+    """Fragments that it has."""
     seconds_since_seen: float
+
+
+class TagDecisionView(BaseModel):
+    batch: int
+    groups: int
+    """That the trainer may generate."""
+    reason: str
+    predicted_seconds: float | None
+    predicted_gain: float | None
+    """Over the batch without help."""
+    measured_seconds: float | None
+    measured_gain: float | None
+
+
+class TagView(BaseModel):
+    mode: TagMode
+    groups: int
+    """Of mode fixed."""
+    lent: bool
+    generation: int
+    """Of the newest command to the trainer's device."""
+    samples_left: int
+    """That the trainer may still take in the current batch."""
+    costs: dict[str, float | None]
+    """Learned seconds."""
+    decisions: list[TagDecisionView]
+    """Newest first."""
 
 
 class BatchView(BaseModel):
     batch: int
-    status: Literal["in_flight", "committed"]
-    policy_version: int
-    """The version that generated it."""
+    status: Literal["in_flight", "early", "committed"]
+    """early: begun with the version before, while the batch before it is trained."""
+    staleness: dict[int, int]
+    """Samples by staleness, so far."""
     reward_mean: float | None = None
     metrics: dict[str, float] = {}
     num_fragments: dict[str, int] = {}
@@ -56,6 +99,8 @@ class BatchView(BaseModel):
 class GroupView(BaseModel):
     group: int
     attempt: int
+    policy_version: int | None
+    """The version that generated it."""
     stages: list[str]
     """Of its fragments."""
     rewards: list[float]
@@ -75,8 +120,18 @@ class VersionView(BaseModel):
 
 
 class Accepted(BaseModel):
-    action: Literal["pause", "resume", "stop"]
+    action: Literal["pause", "resume", "stop", "tag"]
     id: str
+
+
+class TagBody(BaseModel):
+    """What an operator asks of TAG; it holds from the next batch on, off at once."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    mode: TagMode
+    groups: Annotated[int, Field(ge=0)] | None = None
+    """fixed: groups of every batch that the trainer generates."""
 
 
 class Problem(BaseModel):
@@ -122,26 +177,79 @@ def seconds_per_step(committed_at: list[float], *, window: int = 10) -> float | 
 def _waiting_for(batch: BatchState | None) -> Literal["rollout", "reward", "trainer", "nothing"]:
     if batch is None:
         return "nothing"
-    if batch.count("pending") or batch.count("issued"):
+    cut = sum(group.num_cut for group in batch.groups)
+    if batch.count("pending") or batch.count("issued") or not cut:
         return "rollout"
     return "reward" if batch.count("generated") else "trainer"
 
 
 def worker_views(scheduler: Scheduler) -> list[WorkerView]:
-    now = time.monotonic()
-    return [
-        WorkerView(
-            **seen.status.model_dump(exclude={"kind"}),
-            seconds_since_seen=round(now - seen.at, 3),
-        )
-        for _, seen in sorted(scheduler.seen.items())
-    ]
+    now, current = time.monotonic(), uses(scheduler.plan, scheduler.state)
+    seen = sorted(scheduler.seen.values(), key=lambda seen: seen.status.worker)
+    return [_worker_view(scheduler, each, current, now) for each in seen]
+
+
+def _worker_view(
+    scheduler: Scheduler, seen: Seen, current: dict[str, Use], now: float
+) -> WorkerView:
+    status = seen.status
+    known = scheduler.state.workers.get(status.address)
+    return WorkerView(
+        worker=status.worker,
+        address=status.address,
+        service=status.service,
+        activity=status.activity,
+        use=current.get(status.worker),
+        policy_version=status.policy_version,
+        num_done=status.num_done,
+        busy_seconds=status.busy_seconds,
+        num_quarantined=status.num_quarantined,
+        device=status.device.kind,
+        memory_bytes=status.device.memory_bytes,
+        refused=status.device.refusal,
+        lent=status.loan is not None and status.loan.mode == "generate",
+        seconds_per_sample=scheduler.state.costs.rollout_seconds(status.address),
+        num_in_hand=0 if known is None else len(known.in_hand),
+        seconds_since_seen=round(now - seen.at, 3),
+    )
+
+
+def tag_view(scheduler: Scheduler) -> TagView:
+    tag, costs = scheduler.state.tag, scheduler.state.costs
+    return TagView(
+        mode=tag.controller.mode,
+        groups=tag.controller.groups,
+        lent=tag.mode == "generate",
+        generation=tag.generation,
+        samples_left=tag.samples_left,
+        costs={
+            "help_per_sample": costs.help_seconds(),
+            "train_per_group": costs.train_seconds(),
+            "ready": costs.ready_seconds(),
+            "commit": costs.commit_seconds(),
+            "switch": costs.switch_seconds(),
+        },
+        decisions=[_decision_view(record) for record in reversed(tag.history)],
+    )
+
+
+def _decision_view(record: TagRecord) -> TagDecisionView:
+    decision = record.decision
+    return TagDecisionView(
+        batch=record.batch,
+        groups=decision.groups,
+        reason=decision.reason,
+        predicted_seconds=decision.predicted_seconds,
+        predicted_gain=record.predicted_gain,
+        measured_seconds=record.seconds,
+        measured_gain=record.measured_gain,
+    )
 
 
 def batch_views(scheduler: Scheduler) -> list[BatchView]:
     """Newest first."""
     committed = [_committed(record) for record in scheduler.chain[1:]]
-    in_flight = [_in_flight(scheduler.state.batch)] if scheduler.state.batch else []
+    in_flight = [_in_flight(scheduler.state, batch) for batch in scheduler.state.batches]
     return [BatchView(**view.model_dump(exclude={"groups"})) for view in committed + in_flight][
         ::-1
     ]
@@ -150,8 +258,8 @@ def batch_views(scheduler: Scheduler) -> list[BatchView]:
 def batch_detail(scheduler: Scheduler, batch: int) -> BatchDetail | None:
     if batch + 1 < len(scheduler.chain):
         return _committed(scheduler.chain[batch + 1])
-    state = scheduler.state.batch
-    return _in_flight(state) if state is not None and state.index == batch else None
+    found = scheduler.state.find_batch(batch)
+    return None if found is None else _in_flight(scheduler.state, found)
 
 
 def version_views(scheduler: Scheduler) -> list[VersionView]:
@@ -173,13 +281,16 @@ def _committed(record: CommitRecord) -> BatchDetail:
     return BatchDetail(
         batch=record.batch,
         status="committed",
-        policy_version=record.policy.version - 1,
+        staleness=_staleness(
+            (record.batch - group.policy_version, len(group.rewards)) for group in record.trained
+        ),
         reward_mean=record.metrics["reward_mean"],
         metrics=dict(record.metrics),
         groups=[
             GroupView(
                 group=group.group,
                 attempt=group.attempt,
+                policy_version=group.policy_version,
                 stages=["trained"] * len(group.fragments),
                 rewards=list(group.rewards),
             )
@@ -188,17 +299,29 @@ def _committed(record: CommitRecord) -> BatchDetail:
     )
 
 
-def _in_flight(batch: BatchState) -> BatchDetail:
+def _staleness(samples: Iterable[tuple[int, int]]) -> dict[int, int]:
+    counts: dict[int, int] = {}
+    for steps, number in samples:
+        counts[steps] = counts.get(steps, 0) + number
+    return counts
+
+
+def _in_flight(state: State, batch: BatchState) -> BatchDetail:
     stages: tuple[Stage, ...] = ("pending", "issued", "generated", "scored")
     return BatchDetail(
         batch=batch.index,
-        status="in_flight",
-        policy_version=batch.policy.version,
+        status="in_flight" if batch is state.batch else "early",
+        staleness=_staleness(
+            (batch.index - group.policy.version, group.num_cut)
+            for group in batch.groups
+            if group.policy is not None
+        ),
         num_fragments={stage: batch.count(stage) for stage in stages},
         groups=[
             GroupView(
                 group=index,
                 attempt=group.attempt,
+                policy_version=None if group.policy is None else group.policy.version,
                 stages=[fragment.stage for fragment in group.fragments],
                 rewards=[
                     reward

@@ -14,19 +14,25 @@ from dataclasses import dataclass
 import structlog
 
 from services.trainer.engine import TrainerEngine
+from services.trainer.helper import Helper
 from services.trainer.order import in_order
 from shared import subjects
+from shared.admission import Admissible, check_admission
 from shared.bus import Bus
-from shared.commits import CommitRecord, TrainedGroup, commit, newest_commit
+from shared.commits import CommitRecord, TrainedGroup, commit, newest_commit, read_commit
 from shared.contracts import (
     FragmentFailed,
     FragmentScored,
+    GroupTrained,
     ObjectRef,
     Policy,
     PolicyPublished,
     TrainGroup,
 )
+from shared.diffusion.generation import Generator
+from shared.diffusion.publishing import FragmentPublisher
 from shared.errors import AdmissionError, CommitConflict, ContractError, IntegrityError
+from shared.loan import DeviceUse
 from shared.recipe import Recipe
 from shared.run_store import checkpoints_folder, weights_folder
 from shared.store import ObjectStore
@@ -47,20 +53,37 @@ class FetchedGroup:
 
 class TrainerApp:
     def __init__(
-        self, engine: TrainerEngine, recipe: Recipe, bus: Bus, store: ObjectStore, worker: Worker
+        self,
+        engine: TrainerEngine,
+        recipe: Recipe,
+        bus: Bus,
+        store: ObjectStore,
+        worker: Worker,
+        *,
+        generator: Generator | None,
     ) -> None:
+        """``generator``: over the engine's own network, if its device may be lent."""
         self._engine = engine
         self._recipe = recipe
         self._bus = bus
         self._store = store
         self._worker = worker
         self._conditions: dict[str, bytes] = {}
+        self._device = asyncio.Lock()
+        """Training and generation take turns; whoever asks first is next."""
+        self._use = DeviceUse()
+        self._helper: Helper | None = None
+        if generator is not None:
+            publisher = FragmentPublisher(generator, bus, store, worker)
+            self._helper = Helper(generator, publisher, bus, worker, self._device, self._use)
 
     async def run(self) -> None:
         await self._bus.wait_for_streams()
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._worker.report(self._bus))
             tasks.create_task(self._train())
+            if self._helper is not None:
+                tasks.create_task(self._helper.run())
 
     async def _train(self) -> None:
         head = await self._recover()
@@ -82,7 +105,8 @@ class TrainerApp:
             assert head is not None
         adapter = await self._store.get(head.weights)
         checkpoint = await self._store.get(head.checkpoint)
-        await asyncio.to_thread(self._engine.restore, adapter, checkpoint)
+        async with self._device:
+            await asyncio.to_thread(self._engine.restore, adapter, checkpoint)
         if self._engine.weights_digest() != head.policy.weights_digest:
             raise IntegrityError(f"version {head.policy.version}: its weights have another digest")
         log.info("recovered", version=head.policy.version)
@@ -94,39 +118,66 @@ class TrainerApp:
         self._worker.activity = self._worker.idle
         self._worker.policy_version = head.policy.version
         self._engine.begin()
+        admissible = await self._admissible(head)
         trained: dict[int, TrainedGroup] = {}
         busy = 0.0
-        async with contextlib.aclosing(self._groups(head.policy)) as groups:
+        async with contextlib.aclosing(self._groups(admissible)) as groups:
             ordered = in_order(groups, self._recipe.trainer.order)
             async for index, group in ordered:
                 if index in trained:
                     continue
-                began = time.monotonic()
-                with self._worker.doing("training"):
-                    await asyncio.to_thread(
-                        self._engine.accumulate,
-                        group.trajectories, group.conditions, group.command.advantages,
-                    )  # fmt: skip
-                seconds = time.monotonic() - began
-                busy += seconds
-                STAGE_SECONDS.labels(stage="trainer").observe(seconds)
+                busy += await self._train_group(head, group)
                 trained[index] = _record(group.command)
-                self._worker.num_done += 1
                 if len(trained) == self._recipe.batch.groups:
                     break
-        with self._worker.doing("committing"):
-            began = time.monotonic()
-            metrics = await asyncio.to_thread(self._engine.step, head.policy.version)
-            in_index_order = tuple(trained[index] for index in sorted(trained))
-            metrics |= _reward_metrics(in_index_order) | {"train_seconds": busy}
-            record = await self._commit(parent=head, trained=in_index_order, metrics=metrics)
-            STAGE_SECONDS.labels(stage="commit").observe(time.monotonic() - began)
-        await self._announce(record)
+        began = time.monotonic()
+        in_index_order = tuple(trained[index] for index in sorted(trained))
+        metrics = _reward_metrics(in_index_order) | {"train_seconds": busy}
+        async with self._device:
+            with self._worker.doing("committing"), self._use.use("training"):
+                metrics |= await asyncio.to_thread(self._engine.step, head.policy.version)
+                record = await self._commit(parent=head, trained=in_index_order, metrics=metrics)
+        seconds = time.monotonic() - began
+        STAGE_SECONDS.labels(stage="commit").observe(seconds)
+        await self._announce(record, seconds)
         return record
 
-    async def _groups(self, policy: Policy) -> AsyncGenerator[tuple[int, FetchedGroup]]:
+    async def _admissible(self, head: CommitRecord) -> Admissible:
+        """The versions that may have generated what is trained into ``head``, newest first."""
+        version = head.policy.version
+        if self._recipe.schedule.max_staleness == 0 or version == 0:
+            return (head.policy,)
+        before = await read_commit(self._store, self._bus.run, version - 1)
+        return (head.policy,) if before is None else (head.policy, before.policy)
+
+    async def _train_group(self, head: CommitRecord, group: FetchedGroup) -> float:
+        """Add its gradient; gives the seconds that the device took."""
+        command = group.command
+        staleness = head.policy.version - command.policy.version
+        async with self._device:
+            began = time.monotonic()
+            with self._worker.doing("training"), self._use.use("training"):
+                await asyncio.to_thread(
+                    self._engine.accumulate,
+                    group.trajectories, group.conditions, command.advantages, staleness,
+                )  # fmt: skip
+            seconds = time.monotonic() - began
+        STAGE_SECONDS.labels(stage="trainer").observe(seconds)
+        self._worker.num_done += 1
+        await self._bus.publish(
+            GroupTrained(
+                batch=command.batch,
+                group=command.group,
+                attempt=command.attempt,
+                worker=self._worker.address,
+                seconds=seconds,
+            )
+        )
+        return seconds
+
+    async def _groups(self, admissible: Admissible) -> AsyncGenerator[tuple[int, FetchedGroup]]:
         """The admitted groups of the batch, fetched ahead of their training."""
-        batch = policy.version
+        batch = admissible[0].version
         fetched: asyncio.Queue[FetchedGroup] = asyncio.Queue(PREFETCHED_GROUPS)
 
         async def fetch() -> None:
@@ -134,7 +185,7 @@ class TrainerApp:
             async with contextlib.aclosing(self._bus.follow(subjects.TRAIN, [subject])) as stream:
                 async for received in stream:
                     if isinstance(received.message, TrainGroup):
-                        group = await self._admitted(received.message, policy)
+                        group = await self._admitted(received.message, admissible)
                         if group is not None:
                             await fetched.put(group)
 
@@ -153,13 +204,13 @@ class TrainerApp:
             fetching.cancel()
             await asyncio.gather(upcoming, fetching, return_exceptions=True)
 
-    async def _admitted(self, command: TrainGroup, policy: Policy) -> FetchedGroup | None:
+    async def _admitted(self, command: TrainGroup, admissible: Admissible) -> FetchedGroup | None:
         """The group with its tensors; None, and its faulty fragments reported, if it may not
         be trained."""
         trajectories, refused = [], False
         for fragment in command.fragments:
             try:
-                check_admission(fragment, command, policy)
+                check_admission(fragment, command, admissible)
                 trajectories.append(await self._store.get(fragment.stored.trajectory))
                 conditions = await self._fetch_conditions(fragment.stored.conditions)
             except (AdmissionError, IntegrityError, ContractError) as error:
@@ -202,34 +253,21 @@ class TrainerApp:
             checkpoint=checkpoint,
             trained=trained,
             metrics=metrics,
-            worker=self._worker.name,
+            worker=self._worker.address,
         )
         await commit(self._store, record)
         log.info("committed", version=version, **metrics)
         return record
 
-    async def _announce(self, record: CommitRecord) -> None:
+    async def _announce(self, record: CommitRecord, seconds: float = 0.0) -> None:
         self._worker.policy_version = record.policy.version
         await self._bus.publish(
-            PolicyPublished(policy=record.policy, weights=record.weights, worker=self._worker.name)
-        )
-
-
-def check_admission(fragment: FragmentScored, command: TrainGroup, policy: Policy) -> None:
-    """Staleness 0, and generated by the very weights that are about to be trained.
-
-    Raises:
-        AdmissionError: saying which of these does not hold.
-    """
-    if command.batch != policy.version or command.policy != policy or fragment.policy != policy:
-        raise AdmissionError(
-            f"batch {command.batch} by version {fragment.policy.version} may not be trained "
-            f"into version {policy.version}"
-        )
-    if fragment.stored.weights_digest != policy.weights_digest:
-        raise AdmissionError(
-            f"it was generated by weights {fragment.stored.weights_digest[:12]}, "
-            f"version {policy.version} is {policy.weights_digest[:12]}"
+            PolicyPublished(
+                policy=record.policy,
+                weights=record.weights,
+                worker=self._worker.address,
+                seconds=seconds,
+            )
         )
 
 
@@ -243,6 +281,7 @@ def _record(command: TrainGroup) -> TrainedGroup:
             (f.fragment.first_sample, f.fragment.num_samples, f.fragment.attempt)
             for f in command.fragments
         ),
+        workers=tuple(f.generated_by for f in command.fragments),
         rewards=tuple(reward for f in command.fragments for reward in f.rewards),
         parts={name: tuple(s for f in command.fragments for s in f.parts[name]) for name in names},
     )

@@ -3,18 +3,20 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 from torch.optim import AdamW
 
 from services.trainer.checkpoint import checkpoint_tensors, restore_checkpoint
-from services.trainer.gradient import GradientTransaction, TrainingGroup
-from shared.diffusion.lora import WeightsInUse, adapter_parameters, adapter_tensors, load_adapter
-from shared.diffusion.policy import load_policy, sampling_plan
-from shared.diffusion.sampler import Trajectory
-from shared.diffusion.tensors import pack, unpack, unpack_trajectory
-from shared.errors import ContractError
+from services.trainer.chunks import Chunk, make_tuner
+from services.trainer.gradient import GradientTransaction
+from services.trainer.group import read_group
+from services.trainer.measure import device_bytes, measured
+from shared.diffusion.lora import adapter_parameters, adapter_tensors, load_adapter
+from shared.diffusion.policy import LoadedPolicy, load_policy
+from shared.diffusion.tensors import pack, unpack
 from shared.recipe import Recipe, Trainer
 
 
@@ -34,15 +36,19 @@ def learning_rate(table: Trainer, batch: int) -> float:
 
 
 class TrainerEngine:
-    """Not thread-safe: one call at a time, as a device allows."""
+    """Not thread-safe: one call at a time, as a device allows.
 
-    def __init__(self, recipe: Recipe) -> None:
+    Between two calls a generator may use the same network, under the same weights.
+    """
+
+    def __init__(self, recipe: Recipe, loaded: LoadedPolicy | None = None) -> None:
+        """Trains ``loaded``, of which it needs the transformer, or a network of its own."""
         torch.set_num_threads(recipe.trainer.threads)
         self._recipe = recipe
-        self._loaded = load_policy(recipe, {"transformer"})
+        self._loaded = loaded or load_policy(recipe, {"transformer"})
         transformer = self._loaded.model.transformer
         self._parameters = adapter_parameters(transformer)
-        self._in_use = WeightsInUse(transformer)
+        self._in_use = self._loaded.in_use
         table = recipe.trainer
         self._optimizer = AdamW(
             self._parameters.values(),
@@ -55,13 +61,18 @@ class TrainerEngine:
             model=self._loaded.model,
             algorithm=recipe.algorithm,
             num_rows=batch.groups * batch.group_size * recipe.sampling.window,
-            micro_batch=table.micro_batch,
             guidance=recipe.model.guidance,
         )
+        self._tuner = make_tuner(recipe, device_bytes(self._loaded.device))
 
     @property
     def device(self) -> str:
         return str(self._loaded.device)
+
+    @property
+    def chunk(self) -> Chunk:
+        """In which the next group is trained."""
+        return self._tuner.chunk
 
     def weights_digest(self) -> str:
         return self._in_use.digest()
@@ -83,20 +94,25 @@ class TrainerEngine:
         self._transaction.begin()
 
     def accumulate(
-        self, trajectories: Sequence[bytes], conditions: bytes, advantages: Sequence[float]
+        self,
+        trajectories: Sequence[bytes],
+        conditions: bytes,
+        advantages: Sequence[float],
+        staleness: int = 0,
     ) -> None:
         """Add the gradient of one group, given its fragments in order.
 
         Raises:
             ContractError: if the fragments do not make up a group of this run.
         """
-        group = TrainingGroup(
-            trajectory=self._joined([unpack_trajectory(data) for data in trajectories]),
-            advantages=torch.tensor(advantages, dtype=torch.float64),
-            conditions=unpack(conditions),
-            plan=sampling_plan(self._recipe.sampling, window_start=0),
-        )
-        self._transaction.accumulate(group)
+        group = read_group(self._recipe.sampling, trajectories, conditions, advantages, staleness)
+        chunk = self.chunk
+        train = partial(self._transaction.accumulate, group, chunk)
+        if self._tuner.settled:
+            train()
+            return
+        network = self._loaded.model.transformer
+        self._tuner = self._tuner.observe(measured(train, chunk, network, self._loaded.device))
 
     def gradient(self) -> dict[str, Tensor]:
         """A copy of what the groups of this batch have added up to so far."""
@@ -125,21 +141,6 @@ class TrainerEngine:
             "grad_norm": norm if finite else 0.0,
             "learning_rate": rate,
             "skipped_not_finite": float(not finite),
+            "micro_batch": float(self.chunk.samples),
+            "tsp_steps": float(self.chunk.steps),
         }
-
-    def _joined(self, parts: Sequence[Trajectory]) -> Trajectory:
-        first = parts[0]
-        sampling = self._recipe.sampling
-        sigmas = torch.tensor(sampling_plan(sampling, window_start=None).sigmas)
-        for part in parts:
-            same_steps = torch.equal(part.step_indices, first.step_indices)
-            if not same_steps or not torch.equal(part.sigmas, sigmas):
-                raise ContractError("fragments of one group do not share their steps and sigmas")
-        if len(first.step_indices) != sampling.window:
-            raise ContractError("a trajectory does not hold the window that the recipe trains")
-        return Trajectory(
-            latents=torch.cat([part.latents for part in parts]),
-            log_probs=torch.cat([part.log_probs for part in parts]),
-            step_indices=first.step_indices,
-            sigmas=first.sigmas,
-        )

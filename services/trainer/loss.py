@@ -1,7 +1,10 @@
-"""The clipped surrogate and the KL to the reference, as one value per row.
+"""Surrogate losses and the KL to the reference, as one value per row.
 
 A row is one trained step of one sample. Rows are summed and divided by the number of rows of the
 whole batch, a constant; so the gradient of a batch does not depend on how its rows are split.
+
+Three policies take part: the one that generated a sample and stored its log-probs (behaviour), the
+trainer's weights at the start of the batch (proximal), and those that the gradient is taken at.
 """
 
 from dataclasses import dataclass
@@ -15,9 +18,13 @@ from shared.diffusion.transition import Transition
 @dataclass(frozen=True, slots=True)
 class Surrogate:
     per_row: Tensor
-    """(B,) max of the unclipped and the clipped term."""
+    """(B,) max of the unclipped and the clipped term, weighted."""
     ratio: Tensor
-    """(B,) without gradient."""
+    """(B,) to the behaviour policy, without gradient; 1 on-policy."""
+    clipped_ratio: Tensor
+    """(B,) that the clip acts on, without gradient."""
+    weight: Tensor
+    """(B,) of the rows, without gradient."""
 
 
 def clipped_surrogate(
@@ -28,11 +35,45 @@ def clipped_surrogate(
     clip_range: float,
     advantage_clip: float,
 ) -> Surrogate:
-    """PPO's loss per row, from log-probs (B,) and advantages (B,): Schulman et al. 2017, eq. 7."""
+    """PPO's loss per row, from log-probs (B,) and advantages (B,): Schulman et al. 2017, eq. 7.
+
+    For stale samples this is the bypass: one ratio, to the behaviour policy, both makes up for the
+    version in between and is clipped.
+    """
     ratio = torch.exp(log_prob - old_log_prob)
     bounded = advantage.clamp(-advantage_clip, advantage_clip)
     clipped = ratio.clamp(1 - clip_range, 1 + clip_range)
-    return Surrogate(torch.maximum(-bounded * ratio, -bounded * clipped), ratio.detach())
+    per_row = torch.maximum(-bounded * ratio, -bounded * clipped)
+    ratio = ratio.detach()
+    return Surrogate(per_row, ratio, ratio, torch.ones_like(ratio))
+
+
+def decoupled_surrogate(
+    log_prob: Tensor,
+    behaviour_log_prob: Tensor,
+    advantage: Tensor,
+    *,
+    clip_range: float,
+    advantage_clip: float,
+    weight_cap: float,
+) -> Surrogate:
+    """PPO decoupled: min(proximal / behaviour, cap) x clipped(current / proximal), per row.
+
+    After Hilton et al. 2021 (arXiv 2110.00641), with truncated weights. A batch makes one optimizer
+    step, so the proximal policy is the current one and its log-probs are these without gradient:
+    no further forward pass is needed, and the clip does not act.
+
+    The cap is 1 + weight_cap x clip_range. The constant of 2 that language models are trained with
+    is for log-probs of tokens; ours are means over a sample's elements, where a whole optimizer
+    step moves a ratio by 1e-5 to 1e-3, and 2 would never bind. The clip range is on that scale.
+    """
+    proximal = log_prob.detach()
+    clipped = clipped_surrogate(
+        log_prob, proximal, advantage, clip_range=clip_range, advantage_clip=advantage_clip
+    )
+    ratio = torch.exp(proximal - behaviour_log_prob)
+    weight = ratio.clamp(max=1 + weight_cap * clip_range)
+    return Surrogate(weight * clipped.per_row, ratio, clipped.clipped_ratio, weight)
 
 
 def reference_kl(step: Transition, reference_mean: Tensor) -> Tensor:

@@ -1,6 +1,8 @@
 """The trained weights: a LoRA adapter on the transformer, and the digest that names its content."""
 
 import hashlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -56,23 +58,68 @@ def adapter_tensors(transformer: nn.Module) -> dict[str, Tensor]:
 
 
 @torch.no_grad()
-def load_adapter(transformer: nn.Module, tensors: dict[str, Tensor]) -> None:
+def load_adapter(transformer: nn.Module, tensors: Mapping[str, Tensor]) -> None:
     """Overwrite the adapter in place.
 
     Raises:
-        IntegrityError: if names or shapes are not those of the attached adapter.
+        IntegrityError: if names, shapes or types are not those of the attached adapter.
     """
     parameters = adapter_parameters(transformer)
-    wanted = {name: tuple(parameter.shape) for name, parameter in parameters.items()}
-    given = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-    if wanted != given:
-        odd = sorted(set(wanted.items()) ^ set(given.items()))[0]
-        raise IntegrityError(f"these weights belong to another adapter: {odd[0]} {odd[1]}")
+    _check_fit(parameters, tensors)
     for name, parameter in parameters.items():
         parameter.copy_(tensors[name])
 
 
-def weights_digest(tensors: dict[str, Tensor] | dict[str, nn.Parameter]) -> str:
+@dataclass(slots=True)
+class StagedAdapter:
+    """Weights that are checked, on the device and digested: ready to be put in use at once."""
+
+    digest: str
+    tensors: dict[str, Tensor]
+    """By exported name. Empty once adopted: from then on they belong to the network."""
+
+
+@torch.no_grad()
+def stage_adapter(transformer: nn.Module, tensors: Mapping[str, Tensor]) -> StagedAdapter:
+    """Prepare weights for `WeightsInUse.adopt`: all of the work, on copies of ``tensors``.
+
+    Of the network it reads names, shapes, types and devices alone, so that it may run in another
+    thread while the network generates.
+
+    Raises:
+        IntegrityError: if names, shapes or types are not those of the attached adapter.
+    """
+    parameters = adapter_parameters(transformer)
+    _check_fit(parameters, tensors)
+    device = next(iter(parameters.values())).device
+    with _stream_of_its_own(device):
+        copies = {name: tensors[name].detach().to(device, copy=True) for name in parameters}
+        return StagedAdapter(digest=weights_digest(copies), tensors=copies)
+
+
+@contextmanager
+def _stream_of_its_own(device: torch.device) -> Iterator[None]:
+    """On a GPU, copies that do not queue behind the denoising step; they are done at the end."""
+    if device.type != "cuda":
+        yield
+        return
+    stream = torch.cuda.Stream(device)
+    with torch.cuda.stream(stream):
+        yield
+    stream.synchronize()
+
+
+def _check_fit(parameters: Mapping[str, nn.Parameter], tensors: Mapping[str, Tensor]) -> None:
+    wanted = {(name, tuple(p.shape), p.dtype) for name, p in parameters.items()}
+    given = {(name, tuple(t.shape), t.dtype) for name, t in tensors.items()}
+    if wanted != given:
+        name, shape, dtype = min(wanted ^ given, key=str)
+        raise IntegrityError(
+            f"these weights belong to another adapter: {name} {list(shape)} {dtype}"
+        )
+
+
+def weights_digest(tensors: Mapping[str, Tensor]) -> str:
     """sha256 over names, shapes, types and values: what weights are, however they are stored."""
     digest = hashlib.sha256()
     for name in sorted(tensors):
@@ -91,9 +138,33 @@ class WeightsInUse:
         self._digest = ""
 
     def digest(self) -> str:
-        # torch counts the in-place changes of a tensor in `_version`.
-        state = tuple((p.data_ptr(), p._version) for p in self._parameters.values())
+        state = self._state()
         if state != self._seen:
             self._digest = weights_digest(self._parameters)
             self._seen = state
         return self._digest
+
+    def adopt(self, staged: StagedAdapter) -> str:
+        """Put staged weights in use by exchanging pointers; returns their digest.
+
+        The parameters stay the objects they were, gradients included. To be called between two
+        fragments, by whoever has the device.
+
+        Raises:
+            ValueError: if they were adopted before. They may have been changed in place since.
+        """
+        tensors, staged.tensors = staged.tensors, {}
+        if not tensors:
+            raise ValueError("staged weights can be adopted only once")
+        for name, parameter in self._parameters.items():
+            if parameter.is_cuda:  # memory of another stream: not to be reused under this one
+                tensors[name].record_stream(torch.cuda.current_stream(parameter.device))
+            parameter.data = tensors[name]
+        # Pointers are used again by the allocator: whoever else watches must see a new version.
+        torch.autograd.graph.increment_version(list(self._parameters.values()))
+        self._digest, self._seen = staged.digest, self._state()
+        return staged.digest
+
+    def _state(self) -> tuple[tuple[int, int], ...]:
+        # torch counts the in-place changes of a tensor in `_version`.
+        return tuple((p.data_ptr(), p._version) for p in self._parameters.values())

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 
 from shared.diffusion import schedule
-from shared.diffusion.lora import LoraSpec, attach_lora
+from shared.diffusion.lora import LoraSpec, WeightsInUse, attach_lora
 from shared.diffusion.models import DTYPES, ModelAdapter, Part, load_model
 from shared.diffusion.sampler import SamplingPlan
 from shared.recipe import Recipe, Sampling
@@ -16,6 +16,8 @@ from shared.seeds import derive
 class LoadedPolicy:
     model: ModelAdapter
     device: torch.device
+    in_use: WeightsInUse
+    """Of the adapter: one for everybody who uses this network, so that it is digested once."""
 
 
 def load_policy(recipe: Recipe, parts: set[Part]) -> LoadedPolicy:
@@ -30,7 +32,7 @@ def load_policy(recipe: Recipe, parts: set[Part]) -> LoadedPolicy:
         seed=derive(recipe.run.seed, "lora"),
     )
     attach_lora(model.transformer, lora)
-    return LoadedPolicy(model, device)
+    return LoadedPolicy(model, device, WeightsInUse(model.transformer))
 
 
 def sampling_plan(sampling: Sampling, *, window_start: int | None) -> SamplingPlan:

@@ -42,8 +42,13 @@ class LocalRun:
     def get(self, path: str) -> Any:
         return httpx.get(f"{self.url}{path}", timeout=10).raise_for_status().json()
 
-    def post(self, path: str) -> httpx.Response:
-        return httpx.post(f"{self.url}{path}", timeout=10)
+    def post(self, path: str, body: dict[str, Any] | None = None) -> httpx.Response:
+        return httpx.post(f"{self.url}{path}", json=body, timeout=10)
+
+    def free_port(self) -> int:
+        from digenrl.local.ports import free_ports
+
+        return free_ports(1)[0]
 
     def wait_for(self, condition: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
         """Until the run's view fulfils it."""
@@ -92,13 +97,13 @@ def start_run(tmp_path: Path, small_recipe: Path) -> Iterator[StartRun]:
     """``start_run("--steps", "3", name="one")`` types `digenrl up` for the small recipe."""
     started: list[LocalRun] = []
 
-    def start(*arguments: str, name: str = "small") -> LocalRun:
+    def start(*arguments: str, name: str = "small", recipe: Path = small_recipe) -> LocalRun:
         from digenrl.local.ports import free_ports
 
         port = free_ports(1)[0]
         process = subprocess.Popen(
             [
-                sys.executable, "-m", "digenrl", "up", str(small_recipe), "--name", name,
+                sys.executable, "-m", "digenrl", "up", str(recipe), "--name", name,
                 "--runs", str(tmp_path / "runs"), "--port", str(port), *arguments,
             ],
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,

@@ -31,6 +31,7 @@ def test_killed_as_a_whole_and_resumed_with_other_workers_a_run_ends_with_the_sa
     assert expected["steps"] == expected["commits"] == STEPS
     assert expected["samples_trained"] == STEPS * SAMPLES
     assert expected["onpolicy_ratio_error_max"] <= 1e-6
+    assert expected["schedule"]["staleness"] == {"0": STEPS * SAMPLES}
     for name in ("curve.png", "gallery.png"):
         assert (whole.folder / name).stat().st_size > 10_000
     tensors = load_file(whole.folder / "adapter" / "pytorch_lora_weights.safetensors")

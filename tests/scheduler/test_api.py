@@ -8,12 +8,12 @@ from prometheus_client import REGISTRY
 
 from services.scheduler.api import create_app
 from services.scheduler.app import Scheduler, Seen
-from services.scheduler.machine import step
+from services.scheduler.machine import WorkerJoined, step
 from services.scheduler.state import State
 from services.scheduler.views import seconds_per_step
 from shared.bus import Bus
 from shared.commits import CommitRecord, TrainedGroup
-from shared.contracts import Message, WorkerStatus
+from shared.contracts import Device, Message, WorkerStatus
 from shared.service import Health
 from shared.store import ObjectStore
 from shared.versions import VersionIndex
@@ -41,6 +41,7 @@ def commit(version: int) -> CommitRecord:
         fragments=((0, 4, 0),),
         rewards=(0.0, 1.0, 1.0, 0.0),
         parts={},
+        workers=("rollout-0-a",),
     )
     return CommitRecord(
         run="test",
@@ -57,8 +58,11 @@ def commit(version: int) -> CommitRecord:
 @pytest.fixture
 def scheduler() -> Scheduler:
     plan = examples.plan()
-    state, _ = step(plan, State(), examples.published(1))
-    status = WorkerStatus(service="rollout", worker="rollout-0", activity="generating")
+    state, _ = step(plan, State(), WorkerJoined("rollout-0-a", "rollout-0", "rollout"), 0.0)
+    state, _ = step(plan, state, examples.published(1), 1.0)
+    status = WorkerStatus(
+        service="rollout", worker="rollout-0", address="rollout-0-a", activity="generating"
+    )
     return Scheduler(
         plan,
         cast(Bus, Outbox()),
@@ -67,7 +71,7 @@ def scheduler() -> Scheduler:
         Health(),
         state=state,
         chain=[commit(0), commit(1)],
-        seen={"rollout-0": Seen(status, 0.0)},
+        seen={"rollout-0-a": Seen(status, 0.0)},
         committed_at=[0.0, 2.0, 4.0, 7.0],
     )
 
@@ -96,7 +100,8 @@ def test_a_batch_shows_its_groups(client: TestClient) -> None:
     assert client.get("/v1/batches/0").json()["groups"][0]["rewards"] == [0.0, 1.0, 1.0, 0.0]
     in_flight = client.get("/v1/batches/1").json()
     assert in_flight["status"] == "in_flight"
-    assert sum(in_flight["num_fragments"].values()) == 4
+    assert sum(in_flight["num_fragments"].values()) == 2
+    assert in_flight["staleness"] == {"0": 4}
 
 
 @pytest.mark.parametrize(
@@ -124,8 +129,55 @@ def test_an_operators_request_goes_on_the_bus(client: TestClient, scheduler: Sch
     assert request.kind == "operator_request" and request.action == "pause"
 
 
+def test_tag_says_what_was_decided_and_why(client: TestClient, scheduler: Scheduler) -> None:
+    trainer = WorkerJoined("trainer-0-a", "trainer-0", "trainer")
+    scheduler.state, _ = step(scheduler.plan, scheduler.state, trainer, 2.0)
+    tag = client.get("/v1/tag").json()
+    assert tag["mode"] == "auto"
+    [decision] = tag["decisions"]
+    assert (decision["batch"], decision["groups"], decision["reason"]) == (1, 0, "warm-up")
+    assert decision["measured_gain"] is None
+
+
+def test_an_operator_chooses_the_mode_of_tag(client: TestClient, scheduler: Scheduler) -> None:
+    assert client.post("/v1/tag", json={"mode": "fixed", "groups": 1}).status_code == 202
+    [request] = cast(Outbox, scheduler.bus).published
+    assert request.kind == "tag_request" and (request.mode, request.groups) == ("fixed", 1)
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ({"mode": "sometimes"}, "body.mode"),
+        ({"mode": "fixed"}, "groups: mode fixed needs it"),
+        ({"mode": "fixed", "groups": 99}, "groups: a batch has 2, not 99"),
+        ({"mode": "auto", "grups": 1}, "body.grups"),
+    ],
+)
+def test_a_faulty_request_to_tag_names_the_field(
+    client: TestClient, body: dict[str, object], said: str
+) -> None:
+    answer = client.post("/v1/tag", json=body)
+    assert answer.status_code == 422
+    assert said in answer.json()["detail"]
+
+
+def test_workers_show_what_they_wait_for_and_why_they_are_refused(
+    client: TestClient, scheduler: Scheduler
+) -> None:
+    small = Device(kind="RTX", memory_bytes=2**30, needs_bytes=3 * 2**30)
+    status = WorkerStatus(
+        service="rollout", worker="small", address="small-a", activity="refused", device=small
+    )
+    scheduler.seen["small-a"] = Seen(status, 0.0)
+    mine, refused = client.get("/v1/workers").json()
+    assert (mine["use"], mine["num_in_hand"], mine["refused"]) == ("generating", 2, None)
+    assert refused["refused"] == "the model needs 3.00 GiB, this RTX has 1.00 GiB"
+    assert refused["use"] is None
+
+
 def test_a_finished_run_takes_no_requests(client: TestClient, scheduler: Scheduler) -> None:
-    scheduler.state, _ = step(scheduler.plan, scheduler.state, examples.published(3))
+    scheduler.state, _ = step(scheduler.plan, scheduler.state, examples.published(3), 2.0)
     assert client.post("/v1/run/stop").status_code == 409
 
 

@@ -1,8 +1,11 @@
-from services.scheduler.machine import Input, WorkerJoined, WorkerLeft, step
+from typing import Any
+
+from services.scheduler.machine import Input, Recovered, WorkerJoined, WorkerLeft, step
 from services.scheduler.state import State
 from shared.contracts import (
     Command,
     FragmentFailed,
+    FragmentReleased,
     GenerateFragment,
     GroupFailed,
     OperatorRequest,
@@ -10,16 +13,28 @@ from shared.contracts import (
 )
 from tests import examples
 
+EARLY = {"max_staleness": 1, "early_groups": 2}
+
+
+def joined(name: str, service: str = "rollout", life: int = 0) -> WorkerJoined:
+    return WorkerJoined(f"{name}-{life}", name, service)
+
 
 class Machine:
-    """Feeds events to the machine one after another."""
+    """Feeds events to the machine one after another, a second apart."""
 
-    def __init__(self, **plan: int) -> None:
+    def __init__(self, *workers: str, **plan: Any) -> None:
         self.plan = examples.plan(**plan)
         self.state = State()
+        self.now = 0.0
+        self.told: list[Input | Command] = []
+        for worker in workers or ("a",):
+            self.handle(joined(worker))
 
     def handle(self, event: Input) -> list[Command]:
-        self.state, commands = step(self.plan, self.state, event)
+        self.now += 1
+        self.state, commands = step(self.plan, self.state, event, self.now)
+        self.told += [event, *commands]
         return commands
 
     def tasks(self, event: Input) -> list[GenerateFragment]:
@@ -36,7 +51,7 @@ class Machine:
             ]:
                 if isinstance(command, TrainGroup):
                     trained.append(command)
-                else:
+                elif isinstance(command, GenerateFragment):
                     tasks.append(command)
         return trained
 
@@ -48,23 +63,19 @@ def test_a_committed_version_opens_its_batch_strictly_on_policy() -> None:
 
 
 def test_fragments_are_issued_group_by_group() -> None:
-    machine = Machine(num_groups=3)
-    machine.handle(WorkerJoined("a", "rollout"))
-    machine.handle(WorkerJoined("b", "rollout"))
+    machine = Machine("a", "b", num_groups=3)
     slots = [
         (t.fragment.group, t.fragment.first_sample) for t in machine.tasks(examples.published(0))
     ]
-    assert slots == [(0, 0), (0, 2), (1, 0), (1, 2), (2, 0), (2, 2)]
+    assert slots == [(0, 0), (0, 2), (1, 0), (1, 2)]
 
 
-def test_no_more_fragments_are_out_than_the_workers_can_take_soon() -> None:
-    machine = Machine(num_groups=10)
+def test_a_device_has_one_fragment_in_hand_and_one_that_waits() -> None:
+    machine = Machine("a", num_groups=10)
     first = machine.tasks(examples.published(0))
-    assert len(first) == machine.plan.fragments_per_worker
-    assert machine.tasks(examples.generated(first[0])) != []
-    assert len(machine.tasks(WorkerJoined("a", "rollout"))) == 0
-    assert len(machine.tasks(WorkerJoined("b", "rollout"))) == machine.plan.fragments_per_worker
-    assert machine.tasks(WorkerLeft("b")) == []
+    assert len(first) == machine.plan.fragments_per_slot == 2
+    assert len(machine.tasks(examples.generated(first[0]))) == 1
+    assert len(machine.tasks(joined("b"))) == 2
 
 
 def test_a_group_trains_when_its_last_sample_is_scored() -> None:
@@ -77,11 +88,32 @@ def test_a_group_trains_when_its_last_sample_is_scored() -> None:
     assert train.advantages[0] < 0 < train.advantages[3]
 
 
+def test_naive_mode_trains_nothing_before_the_whole_batch_is_scored() -> None:
+    machine = Machine(num_groups=2, mode="naive")
+    tasks = machine.tasks(examples.published(0))
+    sent: list[Command] = []
+    while tasks:
+        task = tasks.pop(0)
+        assert not sent
+        more = [*machine.handle(examples.generated(task)), *machine.handle(examples.scored(task))]
+        tasks += [c for c in more if isinstance(c, GenerateFragment)]
+        sent += [c for c in more if isinstance(c, TrainGroup)]
+    assert len(sent) == 2
+
+
 def test_every_sample_of_a_batch_is_trained_once() -> None:
     machine = Machine(num_groups=5)
     trained = machine.finish(machine.tasks(examples.published(0)))
     assert sorted(train.group for train in trained) == [0, 1, 2, 3, 4]
     assert machine.tasks(examples.published(1))[0].fragment.batch == 1
+
+
+def test_fragments_that_are_chosen_freely_fill_every_group() -> None:
+    machine = Machine("a", "b", "c", num_groups=5, group_size=12, fragment_size=None)
+    trained = machine.finish(machine.tasks(examples.published(0)))
+    sizes = [[f.fragment.num_samples for f in train.fragments] for train in trained]
+    assert [sum(cut) for cut in sizes] == [12] * 5
+    assert min(min(cut) for cut in sizes) < max(max(cut) for cut in sizes)  # smaller at the end
 
 
 def test_the_last_commit_finishes_the_run() -> None:
@@ -96,9 +128,9 @@ def test_an_event_seen_twice_changes_nothing() -> None:
     [task, *_] = machine.tasks(examples.published(0))
     for event in (examples.published(0), examples.generated(task), examples.scored(task)):
         machine.handle(event)
-        before = machine.state
+        before = machine.state.batches
         assert machine.handle(event) == []
-        assert machine.state == before
+        assert machine.state.batches == before
 
 
 def test_a_failed_fragment_gets_another_attempt_and_the_old_one_counts_no_more() -> None:
@@ -153,6 +185,35 @@ def test_a_result_by_other_weights_is_made_again() -> None:
     assert again.fragment.attempt == 1
 
 
+def test_what_a_lost_worker_had_goes_to_another_at_once() -> None:
+    machine = Machine("a", "b", num_groups=2)
+    first = machine.tasks(examples.published(0))
+    lost = [task for task in first if task.worker == "a-0"]
+    again = machine.tasks(WorkerLeft("a-0"))
+    done = [task for task in first if task.worker == "b-0"]
+    again += machine.tasks(examples.generated(done[0])) + machine.tasks(examples.generated(done[1]))
+    assert [task.fragment for task in again] == [task.fragment for task in lost]
+    assert {task.worker for task in again} == {"b-0"}
+
+
+def test_a_worker_that_is_started_again_is_another_one() -> None:
+    machine = Machine("a", num_groups=1)
+    first = machine.tasks(examples.published(0))
+    again = machine.tasks(joined("a", life=1))
+    assert [task.fragment for task in again] == [task.fragment for task in first]
+    assert {task.worker for task in again} == {"a-1"}
+
+
+def test_a_fragment_that_kills_workers_fails_the_run() -> None:
+    machine = Machine("a", num_groups=1)
+    machine.handle(examples.published(0))
+    for life in range(machine.plan.max_losses):
+        machine.handle(WorkerLeft(f"a-{life}"))
+        machine.handle(joined("a", life=life + 1))
+    assert machine.state.phase == "failed"
+    assert machine.state.failure is not None and "was lost with 5 workers" in machine.state.failure
+
+
 def test_a_paused_run_issues_nothing_until_resumed() -> None:
     machine = Machine(num_groups=10)
     [task, *_] = machine.tasks(examples.published(0))
@@ -174,9 +235,85 @@ def test_a_stopped_run_can_be_resumed_and_a_finished_one_cannot_be_stopped() -> 
 
 
 def test_the_same_events_give_the_same_commands() -> None:
-    def history() -> list[Command]:
-        machine = Machine(num_groups=3)
-        tasks = machine.tasks(examples.published(0))
-        return [*tasks, *machine.finish(list(tasks)), *machine.tasks(examples.published(1))]
+    def history() -> list[Input | Command]:
+        machine = Machine("a", "b", num_groups=3)
+        machine.finish(machine.tasks(examples.published(0)))
+        machine.handle(examples.published(1))
+        return machine.told
 
     assert history() == history()
+
+
+def test_with_one_step_asynchrony_idle_workers_begin_the_next_batch_with_the_same_version() -> None:
+    machine = Machine("a", "b", num_groups=2, **EARLY)
+    tasks = machine.tasks(examples.published(0))
+    early = machine.tasks(examples.generated(tasks[0])) + machine.tasks(
+        examples.generated(tasks[1])
+    )
+    assert [(t.fragment.batch, t.policy.version) for t in early] == [(1, 0), (1, 0)]
+
+
+def test_no_more_groups_are_begun_early_than_the_plan_allows() -> None:
+    machine = Machine("a", num_groups=3, group_size=2, max_staleness=1, early_groups=1)
+    trained = machine.finish(machine.tasks(examples.published(0)))
+    assert [(t.batch, t.group) for t in trained] == [(0, 0), (0, 1), (0, 2), (1, 0)]
+    assert {(t.batch, t.policy.version) for t in trained} == {(0, 0), (1, 0)}
+
+
+def test_an_early_group_that_is_under_way_keeps_its_version() -> None:
+    machine = Machine("a", num_groups=2, **EARLY)
+    tasks = machine.tasks(examples.published(0))
+    trained = machine.finish(tasks)
+    early = [train for train in trained if train.batch == 1]
+    assert early and all(train.policy.version == 0 for train in early)
+    machine.handle(examples.published(1))
+    assert machine.state.batch is not None
+    kept = [group.policy for group in machine.state.batch.groups if group.policy]
+    assert kept == [examples.policy(0)] * 2
+
+
+def test_nothing_begins_with_a_superseded_version() -> None:
+    """A group of which a part is still to be begun is begun anew, as a whole."""
+    machine = Machine("a", num_groups=2, **EARLY)
+    tasks = machine.tasks(examples.published(0))
+    while tasks[0].fragment.batch == 0:
+        task = tasks.pop(0)
+        tasks += machine.tasks(examples.generated(task))
+        machine.handle(examples.scored(task))
+    begun, waits = tasks
+    assert (begun.fragment.batch, waits.fragment.batch) == (1, 1)
+    machine.handle(examples.published(1))
+    released = FragmentReleased(slot=waits.fragment.slot, worker="a-0", reason="stale")
+    again = machine.tasks(released) + machine.tasks(examples.generated(begun))
+    assert [task.policy.version for task in again] == [1, 1]
+    assert [task.fragment.first_sample for task in again] == [0, 2]
+    assert {task.fragment.attempt for task in again} == {1}
+
+
+def test_a_restarted_scheduler_knows_who_has_what() -> None:
+    machine = Machine("a", "b", num_groups=2, **EARLY)
+    trained = machine.finish(machine.tasks(examples.published(0))[:2])
+    stored = machine.told
+    recovered = State(recovering=True)
+    commands: list[Command] = []
+    order = (GenerateFragment, TrainGroup, object)
+    events = [examples.published(0), *sorted(
+        (e for e in stored if not isinstance(e, WorkerJoined)),
+        key=lambda e: next(i for i, kind in enumerate(order) if isinstance(e, kind)),
+    ), Recovered(), joined("a"), joined("b")]  # fmt: skip
+    # Results before groups, as the shell reads them.
+    events.sort(key=lambda e: isinstance(e, Recovered | WorkerJoined))
+    results = [e for e in events if not isinstance(e, TrainGroup | Recovered | WorkerJoined)]
+    rest = [e for e in events if isinstance(e, TrainGroup | Recovered | WorkerJoined)]
+    for event in [*results, *rest]:
+        recovered, more = step(machine.plan, recovered, event, 100.0)  # type: ignore[arg-type]
+        commands += more
+    assert trained
+    mine, theirs = machine.state.batches, recovered.batches
+    assert [[g.sent for g in b.groups] for b in mine] == [
+        [g.sent for g in b.groups] for b in theirs
+    ]
+    assert {c.kind for c in commands} <= {"generate_fragment"}
+    issued = [e.fragment.slot for e in stored if isinstance(e, GenerateFragment)]
+    again = [c.fragment.slot for c in commands if isinstance(c, GenerateFragment)]
+    assert not set(issued) & set(again)

@@ -1,4 +1,4 @@
-"""The machine against every order of events, with repeats, faults and restarts among them."""
+"""The machine against every order of events, with repeats and faults among them."""
 
 from collections import Counter
 
@@ -6,76 +6,136 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from services.scheduler.machine import Input, WorkerJoined, WorkerLeft, step
+from services.scheduler.machine import DeviceReported, Input, Tick, WorkerJoined, WorkerLeft, step
 from services.scheduler.state import State
 from shared.contracts import (
     Command,
     FragmentFailed,
+    FragmentReleased,
     FragmentSlot,
     GenerateFragment,
+    GroupTrained,
     OperatorRequest,
-    PolicyPublished,
+    SetDevice,
+    TagRequest,
     TrainGroup,
 )
 from tests import examples
+
+TRAINER = WorkerJoined("trainer-a", "trainer", "trainer")
 
 
 class SchedulerModel(RuleBasedStateMachine):
     """Plays rollout, reward, trainer and operator; the slots of the bus are sets here."""
 
-    @initialize(groups=st.integers(1, 3), fragments=st.integers(1, 3), batches=st.integers(1, 3))
-    def begin(self, groups: int, fragments: int, batches: int) -> None:
+    @initialize(
+        groups=st.integers(1, 3),
+        fragments=st.integers(1, 3),
+        batches=st.integers(1, 3),
+        staleness=st.integers(0, 1),
+        fixed=st.booleans(),
+    )
+    def begin(self, groups: int, fragments: int, batches: int, staleness: int, fixed: bool) -> None:
         self.plan = examples.plan(
-            num_groups=groups, group_size=2 * fragments, num_batches=batches, max_attempts=1000
-        )
+            num_groups=groups, group_size=2 * fragments, num_batches=batches, max_attempts=1000,
+            max_losses=1000, max_staleness=staleness, early_groups=groups * staleness,
+            fragment_size=2 if fixed else None,
+        )  # fmt: skip
         self.state = State()
+        self.now = 0.0
         self.seen: list[Input] = []
-        self.slots: dict[FragmentSlot, GenerateFragment] = {}
+        self.slots: dict[tuple[str, FragmentSlot], GenerateFragment] = {}
+        self.results: set[FragmentSlot] = set()
         self.to_generate: list[GenerateFragment] = []
         self.to_score: list[GenerateFragment] = []
         self.sent: dict[tuple[int, int], TrainGroup] = {}
         self.trained: Counter[tuple[int, int, int]] = Counter()
+        self.generations: list[int] = []
+        self.send(TRAINER)
         self.send(examples.published(0))
 
     def send(self, event: Input) -> None:
         self.seen.append(event)
-        self.state, commands = step(self.plan, self.state, event)
+        self.now += 1.0
+        self.state, commands = step(self.plan, self.state, event, self.now)
         for command in commands:
             self.receive(command)
 
     def receive(self, command: Command) -> None:
         if isinstance(command, TrainGroup):
             self.sent[command.batch, command.group] = command
-        elif command.fragment.slot not in self.slots:
-            self.slots[command.fragment.slot] = command
+        elif isinstance(command, SetDevice):
+            self.generations.append(command.generation)
+        else:
+            key = command.worker, command.fragment.slot
+            assert key not in self.slots, "its slot is taken: the device would never see it"
+            self.slots[key] = command
             self.to_generate.append(command)
 
     @precondition(lambda self: self.to_generate)
     @rule(data=st.data())
     def generate(self, data: st.DataObject) -> None:
         task = self.to_generate.pop(data.draw(st.integers(0, len(self.to_generate) - 1)))
-        self.to_score.append(task)
-        self.send(examples.generated(task))
+        if task.fragment.slot not in self.results:
+            self.results.add(task.fragment.slot)
+            self.to_score.append(task)
+            self.send(examples.generated(task))
+
+    @precondition(lambda self: self.to_generate)
+    @rule(data=st.data())
+    def give_back(self, data: st.DataObject) -> None:
+        task = self.to_generate.pop(data.draw(st.integers(0, len(self.to_generate) - 1)))
+        self.send(FragmentReleased(slot=task.fragment.slot, worker=task.worker, reason="stale"))
 
     @precondition(lambda self: self.to_score)
-    @rule(data=st.data(), rewards=st.tuples(st.floats(0, 1), st.floats(0, 1)))
-    def score(self, data: st.DataObject, rewards: tuple[float, float]) -> None:
+    @rule(data=st.data(), reward=st.floats(0, 1))
+    def score(self, data: st.DataObject, reward: float) -> None:
         task = self.to_score.pop(data.draw(st.integers(0, len(self.to_score) - 1)))
-        self.send(examples.scored(task, rewards))
+        self.send(examples.scored(task, (reward,) * task.fragment.num_samples))
 
     @precondition(lambda self: self.slots)
     @rule(data=st.data(), stage=st.sampled_from(["rollout", "reward", "delivery", "admission"]))
     def fail(self, data: st.DataObject, stage: str) -> None:
-        slot = data.draw(st.sampled_from(list(self.slots)))
+        _, slot = data.draw(st.sampled_from(list(self.slots)))
         self.send(FragmentFailed.model_validate({"slot": slot, "stage": stage, "reason": "fault"}))
 
-    @rule(joined=st.booleans(), worker=st.sampled_from(["a", "b", "c"]))
-    def worker(self, joined: bool, worker: str) -> None:
-        self.send(WorkerJoined(worker, "rollout") if joined else WorkerLeft(worker))
+    @rule(joined=st.booleans(), worker=st.sampled_from(["a", "b", "c"]), life=st.integers(0, 3))
+    def worker(self, joined: bool, worker: str, life: int) -> None:
+        address = f"{worker}-{life}-{len(self.seen)}"
+        known = [w for w in self.state.workers.values() if w.name == worker]
+        if joined:
+            self.send(WorkerJoined(address, worker, "rollout"))
+        elif known:
+            self.send(WorkerLeft(known[0].address))
 
     @rule(action=st.sampled_from(["pause", "resume", "stop", "resume"]))
     def operate(self, action: str) -> None:
         self.send(OperatorRequest.model_validate({"action": action, "id": "x"}))
+
+    @rule(mode=st.sampled_from(["auto", "off", "fixed"]), groups=st.integers(0, 3))
+    def choose_tag(self, mode: str, groups: int) -> None:
+        self.send(TagRequest.model_validate({"mode": mode, "groups": groups, "id": "x"}))
+
+    @rule(mode=st.sampled_from(["train", "generate"]))
+    def report_device(self, mode: str) -> None:
+        generation = self.state.tag.generation
+        self.send(DeviceReported("trainer-a", generation, mode))  # type: ignore[arg-type]
+
+    @rule()
+    def time_passes(self) -> None:
+        self.now += 60.0
+        self.send(Tick())
+
+    @precondition(lambda self: self.sent)
+    @rule(data=st.data())
+    def train(self, data: st.DataObject) -> None:
+        group = data.draw(st.sampled_from(list(self.sent.values())))
+        self.send(
+            GroupTrained(
+                batch=group.batch, group=group.group, attempt=group.attempt,
+                worker="trainer-a", seconds=1.0,
+            )
+        )  # fmt: skip
 
     @precondition(lambda self: self.batch_is_sent())
     @rule()
@@ -90,30 +150,18 @@ class SchedulerModel(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def redeliver(self, data: st.DataObject) -> None:
+        """A result or a commit that was seen before commands nothing new."""
         event = data.draw(st.sampled_from(self.seen))
-        if not isinstance(event, OperatorRequest | WorkerJoined | WorkerLeft):
-            state, commands = step(self.plan, self.state, event)
-            assert commands == [] or self.is_fresh_failure(event)
-            if not commands:
-                assert state == self.state or isinstance(event, FragmentFailed)
-
-    @rule()
-    def the_scheduler_is_killed_and_recovers(self) -> None:
-        """A fresh state, the newest commit, then every stored event again: nothing new is done."""
-        commits = [event for event in self.seen if isinstance(event, PolicyPublished)]
-        recovered = State()
-        for event in [commits[-1], *self.seen]:
-            recovered, commands = step(self.plan, recovered, event)
+        repeatable = event.__class__.__name__ in {
+            "FragmentGenerated", "FragmentScored", "PolicyPublished", "GroupTrained"
+        }  # fmt: skip
+        if repeatable:
+            before = self.state.batches
+            self.state, commands = step(self.plan, self.state, event, self.now)
             for command in commands:
-                if isinstance(command, GenerateFragment):
-                    assert command == self.slots.get(command.fragment.slot, command)
-        assert recovered.policy == self.state.policy
-        if self.state.batch is not None and recovered.batch is not None:
-            for mine, theirs in zip(self.state.batch.groups, recovered.batch.groups, strict=True):
-                assert mine.sent == theirs.sent
-
-    def is_fresh_failure(self, event: Input) -> bool:
-        return isinstance(event, FragmentFailed)
+                self.receive(command)
+            if not commands:
+                assert [b.index for b in self.state.batches] == [b.index for b in before]
 
     def batch_is_sent(self) -> bool:
         batch = self.state.batch
@@ -124,14 +172,25 @@ class SchedulerModel(RuleBasedStateMachine):
         assert all(count == 1 for count in getattr(self, "trained", Counter()).values())
 
     @invariant()
-    def staleness_is_zero(self) -> None:
+    def staleness_is_within_its_limit(self) -> None:
         for task in getattr(self, "slots", {}).values():
-            assert task.fragment.batch == task.policy.version
+            assert 0 <= task.fragment.batch - task.policy.version <= self.plan.max_staleness
 
     @invariant()
     def a_group_is_of_one_version(self) -> None:
         for group in getattr(self, "sent", {}).values():
             assert {fragment.policy for fragment in group.fragments} == {group.policy}
+
+    @invariant()
+    def a_group_that_is_sent_is_whole(self) -> None:
+        for group in getattr(self, "sent", {}).values():
+            samples = [sample for f in group.fragments for sample in f.fragment.samples]
+            assert samples == list(range(self.plan.group_size))
+
+    @invariant()
+    def generations_only_grow(self) -> None:
+        generations = getattr(self, "generations", [])
+        assert generations == sorted(set(generations))
 
 
 TestScheduler = SchedulerModel.TestCase

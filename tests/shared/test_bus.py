@@ -9,7 +9,7 @@ import pytest
 from digenrl.local.brokers import Brokers
 from shared import subjects
 from shared.bus import Bus, Received
-from shared.contracts import Message, OperatorRequest
+from shared.contracts import Message, OperatorRequest, SetDevice
 from shared.errors import SlotPoisoned, Unavailable
 from tests import examples
 from tests.conftest import StartProgram, program
@@ -43,7 +43,8 @@ def test_slots_stay_taken_when_the_server_is_killed(brokers: Brokers, start: Sta
         async with Bus.connect(url, run="test", name="test") as bus:
             await bus.ensure_streams()
             await bus.publish(examples.task())
-            async with await bus.queue(subjects.TASK, "rollout").next():
+            await bus.publish(examples.generated(examples.task()))
+            async with await bus.queue(subjects.TRAJ, "reward").next():
                 pass
 
     async def after() -> None:
@@ -111,7 +112,7 @@ async def test_a_follower_misses_nothing_when_the_server_is_killed(
 async def test_bytes_that_are_no_message_are_quarantined_and_stop_nobody(nats_url: str) -> None:
     async with Bus.connect(nats_url, run="test", name="test") as bus:
         await bus.ensure_streams()
-        await bus.jetstream.publish("dg.test.task.0.0.0.0", b"\xc1 no message")
+        await bus.jetstream.publish("dg.test.task.rollout-0.0.0.0.0", b"\xc1 no message")
         await bus.publish(examples.task(group=1))
         async with asyncio.timeout(10):
             async with await bus.queue(subjects.TASK, "rollout").next() as task:
@@ -124,7 +125,7 @@ async def test_bytes_that_are_no_message_are_quarantined_and_stop_nobody(nats_ur
 async def test_a_slot_taken_by_garbage_is_told_to_its_publisher(nats_url: str) -> None:
     async with Bus.connect(nats_url, run="test", name="test") as bus:
         await bus.ensure_streams()
-        await bus.jetstream.publish("dg.test.task.0.0.0.0", b"garbage")
+        await bus.jetstream.publish("dg.test.task.rollout-0.0.0.0.0", b"garbage")
         with pytest.raises(SlotPoisoned):
             await bus.publish(examples.task())
 
@@ -162,3 +163,46 @@ async def test_nobody_answering_is_an_error_that_says_so(monkeypatch: pytest.Mon
     with pytest.raises(Unavailable, match="NATS does not answer"):
         async with Bus.connect("nats://127.0.0.1:1", run="x", name="x"):
             pass
+
+
+async def test_what_is_stored_can_be_read_and_then_followed_without_a_gap(nats_url: str) -> None:
+    async with Bus.connect(nats_url, run="test", name="test") as bus:
+        await bus.ensure_streams()
+        assert await bus.stored(subjects.TASK) == ([], 0)
+        await bus.publish(examples.task(group=0))
+        await bus.publish(examples.task(group=1))
+        found, last = await bus.stored(subjects.TASK)
+        assert [received.message for received in found] == [
+            examples.task(group=0), examples.task(group=1)
+        ]  # fmt: skip
+        await bus.publish(examples.task(group=2))
+        async with asyncio.timeout(30):
+            async for received in bus.follow(subjects.TASK, after=last):
+                assert received.message == examples.task(group=2)
+                break
+
+
+async def test_a_device_that_looks_late_sees_the_newest_command_only(nats_url: str) -> None:
+    async with Bus.connect(nats_url, run="test", name="test") as bus:
+        await bus.ensure_streams()
+        for generation in range(1, 4):
+            await bus.publish(SetDevice(worker="trainer-a", generation=generation, mode="train"))
+        await bus.publish(SetDevice(worker="trainer-b", generation=9, mode="train"))
+        found, _ = await bus.stored(subjects.DEVICE)
+        messages = [received.message for received in found]
+        assert [(m.worker, m.generation) for m in messages if isinstance(m, SetDevice)] == [
+            ("trainer-a", 3), ("trainer-b", 9)
+        ]  # fmt: skip
+
+
+async def test_a_task_reaches_the_device_it_names_alone(nats_url: str) -> None:
+    async with Bus.connect(nats_url, run="test", name="test") as bus:
+        await bus.ensure_streams()
+        mine, other = examples.task(group=0), examples.task(group=1)
+        await bus.publish(other.model_copy(update={"worker": "rollout-1"}))
+        await bus.publish(mine)
+        async with asyncio.timeout(30):
+            subject = subjects.tasks_for("test", mine.worker)
+            async for received in bus.follow(subjects.TASK, [subject]):
+                assert received.message == mine
+                break

@@ -5,10 +5,16 @@ from hypothesis import strategies as st
 
 from shared.codec import decode, encode
 from shared.contracts import (
+    Device,
+    DeviceLoan,
     FragmentFailed,
+    FragmentReleased,
     GroupFailed,
+    GroupTrained,
     Message,
     OperatorRequest,
+    SetDevice,
+    TagRequest,
     TrainGroup,
     WorkerStatus,
 )
@@ -16,6 +22,7 @@ from shared.errors import ContractError
 from tests import examples
 
 counts = st.integers(0, 2**63 - 1)
+small = st.integers(0, 4096)
 finite = st.floats(allow_nan=False, allow_infinity=False)
 tasks = st.builds(examples.task, batch=counts, group=counts, first_sample=counts, attempt=counts)
 messages: st.SearchStrategy[Message] = st.one_of(
@@ -46,8 +53,38 @@ messages: st.SearchStrategy[Message] = st.one_of(
         WorkerStatus,
         service=st.just("rollout"),
         worker=st.just("rollout-0"),
+        address=st.just("rollout-0-a"),
         activity=st.just("generating"),
         num_done=counts,
+        seconds=st.dictionaries(st.sampled_from(["generating", "scoring"]), st.floats(0, 1e9)),
+        device=st.builds(Device, kind=st.text(max_size=50), memory_bytes=counts, slots=small),
+        loan=st.none()
+        | st.builds(DeviceLoan, generation=counts, mode=st.sampled_from(["train", "generate"])),
+    ),
+    st.builds(
+        SetDevice,
+        worker=st.just("trainer-0-a"),
+        generation=counts,
+        mode=st.sampled_from(["train", "generate"]),
+        max_seconds=st.floats(0, 1e6),
+        keep=st.booleans(),
+    ),
+    st.builds(
+        FragmentReleased,
+        slot=tasks.map(lambda task: task.fragment.slot),
+        worker=st.just("rollout-0-a"),
+        reason=st.sampled_from(["stale", "returned", "draining"]),
+    ),
+    st.builds(
+        GroupTrained,
+        batch=counts,
+        group=counts,
+        attempt=counts,
+        worker=st.just("trainer-0-a"),
+        seconds=st.floats(0, 1e6),
+    ),
+    st.builds(
+        TagRequest, mode=st.sampled_from(["auto", "off", "fixed"]), groups=counts, id=st.just("x")
     ),
 )
 

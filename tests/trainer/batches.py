@@ -1,14 +1,14 @@
 """A batch as rollout would leave it: real trajectories of the demo's model, cut as wished."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
-from services.rollout.engine import RolloutEngine
-from shared.contracts import Fragment, GenerateFragment, Policy, Prompt
-from shared.diffusion.sampler import Trajectory
-from shared.diffusion.tensors import pack_trajectory, unpack_trajectory
+from shared.diffusion.models import Conditions, repeat_rows
+from shared.diffusion.policy import LoadedPolicy, load_policy, sampling_plan
+from shared.diffusion.sampler import Denoising, Trajectory, denoise
+from shared.diffusion.tensors import pack, pack_trajectory
 from shared.recipe import Recipe
 
 PROMPTS = ("a handwritten three", "a handwritten seven", "a handwritten zero")
@@ -28,41 +28,46 @@ class Group:
             strict=True,
         )
         return [
-            pack_trajectory(
-                Trajectory(
-                    latents=latents,
-                    log_probs=log_probs,
-                    step_indices=self.trajectory.step_indices,
-                    sigmas=self.trajectory.sigmas,
-                )
-            )
+            pack_trajectory(replace(self.trajectory, latents=latents, log_probs=log_probs))
             for latents, log_probs in parts
         ]
 
 
-def make_batch(recipe: Recipe, *, off_policy: float = 0.0) -> list[Group]:
+def make_batch(
+    recipe: Recipe, *, off_policy: float = 0.0, loaded: LoadedPolicy | None = None
+) -> list[Group]:
     """Groups with windows of their own; ``off_policy`` moves the stored log-probs by about that
     much, so that the clip acts on some rows."""
-    engine = RolloutEngine(recipe)
+    loaded = loaded or load_policy(recipe, {"transformer", "text", "decoder"})
     generator = torch.Generator().manual_seed(7)
     size = recipe.batch.group_size
     groups = []
     for number, prompt in enumerate(PROMPTS):
-        conditions = engine.conditions(prompt)
-        task = GenerateFragment(
-            fragment=Fragment(batch=0, group=number, first_sample=0, num_samples=size),
-            policy=Policy(version=0, weights_digest="0" * 64),
-            prompt=Prompt(text=prompt),
-            window_start=number,
-        )
-        made = unpack_trajectory(engine.generate(task).trajectory)
+        conditions = loaded.model.encode(prompt, guidance=recipe.model.guidance)
+        made = generate(recipe, loaded, conditions, window_start=number)
         moved = off_policy * torch.randn(made.log_probs.shape, generator=generator)
-        trajectory = Trajectory(
-            latents=made.latents,
-            log_probs=made.log_probs + moved,
-            step_indices=made.step_indices,
-            sigmas=made.sigmas,
-        )
+        trajectory = replace(made, log_probs=made.log_probs + moved)
         advantages = torch.randn(size, generator=generator).tolist()
-        groups.append(Group(trajectory, conditions, advantages))
+        groups.append(Group(trajectory, pack(conditions), advantages))
     return groups
+
+
+def generate(
+    recipe: Recipe, loaded: LoadedPolicy, conditions: Conditions, *, window_start: int
+) -> Trajectory:
+    """A group's samples by the network as it is."""
+    size = recipe.batch.group_size
+    rows = repeat_rows(conditions, size)
+    denoising = Denoising(
+        sampling_plan(recipe.sampling, window_start=window_start),
+        seeds=range(window_start * size, (window_start + 1) * size),
+        shape=loaded.model.latent_shape(height=recipe.model.height, width=recipe.model.width),
+        device=loaded.device,
+    )
+    denoise(
+        lambda latents, sigma: loaded.model.velocity(
+            latents, sigma, rows, guidance=recipe.model.guidance
+        ),
+        denoising,
+    )
+    return denoising.trajectory()

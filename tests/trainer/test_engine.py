@@ -1,9 +1,15 @@
 """Commit and restore: what a resumed trainer does is what it would have done."""
 
+from functools import partial
+
 import pytest
 import torch
 
+from services.trainer.chunks import Chunk
 from services.trainer.engine import TrainerEngine, learning_rate
+from services.trainer.measure import measured
+from shared.diffusion.lora import WeightsInUse
+from shared.diffusion.policy import load_policy
 from shared.diffusion.tensors import pack, unpack
 from shared.errors import ContractError, IntegrityError
 from shared.recipe import Recipe, override
@@ -15,11 +21,11 @@ def groups(recipe: Recipe) -> list[Group]:
     return make_batch(recipe)
 
 
-def train(engine: TrainerEngine, groups: list[Group], batch: int) -> None:
+def train(engine: TrainerEngine, groups: list[Group], batch: int) -> dict[str, float]:
     engine.begin()
     for group in groups:
         engine.accumulate(group.cut([4]), group.conditions, group.advantages)
-    engine.step(batch)
+    return engine.step(batch)
 
 
 def test_a_restored_trainer_goes_on_to_the_last_bit(recipe: Recipe, groups: list[Group]) -> None:
@@ -81,6 +87,68 @@ def test_fragments_of_different_windows_are_no_group(recipe: Recipe, groups: lis
     mixed = [groups[0].cut([2, 2])[0], groups[1].cut([2, 2])[1]]
     with pytest.raises(ContractError):
         engine.accumulate(mixed, groups[0].conditions, groups[0].advantages)
+
+
+def test_advantages_of_another_group_are_refused(recipe: Recipe, groups: list[Group]) -> None:
+    engine = TrainerEngine(recipe)
+    engine.begin()
+    with pytest.raises(ContractError, match="advantages"):
+        engine.accumulate(groups[0].cut([4]), groups[0].conditions, groups[0].advantages[:3])
+
+
+def test_two_halves_can_share_one_network(recipe: Recipe, groups: list[Group]) -> None:
+    loaded = load_policy(recipe, {"transformer"})
+    engine = TrainerEngine(recipe, loaded)
+    train(engine, groups, 0)
+    assert WeightsInUse(loaded.model.transformer).digest() == engine.weights_digest()
+
+
+def test_auto_chunks_grow_while_groups_are_trained(recipe: Recipe, groups: list[Group]) -> None:
+    auto = {"trainer.micro_batch": "auto", "schedule.tsp_steps": "auto"}
+    engine = TrainerEngine(override(recipe, auto))
+    assert engine.chunk == Chunk(samples=1, steps=1)
+    metrics = train(engine, groups, 0)
+    assert engine.chunk.rows > 1
+    assert (metrics["micro_batch"], metrics["tsp_steps"]) == (
+        engine.chunk.samples,
+        engine.chunk.steps,
+    )
+
+    tight = TrainerEngine(override(recipe, {**auto, "trainer.memory_gib": 1e-5}))
+    train(tight, groups, 0)
+    assert tight.chunk == Chunk(samples=1, steps=1)
+
+
+def test_measuring_changes_no_gradient(recipe: Recipe, groups: list[Group]) -> None:
+    """The first group of a tuned run and of one with that chunk fixed."""
+    gradients = []
+    for micro, steps in (("auto", "auto"), (1, 1)):
+        changes = {"trainer.micro_batch": micro, "schedule.tsp_steps": steps}
+        engine = TrainerEngine(override(recipe, changes))
+        engine.begin()
+        engine.accumulate(groups[0].cut([4]), groups[0].conditions, groups[0].advantages)
+        gradients.append(engine.gradient())
+    assert all(torch.equal(gradients[0][name], gradients[1][name]) for name in gradients[1])
+
+
+def test_what_is_kept_for_the_backward_pass_grows_with_rows_and_leaves_out_the_weights(
+    recipe: Recipe, groups: list[Group]
+) -> None:
+    loaded = load_policy(recipe, {"transformer"})
+
+    def peak(chunk: Chunk) -> int:
+        changes = {"trainer.micro_batch": chunk.samples, "schedule.tsp_steps": chunk.steps}
+        engine = TrainerEngine(override(recipe, changes), loaded)
+        engine.begin()
+        train = partial(
+            engine.accumulate, groups[0].cut([4]), groups[0].conditions, groups[0].advantages
+        )
+        return measured(train, chunk, loaded.model.transformer, loaded.device).peak_bytes
+
+    small, large = peak(Chunk(1, 1)), peak(Chunk(4, 3))
+    assert large == pytest.approx(12 * small, rel=0.1)
+    weights = sum(p.numel() * p.element_size() for p in loaded.model.transformer.parameters())
+    assert 0 < small < weights
 
 
 def test_the_learning_rate_depends_on_the_batch_number_alone(recipe: Recipe) -> None:

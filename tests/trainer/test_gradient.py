@@ -1,21 +1,29 @@
 """Invariant 4: the update does not depend on scheduling."""
 
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from services.trainer.chunks import Chunk
 from services.trainer.engine import TrainerEngine
+from services.trainer.gradient import GradientTransaction
+from services.trainer.group import read_group
 from shared.diffusion.lora import adapter_parameters
 from shared.diffusion.models import ModelAdapter
-from shared.diffusion.policy import load_policy
+from shared.diffusion.policy import LoadedPolicy, load_policy
 from shared.diffusion.tensors import unpack
 from shared.recipe import Recipe, override
-from tests.trainer.batches import Group, make_batch
+from tests.trainer.batches import Group, generate, make_batch
 
 TOLERANCE = {"float32": 1e-5, "float64": 1e-10}
 OFF_POLICY = 3e-3
+WHOLE = Chunk(samples=4, steps=3)
 
 
 def row_loss(
@@ -37,9 +45,16 @@ def row_loss(
 
     mu = mean()
     log_prob = torch.distributions.Normal(mu, g * torch.sqrt(-dt)).log_prob(arrived).mean()
-    ratio = torch.exp(log_prob - path.log_probs[sample, position].double())
+    behaviour = path.log_probs[sample, position].double()
     clip, advantage = recipe.algorithm.clip_range, group.advantages[sample]
-    surrogate = -torch.minimum(ratio * advantage, ratio.clamp(1 - clip, 1 + clip) * advantage)
+    proximal, weight = behaviour, 1.0
+    if recipe.algorithm.stale_loss == "decoupled":
+        proximal = log_prob.detach()
+        cap = 1 + recipe.algorithm.weight_cap * clip
+        weight = min(math.exp(float(proximal - behaviour)), cap)
+    ratio = torch.exp(log_prob - proximal)
+    clipped = ratio.clamp(1 - clip, 1 + clip)
+    surrogate = -weight * torch.minimum(ratio * advantage, clipped * advantage)
     with torch.no_grad():
         model.transformer.disable_adapters()  # type: ignore[operator]
         reference = mean()
@@ -47,18 +62,19 @@ def row_loss(
     return surrogate + recipe.algorithm.kl_beta * ((mu - reference) ** 2).mean() / (2 * g**2)
 
 
-def one_shot_reference(recipe: Recipe, groups: list[Group]) -> dict[str, Tensor]:
+def one_shot_reference(
+    model: ModelAdapter, recipe: Recipe, groups: list[Group]
+) -> dict[str, Tensor]:
     """One row after the other, one sum, one division, one backward pass."""
-    loaded = load_policy(recipe, {"transformer"})
-    parameters = adapter_parameters(loaded.model.transformer)
+    parameters = adapter_parameters(model.transformer)
     losses = [
-        row_loss(loaded.model, recipe, group, sample, position)
+        row_loss(model, recipe, group, sample, position)
         for group in groups
         for sample in range(len(group.advantages))
         for position in range(recipe.sampling.window)
     ]
-    (torch.stack(losses).sum() / len(losses)).backward()
-    return {name: p.grad for name, p in parameters.items() if p.grad is not None}
+    wanted = torch.autograd.grad(torch.stack(losses).sum() / len(losses), [*parameters.values()])
+    return dict(zip(parameters, wanted, strict=True))
 
 
 def relative_error(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> float:
@@ -68,84 +84,170 @@ def relative_error(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> float
     return float((difference / sum(float((w.double() ** 2).sum()) for w in wanted.values())) ** 0.5)
 
 
-@pytest.fixture(scope="module", params=["float32", "float64"])
-def precise(request: pytest.FixtureRequest, recipe: Recipe) -> Recipe:
-    return override(recipe, {"model.dtype": request.param})
+@dataclass(frozen=True)
+class Case:
+    """Off-policy groups of one precision and loss, and the gradient that they have to give."""
+
+    recipe: Recipe
+    model: ModelAdapter
+    groups: list[Group]
+    reference: dict[str, Tensor]
 
 
-@pytest.fixture(scope="module")
-def groups(precise: Recipe) -> list[Group]:
-    return make_batch(precise, off_policy=OFF_POLICY)
+@pytest.fixture(
+    scope="module",
+    params=[(dtype, loss) for dtype in TOLERANCE for loss in ("bypass", "decoupled")],
+    ids="-".join,
+)
+def case(request: pytest.FixtureRequest, recipe: Recipe) -> Case:
+    dtype, loss = request.param
+    changes = {"model.dtype": dtype, "algorithm.stale_loss": loss, "algorithm.weight_cap": 1.0}
+    recipe = override(recipe, changes)
+    loaded = load_policy(recipe, {"transformer", "text", "decoder"})
+    groups = make_batch(recipe, off_policy=OFF_POLICY, loaded=loaded)
+    return Case(recipe, loaded.model, groups, one_shot_reference(loaded.model, recipe, groups))
 
 
-@pytest.fixture(scope="module")
-def reference(precise: Recipe, groups: list[Group]) -> dict[str, Tensor]:
-    return one_shot_reference(precise, groups)
-
-
-@pytest.fixture(scope="module")
-def engines(precise: Recipe) -> dict[int, TrainerEngine]:
-    return {
-        micro: TrainerEngine(override(precise, {"trainer.micro_batch": micro}))
-        for micro in (1, 2, 4)
-    }
+def accumulate(
+    recipe: Recipe,
+    model: ModelAdapter,
+    groups: Iterable[tuple[Group, tuple[int, ...], Chunk, int]],
+) -> tuple[dict[str, Tensor], dict[str, float]]:
+    """Gradient and metrics of groups, each with its fragments, its chunks and its staleness."""
+    batch, sampling = recipe.batch, recipe.sampling
+    transaction = GradientTransaction(
+        model=model,
+        algorithm=recipe.algorithm,
+        num_rows=batch.groups * batch.group_size * sampling.window,
+        guidance=recipe.model.guidance,
+    )
+    transaction.begin()
+    for group, cut, chunk, staleness in groups:
+        read = read_group(sampling, group.cut(cut), group.conditions, group.advantages, staleness)
+        transaction.accumulate(read, chunk)
+    assert transaction.tally.num_rows == transaction.num_rows
+    parameters = adapter_parameters(model.transformer)
+    gradient = {name: p.grad.clone() for name, p in parameters.items() if p.grad is not None}
+    return gradient, transaction.tally.metrics()
 
 
 CUTS = st.sampled_from([(4,), (2, 2), (1, 3), (3, 1), (1, 1, 2), (1, 1, 1, 1)])
+CHUNKS = st.builds(Chunk, samples=st.integers(1, 5), steps=st.integers(1, 4))
 
 
 @pytest.mark.filterwarnings("ignore:Generating overly large repr")  # of a failing case
 @given(
-    micro=st.sampled_from([1, 2, 4]),
     order=st.permutations([0, 1, 2]),
     cuts=st.lists(CUTS, min_size=3, max_size=3),
+    chunks=st.lists(CHUNKS, min_size=3, max_size=3),
+    stale=st.sets(st.integers(0, 2)),
 )
-@settings(max_examples=15)
-def test_any_order_fragments_and_micro_batches_give_the_one_shot_gradient(
-    precise: Recipe,
-    groups: list[Group],
-    reference: dict[str, Tensor],
-    engines: dict[int, TrainerEngine],
-    micro: int,
+@settings(max_examples=12, deadline=None)
+def test_any_order_fragments_and_chunks_give_the_one_shot_gradient(
+    case: Case,
     order: list[int],
     cuts: list[tuple[int, ...]],
+    chunks: list[Chunk],
+    stale: set[int],
 ) -> None:
-    engine = engines[micro]
-    engine.begin()
-    for index, cut in zip(order, cuts, strict=True):
-        group = groups[index]
-        engine.accumulate(group.cut(cut), group.conditions, group.advantages)
-    assert relative_error(engine.gradient(), reference) <= TOLERANCE[precise.model.dtype]
+    arriving = [
+        (case.groups[index], cut, chunk, int(index in stale))
+        for index, cut, chunk in zip(order, cuts, chunks, strict=True)
+    ]
+    gradient, metrics = accumulate(case.recipe, case.model, arriving)
+    assert relative_error(gradient, case.reference) <= TOLERANCE[case.recipe.model.dtype]
+    assert metrics["stale_fraction"] == pytest.approx(len(stale) / 3)
 
 
-def test_the_clip_acts_on_some_rows_and_not_on_all(
-    groups: list[Group], engines: dict[int, TrainerEngine]
-) -> None:
+def test_the_clip_or_the_cap_acts_on_some_rows_and_not_on_all(case: Case) -> None:
     """Otherwise the property above would say little."""
-    engine = engines[4]
-    engine.begin()
-    for group in groups:
-        engine.accumulate(group.cut([4]), group.conditions, group.advantages)
-    metrics = engine.step(0)
+    groups = [(group, (4,), WHOLE, 0) for group in case.groups]
+    _, metrics = accumulate(case.recipe, case.model, groups)
     clipped = metrics["clip_fraction_low"] + metrics["clip_fraction_high"]
-    assert 0 < clipped < 1
-    assert metrics["grad_norm"] > 0
+    cap = 1 + case.recipe.algorithm.weight_cap * case.recipe.algorithm.clip_range
+    if case.recipe.algorithm.stale_loss == "bypass":
+        assert 0 < clipped < 1
+        assert metrics["weight_mean"] == 1
+    else:
+        assert clipped == 0
+        assert metrics["ratio_min"] < metrics["weight_mean"] < cap < metrics["ratio_max"]
+        assert metrics["weight_mean"] < metrics["ratio_mean"]
+
+
+@pytest.fixture(scope="module")
+def loaded(recipe: Recipe) -> LoadedPolicy:
+    return load_policy(recipe, {"transformer", "text", "decoder"})
+
+
+@pytest.fixture(scope="module")
+def on_policy(recipe: Recipe, loaded: LoadedPolicy) -> list[Group]:
+    return make_batch(recipe, loaded=loaded)
+
+
+@pytest.mark.parametrize("chunk", [Chunk(1, 1), Chunk(3, 2), WHOLE], ids=str)
+def test_on_policy_the_ratio_is_one_and_both_losses_are_the_same(
+    recipe: Recipe, loaded: LoadedPolicy, on_policy: list[Group], chunk: Chunk
+) -> None:
+    groups = [(group, (2, 2), chunk, 0) for group in on_policy]
+    decoupled = override(recipe, {"algorithm.stale_loss": "decoupled"})
+    expected, metrics = accumulate(recipe, loaded.model, groups)
+    found, same_metrics = accumulate(decoupled, loaded.model, groups)
+    assert relative_error(found, expected) <= TOLERANCE["float32"]
+    assert same_metrics == pytest.approx(metrics, rel=1e-5, abs=1e-6)
+    assert metrics["onpolicy_ratio_error"] <= 1e-6
+    assert metrics["stale_ratio_error"] == metrics["stale_fraction"] == 0
+
+
+def test_stale_rows_have_a_ratio_error_of_their_own(
+    recipe: Recipe, loaded: LoadedPolicy, on_policy: list[Group]
+) -> None:
+    moved = make_batch(recipe, off_policy=OFF_POLICY, loaded=loaded)
+    groups = [*((group, (4,), WHOLE, 0) for group in on_policy[:2]), (moved[2], (4,), WHOLE, 1)]
+    _, metrics = accumulate(recipe, loaded.model, groups)
+    assert metrics["onpolicy_ratio_error"] <= 1e-6
+    assert metrics["stale_ratio_error"] > 1e-3
+    assert metrics["stale_fraction"] == pytest.approx(1 / 3)
+
+    _, metrics = accumulate(recipe, loaded.model, [(group, (4,), WHOLE, 1) for group in moved])
+    assert metrics["onpolicy_ratio_error"] == 0
+    assert metrics["stale_fraction"] == 1
 
 
 def test_beginning_a_batch_leaves_nothing_of_the_one_before(
-    groups: list[Group], recipe: Recipe
+    recipe: Recipe, loaded: LoadedPolicy, on_policy: list[Group]
 ) -> None:
-    engine = TrainerEngine(recipe)
+    engine = TrainerEngine(recipe, loaded)
     engine.begin()
-    engine.accumulate(groups[0].cut([4]), groups[0].conditions, groups[0].advantages)
+    engine.accumulate(on_policy[0].cut([4]), on_policy[0].conditions, on_policy[0].advantages)
     assert engine.gradient()
     engine.begin()
     assert not engine.gradient()
 
 
-def test_on_policy_the_ratio_is_one(recipe: Recipe) -> None:
-    engine = TrainerEngine(recipe)
-    engine.begin()
-    for group in make_batch(recipe):
-        engine.accumulate(group.cut([2, 2]), group.conditions, group.advantages)
-    assert engine.step(0)["onpolicy_ratio_error"] <= 1e-6
+def test_generation_by_the_same_network_leaves_the_gradient_as_it_is(
+    recipe: Recipe, loaded: LoadedPolicy, on_policy: list[Group]
+) -> None:
+    engine, network = TrainerEngine(recipe, loaded), loaded.model.transformer
+
+    def gradient(between: Callable[[int, Group], None]) -> dict[str, Tensor]:
+        engine.begin()
+        for number, group in enumerate(on_policy):
+            engine.accumulate(group.cut([4]), group.conditions, group.advantages)
+            between(number, group)
+        return engine.gradient()
+
+    def generates(number: int, group: Group) -> None:
+        made = generate(recipe, loaded, unpack(group.conditions), window_start=number)
+        assert torch.equal(made.latents, group.trajectory.latents)
+
+    def leaves_it_in_another_state(number: int, group: Group) -> None:
+        assert not network.training  # a replay is computed as its sample was
+        network.train()
+        network.disable_adapters()  # type: ignore[operator]
+
+    undisturbed = gradient(lambda number, group: None)
+    for between in (generates, leaves_it_in_another_state):
+        found = gradient(between)
+        assert found.keys() == undisturbed.keys()
+        assert all(torch.equal(found[name], undisturbed[name]) for name in found)
+    network.eval().enable_adapters()  # type: ignore[operator]

@@ -1,0 +1,104 @@
+"""The weights of a rollout worker: the next version is staged while the current one generates."""
+
+import asyncio
+import time
+
+import structlog
+from redis.exceptions import RedisError
+
+from services.rollout.engine import RolloutEngine
+from shared import subjects
+from shared.bus import Bus
+from shared.commits import read_commit
+from shared.contracts import ObjectRef, Policy, PolicyPublished
+from shared.diffusion.lora import StagedAdapter
+from shared.errors import DigenRLError, IntegrityError
+from shared.store import ObjectStore
+from shared.telemetry import WEIGHTS_LOAD_SECONDS, WEIGHTS_PAUSE_SECONDS
+from shared.versions import VersionIndex
+from shared.worker import Worker
+
+log = structlog.get_logger()
+
+
+class Weights:
+    """Which version is in use, and which one is newest."""
+
+    def __init__(
+        self,
+        engine: RolloutEngine,
+        bus: Bus,
+        store: ObjectStore,
+        index: VersionIndex,
+        worker: Worker,
+    ) -> None:
+        self._engine = engine
+        self._bus = bus
+        self._store = store
+        self._index = index
+        self._worker = worker
+        self._policy: Policy | None = None
+        self._staging: tuple[Policy, asyncio.Task[StagedAdapter]] | None = None
+        self.newest = -1
+        """Highest version that this worker knows to be published."""
+
+    async def follow(self) -> None:
+        """Stage each version as it is published, for ever."""
+        subject = subjects.event_subject(self._bus.run, "policy_published")
+        async for received in self._bus.follow(subjects.EVT, [subject]):
+            event = received.message
+            if isinstance(event, PolicyPublished) and event.policy.version > self.newest:
+                self.newest = event.policy.version
+                if self._staging is not None:
+                    self._staging[1].cancel()
+                self._staging = event.policy, asyncio.create_task(self._stage(event.weights))
+
+    async def adopt(self, policy: Policy) -> None:
+        """Put ``policy`` in use, if it is not yet: between two fragments, without copying.
+
+        Raises:
+            IntegrityError: if the weights found are not those of ``policy``.
+        """
+        if self._policy == policy:
+            return
+        with self._worker.doing("loading_weights"):
+            staged = await self._staged(policy)
+        if staged.digest != policy.weights_digest:
+            raise IntegrityError(f"version {policy.version}: its weights have another digest")
+        began = time.monotonic()
+        self._engine.adopt(staged)
+        pause = time.monotonic() - began
+        WEIGHTS_PAUSE_SECONDS.observe(pause)
+        self._policy = policy
+        self._worker.policy_version = policy.version
+        log.info("policy_adopted", version=policy.version, pause_ms=round(1000 * pause, 3))
+
+    async def _staged(self, policy: Policy) -> StagedAdapter:
+        staging, self._staging = self._staging, None
+        if staging is not None and staging[0] == policy:
+            try:
+                return await staging[1]
+            except DigenRLError as error:
+                log.warning("staging_failed", version=policy.version, error=str(error))
+        elif staging is not None:
+            self._staging = staging
+        return await self._stage(await self._weights_of(policy))
+
+    async def _stage(self, weights: ObjectRef) -> StagedAdapter:
+        began = time.monotonic()
+        data = await self._store.get(weights)
+        staged = await asyncio.to_thread(self._engine.stage, data)
+        WEIGHTS_LOAD_SECONDS.observe(time.monotonic() - began)
+        return staged
+
+    async def _weights_of(self, policy: Policy) -> ObjectRef:
+        """From the index, or from the commit record if the index cannot say."""
+        try:
+            found = await self._index.lookup(policy.version)
+        except (DigenRLError, RedisError) as error:
+            log.warning("version_index_unavailable", error=str(error))
+            found = None
+        record = found or await read_commit(self._store, self._bus.run, policy.version)
+        if record is None or record.policy != policy:
+            raise IntegrityError(f"version {policy.version} is not a committed one")
+        return record.weights

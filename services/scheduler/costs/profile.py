@@ -1,0 +1,266 @@
+"""A cost profile: what generating and training one model costs on each kind of device, as data.
+
+One file per model in bench/profiles calibrates planner, simulator and emulated cluster alike;
+bench/profiles/README.md says what each field means. Seconds are those of an H100, GB are 1e9 bytes.
+
+    generating n samples:   steps x forwards x (o + c n) + n (decode + reward)
+    training one sample:    trained steps x forwards x rho x (o / G + c)
+
+with o the seconds of a call however many samples it has, c those of each sample in it, G the group
+size, forwards 2 with classifier-free guidance, and rho the forward and backward pass of a trained
+step over a step of a rollout that generates whole groups.
+"""
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, ValidationError
+
+from shared.contracts import MAX_GROUP_SIZE, Record, Seconds, Text, Token
+from shared.errors import UserError
+
+PROFILES = Path(__file__).parents[3] / "bench" / "profiles"
+
+Role = Literal["rollout", "trainer"]
+VariantName = Literal["lora", "full"]
+Positive = Annotated[int, Field(gt=0, le=2**31)]
+Factor = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+class Shape(Record):
+    """What a batch consists of."""
+
+    groups: Positive
+    group_size: Annotated[int, Field(gt=0, le=MAX_GROUP_SIZE)]
+    steps: Positive
+    """Denoising steps of a rollout."""
+    trained_steps: Positive
+    updates: Positive
+    """Times that a batch runs the optimizer."""
+
+    @property
+    def samples(self) -> int:
+        return self.groups * self.group_size
+
+
+class Rollout(Record):
+    call_seconds: Seconds
+    """Of one forward call, whatever the number of its samples: o."""
+    sample_seconds: Factor
+    """Of each sample in a forward call: c."""
+    decode_seconds: Seconds
+    """Per sample, latents to media."""
+    reward_seconds: Seconds
+    """Per sample, on the device that generated it."""
+    noise_cv: Annotated[float, Field(ge=0, lt=1)]
+    """Standard deviation of a fragment's service time over its mean."""
+    handoff_seconds: Seconds
+    """From one service's result to the start of the next one's work, per hop."""
+    memory_gib: Factor
+    """That a device needs: weights, decoder and activations; conditions come from a cache."""
+
+
+class Variant(Record):
+    """What is trained, and how: a LoRA adapter on every device, or all weights, sharded."""
+
+    forwards_per_step: Literal[1, 2]
+    """2: classifier-free guidance, in rollout and training."""
+    rho: Factor
+    """Forward and backward pass of a trained step over a step of a rollout."""
+    memory_gib: Factor
+    """That each training device needs."""
+    sharded: bool
+    """Over the devices of a node; if not, each device can be lent on its own."""
+    optimizer_seconds: Seconds
+    """Of one update."""
+    published_gb: Factor
+    publish_seconds: Seconds
+    """From the last update to weights that rollout devices can take."""
+    adopt_seconds: Seconds
+    """That a rollout device pauses for them."""
+    switch_seconds: Seconds
+    """Of a training device, each way between training and generating."""
+
+
+class Colocated(Record):
+    """What a device pays that generates and trains by turns (`costs.colocated`)."""
+
+    rollout_batch: Positive
+    """Samples per forward call of the batched engine."""
+    engine_gb: Factor
+    """That leave and enter the device for each batch."""
+    pageable_gb_per_second: Factor
+    pageable_extra_seconds: Seconds
+    """Per batch, of sleeping and waking beyond the bytes."""
+    pinned_swap_seconds: Seconds
+    """One way, all of it."""
+
+
+class Device(Record):
+    generation_speed: Factor
+    """Relative to an H100."""
+    training_speed: Factor
+    memory_gib: Factor
+
+
+class Source(Record):
+    kind: Literal["recipe", "measured", "fitted", "assumed"]
+    """recipe: a choice, not a cost."""
+    note: Text
+
+
+class _Costs(Record):
+    name: Annotated[str, Field(min_length=1, max_length=64)]
+    description: Text
+    shape: Shape
+    rollout: Rollout
+    colocated: Colocated
+    devices: Annotated[dict[Token, Device], Field(min_length=1)]
+    sources: dict[str, Source]
+    """Where numbers are from, by dotted path or the beginning of one."""
+
+
+class Profile(_Costs):
+    """The costs of one model, trained in one way."""
+
+    variant: Variant
+
+    @property
+    def forward_seconds(self) -> float:
+        """Of a denoising step, per sample of a whole group, guidance included."""
+        return self.step_seconds(self.shape.group_size) / self.shape.group_size
+
+    def step_seconds(self, samples: int) -> float:
+        """Of one denoising step of so many samples in one call, guidance included."""
+        seconds = self.rollout.call_seconds + self.rollout.sample_seconds * samples
+        return self.variant.forwards_per_step * seconds
+
+    @property
+    def generation_work(self) -> float:
+        """H100-seconds that a batch takes to generate, decode and score, in whole groups."""
+        return self.shape.groups * _generation_seconds(self, self.shape.group_size)
+
+    @property
+    def training_work(self) -> float:
+        """H100-seconds that a batch takes to train, without the optimizer's."""
+        return self.shape.samples * _training_seconds(self)
+
+
+class ProfileFile(_Costs):
+    variants: Annotated[dict[VariantName, Variant], Field(min_length=1)]
+
+
+def load_profile(name_or_path: str | Path, variant: VariantName = "lora") -> Profile:
+    """Read a profile of bench/profiles by its name, or any other by the path of its JSON file.
+
+    Raises:
+        UserError: one line that names the known profiles, or the file and the fault in it.
+    """
+    path = Path(name_or_path)
+    if path.suffix != ".json":
+        path = PROFILES / f"{name_or_path}.json"
+    try:
+        text = path.read_text()
+    except OSError as error:
+        raise UserError(f"no cost profile {name_or_path}; {_known()}") from error
+    try:
+        costs = ProfileFile.model_validate_json(text)
+    except ValidationError as error:
+        fault = error.errors(include_url=False)[0]
+        where = ".".join(str(part) for part in fault["loc"])
+        raise UserError(f"{path}: {where}: {fault['msg']}") from error
+    if variant not in costs.variants:
+        raise UserError(f"{path}: no variant {variant}; it has {', '.join(costs.variants)}")
+    plain: dict[str, Any] = {field: getattr(costs, field) for field in _Costs.model_fields}
+    return Profile(**plain, variant=costs.variants[variant])
+
+
+def _known() -> str:
+    names = sorted(path.stem for path in PROFILES.glob("*.json"))
+    known = f"known are {', '.join(names)}" if names else f"there are none in {PROFILES}"
+    return f"{known}; or give the path of a JSON file"
+
+
+def device(profile: Profile, kind: str) -> Device:
+    """The profile's device of this kind.
+
+    Raises:
+        UserError: if the profile has no such kind.
+    """
+    if kind not in profile.devices:
+        raise UserError(f"no device kind {kind} in {profile.name}; {', '.join(profile.devices)}")
+    return profile.devices[kind]
+
+
+def fits(profile: Profile, kind: str, role: Role) -> str | None:
+    """Why a device of this kind cannot hold the model in this role; None if it can."""
+    needed = (profile.rollout if role == "rollout" else profile.variant).memory_gib
+    has = device(profile, kind).memory_gib
+    if needed <= has:
+        return None
+    return f"{profile.name} needs {needed:g} GiB on a {role} device; {kind} has {has:g} GiB"
+
+
+def speed(profile: Profile, kind: str, role: Role) -> float:
+    """Relative to an H100; 0 if the device cannot hold the model."""
+    if fits(profile, kind, role) is not None:
+        return 0.0
+    found = device(profile, kind)
+    return found.generation_speed if role == "rollout" else found.training_speed
+
+
+def fragment_seconds(profile: Profile, kind: str, samples: int) -> float:
+    """Mean seconds of a fragment on such a device: denoised in one call per step, decoded, scored.
+
+    Infinite if the device cannot hold the model.
+    """
+    rate = speed(profile, kind, "rollout")
+    return _generation_seconds(profile, samples) / rate if rate else math.inf
+
+
+def train_group_seconds(
+    profile: Profile, devices: Mapping[str, int], tsp: bool = True, groups: int = 1
+) -> float:
+    """Mean seconds in which a synchronous data-parallel trainer takes in whole groups, together.
+
+    Devices get shares in proportion to their speeds: with TSP whole (sample, step) rows, without
+    it whole samples, so that 16 samples on 10 devices take as long as on 8. Several groups that
+    are ready at once cut finer. Infinite if no device can hold the model.
+    """
+    samples = groups * profile.shape.group_size
+    rows = profile.shape.trained_steps if tsp else 1
+    rates = {kind: speed(profile, kind, "trainer") for kind in devices}
+    each = {kind: _training_seconds(profile) / rows / rate for kind, rate in rates.items() if rate}
+    shares = whole_shares(samples * rows, devices, each)
+    return max((share * each[kind] for kind, share in shares.items()), default=math.inf)
+
+
+def whole_shares(
+    items: int, devices: Mapping[str, int], seconds: Mapping[str, float]
+) -> dict[str, int]:
+    """How many of `items` each device of a kind takes at most, for the last to end the soonest.
+
+    Args:
+        devices: how many there are of each kind.
+        seconds: of one item on each kind that can take part; the others take none.
+    """
+    shares = {kind: 0 for kind in seconds if devices[kind] > 0}
+    left = items if shares else 0
+    while left > 0:
+        kind = min(shares, key=lambda kind: (shares[kind] + 1) * seconds[kind])
+        shares[kind] += 1
+        left -= devices[kind]
+    return shares
+
+
+def _generation_seconds(profile: Profile, samples: int) -> float:
+    rollout = profile.rollout
+    per_sample = rollout.decode_seconds + rollout.reward_seconds
+    return profile.shape.steps * profile.step_seconds(samples) + samples * per_sample
+
+
+def _training_seconds(profile: Profile) -> float:
+    """Of one sample on an H100."""
+    return profile.shape.trained_steps * profile.variant.rho * profile.forward_seconds

@@ -1,0 +1,388 @@
+"""What each event says about fragments and groups: (plan, state, event) -> state, no commands.
+
+A fact about another batch, another attempt or another version changes nothing; so every event may
+come twice, late, or after what it speaks of was thrown away.
+"""
+
+from dataclasses import replace
+
+from services.scheduler.state import (
+    BatchState,
+    FragmentState,
+    GroupState,
+    InHand,
+    Plan,
+    State,
+    WorkerState,
+)
+from shared.contracts import (
+    FragmentFailed,
+    FragmentGenerated,
+    FragmentReleased,
+    FragmentScored,
+    FragmentSlot,
+    GenerateFragment,
+    GroupFailed,
+    GroupTrained,
+    Policy,
+    TrainGroup,
+)
+
+
+def new_batch(plan: Plan, index: int, now: float) -> BatchState:
+    return BatchState(index=index, groups=(GroupState(),) * plan.num_groups, opened_at=now)
+
+
+def opened(plan: Plan, state: State, policy: Policy, now: float) -> State:
+    """A version is committed: its batch is the current one, or the run is finished."""
+    if state.policy is not None and policy.version <= state.policy.version:
+        return state
+    if policy.version >= plan.num_batches:
+        return replace(state, policy=policy, phase="finished", batches=())
+    if state.policy is not None and not state.recovering:
+        costs = state.costs.observe_commit(max(0.0, now - state.trained_at))
+        state = replace(state, costs=costs)
+    batch = state.find_batch(policy.version) or new_batch(plan, policy.version, now)
+    phase = "running" if state.phase == "waiting" else state.phase
+    return renewed(
+        plan,
+        replace(
+            state,
+            policy=policy,
+            batches=(replace(batch, opened_at=now),),
+            phase=phase,
+            trained_at=now,
+        ),
+    )
+
+
+def renewed(plan: Plan, state: State) -> State:
+    """Nothing of the current batch begins with an older version any more."""
+    batch = state.batch
+    if batch is None:
+        return state
+    groups = tuple(
+        group if group.policy in (None, state.policy)
+        or _under_way(state, plan, batch.index, index, group)
+        else _thrown_away(group)
+        for index, group in enumerate(batch.groups)
+    )  # fmt: skip
+    return state.with_batch(replace(batch, groups=groups))
+
+
+def _under_way(state: State, plan: Plan, batch: int, index: int, group: GroupState) -> bool:
+    """Whether no fragment of the group is still to be begun."""
+    if group.num_cut < plan.group_size:
+        return False
+    for fragment in group.fragments:
+        if fragment.stage == "pending":
+            return False
+        if fragment.stage == "issued":
+            worker = state.workers.get(fragment.worker or "")
+            slot = slot_of(batch, index, fragment)
+            # Unknown in a recovery: the device will give it back if it has not begun it.
+            if worker is not None and slot in [w.slot for w in worker.in_hand[worker.slots :]]:
+                return False
+    return True
+
+
+def _thrown_away(group: GroupState) -> GroupState:
+    """To be generated anew, as a whole: a group has one policy version."""
+    attempts = [fragment.attempt + 1 for fragment in group.fragments]
+    again = max([group.first_attempt, *attempts])
+    return GroupState(first_attempt=again, attempt=group.attempt + group.sent)
+
+
+def issued_before(plan: Plan, state: State, task: GenerateFragment) -> State:
+    """A task found in its stream after a restart: somebody has been given this fragment."""
+    fragment = task.fragment
+    state = _with_early_batch(plan, state, fragment.batch)
+    group = _group(state, fragment.batch, fragment.group)
+    if group is None or _older(task.policy, group.policy):
+        return state
+    if group.policy is not None and group.policy != task.policy:
+        group = _thrown_away(group)
+    known = [f for f in group.fragments if f.first_sample == fragment.first_sample]
+    if known and known[0].attempt > fragment.attempt:
+        return state
+    again = bool(known) and known[0].attempt < fragment.attempt
+    found = FragmentState(
+        first_sample=fragment.first_sample,
+        num_samples=fragment.num_samples,
+        attempt=fragment.attempt,
+        stage="issued",
+        worker=task.worker,
+        num_failures=known[0].num_failures + again if known else 0,
+        num_losses=known[0].num_losses + (not again) if known else 0,
+    )
+    others = [f for f in group.fragments if f.first_sample != fragment.first_sample]
+    fragments = tuple(sorted([*others, found], key=lambda f: f.first_sample))
+    group = replace(
+        group,
+        policy=task.policy,
+        fragments=fragments,
+        num_cut=sum(f.num_samples for f in fragments),
+        first_attempt=max(group.first_attempt, fragment.attempt),
+    )
+    return state.with_group(fragment.batch, fragment.group, group)
+
+
+def _older(policy: Policy, than: Policy | None) -> bool:
+    return than is not None and policy.version < than.version
+
+
+def _with_early_batch(plan: Plan, state: State, index: int) -> State:
+    current = state.batch
+    if current is None or index != current.index + 1 or len(state.batches) > 1:
+        return state
+    if not plan.max_staleness or index >= plan.num_batches:
+        return state
+    return replace(state, batches=(current, new_batch(plan, index, 0.0)))
+
+
+def sent_before(state: State, command: TrainGroup) -> State:
+    """A group found in its stream after a restart: the trainer was given it."""
+    group = _group(state, command.batch, command.group)
+    if group is None or command.attempt < group.attempt:
+        return state
+    slots = [fragment.fragment.slot for fragment in command.fragments]
+    now = [slot_of(command.batch, command.group, fragment) for fragment in group.fragments]
+    same = slots == now and command.policy == group.policy
+    attempt = command.attempt if same else command.attempt + 1
+    group = replace(group, sent=same, attempt=attempt)
+    return state.with_group(command.batch, command.group, group)
+
+
+def generated(state: State, event: FragmentGenerated, now: float) -> State:
+    slot = event.fragment.slot
+    state = learn_generation(state, event)
+    state = _out_of_every_hand(state, slot, now)
+    found = find(state, slot)
+    if found is None or found.stage not in ("pending", "issued"):
+        return state
+    if event.policy != _policy(state, slot):
+        return state
+    return with_fragment(
+        state, slot, replace(found, stage="generated", worker=None, generated_at=now)
+    )
+
+
+def learn_generation(state: State, event: FragmentGenerated) -> State:
+    """How fast the device is."""
+    worker = state.workers.get(event.worker)
+    if worker is None or event.seconds <= 0:
+        return state
+    each = event.seconds / event.fragment.num_samples
+    if worker.service == "trainer":
+        return replace(state, costs=state.costs.observe_help(each))
+    return replace(state, costs=state.costs.observe_rollout(worker.address, each))
+
+
+def scored(plan: Plan, state: State, event: FragmentScored, now: float) -> State:
+    slot = event.fragment.slot
+    found = find(state, slot)
+    if found is None or found.stage == "scored":
+        return state
+    if event.policy != _policy(state, slot) or len(event.rewards) != found.num_samples:
+        return failed(plan, state, slot, "reward: its scores do not fit its task", now)
+    if found.stage == "generated":
+        state = replace(state, costs=state.costs.observe_ready(max(0.0, now - found.generated_at)))
+    return with_fragment(state, slot, replace(found, stage="scored", worker=None, scored=event))
+
+
+def failed(plan: Plan, state: State, slot: FragmentSlot, reason: str, now: float) -> State:
+    """Give the fragment a new attempt; too many of them fail the run."""
+    state = _out_of_every_hand(state, slot, now)
+    found = find(state, slot)
+    if found is None:
+        return state
+    failures = found.num_failures + 1
+    again = FragmentState(
+        first_sample=found.first_sample,
+        num_samples=found.num_samples,
+        attempt=found.attempt + 1,
+        num_failures=failures,
+    )
+    state = _unsent(with_fragment(state, slot, again), slot)
+    state = _renewed_if_stale(state, slot)
+    if failures >= plan.max_attempts:
+        return with_failure(
+            state, f"{_where(slot)} failed {failures} times; the last time at {reason}"
+        )
+    return state
+
+
+def failed_by(plan: Plan, state: State, event: FragmentFailed, now: float) -> State:
+    return failed(plan, state, event.slot, f"{event.stage}: {event.reason}", now)
+
+
+def released(state: State, event: FragmentReleased, now: float) -> State:
+    """A device gives a fragment back without having finished it."""
+    state = taken_out_of_hand(state, event.slot, event.worker, now)
+    found = find(state, event.slot)
+    if found is None or found.stage != "issued" or found.worker != event.worker:
+        return state
+    return _given_to_anybody(state, event.slot, found)
+
+
+def lost(plan: Plan, state: State, address: str) -> State:
+    """A worker has gone; what it had is anybody's."""
+    for batch in state.batches:
+        for index, group in enumerate(batch.groups):
+            for fragment in group.fragments:
+                if fragment.stage == "issued" and fragment.worker == address:
+                    slot = slot_of(batch.index, index, fragment)
+                    state = _lost_fragment(plan, state, slot, fragment)
+    return replace(state, workers={a: w for a, w in state.workers.items() if a != address})
+
+
+def _lost_fragment(plan: Plan, state: State, slot: FragmentSlot, found: FragmentState) -> State:
+    losses = found.num_losses + 1
+    again = replace(found, stage="pending", worker=None, num_losses=losses)
+    state = _renewed_if_stale(with_fragment(state, slot, again), slot)
+    if losses >= plan.max_losses:
+        return with_failure(state, f"{_where(slot)} was lost with {losses} workers, one by one")
+    return state
+
+
+def trained(state: State, event: GroupTrained, now: float) -> State:
+    group = _group(state, event.batch, event.group)
+    if group is None or not group.sent or group.attempt != event.attempt:
+        return state
+    if group.trained_by == event.worker:
+        return state
+    state = state.with_group(event.batch, event.group, replace(group, trained_by=event.worker))
+    return replace(state, costs=state.costs.observe_train(event.seconds), trained_at=now)
+
+
+def group_failed(plan: Plan, state: State, event: GroupFailed) -> State:
+    """Send a whole group to the trainer once more, under its next attempt."""
+    group = _group(state, event.batch, event.group)
+    if group is None or not group.sent or group.attempt != event.attempt:
+        return state
+    state = state.with_group(
+        event.batch, event.group, replace(group, sent=False, attempt=group.attempt + 1)
+    )
+    if event.attempt + 1 >= plan.max_attempts:
+        where = f"batch {event.batch}, group {event.group}"
+        return with_failure(state, f"{where} could not be sent to the trainer: {event.reason}")
+    return state
+
+
+def with_failure(state: State, reason: str) -> State:
+    return replace(state, phase="failed", failure=reason)
+
+
+def taken_out_of_hand(state: State, slot: FragmentSlot, address: str, now: float) -> State:
+    """The device is done with it, and begins with the next one that waits on it."""
+    worker = state.workers.get(address)
+    if worker is None or not _has(worker, slot):
+        return state
+    left = [held for held in worker.in_hand if held.slot != slot]
+    begun = worker.slots - 1  # this one begins now
+    in_hand = tuple(
+        InHand(held.slot, held.num_samples, now) if place == begun else held
+        for place, held in enumerate(left)
+    )
+    return state.with_worker(replace(worker, in_hand=in_hand))
+
+
+def _out_of_every_hand(state: State, slot: FragmentSlot, now: float) -> State:
+    """Its one result is stored: another device that has it as well will find the slot taken, and
+    say nothing."""
+    for address in [w.address for w in state.workers.values() if _has(w, slot)]:
+        state = taken_out_of_hand(state, slot, address, now)
+    return state
+
+
+def _has(worker: WorkerState, slot: FragmentSlot) -> bool:
+    return any(held.slot == slot for held in worker.in_hand)
+
+
+def held_by(state: State, address: str) -> tuple[InHand, ...]:
+    """What a worker was issued before the scheduler knew it."""
+    return tuple(
+        InHand(slot_of(batch.index, index, fragment), fragment.num_samples, 0.0)
+        for batch in state.batches
+        for index, group in enumerate(batch.groups)
+        for fragment in group.fragments
+        if fragment.stage == "issued" and fragment.worker == address
+    )
+
+
+def given_back(state: State, worker: WorkerState) -> State:
+    """What the worker has is anybody's again; it was told to drop it."""
+    for held in worker.in_hand:
+        found = find(state, held.slot)
+        if found is not None and found.stage == "issued" and found.worker == worker.address:
+            state = _given_to_anybody(state, held.slot, found)
+    return state.with_worker(replace(worker, in_hand=()))
+
+
+def _given_to_anybody(state: State, slot: FragmentSlot, found: FragmentState) -> State:
+    """To its former device as well: under its next attempt, for the slot of that task is taken."""
+    again = replace(found, stage="pending", worker=None, attempt=found.attempt + 1)
+    return _renewed_if_stale(with_fragment(state, slot, again), slot)
+
+
+def find(state: State, slot: FragmentSlot) -> FragmentState | None:
+    """The fragment, if its batch is open and this is its current attempt."""
+    group = _group(state, slot.batch, slot.group)
+    if group is None:
+        return None
+    for fragment in group.fragments:
+        if (fragment.first_sample, fragment.attempt) == (slot.first_sample, slot.attempt):
+            return fragment
+    return None
+
+
+def slot_of(batch: int, group: int, fragment: FragmentState) -> FragmentSlot:
+    return FragmentSlot(
+        batch=batch, group=group, first_sample=fragment.first_sample, attempt=fragment.attempt
+    )
+
+
+def with_fragment(state: State, slot: FragmentSlot, new: FragmentState) -> State:
+    """Replace the fragment that begins at the same sample."""
+    group = _group(state, slot.batch, slot.group)
+    assert group is not None
+    fragments = tuple(
+        new if fragment.first_sample == new.first_sample else fragment
+        for fragment in group.fragments
+    )
+    num_scored = sum(f.num_samples for f in fragments if f.stage == "scored")
+    group = replace(group, fragments=fragments, num_scored=num_scored)
+    return state.with_group(slot.batch, slot.group, group)
+
+
+def _renewed_if_stale(state: State, slot: FragmentSlot) -> State:
+    """What has to begin again begins with the newest version, and its whole group with it."""
+    group = _group(state, slot.batch, slot.group)
+    assert group is not None
+    if group.policy is None or group.policy == state.policy:
+        return state
+    return state.with_group(slot.batch, slot.group, _thrown_away(group))
+
+
+def _unsent(state: State, slot: FragmentSlot) -> State:
+    """If the group was sent to the trainer, it will be sent again under a new attempt."""
+    group = _group(state, slot.batch, slot.group)
+    assert group is not None
+    if not group.sent:
+        return state
+    group = replace(group, sent=False, attempt=group.attempt + 1, trained_by=None)
+    return state.with_group(slot.batch, slot.group, group)
+
+
+def _group(state: State, batch: int, index: int) -> GroupState | None:
+    found = state.find_batch(batch)
+    return found.groups[index] if found is not None and index < len(found.groups) else None
+
+
+def _policy(state: State, slot: FragmentSlot) -> Policy | None:
+    group = _group(state, slot.batch, slot.group)
+    return None if group is None else group.policy
+
+
+def _where(slot: FragmentSlot) -> str:
+    return f"batch {slot.batch}, group {slot.group}, sample {slot.first_sample}"

@@ -1,0 +1,1 @@
+"""Which devices generate and which train: every split forecast, the best ones simulated."""

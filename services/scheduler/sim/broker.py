@@ -1,0 +1,173 @@
+"""The bus as services see it: slots that take one message, streams in stored order, late delivery."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from services.scheduler.sim.history import History
+from services.scheduler.sim.world import Process, World
+from shared import subjects
+from shared.contracts import Message
+from shared.errors import SlotPoisoned
+from shared.subjects import Stream, subject_of
+
+RUN = "sim"
+STREAMS = {stream.subjects[0].split(".")[2]: stream for stream in subjects.STREAMS}
+"""By the word that a subject has for its kind."""
+Receive = Callable[[Message], None]
+Delay = Callable[[], float]
+
+
+@dataclass(slots=True)
+class Subscription:
+    process: Process
+    life: int
+    receive: Receive
+    wanted: Callable[[Message], bool]
+
+    @property
+    def is_alive(self) -> bool:
+        return self.life == self.process.life
+
+    def cancel(self) -> None:
+        self.life = -1
+
+
+@dataclass(slots=True)
+class Queue:
+    """A durable consumer that a pool of workers shares."""
+
+    subscription: Subscription
+    offered: dict[str, float] = field(default_factory=dict)
+    """Subject -> when it was last given to a worker."""
+    acked: set[str] = field(default_factory=set)
+
+
+@dataclass(slots=True)
+class Broker:
+    world: World
+    delay: Delay
+    """Seconds of one delivery; drawn anew for each."""
+    history: History
+    repeat: float = 0.0
+    """Probability that a delivery comes twice."""
+    ack_wait: float | None = None
+    """Seconds after which a message of a queue comes again. None: only to a new worker."""
+    poison: float = 0.0
+    """Probability that a group's slot turns out to be taken by bytes that are no message."""
+    stored: dict[str, list[Message]] = field(default_factory=dict)
+    """Stream -> messages, in stored order."""
+    slots: set[str] = field(default_factory=set)
+    dedupe: bool = True
+    """Whether a slot takes one message only. Off in no real run: tests plant it as a bug."""
+    poisoned: set[str] = field(default_factory=set)
+    _subscriptions: dict[str, list[Subscription]] = field(default_factory=dict)
+    _queues: dict[str, Queue] = field(default_factory=dict)
+
+    def publish(self, message: Message) -> bool:
+        """As `Bus.publish`: False if the slot is taken, SlotPoisoned if by no message."""
+        subject = subject_of(RUN, message)
+        stream = STREAMS[subject.split(".", 3)[2]]
+        taken = stream.slots and subject in self.slots
+        if self._is_poisoned(stream, subject, taken):
+            raise SlotPoisoned(subject)
+        self.history.stored(subject, message, accepted=not taken)
+        if taken and self.dedupe:
+            return False
+        if stream.slots:
+            self.slots.add(subject)
+        self.stored.setdefault(stream.name, []).append(message)
+        self._forward(stream, subject, message)
+        return True
+
+    def _is_poisoned(self, stream: Stream, subject: str, taken: bool) -> bool:
+        if stream is not subjects.TRAIN or not (self.poison or self.poisoned):
+            return False
+        if not taken and self.world.random.random() < self.poison:
+            self.poisoned.add(subject)
+        return subject in self.poisoned
+
+    def _forward(self, stream: Stream, subject: str, message: Message) -> None:
+        subscriptions = self._subscriptions.get(stream.name)
+        if subscriptions:
+            for subscription in subscriptions:
+                if subscription.is_alive and subscription.wanted(message):
+                    self._deliver(subscription, message)
+        queue = self._queues.get(stream.name)
+        if queue is not None:
+            self._offer(queue, subject, message)
+
+    def send(self, sender: Process, message: Message) -> None:
+        """Publish from a process, which repeats it until it reaches the broker."""
+        if sender.is_cut_off:
+            sender.after(sender.cut_off_until - self.world.now, lambda: self.send(sender, message))
+        else:
+            self.publish(message)
+
+    def subscribe(
+        self,
+        process: Process,
+        stream: Stream,
+        receive: Receive,
+        wanted: Callable[[Message], bool] = lambda _: True,
+        *,
+        after: int = 0,
+    ) -> Subscription:
+        """Every stored message but the first ``after``, and every new one, for this life."""
+        subscription = Subscription(process, process.life, receive, wanted)
+        alive = [s for s in self._subscriptions.get(stream.name, []) if s.is_alive]
+        self._subscriptions[stream.name] = [*alive, subscription]
+        for message in self.stored.get(stream.name, [])[after:]:
+            if wanted(message):
+                self._deliver(subscription, message)
+        return subscription
+
+    def consume(self, process: Process, stream: Stream, receive: Receive) -> None:
+        """Take part in the stream's queue: what is not acknowledged comes again."""
+        subscription = Subscription(process, process.life, receive, lambda _: True)
+        queue = self._queues.setdefault(stream.name, Queue(subscription))
+        queue.subscription = subscription
+        for message in self.stored.get(stream.name, []):
+            subject = subject_of(RUN, message)
+            if subject not in queue.acked:
+                wait = (self.ack_wait or 0.0) if subject in queue.offered else 0.0
+                at = max(self.world.now, queue.offered.get(subject, 0.0) + wait)
+                self._offer_at(at, queue, subject, message)
+
+    def ack(self, stream: Stream, message: Message) -> None:
+        self._queues[stream.name].acked.add(subject_of(RUN, message))
+
+    def _offer(self, queue: Queue, subject: str, message: Message) -> None:
+        if subject in queue.acked or not queue.subscription.is_alive:
+            return
+        queue.offered[subject] = self.world.now
+        self._deliver_once(queue.subscription, message)
+        if self.ack_wait is not None:
+            self._offer_at(self.world.now + self.ack_wait, queue, subject, message)
+
+    def _offer_at(self, time: float, queue: Queue, subject: str, message: Message) -> None:
+        before = queue.offered.get(subject)
+
+        def again() -> None:
+            if queue.offered.get(subject) == before:
+                self._offer(queue, subject, message)
+
+        self.world.at(time, again)
+
+    def _deliver(self, subscription: Subscription, message: Message) -> None:
+        self._deliver_once(subscription, message)
+        if self.repeat and self.world.random.random() < self.repeat:
+            self._deliver_once(subscription, message)
+
+    def _deliver_once(self, subscription: Subscription, message: Message) -> None:
+        process = subscription.process
+        if not subscription.is_alive:
+            return
+
+        def arrive() -> None:
+            if process.is_cut_off:  # the client reads on when it is back
+                process.after(process.cut_off_until - self.world.now, arrive)
+            else:
+                subscription.receive(message)
+
+        process.after(self.delay(), arrive)
+

@@ -1,0 +1,172 @@
+"""A simulated cluster put together: broker, scheduler, workers and trainer in one virtual time."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from services.scheduler.machine import WorkerJoined
+from services.scheduler.sim.broker import Broker, Delay
+from services.scheduler.sim.commits import Commits
+from services.scheduler.sim.devices import SimReward, SimRollout
+from services.scheduler.sim.history import History
+from services.scheduler.sim.scheduler import LookAhead, SimScheduler, Status
+from services.scheduler.sim.timing import Timing
+from services.scheduler.sim.trainer import SimTrainer
+from services.scheduler.sim.world import Process, World
+from services.scheduler.state import Plan, State
+from shared.contracts import FragmentGenerated
+from shared.seeds import derive
+
+STATUS_S = 1.0
+
+
+@dataclass(slots=True)
+class Cluster:
+    plan: Plan
+    timing: Timing
+    world: World
+    broker: Broker
+    history: History
+    scheduler: SimScheduler
+    commits: Commits
+    reward: SimReward
+    trainer_slots: int
+    """Devices of the trainer that can generate; 0: none."""
+    rollout: dict[str, SimRollout] = field(default_factory=dict)
+    """By name."""
+    trainer: SimTrainer | None = None
+    status_loss: float = 0.0
+    """Probability that a status does not arrive; it is not stored anywhere."""
+    _lives: int = 0
+
+    def add_rollout(self, name: str, kind: str) -> SimRollout:
+        """Start a rollout worker, or start it again under a new address."""
+        worker = SimRollout(
+            Process(self.world, name), self.broker, self.history, self.timing, kind,
+            self._address(name), self.plan.max_staleness,
+        )  # fmt: skip
+        self.rollout[name] = worker
+        worker.start()
+        self._announce(worker, WorkerJoined(worker.address, name, "rollout", kind=kind))
+        return worker
+
+    def add_trainer(self) -> SimTrainer:
+        """Start the trainer, or start it again from the newest commit."""
+        trainer = SimTrainer(
+            Process(self.world, "trainer"), self.broker, self.history, self.timing,
+            self._address("trainer"), self.plan.num_groups, self.plan.group_size,
+            max(1, self.trainer_slots), self.plan.max_staleness, self.commits,
+            in_order=self.plan.trains_in_order,
+        )  # fmt: skip
+        self.trainer = trainer
+        joined = WorkerJoined(trainer.address, "trainer", "trainer", slots=self.trainer_slots)
+        if self.scheduler.leases and self.trainer_slots:
+            trainer.report = lambda: self._tell(trainer, joined)
+        self._announce(trainer, joined)
+        trainer.start()
+        return trainer
+
+    def restart_reward(self) -> None:
+        old = self.reward
+        self.reward = SimReward(
+            Process(self.world, "reward"), self.broker, self.history, self.timing, old.score,
+            old.workers, old.failure,
+        )  # fmt: skip
+        self.reward.start()
+
+    def restart_scheduler(self) -> None:
+        old = self.scheduler
+        self.scheduler = SimScheduler(
+            Process(self.world, "scheduler"), self.broker, self.history, self.plan, self.commits,
+            old.first_state, old.look_ahead, old.tick, old.leases, old.read_seconds,
+        )  # fmt: skip
+        self.scheduler.start()
+
+    def _announce(self, worker: SimRollout | SimTrainer, joined: WorkerJoined) -> None:
+        """At once, or by statuses for as long as it lives."""
+        if self.scheduler.leases:
+            worker.process.after(0.0, lambda: self._report(worker, joined))
+        else:
+            self.scheduler.joined(joined)
+
+    def _report(self, worker: SimRollout | SimTrainer, joined: WorkerJoined) -> None:
+        self._tell(worker, joined)
+        worker.process.after(STATUS_S, lambda: self._report(worker, joined))
+
+    def _tell(self, worker: SimRollout | SimTrainer, joined: WorkerJoined) -> None:
+        """Not stored: who does not hear it now will hear the next one."""
+        if worker.process.is_cut_off or self.world.random.random() < self.status_loss:
+            return
+        loan = worker.loan if isinstance(worker, SimTrainer) and joined.slots else None
+        scheduler, status = self.scheduler, Status(joined, loan)
+
+        def arrive() -> None:
+            if not scheduler.process.is_cut_off:
+                scheduler.reported(status)
+
+        scheduler.process.after(self.broker.delay(), arrive)
+
+    def _address(self, name: str) -> str:
+        self._lives += 1
+        return f"{name}-{self._lives}"
+
+    @property
+    def finished(self) -> bool:
+        return self.scheduler.state.phase == "finished"
+
+
+def build(
+    plan: Plan,
+    timing: Timing,
+    *,
+    rollout: Mapping[str, int],
+    trainer_slots: int,
+    reward_workers: int = 1,
+    seed: int = 0,
+    delay: Delay = lambda: 0.0,
+    first_state: State | None = None,
+    look_ahead: LookAhead | None = None,
+    tick: float | None = None,
+    keep_intervals: bool = False,
+    leases: bool = False,
+) -> Cluster:
+    """A cluster with everything started at time 0.
+
+    ``rollout``: devices by kind. ``delay``: seconds of one message, drawn for each.
+    ``leases``: workers make themselves known by statuses, and are lost when they are silent.
+    """
+    world = World(seed)
+    history = History(world, timing.noise, keep_intervals)
+    broker = Broker(world, delay, history)
+    commits = Commits()
+    scheduler = SimScheduler(
+        Process(world, "scheduler"), broker, history, plan, commits,
+        first_state or State(recovering=True), look_ahead, tick, leases,
+    )  # fmt: skip
+    scheduler.start()
+    reward = SimReward(
+        Process(world, "reward"), broker, history, timing, _rewards(plan.seed), reward_workers
+    )
+    reward.start()
+    cluster = Cluster(
+        plan=plan, timing=timing, world=world, broker=broker, history=history,
+        scheduler=scheduler, commits=commits, reward=reward, trainer_slots=trainer_slots,
+    )  # fmt: skip
+    for kind, count in rollout.items():
+        for number in range(count):
+            cluster.add_rollout(f"{kind}-{number}", kind)
+    cluster.add_trainer()
+    return cluster
+
+
+class _rewards:
+    """A reward per sample that anybody would compute again."""
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+
+    def __call__(self, event: FragmentGenerated) -> tuple[float, ...]:
+        fragment = event.fragment
+        return tuple(
+            derive(self._seed, "reward", fragment.batch, fragment.group, sample) % 1000 / 1000
+            for sample in fragment.samples
+        )

@@ -1,0 +1,43 @@
+"""The commit records of the simulated run: made by exclusive create, as in the object store."""
+
+import hashlib
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from shared.contracts import Policy, TrainGroup
+
+
+class Commit(NamedTuple):
+    policy: Policy
+    parent: str | None
+    """Digest of the weights that the step was taken from."""
+    trained: tuple[TrainGroup, ...]
+    worker: str
+
+
+@dataclass(slots=True)
+class Commits:
+    versions: list[Commit] = field(default_factory=list)
+    fenced: bool = True
+    """Whether a version can be committed once only. Off in no real run: a planted bug."""
+
+    def create(
+        self, policy: Policy, parent: Policy | None, trained: tuple[TrainGroup, ...], worker: str
+    ) -> bool:
+        """False if the version exists."""
+        if policy.version < len(self.versions) and self.fenced:
+            return False
+        digest = None if parent is None else parent.weights_digest
+        self.versions.append(Commit(policy, digest, trained, worker))
+        return True
+
+
+def next_policy(parent: Policy | None, trained: tuple[TrainGroup, ...]) -> Policy:
+    """What a step makes of its parent: other weights for other groups, or other attempts at them."""
+    if parent is None:
+        return Policy(version=0, weights_digest=hashlib.sha256(b"seed").hexdigest())
+    digest = hashlib.sha256(parent.weights_digest.encode())
+    for group in trained:
+        parts = [(f.fragment.first_sample, f.fragment.attempt) for f in group.fragments]
+        digest.update(f"{group.group} {group.policy.version} {parts}".encode())
+    return Policy(version=parent.version + 1, weights_digest=digest.hexdigest())

@@ -1,0 +1,175 @@
+"""Rollout and reward workers of the simulated cluster.
+
+They obey the same pure rules as the services: the staleness gate, refusal of superseded versions,
+one policy version per trajectory, result before acknowledgement.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from services.scheduler.sim.broker import Broker
+from services.scheduler.sim.history import History
+from services.scheduler.sim.timing import Timing
+from services.scheduler.sim.world import Process
+from shared import subjects
+from shared.admission import check_task
+from shared.contracts import (
+    FragmentFailed,
+    FragmentGenerated,
+    FragmentReleased,
+    FragmentScored,
+    GenerateFragment,
+    Message,
+    ObjectRef,
+    PolicyPublished,
+    Trajectories,
+)
+from shared.errors import AdmissionError
+
+REF = ObjectRef(key="sim/object", sha256="0" * 64, size=1)
+WRONG_WEIGHTS = "f" * 64
+"""Digest of a device that has not loaded what it should have."""
+
+
+def result_of(
+    task: GenerateFragment, digest: str, worker: str, seconds: float, generation: int
+) -> FragmentGenerated:
+    trajectory = ObjectRef(key=f"sim/{generation}", sha256=REF.sha256, size=1)
+    stored = Trajectories(trajectory=trajectory, conditions=REF, media=REF, weights_digest=digest)
+    return FragmentGenerated(
+        fragment=task.fragment, policy=task.policy, prompt=task.prompt, stored=stored,
+        worker=worker, seconds=seconds,
+    )  # fmt: skip
+
+
+@dataclass(slots=True)
+class SimRollout:
+    """One device that generates the fragments given to it, one after the other."""
+
+    process: Process
+    broker: Broker
+    history: History
+    timing: Timing
+    kind: str
+    address: str
+    max_staleness: int
+    loads_wrongly: bool = False
+    """A fault: it has other weights than those it was told to load. It says which."""
+    newest: int = -1
+    version: int = -1
+    _tasks: deque[GenerateFragment] = field(default_factory=deque)
+    _current: GenerateFragment | None = None
+
+    def start(self) -> None:
+        self.broker.subscribe(self.process, subjects.EVT, self._heard, _is_publication)
+        self.broker.subscribe(
+            self.process, subjects.TASK, self._received,
+            lambda m: isinstance(m, GenerateFragment) and m.worker == self.address,
+        )  # fmt: skip
+
+    def drain(self) -> None:
+        """As on SIGTERM: give back what is not done, and end."""
+        for task in [*([self._current] if self._current else []), *self._tasks]:
+            self.broker.send(self.process, _release(task, self.address, "draining"))
+        self.process.kill()
+
+    def _heard(self, message: Message) -> None:
+        assert isinstance(message, PolicyPublished)
+        self.newest = max(self.newest, message.policy.version)
+
+    def _received(self, message: Message) -> None:
+        assert isinstance(message, GenerateFragment)
+        self._tasks.append(message)
+        self._next()
+
+    def _next(self) -> None:
+        while self._current is None and self._tasks:
+            self._current = self._tasks.popleft()
+            refusal = self._refusal(self._current)
+            if refusal is None:
+                self._generate(self._current)
+            else:
+                self._current = None
+                self.broker.send(self.process, refusal)
+
+    def _refusal(self, task: GenerateFragment) -> Message | None:
+        if self.newest > task.policy.version:
+            return _release(task, self.address, "stale")
+        try:
+            check_task(task, max_staleness=self.max_staleness)
+        except AdmissionError as error:
+            return FragmentFailed(slot=task.fragment.slot, stage="rollout", reason=str(error))
+        return None
+
+    def _generate(self, task: GenerateFragment) -> None:
+        load = self.timing.adopt if self.version != task.policy.version else 0.0
+        self.version = task.policy.version
+        weights = WRONG_WEIGHTS if self.loads_wrongly else task.policy.weights_digest
+        seconds = self.history.noisy(self.timing.fragment(self.kind, task.fragment.num_samples))
+        generation = self.history.begins(self.address, task, self.newest, weights)
+        self.history.generates(self.address, load, seconds)
+
+        def done() -> None:
+            self._current = None
+            result = result_of(task, weights, self.address, seconds, generation)
+            self.broker.send(self.process, result)
+            self._next()
+
+        self.process.after(load + seconds, done)
+
+
+def _release(task: GenerateFragment, address: str, reason: str) -> FragmentReleased:
+    return FragmentReleased(slot=task.fragment.slot, worker=address, reason=reason)  # type: ignore[arg-type]
+
+
+@dataclass(slots=True)
+class SimReward:
+    """A pool of scorers that share a queue; a fragment whose scorer dies is delivered again."""
+
+    process: Process
+    broker: Broker
+    history: History
+    timing: Timing
+    score: Callable[[FragmentGenerated], tuple[float, ...]]
+    workers: int = 1
+    failure: float = 0.0
+    """Probability that scoring a fragment fails."""
+    _queue: deque[FragmentGenerated] = field(default_factory=deque)
+    _busy: int = 0
+
+    def start(self) -> None:
+        self.broker.consume(self.process, subjects.TRAJ, self._received)
+
+    def _received(self, message: Message) -> None:
+        assert isinstance(message, FragmentGenerated)
+        self._queue.append(message)
+        self._next()
+
+    def _next(self) -> None:
+        while self._queue and self._busy < self.workers:
+            self._busy += 1
+            event = self._queue.popleft()
+            seconds = self.history.noisy(self.timing.score(event.fragment.num_samples))
+            self.process.after(seconds, lambda event=event: self._scored(event))  # type: ignore[misc]
+
+    def _scored(self, event: FragmentGenerated) -> None:
+        """The result first, then the acknowledgement: one may die in between."""
+        self._busy -= 1
+        self.broker.send(self.process, self._result(event))
+        if not self.process.is_cut_off:
+            self.broker.ack(subjects.TRAJ, event)
+        self._next()
+
+    def _result(self, event: FragmentGenerated) -> Message:
+        if self.failure and self.process.world.random.random() < self.failure:
+            return FragmentFailed(slot=event.fragment.slot, stage="reward", reason="simulated")
+        return FragmentScored(
+            fragment=event.fragment, policy=event.policy, stored=event.stored,
+            rewards=self.score(event), parts={}, generated_by=event.worker, worker="reward",
+            seconds=0.0,
+        )  # fmt: skip
+
+
+def _is_publication(message: Message) -> bool:
+    return isinstance(message, PolicyPublished)

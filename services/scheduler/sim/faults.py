@@ -1,0 +1,110 @@
+"""Seeded fault schedules in virtual time: a small run, a nemesis, then peace, then the verdict.
+
+    python -m services.scheduler.sim.faults SEED      prints what happened
+
+The same seed gives the same history, on every machine. While faults are made, nothing may go
+wrong (safety); once they have ended and everything that died is started again, the run must finish
+within bounded time (liveness).
+"""
+
+import sys
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field, replace
+from random import Random
+
+from services.scheduler.sim.check import violations
+from services.scheduler.sim.cluster import Cluster, build
+from services.scheduler.sim.coverage import coverage
+from services.scheduler.sim.history import line
+from services.scheduler.sim.nemesis import Nemesis
+from services.scheduler.sim.schedules import Schedule, draw
+from services.scheduler.state import State, Tag
+
+LIVENESS_S = 200.0
+"""Of peace: many times what a run takes without faults."""
+AFTERMATH_S = 1.0
+"""After the end, for what zombies may still do."""
+TICK_S = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    violations: tuple[str, ...]
+    finished: bool
+    history_hash: str
+    coverage: Mapping[str, int]
+    """How often each fault and each interesting branch was met."""
+
+
+def run_schedule(seed: int, mutant: AbstractContextManager[None] | None = None) -> Outcome:
+    """One run under faults. ``mutant``: a bug planted for as long as it goes on."""
+    with mutant or nullcontext():
+        return simulate(seed)[1]
+
+
+def simulate(seed: int) -> tuple[Cluster, Outcome]:
+    schedule = draw(seed)
+    cluster = _cluster(schedule)
+    found: list[str] = []
+    finished = False
+    try:
+        finished = _go(cluster, schedule)
+    except Exception as error:  # whatever is raised in the scheduler would have ended it
+        found = [f"raised {error!r}"]
+    found += violations(schedule.plan, cluster.history, cluster.commits.versions)
+    if finished and len(cluster.commits.versions) != schedule.plan.num_batches + 1:
+        found.append(f"finished with {len(cluster.commits.versions)} versions")
+    return cluster, Outcome(
+        violations=tuple(found),
+        finished=finished,
+        history_hash=cluster.history.hash(),
+        coverage=coverage(cluster.history, cluster.commits.versions),
+    )
+
+
+def _cluster(schedule: Schedule) -> Cluster:
+    random = Random(~schedule.seed)
+    cluster = build(
+        schedule.plan,
+        schedule.timing,
+        rollout=schedule.rollout,
+        trainer_slots=schedule.trainer_slots,
+        seed=schedule.seed,
+        delay=lambda: random.random() * schedule.slowest_message,
+        first_state=State(recovering=True, tag=Tag(controller=schedule.tag)),
+        tick=TICK_S,
+        keep_intervals=True,
+        leases=True,
+    )
+    cluster.broker.repeat = schedule.repeat
+    cluster.broker.ack_wait = 4.0
+    cluster.broker.poison = schedule.poison
+    cluster.reward.failure = schedule.failure
+    cluster.scheduler.read_seconds = lambda: random.random() * 0.3
+    return cluster
+
+
+def _go(cluster: Cluster, schedule: Schedule) -> bool:
+    nemesis = Nemesis(cluster, schedule)
+    nemesis.start()
+    if not cluster.world.run(schedule.fault_seconds, lambda: cluster.finished):
+        nemesis.make_peace()
+        if not cluster.world.run(schedule.fault_seconds + LIVENESS_S, lambda: cluster.finished):
+            return False
+    cluster.world.run(cluster.world.now + AFTERMATH_S, lambda: False)
+    return True
+
+
+def main() -> None:
+    for seed in sys.argv[1:]:
+        cluster, outcome = simulate(int(seed))
+        for fact in cluster.history.facts:
+            sys.stdout.write(f"{line(fact)}\n")
+        sys.stdout.write(f"\nfinished: {outcome.finished}\n")
+        for violation in outcome.violations:
+            sys.stdout.write(f"VIOLATION {violation}\n")
+
+
+if __name__ == "__main__":
+    main()

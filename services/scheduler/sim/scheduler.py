@@ -1,0 +1,244 @@
+"""The scheduler's shell in the simulated cluster: the same core, the same leases and recovery."""
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from services.scheduler.machine import (
+    DeviceReported,
+    HelpRefined,
+    Input,
+    Recovered,
+    Tick,
+    WorkerJoined,
+    WorkerLeft,
+    step,
+)
+from services.scheduler.sim.broker import Broker
+from services.scheduler.sim.commits import Commits
+from services.scheduler.sim.devices import REF
+from services.scheduler.sim.history import History
+from services.scheduler.sim.world import Process
+from services.scheduler.state import Plan, State
+from shared import subjects
+from shared.contracts import (
+    Command,
+    GroupFailed,
+    Message,
+    PolicyPublished,
+    TrainGroup,
+)
+from shared.errors import SlotPoisoned
+from shared.loan import Loan
+from shared.subjects import Stream
+
+RECOVERY = (subjects.TASK, subjects.TRAJ, subjects.REW, subjects.TRAIN, subjects.EVT)
+FOLLOWED = (subjects.TRAJ, subjects.REW, subjects.EVT)
+SILENCE_S = 5.0
+WATCH_S = 0.5
+LookAhead = Callable[[Plan, State, float], int | None]
+"""(plan, state, now) -> how many groups of the current batch the trainer had better generate."""
+
+
+class Status(NamedTuple):
+    """What a worker says of itself; a lighter `WorkerStatus`."""
+
+    worker: WorkerJoined
+    loan: Loan | None = None
+
+
+@dataclass(slots=True)
+class SimScheduler:
+    process: Process
+    broker: Broker
+    history: History
+    plan: Plan
+    commits: Commits
+    first_state: State
+    look_ahead: LookAhead | None = None
+    tick: float | None = None
+    leases: bool = False
+    """Whether workers report, and are lost when they do not."""
+    read_seconds: Callable[[], float] | None = None
+    """Of a stream, when recovering. None: no time passes."""
+    commands_left: int | None = None
+    """A fault: the process dies after having sent so many more."""
+    state: State = field(init=False)
+    is_ready: bool = False
+    """It has recovered."""
+    _num_commits: int = 0
+    """That it knows of."""
+    _announced: list[PolicyPublished] = field(default_factory=list)
+    """Found in the stream, but not among the commits that were read before it."""
+    _followed: dict[str, int] = field(default_factory=dict)
+    """Stream -> messages read by recovery."""
+    _seen: dict[str, tuple[float, str]] = field(default_factory=dict)
+    """Address -> when it last reported, and its name."""
+    _expected: dict[str, float] = field(default_factory=dict)
+    """Addresses that have work from before a restart and are still silent, since when."""
+    _inbox: deque[Input] = field(default_factory=deque)
+    _refined: int = -1
+    """The batch that was last looked ahead for."""
+
+    def start(self) -> None:
+        """Read what is stored, then handle events as they come."""
+        self.state = self.first_state
+        self._num_commits = len(self.commits.versions)
+        if self._num_commits:
+            policy = self.commits.versions[-1].policy
+            self._apply(PolicyPublished(policy=policy, weights=REF, worker="trainer"))
+        self._read(RECOVERY)
+
+    def _read(self, streams: tuple[Stream, ...]) -> None:
+        """One stream after another; time may pass in between."""
+        if self._waits(lambda: self._read(streams)):
+            return
+        if not streams:
+            self._follow()
+            return
+        stored = self.broker.stored.get(streams[0].name, [])
+        self._followed[streams[0].name] = len(stored)
+        for message in stored:
+            if isinstance(message, PolicyPublished):
+                self._announced.append(message)
+            else:
+                self._apply(message)  # type: ignore[arg-type]
+        if self.read_seconds is None:
+            self._read(streams[1:])
+        else:
+            self.process.after(self.read_seconds(), lambda: self._read(streams[1:]))
+
+    def _follow(self) -> None:
+        self._apply(Recovered())
+        self.is_ready = True
+        self._expected = dict.fromkeys(holders(self.state), self.process.world.now)
+        for announcement in self._announced:
+            if self._is_news(announcement):
+                self.history.fault("announced during recovery")
+            self._received(announcement)
+        for stream in FOLLOWED:
+            self.broker.subscribe(
+                self.process, stream, self._received, after=self._followed[stream.name]
+            )
+        if self.tick is not None:
+            self.process.after(self.tick, self._tick)
+        if self.leases:
+            self.process.after(WATCH_S, self._watch)
+
+    def joined(self, worker: WorkerJoined) -> None:
+        self._handle(worker)
+
+    def reported(self, status: Status) -> None:
+        """A status has arrived."""
+        if not self.is_ready:
+            return
+        worker, known = status.worker, status.worker.address in self._seen
+        self._expected.pop(worker.address, None)
+        if not known:
+            for address in [a for a, (_, name) in self._seen.items() if name == worker.name]:
+                del self._seen[address]
+        self._seen[worker.address] = (self.process.world.now, worker.name)
+        if not known:
+            self._handle(worker)
+        if status.loan is not None:
+            loan = status.loan
+            self._handle(DeviceReported(worker.address, loan.generation, loan.mode))
+
+    def _watch(self) -> None:
+        silent = self.process.world.now - SILENCE_S
+        last_seen = {address: at for address, (at, _) in self._seen.items()} | self._expected
+        for address in [address for address, at in last_seen.items() if at < silent]:
+            self._expected.pop(address, None)
+            self._seen.pop(address, None)
+            self.history.fault("lease ended", address)
+            self._handle(WorkerLeft(address))
+        self.process.after(WATCH_S, self._watch)
+
+    def _tick(self) -> None:
+        assert self.tick is not None
+        self._handle(Tick())
+        self.process.after(self.tick, self._tick)
+
+    def _received(self, message: Message) -> None:
+        if isinstance(message, PolicyPublished):
+            if not self._is_news(message):
+                return
+            self._num_commits += 1
+        self._handle(message)  # type: ignore[arg-type]
+
+    def _is_news(self, event: PolicyPublished) -> bool:
+        """Only the commit record is believed."""
+        versions, number = self.commits.versions, event.policy.version
+        return (
+            number == self._num_commits
+            and number < len(versions)
+            and versions[number].policy == event.policy
+        )
+
+    def _handle(self, event: Input) -> None:
+        """In the order of arrival; without a broker, everything waits."""
+        self._inbox.append(event)
+        self._drain()
+
+    def _drain(self) -> None:
+        while self._inbox and self.process.alive:
+            if self._waits(self._drain):
+                return
+            self._apply(self._inbox.popleft())
+
+    def _apply(self, event: Input) -> None:
+        """The new state is kept only once its commands are sent."""
+        state, commands = step(self.plan, self.state, event, self.process.world.now)
+        for command in commands:
+            if self._dies():
+                return
+            self._send(command)
+        self.state = state
+        self._look(event)
+
+    def _waits(self, action: Callable[[], None]) -> bool:
+        if self.process.is_cut_off:
+            self.process.after(self.process.cut_off_until - self.process.world.now, action)
+        return self.process.is_cut_off
+
+    def _dies(self) -> bool:
+        if self.commands_left is not None:
+            self.commands_left -= 1
+            if self.commands_left < 0:
+                self.process.kill()
+        return not self.process.alive
+
+    def _send(self, command: Command) -> None:
+        try:
+            self.broker.publish(command)
+        except SlotPoisoned as error:
+            assert isinstance(command, TrainGroup)
+            self.history.fault("slot poisoned", str(error))
+            failed = GroupFailed(
+                batch=command.batch, group=command.group, attempt=command.attempt,
+                reason=str(error),
+            )  # fmt: skip
+            self.process.after(0.0, lambda: self._handle(failed))
+
+    def _look(self, event: Input) -> None:
+        batch = self.state.batch
+        if self.look_ahead is None or batch is None or batch.index == self._refined:
+            return
+        if isinstance(event, HelpRefined) or self.state.recovering:
+            return
+        self._refined = batch.index
+        groups = self.look_ahead(self.plan, self.state, self.process.world.now)
+        if groups is not None:
+            self._apply(HelpRefined(batch.index, groups))
+
+
+def holders(state: State) -> list[str]:
+    """Addresses that have a fragment in hand, as far as the streams say."""
+    return [
+        fragment.worker
+        for batch in state.batches
+        for group in batch.groups
+        for fragment in group.fragments
+        if fragment.stage == "issued" and fragment.worker is not None
+    ]

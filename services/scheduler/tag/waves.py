@@ -1,0 +1,112 @@
+"""What a batch takes if the trainer generates some of its groups: a model in waves of fragments.
+
+    rollout  |frag|frag|frag|frag|frag|frag| ...      the first P - k groups, group by group
+    trainer  |switch|frag|frag|frag|train|train|train| ... |train|commit|
+                     the last k groups, then all P, in the order in which they are ready
+
+The trainer generates in one block at the batch's opening. For a given k nothing is faster: while
+it generates it idles nowhere, no group of it is ready earlier in any other arrangement, and every
+further block would pay the switch again; so the last stretch in which it trains without a pause
+begins no later than in any other arrangement, and holds no more groups.
+
+With single-fragment groups, one rollout slot and one trainer slot this is the C(k) of the cost
+model, max(s + k h + P τ, g + ρ + (P - k) τ, (P - k) g + ρ + τ) plus the commit, except that C(k)
+lets the helper's own groups be trained without waiting ρ for their rewards: where little else is
+ready at the end of the block, this model is up to ρ longer.
+"""
+
+import heapq
+import math
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Situation:
+    """A batch to be planned. Durations in seconds."""
+
+    groups: int
+    """P."""
+    fragments_per_group: int
+    """F."""
+    rollout: tuple[float, ...]
+    """Per fragment, of every rollout slot; slots may be unequal."""
+    trainer_slots: int
+    """Fragments that the trainer's devices generate at the same time; 0: they cannot."""
+    help: float
+    """Per fragment, of a trainer's slot."""
+    train: float
+    """Per group."""
+    switch: float
+    """To generation and back, together; paid before the block."""
+    ready: float
+    """From a group's last fragment until it can be trained: scoring and hand-over."""
+    commit: float
+    """From the last group's training to the batch's end."""
+
+
+def makespan(situation: Situation, k: int) -> float:
+    """Seconds from opening to commit if the trainer generates ``k`` groups.
+
+    Infinite where nobody could generate. ValueError if the batch has no ``k`` groups.
+
+    >>> pool = Situation(groups=4, fragments_per_group=1, rollout=(10.0,), trainer_slots=1,
+    ...                  help=12.0, train=2.0, switch=1.0, ready=0.0, commit=0.0)
+    >>> [makespan(pool, k) for k in range(4)]
+    [42.0, 32.0, 33.0, 45.0]
+    """
+    if not 0 <= k <= situation.groups:
+        raise ValueError(f"{k} of {situation.groups} groups")
+    return _trained(situation, _ready_by_rollout(situation, situation.groups - k), k)
+
+
+def best_groups(situation: Situation) -> int:
+    """The smallest number of groups that makes the batch shortest."""
+    ready = _ready_by_rollout(situation, situation.groups)
+    best, least = 0, _trained(situation, ready, 0)
+    last = situation.groups if situation.trainer_slots else 0
+    training = situation.groups * situation.train + situation.commit
+    for k in range(1, last + 1):
+        if _generating(situation, k) + training >= least:
+            break  # all is trained after the block, which only grows with k
+        seconds = _trained(situation, ready[: situation.groups - k], k)
+        if seconds < least:
+            best, least = k, seconds
+    return best
+
+
+def _ready_by_rollout(situation: Situation, num_groups: int) -> list[float]:
+    """When each of the first groups is trainable, in order.
+
+    List scheduling by earliest completion: a slow slot gets no fragment that a fast one would
+    finish sooner. Fragments are thus finished in the order of issue, and a group with its last.
+    """
+    if not situation.rollout:
+        return [math.inf] * num_groups
+    slots = [(seconds, seconds) for seconds in situation.rollout]
+    heapq.heapify(slots)
+    ready, done = [], 0.0
+    for _ in range(num_groups):
+        for _ in range(situation.fragments_per_group):
+            done, seconds = slots[0]
+            heapq.heapreplace(slots, (done + seconds, seconds))
+        ready.append(done + situation.ready)
+    return ready
+
+
+def _generating(situation: Situation, num_groups: int) -> float:
+    """When the trainer's slots have generated so many groups."""
+    if not num_groups:
+        return 0.0
+    if not situation.trainer_slots:
+        return math.inf
+    waves = -(-num_groups * situation.fragments_per_group // situation.trainer_slots)
+    return situation.switch + waves * situation.help
+
+
+def _trained(situation: Situation, ready_by_rollout: list[float], k: int) -> float:
+    """The trainer trains in order of readiness once its block is done; seconds to the commit."""
+    helped = [_generating(situation, group + 1) + situation.ready for group in range(k)]
+    now = _generating(situation, k)
+    for ready in sorted(ready_by_rollout + helped):
+        now = max(now, ready) + situation.train
+    return now + situation.commit

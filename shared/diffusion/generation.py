@@ -1,0 +1,179 @@
+"""Generation over a loaded policy: by a rollout worker, or by a trainer's device on loan (TAG).
+
+A fragment is generated one denoising step at a time. Between two steps it may wait for as long as
+it takes while the device trains, and goes on as if nothing had been: its noise, its states and the
+conditions are its own, and no gradient, mode or random state of the network is touched.
+"""
+
+import time
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from shared.contracts import GenerateFragment
+from shared.diffusion.lora import StagedAdapter, stage_adapter
+from shared.diffusion.models import Conditions, repeat_rows
+from shared.diffusion.policy import LoadedPolicy, sampling_plan
+from shared.diffusion.sampler import Denoising
+from shared.diffusion.tensors import pack, pack_trajectory, unpack
+from shared.errors import IntegrityError
+from shared.recipe import Recipe
+from shared.seeds import sample_seed
+
+CACHED_PROMPTS = 64
+"""Conditions kept on the device. A group's fragments come soon after one another."""
+
+
+@dataclass(frozen=True, slots=True)
+class Generated:
+    trajectory: bytes
+    media: bytes
+    weights_digest: str
+    """Of the parameters that the samples were made with."""
+    seconds: float
+    """That the device was busy: the denoising steps and the decoding, without any pause."""
+
+
+@dataclass(slots=True, kw_only=True)
+class GenerationInProgress:
+    """A fragment on its way; changed by `Generator.advance` alone."""
+
+    task: GenerateFragment
+    weights_digest: str
+    """Of the parameters it began with, and has to be finished with."""
+    denoising: Denoising
+    conditions: Conditions
+    """A row per sample."""
+    seconds: float = 0.0
+    """That the device was busy with it."""
+
+    @property
+    def done(self) -> bool:
+        """Whether every denoising step is taken, and only `Generator.finish` is left."""
+        return self.denoising.done
+
+
+class Generator:
+    """Not thread-safe: one call at a time, as a device allows. Beside others may run `stage`, and
+    `conditions` of a prompt of late: those are at hand.
+
+    ``loaded`` needs its transformer, text and decoder parts.
+    """
+
+    def __init__(self, recipe: Recipe, loaded: LoadedPolicy) -> None:
+        self._recipe = recipe
+        self._model, self._device = loaded.model, loaded.device
+        self._weights = loaded.in_use
+        self._shape = self._model.latent_shape(height=recipe.model.height, width=recipe.model.width)
+        self._encoded = lru_cache(maxsize=CACHED_PROMPTS)(self._encode)
+
+    @property
+    def device(self) -> str:
+        return str(self._device)
+
+    def stage(self, weights: bytes) -> StagedAdapter:
+        """Prepare weights for `adopt`, in any thread and at any time.
+
+        Raises:
+            ContractError: if they are no tensors.
+            IntegrityError: if they are those of another adapter.
+        """
+        return stage_adapter(self._model.transformer, unpack(weights))
+
+    def adopt(self, staged: StagedAdapter) -> str:
+        """Put staged weights in use, once; returns their digest. Takes no time to speak of."""
+        return self._weights.adopt(staged)
+
+    def load(self, weights: bytes) -> str:
+        """Stage and adopt."""
+        return self.adopt(self.stage(weights))
+
+    def weights_digest(self) -> str:
+        return self._weights.digest()
+
+    def conditions(self, prompt: str) -> bytes:
+        """What the network is told about ``prompt``; encoded if it was not used of late."""
+        return pack(self._encoded(prompt))
+
+    def begin(self, task: GenerateFragment) -> GenerationInProgress:
+        """The fragment as noise; no denoising step is taken yet."""
+        fragment, recipe = task.fragment, self._recipe
+        return GenerationInProgress(
+            task=task,
+            weights_digest=self._weights.digest(),
+            denoising=Denoising(
+                sampling_plan(recipe.sampling, window_start=task.window_start),
+                seeds=[
+                    sample_seed(recipe.run.seed, fragment.batch, fragment.group, sample)
+                    for sample in fragment.samples
+                ],
+                shape=self._shape,
+                device=self._device,
+            ),
+            conditions=repeat_rows(self._encoded(task.prompt.text), fragment.num_samples),
+        )
+
+    def advance(self, work: GenerationInProgress) -> None:
+        """Take one denoising step; the device has done it when this returns.
+
+        Raises:
+            IntegrityError: if other weights are in use than those that the fragment began with.
+        """
+        self._check_weights(work)
+        began = time.monotonic()
+        work.denoising.advance(
+            lambda latents, sigma: self._model.velocity(
+                latents, sigma, work.conditions, guidance=self._recipe.model.guidance
+            )
+        )
+        self._wait()
+        work.seconds += time.monotonic() - began
+
+    @torch.no_grad()
+    def finish(self, work: GenerationInProgress) -> Generated:
+        """Decode and pack a fragment whose steps are all taken.
+
+        Raises:
+            ValueError: if they are not.
+            IntegrityError: as in `advance`.
+        """
+        if not work.done:
+            raise ValueError("this fragment has denoising steps left")
+        self._check_weights(work)
+        began = time.monotonic()
+        images = to_uint8(self._model.decode(work.denoising.latents))
+        work.seconds += time.monotonic() - began
+        return Generated(
+            trajectory=pack_trajectory(work.denoising.trajectory()),
+            media=pack({"images": images}),
+            weights_digest=work.weights_digest,
+            seconds=work.seconds,
+        )
+
+    def generate(self, task: GenerateFragment) -> Generated:
+        """A fragment from beginning to end."""
+        work = self.begin(task)
+        while not work.done:
+            self.advance(work)
+        return self.finish(work)
+
+    def _encode(self, prompt: str) -> Conditions:
+        return self._model.encode(prompt, guidance=self._recipe.model.guidance)
+
+    def _check_weights(self, work: GenerationInProgress) -> None:
+        if self._weights.digest() != work.weights_digest:
+            raise IntegrityError(
+                f"fragment {work.task.fragment.slot} began with weights that are no longer in use"
+            )
+
+    def _wait(self) -> None:
+        """Until the device has nothing queued: what comes next need not wait behind a step."""
+        if self._device.type == "cuda":
+            torch.cuda.current_stream(self._device).synchronize()
+
+
+def to_uint8(images: Tensor) -> Tensor:
+    """(B, C, H, W) in [0, 1] to 0..255, rounded as image files are."""
+    return (images * 255).round().clamp(0, 255).to(torch.uint8).cpu()

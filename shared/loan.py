@@ -1,0 +1,115 @@
+"""A trainer's device on loan to generation (TAG): what it was last told, and for how long.
+
+The scheduler does not ask and wait; it states what a device is to do, under a generation number
+that only grows. The device's agent follows the highest number it has seen, so that a command may
+be lost, repeated or overtaken. A loan ends by a deadline on the device's own clock as well: a
+scheduler that has died cannot keep a device from training.
+
+    train --- generate, higher number ---> generate
+    train <-- train, higher number ------- generate
+    train <-- deadline ------------------- generate      the same number does not lend it again
+
+Between two denoising steps the agent asks `may_generate`, so that it is back within one step.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Literal, Protocol
+
+Mode = Literal["train", "generate"]
+Use = Literal["training", "generation"]
+
+
+class Command(Protocol):
+    """What a device is to do from now on."""
+
+    @property
+    def generation(self) -> int:
+        """Which command of this device; counted from 1."""
+
+    @property
+    def mode(self) -> Mode: ...
+
+    @property
+    def max_seconds(self) -> float:
+        """How long generation may last at most; means nothing for training."""
+
+    @property
+    def keep(self) -> bool:
+        """Of training: whether unfinished fragments are kept for the next loan, or dropped."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loan:
+    """What a device does, and by which command. A fresh one trains, and has seen no command."""
+
+    generation: int = 0
+    """Of the last command that was followed."""
+    mode: Mode = "train"
+    deadline: float | None = None
+    """When generation ends by itself, in seconds of the device's own monotonic clock."""
+    keep: bool = True
+    """Whether unfinished fragments are kept for the next loan while the device trains."""
+    expired: bool = False
+    """It trains because the deadline has passed, not because it was told to."""
+
+
+def apply(loan: Loan, command: Command, now: float) -> Loan:
+    """Follow ``command``, unless one with its number or a higher one was followed before."""
+    if command.generation <= loan.generation:
+        return loan
+    return Loan(
+        generation=command.generation,
+        mode=command.mode,
+        deadline=now + command.max_seconds if command.mode == "generate" else None,
+        keep=command.keep,
+    )
+
+
+def tick(loan: Loan, now: float) -> Loan:
+    """Past its deadline a device trains."""
+    if loan.mode == "train" or may_generate(loan, now):
+        return loan
+    return replace(loan, mode="train", deadline=None, expired=True)
+
+
+def may_generate(loan: Loan, now: float) -> bool:
+    """Whether one more denoising step may begin."""
+    return loan.mode == "generate" and loan.deadline is not None and now < loan.deadline
+
+
+class DeviceUse:
+    """Asserts that a device is used for one thing at a time, and adds up for how long.
+
+    A guard against our own mistakes, not a lock: nobody waits here.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._current: Use | None = None
+        self._seconds: dict[Use, float] = {"training": 0.0, "generation": 0.0}
+
+    @property
+    def seconds(self) -> Mapping[Use, float]:
+        """Of every use that has ended."""
+        with self._lock:
+            return dict(self._seconds)
+
+    @contextmanager
+    def use(self, use: Use) -> Iterator[None]:
+        """Raises RuntimeError if the device is in use, whatever for."""
+        with self._lock:
+            if self._current is not None:
+                raise RuntimeError(f"{use} on a device that is in use for {self._current}")
+            self._current = use
+            began = self._clock()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._current = None
+                self._seconds[use] += self._clock() - began

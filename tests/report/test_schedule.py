@@ -1,0 +1,64 @@
+"""How a run's devices were used, as the report says it."""
+
+from digenrl.local.display import doing
+from digenrl.report.schedule import summarise_schedule
+from services.scheduler.usage import BatchUsage, TagUsage
+from shared.commits import CommitRecord, TrainedGroup
+from tests import examples
+
+
+def record(version: int, generated_by: int) -> CommitRecord:
+    group = TrainedGroup(
+        group=0, attempt=0, policy_version=generated_by, fragments=((0, 4, 0),),
+        workers=("a-0",), rewards=(0.0, 1.0, 1.0, 0.0), parts={},
+    )  # fmt: skip
+    return CommitRecord(
+        run="test", policy=examples.policy(version), parent=None, weights=examples.ref("w"),
+        checkpoint=examples.ref("c"), trained=(group,) if version else (), metrics={}, worker="t-0",
+    )  # fmt: skip
+
+
+def usage(batch: int, seconds: float) -> BatchUsage:
+    tag = TagUsage(
+        groups=1, samples_helped=2, reason="scan", predicted_gain=0.1, measured_gain=0.2
+    )
+    return BatchUsage(
+        batch=batch,
+        seconds=seconds,
+        devices={
+            "rollout-0": {"generating": 6.0, "tail": 2.0},
+            "trainer-0": {"training": 3.0, "generating": 3.0, "waiting_for_rollout": 2.0},
+            "reward-0": {"scoring": 1.0, "waiting_for_trainer": 7.0},
+        },
+        tag=tag,
+    )
+
+
+def test_shares_are_of_rollout_and_trainer_devices() -> None:
+    chain = [record(0, 0), record(1, 0), record(2, 0)]
+    summary = summarise_schedule(chain, [usage(0, 80.0), usage(1, 8.0)])
+    assert summary.utilisation == 0.75
+    assert summary.bubbles == {"tail": 0.125, "waiting_for_rollout": 0.125}
+    assert summary.utilisation_by_device["reward-0"] == 0.125
+    assert summary.seconds_per_step == 8.0  # the first batch waits for devices to start
+    assert summary.staleness == {0: 4, 1: 4}
+    assert summary.samples_helped == 4
+    assert [decision.batch for decision in summary.tag] == [0, 1]
+
+
+def test_a_run_of_which_nothing_was_seen_has_no_shares() -> None:
+    summary = summarise_schedule([record(0, 0), record(1, 0)], [])
+    assert summary.utilisation is None and summary.seconds_per_step is None
+    assert summary.staleness == {0: 4}
+
+
+def test_the_display_says_for_whom_a_device_waits_and_why_it_is_refused() -> None:
+    view = {
+        "activity": "waiting_for_trainer", "use": "tail", "refused": None, "lent": False,
+        "service": "rollout",
+    }  # fmt: skip
+    assert doing(view) == "tail"
+    assert doing(view | {"activity": "loading_weights"}) == "loading weights"
+    lent = view | {"service": "trainer", "activity": "generating", "lent": True}
+    assert doing(lent) == "generating (lent)"
+    assert doing(view | {"refused": "too small"}) == "refused: too small"

@@ -1,0 +1,181 @@
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.scheduler.costs.profile import (
+    PROFILES,
+    Profile,
+    fits,
+    fragment_seconds,
+    load_profile,
+    speed,
+    train_group_seconds,
+    whole_shares,
+)
+from shared.errors import UserError
+from tests.scheduler.costs.tables import NAMES
+
+names = st.sampled_from(NAMES)
+
+
+def numbers(value: Any, path: str = "") -> Iterator[str]:
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield from numbers(inner, f"{path}.{key}" if path else key)
+    elif isinstance(value, int | float) and not isinstance(value, bool):
+        yield path
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_number_says_where_it_is_from_and_every_source_is_of_a_number(name: str) -> None:
+    plain = json.loads((PROFILES / f"{name}.json").read_text())
+    sources = plain.pop("sources")
+    used = {
+        next((key for key in sources if f"{path}.".startswith(f"{key}.")), path)
+        for path in numbers(plain)
+    }
+    assert used == set(sources)
+
+
+def test_profiles_of_the_repository_are_known_by_name() -> None:
+    assert sorted(path.stem for path in PROFILES.glob("*.json")) == list(NAMES)
+    for name in NAMES:
+        assert load_profile(name).name == name
+        assert load_profile(PROFILES / f"{name}.json") == load_profile(name)
+        assert load_profile(name, "full").variant.sharded
+
+
+def test_an_unknown_profile_is_refused_with_the_known_names() -> None:
+    with pytest.raises(UserError, match=r"no cost profile sdxl; known are flux1-dev, hunyuan"):
+        load_profile("sdxl")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"shape": {"groups": 0}}, r"shape\.groups: Input should be greater than 0"),
+        ({"rollout": {"call_second": 1.0}}, r"rollout\.call_second: Extra inputs"),
+        ({"rollout": {"call_seconds": "1"}}, r"rollout\.call_seconds: Input should be a valid nu"),
+        ({"devices": {"H100": {"memory_gib": -1}}}, r"devices\.H100\.memory_gib"),
+    ],
+)
+def test_a_fault_in_a_file_is_one_line_with_its_place(
+    tmp_path: Path, change: dict[str, Any], message: str
+) -> None:
+    def merged(plain: dict[str, Any], change: dict[str, Any]) -> dict[str, Any]:
+        inner = {k: merged(plain[k], v) if isinstance(v, dict) else v for k, v in change.items()}
+        return {**plain, **inner}
+
+    plain = json.loads((PROFILES / "qwen-image.json").read_text())
+    path = tmp_path / "mine.json"
+    path.write_text(json.dumps(merged(plain, change)))
+    with pytest.raises(UserError, match=message) as caught:
+        load_profile(path)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_variant_that_a_file_lacks_is_refused(tmp_path: Path) -> None:
+    plain = json.loads((PROFILES / "qwen-image.json").read_text())
+    del plain["variants"]["full"]
+    path = tmp_path / "mine.json"
+    path.write_text(json.dumps(plain))
+    with pytest.raises(UserError, match="no variant full; it has lora"):
+        load_profile(path, "full")
+
+
+def test_an_unknown_device_is_refused() -> None:
+    with pytest.raises(UserError, match="no device kind B200 in qwen-image; H100"):
+        fragment_seconds(load_profile("qwen-image"), "B200", 1)
+
+
+def test_qwen_rollouts_take_what_was_measured() -> None:
+    """verl-omni's rows, on 4 devices: 226.4 s one at a time, 107.9 s batched; 60 s of rewards."""
+    profile = load_profile("qwen-image")
+    costs = profile.rollout
+
+    def denoising(samples: int) -> float:
+        seconds = fragment_seconds(profile, "H100", samples)
+        return seconds - samples * (costs.decode_seconds + costs.reward_seconds)
+
+    assert 128 * denoising(1) == pytest.approx(226.4, rel=0.01)
+    assert 4 * denoising(32) == pytest.approx(107.9, rel=0.01)
+    assert 128 * costs.reward_seconds == pytest.approx(60, rel=0.01)
+
+
+@given(names, st.sampled_from(["H100", "A100", "H20", "L40S"]), st.integers(1, 64))
+def test_a_larger_fragment_takes_longer_but_less_per_sample(
+    name: str, kind: str, samples: int
+) -> None:
+    profile = load_profile(name)
+    seconds, more = (fragment_seconds(profile, kind, n) for n in (samples, samples + 1))
+    assert seconds < more
+    assert more / (samples + 1) < seconds / samples
+
+
+@given(names, st.integers(1, 40), st.booleans(), st.integers(1, 8))
+def test_training_shares_are_whole(name: str, devices: int, tsp: bool, groups: int) -> None:
+    profile = load_profile(name)
+    seconds = train_group_seconds(profile, {"H100": devices}, tsp, groups)
+    shape = profile.shape
+    row = profile.variant.rho * profile.forward_seconds * (1 if tsp else shape.trained_steps)
+    rows = groups * shape.group_size * (shape.trained_steps if tsp else 1)
+    assert seconds == pytest.approx(row * math.ceil(rows / devices))
+
+
+@given(names, st.dictionaries(st.sampled_from(["H100", "A100", "H20"]), st.integers(1, 20)))
+def test_tsp_never_slows_training_and_work_is_never_lost(name: str, pool: dict[str, int]) -> None:
+    profile = load_profile(name)
+    tsp, plain = (train_group_seconds(profile, pool, each) for each in (True, False))
+    rate = sum(count * speed(profile, kind, "trainer") for kind, count in pool.items())
+    assert plain >= tsp * (1 - 1e-9)
+    if rate:
+        assert tsp >= profile.training_work / profile.shape.groups / rate * (1 - 1e-9)
+    else:
+        assert tsp == math.inf
+
+
+@given(
+    st.integers(0, 200),
+    st.lists(st.tuples(st.integers(1, 8), st.floats(0.1, 5)), min_size=1, max_size=4),
+)
+def test_whole_shares_end_as_soon_as_can_be(items: int, kinds: list[tuple[int, float]]) -> None:
+    devices = {str(index): count for index, (count, _) in enumerate(kinds)}
+    seconds = {str(index): each for index, (_, each) in enumerate(kinds)}
+    shares = whole_shares(items, devices, seconds)
+    end = max(share * seconds[kind] for kind, share in shares.items())
+    assert sum(shares[kind] * devices[kind] for kind in shares) >= items
+
+    def done_before_the_end(kind: str) -> int:
+        share = shares[kind] + 2
+        while share * seconds[kind] >= end:
+            share -= 1
+        return share * devices[kind]
+
+    assert items == 0 or sum(map(done_before_the_end, devices)) < items
+
+
+def test_a_device_that_is_too_small_is_refused_with_the_sizes() -> None:
+    profile = load_profile("qwen-image")
+    assert fits(profile, "H100", "trainer") is None
+    assert fits(profile, "L40S", "rollout") is None
+    reason = "qwen-image needs 41.5 GiB on a rollout device; 4090 has 23 GiB"
+    assert fits(profile, "4090", "rollout") == reason
+    assert fits(profile, "L40S", "trainer") is not None
+    assert fragment_seconds(profile, "4090", 1) == math.inf
+    assert train_group_seconds(profile, {"4090": 8}) == math.inf
+    both = train_group_seconds(profile, {"4090": 8, "H100": 8})
+    assert both == train_group_seconds(profile, {"H100": 8})
+
+
+def test_what_one_slow_device_adds_to_a_trainer_is_its_share() -> None:
+    """16 samples on 4 H100 and 4 A100 (2.3 times slower): 3 and 1 each, not 2 each."""
+    profile: Profile = load_profile("flux1-dev")
+    sample = profile.training_work / profile.shape.samples
+    seconds = train_group_seconds(profile, {"H100": 4, "A100": 4}, tsp=False)
+    assert seconds == pytest.approx(3 * sample)

@@ -1,0 +1,61 @@
+"""The demo's model with weights that matter, and work for it."""
+
+from pathlib import Path
+
+import torch
+
+from shared.contracts import Fragment, GenerateFragment, Policy, Prompt
+from shared.diffusion.lora import adapter_parameters, adapter_tensors
+from shared.diffusion.models import repeat_rows
+from shared.diffusion.policy import LoadedPolicy, load_policy
+from shared.diffusion.tensors import pack, unpack
+from shared.recipe import load_recipe
+
+RECIPE = load_recipe(Path(__file__).parents[3] / "recipes" / "digits.toml")
+PROMPT = "a handwritten three"
+
+
+def load_digits() -> LoadedPolicy:
+    torch.set_num_threads(1)
+    return load_policy(RECIPE, {"transformer", "text", "decoder"})
+
+
+def adapter(policy: LoadedPolicy, seed: int) -> bytes:
+    """Weights of an adapter that changes what is sampled: a fresh one changes nothing."""
+    generator = torch.Generator().manual_seed(seed)
+    tensors = adapter_tensors(policy.model.transformer)
+    return pack({n: 0.1 * torch.randn(t.shape, generator=generator) for n, t in tensors.items()})
+
+
+def task(group: int = 0, *, num_samples: int = 4) -> GenerateFragment:
+    return GenerateFragment(
+        fragment=Fragment(batch=0, group=group, first_sample=0, num_samples=num_samples),
+        policy=Policy(version=0, weights_digest="0" * 64),
+        prompt=Prompt(text=PROMPT),
+        window_start=1,
+        worker="trainer-0",
+    )
+
+
+def accumulate(policy: LoadedPolicy, conditions: bytes, seed: int) -> None:
+    """Add some gradient to what the adapter holds."""
+    latents = torch.randn(2, 1, 8, 8, generator=torch.Generator().manual_seed(seed))
+    rows = repeat_rows(unpack(conditions), 2)
+    sigma = torch.tensor([0.9, 0.3])
+    guidance = RECIPE.model.guidance
+    policy.model.velocity(latents, sigma, rows, guidance=guidance).square().sum().backward()
+
+
+def gradient(policy: LoadedPolicy) -> dict[str, torch.Tensor]:
+    """A copy of the gradient accumulated so far."""
+    parameters = adapter_parameters(policy.model.transformer)
+    return {n: p.grad.clone() for n, p in parameters.items() if p.grad is not None}
+
+
+def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    """To the last bit, and not empty."""
+    return (
+        len(one) > 0
+        and one.keys() == other.keys()
+        and all(map(torch.equal, one.values(), other.values()))
+    )
