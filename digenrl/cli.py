@@ -5,7 +5,7 @@ import contextlib
 import sys
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -147,6 +147,96 @@ def report(
     from digenrl.report.make import make_report
 
     asyncio.run(make_report(run, out, scheduler=scheduler, wall_seconds=wall_seconds))
+
+
+class Variant(StrEnum):
+    lora = "lora"
+    full = "full"
+
+
+class Mode(StrEnum):
+    pipelined = "pipelined"
+    naive = "naive"
+
+
+ProfileVariant = Annotated[Variant, typer.Option(help="what is trained")]
+AsJson = Annotated[bool, typer.Option("--json", help="print JSON instead of tables")]
+
+
+@app.command()
+def plan(
+    devices: Annotated[str, typer.Option(help="kind=count, e.g. h100=16,a100=16")],
+    recipe: Annotated[
+        Path | None, typer.Argument(help="a recipe, for its batch and its schedule")
+    ] = None,
+    profile: Annotated[
+        str | None, typer.Option(help="cost profile; by default the one named like the model")
+    ] = None,
+    variant: ProfileVariant = Variant.lora,
+    staleness: Annotated[
+        int | None, typer.Option(min=0, max=1, help="0 or 1, in place of the recipe's")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Say which devices should generate and which should train, and what that gains."""
+    from digenrl.planning import plan as find_plan
+    from digenrl.planning_output import plan_as_json, show_plan, wide_console
+
+    found = find_plan(
+        recipe, devices, profile=profile, variant=variant.value, staleness=_zero_or_one(staleness)
+    )
+    if as_json:
+        typer.echo(plan_as_json(found))
+    else:
+        show_plan(found, wide_console())
+
+
+@app.command()
+def sim(
+    profile: Annotated[str, typer.Option(help="cost profile: a name, or a JSON file")],
+    rollout: Annotated[str, typer.Option(help="devices that generate, kind=count,...")],
+    trainer: Annotated[str, typer.Option(help="devices that train, kind=count,...")],
+    variant: ProfileVariant = Variant.lora,
+    mode: Annotated[Mode, typer.Option(help="naive: generate all, then train all")] = (
+        Mode.pipelined
+    ),
+    staleness: Annotated[int, typer.Option(min=0, max=1, help="0 or 1")] = 0,
+    tag: Annotated[str, typer.Option(help="auto, off, or at most so many groups")] = "auto",
+    fragment_size: Annotated[str, typer.Option(help="samples, or auto")] = "auto",
+    tsp: Annotated[bool, typer.Option(help="time-step parallelism in training")] = True,
+    batches: Annotated[int, typer.Option(help="that are measured")] = 8,
+    seed: Annotated[int, typer.Option(help="of the devices' noise")] = 0,
+    compare: Annotated[
+        bool, typer.Option("--compare", help="add one technique after the other")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Run a split of devices in the simulator: step time, utilisation, and who waits for whom."""
+    from digenrl.planning import SimRequest, simulated
+    from digenrl.planning_output import show_simulated, simulated_as_json, wide_console
+
+    request = SimRequest(
+        profile=profile,
+        variant=variant.value,
+        rollout=rollout,
+        trainer=trainer,
+        mode=mode.value,
+        staleness=_zero_or_one(staleness) or 0,
+        tag=tag,
+        fragment_size=fragment_size,
+        tsp=tsp,
+        batches=batches,
+        seed=seed,
+    )
+    found = simulated(request, comparing=compare)
+    if as_json:
+        typer.echo(simulated_as_json(found))
+    else:
+        show_simulated(found, wide_console())
+
+
+def _zero_or_one(value: int | None) -> Literal[0, 1] | None:
+    return None if value is None else 1 if value else 0
 
 
 @model.command()

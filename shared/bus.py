@@ -325,7 +325,9 @@ class Bus:
             try:
                 yield Incoming(_contiguous(subscription), consumer.num_pending or 0)
             finally:
-                await self.jetstream.delete_consumer(stream.name, consumer.name)
+                # An error here would take the place of a cancellation, and the reader never stop.
+                with contextlib.suppress(nats.errors.Error, APIError, OSError):
+                    await self.jetstream.delete_consumer(stream.name, consumer.name)
         finally:
             with contextlib.suppress(nats.errors.Error):
                 await subscription.unsubscribe()

@@ -110,6 +110,7 @@ def summarise(
         wall_s=round(wall_seconds, 1),
         report_s=round(report_seconds, 1),
         samples_trained=sum(len(group.rewards) for record in trained for group in record.trained),
+        reward_per_step=[round(record.metrics["reward_mean"], 6) for record in trained],
         onpolicy_ratio_error_max=max(r.metrics["onpolicy_ratio_error"] for r in trained),
         adapter_sha256=adapter_sha256,
         weights_digest=chain[-1].policy.weights_digest,

@@ -71,6 +71,8 @@ class Summary(BaseModel):
     samples_trained: int
     onpolicy_ratio_error_max: float
     """Largest |ratio - 1| before the first update, over all batches."""
+    reward_per_step: list[float]
+    """Mean training reward of each batch."""
     reward_before: float
     reward_after: float
     proxy_accuracy_before: float | None

@@ -12,6 +12,7 @@ import structlog
 from redis.exceptions import RedisError
 
 from services.scheduler.deaths import death_of
+from services.scheduler.horizon import Horizon
 from services.scheduler.machine import (
     DeviceReported,
     Input,
@@ -93,10 +94,14 @@ class Scheduler:
     committed_at: list[float] = field(default_factory=list)
     """Monotonic seconds of the commits that this process has seen."""
     num_quarantined: int = 0
+    horizon: Horizon = field(init=False)
     _published_at: float | None = None
     """When the newest version was announced, until a worker has generated with it."""
     _inbox: "asyncio.Queue[Input]" = field(default_factory=asyncio.Queue)
     _to_forget: "asyncio.Queue[int]" = field(default_factory=asyncio.Queue)
+
+    def __post_init__(self) -> None:
+        self.horizon = Horizon(self.plan, self._inbox.put_nowait)
 
     async def run(self) -> None:
         """Recover from the commit records, then handle events for ever."""
@@ -112,6 +117,7 @@ class Scheduler:
         await self.bus.on_status(self._note_status)
         self.health.is_ready()
         async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self.horizon.run())
             for stream in (subjects.TRAJ, subjects.REW, subjects.EVT):
                 tasks.create_task(self._follow(stream, after=last[stream.name]))
             tasks.create_task(self._follow_deaths())
@@ -168,6 +174,7 @@ class Scheduler:
             await self._send(command)
         if state.phase != self.state.phase:
             log.info("phase", phase=state.phase, failure=state.failure)
+        self.horizon.note(self.state, state)
         self.state = state  # last: an event whose commands could not be sent is as if never seen
 
     async def _send(self, command: Command) -> None:

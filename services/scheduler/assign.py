@@ -68,27 +68,41 @@ def assign(plan: Plan, state: State, now: float) -> Issued:
 
 def _choose(plan: Plan, state: State, now: float) -> tuple[WorkerState, Work] | None:
     """The next device and its fragment; None if none is to be issued now."""
-    open_to = [w for w in (*state.rollout, *_lent(state)) if _has_room(plan, w)]
-    if not open_to:
+    lent = _lent(state)
+    if not any(_has_room(plan, w) for w in (*state.rollout, *lent)):
         return None
     supply = _supply(plan, state)
     if supply is None:
         return None
     batch, limit = supply
-    lanes = [lane for w in (*state.rollout, *_lent(state)) for lane in lanes_of(state, w, now)]
     samples = _num_samples(plan, batch, limit)
-    size = full_size(plan, len(lanes))
+    help_work = _help(plan, state, batch, samples)
+    devices = [*state.rollout, *lent] if help_work is not None else state.rollout
+    lanes = [lane for w in devices for lane in lanes_of(state, w, now)]
+    n = next_size(plan, full_size(plan, len(lanes)), samples, len(lanes))
+    open_to = [w for w in devices if _has_room(plan, w)]
     for worker in sorted(open_to, key=lambda w: free_at(state, w, now)):
-        if worker.service == "trainer" and batch is not state.batch:
-            continue  # its weights change before such a fragment were done
-        n = next_size(plan, size, samples, len(lanes))
         if _is_first_to_finish(state, worker, lanes, n, samples, now):
-            work = _next_work(plan, batch, limit, n, last=worker.service == "trainer")
-            if worker.service == "trainer":
-                work = _within(work, state.tag.samples_left)
+            helps = worker.service == "trainer"
+            work = help_work if helps else _next_work(plan, batch, limit, n, last=False)
             if work is not None:
                 return worker, work
     return None
+
+
+def _help(plan: Plan, state: State, batch: BatchState, samples: int) -> Work | None:
+    """What the trainer's device takes next, if it is lent, from the end of the batch.
+
+    None if there is nothing that it may take. Then nothing may be left for it either: neither of
+    the next batch, for its weights change before that were done, nor what exceeds its share.
+    """
+    lent = _lent(state)
+    if not lent or batch is not state.batch:
+        return None
+    num_lanes = sum(worker.slots for worker in (*state.rollout, *lent))
+    n = next_size(plan, full_size(plan, num_lanes), samples, num_lanes)
+    work = _next_work(plan, batch, plan.num_groups, n, last=True)
+    return None if work is None or work.fragment.num_samples > state.tag.samples_left else work
 
 
 def _lent(state: State) -> list[WorkerState]:
@@ -207,10 +221,6 @@ def _fragments_of(plan: Plan, group: GroupState, size: int) -> Iterator[Fragment
         yield FragmentState(
             first_sample=group.num_cut, num_samples=min(size, left), attempt=group.first_attempt
         )
-
-
-def _within(work: Work | None, samples_left: int) -> Work | None:
-    return work if work is not None and work.fragment.num_samples <= samples_left else None
 
 
 def _issue(

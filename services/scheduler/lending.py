@@ -26,8 +26,9 @@ from shared.contracts import DeviceMode, SetDevice, TagRequest
 
 RENEW_PART = 0.5
 """A loan is prolonged when this part of its time has passed."""
-NEGLIGIBLE_SWITCH = 0.05
-"""Of a fragment: a switch this cheap is worth any wait."""
+WORTH_SWITCHES = 2
+"""A device is lent if it would wait for this many switches: at least half of a loan is generation.
+A whole fragment need not fit, since what is begun is kept for the next loan."""
 
 
 def open_loans(plan: Plan, state: State, now: float) -> State:
@@ -38,7 +39,8 @@ def open_loans(plan: Plan, state: State, now: float) -> State:
     if tag.history and tag.history[-1].batch == batch.index:
         return state
     seen = situation(plan, state, trainer)
-    tag = _measured(plan, tag, batch, seen)
+    met = situation(plan, replace(state, costs=state.costs.as_measured()), trainer)
+    tag = _measured(plan, tag, batch, met)
     controller, decision = decide(tag.controller, seen)
     record = TagRecord(
         batch=batch.index, decision=decision, situation=seen, opened_at=batch.opened_at
@@ -118,9 +120,13 @@ def requested(state: State, request: TagRequest) -> State:
 def reported(state: State, address: str, generation: int, mode: DeviceMode, now: float) -> State:
     """What the trainer's device says that it does."""
     trainer = state.trainer
+    tag, costs = state.tag, state.costs
     if trainer is None or trainer.address != address:
         return state
-    tag, costs = state.tag, state.costs
+    if (generation, mode) == tag.observed and (
+        generation < tag.generation or (generation, mode) == (tag.generation, tag.mode)
+    ):
+        return state
     if (generation, mode) == (tag.generation, tag.mode) != tag.observed:
         costs = costs.observe_switch(2 * (now - tag.stated_at))  # there, and as long back
     tag = replace(tag, observed=(generation, mode))
@@ -155,7 +161,7 @@ def _should_lend(plan: Plan, state: State, trainer: WorkerState, now: float) -> 
     unfinished = any(held.slot.batch == batch.index for held in trainer.in_hand)
     if not unfinished and not (state.tag.samples_left and _has_unissued(plan, batch)):
         return False
-    return state.tag.mode == "generate" or _is_worth_it(plan, state, trainer, now)
+    return state.tag.mode == "generate" or _is_worth_it(plan, state, now)
 
 
 def has_ready(plan: Plan, batch: BatchState, trainer: WorkerState) -> bool:
@@ -172,14 +178,10 @@ def _has_unissued(plan: Plan, batch: BatchState) -> bool:
     return any(g.num_cut < plan.group_size or g.num_pending for g in batch.groups)
 
 
-def _is_worth_it(plan: Plan, state: State, trainer: WorkerState, now: float) -> bool:
-    """Whether the wait for the next group is longer than the switch and a fragment."""
+def _is_worth_it(plan: Plan, state: State, now: float) -> bool:
+    """Whether the wait for the next group is long enough for the switch."""
     switch = state.costs.switch_seconds()
-    size = full_size(plan, sum(w.slots for w in state.rollout) + trainer.slots)
-    fragment = sample_seconds(state, trainer) * size
-    if switch <= NEGLIGIBLE_SWITCH * fragment:
-        return True
-    return _next_ready(plan, state, now) - now > switch + fragment
+    return not switch or _next_ready(plan, state, now) - now > WORTH_SWITCHES * switch
 
 
 def _next_ready(plan: Plan, state: State, now: float) -> float:

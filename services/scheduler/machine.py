@@ -103,9 +103,9 @@ Step = tuple[State, list[Command]]
 
 def step(plan: Plan, state: State, event: Input, now: float) -> Step:
     """Apply one event. An event seen before changes nothing that matters and commands nothing."""
-    state = _noted(plan, state, event, now)
-    if state.recovering:
-        return state, []
+    before, state = state, _noted(plan, state, event, now)
+    if state.recovering or (state is before and isinstance(event, DeviceReported)):
+        return state, []  # a device says once a second what it is used for
     return _commanded(plan, state, now)
 
 

@@ -158,9 +158,10 @@ class TagRecord:
     @property
     def measured_gain(self) -> float | None:
         """Against what the batch was predicted to take without help."""
-        if not self.seconds or not self.situation.train:
+        off = self.decision.predicted_seconds_off
+        if not self.seconds or off is None or not self.situation.train:
             return None
-        return self.decision.predicted_seconds_off / self.seconds - 1
+        return off / self.seconds - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,14 +188,20 @@ class State:
 
     @property
     def trainer(self) -> WorkerState | None:
-        return next((w for w in self.workers.values() if w.service == "trainer"), None)
+        for worker in self.workers.values():
+            if worker.service == "trainer":
+                return worker
+        return None
 
     @property
     def rollout(self) -> list[WorkerState]:
         return [worker for worker in self.workers.values() if worker.service == "rollout"]
 
     def find_batch(self, index: int) -> BatchState | None:
-        return next((batch for batch in self.batches if batch.index == index), None)
+        for batch in self.batches:
+            if batch.index == index:
+                return batch
+        return None
 
     def with_batch(self, batch: BatchState) -> "State":
         batches = tuple(batch if old.index == batch.index else old for old in self.batches)

@@ -49,6 +49,8 @@ class Helper:
         self._something = asyncio.Event()
         """There may be something to generate, and the right to."""
         self._told_to_return: float | None = None
+        self._step_ms: float | None = None
+        """Of the newest denoising step."""
 
     async def run(self) -> None:
         self._observe()
@@ -127,7 +129,9 @@ class Helper:
             if work is None:
                 work = await asyncio.to_thread(self._begin, task)
             elif not work.done:
+                before = work.seconds
                 await asyncio.to_thread(self._generator.advance, work)
+                self._step_ms = round(1000 * (work.seconds - before), 3)
             else:
                 generated = await asyncio.to_thread(self._generator.finish, work)
                 self._begun = None
@@ -149,5 +153,12 @@ class Helper:
 
     def _note_return(self) -> None:
         if self._told_to_return is not None:
-            LOAN_RETURN_SECONDS.observe(time.monotonic() - self._told_to_return)
+            seconds = time.monotonic() - self._told_to_return
+            LOAN_RETURN_SECONDS.observe(seconds)
+            log.info(
+                "device_returned",
+                generation=self._loan.generation,
+                ms=round(1000 * seconds, 3),
+                step_ms=self._step_ms,
+            )
             self._told_to_return = None

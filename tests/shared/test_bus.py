@@ -206,3 +206,19 @@ async def test_a_task_reaches_the_device_it_names_alone(nats_url: str) -> None:
             async for received in bus.follow(subjects.TASK, [subject]):
                 assert received.message == mine
                 break
+
+
+async def test_a_follower_can_be_stopped_while_the_server_is_away(
+    brokers: Brokers, start: StartProgram
+) -> None:
+    server = await asyncio.to_thread(start, program(brokers, "nats"))
+    url = brokers.environment["DIGENRL_NATS_URL"]
+    async with Bus.connect(url, run="test", name="test") as bus:
+        await bus.ensure_streams()
+        following = asyncio.create_task(take(bus, subjects.EVT, 1))
+        await asyncio.sleep(0.5)
+        server.kill()
+        server.wait()
+        following.cancel()
+        done, _ = await asyncio.wait({following}, timeout=15)
+        assert done and following.cancelled()

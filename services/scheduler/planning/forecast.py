@@ -7,6 +7,7 @@ one-step   generation and training overlap wholly, so the slower of the two sets
 
 import math
 from dataclasses import dataclass
+from statistics import NormalDist
 
 from services.scheduler.costs.profile import Profile, fragment_seconds
 from services.scheduler.planning.splits import Split
@@ -14,9 +15,11 @@ from services.scheduler.sim.profiled import ScheduleChoice, help_seconds, helper
 from services.scheduler.tag.waves import Situation, best_groups, makespan
 
 HOPS_TO_TRAINING = 3
-"""Messages from a fragment's end to its group's training: to the reward, the scheduler, the trainer."""
+"""Messages from a fragment's end to its group's training: to reward, scheduler and trainer."""
 HOPS_TO_GENERATION = 2
 """From a new version to the first fragment by it: to the scheduler and to the device."""
+NEGLIGIBLE_GAIN = 0.005
+"""Help that gains no more is left out."""
 FRAGMENTS_IN_HAND = 2
 """Per rollout device: one that it generates, one that waits (`Plan.fragments_per_slot`)."""
 GROUPS_BEGUN_IN_VAIN = 0.5
@@ -44,12 +47,21 @@ def situation_of(profile: Profile, split: Split, size: int, *, tsp: bool = True)
             for seconds in [fragment_seconds(profile, kind, size)] * count
         ),
         trainer_slots=helpers(profile, split.trainer),
-        help=help_seconds(profile, split.trainer, size),
+        help=_help_in_step(profile, split, size),
         train=timing.train(shape.group_size),
         switch=timing.switch,
         ready=HOPS_TO_TRAINING * hop,
         commit=timing.commit + timing.adopt + HOPS_TO_GENERATION * hop,
     )
+
+
+def _help_in_step(profile: Profile, split: Split, size: int) -> float:
+    """The trainer's devices take denoising steps together, so the slowest sets the pace."""
+    seconds = help_seconds(profile, split.trainer, size)
+    number = helpers(profile, split.trainer)
+    # Expected maximum of so many standard normal variables (Blom 1958).
+    slowest = NormalDist().inv_cdf((number - 0.375) / (number + 0.25)) if number > 1 else 0.0
+    return seconds * (1 + slowest * profile.rollout.noise_cv)
 
 
 def forecast(profile: Profile, split: Split, size: int, schedule: ScheduleChoice) -> Forecast:
@@ -73,7 +85,11 @@ def _one_after_the_other(situation: Situation) -> float:
 
 def _strict(situation: Situation, schedule: ScheduleChoice) -> Forecast:
     groups = best_groups(situation) if schedule.tag == "auto" else schedule.tag
-    return Forecast(makespan(situation, groups), groups)
+    seconds = makespan(situation, groups)
+    alone = makespan(situation, 0)
+    if schedule.tag == "auto" and alone <= seconds * (1 + NEGLIGIBLE_GAIN):
+        return Forecast(alone, 0)
+    return Forecast(seconds, groups)
 
 
 def _one_step(situation: Situation, schedule: ScheduleChoice) -> Forecast:

@@ -24,6 +24,12 @@ class Split:
     rollout: Devices
     trainer: Devices
 
+    @property
+    def devices(self) -> Devices:
+        """Both together."""
+        kinds = dict.fromkeys([*self.trainer, *self.rollout])
+        return {kind: self.rollout.get(kind, 0) + self.trainer.get(kind, 0) for kind in kinds}
+
     def __str__(self) -> str:
         return f"{words(self.rollout)} : {words(self.trainer)}"
 

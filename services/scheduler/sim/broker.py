@@ -23,6 +23,8 @@ class Subscription:
     life: int
     receive: Receive
     wanted: Callable[[Message], bool]
+    lag: float = 0.0
+    """Seconds that it needs, after its process was cut off, to read on."""
 
     @property
     def is_alive(self) -> bool:
@@ -52,6 +54,8 @@ class Broker:
     """Probability that a delivery comes twice."""
     ack_wait: float | None = None
     """Seconds after which a message of a queue comes again. None: only to a new worker."""
+    slowest_return: float = 0.0
+    """Seconds that a subscription may lag; another one of the same process may lag less."""
     poison: float = 0.0
     """Probability that a group's slot turns out to be taken by bytes that are no message."""
     stored: dict[str, list[Message]] = field(default_factory=dict)
@@ -70,7 +74,7 @@ class Broker:
         taken = stream.slots and subject in self.slots
         if self._is_poisoned(stream, subject, taken):
             raise SlotPoisoned(subject)
-        self.history.stored(subject, message, accepted=not taken)
+        self.history.stored(subject, message, accepted=not (taken and self.dedupe))
         if taken and self.dedupe:
             return False
         if stream.slots:
@@ -97,11 +101,16 @@ class Broker:
             self._offer(queue, subject, message)
 
     def send(self, sender: Process, message: Message) -> None:
-        """Publish from a process, which repeats it until it reaches the broker."""
-        if sender.is_cut_off:
-            sender.after(sender.cut_off_until - self.world.now, lambda: self.send(sender, message))
-        else:
-            self.publish(message)
+        """Publish from a process, which repeats it until it reaches the broker, in order."""
+        sender.outbox.append(lambda: self.publish(message))
+        self._flush(sender)
+
+    def _flush(self, sender: Process) -> None:
+        while sender.outbox:
+            if sender.is_cut_off:
+                sender.after(sender.cut_off_until - self.world.now, lambda: self._flush(sender))
+                return
+            sender.outbox.popleft()()
 
     def subscribe(
         self,
@@ -113,7 +122,8 @@ class Broker:
         after: int = 0,
     ) -> Subscription:
         """Every stored message but the first ``after``, and every new one, for this life."""
-        subscription = Subscription(process, process.life, receive, wanted)
+        lag = self.world.random.random() * self.slowest_return
+        subscription = Subscription(process, process.life, receive, wanted, lag)
         alive = [s for s in self._subscriptions.get(stream.name, []) if s.is_alive]
         self._subscriptions[stream.name] = [*alive, subscription]
         for message in self.stored.get(stream.name, [])[after:]:
@@ -165,7 +175,8 @@ class Broker:
 
         def arrive() -> None:
             if process.is_cut_off:  # the client reads on when it is back
-                process.after(process.cut_off_until - self.world.now, arrive)
+                away = process.cut_off_until - self.world.now
+                process.after(away + subscription.lag, arrive)
             else:
                 subscription.receive(message)
 

@@ -79,6 +79,7 @@ def _cluster(schedule: Schedule) -> Cluster:
     )
     cluster.broker.repeat = schedule.repeat
     cluster.broker.ack_wait = 4.0
+    cluster.broker.slowest_return = schedule.slowest_return
     cluster.broker.poison = schedule.poison
     cluster.reward.failure = schedule.failure
     cluster.scheduler.read_seconds = lambda: random.random() * 0.3

@@ -14,6 +14,7 @@ from shared.contracts import OperatorRequest, TagRequest
 OPERATOR_S = 3.0
 """An operator looks at the run this often, and resumes it if it has failed."""
 MOST_DEVICES = 5
+FAILPOINTS = ("issued", "sent a group", "lent", "called back", "took back", "took back")
 RESUMED = {"failed": "failure", "paused": "pause", "stopped": "stop"}
 
 
@@ -53,7 +54,6 @@ class Nemesis:
             assert worker is not None
             worker.process.heal()
         cluster.scheduler.process.heal()
-        cluster.scheduler.commands_left = None
         for worker in cluster.rollout.values():
             worker.loads_wrongly = False
         for restart in (self._restart_scheduler, self._restart_reward, self._restart_trainer):
@@ -76,9 +76,9 @@ class Nemesis:
         return self._random.expovariate(1 / self.schedule.between_faults)
 
     def _duration(self) -> float:
-        """Mostly short; one in four lasts longer than the lease of a worker."""
+        """Mostly short; one in three lasts longer than the lease of a worker."""
         random = self._random
-        return random.uniform(5.5, 9.0) if random.random() < 0.25 else random.uniform(0.05, 3.0)
+        return random.uniform(5.5, 9.0) if random.random() < 0.33 else random.uniform(0.05, 3.0)
 
     def _later(self, seconds: float, action: Callable[[], None]) -> None:
         self.cluster.world.at(self.cluster.world.now + seconds, action)
@@ -202,6 +202,23 @@ class Nemesis:
         self._later(3.0 + self._duration(), self._restart_scheduler)
         return "scheduler"
 
+    def kill_after_a_command(self) -> str | None:
+        """The scheduler dies just after it has sent a command of some kind."""
+        scheduler = self.cluster.scheduler
+        if not scheduler.process.alive:
+            return None
+        scheduler.failpoint = self._random.choice(FAILPOINTS)
+        deadline = self.cluster.world.now + 10.0
+
+        def watch() -> None:
+            if scheduler.process.alive and self.cluster.world.now < deadline:
+                self._later(1.0, watch)
+            else:
+                self._restart_scheduler()
+
+        self._later(1.0, watch)
+        return scheduler.failpoint
+
     def pause_scheduler(self) -> str | None:
         return self._pause(self.cluster.scheduler.process, "scheduler")
 
@@ -294,7 +311,7 @@ class Nemesis:
 
     def _restart_scheduler(self) -> None:
         scheduler = self.cluster.scheduler
-        scheduler.commands_left = None
+        scheduler.commands_left = scheduler.failpoint = None
         if not scheduler.process.alive:
             self.cluster.history.fault("scheduler restarts")
             self.cluster.restart_scheduler()
@@ -307,7 +324,7 @@ FAULTS: tuple[tuple[str, Callable[[Nemesis], str | None]], ...] = tuple(
         Nemesis.pause_rollout, Nemesis.cut_off_rollout, Nemesis.kill_reward, Nemesis.pause_reward,
         Nemesis.cut_off_reward, Nemesis.kill_trainer, Nemesis.succeed_trainer,
         Nemesis.pause_trainer, Nemesis.cut_off_trainer, Nemesis.kill_scheduler,
-        Nemesis.kill_between_commands, Nemesis.pause_scheduler, Nemesis.cut_off_scheduler,
+        Nemesis.kill_between_commands, Nemesis.kill_after_a_command, Nemesis.pause_scheduler, Nemesis.cut_off_scheduler,
         Nemesis.stop_broker, Nemesis.lose_statuses, Nemesis.pause_run, Nemesis.request_tag,
     )
 )  # fmt: skip

@@ -24,9 +24,11 @@ from services.scheduler.state import Plan, State
 from shared import subjects
 from shared.contracts import (
     Command,
+    GenerateFragment,
     GroupFailed,
     Message,
     PolicyPublished,
+    SetDevice,
     TrainGroup,
 )
 from shared.errors import SlotPoisoned
@@ -64,6 +66,8 @@ class SimScheduler:
     """Of a stream, when recovering. None: no time passes."""
     commands_left: int | None = None
     """A fault: the process dies after having sent so many more."""
+    failpoint: str | None = None
+    """A fault: the process dies after having sent one such command; see `point_of`."""
     state: State = field(init=False)
     is_ready: bool = False
     """It has recovered."""
@@ -114,7 +118,7 @@ class SimScheduler:
         self.is_ready = True
         self._expected = dict.fromkeys(holders(self.state), self.process.world.now)
         for announcement in self._announced:
-            if self._is_news(announcement):
+            if announcement.policy.version >= self._num_commits:
                 self.history.fault("announced during recovery")
             self._received(announcement)
         for stream in FOLLOWED:
@@ -161,20 +165,18 @@ class SimScheduler:
         self.process.after(self.tick, self._tick)
 
     def _received(self, message: Message) -> None:
-        if isinstance(message, PolicyPublished):
-            if not self._is_news(message):
-                return
-            self._num_commits += 1
-        self._handle(message)  # type: ignore[arg-type]
+        if not isinstance(message, PolicyPublished):
+            self._handle(message)  # type: ignore[arg-type]
+        elif self._is_committed(message):
+            while self._num_commits <= message.policy.version:  # one may have been missed
+                policy = self.commits.versions[self._num_commits].policy
+                self._num_commits += 1
+                self._handle(message.model_copy(update={"policy": policy}))
 
-    def _is_news(self, event: PolicyPublished) -> bool:
+    def _is_committed(self, event: PolicyPublished) -> bool:
         """Only the commit record is believed."""
         versions, number = self.commits.versions, event.policy.version
-        return (
-            number == self._num_commits
-            and number < len(versions)
-            and versions[number].policy == event.policy
-        )
+        return number < len(versions) and versions[number].policy == event.policy
 
     def _handle(self, event: Input) -> None:
         """In the order of arrival; without a broker, everything waits."""
@@ -194,6 +196,10 @@ class SimScheduler:
             if self._dies():
                 return
             self._send(command)
+            if self.failpoint == point_of(command):
+                self.history.fault(f"died after it {self.failpoint}")
+                self.process.kill()
+                return
         self.state = state
         self._look(event)
 
@@ -231,6 +237,17 @@ class SimScheduler:
         groups = self.look_ahead(self.plan, self.state, self.process.world.now)
         if groups is not None:
             self._apply(HelpRefined(batch.index, groups))
+
+
+def point_of(command: Command) -> str:
+    """What the scheduler has just done."""
+    match command:
+        case SetDevice(mode="generate"):
+            return "lent"
+        case SetDevice(keep=keep):
+            return "called back" if keep else "took back"
+        case _:
+            return "issued" if isinstance(command, GenerateFragment) else "sent a group"
 
 
 def holders(state: State) -> list[str]:

@@ -24,6 +24,8 @@ class Schedule:
     tag: Controller
     slowest_message: float
     """Seconds; messages take anything up to this, and overtake each other."""
+    slowest_return: float
+    """Seconds in which a connection is back after a cut; each stream takes its own time."""
     repeat: float
     failure: float
     poison: float
@@ -43,15 +45,16 @@ def draw(seed: int) -> Schedule:
         plan=plan,
         timing=_timing(random, rollout),
         rollout=rollout,
-        trainer_slots=random.choice((0, 1, 1, 1, 2)),
+        trainer_slots=random.choice((0, 1, 1, 1, 1, 1, 2, 2)),
         tag=_tag(random, plan.num_groups),
-        slowest_message=random.choice((0.02, 0.1, 0.4)),
+        slowest_message=random.choice((0.02, 0.1, 0.4, 1.0)),
+        slowest_return=random.choice((0.0, 1.0, 3.0)),
         repeat=random.choice((0.0, 0.1, 0.3)),
         failure=random.choice((0.0, 0.02, 0.1)),
         poison=random.choice((0.0, 0.0, 0.2)),
         wrong_weights=random.choice((0.0, 0.0, 0.2)),
-        fault_seconds=random.choice((random.uniform(3.0, 30.0), random.uniform(40.0, 120.0))),
-        between_faults=random.uniform(0.5, 4.0),
+        fault_seconds=random.uniform(2.0, random.choice((10.0, 30.0, 120.0))),
+        between_faults=random.uniform(0.3, 3.0),
     )
 
 
@@ -72,16 +75,16 @@ def _plan(random: Random) -> Plan:
         early_groups=random.randint(1, num_groups) if max_staleness else 0,
         max_attempts=random.choice((2, 4, 50)),
         max_losses=random.choice((2, 4, 50)),
-        fragments_per_slot=random.choice((1, 2, 2, 3)),
-        loan_seconds=random.uniform(1.0, 6.0),
+        fragments_per_slot=random.choice((1, 1, 2, 2, 3)),
+        loan_seconds=random.choice((0.5, 1.5, 4.0, 10.0)),
     )
 
 
 def _timing(random: Random, kinds: Mapping[str, int]) -> Timing:
     sample = random.uniform(0.1, 0.4)
-    each = {kind: sample * random.uniform(0.5, 2.5) for kind in kinds}
+    each = {kind: sample * random.uniform(0.5, 4.0) for kind in kinds}
     extra = sample
-    help_sample = sample * random.uniform(0.5, 2.0)
+    help_sample = sample * random.uniform(0.3, 2.0)
     score, train = random.uniform(0.01, 0.2), random.uniform(0.02, 0.2)
     return Timing(
         fragment=lambda kind, samples: each.get(kind, extra) * samples,
@@ -91,11 +94,11 @@ def _timing(random: Random, kinds: Mapping[str, int]) -> Timing:
         commit=random.uniform(0.05, 0.5),
         adopt=random.choice((0.0, 0.2)),
         steps=random.randint(2, 5),
-        switch=random.choice((0.0, 0.01, 0.2)),
+        switch=random.choice((0.0, 0.0, 0.01, 0.2)),
         noise=0.2,
     )
 
 
 def _tag(random: Random, num_groups: int) -> Controller:
-    mode = random.choice(("auto", "off", "fixed", "fixed", "fixed"))
+    mode = random.choice(("auto", "off", *("fixed",) * 6))
     return Controller.of(mode, random.randint(1, num_groups))

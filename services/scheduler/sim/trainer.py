@@ -6,6 +6,7 @@ Commits are made by exclusive create, as in the object store: they are the truth
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Literal
 
 from services.scheduler.sim.broker import Broker, Subscription
 from services.scheduler.sim.commits import Commits, next_policy
@@ -197,12 +198,19 @@ class SimTrainer:
         if self.loan is before:
             return
         if message.mode == "train" and not message.keep:
-            self._waiting.clear()
-            self._helping.clear()
+            self._drop()
         if message.mode == "generate":
             self.process.after(message.max_seconds + 1e-6, self._expire)
         self.report()
         self._act()
+
+    def _drop(self) -> None:
+        """Say what is dropped: a task may have come before the command, or a restarted scheduler
+        may not know that it gave it."""
+        for task in [*(work.task for work in self._helping), *self._waiting]:
+            self._release(task, "returned")
+        self._helping.clear()
+        self._waiting.clear()
 
     def _expire(self) -> None:
         before, self.loan = self.loan, tick(self.loan, self.process.world.now)
@@ -216,7 +224,7 @@ class SimTrainer:
         while self._waiting and len(self._helping) < self.slots:
             task = self._waiting.popleft()
             if task.policy != self.policy:
-                self._release(task)
+                self._release(task, "stale")
                 continue
             seconds = self.history.noisy(self.timing.help(task.fragment.num_samples))
             weights = self.policy.weights_digest
@@ -250,10 +258,8 @@ class SimTrainer:
         """What was begun with weights that are no longer there cannot be finished."""
         for work in [w for w in self._helping if w.task.policy != self.policy]:
             self._helping.remove(work)
-            self._release(work.task)
+            self._release(work.task, "stale")
 
-    def _release(self, task: GenerateFragment) -> None:
-        self.broker.send(
-            self.process,
-            FragmentReleased(slot=task.fragment.slot, worker=self.address, reason="stale"),
-        )
+    def _release(self, task: GenerateFragment, reason: Literal["stale", "returned"]) -> None:
+        released = FragmentReleased(slot=task.fragment.slot, worker=self.address, reason=reason)
+        self.broker.send(self.process, released)

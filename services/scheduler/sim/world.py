@@ -2,6 +2,7 @@
 
 import heapq
 import itertools
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
@@ -19,6 +20,8 @@ class Process:
     alive: bool = True
     paused_until: float = 0.0
     cut_off_until: float = 0.0
+    outbox: deque[Callable[[], object]] = field(default_factory=deque, repr=False)
+    """What it has sent while it was cut off."""
 
     @property
     def is_cut_off(self) -> bool:

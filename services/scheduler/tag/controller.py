@@ -44,6 +44,8 @@ HARM = 0.25
 """Batches' worth of time lost before the guard acts: one bad surprise, or a slow drain."""
 LARGEST_DEBT = 10.0
 """Batches' worth of time that help must promise before it is tried again."""
+MOST_SETBACKS = 6
+"""That are counted; each doubles the debt."""
 FORGIVEN_AFTER = 10
 """Batches with help and without a setback, until debts are small again."""
 BIAS = Estimate(spread=0.05, alpha=0.2)
@@ -237,7 +239,7 @@ def observe(
             off=controller.off.observe(ratio),
             idle=controller.idle + 1,
             harm=0.0,
-            debt=max(0.0, controller.debt - _promise(situation)),
+            debt=_paid(controller.debt, situation),
         )
     loss = measured_seconds / (modelled_off * (controller.off.value or 1.0)) - 1
     surprise = loss - max(0.0, 1 / (1 + controller.gain) - 1)
@@ -250,10 +252,12 @@ def observe(
     return _guarded(controller, surprise)
 
 
-def _promise(situation: Situation) -> float:
-    """What help would gain in a batch, as far as the model knows; at least a little."""
+def _paid(debt: float, situation: Situation) -> float:
+    """What is left of it after a batch in which help would have gained what the model promises."""
+    if not debt:
+        return 0.0
     gain = makespan(situation, 0) / makespan(situation, best_groups(situation)) - 1
-    return max(HYSTERESIS, gain)
+    return max(0.0, debt - max(HYSTERESIS, gain))
 
 
 def _idle_after_help(controller: Controller, surprise: float) -> int:
@@ -278,6 +282,6 @@ def _guarded(controller: Controller, surprise: float) -> Controller:
         tried=False,
         harm=0.0,
         debt=min(LARGEST_DEBT, harm * 2**controller.setbacks),
-        setbacks=controller.setbacks + 1,
+        setbacks=min(controller.setbacks + 1, MOST_SETBACKS),
         quiet=0,
     )

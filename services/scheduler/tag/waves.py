@@ -4,10 +4,11 @@
     trainer  |switch|frag|frag|frag|train|train|train| ... |train|commit|
                      the last k groups, then all P, in the order in which they are ready
 
-The trainer generates in one block at the batch's opening. For a given k nothing is faster: while
-it generates it idles nowhere, no group of it is ready earlier in any other arrangement, and every
-further block would pay the switch again; so the last stretch in which it trains without a pause
-begins no later than in any other arrangement, and holds no more groups.
+The trainer generates in one block at the batch's opening. For a given k nothing is faster. No
+group of its own is ready earlier in any other arrangement, and every further block would pay the
+switch again. So either it never idles, and has the least possible work; or its last stretch
+without a pause begins when a group becomes ready, and neither that group nor any that it trains
+after it could be ready sooner.
 
 With single-fragment groups, one rollout slot and one trainer slot this is the C(k) of the cost
 model, max(s + k h + P τ, g + ρ + (P - k) τ, (P - k) g + ρ + τ) plus the commit, except that C(k)

@@ -15,6 +15,7 @@ from services.scheduler.tag.controller import (
     decide,
     observe,
 )
+from services.scheduler.tag.estimates import Estimate
 from services.scheduler.tag.waves import Situation, best_groups, makespan
 from tests.scheduler.tag.loop import REGIMES
 
@@ -161,7 +162,7 @@ def test_the_guard_asks_for_more_after_each_setback_in_a_row_and_forgives() -> N
     assert first.debt == pytest.approx(0.3)
     second = after_a_loss(replace(learned, setbacks=first.setbacks))
     assert second.debt == pytest.approx(0.6)
-    assert after_a_loss(replace(learned, setbacks=20)).debt == LARGEST_DEBT
+    assert after_a_loss(replace(learned, setbacks=6)).debt == LARGEST_DEBT
 
     promised = makespan(BALANCED, 0) / makespan(BALANCED, 2) - 1
     _, decisions = played(replace(first, on=learned.on), BALANCED, 20)
@@ -172,6 +173,33 @@ def test_the_guard_asks_for_more_after_each_setback_in_a_row_and_forgives() -> N
 
     forgiven, _ = played(replace(first, on=learned.on), BALANCED, 30)
     assert forgiven.setbacks == 0
+
+
+def test_help_that_is_known_to_take_longer_than_modelled_ends() -> None:
+    learned, _ = played(Controller(), BALANCED, 10)
+    assert learned.plan == 2
+    worse = replace(learned, on=Estimate(value=1.3, count=20, spread=0.03))
+    assert decide(worse, BALANCED)[1].groups == 0
+    better = replace(learned, on=Estimate(value=1.05, count=20, spread=0.03))
+    assert decide(better, BALANCED)[1].groups == 2
+
+
+def test_two_slow_batches_at_the_start_are_no_evidence_for_help() -> None:
+    controller = Controller()
+    for _ in range(WARM_UP):
+        controller, _ = decide(controller, BALANCED)
+        controller = observe(controller, BALANCED, 0, 1.06 * makespan(BALANCED, 0))
+    controller, _ = played(controller, BALANCED, 3)
+    _, decision = decide(controller, BALANCED)
+    modelled = makespan(BALANCED, 0) / makespan(BALANCED, 2) - 1
+    assert decision.predicted_gain == pytest.approx(modelled, abs=0.005)
+
+
+def test_losses_are_forgotten_with_the_plan_that_made_them() -> None:
+    controller, _ = played(Controller(), BALANCED, 10)
+    lost = observe(controller, BALANCED, 2, 1.2 * makespan(BALANCED, 0))
+    assert lost.harm == pytest.approx(0.2)
+    assert observe(lost, BALANCED, 0, makespan(BALANCED, 0)).harm == 0.0
 
 
 def test_a_batch_that_was_slow_for_another_reason_is_not_held_against_help() -> None:

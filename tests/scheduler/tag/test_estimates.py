@@ -20,6 +20,7 @@ def test_nothing_is_known_at_first_and_a_prior_yields_to_the_first_observation()
     prior = Estimate(value=10.0)
     assert (prior.value, prior.count) == (10.0, 0)
     assert (prior.observe(2.0).value, prior.observe(2.0).count) == (2.0, 1)
+    assert prior.observe(2.0).spread == 0.0
 
 
 @given(st.lists(st.floats(0.97, 1.03), min_size=4, max_size=20), st.integers(1, 30))

@@ -1,0 +1,163 @@
+"""``digenrl plan`` and ``digenrl sim``: what is asked for, checked; `planning_output` shows it."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from digenrl.planning_output import Comparison
+from services.scheduler.costs.colocated import colocated_seconds
+from services.scheduler.costs.profile import PROFILES, Profile, VariantName, load_profile
+from services.scheduler.lookahead import look_ahead
+from services.scheduler.planning.planner import BASELINES, Planned, plan_split
+from services.scheduler.planning.recipes import (
+    profile_of,
+    schedule_of,
+    with_shape_of,
+    with_staleness,
+)
+from services.scheduler.planning.splits import Split
+from services.scheduler.planning.techniques import Technique, compare
+from services.scheduler.sim.profiled import ScheduleChoice, simulate
+from shared.errors import UserError
+from shared.recipe import load_recipe
+
+MOST_DEVICES = 256
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimRequest:
+    """The options of ``digenrl sim``, as they were typed."""
+
+    profile: str
+    variant: VariantName
+    rollout: str
+    trainer: str
+    mode: Literal["pipelined", "naive"]
+    staleness: Literal[0, 1]
+    tag: str
+    fragment_size: str
+    tsp: bool
+    batches: int
+    seed: int
+
+
+def plan(
+    recipe: Path | None,
+    devices: str,
+    *,
+    profile: str | None,
+    variant: VariantName,
+    staleness: Literal[0, 1] | None,
+) -> Planned:
+    """What ``digenrl plan`` finds out.
+
+    Raises:
+        UserError: one line that names the option and the remedy.
+    """
+    if recipe is None:
+        if profile is None:
+            raise UserError("give a recipe, or --profile; known are " + ", ".join(known_profiles()))
+        costs = load_profile(profile, variant)
+        schedule = ScheduleChoice(tag="auto")
+    else:
+        loaded = load_recipe(recipe)
+        name = profile or profile_of(loaded, known_profiles())
+        costs = with_shape_of(load_profile(name, variant), loaded)
+        schedule = schedule_of(loaded)
+    schedule = with_staleness(schedule, staleness)
+    return plan_split(costs, parse_devices("--devices", devices, costs), schedule)
+
+
+def simulated(request: SimRequest, *, comparing: bool) -> Comparison:
+    """What ``digenrl sim`` finds out: of one configuration, or of every technique in turn.
+
+    Raises:
+        UserError: one line that names the option and the remedy.
+    """
+    profile = load_profile(request.profile, request.variant)
+    split = Split(
+        parse_devices("--rollout", request.rollout, profile),
+        parse_devices("--trainer", request.trainer, profile),
+    )
+    schedule = _schedule_of(request, profile)
+    if comparing:
+        rows = compare(
+            profile,
+            split,
+            fragment_size=schedule.fragment_size,
+            batches=request.batches,
+            seed=request.seed,
+        )
+    else:
+        found = simulate(
+            profile,
+            rollout=split.rollout,
+            trainer=split.trainer,
+            schedule=schedule,
+            batches=request.batches,
+            seed=request.seed,
+            look_ahead=look_ahead,
+        )
+        rows = [Technique(request.mode, schedule, found)]
+    colocated = {each: colocated_seconds(profile, split.devices, each) for each in BASELINES}
+    return Comparison(profile, split, colocated, tuple(rows))
+
+
+def parse_devices(option: str, text: str, profile: Profile) -> dict[str, int]:
+    """``h100=16,a100=16`` as {"H100": 16, "A100": 16}.
+
+    Raises:
+        UserError: one line that names the option, what is wrong, and the remedy.
+    """
+    known = {kind.lower(): kind for kind in profile.devices}
+    devices: dict[str, int] = {}
+    for part in text.split(","):
+        kind, equals, count = (piece.strip() for piece in part.partition("="))
+        if not equals or not kind:
+            raise UserError(f"{option}: {part!r} is not kind=count, e.g. h100=16,a100=16")
+        if not count.isdecimal() or int(count) == 0:
+            raise UserError(f"{option}: {part!r}: the count is a whole number, 1 or more")
+        name = known.get(kind.lower())
+        if name is None:
+            kinds = ", ".join(profile.devices)
+            raise UserError(f"{option}: {profile.name} knows no {kind}; known are {kinds}")
+        if name in devices:
+            raise UserError(f"{option}: {name} is given twice; add the counts")
+        devices[name] = int(count)
+    if sum(devices.values()) > MOST_DEVICES:
+        raise UserError(f"{option}: more than {MOST_DEVICES} devices; plan for a part of them")
+    return devices
+
+
+def known_profiles() -> list[str]:
+    return sorted(path.stem for path in PROFILES.glob("*.json"))
+
+
+def _schedule_of(request: SimRequest, profile: Profile) -> ScheduleChoice:
+    size = _number("--fragment-size", request.fragment_size, ("auto",))
+    group = profile.shape.group_size
+    if size is not None and (size == 0 or group % size):
+        sizes = ", ".join(str(n) for n in range(1, group + 1) if group % n == 0)
+        raise UserError(f"--fragment-size: {size} does not divide the group; these do: {sizes}")
+    groups = _number("--tag", request.tag, ("auto", "off"))
+    if groups is not None and groups > profile.shape.groups:
+        raise UserError(f"--tag: {groups} groups of {profile.shape.groups}; at most all of them")
+    if request.batches < 1:
+        raise UserError("--batches: at least 1")
+    tag: int | Literal["auto"] = "auto" if request.tag == "auto" else groups or 0
+    schedule = ScheduleChoice(
+        mode=request.mode,
+        fragment_size=size,
+        tsp=request.tsp,
+        tag=0 if request.mode == "naive" else tag,
+    )
+    return with_staleness(schedule, request.staleness)
+
+
+def _number(option: str, text: str, words: tuple[str, ...]) -> int | None:
+    """None for one of the words."""
+    if text in words:
+        return None
+    if not text.isdecimal():
+        raise UserError(f"{option}: {text!r} is neither a number nor {' nor '.join(words)}")
+    return int(text)

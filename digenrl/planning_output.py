@@ -1,0 +1,235 @@
+"""What ``digenrl plan`` and ``digenrl sim`` print: tables for people, JSON for programs."""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from services.scheduler.costs.colocated import Baseline
+from services.scheduler.costs.profile import Profile
+from services.scheduler.planning.planner import Choice, Planned
+from services.scheduler.planning.splits import Devices, Split, words
+from services.scheduler.planning.techniques import Technique
+from services.scheduler.sim.measured import Simulated
+from services.scheduler.sim.profiled import ScheduleChoice
+
+NARROWEST = 100
+"""Columns: a table that is cut says nothing, one whose lines are broken can be read."""
+SHOWN = 5
+"""Choices in the table; the JSON has all that were simulated."""
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """One split, run in one way or in several."""
+
+    profile: Profile
+    split: Split
+    colocated: Mapping[Baseline, float]
+    rows: tuple[Technique, ...]
+
+    @property
+    def floor_seconds(self) -> float:
+        return self.rows[0].simulated.floor_seconds
+
+
+def wide_console() -> Console:
+    console = Console()
+    return Console(width=max(NARROWEST, console.width))
+
+
+def show_plan(planned: Planned, console: Console) -> None:
+    _show_head(planned.profile, planned.devices, planned.floor_seconds, planned.colocated, console)
+    for reason in planned.excluded.values():
+        console.print(f"left out: {reason}")
+    table = _table(
+        "rollout", "trainer", "fragment", "TAG", "stale", "s/step", "util.", "tuned", "2026-06"
+    )
+    for choice in planned.choices[:SHOWN]:
+        table.add_row(
+            words(choice.split.rollout),
+            words(choice.split.trainer),
+            str(choice.schedule.fragment_size),
+            _help_words(choice),
+            str(choice.schedule.max_staleness),
+            _seconds(choice.step_seconds),
+            f"{choice.simulated.utilisation:.0%}",
+            _factor(choice.gain("tuned")),
+            _factor(choice.gain("2026-06")),
+        )
+    console.print(table)
+    looked, simulated = planned.num_forecast, len(planned.choices)
+    console.print(f"{looked} ways forecast, the best {simulated} simulated")
+    if planned.best.gain("tuned") < 1:
+        console.print("all devices colocated, if tuned, would be faster than any split")
+
+
+def plan_as_json(planned: Planned) -> str:
+    return json.dumps({
+        **_head(planned.profile, planned.devices, planned.floor_seconds, planned.colocated),
+        "excluded": dict(planned.excluded),
+        "forecast": planned.num_forecast,
+        "choices": [_choice(choice) for choice in planned.choices],
+    }, indent=2)  # fmt: skip
+
+
+def show_simulated(found: Comparison, console: Console) -> None:
+    _show_head(found.profile, found.split.devices, found.floor_seconds, found.colocated, console)
+    console.print(f"split: {found.split}")
+    if len(found.rows) == 1:
+        _show_one(found.rows[0].simulated, console)
+    else:
+        _show_techniques(found.rows, found.colocated, console)
+
+
+def simulated_as_json(found: Comparison) -> str:
+    head = _head(found.profile, found.split.devices, found.floor_seconds, found.colocated)
+    return json.dumps({
+        **head,
+        "rollout": dict(found.split.rollout),
+        "trainer": dict(found.split.trainer),
+        "rows": [_technique(row) for row in found.rows],
+    }, indent=2)  # fmt: skip
+
+
+def _show_head(
+    profile: Profile,
+    devices: Devices,
+    floor: float,
+    colocated: Mapping[Baseline, float],
+    console: Console,
+) -> None:
+    shape = profile.shape
+    console.print(
+        f"{profile.name}: {shape.groups} groups x {shape.group_size}, {shape.steps} steps, "
+        f"{shape.trained_steps} trained, on {words(devices)}"
+    )
+    baselines = ", ".join(f"{name} {_seconds(s)}" for name, s in colocated.items())
+    console.print(f"bound {_seconds(floor)} s/step; colocated: {baselines}")
+
+
+def _show_techniques(
+    rows: Sequence[Technique], colocated: Mapping[Baseline, float], console: Console
+) -> None:
+    table = _table(
+        "", "fragment", "TAG", "s/step", "util.", "rollout busy", "trainer busy", "tuned", "2026-06"
+    )
+    for row in rows:
+        found, seconds = row.simulated, row.simulated.step_seconds
+        table.add_row(
+            row.name, str(row.schedule.fragment_size), str(row.schedule.tag or "off"),
+            _seconds(seconds), f"{found.utilisation:.0%}",
+            f"{sum(found.busy['rollout'].values()):.0%}",
+            f"{sum(found.busy['trainer'].values()):.0%}",
+            _factor(colocated["tuned"] / seconds), _factor(colocated["2026-06"] / seconds),
+        )  # fmt: skip
+    console.print(table)
+
+
+def _show_one(found: Simulated, console: Console) -> None:
+    console.print(f"{_seconds(found.step_seconds)} s/step, utilisation {found.utilisation:.1%}")
+    table = _table("pool", "busy", "bubbles", wrap=True)
+    for pool in ("rollout", "trainer"):
+        table.add_row(pool, _shares(found.busy[pool]), _shares(found.bubbles[pool]))
+    console.print(table)
+    stale = ", ".join(f"{value}: {share:.0%}" for value, share in found.staleness.items())
+    console.print(f"staleness {stale}; generated in vain {found.discarded:.1%}")
+    for decision, batches in groupby(found.tag, key=lambda each: (each.groups, each.reason)):
+        same = list(batches)
+        helped = sum(each.groups_generated for each in same) / len(same)
+        console.print(
+            f"batches {same[0].batch} to {same[-1].batch}: TAG up to {decision[0]} groups "
+            f"({decision[1]}), {helped:.3g} generated by the trainer"
+        )
+
+
+def _table(*columns: str, wrap: bool = False) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for column in columns:
+        table.add_column(column, no_wrap=not wrap)
+    return table
+
+
+def _head(
+    profile: Profile, devices: Devices, floor: float, colocated: Mapping[Baseline, float]
+) -> dict[str, Any]:
+    return {
+        "profile": profile.name,
+        "shape": profile.shape.model_dump(),
+        "devices": dict(devices),
+        "bound_seconds": _finite(floor),
+        "colocated_seconds": {name: _finite(seconds) for name, seconds in colocated.items()},
+    }
+
+
+def _choice(choice: Choice) -> dict[str, Any]:
+    return {
+        "rollout": dict(choice.split.rollout),
+        "trainer": dict(choice.split.trainer),
+        **_schedule(choice.schedule),
+        "helped_groups": round(choice.helped_groups, 2),
+        "step_seconds": round(choice.step_seconds, 3),
+        "forecast_seconds": round(choice.forecast_seconds, 3),
+        "utilisation": round(choice.simulated.utilisation, 4),
+        "gain": {name: _finite(choice.gain(name)) for name in choice.colocated},
+    }
+
+
+def _technique(row: Technique) -> dict[str, Any]:
+    found = row.simulated
+    return {
+        "name": row.name,
+        **_schedule(row.schedule),
+        "step_seconds": round(found.step_seconds, 3),
+        "utilisation": round(found.utilisation, 4),
+        "busy": {pool: dict(uses) for pool, uses in found.busy.items()},
+        "bubbles": {pool: dict(causes) for pool, causes in found.bubbles.items()},
+        "staleness": dict(found.staleness),
+        "discarded": found.discarded,
+        "tag": [
+            {"batch": each.batch, "groups": each.groups, "reason": each.reason,
+             "groups_generated": each.groups_generated}
+            for each in found.tag
+        ],
+    }  # fmt: skip
+
+
+def _schedule(schedule: ScheduleChoice) -> dict[str, Any]:
+    return {
+        "mode": schedule.mode,
+        "fragment_size": schedule.fragment_size,
+        "tsp": schedule.tsp,
+        "tag_groups": schedule.tag,
+        "max_staleness": schedule.max_staleness,
+    }
+
+
+def _help_words(choice: Choice) -> str:
+    """Groups that the trainer generates, and at most how many."""
+    if not choice.schedule.may_help:
+        return "off"
+    return f"{choice.helped_groups:.0f}/{choice.schedule.tag}"
+
+
+def _shares(shares: Mapping[Any, float]) -> str:
+    largest = sorted(shares.items(), key=lambda item: -item[1])
+    return ", ".join(f"{name} {share:.1%}" for name, share in largest if share >= 0.001) or "none"
+
+
+def _seconds(seconds: float) -> str:
+    if math.isinf(seconds):
+        return "impossible"
+    return f"{seconds:.0f}" if seconds >= 1000 else f"{seconds:.3g}"
+
+
+def _factor(value: float) -> str:
+    return "-" if math.isinf(value) else f"{value:.2f}"
+
+
+def _finite(value: float) -> float | None:
+    return None if math.isinf(value) else round(value, 4)

@@ -1,0 +1,105 @@
+"""A look-ahead by simulation: how many groups of a batch the trainer had better generate.
+
+The wave model (`tag.waves`) takes the trainer's help for one block. In truth ready training goes
+first, devices have work in hand, and what is left at the end goes where it is done first; so the
+core itself is run in virtual time, with the costs that were learned, for a few numbers of groups
+around the model's and for none.
+"""
+
+import math
+from dataclasses import replace
+
+from services.scheduler.lending import situation
+from services.scheduler.sim.cluster import Cluster, build
+from services.scheduler.sim.profiled import NEVER, prime
+from services.scheduler.sim.timing import Timing
+from services.scheduler.state import Plan, State, Tag
+from services.scheduler.tag.controller import Controller
+from services.scheduler.tag.estimates import Costs, Estimate
+from services.scheduler.tag.waves import best_groups
+
+REACH = 3
+"""Groups to both sides of the wave model's choice."""
+STEPS = 10
+"""Of a simulated fragment: a borrowed device can be called back that often."""
+LEAD, MEASURED = 2, 2
+"""Batches, with one-step asynchrony: until the lead is built up, and then. See `sim.measured`."""
+
+
+def look_ahead(plan: Plan, state: State, now: float) -> int | None:
+    """The best number of groups for a batch like the current one; None if it cannot be told.
+
+    For a batch from its opening on, whatever has happened in it by ``now``. At most eight runs, of
+    one batch each, or four with one-step asynchrony; each is given up when it gets longer than the
+    best one before. Of equal numbers, the smallest.
+    """
+    trainer = state.trainer
+    if trainer is None or not trainer.slots or plan.mode == "naive":
+        return None
+    if state.tag.controller.mode != "auto" or not _is_known(state.costs):
+        return None
+    first = best_groups(situation(plan, state, trainer))
+    near = range(max(1, first - REACH), min(plan.num_groups, first + REACH) + 1)
+    best, least = 0, math.inf
+    for groups in sorted({0, *near}, key=lambda k: (abs(k - first), k)):
+        seconds = batch_seconds(plan, state, groups, at_most=least)
+        if (seconds, groups) < (least, best) or least == math.inf:
+            best, least = groups, seconds
+    return best if math.isfinite(least) else None
+
+
+def batch_seconds(plan: Plan, state: State, groups: int, *, at_most: float = math.inf) -> float:
+    """What a batch takes if the trainer may generate so many of its groups.
+
+    Infinite if that is clearly more than ``at_most``.
+    """
+    one_step = plan.max_staleness > 0
+    lead, measured = (LEAD, MEASURED) if one_step else (0, 1)
+    cluster = cluster_of(plan, state, groups, batches=lead + measured + one_step)
+    times = cluster.history.commit_times
+    run = cluster.world.run
+    if not run(NEVER, lambda: len(times) >= lead):
+        return math.inf
+    begin = times[lead - 1] if lead else 0.0
+    until = begin + min(measured * at_most, NEVER)
+    if not run(until + 1e-6, lambda: len(times) >= lead + measured):
+        return math.inf
+    return (times[lead + measured - 1] - begin) / measured
+
+
+def _is_known(costs: Costs) -> bool:
+    known = (costs.help_seconds(), costs.train.value, costs.ready.value, costs.commit.value)
+    return all(value is not None for value in known)
+
+
+def cluster_of(plan: Plan, state: State, groups: int, *, batches: int = 1) -> Cluster:
+    """As many devices as there are now, each as fast as it was seen to be."""
+    trainer, costs = state.trainer, state.costs
+    assert trainer is not None
+    seconds = {
+        f"{place}-{slot}": costs.rollout_seconds(worker.address) or 1.0
+        for place, worker in enumerate(state.rollout)
+        for slot in range(worker.slots)
+    }
+    help_seconds = costs.help_seconds() or 1.0
+    timing = Timing(
+        fragment=lambda kind, samples: seconds[kind] * samples,
+        help=lambda samples: help_seconds * samples,
+        score=lambda _: costs.ready_seconds(),
+        train=lambda _: costs.train_seconds(),
+        commit=costs.commit_seconds(),
+        adopt=0.0,
+        steps=STEPS,
+        switch=costs.switch_seconds(),
+    )
+    mode = Controller.of("fixed", groups) if groups else Controller.of("off")
+    cluster = build(
+        replace(plan, num_batches=batches, loan_seconds=NEVER),
+        timing,
+        rollout=dict.fromkeys(seconds, 1),
+        trainer_slots=trainer.slots,
+        reward_workers=plan.num_groups * plan.group_size,
+        first_state=State(recovering=True, tag=Tag(controller=mode)),
+    )
+    prime(cluster, replace(costs, rollout={k: Estimate(value=s) for k, s in seconds.items()}))
+    return cluster

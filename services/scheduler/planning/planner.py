@@ -1,0 +1,221 @@
+"""The best split of given devices, with fragment size and help: forecast all, simulate the best.
+
+A forecast takes a fraction of a millisecond and errs by a few per cent; so every split and fragment
+size is forecast, and the best are run through the simulator, which is the scheduler's own core in
+virtual time, until an effort is spent that does not depend on the machine. Equal inputs give equal
+plans.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from services.scheduler.costs.colocated import Baseline, colocated_seconds
+from services.scheduler.costs.floor import floor_seconds
+from services.scheduler.costs.profile import Profile, Role, fits
+from services.scheduler.planning.forecast import NEGLIGIBLE_GAIN, Forecast, forecast
+from services.scheduler.planning.splits import Devices, Split, excluded, splits, words
+from services.scheduler.sim.measured import Simulated
+from services.scheduler.sim.profiled import ScheduleChoice, simulate
+from shared.errors import UserError
+from shared.recipe import MAX_FRAGMENTS_PER_GROUP
+
+BASELINES: tuple[Baseline, ...] = ("2026-06", "batched", "tuned")
+EFFORT = 200_000
+"""Simulated fragments, each weighted with what it costs: about 1.5 s on a core of 2024."""
+MOST_SIMULATED = 16
+HOPELESS = 1.1
+"""Forecast over the best simulated: more than forecasts err."""
+SIZES_PER_SPLIT = 2
+"""Of the splits that are simulated: their best fragment sizes."""
+BATCHES_STRICT, BATCHES_ONE_STEP = 3, 6
+"""Measured batches of a simulation. One-step asynchrony with help goes in pairs: in one batch the
+trainer helps, in the next there is nothing left to help with."""
+SEED = 0
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A split and how to run it, as simulated."""
+
+    split: Split
+    schedule: ScheduleChoice
+    """With its fragment size, and at most so many groups for the trainer to generate."""
+    forecast_seconds: float
+    simulated: Simulated
+    colocated: Mapping[Baseline, float]
+
+    @property
+    def step_seconds(self) -> float:
+        return self.simulated.step_seconds
+
+    @property
+    def helped_groups(self) -> float:
+        """That the trainer generates in a batch, on average."""
+        measured = self.simulated.tag
+        return sum(batch.groups_generated for batch in measured) / max(1, len(measured))
+
+    def gain(self, baseline: Baseline) -> float:
+        """Over all devices colocated: 1.2 if those take 20 % longer."""
+        return self.colocated[baseline] / self.step_seconds
+
+
+@dataclass(frozen=True)
+class Planned:
+    profile: Profile
+    devices: Devices
+    excluded: Mapping[str, str]
+    """Kinds that cannot hold the model, and why."""
+    floor_seconds: float
+    colocated: Mapping[Baseline, float]
+    choices: tuple[Choice, ...]
+    """The best first."""
+    num_forecast: int
+    """Splits and fragment sizes that were looked at."""
+
+    @cached_property
+    def best(self) -> Choice:
+        return self.choices[0]
+
+
+@dataclass(frozen=True, slots=True)
+class _Candidate:
+    split: Split
+    size: int
+    forecast: Forecast
+
+
+def plan_split(
+    profile: Profile, devices: Devices, schedule: ScheduleChoice, *, effort: float = EFFORT
+) -> Planned:
+    """Rank splits of these devices. What ``schedule`` leaves open is chosen: ``fragment_size``
+    None, ``tag`` "auto".
+
+    Raises:
+        UserError: a kind that the profile does not know, or too few devices for two roles.
+    """
+    left_out = excluded(profile, devices)
+    candidates = _candidates(profile, devices, schedule)
+    if not candidates:
+        raise UserError(_why_none(profile, devices))
+    choices = sorted(
+        _simulated(profile, devices, candidates, schedule, effort),
+        key=lambda choice: choice.step_seconds,
+    )
+    best = _without_needless_help(profile, choices[0], schedule)
+    return Planned(
+        profile=profile,
+        devices=devices,
+        excluded=left_out,
+        floor_seconds=floor_seconds(profile, devices),
+        colocated=best.colocated,
+        choices=(best, *choices[1:]),
+        num_forecast=len(candidates),
+    )
+
+
+def fragment_sizes(profile: Profile, schedule: ScheduleChoice) -> list[int]:
+    """Divisors of the group that one training message can name, or the one that is wanted."""
+    if schedule.fragment_size is not None:
+        return [schedule.fragment_size]
+    group = profile.shape.group_size
+    fewest = -(-group // MAX_FRAGMENTS_PER_GROUP)
+    return [size for size in range(fewest, group + 1) if group % size == 0]
+
+
+def _candidates(profile: Profile, devices: Devices, schedule: ScheduleChoice) -> list[_Candidate]:
+    """Every split in every fragment size, the best forecast first."""
+    candidates = [
+        _Candidate(split, size, forecast(profile, split, size, schedule))
+        for split in splits(profile, devices)
+        for size in fragment_sizes(profile, schedule)
+    ]
+    return sorted(candidates, key=lambda candidate: candidate.forecast.seconds)
+
+
+def _why_none(profile: Profile, devices: Devices) -> str:
+    given = [kind for kind, count in devices.items() if count]
+    roles: tuple[Role, Role] = ("rollout", "trainer")
+    reasons = [fits(profile, kind, role) for kind in given for role in roles]
+    known = list(dict.fromkeys(reason for reason in reasons if reason is not None))
+    if not known:
+        return "one device cannot be split into rollout and trainer; give at least two"
+    return f"no split of {words(devices)} can both generate and train: {'; '.join(known)}"
+
+
+def _simulated(
+    profile: Profile,
+    devices: Devices,
+    candidates: list[_Candidate],
+    schedule: ScheduleChoice,
+    effort: float,
+) -> Iterator[Choice]:
+    """The best candidates, until the effort is spent or forecasts are hopeless."""
+    colocated = {each: colocated_seconds(profile, devices, each) for each in BASELINES}
+    seen: Counter[str] = Counter()
+    least = math.inf
+    for candidate in candidates:
+        if sum(seen.values()) >= MOST_SIMULATED or candidate.forecast.seconds > least * HOPELESS:
+            return
+        chosen = with_help(
+            profile, replace(schedule, fragment_size=candidate.size), candidate.forecast.groups
+        )
+        cost = _effort(profile, candidate.split, chosen)
+        name = str(candidate.split)
+        if seen[name] >= SIZES_PER_SPLIT or (cost > effort and math.isfinite(least)):
+            continue
+        seen[name] += 1
+        effort -= cost
+        simulated = _run(profile, candidate.split, chosen)
+        least = min(least, simulated.step_seconds)
+        yield Choice(
+            split=candidate.split,
+            schedule=chosen,
+            forecast_seconds=candidate.forecast.seconds,
+            simulated=simulated,
+            colocated=colocated,
+        )
+
+
+def with_help(profile: Profile, schedule: ScheduleChoice, groups: int) -> ScheduleChoice:
+    """With so many groups for the trainer as are forecast best, if the schedule leaves it open."""
+    if schedule.tag != "auto":
+        return schedule
+    if schedule.max_staleness and not profile.variant.switch_seconds:
+        # A switch costs nothing and work is never short: it helps whenever it waits.
+        groups = profile.shape.groups
+    return replace(schedule, tag=groups)
+
+
+def _effort(profile: Profile, split: Split, schedule: ScheduleChoice) -> float:
+    """A fragment costs more the more devices could take it."""
+    fragments = profile.shape.samples / (schedule.fragment_size or 1)
+    devices = sum(split.rollout.values()) + sum(split.trainer.values())
+    return (schedule.warm_up + _batches(schedule)) * fragments * (20 + devices)
+
+
+def _batches(schedule: ScheduleChoice) -> int:
+    return BATCHES_ONE_STEP if schedule.max_staleness else BATCHES_STRICT
+
+
+def _run(profile: Profile, split: Split, schedule: ScheduleChoice) -> Simulated:
+    return simulate(
+        profile,
+        rollout=split.rollout,
+        trainer=split.trainer,
+        schedule=schedule,
+        batches=_batches(schedule),
+        seed=SEED,
+        causes=False,
+    )
+
+
+def _without_needless_help(profile: Profile, best: Choice, schedule: ScheduleChoice) -> Choice:
+    """The same split without help, if the trainer found little to do and that is as good."""
+    if schedule.tag != "auto" or not best.schedule.may_help or best.helped_groups >= 1:
+        return best
+    chosen = replace(best.schedule, tag=0)
+    off = replace(best, schedule=chosen, simulated=_run(profile, best.split, chosen))
+    return off if off.step_seconds <= best.step_seconds * (1 + NEGLIGIBLE_GAIN) else best

@@ -1,0 +1,56 @@
+"""What each technique is worth on a given split: each on top of those before."""
+
+from dataclasses import dataclass, replace
+
+from services.scheduler.costs.profile import Profile
+from services.scheduler.planning.forecast import forecast
+from services.scheduler.planning.planner import fragment_sizes, with_help
+from services.scheduler.planning.splits import Split
+from services.scheduler.sim.measured import Simulated
+from services.scheduler.sim.profiled import ScheduleChoice, simulate
+
+NAIVE = ScheduleChoice(mode="naive", tsp=False)
+GAP = replace(NAIVE, mode="pipelined")
+TSP = replace(GAP, tsp=True)
+TAG = replace(TSP, tag="auto")
+ONE_STEP = replace(TAG, max_staleness=1)
+TECHNIQUES = {"naive": NAIVE, "+ GAP": GAP, "+ TSP": TSP, "+ TAG": TAG, "+ one-step": ONE_STEP}
+
+
+@dataclass(frozen=True, slots=True)
+class Technique:
+    name: str
+    schedule: ScheduleChoice
+    simulated: Simulated
+
+
+def compare(
+    profile: Profile,
+    split: Split,
+    *,
+    fragment_size: int | None = None,
+    batches: int = 8,
+    seed: int | None = 0,
+) -> list[Technique]:
+    """Naive disaggregation first. Without a fragment size, each row has the one forecast best."""
+    rows = []
+    for name, technique in TECHNIQUES.items():
+        schedule = _best(profile, split, replace(technique, fragment_size=fragment_size))
+        simulated = simulate(
+            profile,
+            rollout=split.rollout,
+            trainer=split.trainer,
+            schedule=schedule,
+            batches=batches,
+            seed=seed,
+        )
+        rows.append(Technique(name, schedule, simulated))
+    return rows
+
+
+def _best(profile: Profile, split: Split, schedule: ScheduleChoice) -> ScheduleChoice:
+    """With the fragment size and the help that are forecast best."""
+    sizes = fragment_sizes(profile, schedule)
+    forecasts = {size: forecast(profile, split, size, schedule) for size in sizes}
+    size = min(sizes, key=lambda size: forecasts[size].seconds)
+    return with_help(profile, replace(schedule, fragment_size=size), forecasts[size].groups)

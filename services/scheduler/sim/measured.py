@@ -1,0 +1,290 @@
+"""What a simulated run shows: seconds per batch, and what its devices did or waited for."""
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from services.scheduler.assign import sample_seconds
+from services.scheduler.costs.profile import Role
+from services.scheduler.sim.cluster import Cluster
+from services.scheduler.sim.history import Use
+from services.scheduler.state import State
+from services.scheduler.usage import BUSY, Meter, uses
+from services.scheduler.usage import Use as Cause
+from shared import subjects
+from shared.contracts import FragmentGenerated, TrainGroup
+
+Bubble = Cause | Literal["remainder"]
+"""remainder: hand-over of messages, and devices that have no part of what their pool does."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TagBatch:
+    """What TAG decided for a batch, and what came of it."""
+
+    batch: int
+    groups: int
+    """At most."""
+    reason: str
+    groups_generated: float
+    """By the trainer, in the end."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Simulated:
+    step_seconds: float
+    """Per batch, mean over the measured ones."""
+    floor_seconds: float
+    busy: Mapping[Role, Mapping[Use, float]]
+    """Pool -> use -> share of its device-seconds."""
+    bubbles: Mapping[Role, Mapping[Bubble, float]]
+    """Pool -> cause -> share of its device-seconds; empty if causes were not looked for."""
+    tag: tuple[TagBatch, ...]
+    """Of the measured batches."""
+    staleness: Mapping[int, float]
+    """Steps -> share of the trained groups."""
+    discarded: float
+    """Samples that were generated and not trained, over those that were trained."""
+
+    @property
+    def utilisation(self) -> float:
+        """Bound over time: 1 if no device ever waited and nothing but work took time."""
+        return self.floor_seconds / self.step_seconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pools:
+    """Of devices."""
+
+    num_rollout: int
+    num_trainer: int
+    trainer_part: float
+    """Of the trainer's devices that work while it trains: less than 1 if shares are uneven."""
+    generation_seconds: float
+    """Of a batch, by all devices that may generate."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """The cluster at a commit."""
+
+    time: float
+    generated: float
+    """Samples, those under way in proportion."""
+    busy: Mapping[tuple[str, Use], float]
+    """(device, use) -> seconds."""
+    waited: Mapping[tuple[str, Cause], float]
+    """(device, cause) -> seconds."""
+
+
+@dataclass(slots=True)
+class Watch:
+    """Looks at the cluster between its actions, until so many batches are committed."""
+
+    cluster: Cluster
+    batches: int
+    causes: bool
+    """Whether to find out why devices wait."""
+    marks: list[Mark] = field(default_factory=list)
+    """At the beginning and at every commit."""
+    _meter: Meter = field(default_factory=Meter)
+    _uses: dict[str, Cause] = field(default_factory=dict)
+    _state: State | None = None
+
+    def is_done(self) -> bool:
+        if self.causes:
+            self._look()
+        commits = len(self.cluster.history.commit_times)
+        if len(self.marks) <= commits:
+            self.marks.append(self._mark())
+        return commits >= self.batches
+
+    def _look(self) -> None:
+        """At what each device does from here to the next action."""
+        self._meter.advance(self.cluster.world.now, self._uses)
+        state = self.cluster.scheduler.state
+        if state is not self._state:
+            self._state, self._uses = state, uses(self.cluster.plan, state)
+
+    def _mark(self) -> Mark:
+        waited = {
+            (name, cause): seconds
+            for name, spent in self._meter.devices.items()
+            for cause, seconds in spent.items()
+            if cause not in BUSY and name != "reward"
+        }
+        cluster = self.cluster
+        generated = sum(message.fragment.num_samples for message in _generated(cluster))
+        return Mark(
+            time=cluster.world.now,
+            generated=generated + _under_way(cluster),
+            busy=dict(cluster.history.busy),
+            waited=waited,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """From one commit to another."""
+
+    first: int
+    last: int
+    begin: Mark
+    end: Mark
+
+    @property
+    def seconds(self) -> float:
+        return self.end.time - self.begin.time
+
+    def from_stock(self, batch_samples: int) -> float:
+        """Batches that were trained and not generated in it, per batch."""
+        generated = self.end.generated - self.begin.generated
+        return 1 - generated / batch_samples / (self.last - self.first)
+
+    def busy(self) -> dict[tuple[str, Use], float]:
+        return {key: s - self.begin.busy.get(key, 0.0) for key, s in self.end.busy.items()}
+
+    def waited(self) -> dict[tuple[str, Cause], float]:
+        return {key: s - self.begin.waited.get(key, 0.0) for key, s in self.end.waited.items()}
+
+
+def measure(watch: Watch, warm_up: int, pools: Pools, floor_seconds: float) -> Simulated:
+    """Of the batches after the warm-up."""
+    cluster = watch.cluster
+    batch_samples = cluster.plan.num_groups * cluster.plan.group_size
+    window = _steady(watch.marks, warm_up, batch_samples)
+    commits = cluster.commits.versions[window.first + 1 : window.last + 1]
+    busy: dict[Role, dict[Use, float]] = {
+        "rollout": _busy_rollout(window, pools),
+        "trainer": _busy_trainer(window, pools),
+    }
+    return Simulated(
+        step_seconds=_step_seconds(window, batch_samples, pools),
+        floor_seconds=floor_seconds,
+        busy=busy,
+        bubbles=_bubbles(window, pools, busy) if watch.causes else {},
+        tag=_tag_batches(cluster, window),
+        staleness=_staleness([group for commit in commits for group in commit.trained]),
+        discarded=_discarded(cluster, batch_samples),
+    )
+
+
+def _steady(marks: Sequence[Mark], warm_up: int, batch_samples: int) -> Window:
+    """The longest window in which as much was generated as was trained, or nearly.
+
+    With one-step asynchrony generation is ahead by something that changes from batch to batch,
+    often in a cycle of two: the trainer helps in one batch and finds nothing to do in the next.
+    """
+    last = len(marks) - 1
+    shortest = max(1, (last - warm_up) // 2)
+    windows = [
+        Window(first, end, marks[first], marks[end])
+        for first in range(warm_up, last)
+        for end in range(first + shortest, last + 1)
+    ]
+
+    def order(window: Window) -> tuple[float, int]:
+        return abs(round(window.from_stock(batch_samples), 3)), window.first - window.last
+
+    return min(windows, key=order)
+
+
+def _step_seconds(window: Window, batch_samples: int, pools: Pools) -> float:
+    """What was taken from stock has to be generated some time: by all devices, at best."""
+    taken = max(0.0, window.from_stock(batch_samples))
+    return window.seconds / (window.last - window.first) + taken * pools.generation_seconds
+
+
+def _generated(cluster: Cluster) -> list[FragmentGenerated]:
+    stored = cluster.broker.stored.get(subjects.TRAJ.name, [])
+    return [message for message in stored if isinstance(message, FragmentGenerated)]
+
+
+def _under_way(cluster: Cluster) -> float:
+    """Samples that rollout devices have in work, each fragment as far as it should be."""
+    state, now, samples = cluster.scheduler.state, cluster.world.now, 0.0
+    for worker in state.rollout:
+        for held in worker.in_hand[: worker.slots]:
+            done = (now - held.since) / (held.num_samples * sample_seconds(state, worker))
+            samples += held.num_samples * min(1.0, done)
+    return samples
+
+
+def _is_trainer(name: str) -> bool:
+    return name.startswith("trainer")
+
+
+def _busy_rollout(window: Window, pools: Pools) -> dict[Use, float]:
+    """A fragment counts wholly from its beginning, so a window may hold a little too much."""
+    shares: defaultdict[Use, float] = defaultdict(float)
+    for (name, use), seconds in window.busy().items():
+        if not _is_trainer(name):
+            shares[use] += seconds / window.seconds / pools.num_rollout
+    shares["generate"] = min(shares["generate"], 1 - shares["load"])
+    return dict(shares)
+
+
+def _busy_trainer(window: Window, pools: Pools) -> dict[Use, float]:
+    """While they generate, its devices count one by one."""
+    part = {"generate": 1 / pools.num_trainer, "train": pools.trainer_part}
+    return {
+        use: seconds * part.get(use, 1.0) / window.seconds
+        for (name, use), seconds in window.busy().items()
+        if _is_trainer(name)
+    }
+
+
+def _bubbles(
+    window: Window, pools: Pools, busy: Mapping[Role, Mapping[Use, float]]
+) -> dict[Role, dict[Bubble, float]]:
+    shares: dict[Role, defaultdict[Bubble, float]] = {
+        "rollout": defaultdict(float),
+        "trainer": defaultdict(float),
+    }
+    for (name, cause), seconds in window.waited().items():
+        if _is_trainer(name):
+            shares["trainer"][cause] += seconds / window.seconds
+        else:
+            shares["rollout"][cause] += seconds / window.seconds / pools.num_rollout
+    for pool, causes in shares.items():
+        known = sum(busy[pool].values()) + sum(causes.values())
+        causes["remainder"] = max(0.0, 1 - known)
+    return {pool: {c: s for c, s in causes.items() if s > 0} for pool, causes in shares.items()}
+
+
+def _tag_batches(cluster: Cluster, window: Window) -> tuple[TagBatch, ...]:
+    decisions = {each.batch: each.decision for each in cluster.scheduler.state.tag.history}
+    found = []
+    for commit in cluster.commits.versions[window.first + 1 : window.last + 1]:
+        decision = decisions.get(commit.policy.version - 1)
+        if decision is not None:
+            helped = _num_helped(commit.trained) / cluster.plan.group_size
+            found.append(
+                TagBatch(
+                    batch=commit.policy.version - 1,
+                    groups=decision.groups,
+                    reason=decision.reason,
+                    groups_generated=helped,
+                )
+            )
+    return tuple(found)
+
+
+def _num_helped(groups: Sequence[TrainGroup]) -> int:
+    """Samples that the trainer generated."""
+    fragments = [fragment for group in groups for fragment in group.fragments]
+    return sum(f.fragment.num_samples for f in fragments if _is_trainer(f.generated_by))
+
+
+def _staleness(groups: Sequence[TrainGroup]) -> dict[int, float]:
+    counts = Counter(group.batch - group.policy.version for group in groups)
+    return {value: counts[value] / len(groups) for value in sorted(counts)}
+
+
+def _discarded(cluster: Cluster, batch_samples: int) -> float:
+    """Of all batches that are committed."""
+    committed = len(cluster.commits.versions) - 1
+    fragments = [message.fragment for message in _generated(cluster)]
+    generated = sum(f.num_samples for f in fragments if f.batch < committed)
+    return generated / (committed * batch_samples) - 1

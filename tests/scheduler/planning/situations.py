@@ -1,0 +1,63 @@
+"""A scheduler's state at the opening of a batch, as it is after some batches of a profile's run."""
+
+from services.scheduler.costs.profile import Profile, fragment_seconds
+from services.scheduler.facts import new_batch
+from services.scheduler.planning.splits import Split
+from services.scheduler.sim.profiled import (
+    ScheduleChoice,
+    help_seconds,
+    helpers,
+    steady_plan,
+    timing_of,
+)
+from services.scheduler.state import Plan, State, WorkerState
+from services.scheduler.tag.estimates import Costs, Estimate
+
+
+def _costs(profile: Profile, split: Split, size: int, addresses: dict[str, str]) -> Costs:
+    timing = timing_of(profile, split.trainer)
+
+    def known(seconds: float) -> Estimate:
+        return Estimate(value=seconds, count=3)
+
+    return Costs(
+        rollout={
+            address: known(fragment_seconds(profile, kind, size) / size)
+            for address, kind in addresses.items()
+        },
+        help=known(help_seconds(profile, split.trainer, size) / size),
+        train=known(timing.train(profile.shape.group_size)),
+        switch=known(timing.switch),
+        ready=known(profile.rollout.handoff_seconds),
+        commit=known(timing.commit),
+    )
+
+
+def opening(
+    profile: Profile, split: Split, size: int, *, max_staleness: int = 0
+) -> tuple[Plan, State]:
+    """In fragments of `size` samples, with all costs learned."""
+    plan = steady_plan(
+        groups=profile.shape.groups,
+        group_size=profile.shape.group_size,
+        batches=10,
+        schedule=ScheduleChoice(fragment_size=size, max_staleness=1 if max_staleness else 0),
+    )
+    addresses = {
+        f"{kind}-{number}": kind for kind, count in split.rollout.items() for number in range(count)
+    }
+    rollout = [
+        WorkerState(address=address, name=address, service="rollout", slots=1, kind=kind)
+        for address, kind in addresses.items()
+    ]
+    trainer = WorkerState(
+        address="trainer-1", name="trainer", service="trainer",
+        slots=helpers(profile, split.trainer),
+    )  # fmt: skip
+    state = State(
+        phase="running",
+        batches=(new_batch(plan, 3, 0.0),),
+        workers={worker.address: worker for worker in [*rollout, trainer]},
+        costs=_costs(profile, split, size, addresses),
+    )
+    return plan, state

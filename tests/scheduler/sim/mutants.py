@@ -1,0 +1,277 @@
+"""Planted bugs, each on the code that really runs. The checker has to notice every one of them."""
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import replace
+from typing import Any
+from unittest.mock import patch
+
+from services.scheduler import assign, facts, lending
+from services.scheduler.sim import devices, faults, scheduler, trainer
+from services.scheduler.sim.cluster import Cluster
+from services.scheduler.sim.devices import SimReward, SimRollout
+from services.scheduler.sim.trainer import SimTrainer
+from services.scheduler.state import BatchState, FragmentState, GroupState, Plan, State, WorkerState
+from shared import subjects
+from shared.contracts import FragmentGenerated, FragmentSlot, GenerateFragment, Message, TrainGroup
+from shared.loan import Command, Loan
+
+Mutant = Callable[[], AbstractContextManager[None]]
+
+
+@contextmanager
+def _patched(*changes: tuple[Any, str, Any]) -> Iterator[None]:
+    with ExitStack() as stack:
+        for owner, name, new in changes:
+            stack.enter_context(patch.object(owner, name, new))
+        yield
+
+
+def _built(change: Callable[[Cluster], None]) -> AbstractContextManager[None]:
+    """In every cluster, once it is built."""
+    original = faults.build
+
+    def build(*args: Any, **options: Any) -> Cluster:
+        cluster = original(*args, **options)
+        change(cluster)
+        return cluster
+
+    return _patched((faults, "build", build))
+
+
+def slots_take_any_number_of_messages() -> AbstractContextManager[None]:
+    return _built(lambda cluster: setattr(cluster.broker, "dedupe", False))
+
+
+def a_version_is_committed_twice() -> AbstractContextManager[None]:
+    return _built(lambda cluster: setattr(cluster.commits, "fenced", False))
+
+
+def a_lost_worker_keeps_its_fragments() -> AbstractContextManager[None]:
+    def lost(plan: Plan, state: State, address: str) -> State:
+        return replace(state, workers={a: w for a, w in state.workers.items() if a != address})
+
+    return _patched((facts, "lost", lost))
+
+
+def a_released_fragment_is_issued_under_the_same_attempt() -> AbstractContextManager[None]:
+    def given(state: State, slot: FragmentSlot, found: FragmentState) -> State:
+        return facts.with_fragment(state, slot, replace(found, stage="pending", worker=None))
+
+    return _patched((facts, "_given_to_anybody", given))
+
+
+def a_failed_fragment_is_issued_under_the_same_attempt() -> AbstractContextManager[None]:
+    original = facts.FragmentState
+
+    def same(*, attempt: int, num_failures: int = 0, **rest: Any) -> FragmentState:
+        return original(attempt=attempt - (num_failures > 0), num_failures=num_failures, **rest)
+
+    return _patched((facts, "FragmentState", same))
+
+
+def nobody_checks_the_staleness_of_tasks() -> AbstractContextManager[None]:
+    def supply(plan: Plan, state: State) -> tuple[BatchState, int] | None:
+        batch = state.batch
+        if batch is None or assign._num_samples(plan, batch, plan.num_groups):
+            return None if batch is None else (batch, plan.num_groups)
+        if batch.index + 1 >= plan.num_batches:
+            return None
+        early = state.find_batch(batch.index + 1) or facts.new_batch(plan, batch.index + 1, 0.0)
+        number = max(1, plan.early_groups)
+        return (early, number) if assign._num_samples(plan, early, number) else None
+
+    return _patched((assign, "_supply", supply), (devices, "check_task", lambda *_, **__: None))
+
+
+def any_number_of_groups_is_begun_early() -> AbstractContextManager[None]:
+    original = assign._supply
+
+    def supply(plan: Plan, state: State) -> tuple[BatchState, int] | None:
+        return original(replace(plan, early_groups=plan.num_groups), state)
+
+    return _patched((assign, "_supply", supply))
+
+
+def waiting_groups_keep_a_superseded_version() -> AbstractContextManager[None]:
+    return _patched((facts, "renewed", lambda plan, state: state))
+
+
+def a_group_is_finished_with_the_next_version() -> AbstractContextManager[None]:
+    def kept(group: GroupState) -> GroupState:
+        pending = tuple(
+            f if f.stage in ("scored", "generated")
+            else replace(f, stage="pending", worker=None, attempt=f.attempt + 1)
+            for f in group.fragments
+        )  # fmt: skip
+        return replace(group, policy=None, fragments=pending)
+
+    return _patched((facts, "_thrown_away", kept))
+
+
+def devices_begin_superseded_versions() -> AbstractContextManager[None]:
+    def refusal(self: SimRollout, task: GenerateFragment) -> Message | None:
+        return None
+
+    return _patched((SimRollout, "_refusal", refusal))
+
+
+def _recovery_without(stream: subjects.Stream) -> AbstractContextManager[None]:
+    streams = tuple(s for s in scheduler.RECOVERY if s is not stream)
+    original = scheduler.SimScheduler._follow
+
+    def follow(self: scheduler.SimScheduler) -> None:
+        self._followed.setdefault(stream.name, len(self.broker.stored.get(stream.name, [])))
+        original(self)
+
+    return _patched(
+        (scheduler, "RECOVERY", streams), (scheduler.SimScheduler, "_follow", follow)
+    )
+
+
+def recovery_skips_the_tasks() -> AbstractContextManager[None]:
+    return _recovery_without(subjects.TASK)
+
+
+def recovery_skips_the_groups() -> AbstractContextManager[None]:
+    return _recovery_without(subjects.TRAIN)
+
+
+def recovery_skips_the_events() -> AbstractContextManager[None]:
+    return _recovery_without(subjects.EVT)
+
+
+def recovery_skips_the_scores() -> AbstractContextManager[None]:
+    return _recovery_without(subjects.REW)
+
+
+def devices_follow_old_commands() -> AbstractContextManager[None]:
+    original = trainer.apply
+
+    def apply(loan: Loan, command: Command, now: float) -> Loan:
+        return original(Loan(), command, now)
+
+    return _patched((trainer, "apply", apply))
+
+
+def loans_never_end() -> AbstractContextManager[None]:
+    return _patched(
+        (trainer, "may_generate", lambda loan, now: loan.mode == "generate"),
+        (trainer, "tick", lambda loan, now: loan),
+    )
+
+
+def a_device_helps_while_it_trains() -> AbstractContextManager[None]:
+    original = SimTrainer._act
+
+    def act(self: SimTrainer) -> None:
+        if self._training and not self._running and self.loan.mode == "generate":
+            self._help()
+        else:
+            original(self)
+
+    return _patched((SimTrainer, "_act", act))
+
+
+def a_device_trains_in_the_middle_of_a_step() -> AbstractContextManager[None]:
+    original = SimTrainer._act
+
+    def act(self: SimTrainer) -> None:
+        group = None if self._training else self._next_group()
+        if self._running and group is not None:
+            self._train(group)
+        else:
+            original(self)
+
+    return _patched((SimTrainer, "_act", act))
+
+
+def a_paused_fragment_is_finished_with_the_next_version() -> AbstractContextManager[None]:
+    return _patched((SimTrainer, "_drop_stale", lambda self: None))
+
+
+def a_dropped_fragment_is_not_reported() -> AbstractContextManager[None]:
+    def drop(self: SimTrainer) -> None:
+        self._helping.clear()
+        self._waiting.clear()
+
+    return _patched((SimTrainer, "_drop", drop))
+
+
+def the_trainer_admits_anything() -> AbstractContextManager[None]:
+    return _patched((trainer, "check_admission", lambda *_: None))
+
+
+def the_trainer_trains_repeated_groups() -> AbstractContextManager[None]:
+    original = SimTrainer._received
+
+    def received(self: SimTrainer, message: Message) -> None:
+        if isinstance(message, TrainGroup) and message.group in self._trained:
+            del self._trained[message.group]
+        original(self, message)
+
+    return _patched((SimTrainer, "_received", received))
+
+
+def an_old_trainer_is_believed() -> AbstractContextManager[None]:
+    original = lending.has_ready
+
+    def has_ready(plan: Plan, batch: BatchState, worker: WorkerState) -> bool:
+        groups = tuple(
+            replace(g, trained_by=worker.address if g.trained_by else None) for g in batch.groups
+        )
+        return original(plan, replace(batch, groups=groups), worker)
+
+    return _patched((lending, "has_ready", has_ready))
+
+
+def rewards_are_acknowledged_before_they_are_published() -> AbstractContextManager[None]:
+    original = SimReward._received
+
+    def received(self: SimReward, message: Message) -> None:
+        self.broker.ack(subjects.TRAJ, message)
+        original(self, message)
+
+    return _patched((SimReward, "_received", received))
+
+
+def a_device_keeps_in_hand_what_another_has_done() -> AbstractContextManager[None]:
+    original = facts.generated
+
+    def generated(state: State, event: FragmentGenerated, now: float) -> State:
+        def of_this_worker(state: State, slot: FragmentSlot, now: float) -> State:
+            return facts.taken_out_of_hand(state, slot, event.worker, now)
+
+        with patch.object(facts, "_out_of_every_hand", of_this_worker):
+            return original(state, event, now)
+
+    return _patched((facts, "generated", generated))
+
+
+MUTANTS: tuple[Mutant, ...] = (
+    slots_take_any_number_of_messages,
+    a_version_is_committed_twice,
+    a_lost_worker_keeps_its_fragments,
+    a_released_fragment_is_issued_under_the_same_attempt,
+    a_failed_fragment_is_issued_under_the_same_attempt,
+    nobody_checks_the_staleness_of_tasks,
+    any_number_of_groups_is_begun_early,
+    waiting_groups_keep_a_superseded_version,
+    a_group_is_finished_with_the_next_version,
+    devices_begin_superseded_versions,
+    recovery_skips_the_tasks,
+    recovery_skips_the_groups,
+    recovery_skips_the_events,
+    recovery_skips_the_scores,
+    devices_follow_old_commands,
+    loans_never_end,
+    a_device_helps_while_it_trains,
+    a_device_trains_in_the_middle_of_a_step,
+    a_paused_fragment_is_finished_with_the_next_version,
+    a_dropped_fragment_is_not_reported,
+    the_trainer_admits_anything,
+    the_trainer_trains_repeated_groups,
+    an_old_trainer_is_believed,
+    rewards_are_acknowledged_before_they_are_published,
+    a_device_keeps_in_hand_what_another_has_done,
+)
