@@ -1,8 +1,8 @@
 """Draw the reward curves of finished runs over one another, grouped by a schedule key.
 
-    python examples/compare_runs.py runs/s0 runs/s1 runs/e0 runs/e1 --by max_staleness --out curves.png
+    python examples/compare_runs.py runs/s0 runs/e0 --by max_staleness --out curves.png
 
-Each run is a folder of `digenrl up`: its recipe.json says what it was, its summary.json how it went.
+Each run is a folder of `digenrl up`: recipe.json says what it was, summary.json how it went.
 """
 
 import argparse

@@ -100,7 +100,7 @@ def doing(worker: dict[str, Any]) -> str:
         return f"refused: {worker['refused']}"
     # The scheduler knows better for whom a device waits, the device better what it works on.
     waits = worker["activity"].startswith("waiting")
-    use = worker["use"] if waits and worker["use"] else worker["activity"]
+    use: str = worker["use"] if waits and worker["use"] else worker["activity"]
     lent = worker["lent"] and worker["service"] == "trainer"
     return use.replace("_", " ") + (" (lent)" if lent else "")
 

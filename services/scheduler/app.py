@@ -22,6 +22,7 @@ from services.scheduler.machine import (
     WorkerLeft,
     step,
 )
+from services.scheduler.recovery import READ_BACK
 from services.scheduler.state import Plan, State, TagRecord
 from services.scheduler.usage import BatchUsage, Meter, TagUsage, uses
 from shared import subjects
@@ -60,8 +61,6 @@ KEPT_BATCHES = 2
 """Committed batches whose messages and trajectories are kept, for people to look at."""
 RETRY_S = 0.5
 TICK_S = 1.0
-RECOVERY = (subjects.TASK, subjects.TRAJ, subjects.REW, subjects.TRAIN, subjects.EVT)
-"""In the order in which they are read: what was issued, what came of it, what was said of that."""
 
 T = TypeVar("T")
 
@@ -111,7 +110,7 @@ class Scheduler:
         if self.chain:
             await self._apply(_announcement(self.chain[-1]))
             self._measure(self.chain[-1])
-        last = {stream.name: await self._read(stream) for stream in RECOVERY}
+        last = {stream.name: await self._read(stream) for stream in READ_BACK}
         await self._apply(Recovered())
         self.expected = dict.fromkeys(_holders(self.state), time.monotonic())
         await self.bus.on_status(self._note_status)

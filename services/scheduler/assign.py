@@ -9,6 +9,7 @@ other end: what it has begun may have to wait for training, and the last groups 
 With one-step asynchrony the next batch follows as soon as the current one has nothing to issue.
 """
 
+import heapq
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -154,24 +155,23 @@ def _is_first_to_finish(
 
 def _takes_part(lanes: list[Lane], address: str, size: int, samples: int) -> bool:
     """Whether list scheduling of what is left gives ``address`` a fragment at all."""
-    free = [lane.free_at for lane in lanes]
+    ends = [(lane.free_at + lane.seconds * size, index) for index, lane in enumerate(lanes)]
+    heapq.heapify(ends)
     for _ in range(math.ceil(samples / size)):
-        ends = [f + lane.seconds * size for f, lane in zip(free, lanes, strict=True)]
-        best = min(range(len(lanes)), key=lambda index: (ends[index], index))
-        if lanes[best].address == address:
+        end, index = ends[0]
+        if lanes[index].address == address:
             return True
-        free[best] = ends[best]
+        heapq.heapreplace(ends, (end + lanes[index].seconds * size, index))
     return False
 
 
 def lanes_of(state: State, worker: WorkerState, now: float) -> list[Lane]:
     """Its slots, each with the time when it is free."""
     seconds = sample_seconds(state, worker)
-    free = [now] * worker.slots
+    free = [now] * worker.slots  # a heap
     for place, held in enumerate(worker.in_hand):
-        index = min(range(len(free)), key=lambda i: free[i])
         elapsed = now - held.since if place < worker.slots else 0.0
-        free[index] += max(0.0, held.num_samples * seconds - elapsed)
+        heapq.heapreplace(free, free[0] + max(0.0, held.num_samples * seconds - elapsed))
     return [Lane(at, seconds, worker.address) for at in free]
 
 

@@ -21,11 +21,9 @@ from shared.contracts import (
     FragmentReleased,
     FragmentScored,
     FragmentSlot,
-    GenerateFragment,
     GroupFailed,
     GroupTrained,
     Policy,
-    TrainGroup,
 )
 
 
@@ -64,7 +62,7 @@ def renewed(plan: Plan, state: State) -> State:
     groups = tuple(
         group if group.policy in (None, state.policy)
         or _under_way(state, plan, batch.index, index, group)
-        else _thrown_away(group)
+        else thrown_away(group)
         for index, group in enumerate(batch.groups)
     )  # fmt: skip
     return state.with_batch(replace(batch, groups=groups))
@@ -86,71 +84,11 @@ def _under_way(state: State, plan: Plan, batch: int, index: int, group: GroupSta
     return True
 
 
-def _thrown_away(group: GroupState) -> GroupState:
+def thrown_away(group: GroupState) -> GroupState:
     """To be generated anew, as a whole: a group has one policy version."""
     attempts = [fragment.attempt + 1 for fragment in group.fragments]
     again = max([group.first_attempt, *attempts])
     return GroupState(first_attempt=again, attempt=group.attempt + group.sent)
-
-
-def issued_before(plan: Plan, state: State, task: GenerateFragment) -> State:
-    """A task found in its stream after a restart: somebody has been given this fragment."""
-    fragment = task.fragment
-    state = _with_early_batch(plan, state, fragment.batch)
-    group = _group(state, fragment.batch, fragment.group)
-    if group is None or _older(task.policy, group.policy):
-        return state
-    if group.policy is not None and group.policy != task.policy:
-        group = _thrown_away(group)
-    known = [f for f in group.fragments if f.first_sample == fragment.first_sample]
-    if known and known[0].attempt > fragment.attempt:
-        return state
-    again = bool(known) and known[0].attempt < fragment.attempt
-    found = FragmentState(
-        first_sample=fragment.first_sample,
-        num_samples=fragment.num_samples,
-        attempt=fragment.attempt,
-        stage="issued",
-        worker=task.worker,
-        num_failures=known[0].num_failures + again if known else 0,
-        num_losses=known[0].num_losses + (not again) if known else 0,
-    )
-    others = [f for f in group.fragments if f.first_sample != fragment.first_sample]
-    fragments = tuple(sorted([*others, found], key=lambda f: f.first_sample))
-    group = replace(
-        group,
-        policy=task.policy,
-        fragments=fragments,
-        num_cut=sum(f.num_samples for f in fragments),
-        first_attempt=max(group.first_attempt, fragment.attempt),
-    )
-    return state.with_group(fragment.batch, fragment.group, group)
-
-
-def _older(policy: Policy, than: Policy | None) -> bool:
-    return than is not None and policy.version < than.version
-
-
-def _with_early_batch(plan: Plan, state: State, index: int) -> State:
-    current = state.batch
-    if current is None or index != current.index + 1 or len(state.batches) > 1:
-        return state
-    if not plan.max_staleness or index >= plan.num_batches:
-        return state
-    return replace(state, batches=(current, new_batch(plan, index, 0.0)))
-
-
-def sent_before(state: State, command: TrainGroup) -> State:
-    """A group found in its stream after a restart: the trainer was given it."""
-    group = _group(state, command.batch, command.group)
-    if group is None or command.attempt < group.attempt:
-        return state
-    slots = [fragment.fragment.slot for fragment in command.fragments]
-    now = [slot_of(command.batch, command.group, fragment) for fragment in group.fragments]
-    same = slots == now and command.policy == group.policy
-    attempt = command.attempt if same else command.attempt + 1
-    group = replace(group, sent=same, attempt=attempt)
-    return state.with_group(command.batch, command.group, group)
 
 
 def generated(state: State, event: FragmentGenerated, now: float) -> State:
@@ -220,8 +158,10 @@ def released(state: State, event: FragmentReleased, now: float) -> State:
     """A device gives a fragment back without having finished it."""
     state = taken_out_of_hand(state, event.slot, event.worker, now)
     found = find(state, event.slot)
-    if found is None or found.stage != "issued" or found.worker != event.worker:
+    if found is None or found.stage not in ("pending", "issued"):
         return state
+    if found.stage == "issued" and found.worker != event.worker:
+        return with_fragment(state, event.slot, replace(found, spent=True))
     return _given_to_anybody(state, event.slot, found)
 
 
@@ -238,7 +178,10 @@ def lost(plan: Plan, state: State, address: str) -> State:
 
 def _lost_fragment(plan: Plan, state: State, slot: FragmentSlot, found: FragmentState) -> State:
     losses = found.num_losses + 1
-    again = replace(found, stage="pending", worker=None, num_losses=losses)
+    attempt = found.attempt + found.spent
+    again = replace(
+        found, stage="pending", worker=None, num_losses=losses, attempt=attempt, spent=False
+    )
     state = _renewed_if_stale(with_fragment(state, slot, again), slot)
     if losses >= plan.max_losses:
         return with_failure(state, f"{_where(slot)} was lost with {losses} workers, one by one")
@@ -246,7 +189,7 @@ def _lost_fragment(plan: Plan, state: State, slot: FragmentSlot, found: Fragment
 
 
 def trained(state: State, event: GroupTrained, now: float) -> State:
-    group = _group(state, event.batch, event.group)
+    group = group_at(state, event.batch, event.group)
     if group is None or not group.sent or group.attempt != event.attempt:
         return state
     if group.trained_by == event.worker:
@@ -257,7 +200,7 @@ def trained(state: State, event: GroupTrained, now: float) -> State:
 
 def group_failed(plan: Plan, state: State, event: GroupFailed) -> State:
     """Send a whole group to the trainer once more, under its next attempt."""
-    group = _group(state, event.batch, event.group)
+    group = group_at(state, event.batch, event.group)
     if group is None or not group.sent or group.attempt != event.attempt:
         return state
     state = state.with_group(
@@ -301,12 +244,8 @@ def _has(worker: WorkerState, slot: FragmentSlot) -> bool:
 
 def _same(one: FragmentSlot, other: FragmentSlot) -> bool:
     """Equal; much faster than comparing records, and this is asked more often than anything."""
-    return (
-        one.first_sample == other.first_sample
-        and one.group == other.group
-        and one.attempt == other.attempt
-        and one.batch == other.batch
-    )
+    mine = (one.batch, one.group, one.first_sample, one.attempt)
+    return mine == (other.batch, other.group, other.first_sample, other.attempt)
 
 
 def held_by(state: State, address: str) -> tuple[InHand, ...]:
@@ -331,13 +270,13 @@ def given_back(state: State, worker: WorkerState) -> State:
 
 def _given_to_anybody(state: State, slot: FragmentSlot, found: FragmentState) -> State:
     """To its former device as well: under its next attempt, for the slot of that task is taken."""
-    again = replace(found, stage="pending", worker=None, attempt=found.attempt + 1)
+    again = replace(found, stage="pending", worker=None, attempt=found.attempt + 1, spent=False)
     return _renewed_if_stale(with_fragment(state, slot, again), slot)
 
 
 def find(state: State, slot: FragmentSlot) -> FragmentState | None:
     """The fragment, if its batch is open and this is its current attempt."""
-    group = _group(state, slot.batch, slot.group)
+    group = group_at(state, slot.batch, slot.group)
     if group is None:
         return None
     for fragment in group.fragments:
@@ -354,7 +293,7 @@ def slot_of(batch: int, group: int, fragment: FragmentState) -> FragmentSlot:
 
 def with_fragment(state: State, slot: FragmentSlot, new: FragmentState) -> State:
     """Replace the fragment that begins at the same sample."""
-    group = _group(state, slot.batch, slot.group)
+    group = group_at(state, slot.batch, slot.group)
     assert group is not None
     fragments = tuple(
         new if fragment.first_sample == new.first_sample else fragment
@@ -367,16 +306,16 @@ def with_fragment(state: State, slot: FragmentSlot, new: FragmentState) -> State
 
 def _renewed_if_stale(state: State, slot: FragmentSlot) -> State:
     """What has to begin again begins with the newest version, and its whole group with it."""
-    group = _group(state, slot.batch, slot.group)
+    group = group_at(state, slot.batch, slot.group)
     assert group is not None
     if group.policy is None or group.policy == state.policy:
         return state
-    return state.with_group(slot.batch, slot.group, _thrown_away(group))
+    return state.with_group(slot.batch, slot.group, thrown_away(group))
 
 
 def _unsent(state: State, slot: FragmentSlot) -> State:
     """If the group was sent to the trainer, it will be sent again under a new attempt."""
-    group = _group(state, slot.batch, slot.group)
+    group = group_at(state, slot.batch, slot.group)
     assert group is not None
     if not group.sent:
         return state
@@ -384,13 +323,13 @@ def _unsent(state: State, slot: FragmentSlot) -> State:
     return state.with_group(slot.batch, slot.group, group)
 
 
-def _group(state: State, batch: int, index: int) -> GroupState | None:
+def group_at(state: State, batch: int, index: int) -> GroupState | None:
     found = state.find_batch(batch)
     return found.groups[index] if found is not None and index < len(found.groups) else None
 
 
 def _policy(state: State, slot: FragmentSlot) -> Policy | None:
-    group = _group(state, slot.batch, slot.group)
+    group = group_at(state, slot.batch, slot.group)
     return None if group is None else group.policy
 
 

@@ -210,7 +210,23 @@ def _released_to_others(
     idle = any(not worker.in_hand for worker in state.rollout)
     if not held or not idle or batch is None or _has_unissued(plan, batch):
         return state, []
+    samples = sum(h.num_samples for h in held)
+    if has_ready(plan, batch, trainer) and not _others_are_sooner(
+        state, batch, trainer, samples, now
+    ):
+        return state, []
     return _stated(plan, state, trainer, "train", now, keep=False)
+
+
+def _others_are_sooner(
+    state: State, batch: BatchState, trainer: WorkerState, samples: int, now: float
+) -> bool:
+    """Whether rollout, from the beginning, is done before the trainer comes back to it."""
+    rate = sum(worker.slots / sample_seconds(state, worker) for worker in state.rollout)
+    ready = sum(group.sent and group.trained_by != trainer.address for group in batch.groups)
+    back = ready * state.costs.train_seconds() + state.costs.switch_seconds()
+    left = max(lane.free_at for lane in lanes_of(state, trainer, now)) - now
+    return samples / rate < back + left
 
 
 def _stated(

@@ -9,8 +9,10 @@ around the model's and for none.
 import math
 from dataclasses import replace
 
+from services.scheduler.assign import sample_seconds
 from services.scheduler.lending import situation
 from services.scheduler.sim.cluster import Cluster, build
+from services.scheduler.sim.measured import Watch, step_seconds
 from services.scheduler.sim.profiled import NEVER, prime
 from services.scheduler.sim.timing import Timing
 from services.scheduler.state import Plan, State, Tag
@@ -22,16 +24,16 @@ REACH = 3
 """Groups to both sides of the wave model's choice."""
 STEPS = 10
 """Of a simulated fragment: a borrowed device can be called back that often."""
-LEAD, MEASURED = 2, 2
-"""Batches, with one-step asynchrony: until the lead is built up, and then. See `sim.measured`."""
+LEAD, MEASURED = 2, 4
+"""Batches, with one-step asynchrony: until the lead is built up, and then."""
 
 
 def look_ahead(plan: Plan, state: State, now: float) -> int | None:
     """The best number of groups for a batch like the current one; None if it cannot be told.
 
-    For a batch from its opening on, whatever has happened in it by ``now``. At most eight runs, of
-    one batch each, or four with one-step asynchrony; each is given up when it gets longer than the
-    best one before. Of equal numbers, the smallest.
+    For a batch from its opening on, whatever has happened in this one by ``now``. At most eight
+    runs of one batch, or four of a few batches with one-step asynchrony. Of equal numbers, the
+    smallest.
     """
     trainer = state.trainer
     if trainer is None or not trainer.slots or plan.mode == "naive":
@@ -39,32 +41,39 @@ def look_ahead(plan: Plan, state: State, now: float) -> int | None:
     if state.tag.controller.mode != "auto" or not _is_known(state.costs):
         return None
     first = best_groups(situation(plan, state, trainer))
-    near = range(max(1, first - REACH), min(plan.num_groups, first + REACH) + 1)
+    pace = REACH if plan.max_staleness else 1
+    near = range(first - REACH, first + REACH + 1, pace)
     best, least = 0, math.inf
     for groups in sorted({0, *near}, key=lambda k: (abs(k - first), k)):
-        seconds = batch_seconds(plan, state, groups, at_most=least)
-        if (seconds, groups) < (least, best) or least == math.inf:
-            best, least = groups, seconds
+        if 0 <= groups <= plan.num_groups:
+            seconds = batch_seconds(plan, state, groups, at_most=least)
+            if seconds < least or (seconds == least and groups < best):
+                best, least = groups, seconds
     return best if math.isfinite(least) else None
 
 
 def batch_seconds(plan: Plan, state: State, groups: int, *, at_most: float = math.inf) -> float:
     """What a batch takes if the trainer may generate so many of its groups.
 
-    Infinite if that is clearly more than ``at_most``.
+    Infinite if it never ends, or if, on-policy, that is clearly more than ``at_most``.
     """
-    one_step = plan.max_staleness > 0
-    lead, measured = (LEAD, MEASURED) if one_step else (0, 1)
-    cluster = cluster_of(plan, state, groups, batches=lead + measured + one_step)
-    times = cluster.history.commit_times
-    run = cluster.world.run
-    if not run(NEVER, lambda: len(times) >= lead):
-        return math.inf
-    begin = times[lead - 1] if lead else 0.0
-    until = begin + min(measured * at_most, NEVER)
-    if not run(until + 1e-6, lambda: len(times) >= lead + measured):
-        return math.inf
-    return (times[lead + measured - 1] - begin) / measured
+    if plan.max_staleness:
+        watch = Watch(cluster_of(plan, state, groups, batches=LEAD + MEASURED + 1), LEAD + MEASURED)
+        if not watch.cluster.world.run(NEVER, watch.is_done):
+            return math.inf
+        return step_seconds(watch, LEAD, _generation_seconds(plan, state, groups))
+    cluster = cluster_of(plan, state, groups)
+    commits = cluster.history.commit_times
+    in_time = cluster.world.run(min(at_most + 1e-6, NEVER), lambda: bool(commits))
+    return commits[0] if in_time else math.inf
+
+
+def _generation_seconds(plan: Plan, state: State, groups: int) -> float:
+    """Of a batch, by all devices that may generate."""
+    trainer = state.trainer
+    devices = [*state.rollout, trainer] if trainer is not None and groups else state.rollout
+    rate = sum(worker.slots / sample_seconds(state, worker) for worker in devices)
+    return plan.num_groups * plan.group_size / rate
 
 
 def _is_known(costs: Costs) -> bool:

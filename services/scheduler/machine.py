@@ -20,7 +20,7 @@ k; with one-step asynchrony its first groups may be by version k - 1, a whole gr
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from services.scheduler import facts
+from services.scheduler import facts, recovery
 from services.scheduler.advantage import group_advantages
 from services.scheduler.assign import assign
 from services.scheduler.lending import (
@@ -144,10 +144,17 @@ def _noted_of_others(plan: Plan, state: State, event: Input, now: float) -> Stat
             return reported(state, address, generation, mode, now)
         case HelpRefined(batch=batch, groups=groups):
             return refine(plan, state, batch, groups)
-        case GenerateFragment():
-            return facts.issued_before(plan, state, event) if state.recovering else state
-        case TrainGroup():
-            return facts.sent_before(state, event) if state.recovering else state
+        case _:
+            return _read_back(plan, state, event)
+
+
+def _read_back(plan: Plan, state: State, event: Input) -> State:
+    """The scheduler's own commands, which mean something to one that was started again alone."""
+    match event:
+        case GenerateFragment() if state.recovering:
+            return recovery.issued_before(plan, state, event)
+        case TrainGroup() if state.recovering:
+            return recovery.sent_before(state, event)
         case Recovered():
             return facts.renewed(plan, replace(state, recovering=False))
         case _:

@@ -55,6 +55,8 @@ class FragmentState:
     stage: Stage = "pending"
     worker: str | None = None
     """Address of the device that has it, while it is issued."""
+    spent: bool = False
+    """A device that was taken for lost has given it back: its task slot can not be used again."""
     num_failures: int = 0
     num_losses: int = 0
     generated_at: float = 0.0

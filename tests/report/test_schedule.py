@@ -19,9 +19,7 @@ def record(version: int, generated_by: int) -> CommitRecord:
 
 
 def usage(batch: int, seconds: float) -> BatchUsage:
-    tag = TagUsage(
-        groups=1, samples_helped=2, reason="scan", predicted_gain=0.1, measured_gain=0.2
-    )
+    tag = TagUsage(groups=1, samples_helped=2, reason="scan", predicted_gain=0.1, measured_gain=0.2)
     return BatchUsage(
         batch=batch,
         seconds=seconds,

@@ -1,7 +1,15 @@
+from dataclasses import replace
 from typing import Any
 
-from services.scheduler.machine import Input, Recovered, WorkerJoined, WorkerLeft, step
+from services.scheduler.machine import (
+    DeviceReported,
+    Input,
+    WorkerJoined,
+    WorkerLeft,
+    step,
+)
 from services.scheduler.state import State
+from services.scheduler.tag.estimates import Costs
 from shared.contracts import (
     Command,
     FragmentFailed,
@@ -290,30 +298,57 @@ def test_nothing_begins_with_a_superseded_version() -> None:
     assert {task.fragment.attempt for task in again} == {1}
 
 
-def test_a_restarted_scheduler_knows_who_has_what() -> None:
-    machine = Machine("a", "b", num_groups=2, **EARLY)
-    trained = machine.finish(machine.tasks(examples.published(0))[:2])
-    stored = machine.told
-    recovered = State(recovering=True)
-    commands: list[Command] = []
-    order = (GenerateFragment, TrainGroup, object)
-    events = [examples.published(0), *sorted(
-        (e for e in stored if not isinstance(e, WorkerJoined)),
-        key=lambda e: next(i for i, kind in enumerate(order) if isinstance(e, kind)),
-    ), Recovered(), joined("a"), joined("b")]  # fmt: skip
-    # Results before groups, as the shell reads them.
-    events.sort(key=lambda e: isinstance(e, Recovered | WorkerJoined))
-    results = [e for e in events if not isinstance(e, TrainGroup | Recovered | WorkerJoined)]
-    rest = [e for e in events if isinstance(e, TrainGroup | Recovered | WorkerJoined)]
-    for event in [*results, *rest]:
-        recovered, more = step(machine.plan, recovered, event, 100.0)  # type: ignore[arg-type]
-        commands += more
-    assert trained
-    mine, theirs = machine.state.batches, recovered.batches
-    assert [[g.sent for g in b.groups] for b in mine] == [
-        [g.sent for g in b.groups] for b in theirs
-    ]
-    assert {c.kind for c in commands} <= {"generate_fragment"}
-    issued = [e.fragment.slot for e in stored if isinstance(e, GenerateFragment)]
-    again = [c.fragment.slot for c in commands if isinstance(c, GenerateFragment)]
-    assert not set(issued) & set(again)
+def test_a_device_is_free_when_another_one_has_done_its_fragment() -> None:
+    """Its own result is refused: the slot is taken, and nothing will be heard of it."""
+    machine = Machine("a", "b", num_groups=3, fragments_per_slot=1)
+    first, second = machine.tasks(examples.published(0))
+    machine.handle(WorkerLeft("a-0"))
+    [again] = machine.tasks(examples.generated(second))
+    assert (again.fragment, again.worker) == (first.fragment, "b-0")
+    [following] = machine.tasks(examples.generated(first))
+    assert following.worker == "b-0"
+    assert following.fragment != again.fragment
+
+
+def test_what_a_lost_device_gives_back_is_given_to_it_again_under_another_attempt() -> None:
+    machine = Machine("a", num_groups=1)
+    first, second = machine.tasks(examples.published(0))
+    machine.handle(WorkerLeft("a-0"))
+    machine.handle(FragmentReleased(slot=first.fragment.slot, worker="a-0", reason="draining"))
+    again = machine.tasks(joined("a"))
+    assert [task.fragment.attempt for task in again] == [1, 0]
+    assert again[1].fragment == second.fragment  # which it still has
+
+
+def test_what_a_lost_device_gave_back_while_another_one_had_it_gets_another_attempt() -> None:
+    machine = Machine("a", "b", num_groups=1, fragments_per_slot=1)
+    first, second = machine.tasks(examples.published(0))
+    machine.handle(examples.generated(second))
+    [to_b] = machine.tasks(WorkerLeft("a-0"))
+    assert (to_b.fragment, to_b.worker) == (first.fragment, "b-0")
+    machine.handle(FragmentReleased(slot=first.fragment.slot, worker="a-0", reason="stale"))
+    machine.handle(joined("a"))
+    [to_a] = machine.tasks(WorkerLeft("b-0"))
+    assert (to_a.worker, to_a.fragment.attempt) == ("a-0", 1)
+
+
+def test_nothing_is_left_for_a_trainer_that_may_not_take_it() -> None:
+    """It is lent and by far the fastest, but this fragment is larger than its share."""
+    machine = Machine("a", num_groups=1, group_size=2)
+    machine.handle(WorkerJoined("trainer-0", "trainer", "trainer", slots=1))
+    [task] = machine.tasks(examples.published(0))
+    costs = Costs().observe_rollout("a-0", 10.0).observe_help(0.01)
+    tag = replace(machine.state.tag, mode="generate", samples_left=1, lent_until=100.0)
+    machine.state = replace(machine.state, costs=costs, tag=tag)
+    failed = FragmentFailed(slot=task.fragment.slot, stage="rollout", reason="oom")
+    assert [again.worker for again in machine.tasks(failed)] == ["a-0"]
+
+
+def test_a_device_that_reports_nothing_new_changes_nothing() -> None:
+    machine = Machine("a", num_groups=1)
+    machine.handle(WorkerJoined("trainer-0", "trainer", "trainer", slots=1))
+    machine.handle(DeviceReported("trainer-0", 3, "train"))
+    assert machine.state.tag.generation == 3
+    before = machine.state
+    assert machine.handle(DeviceReported("trainer-0", 3, "train")) == []
+    assert machine.state is before

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import zip_longest
 
 from services.scheduler.costs.colocated import Baseline, colocated_seconds
 from services.scheduler.costs.floor import floor_seconds
@@ -112,7 +113,7 @@ def plan_split(
         floor_seconds=floor_seconds(profile, devices),
         colocated=best.colocated,
         choices=(best, *choices[1:]),
-        num_forecast=len(candidates),
+        num_forecast=len(splits(profile, devices)) * len(fragment_sizes(profile, schedule)),
     )
 
 
@@ -126,13 +127,29 @@ def fragment_sizes(profile: Profile, schedule: ScheduleChoice) -> list[int]:
 
 
 def _candidates(profile: Profile, devices: Devices, schedule: ScheduleChoice) -> list[_Candidate]:
-    """Every split in every fragment size, the best forecast first."""
-    candidates = [
-        _Candidate(split, size, forecast(profile, split, size, schedule))
+    """Every split in every fragment size, the best forecast first.
+
+    Where a switch takes time, help is lent more rarely than forecasts think, which take it for one
+    block; so each candidate with help is followed by one without.
+    """
+    ways = [
+        (split, size)
         for split in splits(profile, devices)
         for size in fragment_sizes(profile, schedule)
     ]
-    return sorted(candidates, key=lambda candidate: candidate.forecast.seconds)
+
+    def ranked(wanted: ScheduleChoice) -> list[_Candidate]:
+        found = [
+            _Candidate(split, size, forecast(profile, split, size, wanted)) for split, size in ways
+        ]
+        return sorted(found, key=lambda candidate: candidate.forecast.seconds)
+
+    found = ranked(schedule)
+    if schedule.tag != "auto" or not profile.variant.switch_seconds:
+        return found
+    helped = [candidate for candidate in found if candidate.forecast.groups]
+    pairs = zip_longest(helped, ranked(replace(schedule, tag=0)))
+    return [candidate for pair in pairs for candidate in pair if candidate is not None]
 
 
 def _why_none(profile: Profile, devices: Devices) -> str:
@@ -157,14 +174,16 @@ def _simulated(
     seen: Counter[str] = Counter()
     least = math.inf
     for candidate in candidates:
-        if sum(seen.values()) >= MOST_SIMULATED or candidate.forecast.seconds > least * HOPELESS:
+        if sum(seen.values()) >= MOST_SIMULATED:
             return
         chosen = with_help(
             profile, replace(schedule, fragment_size=candidate.size), candidate.forecast.groups
         )
         cost = _effort(profile, candidate.split, chosen)
-        name = str(candidate.split)
-        if seen[name] >= SIZES_PER_SPLIT or (cost > effort and math.isfinite(least)):
+        name = f"{candidate.split} {bool(candidate.forecast.groups)}"
+        hopeless = candidate.forecast.seconds > least * HOPELESS
+        too_much = cost > effort and math.isfinite(least)
+        if hopeless or too_much or seen[name] >= SIZES_PER_SPLIT:
             continue
         seen[name] += 1
         effort -= cost

@@ -1,4 +1,4 @@
-"""The bus as services see it: slots that take one message, streams in stored order, late delivery."""
+"""The bus as services see it: slots that take one message, streams in order, late delivery."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -146,6 +146,9 @@ class Broker:
     def ack(self, stream: Stream, message: Message) -> None:
         self._queues[stream.name].acked.add(subject_of(RUN, message))
 
+    def is_acked(self, stream: Stream, message: Message) -> bool:
+        return subject_of(RUN, message) in self._queues[stream.name].acked
+
     def _offer(self, queue: Queue, subject: str, message: Message) -> None:
         if subject in queue.acked or not queue.subscription.is_alive:
             return
@@ -181,4 +184,3 @@ class Broker:
                 subscription.receive(message)
 
         process.after(self.delay(), arrive)
-

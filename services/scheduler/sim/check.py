@@ -8,16 +8,12 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from services.scheduler.sim.commits import Commit
+from services.scheduler.sim.evidence import Evidence, gather
 from services.scheduler.sim.history import (
     Begun,
-    Committed,
-    Fact,
     History,
     Interval,
     Stepped,
-    Stored,
-    Told,
-    Trained,
 )
 from services.scheduler.state import Plan
 from shared.contracts import (
@@ -36,65 +32,9 @@ Group = tuple[int, int]
 """Batch, index."""
 
 
-@dataclass(slots=True)
-class Evidence:
-    plan: Plan
-    commits: Sequence[Commit]
-    intervals: Sequence[Interval]
-    stored: list[Stored] = field(default_factory=list)
-    tasks: list[GenerateFragment] = field(default_factory=list)
-    """That were stored, in order."""
-    results: list[FragmentGenerated] = field(default_factory=list)
-    groups: list[TrainGroup] = field(default_factory=list)
-    begun: dict[int, Begun] = field(default_factory=dict)
-    """By generation."""
-    steps: dict[int, list[Stepped]] = field(default_factory=lambda: defaultdict(list))
-    """By generation."""
-    loans: dict[str, list[Told | Stepped]] = field(default_factory=lambda: defaultdict(list))
-    """By device."""
-    trained: dict[tuple[str, int], list[TrainGroup]] = field(
-        default_factory=lambda: defaultdict(list)
-    )
-    """By trainer's address and batch."""
-    committed: list[Committed] = field(default_factory=list)
-
-
 def violations(plan: Plan, history: History, commits: Sequence[Commit]) -> list[str]:
-    evidence = Evidence(plan, commits, history.intervals)
-    for fact in history.facts:
-        _file(evidence, fact)
+    evidence = gather(plan, history, commits)
     return [line for check in CHECKS for line in check(evidence)]
-
-
-def _file(evidence: Evidence, fact: Fact) -> None:
-    match fact:
-        case Stored():
-            evidence.stored.append(fact)
-            _file_message(evidence, fact)
-        case Begun():
-            evidence.begun[fact.generation] = fact
-        case Stepped():
-            evidence.loans[fact.device].append(fact)
-            for generation in fact.generations:
-                evidence.steps[generation].append(fact)
-        case Told():
-            evidence.loans[fact.device].append(fact)
-        case Trained(device=device, group=group):
-            evidence.trained[device, group.batch].append(group)
-        case Committed():
-            evidence.committed.append(fact)
-
-
-def _file_message(evidence: Evidence, fact: Stored) -> None:
-    if not fact.accepted:
-        return
-    match fact.message:
-        case GenerateFragment() as task:
-            evidence.tasks.append(task)
-        case FragmentGenerated() as result:
-            evidence.results.append(result)
-        case TrainGroup() as group:
-            evidence.groups.append(group)
 
 
 def issued(evidence: Evidence) -> Iterator[str]:
@@ -211,7 +151,7 @@ def gradients(evidence: Evidence) -> Iterator[str]:
 
 
 def one_use_at_a_time(evidence: Evidence) -> Iterator[str]:
-    """A trainer's device does not train and generate at once; others make one fragment at a time."""
+    """A trainer's device never trains and generates at once; others make one fragment at a time."""
     by_device: dict[str, list[Interval]] = defaultdict(list)
     for interval in evidence.intervals:
         by_device[interval.device].append(interval)
@@ -238,41 +178,61 @@ def loans(evidence: Evidence) -> Iterator[str]:
 def lending(evidence: Evidence) -> Iterator[str]:
     """No device is borrowed while a group is with it that, as far as anybody has said, it has not
     trained: ready training goes first."""
-    waiting: dict[Group, TrainGroup] = {}
-    trained: set[tuple[str, Group]] = set()
-    failed: set[str] = set()
-    issued = 0
+    seen = Sent()
     for fact in evidence.stored:
         match fact.message:
             case GenerateFragment(policy=policy):
-                issued = max(issued, policy.version)
-            case TrainGroup(batch=batch, group=group) as sent if fact.accepted:
-                if not any(_place(part.fragment) in failed for part in sent.fragments):
-                    waiting[batch, group] = sent
-            case GroupFailed(batch=batch, group=group):
-                waiting.pop((batch, group), None)
-            case FragmentFailed(slot=slot):
-                waiting.pop((slot.batch, slot.group), None)
-                failed.add(_place(slot))
-            case GroupTrained(batch=batch, group=group, worker=worker):
-                trained.add((worker, (batch, group)))
+                seen.newest = max(seen.newest, policy.version)
+            case TrainGroup() as group if fact.accepted:
+                seen.send(group)
             case SetDevice(mode="generate", worker=worker, generation=generation):
-                if issued != _newest(evidence, fact.time):
-                    continue  # it may not know yet which batch is being trained
-                late = [g for g in waiting if g[0] == issued and (worker, g) not in trained]
-                if _may_train(evidence.plan, issued, late, waiting):
+                if seen.newest != _newest(evidence, fact.time):
+                    continue  # the scheduler may not know yet which batch is being trained
+                late = seen.untrained_by(worker)
+                if _may_train(evidence.plan, late, seen.waiting):
                     yield f"loan {generation} of {worker}, while {late} wait to be trained"
+            case GroupFailed() | FragmentFailed() | GroupTrained() as event:
+                seen.hear(event)
+
+
+@dataclass(slots=True)
+class Sent:
+    """Groups that the scheduler has sent to the trainer, and what was said of them."""
+
+    newest: int = 0
+    """Version for which something was issued: the batch that is being trained, or one before."""
+    waiting: dict[Group, TrainGroup] = field(default_factory=dict)
+    trained: set[tuple[str, Group]] = field(default_factory=set)
+    failed: set[str] = field(default_factory=set)
+
+    def send(self, group: TrainGroup) -> None:
+        if not any(_place(part.fragment) in self.failed for part in group.fragments):
+            self.waiting[group.batch, group.group] = group
+
+    def hear(self, event: GroupFailed | FragmentFailed | GroupTrained) -> None:
+        match event:
+            case GroupTrained(batch=batch, group=group, worker=worker):
+                self.trained.add((worker, (batch, group)))
+            case GroupFailed(batch=batch, group=group):
+                self.waiting.pop((batch, group), None)
+            case FragmentFailed(slot=slot):
+                self.waiting.pop((slot.batch, slot.group), None)
+                self.failed.add(_place(slot))
+
+    def untrained_by(self, trainer: str) -> list[Group]:
+        """Of the newest batch."""
+        return [g for g in self.waiting if g[0] == self.newest and (trainer, g) not in self.trained]
 
 
 def _newest(evidence: Evidence, time: float) -> int:
     return max((f.version for f in evidence.committed if f.accepted and f.time <= time), default=0)
 
 
-def _may_train(plan: Plan, batch: int, late: list[Group], sent: dict[Group, TrainGroup]) -> bool:
-    if not plan.trains_in_order:
+def _may_train(plan: Plan, late: list[Group], sent: dict[Group, TrainGroup]) -> bool:
+    if not plan.trains_in_order or not late:
         return bool(late)
-    before = [(batch, group) for group in range(min((g for _, g in late), default=0))]
-    return bool(late) and all(group in sent for group in before)
+    batch, first = min(late)
+    return all((batch, group) in sent for group in range(first))
 
 
 def _origin(evidence: Evidence, result: FragmentGenerated | FragmentScored) -> Begun:

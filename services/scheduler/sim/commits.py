@@ -33,7 +33,7 @@ class Commits:
 
 
 def next_policy(parent: Policy | None, trained: tuple[TrainGroup, ...]) -> Policy:
-    """What a step makes of its parent: other weights for other groups, or other attempts at them."""
+    """What a step makes of its parent: other weights for other groups or attempts at them."""
     if parent is None:
         return Policy(version=0, weights_digest=hashlib.sha256(b"seed").hexdigest())
     digest = hashlib.sha256(parent.weights_digest.encode())

@@ -30,7 +30,7 @@ BRANCHES = (
     "released: stale", "released: draining", "early group kept", "early group begun anew",
     "lent", "helped", "called back, kept", "called back, dropped", "resumed after return",
     "loan expired", "zombie commit refused", "second result refused", "second score refused",
-    "second task refused", "second group refused", "given to another device", "failed: reward",
+    "second task refused", "given to another device", "failed: reward",
     "failed: admission", "group sent again", "slot poisoned", "restart with work in hand",
     "announced during recovery", "lease ended", "run resumed after failure",
 )  # fmt: skip
@@ -38,7 +38,6 @@ REFUSED = {
     FragmentGenerated: "second result refused",
     FragmentScored: "second score refused",
     GenerateFragment: "second task refused",
-    TrainGroup: "second group refused",
 }
 
 

@@ -148,10 +148,14 @@ class SimReward:
 
     def _next(self) -> None:
         while self._queue and self._busy < self.workers:
-            self._busy += 1
             event = self._queue.popleft()
-            seconds = self.history.noisy(self.timing.score(event.fragment.num_samples))
-            self.process.after(seconds, lambda event=event: self._scored(event))  # type: ignore[misc]
+            if not self.broker.is_acked(subjects.TRAJ, event):
+                self._begin(event)
+
+    def _begin(self, event: FragmentGenerated) -> None:
+        self._busy += 1
+        seconds = self.history.noisy(self.timing.score(event.fragment.num_samples))
+        self.process.after(seconds, lambda: self._scored(event))
 
     def _scored(self, event: FragmentGenerated) -> None:
         """The result first, then the acknowledgement: one may die in between."""

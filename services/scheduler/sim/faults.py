@@ -1,6 +1,7 @@
 """Seeded fault schedules in virtual time: a small run, a nemesis, then peace, then the verdict.
 
-    python -m services.scheduler.sim.faults SEED      prints what happened
+    python -m services.scheduler.sim.faults SEED            prints what happened
+    python -m services.scheduler.sim.faults FIRST COUNT     names the seeds that went wrong
 
 The same seed gives the same history, on every machine. While faults are made, nothing may go
 wrong (safety); once they have ended and everything that died is started again, the run must finish
@@ -8,15 +9,16 @@ within bounded time (liveness).
 """
 
 import sys
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from random import Random
 
 from services.scheduler.sim.check import violations
 from services.scheduler.sim.cluster import Cluster, build
 from services.scheduler.sim.coverage import coverage
-from services.scheduler.sim.history import line
+from services.scheduler.sim.history import line_of
 from services.scheduler.sim.nemesis import Nemesis
 from services.scheduler.sim.schedules import Schedule, draw
 from services.scheduler.state import State, Tag
@@ -41,6 +43,26 @@ def run_schedule(seed: int, mutant: AbstractContextManager[None] | None = None) 
     """One run under faults. ``mutant``: a bug planted for as long as it goes on."""
     with mutant or nullcontext():
         return simulate(seed)[1]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sweep:
+    """Many schedules."""
+
+    failures: tuple[str, ...]
+    """A line per schedule that went wrong, with its seed."""
+    coverage: Counter[str]
+
+
+def sweep(first: int, count: int) -> Sweep:
+    failures, met = [], Counter[str]()
+    for seed in range(first, first + count):
+        outcome = run_schedule(seed)
+        met.update(outcome.coverage)
+        if outcome.violations or not outcome.finished:
+            reason = "; ".join(outcome.violations) or "it did not finish"
+            failures.append(f"seed {seed}: {reason}")
+    return Sweep(failures=tuple(failures), coverage=met)
 
 
 def simulate(seed: int) -> tuple[Cluster, Outcome]:
@@ -98,13 +120,26 @@ def _go(cluster: Cluster, schedule: Schedule) -> bool:
 
 
 def main() -> None:
-    for seed in sys.argv[1:]:
-        cluster, outcome = simulate(int(seed))
-        for fact in cluster.history.facts:
-            sys.stdout.write(f"{line(fact)}\n")
-        sys.stdout.write(f"\nfinished: {outcome.finished}\n")
-        for violation in outcome.violations:
-            sys.stdout.write(f"VIOLATION {violation}\n")
+    numbers = [int(word) for word in sys.argv[1:]]
+    match numbers:
+        case [seed]:
+            _print_history(seed)
+        case [first, count]:
+            failures = sweep(first, count).failures
+            sys.stdout.write("".join(f"{line}\n" for line in failures))
+            sys.stdout.write(f"{len(failures)} of {count} schedules went wrong\n")
+            sys.exit(1 if failures else 0)
+        case _:
+            sys.exit("usage: faults SEED | faults FIRST COUNT")
+
+
+def _print_history(seed: int) -> None:
+    cluster, outcome = simulate(seed)
+    for fact in cluster.history.facts:
+        sys.stdout.write(f"{line_of(fact)}\n")
+    sys.stdout.write(f"finished: {outcome.finished}\n")
+    for violation in outcome.violations:
+        sys.stdout.write(f"VIOLATION: {violation}\n")
 
 
 if __name__ == "__main__":

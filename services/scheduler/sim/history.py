@@ -183,7 +183,7 @@ class History:
         """Of every fact in order: two runs with the same hash went the same way."""
         digest = hashlib.sha256()
         for fact in self.facts:
-            digest.update(f"{line(fact)}\n".encode())
+            digest.update(f"{line_of(fact)}\n".encode())
         return digest.hexdigest()
 
     def _use(self, device: str, use: Use, delay: float, seconds: float, what: str = "") -> None:
@@ -198,7 +198,7 @@ class History:
         self.busy[device, use] = self.busy.get((device, use), 0.0) + seconds
 
 
-def line(fact: Fact) -> str:
+def line_of(fact: Fact) -> str:
     """A fact for people."""
     return f"{fact.time:9.4f}  {_words(fact)}"
 
@@ -208,6 +208,16 @@ def _words(fact: Fact) -> str:
         case Stored(subject=subject, accepted=accepted):
             refused = "" if accepted else "  (slot taken)"
             return f"stored  {subject}{_details(fact.message)}{refused}"
+        case Committed(device=device, version=version, accepted=accepted):
+            return f"commit  {device} v{version}{'' if accepted else '  (refused: it exists)'}"
+        case Fault(what=what, target=target):
+            return f"FAULT   {what} {target}"
+        case _:
+            return _words_of_device(fact)
+
+
+def _words_of_device(fact: Begun | Stepped | Told | Expired | Trained) -> str:
+    match fact:
         case Begun(device=device, newest=newest, generation=number):
             task = fact.task
             return (
@@ -222,10 +232,6 @@ def _words(fact: Fact) -> str:
             return f"expired {device} loan {loan}"
         case Trained(device=device, group=group):
             return f"trained {device} {group.batch}/{group.group} attempt {group.attempt}"
-        case Committed(device=device, version=version, accepted=accepted):
-            return f"commit  {device} v{version}{'' if accepted else '  (refused: it exists)'}"
-        case Fault(what=what, target=target):
-            return f"FAULT   {what} {target}"
 
 
 def _details(message: Message) -> str:

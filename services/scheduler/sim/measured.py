@@ -84,7 +84,7 @@ class Watch:
 
     cluster: Cluster
     batches: int
-    causes: bool
+    causes: bool = False
     """Whether to find out why devices wait."""
     marks: list[Mark] = field(default_factory=list)
     """At the beginning and at every commit."""
@@ -160,13 +160,21 @@ def measure(watch: Watch, warm_up: int, pools: Pools, floor_seconds: float) -> S
         "trainer": _busy_trainer(window, pools),
     }
     return Simulated(
-        step_seconds=_step_seconds(window, batch_samples, pools),
+        step_seconds=_step_seconds(window, batch_samples, pools.generation_seconds),
         floor_seconds=floor_seconds,
         busy=busy,
         bubbles=_bubbles(window, pools, busy) if watch.causes else {},
         tag=_tag_batches(cluster, window),
         staleness=_staleness([group for commit in commits for group in commit.trained]),
         discarded=_discarded(cluster, batch_samples),
+    )
+
+
+def step_seconds(watch: Watch, warm_up: int, generation_seconds: float) -> float:
+    """Only that, of `measure`; ``generation_seconds`` as in `Pools`."""
+    batch_samples = watch.cluster.plan.num_groups * watch.cluster.plan.group_size
+    return _step_seconds(
+        _steady(watch.marks, warm_up, batch_samples), batch_samples, generation_seconds
     )
 
 
@@ -190,10 +198,10 @@ def _steady(marks: Sequence[Mark], warm_up: int, batch_samples: int) -> Window:
     return min(windows, key=order)
 
 
-def _step_seconds(window: Window, batch_samples: int, pools: Pools) -> float:
+def _step_seconds(window: Window, batch_samples: int, generation_seconds: float) -> float:
     """What was taken from stock has to be generated some time: by all devices, at best."""
     taken = max(0.0, window.from_stock(batch_samples))
-    return window.seconds / (window.last - window.first) + taken * pools.generation_seconds
+    return window.seconds / (window.last - window.first) + taken * generation_seconds
 
 
 def _generated(cluster: Cluster) -> list[FragmentGenerated]:

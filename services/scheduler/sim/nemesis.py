@@ -2,20 +2,30 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from random import Random
+from typing import Literal
 
 from services.scheduler.sim.broker import RUN
 from services.scheduler.sim.cluster import Cluster
 from services.scheduler.sim.devices import SimRollout
 from services.scheduler.sim.schedules import Schedule
+from services.scheduler.sim.trainer import SimTrainer
 from services.scheduler.sim.world import Process
 from shared.contracts import OperatorRequest, TagRequest
 
 OPERATOR_S = 3.0
 """An operator looks at the run this often, and resumes it if it has failed."""
+ZOMBIE_S = 9.0
+"""A process that has a successor lives on for so long at most."""
 MOST_DEVICES = 5
-FAILPOINTS = ("issued", "sent a group", "lent", "called back", "took back", "took back")
 RESUMED = {"failed": "failure", "paused": "pause", "stopped": "stop"}
+FAILPOINTS = ("issued", "sent a group", "lent", "called back", "took back", "took back")
+SHARES = (0, 1, 1, 2, 8)
+"""How much a schedule favours a kind of fault; one that lacks some kinds reaches other states."""
+
+Kind = Literal["rollout", "reward", "trainer", "scheduler"]
+KINDS: tuple[Kind, ...] = ("rollout", "reward", "trainer", "scheduler")
 
 
 @dataclass(slots=True)
@@ -24,16 +34,18 @@ class Nemesis:
     schedule: Schedule
     at_peace: bool = False
     zombies: list[Process] = field(default_factory=list)
-    """Processes whose successors were started while they lived."""
+    """Processes that have a successor, and do not know it."""
     _random: Random = field(init=False)
     _weights: list[int] = field(init=False)
-    """Of the kinds of faults: every schedule has its favourites, and kinds that it lacks."""
+    """Of the kinds of faults."""
     _num_requests: int = 0
     _num_joined: int = 0
 
     def __post_init__(self) -> None:
         self._random = Random(self.schedule.seed + 1_000_003)
-        self._weights = [self._random.choice((0, 1, 1, 2, 8)) for _ in FAULTS]
+        self._weights = [self._random.choice(SHARES) for _ in FAULTS]
+        if not any(self._weights):
+            self._weights = [1] * len(FAULTS)
 
     def start(self) -> None:
         for worker in self.cluster.rollout.values():
@@ -50,16 +62,15 @@ class Nemesis:
             zombie.kill()
         cluster.broker.repeat = cluster.broker.poison = cluster.reward.failure = 0.0
         cluster.status_loss = 0.0
-        for worker in [*cluster.rollout.values(), cluster.trainer, cluster.reward]:
-            assert worker is not None
-            worker.process.heal()
-        cluster.scheduler.process.heal()
+        for process in self._processes():
+            process.heal()
+        cluster.scheduler.commands_left = cluster.scheduler.failpoint = None
         for worker in cluster.rollout.values():
             worker.loads_wrongly = False
-        for restart in (self._restart_scheduler, self._restart_reward, self._restart_trainer):
-            restart()
+        for kind in ("scheduler", "reward", "trainer"):
+            self._restart(kind, kind)
         for name in cluster.rollout:
-            self._restart_rollout(name)
+            self._restart("rollout", name)
 
     def _strike(self) -> None:
         """One fault, now and then two at once."""
@@ -91,20 +102,30 @@ class Nemesis:
             self._request("resume")
         self._later(OPERATOR_S, self._operate)
 
-    def _request(self, action: str) -> None:
+    def _request(self, action: Literal["pause", "resume", "stop"]) -> None:
         self._num_requests += 1
-        request = OperatorRequest(action=action, id=f"{RUN}-{self._num_requests}")  # type: ignore[arg-type]
-        self.cluster.broker.publish(request)
+        self.cluster.broker.publish(
+            OperatorRequest(action=action, id=f"{RUN}-{self._num_requests}")
+        )
 
     # --- faults: each gives its target, or None if there is nothing to fail now ---
 
-    def kill_rollout(self) -> str | None:
-        worker = self._any_rollout()
-        if worker is None:
+    def kill(self, kind: Kind) -> str | None:
+        process = self._any(kind)
+        if process is None:
             return None
-        worker.process.kill()
-        self._later(self._duration(), lambda: self._restart_rollout(worker.process.name))
-        return worker.address
+        process.kill()
+        self._later(self._duration(), lambda: self._restart(kind, process.name))
+        return process.name
+
+    def hold(self, kind: Kind, how: Callable[[Process, float], None]) -> str | None:
+        """Pause it, or cut it off."""
+        process = self._any(kind)
+        if process is None:
+            return None
+        seconds = self._duration()
+        how(process, seconds)
+        return f"{process.name} {seconds:.1f} s"
 
     def drain_rollout(self) -> str | None:
         worker = self._any_rollout()
@@ -128,70 +149,18 @@ class Nemesis:
         if worker is None:
             return None
         self._hang(worker.process)
-        self.zombies.append(worker.process)
         name, kind = worker.process.name, worker.kind
         self._later(self._random.uniform(0.1, 3.0), lambda: self._start_rollout(name, kind))
-        self._later(12.0, worker.process.kill)
         return worker.address
-
-    def pause_rollout(self) -> str | None:
-        worker = self._any_rollout()
-        return None if worker is None else self._pause(worker.process, worker.address)
-
-    def cut_off_rollout(self) -> str | None:
-        worker = self._any_rollout()
-        return None if worker is None else self._cut_off(worker.process, worker.address)
-
-    def kill_reward(self) -> str | None:
-        if not self.cluster.reward.process.alive:
-            return None
-        self.cluster.reward.process.kill()
-        self._later(self._duration(), self._restart_reward)
-        return "reward"
-
-    def pause_reward(self) -> str | None:
-        return self._pause(self.cluster.reward.process, "reward")
-
-    def cut_off_reward(self) -> str | None:
-        return self._cut_off(self.cluster.reward.process, "reward")
-
-    def kill_trainer(self) -> str | None:
-        trainer = self.cluster.trainer
-        assert trainer is not None
-        if not trainer.process.alive:
-            return None
-        trainer.process.kill()
-        self._later(self._duration(), self._restart_trainer)
-        return trainer.address
 
     def succeed_trainer(self) -> str | None:
         """A zombie trainer goes on beside its successor, and commits if it can."""
-        trainer = self.cluster.trainer
-        assert trainer is not None
+        trainer = self._trainer
         if not trainer.process.alive:
             return None
         self._hang(trainer.process)
-        self.zombies.append(trainer.process)
         self._later(self._random.uniform(0.1, 2.0), self._start_trainer)
-        self._later(12.0, trainer.process.kill)
         return trainer.address
-
-    def pause_trainer(self) -> str | None:
-        trainer = self.cluster.trainer
-        assert trainer is not None
-        return self._pause(trainer.process, trainer.address)
-
-    def cut_off_trainer(self) -> str | None:
-        trainer = self.cluster.trainer
-        assert trainer is not None
-        return self._cut_off(trainer.process, trainer.address)
-
-    def kill_scheduler(self) -> str | None:
-        if not self.cluster.scheduler.process.alive:
-            return None
-        self.cluster.scheduler.process.kill()
-        self._later(self._duration(), self._restart_scheduler)
-        return "scheduler"
 
     def kill_between_commands(self) -> str | None:
         """The scheduler dies when it has sent some of an event's commands."""
@@ -208,30 +177,15 @@ class Nemesis:
         if not scheduler.process.alive:
             return None
         scheduler.failpoint = self._random.choice(FAILPOINTS)
-        deadline = self.cluster.world.now + 10.0
-
-        def watch() -> None:
-            if scheduler.process.alive and self.cluster.world.now < deadline:
-                self._later(1.0, watch)
-            else:
-                self._restart_scheduler()
-
-        self._later(1.0, watch)
+        for seconds in range(1, 10):
+            self._later(float(seconds), self._restart_scheduler)
         return scheduler.failpoint
-
-    def pause_scheduler(self) -> str | None:
-        return self._pause(self.cluster.scheduler.process, "scheduler")
-
-    def cut_off_scheduler(self) -> str | None:
-        return self._cut_off(self.cluster.scheduler.process, "scheduler")
 
     def stop_broker(self) -> str | None:
         """Nobody reaches it for a while; it forgets nothing."""
-        cluster, seconds = self.cluster, self._duration()
-        assert cluster.trainer is not None
-        workers = [*cluster.rollout.values(), cluster.trainer, cluster.reward, cluster.scheduler]
-        for worker in workers:
-            worker.process.cut_off(seconds)
+        seconds = self._duration()
+        for process in self._processes():
+            process.cut_off(seconds)
         return f"{seconds:.1f} s"
 
     def lose_statuses(self) -> str | None:
@@ -250,46 +204,65 @@ class Nemesis:
 
     def request_tag(self) -> str | None:
         self._num_requests += 1
-        mode = self._random.choice(("auto", "off", "fixed", "fixed"))
-        groups = self._random.randint(1, self.schedule.plan.num_groups)
-        request = TagRequest(mode=mode, groups=groups, id=f"{RUN}-{self._num_requests}")  # type: ignore[arg-type]
+        request = TagRequest(
+            mode=self._random.choice(("auto", "off", "fixed", "fixed")),
+            groups=self._random.randint(1, self.schedule.plan.num_groups),
+            id=f"{RUN}-{self._num_requests}",
+        )
         self.cluster.broker.publish(request)
-        return mode
+        return request.mode
 
     # --- what they are made of ---
+
+    @property
+    def _trainer(self) -> SimTrainer:
+        assert self.cluster.trainer is not None
+        return self.cluster.trainer
+
+    def _processes(self) -> list[Process]:
+        cluster = self.cluster
+        rollout = [worker.process for worker in cluster.rollout.values()]
+        return [*rollout, self._trainer.process, cluster.reward.process, cluster.scheduler.process]
+
+    def _any(self, kind: Kind) -> Process | None:
+        if kind == "rollout":
+            worker = self._any_rollout()
+            return None if worker is None else worker.process
+        return next((p for p in self._processes() if p.alive and p.name == kind), None)
 
     def _any_rollout(self) -> SimRollout | None:
         alive = [w for w in self.cluster.rollout.values() if w.process.alive]
         return self._random.choice(alive) if alive else None
 
-    def _pause(self, process: Process, target: str) -> str | None:
-        if not process.alive:
-            return None
-        seconds = self._duration()
-        process.pause(seconds)
-        return f"{target} {seconds:.1f} s"
-
-    def _cut_off(self, process: Process, target: str) -> str | None:
-        if not process.alive:
-            return None
-        seconds = self._duration()
-        process.cut_off(seconds)
-        return f"{target} {seconds:.1f} s"
-
     def _hang(self, process: Process) -> None:
-        if self._random.random() < 0.5:
-            process.pause(self._random.uniform(0.5, 7.0))
-        else:
-            process.cut_off(self._random.uniform(0.5, 7.0))
+        hang = process.pause if self._random.random() < 0.5 else process.cut_off
+        hang(self._random.uniform(0.5, 7.0))
 
     def _mislead(self, worker: SimRollout) -> None:
-        worker.loads_wrongly = (
-            not self.at_peace and self._random.random() < self.schedule.wrong_weights
-        )
+        wrong = self._random.random() < self.schedule.wrong_weights
+        worker.loads_wrongly = wrong and not self.at_peace
 
     def _start_rollout(self, name: str, kind: str) -> None:
         if not self.at_peace:
+            self._outlive(self.cluster.rollout[name].process)
             self._mislead(self.cluster.add_rollout(name, kind))
+
+    def _start_trainer(self) -> None:
+        if not self.at_peace:
+            self._outlive(self._trainer.process)
+            self.cluster.add_trainer()
+
+    def _outlive(self, process: Process) -> None:
+        self.zombies.append(process)
+        self._later(ZOMBIE_S, process.kill)
+
+    def _restart(self, kind: Kind, name: str) -> None:
+        restart = {
+            "reward": self._restart_reward,
+            "trainer": self._restart_trainer,
+            "scheduler": self._restart_scheduler,
+        }
+        restart.get(kind, partial(self._restart_rollout, name))()
 
     def _restart_rollout(self, name: str) -> None:
         worker = self.cluster.rollout[name]
@@ -300,31 +273,30 @@ class Nemesis:
         if not self.cluster.reward.process.alive:
             self.cluster.restart_reward()
 
-    def _start_trainer(self) -> None:
-        if not self.at_peace:
-            self.cluster.add_trainer()
-
     def _restart_trainer(self) -> None:
-        assert self.cluster.trainer is not None
-        if not self.cluster.trainer.process.alive:
+        if not self._trainer.process.alive:
             self.cluster.add_trainer()
 
     def _restart_scheduler(self) -> None:
-        scheduler = self.cluster.scheduler
-        scheduler.commands_left = scheduler.failpoint = None
-        if not scheduler.process.alive:
+        if not self.cluster.scheduler.process.alive:
             self.cluster.history.fault("scheduler restarts")
             self.cluster.restart_scheduler()
 
 
-FAULTS: tuple[tuple[str, Callable[[Nemesis], str | None]], ...] = tuple(
-    (fault.__name__, fault)
-    for fault in (
-        Nemesis.kill_rollout, Nemesis.drain_rollout, Nemesis.join, Nemesis.succeed_rollout,
-        Nemesis.pause_rollout, Nemesis.cut_off_rollout, Nemesis.kill_reward, Nemesis.pause_reward,
-        Nemesis.cut_off_reward, Nemesis.kill_trainer, Nemesis.succeed_trainer,
-        Nemesis.pause_trainer, Nemesis.cut_off_trainer, Nemesis.kill_scheduler,
-        Nemesis.kill_between_commands, Nemesis.kill_after_a_command, Nemesis.pause_scheduler, Nemesis.cut_off_scheduler,
-        Nemesis.stop_broker, Nemesis.lose_statuses, Nemesis.pause_run, Nemesis.request_tag,
-    )
-)  # fmt: skip
+Make = Callable[[Nemesis], str | None]
+FAULTS: tuple[tuple[str, Make], ...] = (
+    *((f"kill {kind}", partial(Nemesis.kill, kind=kind)) for kind in KINDS),
+    *((f"pause {kind}", partial(Nemesis.hold, kind=kind, how=Process.pause)) for kind in KINDS),
+    *((f"cut off {kind}", partial(Nemesis.hold, kind=kind, how=Process.cut_off)) for kind in KINDS),
+    ("drain rollout", Nemesis.drain_rollout),
+    ("join", Nemesis.join),
+    ("succeed rollout", Nemesis.succeed_rollout),
+    ("succeed trainer", Nemesis.succeed_trainer),
+    ("kill between commands", Nemesis.kill_between_commands),
+    ("kill after a command", Nemesis.kill_after_a_command),
+    ("stop broker", Nemesis.stop_broker),
+    ("lose statuses", Nemesis.lose_statuses),
+    ("pause run", Nemesis.pause_run),
+    ("request TAG", Nemesis.request_tag),
+)
+"""What it does, by name; every one has to be met in a sweep."""

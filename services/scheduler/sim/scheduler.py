@@ -15,6 +15,7 @@ from services.scheduler.machine import (
     WorkerLeft,
     step,
 )
+from services.scheduler.recovery import READ_BACK
 from services.scheduler.sim.broker import Broker
 from services.scheduler.sim.commits import Commits
 from services.scheduler.sim.devices import REF
@@ -35,7 +36,6 @@ from shared.errors import SlotPoisoned
 from shared.loan import Loan
 from shared.subjects import Stream
 
-RECOVERY = (subjects.TASK, subjects.TRAJ, subjects.REW, subjects.TRAIN, subjects.EVT)
 FOLLOWED = (subjects.TRAJ, subjects.REW, subjects.EVT)
 SILENCE_S = 5.0
 WATCH_S = 0.5
@@ -92,7 +92,7 @@ class SimScheduler:
         if self._num_commits:
             policy = self.commits.versions[-1].policy
             self._apply(PolicyPublished(policy=policy, weights=REF, worker="trainer"))
-        self._read(RECOVERY)
+        self._read(READ_BACK)
 
     def _read(self, streams: tuple[Stream, ...]) -> None:
         """One stream after another; time may pass in between."""

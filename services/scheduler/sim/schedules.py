@@ -6,7 +6,7 @@ from random import Random
 
 from services.scheduler.sim.timing import Timing
 from services.scheduler.state import Plan
-from services.scheduler.tag.controller import Controller
+from services.scheduler.tag.controller import Controller, Mode
 from shared.contracts import Prompt
 from shared.prompts import PromptOrder
 
@@ -39,7 +39,7 @@ class Schedule:
 def draw(seed: int) -> Schedule:
     random = Random(seed)
     plan = _plan(random)
-    rollout = {f"kind{number}": 1 for number in range(random.randint(1, 3))}
+    rollout = {f"kind{number}": 1 for number in range(random.choice((1, 1, 2, 2, 3)))}
     return Schedule(
         seed=seed,
         plan=plan,
@@ -100,5 +100,5 @@ def _timing(random: Random, kinds: Mapping[str, int]) -> Timing:
 
 
 def _tag(random: Random, num_groups: int) -> Controller:
-    mode = random.choice(("auto", "off", *("fixed",) * 6))
-    return Controller.of(mode, random.randint(1, num_groups))
+    modes: tuple[Mode, ...] = ("auto", "off", "fixed", "fixed", "fixed", "fixed", "fixed", "fixed")
+    return Controller.of(random.choice(modes), random.randint(1, num_groups))

@@ -79,3 +79,65 @@ def test_the_look_ahead_is_as_good_as_trying_every_number_of_groups(
     worst = max(losses, key=lambda name: losses[name])
     assert losses[worst] <= 0.03, worst
     assert mean(losses.values()) <= 0.01
+
+
+def _starved(*, max_staleness: int = 0) -> tuple[Plan, State]:
+    """The trainer has much time to help."""
+    split = Split({"H100": 8}, {"H100": 24})
+    return opening(load_profile("qwen-image"), split, 8, max_staleness=max_staleness)
+
+
+def test_help_that_was_found_is_worth_it() -> None:
+    plan, state = _starved()
+    groups = look_ahead(plan, state, 0.0)
+    assert groups is not None and 18 <= groups <= 27
+    assert batch_seconds(plan, state, groups) < 0.5 * batch_seconds(plan, state, 0)
+
+
+def test_with_one_step_asynchrony_a_batch_is_one_of_many() -> None:
+    plan, state = _starved(max_staleness=1)
+    groups = look_ahead(plan, state, 0.0)
+    assert groups
+    simulated = simulate(
+        load_profile("qwen-image"), rollout={"H100": 8}, trainer={"H100": 24}, seed=None,
+        schedule=ScheduleChoice(fragment_size=8, tag=groups, max_staleness=1), causes=False,
+    )  # fmt: skip
+    assert batch_seconds(plan, state, groups) == pytest.approx(simulated.step_seconds, rel=0.06)
+
+
+def test_nothing_is_said_before_costs_are_known() -> None:
+    plan, state = _starved()
+    costs = state.costs
+    for unknown in (
+        Costs(),
+        replace(costs, rollout={}, help=Estimate()),
+        replace(costs, train=Estimate()),
+        replace(costs, ready=Estimate()),
+        replace(costs, commit=Estimate()),
+    ):
+        assert look_ahead(plan, replace(state, costs=unknown), 0.0) is None
+    # A helper that was never seen at work is taken for an ordinary device.
+    assert look_ahead(plan, replace(state, costs=replace(costs, help=Estimate())), 0.0) is not None
+
+
+def test_nothing_is_said_where_there_is_nothing_to_choose() -> None:
+    plan, state = _starved()
+    assert state.trainer is not None
+    assert look_ahead(replace(plan, mode="naive"), state, 0.0) is None
+    deaf = state.with_worker(replace(state.trainer, slots=0))
+    assert look_ahead(plan, deaf, 0.0) is None
+    for controller in (Controller.of("off"), Controller.of("fixed", 3)):
+        assert look_ahead(plan, replace(state, tag=Tag(controller=controller)), 0.0) is None
+
+
+def test_what_has_happened_in_the_batch_does_not_matter() -> None:
+    plan, state = _starved()
+    later = replace(state, batches=(new_batch(plan, 7, 100.0),))
+    assert look_ahead(plan, later, 130.0) == look_ahead(plan, state, 0.0)
+
+
+def test_a_long_run_is_given_up() -> None:
+    plan, state = _starved()
+    seconds = batch_seconds(plan, state, 0)
+    assert batch_seconds(plan, state, 0, at_most=seconds) == seconds
+    assert batch_seconds(plan, state, 0, at_most=0.9 * seconds) == math.inf

@@ -7,14 +7,14 @@ from typing import Any
 from unittest.mock import patch
 
 from services.scheduler import assign, facts, lending
-from services.scheduler.sim import devices, faults, scheduler, trainer
-from services.scheduler.sim.cluster import Cluster
+from services.scheduler.sim import devices, faults, nemesis, scheduler, trainer
+from services.scheduler.sim.cluster import Cluster, build
 from services.scheduler.sim.devices import SimReward, SimRollout
 from services.scheduler.sim.trainer import SimTrainer
 from services.scheduler.state import BatchState, FragmentState, GroupState, Plan, State, WorkerState
 from shared import subjects
 from shared.contracts import FragmentGenerated, FragmentSlot, GenerateFragment, Message, TrainGroup
-from shared.loan import Command, Loan
+from shared.loan import Command, Loan, apply
 
 Mutant = Callable[[], AbstractContextManager[None]]
 
@@ -29,14 +29,13 @@ def _patched(*changes: tuple[Any, str, Any]) -> Iterator[None]:
 
 def _built(change: Callable[[Cluster], None]) -> AbstractContextManager[None]:
     """In every cluster, once it is built."""
-    original = faults.build
 
-    def build(*args: Any, **options: Any) -> Cluster:
-        cluster = original(*args, **options)
+    def build_and_change(*args: Any, **options: Any) -> Cluster:
+        cluster = build(*args, **options)
         change(cluster)
         return cluster
 
-    return _patched((faults, "build", build))
+    return _patched((faults, "build", build_and_change))
 
 
 def slots_take_any_number_of_messages() -> AbstractContextManager[None]:
@@ -62,10 +61,10 @@ def a_released_fragment_is_issued_under_the_same_attempt() -> AbstractContextMan
 
 
 def a_failed_fragment_is_issued_under_the_same_attempt() -> AbstractContextManager[None]:
-    original = facts.FragmentState
-
     def same(*, attempt: int, num_failures: int = 0, **rest: Any) -> FragmentState:
-        return original(attempt=attempt - (num_failures > 0), num_failures=num_failures, **rest)
+        return FragmentState(
+            attempt=attempt - (num_failures > 0), num_failures=num_failures, **rest
+        )
 
     return _patched((facts, "FragmentState", same))
 
@@ -106,7 +105,7 @@ def a_group_is_finished_with_the_next_version() -> AbstractContextManager[None]:
         )  # fmt: skip
         return replace(group, policy=None, fragments=pending)
 
-    return _patched((facts, "_thrown_away", kept))
+    return _patched((facts, "thrown_away", kept))
 
 
 def devices_begin_superseded_versions() -> AbstractContextManager[None]:
@@ -117,16 +116,14 @@ def devices_begin_superseded_versions() -> AbstractContextManager[None]:
 
 
 def _recovery_without(stream: subjects.Stream) -> AbstractContextManager[None]:
-    streams = tuple(s for s in scheduler.RECOVERY if s is not stream)
+    streams = tuple(s for s in scheduler.READ_BACK if s is not stream)
     original = scheduler.SimScheduler._follow
 
     def follow(self: scheduler.SimScheduler) -> None:
         self._followed.setdefault(stream.name, len(self.broker.stored.get(stream.name, [])))
         original(self)
 
-    return _patched(
-        (scheduler, "RECOVERY", streams), (scheduler.SimScheduler, "_follow", follow)
-    )
+    return _patched((scheduler, "READ_BACK", streams), (scheduler.SimScheduler, "_follow", follow))
 
 
 def recovery_skips_the_tasks() -> AbstractContextManager[None]:
@@ -146,12 +143,10 @@ def recovery_skips_the_scores() -> AbstractContextManager[None]:
 
 
 def devices_follow_old_commands() -> AbstractContextManager[None]:
-    original = trainer.apply
+    def apply_any(loan: Loan, command: Command, now: float) -> Loan:
+        return apply(Loan(), command, now)
 
-    def apply(loan: Loan, command: Command, now: float) -> Loan:
-        return original(Loan(), command, now)
-
-    return _patched((trainer, "apply", apply))
+    return _patched((trainer, "apply", apply_any))
 
 
 def loans_never_end() -> AbstractContextManager[None]:
@@ -187,15 +182,22 @@ def a_device_trains_in_the_middle_of_a_step() -> AbstractContextManager[None]:
 
 
 def a_paused_fragment_is_finished_with_the_next_version() -> AbstractContextManager[None]:
-    return _patched((SimTrainer, "_drop_stale", lambda self: None))
+    nothing = lambda self: None  # noqa: E731
+    return _patched((SimTrainer, "_drop", nothing), (SimTrainer, "_drop_stale", nothing))
 
 
 def a_dropped_fragment_is_not_reported() -> AbstractContextManager[None]:
+    """Harmless but for a scheduler that dies at that moment, which the schedules favour here."""
+
     def drop(self: SimTrainer) -> None:
         self._helping.clear()
         self._waiting.clear()
 
-    return _patched((SimTrainer, "_drop", drop))
+    kill = (("kill after a command", nemesis.Nemesis.kill_after_a_command),)
+    return _patched(
+        (SimTrainer, "_drop", drop), (nemesis, "FAULTS", kill),
+        (nemesis, "FAILPOINTS", ("took back",)),
+    )  # fmt: skip
 
 
 def the_trainer_admits_anything() -> AbstractContextManager[None]:
@@ -226,13 +228,13 @@ def an_old_trainer_is_believed() -> AbstractContextManager[None]:
 
 
 def rewards_are_acknowledged_before_they_are_published() -> AbstractContextManager[None]:
-    original = SimReward._received
+    original = SimReward._begin
 
-    def received(self: SimReward, message: Message) -> None:
-        self.broker.ack(subjects.TRAJ, message)
-        original(self, message)
+    def begin(self: SimReward, event: FragmentGenerated) -> None:
+        self.broker.ack(subjects.TRAJ, event)
+        original(self, event)
 
-    return _patched((SimReward, "_received", received))
+    return _patched((SimReward, "_begin", begin))
 
 
 def a_device_keeps_in_hand_what_another_has_done() -> AbstractContextManager[None]:

@@ -1,0 +1,116 @@
+"""Two rollout workers of unequal speed on the digits model, against the bound for that pair.
+
+    python bench/unequal_workers.py --slowdown 3 --steps 10
+
+Starts a run with one worker, lets a second one join that generates several times slower, and
+prints how soon it had work, the median batch, and the bound: all samples over the sum of both
+measured speeds. Batches are made of long rollouts, so that the trainer is not the bottleneck.
+"""
+
+import argparse
+import itertools
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+from rich import print
+
+from digenrl.local.ports import free_ports
+from shared.recipe import load_recipe, override
+
+DIGITS = Path(__file__).parents[1] / "recipes" / "digits.toml"
+CHANGES = {
+    "sampling.steps": 40, "sampling.window": 1, "schedule.tsp_steps": 1, "schedule.tag": "off",
+    "schedule.fragment_size": "auto", "evaluation.samples_per_prompt": 1,
+}  # fmt: skip
+
+
+class Run:
+    def __init__(self, folder: Path, steps: int) -> None:
+        recipe = override(load_recipe(DIGITS), CHANGES)
+        self.samples = recipe.batch.groups * recipe.batch.group_size
+        path = folder / "recipe.json"
+        path.write_text(recipe.model_dump_json())
+        port = free_ports(1)[0]
+        self.url = f"http://127.0.0.1:{port}"
+        command = [
+            sys.executable, "-m", "digenrl", "up", str(path), "--steps", str(steps), "--name",
+            "unequal", "--runs", str(folder), "--port", str(port), "--rollout-workers", "1",
+        ]  # fmt: skip
+        self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+
+    def get(self, path: str) -> Any:
+        try:
+            return httpx.get(f"{self.url}{path}", timeout=5).json()
+        except httpx.HTTPError:
+            return None
+
+    def add_worker(self, name: str, slowdown: float) -> "subprocess.Popen[bytes]":
+        [first] = [c for c in psutil.Process(self.process.pid).children()
+                   if "rollout-0" in c.cmdline()]  # fmt: skip
+        environment = {**os.environ, **first.environ(), "DIGENRL_SLOWDOWN": str(slowdown)}
+        command = [
+            sys.executable, "-m", "digenrl", "serve", "rollout", "--run", "unequal",
+            "--worker", name, "--port", str(free_ports(1)[0]),
+        ]  # fmt: skip
+        return subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL)
+
+
+def watch(run: Run) -> tuple[float | None, list[float], dict[str, float]]:
+    """Seconds from joining to having work, times of the commits seen, seconds per sample."""
+    joined = worked = None
+    commits: list[float] = []
+    speeds: dict[str, float] = {}
+    step = -1
+    while run.process.poll() is None:
+        view, workers = run.get("/v1/run"), run.get("/v1/workers") or []
+        slow = next((w for w in workers if w["worker"] == "slow"), None)
+        if slow is not None:
+            joined = joined or time.monotonic()
+            if slow["num_in_hand"] and worked is None:
+                worked = time.monotonic()
+            speeds = {w["worker"]: w["seconds_per_sample"] for w in workers
+                      if w["service"] == "rollout"}  # fmt: skip
+        if view is not None and view["step"] != step:
+            step = view["step"]
+            commits.append(time.monotonic())
+        time.sleep(0.02)
+    since = None if joined is None or worked is None else worked - joined
+    return since, [t for t in commits if joined and t > joined], speeds
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--slowdown", type=float, default=3.0)
+    parser.add_argument("--steps", type=int, default=10)
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        run = Run(Path(folder), arguments.steps)
+        while (view := run.get("/v1/run")) is None or view["step"] < 1:
+            time.sleep(0.1)
+        slow = run.add_worker("slow", arguments.slowdown)
+        since, commits, speeds = watch(run)
+        slow.kill()
+    batches = [after - before for before, after in itertools.pairwise(commits[1:])]
+    bound = run.samples / sum(1 / seconds for seconds in speeds.values())
+    figures = {
+        "joined_to_work_s": since,
+        "seconds_per_sample": speeds,
+        "batches": len(batches),
+        "median_batch_s": statistics.median(batches),
+        "bound_s": bound,
+        "of_the_bound": bound / statistics.median(batches),
+    }
+    print(json.dumps(figures, indent=1))
+
+
+if __name__ == "__main__":
+    main()

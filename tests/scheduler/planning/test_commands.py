@@ -1,0 +1,132 @@
+"""``digenrl plan`` and ``digenrl sim`` as they are typed."""
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from digenrl.cli import app
+from digenrl.planning import parse_devices
+from services.scheduler.costs.profile import load_profile
+from shared.errors import UserError
+from shared.recipe import load_recipe, override
+
+DIGITS = Path(__file__).parents[3] / "recipes" / "digits.toml"
+QWEN = load_profile("qwen-image")
+
+
+def _run(*words: str) -> str:
+    result = CliRunner().invoke(app, list(words), catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def _refusal(*words: str) -> str:
+    result = CliRunner().invoke(app, list(words))
+    assert isinstance(result.exception, UserError)
+    (line,) = str(result.exception).splitlines()
+    return line
+
+
+def test_kinds_are_written_as_one_likes() -> None:
+    assert parse_devices("--devices", "h100=16, A100=2", QWEN) == {"H100": 16, "A100": 2}
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("h100:16", "--devices: 'h100:16' is not kind=count, e.g. h100=16,a100=16"),
+        ("", "--devices: '' is not kind=count, e.g. h100=16,a100=16"),
+        ("h100=many", "--devices: 'h100=many': the count is a whole number, 1 or more"),
+        ("h100=0", "--devices: 'h100=0': the count is a whole number, 1 or more"),
+        ("h100=-2", "--devices: 'h100=-2': the count is a whole number, 1 or more"),
+        ("b200=2", "--devices: qwen-image knows no b200; known are H100, H200, A100, H20, L40S, "
+         "4090"),
+        ("h100=1,H100=2", "--devices: H100 is given twice; add the counts"),
+        ("h100=500", "--devices: more than 256 devices; plan for a part of them"),
+    ],
+)  # fmt: skip
+def test_bad_devices_are_refused_in_one_line(text: str, line: str) -> None:
+    assert _refusal("plan", "--profile", "qwen-image", "--devices", text) == line
+
+
+def test_other_bad_input_is_refused_in_one_line() -> None:
+    sim = ("sim", "--profile", "qwen-image", "--rollout", "h100=1", "--trainer", "h100=1")
+    for words, start in {
+        ("plan", "--devices", "h100=2"): "give a recipe, or --profile; known are flux1-dev",
+        ("plan", "--devices", "h100=2", "--profile", "sdxl"): "no cost profile sdxl; known are",
+        ("plan", "no.toml", "--devices", "h100=2"): "cannot read the recipe no.toml",
+        ("plan", str(DIGITS), "--devices", "h100=2"): "--profile: no cost profile is named like",
+        ("plan", "--profile", "qwen-image", "--devices", "h100=1"): "one device cannot be split",
+        (*sim, "--tag", "some"): "--tag: 'some' is neither a number nor auto nor off",
+        (*sim, "--tag", "99"): "--tag: 99 groups of 32; at most all of them",
+        (*sim, "--fragment-size", "5"): "--fragment-size: 5 does not divide the group; these do: 1",
+        (*sim, "--batches", "0"): "--batches: at least 1",
+        (*sim, "--mode", "naive", "--staleness", "1"): "--staleness: 1 needs schedule.mode",
+        (*sim[:3], "--rollout", "4090=1", "--trainer", "h100=1"): "qwen-image needs 41.5 GiB",
+    }.items():
+        assert _refusal(*words).startswith(start)
+
+
+def test_a_plan_in_a_table_and_in_json() -> None:
+    words = ("plan", "--profile", "qwen-image", "--devices", "h100=6,4090=2")
+    table = _run(*words)
+    assert "left out: qwen-image needs 41.5 GiB on a rollout device; 4090 has 23 GiB" in table
+    found = json.loads(_run(*words, "--json"))
+    assert found["devices"] == {"H100": 6, "4090": 2}
+    best = found["choices"][0]
+    assert f"{best['rollout']['H100']} H100" in table
+    assert best["rollout"]["H100"] + best["trainer"]["H100"] == 6
+    assert best["gain"]["tuned"] == pytest.approx(
+        found["colocated_seconds"]["tuned"] / best["step_seconds"], rel=1e-3
+    )
+    assert best["utilisation"] == pytest.approx(
+        found["bound_seconds"] / best["step_seconds"], abs=1e-3
+    )
+    # Equal devices with LoRA: nothing beats all of them colocated, and the table says so.
+    assert ("all devices colocated" in table) == (best["gain"]["tuned"] < 1)
+
+
+def test_a_recipe_gives_the_batch_and_its_fixed_choices(tmp_path: Path) -> None:
+    changes = {
+        "schedule.tag": "off", "schedule.fragment_size": 2, "schedule.max_staleness": 0,
+        "trainer.order": "arrival",
+    }  # fmt: skip
+    fixed = override(load_recipe(DIGITS), changes)
+    recipe = tmp_path / "fixed.json"
+    recipe.write_text(fixed.model_dump_json())
+    words = ("plan", str(recipe), "--profile", "flux1-dev", "--devices", "h100=4", "--json")
+    found = json.loads(_run(*words))
+    assert found["shape"]["groups"] == fixed.batch.groups
+    assert found["shape"]["trained_steps"] == fixed.sampling.window
+    assert {choice["fragment_size"] for choice in found["choices"]} == {2}
+    assert {choice["tag_groups"] for choice in found["choices"]} == {0}
+    assert {choice["max_staleness"] for choice in found["choices"]} == {0}
+    ahead = json.loads(_run(*words, "--staleness", "1"))["choices"]
+    assert {choice["max_staleness"] for choice in ahead} == {1}
+
+
+def test_a_simulated_configuration() -> None:
+    words = ("sim", "--profile", "qwen-image", "--rollout", "h100=2", "--trainer", "h100=14",
+             "--fragment-size", "8", "--tag", "28", "--batches", "2")  # fmt: skip
+    shown = _run(*words)
+    assert "split: 2 H100 : 14 H100" in shown
+    assert "TAG up to 28 groups (fixed)" in shown
+    found = json.loads(_run(*words, "--json"))
+    (row,) = found["rows"]
+    assert row["step_seconds"] == pytest.approx(72, rel=0.03)
+    assert row["staleness"] == {"0": 1.0}
+    assert row["busy"]["trainer"]["generate"] > 0.5
+    assert "tail" in row["bubbles"]["rollout"]
+
+
+def test_techniques_side_by_side() -> None:
+    words = ("sim", "--profile", "qwen-image", "--rollout", "h100=8", "--trainer", "h100=8",
+             "--fragment-size", "8", "--batches", "2", "--compare")  # fmt: skip
+    shown = _run(*words)
+    assert all(name in shown for name in ("naive", "+ GAP", "+ TSP", "+ TAG", "+ one-step"))
+    assert "colocated: 2026-06 141" in shown
+    rows = json.loads(_run(*words, "--json"))["rows"]
+    assert rows[0]["step_seconds"] > 1.8 * rows[-1]["step_seconds"]
+    assert {row["fragment_size"] for row in rows} == {8}

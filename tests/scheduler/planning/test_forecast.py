@@ -1,0 +1,107 @@
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from services.scheduler.costs.floor import floor_seconds
+from services.scheduler.costs.profile import load_profile
+from services.scheduler.planning.forecast import forecast, situation_of
+from services.scheduler.planning.planner import fragment_sizes
+from services.scheduler.planning.splits import Split, splits
+from services.scheduler.sim.profiled import ScheduleChoice, simulate
+from services.scheduler.tag.waves import makespan
+
+STRICT = ScheduleChoice(tag="auto")
+ONE_STEP = replace(STRICT, max_staleness=1)
+NAIVE = ScheduleChoice(mode="naive")
+profiles = st.sampled_from([
+    load_profile(name, variant)
+    for name in ("qwen-image", "flux1-dev", "wan2.1-14b", "hunyuanvideo")
+    for variant in ("lora", "full")
+])  # fmt: skip
+kinds = st.sampled_from(["H100", "A100", "H20"])
+schedules = st.sampled_from([STRICT, ONE_STEP, NAIVE, replace(ONE_STEP, early_fraction=0.5)])
+
+
+@given(profiles, st.integers(1, 20), st.integers(1, 20), kinds, schedules)
+def test_no_forecast_beats_the_bound(profile, generate, train, kind, schedule):  # type: ignore[no-untyped-def]
+    split = Split({kind: generate}, {"H100": train})
+    bound = floor_seconds(profile, split.devices)
+    for size in (4, profile.shape.group_size):
+        assert forecast(profile, split, size, schedule).seconds > bound
+
+
+@given(profiles, st.integers(1, 20), st.integers(1, 20))
+def test_asynchrony_and_help_never_make_a_forecast_slower(profile, generate, train):  # type: ignore[no-untyped-def]
+    split = Split({"A100": generate}, {"H100": train})
+    naive = forecast(profile, split, 4, NAIVE).seconds
+    gap = forecast(profile, split, 4, ScheduleChoice()).seconds
+    helped = forecast(profile, split, 4, STRICT).seconds
+    assert helped <= gap * 1.005 and gap <= naive
+    without = forecast(profile, split, 4, ScheduleChoice(max_staleness=1)).seconds
+    assert without <= gap * 1.02  # but for a group that is generated in vain
+    assert forecast(profile, split, 4, ONE_STEP).seconds <= without
+
+
+@settings(max_examples=30)
+@given(profiles, st.integers(2, 40), kinds, st.sampled_from([STRICT, ONE_STEP, NAIVE]))
+def test_another_device_is_never_forecast_slower(profile, number, kind, schedule):  # type: ignore[no-untyped-def]
+    def best(devices: dict[str, int]) -> float:
+        return min(
+            forecast(profile, split, size, schedule).seconds
+            for split in splits(profile, devices)
+            for size in fragment_sizes(profile, schedule)
+        )
+
+    assert best({"H100": number, kind: number + 1}) <= best({"H100": number, kind: number}) * 1.01
+
+
+@pytest.mark.parametrize(
+    ("name", "generate", "train", "size", "schedule"),
+    [
+        ("qwen-image", 24, 8, 4, STRICT),
+        ("qwen-image", 2, 14, 8, STRICT),
+        ("flux1-dev", 4, 12, 8, STRICT),
+        ("flux1-dev", 12, 20, 8, NAIVE),
+        ("wan2.1-14b", 8, 24, 4, STRICT),
+        ("hunyuanvideo", 14, 18, 12, ONE_STEP),
+        ("qwen-image", 23, 9, 8, ONE_STEP),
+        ("flux1-dev", 6, 10, 4, ONE_STEP),
+    ],
+)
+def test_forecasts_come_near_the_simulator(
+    name: str, generate: int, train: int, size: int, schedule: ScheduleChoice
+) -> None:
+    profile = load_profile(name)
+    split = Split({"H100": generate}, {"H100": train})
+    found = forecast(profile, split, size, schedule)
+    tag = profile.shape.groups if schedule is ONE_STEP else found.groups
+    simulated = simulate(
+        profile, rollout=split.rollout, trainer=split.trainer, batches=6, causes=False,
+        schedule=replace(schedule, fragment_size=size, tag=tag),
+    )  # fmt: skip
+    assert found.seconds == pytest.approx(simulated.step_seconds, rel=0.05)
+
+
+def test_fixed_help_is_kept() -> None:
+    profile, split = load_profile("qwen-image"), Split({"H100": 8}, {"H100": 24})
+    fixed = replace(STRICT, tag=7)
+    found = forecast(profile, split, 8, fixed)
+    assert found.groups == 7
+    assert found.seconds == makespan(situation_of(profile, split, 8), 7)
+
+
+def test_one_step_help_leaves_what_others_have_in_hand() -> None:
+    """Two whole groups in hand of each of 16 devices are all that there are."""
+    profile, split = load_profile("flux1-dev"), Split({"A100": 16}, {"H100": 16})
+    assert forecast(profile, split, 16, ONE_STEP).groups == 0
+    assert forecast(profile, split, 4, ONE_STEP).groups > 0
+
+
+def test_half_the_lead_gains_half() -> None:
+    profile, split = load_profile("qwen-image"), Split({"H100": 22}, {"H100": 10})
+    whole = replace(ONE_STEP, tag=0)
+    schedules = (replace(STRICT, tag=0), whole, replace(whole, early_fraction=0.5))
+    strict, full, half = (forecast(profile, split, 8, each).seconds for each in schedules)
+    assert half == pytest.approx((strict + full) / 2)

@@ -1,0 +1,184 @@
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from services.scheduler.costs.floor import floor_seconds, split_bound
+from services.scheduler.costs.profile import load_profile
+from services.scheduler.lookahead import look_ahead
+from services.scheduler.planning.splits import Split
+from services.scheduler.planning.techniques import compare
+from services.scheduler.sim.measured import Simulated
+from services.scheduler.sim.profiled import (
+    ScheduleChoice,
+    help_seconds,
+    helpers,
+    simulate,
+    timing_of,
+)
+from shared.errors import UserError
+
+QWEN, FLUX = load_profile("qwen-image"), load_profile("flux1-dev")
+GAP = ScheduleChoice(fragment_size=4)
+
+
+def _qwen(generate: int, train: int, schedule: ScheduleChoice, batches: int = 4) -> Simulated:
+    return simulate(
+        QWEN, rollout={"H100": generate}, trainer={"H100": train}, schedule=schedule,
+        batches=batches,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("generate", "train", "schedule", "seconds"),
+    [
+        # The study's rows of naive and GAP at 16 devices, its best splits.
+        (8, 8, ScheduleChoice(mode="naive", tsp=False, fragment_size=16), 125),
+        (12, 4, replace(GAP, tsp=False), 78),
+        (12, 4, GAP, 77),
+        (2, 14, replace(GAP, fragment_size=8, tag=28), 69),
+    ],
+)
+def test_the_studys_rows(
+    generate: int, train: int, schedule: ScheduleChoice, seconds: float
+) -> None:
+    assert _qwen(generate, train, schedule).step_seconds == pytest.approx(seconds, rel=0.05)
+
+
+@settings(max_examples=12)
+@given(
+    generate=st.integers(1, 12),
+    train=st.integers(1, 12),
+    schedule=st.builds(
+        ScheduleChoice,
+        mode=st.sampled_from(["pipelined", "naive"]),
+        fragment_size=st.sampled_from([None, 8, 16]),
+        tsp=st.booleans(),
+        tag=st.sampled_from([0, 5, 32]),
+        max_staleness=st.just(0),
+    ),
+)
+def test_a_schedule_never_beats_its_bound_and_shares_add_up(
+    generate: int, train: int, schedule: ScheduleChoice
+) -> None:
+    split = Split({"A100": generate}, {"H100": train})
+    found = simulate(
+        FLUX, rollout=split.rollout, trainer=split.trainer, schedule=schedule, batches=1, seed=None
+    )
+    bound = floor_seconds(FLUX, split.devices)
+    if not schedule.may_help:
+        bound = split_bound(FLUX, split.rollout, split.trainer)
+    assert found.step_seconds > bound
+    assert found.floor_seconds == pytest.approx(floor_seconds(FLUX, split.devices))
+    assert found.utilisation == found.floor_seconds / found.step_seconds
+    for pool, busy in found.busy.items():
+        bubbles = found.bubbles[pool]
+        assert all(share >= 0 for share in (*busy.values(), *bubbles.values()))
+        assert sum(busy.values()) + sum(bubbles.values()) == pytest.approx(1, abs=0.01)
+    assert found.staleness == {0: 1.0}
+    assert found.discarded >= 0
+
+
+def test_one_step_asynchrony_is_stale_by_one_at_most_and_removes_the_tail() -> None:
+    strict = _qwen(11, 5, replace(GAP, fragment_size=8))
+    ahead = _qwen(11, 5, replace(GAP, fragment_size=8, max_staleness=1), batches=6)
+    assert set(ahead.staleness) == {0, 1} and ahead.staleness[1] > 0.1
+    assert ahead.step_seconds < 0.92 * strict.step_seconds
+    assert sum(ahead.bubbles["rollout"].values()) < 0.02
+    assert sum(strict.bubbles["rollout"].values()) > 0.1
+
+
+def test_work_taken_from_stock_is_paid_for() -> None:
+    """Here the trainer fills the lead in one batch, and nine batches live on it."""
+    found = simulate(
+        FLUX, rollout={"H100": 6}, trainer={"H100": 10}, batches=6, causes=False,
+        schedule=ScheduleChoice(fragment_size=16, tag=32, max_staleness=1),
+    )  # fmt: skip
+    assert found.step_seconds == pytest.approx(126.1, rel=0.015)  # of 11 batches, one whole cycle
+    assert found.utilisation < 1
+
+
+def test_uneven_shares_cost_time_without_tsp_only() -> None:
+    """16 samples on 10 devices take as long as on 8."""
+    trainer = {"H100": 10}
+    fluid, whole = (timing_of(FLUX, trainer, tsp=tsp).train(16) for tsp in (True, False))
+    assert whole == pytest.approx(1.25 * fluid)
+    assert fluid * FLUX.shape.groups == pytest.approx(FLUX.training_work / 10)
+    rows = {
+        tsp: simulate(
+            FLUX, rollout={"H100": 6}, trainer=trainer, schedule=replace(GAP, tsp=tsp), batches=2
+        )
+        for tsp in (True, False)
+    }
+    assert rows[False].step_seconds > 1.05 * rows[True].step_seconds
+    assert rows[False].bubbles["trainer"]["remainder"] > 0.15
+
+
+def test_unequal_helpers_generate_at_their_mean_speed() -> None:
+    trainer = {"H100": 1, "A100": 1}
+    alone = help_seconds(FLUX, {"H100": 1}, 8)
+    assert helpers(FLUX, trainer) == 2
+    assert help_seconds(FLUX, trainer, 8) == pytest.approx(alone * 2 / (1 + 0.4348))
+
+
+def test_trainers_that_cannot_generate_do_not_help() -> None:
+    devices = {**QWEN.devices, "TPU": QWEN.devices["H100"].model_copy(update={"memory_gib": 41})}
+    small = QWEN.model_copy(
+        update={
+            "devices": devices,
+            "variant": QWEN.variant.model_copy(update={"memory_gib": 40}),
+        }
+    )
+    assert helpers(small, {"TPU": 4, "H100": 1}) == 1
+    found = simulate(
+        small, rollout={"H100": 4}, trainer={"TPU": 4}, batches=1, seed=None,
+        schedule=ScheduleChoice(fragment_size=16, tag=32),
+    )  # fmt: skip
+    assert "generate" not in found.busy["trainer"]
+
+
+def test_the_controller_of_tag_finds_its_help_with_the_look_ahead() -> None:
+    auto = replace(GAP, fragment_size=16, tag="auto")
+    found = simulate(
+        QWEN, rollout={"H100": 4}, trainer={"H100": 12}, schedule=auto, batches=2,
+        look_ahead=look_ahead,
+    )  # fmt: skip
+    fixed = _qwen(4, 12, replace(auto, tag=21), batches=2)
+    assert found.step_seconds == pytest.approx(fixed.step_seconds, rel=0.03)
+    assert {batch.reason for batch in found.tag} == {"look-ahead"}
+    assert all(18 <= batch.groups_generated <= 25 for batch in found.tag)
+
+
+def test_the_same_seed_gives_the_same_result() -> None:
+    first, again = (_qwen(8, 8, GAP, batches=1) for _ in range(2))
+    other = simulate(
+        QWEN, rollout={"H100": 8}, trainer={"H100": 8}, schedule=GAP, batches=1, seed=1
+    )
+    assert first == again
+    assert first.step_seconds != other.step_seconds
+
+
+def test_techniques_add_up() -> None:
+    rows = compare(QWEN, Split({"H100": 8}, {"H100": 8}), batches=2, seed=None)
+    assert [row.name for row in rows] == ["naive", "+ GAP", "+ TSP", "+ TAG", "+ one-step"]
+    seconds = [row.simulated.step_seconds for row in rows]
+    assert all(after < before * 1.01 for before, after in pairwise(seconds))
+    assert seconds[-1] < 0.55 * seconds[0]
+
+
+@pytest.mark.parametrize(
+    ("rollout", "trainer", "words"),
+    [
+        ({}, {"H100": 1}, "no device for the rollout"),
+        ({"H100": 1}, {"A100": 0}, "no device for the trainer"),
+        ({"H100": 4}, {"L40S": 2}, "needs 52 GiB on a trainer device"),
+        ({"4090": 4}, {"H100": 2}, "needs 41.5 GiB on a rollout device"),
+    ],
+)
+def test_pools_that_cannot_work_are_refused(
+    rollout: dict[str, int], trainer: dict[str, int], words: str
+) -> None:
+    with pytest.raises(UserError, match=words):
+        simulate(QWEN, rollout=rollout, trainer=trainer, schedule=GAP)

@@ -1,0 +1,90 @@
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from services.scheduler.costs.profile import load_profile
+from services.scheduler.planning.recipes import (
+    profile_of,
+    schedule_of,
+    with_shape_of,
+    with_staleness,
+)
+from services.scheduler.sim.profiled import ScheduleChoice
+from shared.errors import UserError
+from shared.recipe import Recipe, load_recipe, override
+
+DIGITS = Path(__file__).parents[3] / "recipes" / "digits.toml"
+KNOWN = ("flux1-dev", "qwen-image", "wan2.1-14b")
+
+
+def _recipe(**changes: Any) -> Recipe:
+    plain = {
+        "batch.groups": 24, "batch.group_size": 12, "sampling.steps": 14, "sampling.window": 5,
+        "sampling.first_window_starts": (0, 2), "trainer.micro_batch": "auto",
+        "schedule.fragment_size": "auto", "schedule.tag": "auto", "schedule.tsp_steps": "auto",
+        "schedule.mode": "pipelined", "trainer.order": "arrival", "schedule.max_staleness": 0,
+    }  # fmt: skip
+    dotted = {key.replace("__", "."): value for key, value in changes.items()}
+    return override(load_recipe(DIGITS), {**plain, **dotted})
+
+
+def test_the_recipe_gives_the_batch_and_the_profile_the_costs() -> None:
+    profile = load_profile("flux1-dev")
+    shaped = with_shape_of(profile, _recipe(model__guidance=3.5))
+    shape = shaped.shape
+    assert (shape.groups, shape.group_size, shape.steps) == (24, 12, 14)
+    assert (shape.trained_steps, shape.updates) == (5, 1)
+    assert shaped.variant.forwards_per_step == 2
+    assert with_shape_of(profile, _recipe(model__guidance=1.0)).variant.forwards_per_step == 1
+    assert shaped.rollout == profile.rollout
+    assert shaped.training_work > shaped.shape.samples * 5 * 3 * 2 * profile.rollout.sample_seconds
+
+
+def test_what_is_open_is_for_the_planner() -> None:
+    assert schedule_of(_recipe()) == ScheduleChoice(tag="auto")
+
+
+def test_what_is_fixed_is_kept() -> None:
+    found = schedule_of(
+        _recipe(
+            schedule__fragment_size=4, schedule__tag=3, schedule__max_staleness="auto",
+            schedule__early_fraction=0.5, schedule__tsp_steps=1,
+        )
+    )  # fmt: skip
+    assert found == ScheduleChoice(
+        fragment_size=4, tag=3, max_staleness=1, early_fraction=0.5, tsp=False
+    )
+    assert schedule_of(_recipe(schedule__tag="off")).tag == 0
+    naive = schedule_of(_recipe(schedule__mode="naive", schedule__max_staleness=1))
+    assert (naive.mode, naive.tag, naive.max_staleness) == ("naive", 0, 0)
+
+
+def test_groups_in_order_are_generated_whole() -> None:
+    found = schedule_of(_recipe(trainer__order="index"))
+    assert found.in_order and found.fragment_size == 12
+
+
+def test_the_option_takes_the_recipes_place() -> None:
+    open_ = schedule_of(_recipe())
+    assert with_staleness(open_, None) == open_
+    assert with_staleness(open_, 1).max_staleness == 1
+    with pytest.raises(UserError, match="--staleness: 1 needs"):
+        with_staleness(ScheduleChoice(mode="naive"), 1)
+
+
+@pytest.mark.parametrize(
+    ("folder", "profile"),
+    [
+        ("models/Qwen-Image", "qwen-image"),
+        ("/data/FLUX.1-dev", "flux1-dev"),
+        ("Wan2.1-14B-diffusers", "wan2.1-14b"),
+    ],
+)
+def test_a_profile_is_found_by_the_models_name(folder: str, profile: str) -> None:
+    assert profile_of(_recipe(model__folder=Path(folder)), KNOWN) == profile
+
+
+def test_a_model_without_a_profile_needs_the_option() -> None:
+    with pytest.raises(UserError, match="--profile: no cost profile is named like the model"):
+        profile_of(_recipe(), KNOWN)
