@@ -7,6 +7,7 @@ from typing import Any
 from unittest.mock import patch
 
 from services.scheduler import assign, facts, lending
+from services.scheduler.recovery import READ_BACK
 from services.scheduler.sim import devices, faults, nemesis, scheduler, trainer
 from services.scheduler.sim.cluster import Cluster, build
 from services.scheduler.sim.devices import SimReward, SimRollout
@@ -116,7 +117,7 @@ def devices_begin_superseded_versions() -> AbstractContextManager[None]:
 
 
 def _recovery_without(stream: subjects.Stream) -> AbstractContextManager[None]:
-    streams = tuple(s for s in scheduler.READ_BACK if s is not stream)
+    streams = tuple(s for s in READ_BACK if s is not stream)
     original = scheduler.SimScheduler._follow
 
     def follow(self: scheduler.SimScheduler) -> None:
