@@ -189,12 +189,12 @@ def _lost_fragment(plan: Plan, state: State, slot: FragmentSlot, found: Fragment
 
 
 def trained(state: State, event: GroupTrained, now: float) -> State:
+    """Under whatever attempt: a trainer takes a group once, and ignores it when it comes again."""
     group = group_at(state, event.batch, event.group)
-    if group is None or not group.sent or group.attempt != event.attempt:
+    if group is None or event.worker in group.trained_by:
         return state
-    if group.trained_by == event.worker:
-        return state
-    state = state.with_group(event.batch, event.group, replace(group, trained_by=event.worker))
+    trained_by = (*group.trained_by, event.worker)
+    state = state.with_group(event.batch, event.group, replace(group, trained_by=trained_by))
     return replace(state, costs=state.costs.observe_train(event.seconds), trained_at=now)
 
 
@@ -319,7 +319,7 @@ def _unsent(state: State, slot: FragmentSlot) -> State:
     assert group is not None
     if not group.sent:
         return state
-    group = replace(group, sent=False, attempt=group.attempt + 1, trained_by=None)
+    group = replace(group, sent=False, attempt=group.attempt + 1)
     return state.with_group(slot.batch, slot.group, group)
 
 

@@ -167,7 +167,7 @@ def _should_lend(plan: Plan, state: State, trainer: WorkerState, now: float) -> 
 def has_ready(plan: Plan, batch: BatchState, trainer: WorkerState) -> bool:
     """Whether the trainer has a group to train."""
     for group in batch.groups:
-        if group.sent and group.trained_by != trainer.address:
+        if group.sent and trainer.address not in group.trained_by:
             return True
         if plan.trains_in_order and not group.sent:
             return False
@@ -223,7 +223,7 @@ def _others_are_sooner(
 ) -> bool:
     """Whether rollout, from the beginning, is done before the trainer comes back to it."""
     rate = sum(worker.slots / sample_seconds(state, worker) for worker in state.rollout)
-    ready = sum(group.sent and group.trained_by != trainer.address for group in batch.groups)
+    ready = sum(g.sent and trainer.address not in g.trained_by for g in batch.groups)
     back = ready * state.costs.train_seconds() + state.costs.switch_seconds()
     left = max(lane.free_at for lane in lanes_of(state, trainer, now)) - now
     return samples / rate < back + left

@@ -79,8 +79,8 @@ class GroupState:
     """How often it was sent to the trainer in vain."""
     sent: bool = False
     """To the trainer, in this attempt."""
-    trained_by: str | None = None
-    """Address of the trainer that has it in its gradient."""
+    trained_by: tuple[str, ...] = ()
+    """Addresses of the trainers that have it in their gradient; all but one are dead or zombies."""
 
     @property
     def num_pending(self) -> int:

@@ -60,7 +60,7 @@ def _use_of_trainer(state: State, worker: WorkerState) -> Use:
     batch = state.batch
     if batch is None:
         return "waiting_for_rollout"
-    if any(group.sent and group.trained_by != worker.address for group in batch.groups):
+    if any(group.sent and worker.address not in group.trained_by for group in batch.groups):
         return "training"
     if all(group.sent for group in batch.groups):
         return "committing"

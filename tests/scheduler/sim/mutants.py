@@ -221,7 +221,7 @@ def an_old_trainer_is_believed() -> AbstractContextManager[None]:
 
     def has_ready(plan: Plan, batch: BatchState, worker: WorkerState) -> bool:
         groups = tuple(
-            replace(g, trained_by=worker.address if g.trained_by else None) for g in batch.groups
+            replace(g, trained_by=(worker.address,) if g.trained_by else ()) for g in batch.groups
         )
         return original(plan, replace(batch, groups=groups), worker)
 
