@@ -6,11 +6,19 @@ ARGS ?=
 UV_EXTRA ?=
 SOURCES := pyproject.toml constraints.txt
 
-.PHONY: install demo test check lint types compose-up compose-down clean
+.PHONY: install demo bench bench-quick test check lint types compose-up compose-down clean
 
 install: $(VENV)/.installed
 demo: $(VENV)/.installed
 	$(VENV)/bin/digenrl up recipes/digits.toml $(ARGS)
+
+# All performance tables, in about an hour on two cores; a few of them in minutes. Nothing else should
+# run meanwhile. ARGS=--resume leaves out what is there.
+bench: $(VENV)/.installed
+	$(VENV)/bin/digenrl bench all $(ARGS)
+
+bench-quick: $(VENV)/.installed
+	$(VENV)/bin/digenrl bench all --quick --results runs/bench-quick --pictures runs/bench-quick $(ARGS)
 
 test: $(TEST_VENV)/.installed
 	$(TEST_VENV)/bin/python -m pytest $(ARGS)

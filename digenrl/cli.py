@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from digenrl.bench.cli import bench
 from shared.errors import DigenRLError, UserError
 
 EXIT_FAILED = 1
@@ -24,6 +25,7 @@ app = typer.Typer(
 )
 model = typer.Typer(help="Make the demo's model.", no_args_is_help=True)
 app.add_typer(model, name="model")
+app.add_typer(bench, name="bench")
 
 RecipeFile = Annotated[Path, typer.Argument(help="the run's recipe, a TOML file")]
 
@@ -47,7 +49,12 @@ def up(
         str | None, typer.Option(help="arrival, or index for the same bytes each time")
     ] = None,
     rollout_workers: Annotated[int | None, typer.Option(help="how many rollout workers")] = None,
-    mode: Annotated[str | None, typer.Option(help="pipelined, or naive for comparison")] = None,
+    can_train: Annotated[
+        bool | None, typer.Option(help="rollout workers help a trainer that is behind")
+    ] = None,
+    mode: Annotated[
+        str | None, typer.Option(help="pipelined, colocated (one device), or naive for comparison")
+    ] = None,
     tag: Annotated[
         str | None, typer.Option(help="auto, off, or how many groups the trainer generates")
     ] = None,
@@ -78,7 +85,8 @@ def up(
         "run.seed": seed,
         "run.name": name,
         "trainer.order": order,
-        "rollout.workers": rollout_workers,
+        "rollout.workers": _rollout_workers(rollout_workers, mode),
+        "rollout.can_train": can_train,
         "schedule.mode": mode,
         "schedule.tag": _number(tag),
         "schedule.max_staleness": _number(staleness),
@@ -88,6 +96,11 @@ def up(
     }
     request = Request(recipe, overrides, resume=resume, port=port, runs=runs.resolve())
     raise typer.Exit(asyncio.run(run_locally(prepare(request))))
+
+
+def _rollout_workers(asked: int | None, mode: str | None) -> int | None:
+    """Colocated, the trainer's device is all there needs to be."""
+    return 0 if asked is None and mode == "colocated" else asked
 
 
 def _number(text: str | None) -> str | int | float | None:

@@ -16,10 +16,11 @@ from rich import print
 
 from services.reward.app import weighted_sum
 from services.reward.scorer import build_scorers
-from services.rollout.engine import RolloutEngine
 from services.scheduler.advantage import group_advantages
 from services.trainer.engine import TrainerEngine
 from shared.contracts import Fragment, GenerateFragment, Policy, Prompt
+from shared.diffusion.generation import Generator
+from shared.diffusion.policy import load_policy
 from shared.prompts import PromptOrder, read_prompts
 from shared.recipe import Recipe, load_recipe
 from shared.seeds import window_start
@@ -33,7 +34,7 @@ class Loop:
     def __init__(self, recipe: Recipe, *, advantages: Advantages = group_advantages) -> None:
         self.recipe = recipe
         self.trainer = TrainerEngine(recipe)
-        self._rollout = RolloutEngine(recipe)
+        self._rollout = Generator(recipe, load_policy(recipe, {"transformer", "text", "decoder"}))
         self._scorers = build_scorers(recipe.reward.scorers)
         self._advantages = advantages
         self._order = PromptOrder(read_prompts(recipe.data.prompts), recipe.run.seed)

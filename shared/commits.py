@@ -26,6 +26,10 @@ class TrainedGroup(Record):
     """Addresses of the devices that generated them."""
     rewards: tuple[FiniteFloat, ...]
     parts: dict[Token, tuple[FiniteFloat, ...]]
+    contribution: ObjectRef | None = None
+    """The gradient that was added for it, if a rollout device has computed it."""
+    trained_by: Token | None = None
+    """Address of that device; None: the trainer itself."""
 
 
 class CommitRecord(Record):

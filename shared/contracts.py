@@ -9,6 +9,9 @@ does right now. Tensors never travel here: a message names objects in the store.
     FragmentScored        reward -> scheduler
     FragmentFailed        any -> scheduler         the fragment needs another attempt
     TrainGroup            scheduler -> trainer     a whole, scored group with its advantages
+    ComputeGradient       scheduler -> one device  compute the gradient of a whole group
+    GradientComputed      device -> scheduler      it is stored, to be added up at the commit
+    GradientReleased      device -> scheduler      given back, not computed
     GroupTrained          trainer -> scheduler     its gradient is added up
     GroupFailed           any -> scheduler         the group must be sent to the trainer again
     PolicyPublished       trainer -> everybody     an optimizer step is committed
@@ -153,6 +156,16 @@ class FragmentFailed(Record):
     reason: Text
 
 
+class Contribution(Record):
+    """The gradient of one whole group, computed by a device that is not the trainer's."""
+
+    gradient: ObjectRef
+    tally: dict[Token, FiniteFloat] = Field(max_length=32)
+    """What happened to its rows: its part of the metrics of the optimizer step."""
+    worker: Token
+    """Address of the device."""
+
+
 class TrainGroup(Record):
     kind: Literal["train_group"] = "train_group"
     batch: Count
@@ -164,6 +177,41 @@ class TrainGroup(Record):
     """In the order of their samples."""
     advantages: Annotated[tuple[FiniteFloat, ...], Field(max_length=MAX_GROUP_SIZE)]
     """One per sample of the group, in order."""
+    contribution: Contribution | None = None
+    """Its gradient, if that is computed already: the trainer only adds it."""
+
+
+class ComputeGradient(Record):
+    """For a rollout device that declares that it can train, while the trainer is behind."""
+
+    kind: Literal["compute_gradient"] = "compute_gradient"
+    group: TrainGroup
+    policy: Policy
+    """The version that the batch is trained from: the gradient is that of these weights."""
+    worker: Token
+    """Address of the device."""
+
+
+class GradientComputed(Record):
+    kind: Literal["gradient_computed"] = "gradient_computed"
+    batch: Count
+    group: Count
+    attempt: Count
+    policy: Policy
+    """Whose gradient it is."""
+    contribution: Contribution
+    seconds: Seconds
+    """On the device."""
+
+
+class GradientReleased(Record):
+    kind: Literal["gradient_released"] = "gradient_released"
+    batch: Count
+    group: Count
+    attempt: Count
+    worker: Token
+    reason: Literal["stale", "draining", "failed"]
+    """stale: its batch is committed. failed: this device is not asked again."""
 
 
 class GroupTrained(Record):
@@ -175,7 +223,7 @@ class GroupTrained(Record):
     attempt: Count
     worker: Token
     seconds: Seconds
-    """On the device."""
+    """On the device; 0 if its gradient is zero, or was computed elsewhere."""
 
 
 class GroupFailed(Record):
@@ -246,6 +294,11 @@ class Device(Record):
     """What the worker will hold of the model."""
     slots: Annotated[int, Field(ge=0, le=4096)] = 0
     """Fragments that it generates at the same time; 0 if it cannot generate."""
+    fluid: bool = False
+    """A trainer of several devices, each with all weights: each finishes the fragment that it has
+    and then trains, whatever the others do. If not, all of them change over together."""
+    can_train: bool = False
+    """A rollout device that computes gradients of whole groups if it is asked to."""
 
     @property
     def refusal(self) -> str | None:
@@ -280,18 +333,23 @@ class WorkerStatus(Record):
     loan: DeviceLoan | None = None
 
 
-Slotted = GenerateFragment | FragmentGenerated | FragmentScored | TrainGroup
+Slotted = (
+    GenerateFragment | FragmentGenerated | FragmentScored | TrainGroup
+    | ComputeGradient | GradientComputed
+)  # fmt: skip
 """Messages with a slot of their own: stored at most once, whoever publishes them how often."""
 Event = (
     FragmentGenerated
     | FragmentReleased
     | FragmentScored
     | FragmentFailed
+    | GradientComputed
+    | GradientReleased
     | GroupTrained
     | GroupFailed
     | PolicyPublished
     | OperatorRequest
     | TagRequest
 )
-Command = GenerateFragment | TrainGroup | SetDevice
+Command = GenerateFragment | TrainGroup | ComputeGradient | SetDevice
 Message = Annotated[Event | Command | WorkerStatus, Field(discriminator="kind")]

@@ -95,8 +95,9 @@ class Batch(Table):
 class Schedule(Table):
     """How the devices are kept busy. None of it changes the update (docs/scheduling.md)."""
 
-    mode: Literal["pipelined", "naive"] = "pipelined"
-    """naive: a whole batch is generated, then scored, then trained."""
+    mode: Literal["pipelined", "naive", "colocated"] = "pipelined"
+    """naive: a whole batch is generated, then scored, then trained. colocated: the same, with every
+    device generating its share of the groups and then training it."""
     fragment_size: Positive | Literal["auto"] = "auto"
     """Samples that one device generates at a time."""
     tsp_steps: Positive | Literal["auto"] = "auto"
@@ -110,13 +111,13 @@ class Schedule(Table):
 
     @property
     def staleness_limit(self) -> int:
-        if self.mode == "naive":
+        if self.mode != "pipelined":
             return 0
         return 1 if self.max_staleness == "auto" else self.max_staleness
 
     @property
     def trainer_may_help(self) -> bool:
-        return self.mode == "pipelined" and self.tag not in ("off", 0)
+        return self.mode == "colocated" or (self.mode == "pipelined" and self.tag not in ("off", 0))
 
 
 class Algorithm(Table):
@@ -147,12 +148,17 @@ class Trainer(Table):
     """index: gradients are summed in the order of the groups, so that the same seed gives the
     same adapter to the last bit, however many workers there are."""
     threads: Positive = 1
+    devices: Positive = 1
+    """GPUs of this host that train together, each with all weights. On a CPU, replicas of the
+    network in one process."""
 
 
 class Rollout(Table):
-    workers: Positive = 1
-    """How many `digenrl up` starts."""
+    workers: NonNegative = 1
+    """How many `digenrl up` starts; 0 where the trainer's devices are all there are."""
     threads: Positive = 1
+    can_train: bool = False
+    """Whether rollout devices compute gradients of whole groups while the trainer is behind."""
 
 
 class Scorer(Table):
@@ -217,7 +223,27 @@ class Recipe(Table):
             self.schedule.tsp_steps, self.sampling.window, "schedule.tsp_steps", "sampling.window"
         )
         _check_at_most(self.schedule.tag, self.batch.groups, "schedule.tag", "batch.groups")
+        self._check_devices()
         return self
+
+    def _check_devices(self) -> None:
+        in_order = self.trainer.order == "index"
+        colocated = self.schedule.mode == "colocated"
+        if not self.rollout.workers and not colocated:
+            raise ValueError(
+                'rollout.workers: 0 needs schedule.mode "colocated"; otherwise start at least 1'
+            )
+        if colocated and self.rollout.workers and not self.rollout.can_train:
+            raise ValueError(
+                'rollout.can_train: schedule.mode "colocated" trains on every device; set it to '
+                "true, or rollout.workers to 0"
+            )
+        if in_order and (self.rollout.can_train or self.trainer.devices > 1):
+            field = "rollout.can_train" if self.rollout.can_train else "trainer.devices"
+            raise ValueError(
+                f"{field}: sums gradients in the order in which devices are done; trainer.order "
+                '"index" needs one device that trains'
+            )
 
 
 def load_recipe(path: Path) -> Recipe:

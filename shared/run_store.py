@@ -20,7 +20,8 @@ from shared.recipe import Recipe
 from shared.store import ObjectStore
 
 MAY_CHANGE = {
-    "run.steps", "rollout.workers", "rollout.threads", "reward.workers", "reward.threads",
+    "run.steps", "rollout.workers", "rollout.threads", "rollout.can_train", "trainer.devices",
+    "reward.workers", "reward.threads",
     "schedule.mode", "schedule.tag", "schedule.early_fraction",
     "evaluation.seed", "evaluation.samples_per_prompt", "evaluation.digits",
 }  # fmt: skip

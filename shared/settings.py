@@ -52,7 +52,7 @@ class ServiceSettings(Endpoints):
     memory_gib: float | None = Field(default=None, gt=0)
     """What this worker may take of its device, where others use it too."""
     slowdown: float = Field(default=1.0, ge=1)
-    """Rollout: generate this many times slower, to try unequal devices on equal ones."""
+    """Rollout: generate and train this many times slower, to try unequal devices on equal ones."""
 
     def connect_bus(self) -> AbstractAsyncContextManager[Bus]:
         return Bus.connect(self.nats_url.get_secret_value(), run=self.run, name=self.worker)

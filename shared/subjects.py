@@ -4,14 +4,17 @@
     dg.<run>.traj.<batch>.<group>.<first sample>.<attempt>     DG_TRAJ    FragmentGenerated
     dg.<run>.rew.<batch>.<group>.<first sample>.<attempt>      DG_REW     FragmentScored
     dg.<run>.train.<batch>.<group>.<attempt>                   DG_TRAIN   TrainGroup
+    dg.<run>.grad.<address>.<batch>.<group>.<attempt>          DG_GRAD    ComputeGradient
+    dg.<run>.part.<batch>.<group>.<attempt>                    DG_PART    GradientComputed
     dg.<run>.device.<address>                                  DG_DEVICE  SetDevice
     dg.<run>.evt.<kind>                                        DG_EVT     everything else
     dg.<run>.quarantine.<stream>.<sequence>                    DG_DLQ     bytes that are no message
     dg.<run>.live.<service>.<worker>                           (none)     WorkerStatus
 
-The first four streams keep one message per subject and refuse a second, for ever and over
-restarts: whoever does a piece of work twice finds its slot taken. A task names the device that is
-to do it; given to another device, it has another slot, and still one slot for its result.
+The first six streams keep one message per subject and refuse a second, for ever and over
+restarts: whoever does a piece of work twice finds its slot taken. A task (fragment or gradient)
+names the device that is to do it; given to another device, it has another slot, and still one slot
+for its result.
 DG_DEVICE keeps the newest message per subject: what a device is wanted to do.
 """
 
@@ -19,11 +22,13 @@ import re
 from dataclasses import dataclass
 
 from shared.contracts import (
+    ComputeGradient,
     Fragment,
     FragmentGenerated,
     FragmentScored,
     FragmentSlot,
     GenerateFragment,
+    GradientComputed,
     Message,
     SetDevice,
     TrainGroup,
@@ -49,10 +54,14 @@ TASK = Stream("DG_TASK", ("dg.*.task.>",), 64 * MIB, slots=True)
 TRAJ = Stream("DG_TRAJ", ("dg.*.traj.>",), 64 * MIB, slots=True)
 REW = Stream("DG_REW", ("dg.*.rew.>",), 64 * MIB, slots=True)
 TRAIN = Stream("DG_TRAIN", ("dg.*.train.>",), 64 * MIB, slots=True)
+GRAD = Stream("DG_GRAD", ("dg.*.grad.>",), 64 * MIB, slots=True)
+PART = Stream("DG_PART", ("dg.*.part.>",), 64 * MIB, slots=True)
 DEVICE = Stream("DG_DEVICE", ("dg.*.device.>",), 16 * MIB, slots=False, newest=True)
 EVT = Stream("DG_EVT", ("dg.*.evt.>",), 64 * MIB, slots=False)
 DLQ = Stream("DG_DLQ", (ADVISORIES, "dg.*.quarantine.>"), 64 * MIB, slots=False)
-STREAMS = (TASK, TRAJ, REW, TRAIN, DEVICE, EVT, DLQ)
+STREAMS = (TASK, TRAJ, REW, TRAIN, GRAD, PART, DEVICE, EVT, DLQ)
+ADDRESSED = (TASK, GRAD)
+"""Their subjects name the device before the batch."""
 
 _FRAGMENT = re.compile(
     r"\Adg\.[^.]+\.(?:task\.[^.]+|traj|rew)\.(\d{1,9})\.(\d{1,9})\.(\d{1,9})\.(\d{1,9})\Z"
@@ -68,8 +77,18 @@ def subject_of(run: str, message: Message) -> str:
             return f"dg.{run}.traj.{_numbers(fragment)}"
         case FragmentScored(fragment=fragment):
             return f"dg.{run}.rew.{_numbers(fragment)}"
+        case ComputeGradient(group=group):
+            return f"dg.{run}.grad.{message.worker}.{group.batch}.{group.group}.{group.attempt}"
+        case GradientComputed():
+            return f"dg.{run}.part.{message.batch}.{message.group}.{message.attempt}"
         case TrainGroup():
             return f"dg.{run}.train.{message.batch}.{message.group}.{message.attempt}"
+        case _:
+            return _subject_without_slot(run, message)
+
+
+def _subject_without_slot(run: str, message: Message) -> str:
+    match message:
         case SetDevice():
             return f"dg.{run}.device.{message.worker}"
         case WorkerStatus():
@@ -87,12 +106,17 @@ def stream_of(subject: str) -> Stream:
 def batch_subject(run: str, stream: Stream, batch: int) -> str:
     """Every slot of one batch in one stream."""
     kind = stream.subjects[0].split(".")[2]
-    return f"dg.{run}.{kind}{'.*' if stream is TASK else ''}.{batch}.>"
+    return f"dg.{run}.{kind}{'.*' if stream in ADDRESSED else ''}.{batch}.>"
 
 
 def tasks_for(run: str, address: str) -> str:
     """Every fragment given to one device."""
     return f"dg.{run}.task.{address}.>"
+
+
+def gradients_for(run: str, address: str) -> str:
+    """Every group whose gradient one device is to compute."""
+    return f"dg.{run}.grad.{address}.>"
 
 
 def device_subject(run: str, address: str) -> str:

@@ -1,6 +1,7 @@
 """What every worker does besides its work: say what it is doing, once a second and at changes."""
 
 import asyncio
+import contextlib
 import os
 import time
 import uuid
@@ -41,6 +42,7 @@ class Worker:
     busy_seconds: float = 0.0
     seconds: dict[Activity, float] = field(default_factory=dict)
     _activity: Activity = "starting"
+    _doing: list[Activity] = field(default_factory=list)
     _since: float = field(default_factory=time.monotonic)
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -59,11 +61,15 @@ class Worker:
 
     @contextmanager
     def doing(self, activity: Activity) -> Iterator[None]:
-        began, self.activity = time.monotonic(), activity
+        """Of several devices each may do something; shown is what began last."""
+        began = time.monotonic()
+        self._doing.append(activity)
+        self.activity = activity
         try:
             yield
         finally:
-            self.activity = self.idle
+            self._doing.remove(activity)
+            self.activity = self._doing[-1] if self._doing else self.idle
             self.busy_seconds += time.monotonic() - began
 
     def report_now(self) -> None:
@@ -75,10 +81,10 @@ class Worker:
         while True:
             self._changed.clear()
             await bus.tell(self._status())
-            try:
-                await asyncio.wait_for(self._changed.wait(), STATUS_S)
-            except TimeoutError:
-                continue
+            # Not wait_for: in Python 3.11 it loses a cancellation that comes with its result.
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(STATUS_S):
+                    await self._changed.wait()
 
     def _status(self) -> WorkerStatus:
         self.activity = self.activity  # adds up its seconds

@@ -1,6 +1,7 @@
 """Make the demo's model and its rewards from nothing but scikit-learn's digits and a seed."""
 
 import hashlib
+import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,6 +13,7 @@ import torch
 from digenrl.digits.classifiers import build_rewards
 from digenrl.digits.data import Half, load_halves
 from digenrl.digits.generator import Pretraining, build_pipeline, pretrain, save_pipeline
+from digenrl.digits.network import Network
 
 TRANSFORMER = Path("transformer", "diffusion_pytorch_model.safetensors")
 
@@ -59,6 +61,18 @@ def build_model(
     for path in (*folder.rglob("*.safetensors"), *rewards_folder.glob("*.safetensors")):
         path.chmod(0o644)  # safetensors writes for the owner only
     report(f"wrote {folder} and {rewards_folder} in {time.monotonic() - started:.0f} s")
+
+
+def build_untrained(folder: Path, network: Network, *, seed: int) -> None:
+    """Write a diffusers folder with random weights: enough to time what a size costs."""
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # read when it is imported
+
+    from diffusers.utils import logging as diffusers_logging
+    from transformers.utils import logging as transformers_logging
+
+    for logging in (diffusers_logging, transformers_logging):
+        logging.disable_progress_bar()
+    save_pipeline(build_pipeline(seed, network), folder)
 
 
 @contextmanager

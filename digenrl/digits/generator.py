@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from digenrl.digits.data import NUM_DIGITS, SIZE, Half
+from digenrl.digits.network import Network
 from digenrl.digits.prompts import TEMPLATES, prompt_texts
 from digenrl.digits.text import CLIP_WIDTH, T5_WIDTH, build_text_parts
 from digenrl.digits.vae import build_vae
@@ -35,7 +36,7 @@ class Pretraining:
     report_every: int = 200
 
 
-def build_pipeline(seed: int) -> Any:
+def build_pipeline(seed: int, network: Network | None = None) -> Any:
     """Every component of a StableDiffusion3Pipeline; the transformer is untrained."""
     from diffusers import (
         FlowMatchEulerDiscreteScheduler,
@@ -43,20 +44,21 @@ def build_pipeline(seed: int) -> Any:
         StableDiffusion3Pipeline,
     )
 
+    size = network or Network()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         transformer = SD3Transformer2DModel(
             sample_size=SIZE,
-            patch_size=2,
+            patch_size=size.patch,
             in_channels=1,
             out_channels=1,
-            num_layers=3,
-            num_attention_heads=4,
-            attention_head_dim=16,
+            num_layers=size.layers,
+            num_attention_heads=size.heads,
+            attention_head_dim=size.head_width,
             joint_attention_dim=T5_WIDTH,
             pooled_projection_dim=2 * CLIP_WIDTH,
-            caption_projection_dim=64,
-            pos_embed_max_size=SIZE // 2,
+            caption_projection_dim=size.heads * size.head_width,
+            pos_embed_max_size=SIZE // size.patch,
             qk_norm="rms_norm",
         )
     pipeline = StableDiffusion3Pipeline(

@@ -1,17 +1,64 @@
-"""The generating half of a rollout worker: the whole model in memory, and a generator over it."""
+"""A rollout worker's device: the whole model in memory, to generate with, and to train if asked."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 
-from shared.diffusion.generation import Generated, Generator
-from shared.diffusion.policy import load_policy
+from shared.diffusion.devices import LocalGenerator
+from shared.diffusion.generation import Generator
+from shared.diffusion.lora import StagedAdapter
+from shared.diffusion.policy import LoadedPolicy, load_policy
+from shared.engines import GradientPart, GroupData
+from shared.errors import UserError
 from shared.recipe import Recipe
 
-__all__ = ["Generated", "RolloutEngine"]
+
+@dataclass(frozen=True, slots=True)
+class StagedWeights:
+    generator: Generator
+    adapter: StagedAdapter
+
+    @property
+    def digest(self) -> str:
+        return self.adapter.digest
+
+    async def adopt(self) -> None:
+        self.generator.adopt(self.adapter)  # exchanges pointers: a thread would take longer
 
 
-class RolloutEngine(Generator):
-    """Not thread-safe: one fragment at a time, as a device allows."""
+class RolloutEngine(LocalGenerator):
+    """`shared.engines.RolloutDevice`. Generation and gradients use one network, by turns."""
 
     def __init__(self, recipe: Recipe) -> None:
         torch.set_num_threads(recipe.rollout.threads)
-        super().__init__(recipe, load_policy(recipe, {"transformer", "text", "decoder"}))
+        loaded = load_policy(recipe, {"transformer", "text", "decoder"})
+        super().__init__(Generator(recipe, loaded))
+        self._gradient = _gradient(recipe, loaded) if recipe.rollout.can_train else None
+
+    async def stage(self, weights: bytes) -> StagedWeights:
+        adapter = await asyncio.to_thread(self._generator.stage, weights)
+        return StagedWeights(self._generator, adapter)
+
+    async def gradient(self, group: GroupData) -> GradientPart:
+        """Of one whole group, at the weights in use; only if the recipe has this device train.
+
+        Raises:
+            ContractError: if the fragments do not make up a group of this run.
+            UserError: if the device has not the memory.
+        """
+        assert self._gradient is not None
+        try:
+            return await asyncio.to_thread(self._gradient, group)
+        except torch.OutOfMemoryError as error:
+            raise UserError(
+                "rollout.can_train: a gradient does not fit this device's memory; set it to false"
+            ) from error
+
+
+def _gradient(recipe: Recipe, loaded: LoadedPolicy) -> Callable[[GroupData], GradientPart]:
+    # Only workers that train pay for its import.
+    from shared.diffusion.training.contribution import GroupGradients
+
+    return GroupGradients(loaded, recipe).compute

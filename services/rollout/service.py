@@ -12,19 +12,23 @@ async def run(settings: ServiceSettings) -> None:
 
 
 async def _work(process: WorkerProcess) -> None:
-    from services.rollout.app import RolloutApp  # torch, once the probes answer
-    from services.rollout.engine import RolloutEngine
+    from services.rollout.app import RolloutApp
+    from services.rollout.engine import RolloutEngine  # torch, once the probes answer
+    from services.rollout.slowed import SlowedDevice
     from shared.diffusion.device import this_device
 
     settings, recipe = process.settings, process.recipe
-    device = this_device(recipe, slots=1, memory_gib=settings.memory_gib)
-    worker = Worker("rollout", settings.worker, "waiting_for_trainer", device=device)
+    registered = this_device(
+        recipe, slots=1, memory_gib=settings.memory_gib, can_train=recipe.rollout.can_train
+    )
+    worker = Worker("rollout", settings.worker, "waiting_for_trainer", device=registered)
     async with settings.connect_bus() as bus, settings.connect_index() as index:
         await process.refuse_or_go_on(worker, bus)
         engine = await asyncio.to_thread(RolloutEngine, recipe)
+        device = SlowedDevice(engine, settings.slowdown) if settings.slowdown > 1 else engine
         process.health.is_ready()
         app = RolloutApp(
-            engine, bus, process.store, index, worker,
-            max_staleness=recipe.schedule.staleness_limit, slowdown=settings.slowdown,
+            device, bus, process.store, index, worker,
+            max_staleness=recipe.schedule.staleness_limit,
         )  # fmt: skip
         await app.run()

@@ -6,17 +6,18 @@ import time
 import structlog
 from redis.exceptions import RedisError
 
-from services.rollout.engine import RolloutEngine
 from shared import subjects
 from shared.bus import Bus
 from shared.commits import read_commit
 from shared.contracts import ObjectRef, Policy, PolicyPublished
-from shared.diffusion.lora import StagedAdapter
-from shared.errors import DigenRLError, IntegrityError
+from shared.engines import RolloutDevice, Staged
+from shared.errors import DigenRLError, IntegrityError, Unavailable
 from shared.store import ObjectStore
 from shared.telemetry import WEIGHTS_LOAD_SECONDS, WEIGHTS_PAUSE_SECONDS
 from shared.versions import VersionIndex
 from shared.worker import Worker
+
+RETRY_S = 0.5
 
 log = structlog.get_logger()
 
@@ -26,19 +27,19 @@ class Weights:
 
     def __init__(
         self,
-        engine: RolloutEngine,
+        device: RolloutDevice,
         bus: Bus,
         store: ObjectStore,
         index: VersionIndex,
         worker: Worker,
     ) -> None:
-        self._engine = engine
+        self._device = device
         self._bus = bus
         self._store = store
         self._index = index
         self._worker = worker
         self._policy: Policy | None = None
-        self._staging: tuple[Policy, asyncio.Task[StagedAdapter]] | None = None
+        self._staging: tuple[Policy, asyncio.Task[Staged]] | None = None
         self.newest = -1
         """Highest version that this worker knows to be published."""
 
@@ -53,27 +54,39 @@ class Weights:
                     self._staging[1].cancel()
                 self._staging = event.policy, asyncio.create_task(self._stage(event.weights))
 
-    async def adopt(self, policy: Policy) -> None:
-        """Put ``policy`` in use, if it is not yet: between two fragments, without copying.
+    async def adopt(self, policy: Policy) -> bool:
+        """Put ``policy`` in use, if it is not yet; goes on until its weights can be had.
+
+        False, and it need not be in use, if a newer version is published.
 
         Raises:
             IntegrityError: if the weights found are not those of ``policy``.
         """
-        if self._policy == policy:
-            return
+        while self.newest <= policy.version:
+            try:
+                if self._policy != policy:
+                    await self._adopt(policy)
+                return True
+            except Unavailable as error:
+                log.warning("weights_unavailable", error=str(error))
+                await asyncio.sleep(RETRY_S)
+        return False
+
+    async def _adopt(self, policy: Policy) -> None:
+        """Between two fragments, without copying."""
         with self._worker.doing("loading_weights"):
             staged = await self._staged(policy)
         if staged.digest != policy.weights_digest:
             raise IntegrityError(f"version {policy.version}: its weights have another digest")
         began = time.monotonic()
-        self._engine.adopt(staged)
+        await staged.adopt()
         pause = time.monotonic() - began
         WEIGHTS_PAUSE_SECONDS.observe(pause)
         self._policy = policy
         self._worker.policy_version = policy.version
         log.info("policy_adopted", version=policy.version, pause_ms=round(1000 * pause, 3))
 
-    async def _staged(self, policy: Policy) -> StagedAdapter:
+    async def _staged(self, policy: Policy) -> Staged:
         staging, self._staging = self._staging, None
         if staging is not None and staging[0] == policy:
             try:
@@ -84,10 +97,10 @@ class Weights:
             self._staging = staging
         return await self._stage(await self._weights_of(policy))
 
-    async def _stage(self, weights: ObjectRef) -> StagedAdapter:
+    async def _stage(self, weights: ObjectRef) -> Staged:
         began = time.monotonic()
         data = await self._store.get(weights)
-        staged = await asyncio.to_thread(self._engine.stage, data)
+        staged = await self._device.stage(data)
         WEIGHTS_LOAD_SECONDS.observe(time.monotonic() - began)
         return staged
 

@@ -12,6 +12,7 @@ import structlog
 from redis.exceptions import RedisError
 
 from services.scheduler.deaths import death_of
+from services.scheduler.facts import holders
 from services.scheduler.horizon import Horizon
 from services.scheduler.machine import (
     DeviceReported,
@@ -30,10 +31,12 @@ from shared.bus import Bus
 from shared.commits import CommitRecord, commit_chain, read_commit
 from shared.contracts import (
     Command,
+    ComputeGradient,
     Event,
     FragmentFailed,
     FragmentGenerated,
     GenerateFragment,
+    GradientReleased,
     GroupFailed,
     PolicyPublished,
     SetDevice,
@@ -112,12 +115,12 @@ class Scheduler:
             self._measure(self.chain[-1])
         last = {stream.name: await self._read(stream) for stream in READ_BACK}
         await self._apply(Recovered())
-        self.expected = dict.fromkeys(_holders(self.state), time.monotonic())
+        self.expected = dict.fromkeys(holders(self.state), time.monotonic())
         await self.bus.on_status(self._note_status)
         self.health.is_ready()
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self.horizon.run())
-            for stream in (subjects.TRAJ, subjects.REW, subjects.EVT):
+            for stream in (subjects.TRAJ, subjects.REW, subjects.PART, subjects.EVT):
                 tasks.create_task(self._follow(stream, after=last[stream.name]))
             tasks.create_task(self._follow_deaths())
             tasks.create_task(self._watch_workers())
@@ -131,8 +134,9 @@ class Scheduler:
         for received in found:
             message = received.message
             if isinstance(message, PolicyPublished):
-                continue  # the commit records say it better
-            if isinstance(message, Event | GenerateFragment | TrainGroup):
+                self._inbox.put_nowait(message)  # one may have come since the chain was read
+                continue
+            if isinstance(message, Event | GenerateFragment | TrainGroup | ComputeGradient):
                 await self._apply(message)
         return last
 
@@ -169,8 +173,8 @@ class Scheduler:
         now = time.monotonic()
         self.meter.advance(now, uses(self.plan, self.state))
         state, commands = step(self.plan, self.state, event, now)
-        for command in commands:
-            await self._send(command)
+        # At once: each has a subject of its own, and fifty that wait for one another take 40 ms.
+        await asyncio.gather(*(self._send(command) for command in commands))
         if state.phase != self.state.phase:
             log.info("phase", phase=state.phase, failure=state.failure)
         self.horizon.note(self.state, state)
@@ -184,22 +188,27 @@ class Scheduler:
             self._inbox.put_nowait(_poisoned(command, str(error)))
 
     async def _record(self, event: PolicyPublished) -> None:
-        """A version is announced: believe its commit record, index it, then open its batch."""
-        number = event.policy.version
-        if number < len(self.chain):
-            return
-        record = await _retry(lambda: read_commit(self.store, self.bus.run, number))
-        if record is None or record.policy != event.policy or number != len(self.chain):
-            log.error("announcement_without_commit", version=number)
-            return
-        version = Version(policy=record.policy, weights=record.weights)
-        await _retry(lambda: self.index.publish(version))
+        """A version is announced: believe its commit record, open its batch, index it."""
+        while len(self.chain) <= event.policy.version:  # one before it may have been missed
+            number = len(self.chain)
+            record = await _retry(partial(read_commit, self.store, self.bus.run, number))
+            is_last = number == event.policy.version
+            if record is None or (is_last and record.policy != event.policy):
+                log.error("announcement_without_commit", version=event.policy.version)
+                return
+            await self._extend(record, event if is_last else _announcement(record))
+
+    async def _extend(self, record: CommitRecord, event: PolicyPublished) -> None:
         self.chain.append(record)
         self.committed_at.append(time.monotonic())
         self._published_at = time.monotonic() - event.seconds
-        self._measure(record)
         await self._apply(event)
+        # Devices wait for the batch, and find the version in its record as well.
+        version = Version(policy=record.policy, weights=record.weights)
+        await _retry(lambda: self.index.publish(version))
+        self._measure(record)
         await self._keep_usage(record)
+        number = record.policy.version
         if number > KEPT_BATCHES:
             self._to_forget.put_nowait(number - 1 - KEPT_BATCHES)
 
@@ -277,6 +286,8 @@ class Scheduler:
                 status.service,
                 slots=status.device.slots,
                 kind=status.device.kind,
+                fluid=status.device.fluid,
+                can_train=status.device.can_train,
             )
         )
 
@@ -290,17 +301,6 @@ class Scheduler:
                 self.seen.pop(address, None)
                 self._inbox.put_nowait(WorkerLeft(address))
                 log.warning("worker_left", address=address)
-
-
-def _holders(state: State) -> list[str]:
-    """Addresses that have a fragment in hand, as far as the streams say."""
-    return [
-        fragment.worker
-        for batch in state.batches
-        for group in batch.groups
-        for fragment in group.fragments
-        if fragment.stage == "issued" and fragment.worker is not None
-    ]
 
 
 def _tag_usage(entry: TagRecord, record: CommitRecord) -> TagUsage:
@@ -324,7 +324,18 @@ def _announcement(record: CommitRecord) -> PolicyPublished:
     return PolicyPublished(policy=record.policy, weights=record.weights, worker=record.worker)
 
 
-def _poisoned(command: GenerateFragment | TrainGroup, reason: str) -> FragmentFailed | GroupFailed:
+def _poisoned(
+    command: GenerateFragment | TrainGroup | ComputeGradient, reason: str
+) -> FragmentFailed | GroupFailed | GradientReleased:
+    if isinstance(command, ComputeGradient):
+        group = command.group
+        return GradientReleased(
+            batch=group.batch,
+            group=group.group,
+            attempt=group.attempt,
+            worker=command.worker,
+            reason="failed",
+        )
     if isinstance(command, TrainGroup):
         return GroupFailed(
             batch=command.batch, group=command.group, attempt=command.attempt, reason=reason

@@ -14,6 +14,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from services.scheduler.colocated import devices_of
 from services.scheduler.facts import new_batch, slot_of
 from services.scheduler.state import (
     BatchState,
@@ -69,9 +70,11 @@ def assign(plan: Plan, state: State, now: float) -> Issued:
 
 def _choose(plan: Plan, state: State, now: float) -> tuple[WorkerState, Work] | None:
     """The next device and its fragment; None if none is to be issued now."""
-    lent = _lent(state)
+    lent = _lent(plan, state)
     if not any(_has_room(plan, w) for w in (*state.rollout, *lent)):
         return None
+    if plan.mode == "colocated":
+        return _choose_own(plan, state, now)
     supply = _supply(plan, state)
     if supply is None:
         return None
@@ -91,13 +94,32 @@ def _choose(plan: Plan, state: State, now: float) -> tuple[WorkerState, Work] | 
     return None
 
 
+def _choose_own(plan: Plan, state: State, now: float) -> tuple[WorkerState, Work] | None:
+    """Colocated: of the groups that are a device's share."""
+    batch = state.batch
+    if batch is None:
+        return None
+    devices = devices_of(state)
+    able = [w for w in (*state.rollout, *_lent(plan, state)) if _has_room(plan, w) and w in devices]
+    for worker in sorted(able, key=lambda w: free_at(state, w, now)):
+        place, step = devices.index(worker), len(devices)
+        own = range(place, len(batch.groups), step)
+        size = plan.fragment_size or full_size(plan, worker.slots * step)
+        if worker.slots == 1 and plan.fragment_size is None:
+            size = plan.group_size
+        for index in own:
+            for fragment in _fragments_of(plan, batch.groups[index], size):
+                return worker, Work(batch.index, index, fragment)
+    return None
+
+
 def _help(plan: Plan, state: State, batch: BatchState, samples: int) -> Work | None:
     """What the trainer's device takes next, if it is lent, from the end of the batch.
 
     None if there is nothing that it may take. Then nothing may be left for it either: neither of
     the next batch, for its weights change before that were done, nor what exceeds its share.
     """
-    lent = _lent(state)
+    lent = _lent(plan, state)
     if not lent or batch is not state.batch:
         return None
     num_lanes = sum(worker.slots for worker in (*state.rollout, *lent))
@@ -106,9 +128,10 @@ def _help(plan: Plan, state: State, batch: BatchState, samples: int) -> Work | N
     return None if work is None or work.fragment.num_samples > state.tag.samples_left else work
 
 
-def _lent(state: State) -> list[WorkerState]:
+def _lent(plan: Plan, state: State) -> list[WorkerState]:
     trainer = state.trainer
-    lent = state.tag.mode == "generate" and state.tag.samples_left > 0
+    has_share = plan.mode == "colocated" or state.tag.samples_left > 0
+    lent = state.tag.mode == "generate" and has_share
     return [trainer] if trainer is not None and trainer.slots and lent else []
 
 
@@ -128,6 +151,20 @@ def _supply(plan: Plan, state: State) -> tuple[BatchState, int] | None:
         return None
     early = state.find_batch(following) or new_batch(plan, following, 0.0)
     return (early, plan.early_groups) if _num_samples(plan, early, plan.early_groups) else None
+
+
+def num_unissued(plan: Plan, state: State) -> int:
+    """Samples that rollout devices may begin before the next version: of the current batch, and
+    with one-step asynchrony of the next one."""
+    batch = state.batch
+    if batch is None:
+        return 0
+    current = _num_samples(plan, batch, plan.num_groups)
+    following = batch.index + 1
+    if not (plan.max_staleness and plan.early_groups) or following >= plan.num_batches:
+        return current
+    early = state.find_batch(following) or new_batch(plan, following, 0.0)
+    return current + _num_samples(plan, early, plan.early_groups)
 
 
 def _num_samples(plan: Plan, batch: BatchState, limit: int) -> int:
@@ -172,7 +209,28 @@ def lanes_of(state: State, worker: WorkerState, now: float) -> list[Lane]:
     for place, held in enumerate(worker.in_hand):
         elapsed = now - held.since if place < worker.slots else 0.0
         heapq.heapreplace(free, free[0] + max(0.0, held.num_samples * seconds - elapsed))
+    if worker.computes is not None:
+        heapq.heapreplace(free, free[0] + _gradient_left(state, worker, now))
     return [Lane(at, seconds, worker.address) for at in free]
+
+
+def seconds_left(
+    state: State, worker: WorkerState, now: float, *, everything: bool = False
+) -> float:
+    """Until a device is done with the fragment that it generates, or with all that it has."""
+    seconds = sample_seconds(state, worker)
+    left = 0.0
+    for place, held in enumerate(worker.in_hand if everything else worker.in_hand[: worker.slots]):
+        elapsed = now - held.since if place < worker.slots else 0.0
+        left += max(0.0, held.num_samples * seconds - elapsed)
+    computing = _gradient_left(state, worker, now) if everything and worker.computes else 0.0
+    return left / worker.slots + computing
+
+
+def _gradient_left(state: State, worker: WorkerState, now: float) -> float:
+    assert worker.computes is not None
+    seconds = state.costs.gradient_seconds(worker.address) or state.costs.train_seconds()
+    return max(0.0, seconds - (now - worker.computes.since))
 
 
 def free_at(state: State, worker: WorkerState, now: float) -> float:
@@ -196,8 +254,9 @@ def full_size(plan: Plan, num_lanes: int) -> int:
 
 
 def next_size(plan: Plan, full: int, samples: int, num_lanes: int) -> int:
-    """Smaller towards the end of a batch: half a fair share of what is left."""
-    if plan.fragment_size is not None:
+    """Smaller towards the end of a batch: half a fair share of what is left. Not where the next
+    batch follows at once: there is no tail, and small fragments cost more per sample."""
+    if plan.fragment_size is not None or (plan.max_staleness and plan.early_groups):
         return full
     share = math.ceil(samples / (2 * max(1, num_lanes)))
     return max(1, full // SMALLEST_PART, min(full, share))

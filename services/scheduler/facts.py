@@ -21,8 +21,6 @@ from shared.contracts import (
     FragmentReleased,
     FragmentScored,
     FragmentSlot,
-    GroupFailed,
-    GroupTrained,
     Policy,
 )
 
@@ -88,7 +86,18 @@ def thrown_away(group: GroupState) -> GroupState:
     """To be generated anew, as a whole: a group has one policy version."""
     attempts = [fragment.attempt + 1 for fragment in group.fragments]
     again = max([group.first_attempt, *attempts])
-    return GroupState(first_attempt=again, attempt=group.attempt + group.sent)
+    return GroupState(first_attempt=again, attempt=group.attempt + _is_given(group))
+
+
+def _is_given(group: GroupState) -> bool:
+    """Whether somebody trains it under its attempt, so that it needs another one."""
+    return group.sent or group.computed_by is not None
+
+
+def given_anew(group: GroupState) -> GroupState:
+    """Nobody trains it, under its next attempt."""
+    attempt = group.attempt + _is_given(group)
+    return replace(group, sent=False, computed_by=None, contribution=None, attempt=attempt)
 
 
 def generated(state: State, event: FragmentGenerated, now: float) -> State:
@@ -173,7 +182,15 @@ def lost(plan: Plan, state: State, address: str) -> State:
                 if fragment.stage == "issued" and fragment.worker == address:
                     slot = slot_of(batch.index, index, fragment)
                     state = _lost_fragment(plan, state, slot, fragment)
+                if group.computed_by == address and group.contribution is None:
+                    state = computed_by_nobody(state, batch.index, index)
     return replace(state, workers={a: w for a, w in state.workers.items() if a != address})
+
+
+def computed_by_nobody(state: State, batch: int, index: int) -> State:
+    group = group_at(state, batch, index)
+    assert group is not None
+    return state.with_group(batch, index, given_anew(group))
 
 
 def _lost_fragment(plan: Plan, state: State, slot: FragmentSlot, found: FragmentState) -> State:
@@ -185,30 +202,6 @@ def _lost_fragment(plan: Plan, state: State, slot: FragmentSlot, found: Fragment
     state = _renewed_if_stale(with_fragment(state, slot, again), slot)
     if losses >= plan.max_losses:
         return with_failure(state, f"{_where(slot)} was lost with {losses} workers, one by one")
-    return state
-
-
-def trained(state: State, event: GroupTrained, now: float) -> State:
-    """Under whatever attempt: a trainer takes a group once, and ignores it when it comes again."""
-    group = group_at(state, event.batch, event.group)
-    if group is None or event.worker in group.trained_by:
-        return state
-    trained_by = (*group.trained_by, event.worker)
-    state = state.with_group(event.batch, event.group, replace(group, trained_by=trained_by))
-    return replace(state, costs=state.costs.observe_train(event.seconds), trained_at=now)
-
-
-def group_failed(plan: Plan, state: State, event: GroupFailed) -> State:
-    """Send a whole group to the trainer once more, under its next attempt."""
-    group = group_at(state, event.batch, event.group)
-    if group is None or not group.sent or group.attempt != event.attempt:
-        return state
-    state = state.with_group(
-        event.batch, event.group, replace(group, sent=False, attempt=group.attempt + 1)
-    )
-    if event.attempt + 1 >= plan.max_attempts:
-        where = f"batch {event.batch}, group {event.group}"
-        return with_failure(state, f"{where} could not be sent to the trainer: {event.reason}")
     return state
 
 
@@ -257,6 +250,16 @@ def held_by(state: State, address: str) -> tuple[InHand, ...]:
         for fragment in group.fragments
         if fragment.stage == "issued" and fragment.worker == address
     )
+
+
+def holders(state: State) -> set[str]:
+    """Addresses that have been given work, as far as is known."""
+    found: set[str | None] = set()
+    for batch in state.batches:
+        for group in batch.groups:
+            found.update(f.worker for f in group.fragments if f.stage == "issued")
+            found.add(None if group.contribution is not None else group.computed_by)
+    return {address for address in found if address is not None}
 
 
 def given_back(state: State, worker: WorkerState) -> State:
@@ -314,13 +317,10 @@ def _renewed_if_stale(state: State, slot: FragmentSlot) -> State:
 
 
 def _unsent(state: State, slot: FragmentSlot) -> State:
-    """If the group was sent to the trainer, it will be sent again under a new attempt."""
+    """If somebody was given the group to train, it will be given anew under its next attempt."""
     group = group_at(state, slot.batch, slot.group)
     assert group is not None
-    if not group.sent:
-        return state
-    group = replace(group, sent=False, attempt=group.attempt + 1)
-    return state.with_group(slot.batch, slot.group, group)
+    return state.with_group(slot.batch, slot.group, given_anew(group))
 
 
 def group_at(state: State, batch: int, index: int) -> GroupState | None:

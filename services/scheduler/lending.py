@@ -3,8 +3,10 @@
 A decision per batch says how many of its groups the trainer may generate at most; the controller
 makes it from learned costs. Within that, the device is lent while the trainer has nothing to
 train and the wait is worth the switch, and returned as soon as a group is ready: ready training
-always goes first. What the device is to do is stated with a generation number that only grows;
-stating it twice, late or out of order does no harm.
+always goes first. A fluid trainer, of several devices each with all weights, is lent for its whole
+share at once: each of its devices generates what it was given, and then trains, on its own, which
+is the one block that the decision is planned for. What the device is to do is stated with a
+generation number that only grows; stating it twice, late or out of order does no harm.
 """
 
 from dataclasses import replace
@@ -20,6 +22,7 @@ from services.scheduler.state import (
     TagRecord,
     WorkerState,
 )
+from services.scheduler.tag import fluid
 from services.scheduler.tag.controller import Controller, decide, observe
 from services.scheduler.tag.waves import Situation
 from shared.contracts import DeviceMode, SetDevice, TagRequest
@@ -42,6 +45,9 @@ def open_loans(plan: Plan, state: State, now: float) -> State:
     met = situation(plan, replace(state, costs=state.costs.as_measured()), trainer)
     tag = _measured(plan, tag, batch, met)
     controller, decision = decide(tag.controller, seen)
+    if trainer.fluid and tag.controller.mode == "auto":
+        groups = fluid.share(seen, one_step=plan.max_staleness > 0)
+        decision = replace(decision, groups=groups, reason="fluid")
     record = TagRecord(
         batch=batch.index, decision=decision, situation=seen, opened_at=batch.opened_at
     )
@@ -60,7 +66,12 @@ def refine(plan: Plan, state: State, batch: int, groups: int) -> State:
     if not tag.history or tag.history[-1].batch != batch:
         return state
     last = tag.history[-1]
-    controller, decision = decide(tag.controller, last.situation, refined=groups)
+    if last.decision.reason != "fluid":
+        controller, decision = decide(tag.controller, last.situation, refined=groups)
+    elif plan.max_staleness:
+        return state
+    else:
+        controller, decision = tag.controller, replace(last.decision, groups=groups)
     taken = last.decision.groups * plan.group_size - tag.samples_left
     record = replace(last, decision=decision)
     return replace(
@@ -144,6 +155,8 @@ def lend_or_return(plan: Plan, state: State, now: float) -> tuple[State, list[Se
         return state, []
     wanted: DeviceMode = "generate" if _should_lend(plan, state, trainer, now) else "train"
     if wanted == tag.mode == "train":
+        if trainer.fluid or plan.mode == "colocated":
+            return state, []  # it has nothing in hand
         return _released_to_others(plan, state, trainer, now)
     if wanted == tag.mode and now < tag.lent_until - RENEW_PART * plan.loan_seconds:
         return state, []
@@ -154,6 +167,10 @@ def _should_lend(plan: Plan, state: State, trainer: WorkerState, now: float) -> 
     batch = state.batch
     if batch is None or state.phase != "running" or plan.mode == "naive":
         return False
+    if trainer.fluid or plan.mode == "colocated":
+        has_share = plan.mode == "colocated" or state.tag.samples_left > 0
+        more = has_share and _has_unissued(plan, batch)
+        return more or bool(trainer.in_hand)
     if has_ready(plan, batch, trainer):
         return False
     if all(group.sent for group in batch.groups):

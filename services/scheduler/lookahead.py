@@ -7,15 +7,17 @@ around the model's and for none.
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 
 from services.scheduler.assign import sample_seconds
+from services.scheduler.gradients import gradient_seconds
 from services.scheduler.lending import situation
 from services.scheduler.sim.cluster import Cluster, build
 from services.scheduler.sim.measured import Watch, step_seconds
 from services.scheduler.sim.profiled import NEVER, prime
 from services.scheduler.sim.timing import Timing
-from services.scheduler.state import Plan, State, Tag
+from services.scheduler.state import Plan, State, Tag, WorkerState
 from services.scheduler.tag.controller import Controller
 from services.scheduler.tag.estimates import Costs, Estimate
 from services.scheduler.tag.waves import best_groups
@@ -24,6 +26,8 @@ REACH = 3
 """Groups to both sides of the wave model's choice."""
 STEPS = 10
 """Of a simulated fragment: a borrowed device can be called back that often."""
+TRAINER = "trainer"
+"""Kind of a fluid trainer's devices, which are taken for equal."""
 LEAD, MEASURED = 2, 4
 """Batches, with one-step asynchrony: until the lead is built up, and then."""
 
@@ -33,10 +37,12 @@ def look_ahead(plan: Plan, state: State, now: float) -> int | None:
 
     For a batch from its opening on, whatever has happened in this one by ``now``. At most eight
     runs of one batch, or four of a few batches with one-step asynchrony. Of equal numbers, the
-    smallest.
+    smallest. A fluid trainer's share needs none with one-step asynchrony.
     """
     trainer = state.trainer
-    if trainer is None or not trainer.slots or plan.mode == "naive":
+    if trainer is None or not trainer.slots or plan.mode != "pipelined":
+        return None
+    if trainer.fluid and plan.max_staleness:
         return None
     if state.tag.controller.mode != "auto" or not _is_known(state.costs):
         return None
@@ -85,14 +91,48 @@ def cluster_of(plan: Plan, state: State, groups: int, *, batches: int = 1) -> Cl
     """As many devices as there are now, each as fast as it was seen to be."""
     trainer, costs = state.trainer, state.costs
     assert trainer is not None
-    seconds = {
-        f"{place}-{slot}": costs.rollout_seconds(worker.address) or 1.0
+    devices = {
+        f"{place}-{slot}": worker
         for place, worker in enumerate(state.rollout)
         for slot in range(worker.slots)
     }
+    seconds = {kind: costs.rollout_seconds(w.address) or 1.0 for kind, w in devices.items()}
+    gradient = {kind: gradient_seconds(state, w) for kind, w in devices.items() if w.can_train}
+    mode = Controller.of("fixed", groups) if groups else Controller.of("off")
+    cluster = build(
+        replace(plan, num_batches=batches, loan_seconds=NEVER),
+        _timing(plan, costs, trainer, seconds, gradient),
+        rollout=dict.fromkeys(devices, 1),
+        trainer_slots=trainer.slots,
+        reward_workers=plan.num_groups * plan.group_size,
+        first_state=State(recovering=True, tag=Tag(controller=mode)),
+        lanes=(TRAINER,) * trainer.slots if trainer.fluid else (),
+        can_train=list(gradient),
+    )
+    known = replace(
+        costs,
+        rollout={kind: Estimate(value=each) for kind, each in seconds.items()},
+        gradient={kind: Estimate(value=each) for kind, each in gradient.items()},
+    )
+    prime(cluster, known)
+    return cluster
+
+
+def _timing(
+    plan: Plan,
+    costs: Costs,
+    trainer: WorkerState,
+    seconds: Mapping[str, float],
+    gradient: Mapping[str, float],
+) -> Timing:
+    """Every rollout device is a kind of its own. ``seconds``: of a sample. ``gradient``: of a
+    group."""
     help_seconds = costs.help_seconds() or 1.0
-    timing = Timing(
-        fragment=lambda kind, samples: seconds[kind] * samples,
+    rollout = {**seconds, TRAINER: help_seconds}
+    group = {**gradient, TRAINER: costs.train_seconds() * trainer.slots}
+    return Timing(
+        fragment=lambda kind, samples: rollout[kind] * samples,
+        gradient=lambda kind, samples: group[kind] * samples / plan.group_size,
         help=lambda samples: help_seconds * samples,
         score=lambda _: costs.ready_seconds(),
         train=lambda _: costs.train_seconds(),
@@ -101,14 +141,3 @@ def cluster_of(plan: Plan, state: State, groups: int, *, batches: int = 1) -> Cl
         steps=STEPS,
         switch=costs.switch_seconds(),
     )
-    mode = Controller.of("fixed", groups) if groups else Controller.of("off")
-    cluster = build(
-        replace(plan, num_batches=batches, loan_seconds=NEVER),
-        timing,
-        rollout=dict.fromkeys(seconds, 1),
-        trainer_slots=trainer.slots,
-        reward_workers=plan.num_groups * plan.group_size,
-        first_state=State(recovering=True, tag=Tag(controller=mode)),
-    )
-    prime(cluster, replace(costs, rollout={k: Estimate(value=s) for k, s in seconds.items()}))
-    return cluster

@@ -8,11 +8,14 @@ from dataclasses import replace
 from itertools import accumulate
 
 from services.scheduler import facts
-from services.scheduler.state import FragmentState, Plan, State
+from services.scheduler.state import FragmentState, GroupState, Plan, State
 from shared import subjects
-from shared.contracts import GenerateFragment, Policy, TrainGroup
+from shared.contracts import ComputeGradient, GenerateFragment, Policy, TrainGroup
 
-READ_BACK = (subjects.TASK, subjects.TRAJ, subjects.REW, subjects.TRAIN, subjects.EVT)
+READ_BACK = (
+    subjects.TASK, subjects.TRAJ, subjects.REW, subjects.GRAD, subjects.PART, subjects.TRAIN,
+    subjects.EVT,
+)  # fmt: skip
 """Streams in the order in which they are read: what was issued, what came of it, what was said."""
 
 
@@ -75,9 +78,33 @@ def sent_before(state: State, command: TrainGroup) -> State:
     group = facts.group_at(state, command.batch, command.group)
     if group is None or command.attempt < group.attempt:
         return state
+    same = _is_of(command, group)
+    attempt = command.attempt if same else command.attempt + 1
+    added = command.contribution
+    computed_by = None if added is None else added.worker
+    group = replace(group, sent=same, attempt=attempt, contribution=added, computed_by=computed_by)
+    return state.with_group(command.batch, command.group, group if same else _nobodys(group))
+
+
+def computed_before(state: State, command: ComputeGradient) -> State:
+    """A rollout device was given the gradient of a group to compute."""
+    given = command.group
+    group = facts.group_at(state, given.batch, given.group)
+    if group is None or given.attempt < group.attempt:
+        return state
+    if _is_of(given, group) and command.policy == state.policy:
+        group = replace(group, computed_by=command.worker, attempt=given.attempt)
+    else:
+        group = replace(_nobodys(group), attempt=given.attempt + 1)
+    return state.with_group(given.batch, given.group, group)
+
+
+def _nobodys(group: GroupState) -> GroupState:
+    return replace(group, sent=False, computed_by=None, contribution=None)
+
+
+def _is_of(command: TrainGroup, group: GroupState) -> bool:
+    """Whether the command speaks of these very fragments."""
     slots = [fragment.fragment.slot for fragment in command.fragments]
     now = [facts.slot_of(command.batch, command.group, fragment) for fragment in group.fragments]
-    same = slots == now and command.policy == group.policy
-    attempt = command.attempt if same else command.attempt + 1
-    group = replace(group, sent=same, attempt=attempt)
-    return state.with_group(command.batch, command.group, group)
+    return slots == now and command.policy == group.policy

@@ -36,6 +36,8 @@ def plan_of(recipe: Recipe) -> Plan:
 def first_state(recipe: Recipe) -> State:
     """Before anything is read: what the recipe wants of TAG."""
     tag = recipe.schedule.tag if recipe.schedule.mode == "pipelined" else "off"
+    if recipe.schedule.mode == "colocated":
+        tag = recipe.batch.groups  # its share is all that it owns
     controller = Controller.of("fixed", tag) if isinstance(tag, int) else Controller.of(tag)
     return State(recovering=True, tag=Tag(controller=controller))
 

@@ -7,7 +7,7 @@ from typing import Literal
 from services.scheduler.tag.controller import Controller, Decision
 from services.scheduler.tag.estimates import Costs
 from services.scheduler.tag.waves import Situation
-from shared.contracts import DeviceMode, FragmentScored, FragmentSlot, Policy
+from shared.contracts import Contribution, DeviceMode, FragmentScored, FragmentSlot, Policy
 from shared.prompts import PromptOrder
 
 Phase = Literal["waiting", "running", "paused", "stopped", "finished", "failed"]
@@ -29,7 +29,7 @@ class Plan:
     window_starts: tuple[int, int]
     """Inclusive range of the first trained step."""
     seed: int
-    mode: Literal["pipelined", "naive"] = "pipelined"
+    mode: Literal["pipelined", "naive", "colocated"] = "pipelined"
     trains_in_order: bool = False
     """The trainer takes groups by their index, and waits for each."""
     fragment_size: int | None = None
@@ -79,6 +79,10 @@ class GroupState:
     """How often it was sent to the trainer in vain."""
     sent: bool = False
     """To the trainer, in this attempt."""
+    computed_by: str | None = None
+    """Address of the rollout device that was given its gradient to compute, in this attempt."""
+    contribution: Contribution | None = None
+    """That gradient, once it is stored."""
     trained_by: tuple[str, ...] = ()
     """Addresses of the trainers that have it in their gradient; all but one are dead or zombies."""
 
@@ -112,6 +116,16 @@ class InHand:
     """When it became the device's turn to generate it, as far as the scheduler can tell."""
 
 
+@dataclass(frozen=True, slots=True)
+class Computing:
+    """A group whose gradient a rollout device computes, after the fragment that it is at."""
+
+    batch: int
+    group: int
+    attempt: int
+    since: float
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerState:
     address: str
@@ -120,7 +134,12 @@ class WorkerState:
     slots: int
     """Fragments that it generates at the same time."""
     kind: str = "cpu"
+    fluid: bool = False
+    """A trainer each of whose devices generates what it has and then trains, on its own."""
+    can_train: bool = False
+    """A rollout device that computes gradients of whole groups."""
     in_hand: tuple[InHand, ...] = ()
+    computes: "Computing | None" = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

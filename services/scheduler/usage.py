@@ -53,6 +53,8 @@ def _use(plan: Plan, state: State, worker: WorkerState) -> Use:
         return _use_of_trainer(state, worker)
     if worker.service == "reward":
         return "scoring" if _num(state, "generated") else _waits_for(plan, state)
+    if worker.computes is not None:
+        return "training"
     return "generating" if worker.in_hand else _waits_for(plan, state)
 
 

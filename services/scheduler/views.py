@@ -54,6 +54,10 @@ class WorkerView(BaseModel):
     """Of generation, as measured."""
     num_in_hand: int
     """Fragments that it has."""
+    trains_group: int | None
+    """Group of the current batch whose gradient it computes for the trainer."""
+    seconds_per_gradient: float | None
+    """Of a whole group, as measured."""
     seconds_since_seen: float
 
 
@@ -103,6 +107,8 @@ class GroupView(BaseModel):
     """The version that generated it."""
     stages: list[str]
     """Of its fragments."""
+    trained_by: str | None
+    """Address of the rollout device that computes its gradient; None: the trainer."""
     rewards: list[float]
 
 
@@ -210,8 +216,15 @@ def _worker_view(
         lent=status.loan is not None and status.loan.mode == "generate",
         seconds_per_sample=scheduler.state.costs.rollout_seconds(status.address),
         num_in_hand=0 if known is None else len(known.in_hand),
+        trains_group=known.computes.group if known is not None and known.computes else None,
+        seconds_per_gradient=_gradient_seconds(scheduler, status.address),
         seconds_since_seen=round(now - seen.at, 3),
     )
+
+
+def _gradient_seconds(scheduler: Scheduler, address: str) -> float | None:
+    measured = scheduler.state.costs.gradient.get(address)
+    return None if measured is None else measured.value
 
 
 def tag_view(scheduler: Scheduler) -> TagView:
@@ -292,6 +305,7 @@ def _committed(record: CommitRecord) -> BatchDetail:
                 attempt=group.attempt,
                 policy_version=group.policy_version,
                 stages=["trained"] * len(group.fragments),
+                trained_by=group.trained_by,
                 rewards=list(group.rewards),
             )
             for group in record.trained
@@ -323,6 +337,7 @@ def _in_flight(state: State, batch: BatchState) -> BatchDetail:
                 attempt=group.attempt,
                 policy_version=None if group.policy is None else group.policy.version,
                 stages=[fragment.stage for fragment in group.fragments],
+                trained_by=group.computed_by,
                 rewards=[
                     reward
                     for fragment in group.fragments

@@ -1,30 +1,22 @@
-"""The training half of a trainer: the adapter, its optimizer, and one batch's gradient."""
+"""The training half of one of the trainer's devices: the adapter, its optimizer, its gradient."""
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 from torch.optim import AdamW
 
 from services.trainer.checkpoint import checkpoint_tensors, restore_checkpoint
-from services.trainer.chunks import Chunk, make_tuner
-from services.trainer.gradient import GradientTransaction
-from services.trainer.group import read_group
-from services.trainer.measure import device_bytes, measured
 from shared.diffusion.lora import adapter_parameters, adapter_tensors, load_adapter
 from shared.diffusion.policy import LoadedPolicy, load_policy
 from shared.diffusion.tensors import pack, unpack
+from shared.diffusion.training.chunks import Chunk
+from shared.diffusion.training.contribution import add_gradient, read_gradient
+from shared.diffusion.training.group import TrainingGroup, read_group
+from shared.diffusion.training.tuned import TunedTransaction
+from shared.engines import GradientPart, GroupData, Weights
 from shared.recipe import Recipe, Trainer
-
-
-@dataclass(frozen=True, slots=True)
-class Weights:
-    digest: str
-    adapter: bytes
-    checkpoint: bytes
 
 
 def learning_rate(table: Trainer, batch: int) -> float:
@@ -36,19 +28,21 @@ def learning_rate(table: Trainer, batch: int) -> float:
 
 
 class TrainerEngine:
-    """Not thread-safe: one call at a time, as a device allows.
+    """Not thread-safe: one call at a time, as a device allows. Beside others may run `skip` and
+    `read_gradient`.
 
     Between two calls a generator may use the same network, under the same weights.
     """
 
-    def __init__(self, recipe: Recipe, loaded: LoadedPolicy | None = None) -> None:
-        """Trains ``loaded``, of which it needs the transformer, or a network of its own."""
+    def __init__(
+        self, recipe: Recipe, loaded: LoadedPolicy | None = None, *, num_samples: int | None = None
+    ) -> None:
+        """Trains ``loaded``, of which it needs the transformer, or a network of its own;
+        ``num_samples`` of a group at a time, by default all of them."""
         torch.set_num_threads(recipe.trainer.threads)
         self._recipe = recipe
         self._loaded = loaded or load_policy(recipe, {"transformer"})
-        transformer = self._loaded.model.transformer
-        self._parameters = adapter_parameters(transformer)
-        self._in_use = self._loaded.in_use
+        self._parameters = adapter_parameters(self._loaded.model.transformer)
         table = recipe.trainer
         self._optimizer = AdamW(
             self._parameters.values(),
@@ -56,14 +50,8 @@ class TrainerEngine:
             betas=table.betas,
             weight_decay=table.weight_decay,
         )
-        batch = recipe.batch
-        self._transaction = GradientTransaction(
-            model=self._loaded.model,
-            algorithm=recipe.algorithm,
-            num_rows=batch.groups * batch.group_size * recipe.sampling.window,
-            guidance=recipe.model.guidance,
-        )
-        self._tuner = make_tuner(recipe, device_bytes(self._loaded.device))
+        self._tuned = TunedTransaction(recipe, self._loaded, num_samples)
+        self._transaction = self._tuned.inner
 
     @property
     def device(self) -> str:
@@ -72,15 +60,15 @@ class TrainerEngine:
     @property
     def chunk(self) -> Chunk:
         """In which the next group is trained."""
-        return self._tuner.chunk
+        return self._tuned.chunk
 
     def weights_digest(self) -> str:
-        return self._in_use.digest()
+        return self._loaded.in_use.digest()
 
     def weights(self) -> Weights:
         """The adapter and the optimizer as they stand."""
         return Weights(
-            digest=self._in_use.digest(),
+            digest=self.weights_digest(),
             adapter=pack(adapter_tensors(self._loaded.model.transformer)),
             checkpoint=pack(checkpoint_tensors(self._optimizer, self._parameters)),
         )
@@ -89,9 +77,31 @@ class TrainerEngine:
         load_adapter(self._loaded.model.transformer, unpack(adapter))
         restore_checkpoint(self._optimizer, self._parameters, unpack(checkpoint))
 
+    def copy_weights(self, other: "TrainerEngine") -> None:
+        """Put the weights of another device in use, in place."""
+        load_adapter(self._loaded.model.transformer, other._parameters)
+
     def begin(self) -> None:
         """Start a batch: no gradient is left of any other."""
         self._transaction.begin()
+
+    def read(self, group: GroupData) -> TrainingGroup:
+        """A whole group from what is stored of it; touches no device.
+
+        Raises:
+            ContractError: if the fragments do not make up a group of this run.
+        """
+        return read_group(
+            self._recipe.sampling,
+            group.trajectories,
+            group.conditions,
+            group.advantages,
+            group.staleness,
+        )
+
+    def train(self, group: TrainingGroup) -> None:
+        """Add the gradient of a group, or of a part of one."""
+        self._tuned.accumulate(group)
 
     def accumulate(
         self,
@@ -100,19 +110,28 @@ class TrainerEngine:
         advantages: Sequence[float],
         staleness: int = 0,
     ) -> None:
-        """Add the gradient of one group, given its fragments in order.
+        """Read and train a group, given its fragments in order."""
+        data = GroupData(
+            trajectories=tuple(trajectories),
+            conditions=conditions,
+            advantages=tuple(advantages),
+            staleness=staleness,
+        )
+        self.train(self.read(data))
 
-        Raises:
-            ContractError: if the fragments do not make up a group of this run.
-        """
-        group = read_group(self._recipe.sampling, trajectories, conditions, advantages, staleness)
-        chunk = self.chunk
-        train = partial(self._transaction.accumulate, group, chunk)
-        if self._tuner.settled:
-            train()
-            return
-        network = self._loaded.model.transformer
-        self._tuner = self._tuner.observe(measured(train, chunk, network, self._loaded.device))
+    def skip(self, num_samples: int) -> None:
+        """Count samples of a group whose gradient is zero."""
+        self._transaction.skip(num_samples * self._recipe.sampling.window)
+
+    def read_gradient(self, part: GradientPart) -> dict[str, Tensor]:
+        """Of each parameter, computed elsewhere at the weights in use here; raises ContractError
+        if it is not that."""
+        return read_gradient(part, self._parameters, self.weights_digest())
+
+    def add(self, gradient: Mapping[str, Tensor], tally: Mapping[str, float]) -> None:
+        """Add a gradient of other rows of this batch, and what happened to them."""
+        add_gradient(self._parameters, gradient)
+        self._transaction.tally.merge(tally)
 
     def gradient(self) -> dict[str, Tensor]:
         """A copy of what the groups of this batch have added up to so far."""
@@ -121,6 +140,11 @@ class TrainerEngine:
             for name, parameter in self._parameters.items()
             if parameter.grad is not None
         }
+
+    @property
+    def tally(self) -> dict[str, float]:
+        """What happened to the rows that this device has trained."""
+        return self._transaction.tally.plain()
 
     def step(self, batch: int) -> dict[str, float]:
         """Take the optimizer step of the batch and return its metrics.
@@ -131,16 +155,23 @@ class TrainerEngine:
         rate = learning_rate(table, batch)
         for group in self._optimizer.param_groups:
             group["lr"] = rate
+        self._fill_gradient()
         norm = float(torch.nn.utils.clip_grad_norm_(self._parameters.values(), table.max_grad_norm))
         finite = math.isfinite(norm)
         if finite:
             self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
         return {
-            **self._transaction.tally.metrics(),
+            **self._transaction.metrics(),
             "grad_norm": norm if finite else 0.0,
             "learning_rate": rate,
             "skipped_not_finite": float(not finite),
             "micro_batch": float(self.chunk.samples),
             "tsp_steps": float(self.chunk.steps),
         }
+
+    def _fill_gradient(self) -> None:
+        """Where every group was skipped there is none: the optimizer is to see zeros."""
+        for parameter in self._parameters.values():
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)

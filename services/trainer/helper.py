@@ -1,24 +1,26 @@
-"""TAG on the trainer's side: while its device is lent, it generates with the weights it trains.
+"""TAG on the trainer's side: while its devices are lent, they generate with the weights they train.
 
-No reload: until the optimizer step the weights in memory are the committed version. The device
-changes hands between two denoising steps, under one lock that serves whoever asks first, so a
-group that is ready waits for one step at most. A fragment that is interrupted is kept and goes on
-at the next loan, bit for bit as if it had not been, while its version is in use.
+No reload: until the optimizer step the weights in memory are the committed version. A device
+changes hands between two denoising steps, so whoever calls it back waits for one step at most. A
+fragment that is interrupted is kept and goes on at the next loan, bit for bit as if it had not
+been, while its version is in use.
 """
 
 import asyncio
 import time
 from collections import deque
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Literal
 
 import structlog
 
+from services.trainer.lane import Lane
 from shared import subjects
 from shared.bus import Bus
-from shared.contracts import DeviceLoan, GenerateFragment, SetDevice
-from shared.diffusion.generation import Generated, GenerationInProgress, Generator
-from shared.diffusion.publishing import FragmentPublisher
+from shared.contracts import DeviceLoan, GenerateFragment, Policy, SetDevice
+from shared.engines import Generated, GeneratingDevice
 from shared.errors import DigenRLError, IntegrityError
-from shared.loan import DeviceUse, Loan, apply, may_generate, tick
+from shared.loan import Loan, apply, may_generate, tick
 from shared.telemetry import LOAN_RETURN_SECONDS
 from shared.worker import Worker
 
@@ -28,37 +30,79 @@ log = structlog.get_logger()
 
 
 class Helper:
-    def __init__(
-        self,
-        generator: Generator,
-        publisher: FragmentPublisher,
-        bus: Bus,
-        worker: Worker,
-        device: asyncio.Lock,
-        use: DeviceUse,
-    ) -> None:
-        self._generator = generator
-        self._publisher = publisher
+    def __init__(self, lanes: Sequence[Lane], bus: Bus, worker: Worker) -> None:
+        """``lanes``: the trainer's devices, which all generate."""
+        self._lanes = lanes
         self._bus = bus
         self._worker = worker
-        self._device = device
-        self._use = use
+        self._policy: Policy | None = None
+        """Whose weights the devices hold."""
         self._loan = Loan()
         self._waiting: deque[GenerateFragment] = deque()
-        self._begun: GenerationInProgress | None = None
-        self._something = asyncio.Event()
-        """There may be something to generate, and the right to."""
+        """For the lane that is free first."""
         self._told_to_return: float | None = None
         self._step_ms: float | None = None
         """Of the newest denoising step."""
+        self._telling = asyncio.TaskGroup()
+        """What becomes of fragments is stored and told beside what the devices do next."""
 
     async def run(self) -> None:
         self._observe()
-        async with asyncio.TaskGroup() as tasks:
+        async with self._telling as tasks:
             tasks.create_task(self._follow_commands())
             tasks.create_task(self._follow_tasks())
             tasks.create_task(self._watch_deadline())
-            tasks.create_task(self._generate(tasks))
+
+    def use(self, policy: Policy) -> None:
+        """The devices hold other weights: fragments of any other version are given back."""
+        self._policy = policy
+        for task in self._taken_back(lambda task: task.policy != policy):
+            self._release(task, "stale")
+
+    def may_go_on(self, lane: Lane) -> bool:
+        """Whether the lane has a denoising step to take, or a fragment to begin or to decode."""
+        work = lane.task is not None or bool(self._waiting)
+        return work and may_generate(self._loan, time.monotonic())
+
+    async def go_on(self, lane: Lane) -> None:
+        """One denoising step further, or one fragment begun or decoded. The caller holds the
+        device, for no more than that."""
+        task = lane.task = lane.task or self._waiting.popleft()
+        generates = lane.generates
+        assert generates is not None
+        lane.is_generating = True
+        try:
+            with lane.use.use("generation"), self._worker.doing("generating"):
+                generated = await self._advanced(lane, generates.device, task)
+            if generated is not None and _let_go(lane, task):
+                self._tell(generates.publisher.publish(task, generated))
+        except IntegrityError:
+            if _let_go(lane, task):  # an optimizer step has made another version of the weights
+                self._release(task, "stale")
+        except DigenRLError as error:
+            if _let_go(lane, task):
+                self._tell(generates.publisher.fail(task, error))
+        finally:
+            lane.is_generating = False
+            self._note_return()
+
+    async def _advanced(
+        self, lane: Lane, device: GeneratingDevice, task: GenerateFragment
+    ) -> Generated | None:
+        work = lane.begun
+        if work is None:
+            if task.policy != self._policy:
+                raise IntegrityError(f"version {task.policy.version} is not what this device holds")
+            work = await device.begin(task)
+        elif not work.done:
+            before = work.seconds
+            await work.advance()
+            self._step_ms = round(1000 * (work.seconds - before), 3)
+        else:
+            return await work.finish()
+        if lane.task is task:  # it may have been taken back meanwhile
+            lane.begun = work
+        return None
 
     async def _follow_commands(self) -> None:
         subject = subjects.device_subject(self._bus.run, self._worker.address)
@@ -71,10 +115,12 @@ class Helper:
         if self._loan is before:
             return
         if command.mode == "train" and not command.keep:
-            self._waiting.clear()
-            self._begun = None
+            # Told as well: a scheduler that was started again may not know who has it.
+            for task in self._taken_back(lambda _: True):
+                self._release(task, "returned")
         if before.mode == "generate" and command.mode == "train":
             self._told_to_return = time.monotonic()
+            self._note_return()
         self._observe()
 
     async def _follow_tasks(self) -> None:
@@ -82,7 +128,7 @@ class Helper:
         async for received in self._bus.follow(subjects.TASK, [subject]):
             if isinstance(received.message, GenerateFragment):
                 self._waiting.append(received.message)
-                self._something.set()
+                self._wake_lanes()
 
     async def _watch_deadline(self) -> None:
         """Nobody has to tell a device that its loan is over."""
@@ -94,71 +140,51 @@ class Helper:
                 self._observe()
 
     def _observe(self) -> None:
-        """Say what the device is used for."""
+        """Say what the devices are used for."""
         self._worker.loan = DeviceLoan(generation=self._loan.generation, mode=self._loan.mode)
         self._worker.report_now()
-        self._something.set()
+        self._wake_lanes()
 
-    async def _generate(self, tasks: asyncio.TaskGroup) -> None:
-        while True:
-            await self._something.wait()
-            self._something.clear()
-            while self._may_go_on():
-                await self._go_on(tasks)
-            self._note_return()
+    def _wake_lanes(self) -> None:
+        for lane in self._lanes:
+            lane.something.set()
 
-    def _may_go_on(self) -> bool:
-        work = self._begun is not None or bool(self._waiting)
-        return work and may_generate(self._loan, time.monotonic())
+    def _taken_back(self, chosen: Callable[[GenerateFragment], bool]) -> list[GenerateFragment]:
+        """Fragments that are begun or waiting, and are so no more."""
+        taken = [task for task in self._waiting if chosen(task)]
+        self._waiting = deque(task for task in self._waiting if not chosen(task))
+        for lane in self._lanes:
+            task = lane.task
+            if task is not None and chosen(task):
+                _let_go(lane, task)
+                taken.append(task)
+        return taken
 
-    async def _go_on(self, tasks: asyncio.TaskGroup) -> None:
-        """One denoising step further, or one fragment begun or decoded: the device is held for
-        no more than that."""
-        async with self._device:
-            if not self._may_go_on():
-                return
-            with self._use.use("generation"), self._worker.doing("generating"):
-                finished = await self._advance()
-        if finished is not None:
-            tasks.create_task(self._publisher.publish(*finished))
+    def _release(self, task: GenerateFragment, reason: Literal["stale", "returned"]) -> None:
+        generates = self._lanes[0].generates
+        assert generates is not None
+        self._tell(generates.publisher.release(task, reason))
 
-    async def _advance(self) -> tuple[GenerateFragment, Generated] | None:
-        work = self._begun
-        task = self._waiting.popleft() if work is None else work.task
-        try:
-            if work is None:
-                work = await asyncio.to_thread(self._begin, task)
-            elif not work.done:
-                before = work.seconds
-                await asyncio.to_thread(self._generator.advance, work)
-                self._step_ms = round(1000 * (work.seconds - before), 3)
-            else:
-                generated = await asyncio.to_thread(self._generator.finish, work)
-                self._begun = None
-                return task, generated
-            if self._loan.mode == "generate" or self._loan.keep:
-                self._begun = work
-        except IntegrityError:
-            self._begun = None  # an optimizer step has made another version of the weights
-            await self._publisher.release(task, "stale")
-        except DigenRLError as error:
-            self._begun = None
-            await self._publisher.fail(task, error)
-        return None
-
-    def _begin(self, task: GenerateFragment) -> GenerationInProgress:
-        if self._generator.weights_digest() != task.policy.weights_digest:
-            raise IntegrityError(f"version {task.policy.version} is not what this device holds")
-        return self._generator.begin(task)
+    def _tell(self, telling: Coroutine[None, None, None]) -> None:
+        self._telling.create_task(telling)
 
     def _note_return(self) -> None:
-        if self._told_to_return is not None:
-            seconds = time.monotonic() - self._told_to_return
-            LOAN_RETURN_SECONDS.observe(seconds)
-            log.info(
-                "device_returned",
-                generation=self._loan.generation,
-                ms=round(1000 * seconds, 3),
-                step_ms=self._step_ms,
-            )
-            self._told_to_return = None
+        if self._told_to_return is None or any(lane.is_generating for lane in self._lanes):
+            return
+        seconds = time.monotonic() - self._told_to_return
+        LOAN_RETURN_SECONDS.observe(seconds)
+        log.info(
+            "device_returned",
+            generation=self._loan.generation,
+            ms=round(1000 * seconds, 3),
+            step_ms=self._step_ms,
+        )
+        self._told_to_return = None
+
+
+def _let_go(lane: Lane, task: GenerateFragment) -> bool:
+    """The lane is done with its fragment; False if that was taken from it meanwhile."""
+    if lane.task is not task:
+        return False
+    lane.task = lane.begun = None
+    return True

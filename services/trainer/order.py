@@ -11,12 +11,13 @@ async def in_order(
 ) -> AsyncIterator[tuple[int, Item]]:
     """(index, group) as they come, or held back until every smaller index has been given.
 
-    A group that comes again, in a later attempt, replaces the one that is still held back.
+    A group that comes again, in a later attempt, replaces the one that is still held back; if that
+    was given already, it is given as well.
     """
     held: dict[int, Item] = {}
     following = 0
     async for index, group in groups:
-        if order == "arrival":
+        if order == "arrival" or index < following:
             yield index, group
             continue
         held[index] = group

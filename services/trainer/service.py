@@ -12,23 +12,33 @@ async def run(settings: ServiceSettings) -> None:
 
 
 async def _work(process: WorkerProcess) -> None:
-    from services.trainer.app import TrainerApp  # torch, once the probes answer
-    from services.trainer.engine import TrainerEngine
+    from services.trainer.app import TrainerApp
+    from services.trainer.replicas import (  # torch, once the probes answer
+        ReplicatedTraining,
+        load_replicas,
+    )
     from shared.diffusion.device import this_device
+    from shared.diffusion.devices import LocalGenerator
     from shared.diffusion.generation import Generator
     from shared.diffusion.models import Part
-    from shared.diffusion.policy import load_policy
 
     settings, recipe = process.settings, process.recipe
-    helps = recipe.schedule.trainer_may_help
+    helps, num_devices = recipe.schedule.trainer_may_help, recipe.trainer.devices
     parts: set[Part] = {"transformer", "text", "decoder"} if helps else {"transformer"}
-    device = this_device(recipe, slots=int(helps), memory_gib=settings.memory_gib)
+    device = this_device(
+        recipe,
+        slots=num_devices if helps else 0,
+        memory_gib=settings.memory_gib,
+        fluid=num_devices > 1,
+    )
+    if device.kind == "cpu":  # where all of them share the memory
+        device = device.model_copy(update={"needs_bytes": num_devices * device.needs_bytes})
     worker = Worker("trainer", settings.worker, "waiting_for_rollout", device=device)
     async with settings.connect_bus() as bus:
         await process.refuse_or_go_on(worker, bus)
-        loaded = await asyncio.to_thread(load_policy, recipe, parts)
-        engine = TrainerEngine(recipe, loaded)
-        generator = Generator(recipe, loaded) if helps else None
+        loaded = await asyncio.to_thread(load_replicas, recipe, parts)
+        training = ReplicatedTraining(recipe, loaded)
+        generators = [LocalGenerator(Generator(recipe, each)) for each in loaded] if helps else []
         process.health.is_ready()
-        app = TrainerApp(engine, recipe, bus, process.store, worker, generator=generator)
+        app = TrainerApp(training, recipe, bus, process.store, worker, generators=generators)
         await app.run()

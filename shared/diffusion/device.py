@@ -8,7 +8,14 @@ from shared.recipe import Recipe
 from shared.worker import host_memory
 
 
-def this_device(recipe: Recipe, *, slots: int, memory_gib: float | None) -> Device:
+def this_device(
+    recipe: Recipe,
+    *,
+    slots: int,
+    memory_gib: float | None,
+    fluid: bool = False,
+    can_train: bool = False,
+) -> Device:
     """What it is, what it has, and what it will need; asked before anything is loaded.
 
     ``memory_gib`` limits what it has, where others use the same device.
@@ -21,4 +28,11 @@ def this_device(recipe: Recipe, *, slots: int, memory_gib: float | None) -> Devi
     if memory_gib is not None:
         memory = min(memory, int(memory_gib * 2**30))
     needs = weight_bytes(recipe.model.folder, recipe.model.dtype)
-    return Device(kind=kind, memory_bytes=memory, needs_bytes=needs, slots=slots)
+    return Device(
+        kind=kind,
+        memory_bytes=memory,
+        needs_bytes=needs,
+        slots=slots,
+        fluid=fluid,
+        can_train=can_train,
+    )

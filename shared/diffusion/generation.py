@@ -18,22 +18,13 @@ from shared.diffusion.models import Conditions, repeat_rows
 from shared.diffusion.policy import LoadedPolicy, sampling_plan
 from shared.diffusion.sampler import Denoising
 from shared.diffusion.tensors import pack, pack_trajectory, unpack
+from shared.engines import Generated
 from shared.errors import IntegrityError
 from shared.recipe import Recipe
 from shared.seeds import sample_seed
 
 CACHED_PROMPTS = 64
 """Conditions kept on the device. A group's fragments come soon after one another."""
-
-
-@dataclass(frozen=True, slots=True)
-class Generated:
-    trajectory: bytes
-    media: bytes
-    weights_digest: str
-    """Of the parameters that the samples were made with."""
-    seconds: float
-    """That the device was busy: the denoising steps and the decoding, without any pause."""
 
 
 @dataclass(slots=True, kw_only=True)

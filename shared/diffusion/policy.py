@@ -20,9 +20,12 @@ class LoadedPolicy:
     """Of the adapter: one for everybody who uses this network, so that it is digested once."""
 
 
-def load_policy(recipe: Recipe, parts: set[Part]) -> LoadedPolicy:
-    """The base model of the recipe with a fresh adapter, the same in every process."""
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+def load_policy(recipe: Recipe, parts: set[Part], index: int = 0) -> LoadedPolicy:
+    """The base model of the recipe with a fresh adapter, the same in every process.
+
+    ``index`` says on which of the host's GPUs; without any, networks share the CPU.
+    """
+    device = torch.device(f"cuda:{index}" if torch.cuda.is_available() else "cpu")
     table = recipe.model
     model = load_model(table.folder, parts, device=device, dtype=DTYPES[table.dtype])
     lora = LoraSpec(

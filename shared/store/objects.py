@@ -1,5 +1,6 @@
 """The object store as services see it: content-addressed writes, verified reads."""
 
+import asyncio
 import hashlib
 import re
 from dataclasses import dataclass
@@ -13,6 +14,10 @@ from shared.contracts import ObjectRef
 from shared.errors import ContractError, IntegrityError, UserError
 
 _KEY = re.compile(r"\A[A-Za-z0-9][A-Za-z0-9_.-]*(?:/[A-Za-z0-9][A-Za-z0-9_.-]*)*\Z")
+
+
+LARGE = 1 << 17
+"""Bytes whose digest takes longer than to go to a thread and back."""
 
 
 class Backend(Protocol):
@@ -33,7 +38,7 @@ class ObjectStore:
 
     async def put(self, folder: str, data: bytes, *, suffix: str) -> ObjectRef:
         """Store ``data`` under ``folder``, named by its content."""
-        digest = hashlib.sha256(data).hexdigest()
+        digest = await _sha256(data)
         key = checked_key(f"{folder}/{digest}{suffix}")
         await self.backend.write(key, data)
         return ObjectRef(key=key, sha256=digest, size=len(data))
@@ -47,7 +52,7 @@ class ObjectStore:
         data = await self.backend.read(checked_key(ref.key))
         if data is None:
             raise IntegrityError(f"{ref.key} is not in the store")
-        if len(data) != ref.size or hashlib.sha256(data).hexdigest() != ref.sha256:
+        if len(data) != ref.size or await _sha256(data) != ref.sha256:
             raise IntegrityError(f"{ref.key} is not what its reference says")
         return data
 
@@ -69,6 +74,13 @@ class ObjectStore:
         keys = await self.keys(folder)
         await self.backend.delete(keys)
         return len(keys)
+
+
+async def _sha256(data: bytes) -> str:
+    """In a thread if it takes longer than to go there."""
+    if len(data) < LARGE:
+        return hashlib.sha256(data).hexdigest()
+    return (await asyncio.to_thread(hashlib.sha256, data)).hexdigest()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -66,7 +66,7 @@ class SchedulerModel(RuleBasedStateMachine):
             self.sent[command.batch, command.group] = command
         elif isinstance(command, SetDevice):
             self.generations.append(command.generation)
-        else:
+        elif isinstance(command, GenerateFragment):
             key = command.worker, command.fragment.slot
             assert key not in self.slots, "its slot is taken: the device would never see it"
             self.slots[key] = command

@@ -1,9 +1,12 @@
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from shared.recipe import Recipe, load_recipe, override
+from tests.trainer.cluster import Cluster, Start, cluster
 
 DIGITS = Path(__file__).parents[2] / "recipes" / "digits.toml"
 
@@ -27,3 +30,15 @@ def recipe() -> Recipe:
         "algorithm.kl_beta": 0.02,
     }
     return override(load_recipe(DIGITS), changes)
+
+
+@pytest.fixture
+def trainer(nats_url: str, tmp_path: Path, recipe: Recipe) -> Start:
+    """By default of one device, with two groups of four samples per batch and no KL term."""
+
+    def start(**changes: Any) -> AbstractAsyncContextManager[Cluster]:
+        given = {key.replace("__", "."): value for key, value in changes.items()}
+        fixed = {"batch.groups": 2, "algorithm.kl_beta": 0.0, **given}
+        return cluster(nats_url, tmp_path / "objects", override(recipe, fixed))
+
+    return start

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.trainer.chunks import WORTHWHILE, Chunk, Measurement, Tuner, make_tuner
+from shared.diffusion.training.chunks import WORTHWHILE, Chunk, Measurement, Tuner, make_tuner
 from shared.recipe import Recipe, override
 
 AUTO = {"trainer.micro_batch": "auto", "schedule.tsp_steps": "auto"}

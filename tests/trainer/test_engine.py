@@ -5,12 +5,12 @@ from functools import partial
 import pytest
 import torch
 
-from services.trainer.chunks import Chunk
 from services.trainer.engine import TrainerEngine, learning_rate
-from services.trainer.measure import measured
 from shared.diffusion.lora import WeightsInUse
 from shared.diffusion.policy import load_policy
 from shared.diffusion.tensors import pack, unpack
+from shared.diffusion.training.chunks import Chunk
+from shared.diffusion.training.measure import measured
 from shared.errors import ContractError, IntegrityError
 from shared.recipe import Recipe, override
 from tests.trainer.batches import Group, make_batch

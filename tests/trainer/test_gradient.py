@@ -10,14 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from services.trainer.chunks import Chunk
 from services.trainer.engine import TrainerEngine
-from services.trainer.gradient import GradientTransaction
-from services.trainer.group import read_group
 from shared.diffusion.lora import adapter_parameters
 from shared.diffusion.models import ModelAdapter
 from shared.diffusion.policy import LoadedPolicy, load_policy
 from shared.diffusion.tensors import unpack
+from shared.diffusion.training.chunks import Chunk
+from shared.diffusion.training.gradient import GradientTransaction
+from shared.diffusion.training.group import read_group
 from shared.recipe import Recipe, override
 from tests.trainer.batches import Group, generate, make_batch
 

@@ -11,7 +11,12 @@ import numpy as np
 import pytest
 import torch
 
-from services.trainer.loss import Surrogate, clipped_surrogate, decoupled_surrogate, reference_kl
+from shared.diffusion.training.loss import (
+    Surrogate,
+    clipped_surrogate,
+    decoupled_surrogate,
+    reference_kl,
+)
 from shared.diffusion.transition import Transition
 
 VECTORS = Path(__file__).parents[1] / "vectors"

@@ -15,11 +15,11 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from services.trainer.chunks import Chunk
-from services.trainer.gradient import GradientTransaction
-from services.trainer.group import TrainingGroup
 from shared.diffusion.models import Conditions
 from shared.diffusion.sampler import SamplingPlan, Trajectory
+from shared.diffusion.training.chunks import Chunk
+from shared.diffusion.training.gradient import GradientTransaction
+from shared.diffusion.training.group import TrainingGroup
 from shared.recipe import Algorithm
 
 RANKS, GROUPS, SAMPLES, STEPS = 2, 2, 2, 3
@@ -75,7 +75,8 @@ class Exchanges(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def groups_of(rank: int) -> list[TrainingGroup]:
+def groups_of(rank: int, zero: int | None = None) -> list[TrainingGroup]:
+    """``zero``: the group of this rank that has no advantage."""
     generator = torch.Generator().manual_seed(rank)
     return [
         TrainingGroup(
@@ -85,39 +86,59 @@ def groups_of(rank: int) -> list[TrainingGroup]:
                 step_indices=torch.arange(STEPS),
                 sigmas=torch.tensor(PLAN.sigmas),
             ),
-            advantages=torch.randn(SAMPLES, generator=generator),
+            advantages=torch.randn(SAMPLES, generator=generator) * (number != zero),
             conditions={},
             plan=PLAN,
         )
-        for _ in range(GROUPS)
+        for number in range(GROUPS)
     ]
 
 
-def outcome(network: nn.Module, groups: list[TrainingGroup], num_rows: int) -> Outcome:
+def outcome(
+    network: nn.Module, groups: list[TrainingGroup], num_rows: int, *, skips: bool = False
+) -> Outcome:
     transaction = GradientTransaction(
         model=Model(network),  # type: ignore[arg-type]
-        algorithm=Algorithm(stale_loss="decoupled", kl_beta=0.1),
+        algorithm=Algorithm(stale_loss="decoupled", kl_beta=0.0 if skips else 0.1),
         num_rows=num_rows,
         guidance=1.0,
     )
     transaction.begin()
     with Exchanges() as exchanges:
         for group in groups:
-            transaction.accumulate(group, Chunk(samples=1, steps=2))
+            rows = SAMPLES * STEPS
+            if skips and not group.advantages.any() and transaction.may_skip(rows):
+                transaction.skip(rows)
+            else:
+                transaction.accumulate(group, Chunk(samples=1, steps=2))
+    assert transaction.metrics()["zero_advantage_fraction"] == sum(
+        0.0 if group.advantages.any() else 1 / len(groups) for group in groups
+    )
     gradient = next(iter(network.parameters())).grad
     assert gradient is not None
     whole = gradient.full_tensor() if isinstance(gradient, DTensor) else gradient
     return whole, exchanges.count
 
 
+def networks() -> dict[str, nn.Module]:
+    sharded = Network()
+    fully_shard(sharded, mesh=init_device_mesh("cpu", (RANKS,)))
+    return {"ddp": DistributedDataParallel(Network()), "fsdp": sharded}
+
+
 def on_rank(rank: int, rendezvous: str) -> dict[str, Outcome]:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=rendezvous, rank=rank, world_size=RANKS)
     try:
-        sharded = Network()
-        fully_shard(sharded, mesh=init_device_mesh("cpu", (RANKS,)))
-        networks = {"ddp": DistributedDataParallel(Network()), "fsdp": sharded}
-        return {name: outcome(n, groups_of(rank), ROWS) for name, n in networks.items()}
+        trained = {name: outcome(n, groups_of(rank), ROWS) for name, n in networks().items()}
+        # On rank 0 the first group is zero, on rank 1 the last, in which gradients are exchanged:
+        # were it left out, rank 0 would wait for ever.
+        zeros = groups_of(rank, zero=rank)
+        skipped = {
+            f"{name}, skipping": outcome(n, zeros, ROWS, skips=True)
+            for name, n in networks().items()
+        }
+        return trained | skipped
     finally:
         dist.destroy_process_group()
 
@@ -131,12 +152,27 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Outcome
 
 
 @pytest.mark.parametrize("wrapped", ["ddp", "fsdp"])
+@pytest.mark.parametrize("skips", [False, True])
 def test_ranks_exchange_gradients_once_per_batch_and_get_that_of_all_rows(
-    outcomes: list[dict[str, Outcome]], wrapped: str
+    outcomes: list[dict[str, Outcome]], wrapped: str, skips: bool
 ) -> None:
-    everything = [group for rank in range(RANKS) for group in groups_of(rank)]
-    wanted, none = outcome(Network(), everything, RANKS * ROWS)
+    zeros = range(RANKS) if skips else [None] * RANKS
+    everything = [group for rank in range(RANKS) for group in groups_of(rank, zeros[rank])]
+    wanted, none = outcome(Network(), everything, RANKS * ROWS, skips=skips)
     assert none == 0
-    for found, num_exchanges in (ranks[wrapped] for ranks in outcomes):
+    for ranks in outcomes:
+        found, num_exchanges = ranks[f"{wrapped}, skipping" if skips else wrapped]
         assert num_exchanges == 1
         torch.testing.assert_close(found, wanted)
+
+
+def test_a_pass_in_which_ranks_meet_cannot_be_left_out() -> None:
+    transaction = GradientTransaction(
+        model=Model(DistributedDataParallel.__new__(DistributedDataParallel)),  # type: ignore[arg-type]
+        algorithm=Algorithm(),
+        num_rows=ROWS,
+        guidance=1.0,
+    )
+    transaction.skip(ROWS // 2)
+    with pytest.raises(ValueError, match="wait"):
+        transaction.skip(ROWS // 2)

@@ -237,6 +237,15 @@ def train_group_seconds(
     return max((share * each[kind] for kind, share in shares.items()), default=math.inf)
 
 
+def gradient_seconds(profile: Profile, kind: str, samples: int) -> float:
+    """Mean seconds of the gradient of samples of one group on such a device alone.
+
+    Infinite if the device cannot hold the model.
+    """
+    rate = speed(profile, kind, "trainer")
+    return samples * _training_seconds(profile) / rate if rate else math.inf
+
+
 def whole_shares(
     items: int, devices: Mapping[str, int], seconds: Mapping[str, float]
 ) -> dict[str, int]:

@@ -1,4 +1,6 @@
-"""What a batch takes on a split of devices, in a millisecond: waves of fragments, or a fluid.
+"""What a batch takes on a split of devices, in a millisecond.
+
+A fluid trainer's is in `planning.fluid`. Of one whose devices go together (sharded weights):
 
 strict     the wave model that TAG plans with (`tag.waves`)
 one-step   generation and training overlap wholly, so the slower of the two sets the pace:
@@ -9,9 +11,18 @@ import math
 from dataclasses import dataclass
 from statistics import NormalDist
 
-from services.scheduler.costs.profile import Profile, fragment_seconds
+from services.scheduler.costs.profile import Profile, fragment_seconds, gradient_seconds
+from services.scheduler.planning import fluid
 from services.scheduler.planning.splits import Split
-from services.scheduler.sim.profiled import ScheduleChoice, help_seconds, helpers, timing_of
+from services.scheduler.sim.fluid import piece_size
+from services.scheduler.sim.profiled import (
+    ScheduleChoice,
+    gradient_helpers,
+    help_seconds,
+    helpers,
+    is_fluid,
+    timing_of,
+)
 from services.scheduler.tag.waves import Situation, best_groups, makespan
 
 HOPS_TO_TRAINING = 3
@@ -31,13 +42,18 @@ generated anew."""
 class Forecast:
     seconds: float
     groups: int
-    """That the trainer generates."""
+    """That the trainer generates; with one-step asynchrony and a fluid one, at most."""
 
 
-def situation_of(profile: Profile, split: Split, size: int, *, tsp: bool = True) -> Situation:
+def situation_of(
+    profile: Profile, split: Split, size: int, *, schedule: ScheduleChoice
+) -> Situation:
     """A batch in fragments of `size` samples, as TAG's planner sees it."""
     shape, hop = profile.shape, profile.rollout.handoff_seconds
-    timing = timing_of(profile, split.trainer, tsp=tsp)
+    timing = timing_of(profile, split.trainer, tsp=schedule.tsp)
+    alone = is_fluid(profile, split.trainer, schedule)
+    overlapping = alone and schedule.max_staleness
+    publishing = timing.publish + timing.adopt + HOPS_TO_GENERATION * hop
     return Situation(
         groups=shape.groups,
         fragments_per_group=-(-shape.group_size // size),
@@ -47,11 +63,13 @@ def situation_of(profile: Profile, split: Split, size: int, *, tsp: bool = True)
             for seconds in [fragment_seconds(profile, kind, size)] * count
         ),
         trainer_slots=helpers(profile, split.trainer),
-        help=_help_in_step(profile, split, size),
+        help=help_seconds(profile, split.trainer, size)
+        if alone
+        else _help_in_step(profile, split, size),
         train=timing.train(shape.group_size),
-        switch=timing.switch,
+        switch=0.0 if alone else timing.switch,
         ready=HOPS_TO_TRAINING * hop,
-        commit=timing.commit + timing.adopt + HOPS_TO_GENERATION * hop,
+        commit=timing.commit + (0.0 if overlapping else publishing),
     )
 
 
@@ -66,21 +84,56 @@ def _help_in_step(profile: Profile, split: Split, size: int) -> float:
 
 def forecast(profile: Profile, split: Split, size: int, schedule: ScheduleChoice) -> Forecast:
     """Seconds of a batch in fragments of `size` samples, with as much help as is best or fixed."""
-    situation = situation_of(profile, split, size, tsp=schedule.tsp)
+    situation = situation_of(profile, split, size, schedule=schedule)
     if schedule.mode == "naive":
-        return Forecast(_one_after_the_other(situation), 0)
-    strict = _strict(situation, schedule)
+        return Forecast(_one_after_the_other(situation, 0), 0)
+    if schedule.mode == "colocated":
+        return Forecast(_one_after_the_other(situation, situation.groups), situation.groups)
+    if is_fluid(profile, split.trainer, schedule):
+        return _of_fluid(_pool(profile, split, schedule, situation), schedule)
+    alone = _strict(situation, schedule)
+    if not schedule.max_staleness:
+        return alone
+    return _partly(schedule, alone, _one_step(situation, schedule))
+
+
+def _partly(schedule: ScheduleChoice, strict: Forecast, ahead: Forecast) -> Forecast:
+    """Of a part of the next batch: in between, in proportion."""
+    early = schedule.early_fraction
+    return Forecast((1 - early) * strict.seconds + early * ahead.seconds, ahead.groups)
+
+
+def _pool(
+    profile: Profile, split: Split, schedule: ScheduleChoice, situation: Situation
+) -> fluid.Fluid:
+    able = gradient_helpers(profile, split.rollout, schedule)
+    size, number = profile.shape.group_size, sum(split.trainer.values())
+    return fluid.Fluid(
+        situation=situation,
+        num_trainer=number,
+        last=situation.train * number * piece_size(size, number) / size,
+        gradient=tuple(
+            gradient_seconds(profile, kind, size) if kind in able else math.inf
+            for kind, count in split.rollout.items()
+            for _ in range(count)
+        ),
+    )
+
+
+def _of_fluid(pool: fluid.Fluid, schedule: ScheduleChoice) -> Forecast:
+    fixed = None if schedule.tag == "auto" else schedule.tag
+    strict = Forecast(*fluid.strict(pool, fixed))
     if not schedule.max_staleness:
         return strict
-    fluid = _one_step(situation, schedule)
-    # Of a part of the next batch: in between, in proportion.
-    early = schedule.early_fraction
-    return Forecast((1 - early) * strict.seconds + early * fluid.seconds, fluid.groups)
+    return _partly(schedule, strict, Forecast(*fluid.one_step(pool, fixed)))
 
 
-def _one_after_the_other(situation: Situation) -> float:
-    generated = makespan(situation, 0) - situation.train - situation.commit
-    return generated + situation.groups * situation.train + situation.commit
+def _one_after_the_other(situation: Situation, helped: int) -> float:
+    """``helped``: groups that the trainer generates, none or all."""
+    training = situation.groups * situation.train
+    if helped:
+        return makespan(situation, helped)
+    return makespan(situation, 0) - situation.train + training
 
 
 def _strict(situation: Situation, schedule: ScheduleChoice) -> Forecast:

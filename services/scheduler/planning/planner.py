@@ -19,7 +19,7 @@ from services.scheduler.costs.profile import Profile, Role, fits
 from services.scheduler.planning.forecast import NEGLIGIBLE_GAIN, Forecast, forecast
 from services.scheduler.planning.splits import Devices, Split, excluded, splits, words
 from services.scheduler.sim.measured import Simulated
-from services.scheduler.sim.profiled import ScheduleChoice, simulate
+from services.scheduler.sim.profiled import ScheduleChoice, is_fluid, simulate
 from shared.errors import UserError
 from shared.recipe import MAX_FRAGMENTS_PER_GROUP
 
@@ -113,7 +113,8 @@ def plan_split(
         floor_seconds=floor_seconds(profile, devices),
         colocated=best.colocated,
         choices=(best, *choices[1:]),
-        num_forecast=len(splits(profile, devices)) * len(fragment_sizes(profile, schedule)),
+        num_forecast=len(_splits(profile, devices, schedule))
+        * len(fragment_sizes(profile, schedule)),
     )
 
 
@@ -126,6 +127,14 @@ def fragment_sizes(profile: Profile, schedule: ScheduleChoice) -> list[int]:
     return [size for size in range(fewest, group + 1) if group % size == 0]
 
 
+def _splits(profile: Profile, devices: Devices, schedule: ScheduleChoice) -> list[Split]:
+    """All that are worth a look; colocated, every device that can is the trainer's."""
+    if schedule.mode != "colocated":
+        return splits(profile, devices)
+    able = {kind: n for kind, n in devices.items() if n and fits(profile, kind, "trainer") is None}
+    return [Split({}, able)] if able else []
+
+
 def _candidates(profile: Profile, devices: Devices, schedule: ScheduleChoice) -> list[_Candidate]:
     """Every split in every fragment size, the best forecast first.
 
@@ -134,7 +143,7 @@ def _candidates(profile: Profile, devices: Devices, schedule: ScheduleChoice) ->
     """
     ways = [
         (split, size)
-        for split in splits(profile, devices)
+        for split in _splits(profile, devices, schedule)
         for size in fragment_sizes(profile, schedule)
     ]
 
@@ -176,9 +185,8 @@ def _simulated(
     for candidate in candidates:
         if sum(seen.values()) >= MOST_SIMULATED:
             return
-        chosen = with_help(
-            profile, replace(schedule, fragment_size=candidate.size), candidate.forecast.groups
-        )
+        sized = replace(schedule, fragment_size=candidate.size)
+        chosen = with_help(profile, candidate.split, sized, candidate.forecast.groups)
         cost = _effort(profile, candidate.split, chosen)
         name = f"{candidate.split} {bool(candidate.forecast.groups)}"
         hopeless = candidate.forecast.seconds > least * HOPELESS
@@ -198,11 +206,14 @@ def _simulated(
         )
 
 
-def with_help(profile: Profile, schedule: ScheduleChoice, groups: int) -> ScheduleChoice:
+def with_help(
+    profile: Profile, split: Split, schedule: ScheduleChoice, groups: int
+) -> ScheduleChoice:
     """With so many groups for the trainer as are forecast best, if the schedule leaves it open."""
     if schedule.tag != "auto":
         return schedule
-    if schedule.max_staleness and not profile.variant.switch_seconds:
+    free = not profile.variant.switch_seconds and not is_fluid(profile, split.trainer, schedule)
+    if schedule.max_staleness and free:
         # A switch costs nothing and work is never short: it helps whenever it waits.
         groups = profile.shape.groups
     return replace(schedule, tag=groups)

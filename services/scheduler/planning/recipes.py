@@ -44,7 +44,7 @@ def schedule_of(recipe: Recipe) -> ScheduleChoice:
     size = None if schedule.fragment_size == "auto" else schedule.fragment_size
     if in_order and size is None:
         size = recipe.batch.group_size  # as the scheduler does
-    tag = 0 if schedule.tag == "off" or not schedule.trainer_may_help else schedule.tag
+    tag = 0 if schedule.tag == "off" or schedule.mode != "pipelined" else schedule.tag
     return ScheduleChoice(
         mode=schedule.mode,
         fragment_size=size,
@@ -53,6 +53,7 @@ def schedule_of(recipe: Recipe) -> ScheduleChoice:
         max_staleness=1 if schedule.staleness_limit else 0,
         early_fraction=1.0 if schedule.early_fraction == "auto" else schedule.early_fraction,
         in_order=in_order,
+        gradient_help=recipe.rollout.can_train and schedule.mode == "pipelined",
     )
 
 
@@ -64,8 +65,10 @@ def with_staleness(schedule: ScheduleChoice, staleness: Literal[0, 1] | None) ->
     """
     if staleness is None:
         return schedule
-    if staleness and schedule.mode == "naive":
-        raise UserError("--staleness: 1 needs schedule.mode pipelined; the mode here is naive")
+    if staleness and schedule.mode != "pipelined":
+        raise UserError(
+            f"--staleness: 1 needs schedule.mode pipelined; the mode here is {schedule.mode}"
+        )
     return replace(schedule, max_staleness=staleness)
 
 

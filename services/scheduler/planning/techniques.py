@@ -53,4 +53,5 @@ def _best(profile: Profile, split: Split, schedule: ScheduleChoice) -> ScheduleC
     sizes = fragment_sizes(profile, schedule)
     forecasts = {size: forecast(profile, split, size, schedule) for size in sizes}
     size = min(sizes, key=lambda size: forecasts[size].seconds)
-    return with_help(profile, replace(schedule, fragment_size=size), forecasts[size].groups)
+    sized = replace(schedule, fragment_size=size)
+    return with_help(profile, split, sized, forecasts[size].groups)

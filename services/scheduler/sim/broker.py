@@ -57,7 +57,8 @@ class Broker:
     slowest_return: float = 0.0
     """Seconds that a subscription may lag; another one of the same process may lag less."""
     poison: float = 0.0
-    """Probability that a group's slot turns out to be taken by bytes that are no message."""
+    """Probability that the slot of a group to be trained turns out to be taken by bytes that are
+    no message."""
     stored: dict[str, list[Message]] = field(default_factory=dict)
     """Stream -> messages, in stored order."""
     slots: set[str] = field(default_factory=set)
@@ -84,7 +85,7 @@ class Broker:
         return True
 
     def _is_poisoned(self, stream: Stream, subject: str, taken: bool) -> bool:
-        if stream is not subjects.TRAIN or not (self.poison or self.poisoned):
+        if stream not in (subjects.TRAIN, subjects.GRAD) or not (self.poison or self.poisoned):
             return False
         if not taken and self.world.random.random() < self.poison:
             self.poisoned.add(subject)

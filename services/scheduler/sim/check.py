@@ -8,15 +8,12 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from services.scheduler.sim.commits import Commit
-from services.scheduler.sim.evidence import Evidence, gather
-from services.scheduler.sim.history import (
-    Begun,
-    History,
-    Interval,
-    Stepped,
-)
+from services.scheduler.sim.evidence import Evidence, Transaction, gather
+from services.scheduler.sim.facts import Begun, Computed, Interval, Stepped
+from services.scheduler.sim.history import History
 from services.scheduler.state import Plan
 from shared.contracts import (
+    Contribution,
     FragmentFailed,
     FragmentGenerated,
     FragmentScored,
@@ -24,6 +21,8 @@ from shared.contracts import (
     GenerateFragment,
     GroupFailed,
     GroupTrained,
+    Policy,
+    PolicyPublished,
     SetDevice,
     TrainGroup,
 )
@@ -74,13 +73,18 @@ def slots(evidence: Evidence) -> Iterator[str]:
 
 
 def chain(evidence: Evidence) -> Iterator[str]:
-    """One record per version, without a gap, each made of the weights before it."""
+    """One record per version, without a gap, each made of the weights before it; and nothing is
+    announced that is not committed."""
     records = evidence.commits
     if [record.policy.version for record in records] != list(range(len(records))):
         yield f"versions {[record.policy.version for record in records]} are committed"
     for before, record in pairwise(records):
         if record.parent != before.policy.weights_digest:
             yield f"version {record.policy.version} is not made of the version before it"
+    committed = [record.policy for record in records]
+    for fact in evidence.stored:
+        if isinstance(fact.message, PolicyPublished) and fact.message.policy not in committed:
+            yield f"{fact.message.worker} announces {fact.message.policy}, which is not committed"
 
 
 def samples(evidence: Evidence) -> Iterator[str]:
@@ -137,21 +141,75 @@ def trajectories(evidence: Evidence) -> Iterator[str]:
 
 
 def gradients(evidence: Evidence) -> Iterator[str]:
-    """A record names exactly what its trainer has added up, each group once."""
-    for fact in evidence.committed:
-        added = evidence.trained[fact.device, fact.version - 1]
-        groups = [group.group for group in added]
-        if len(set(groups)) < len(groups):
-            yield f"{fact.device} trained groups {groups} of batch {fact.version - 1}"
+    """A step is taken with every sample's gradient, once: trained here, or contributed. Its record
+    names exactly what was added up."""
+    plan = evidence.plan
+    once = Counter((g, s) for g in range(plan.num_groups) for s in range(plan.group_size))
+    for transaction in evidence.transactions:
+        device, batch = transaction.asked.device, transaction.asked.version - 1
+        added = Counter(_samples(plan, transaction))
+        if added != once:
+            wrong = sorted(set((added - once) + (once - added)))
+            yield f"{device} added up {wrong} of batch {batch} twice or not at all"
+        if transaction.asked.accepted:
+            yield from _named_as_added(evidence, transaction)
+
+
+def _samples(plan: Plan, transaction: Transaction) -> Iterator[tuple[int, int]]:
+    for fact in transaction.added:
+        for sample in fact.samples or range(plan.group_size):
+            yield fact.group.group, sample
+
+
+def _named_as_added(evidence: Evidence, transaction: Transaction) -> Iterator[str]:
+    version = transaction.asked.version
+    record = evidence.commits[version]
+    named = {(group.group, group.attempt, _source(group)) for group in record.trained}
+    added = {
+        (fact.group.group, fact.group.attempt, "" if fact.samples else _source(fact.group))
+        for fact in transaction.added
+    }
+    if record.worker == transaction.asked.device and named != added:
+        yield f"version {version} names {sorted(named)}, and {sorted(added)} was added up"
+
+
+def _source(group: TrainGroup) -> str:
+    return "" if group.contribution is None else group.contribution.gradient.key
+
+
+def contributions(evidence: Evidence) -> Iterator[str]:
+    """What a rollout device contributed is the gradient at the batch's own weights, of the very
+    fragments that the record names."""
+    for command in evidence.asked:
+        if command.policy.version != command.group.batch:
+            yield f"the gradient of {_group(command.group)} was asked for at {command.policy}"
     for record in evidence.commits[1:]:
-        added = evidence.trained[record.worker, record.policy.version - 1]
-        key = [(group.group, group.attempt) for group in record.trained]
-        if sorted(key) != sorted((group.group, group.attempt) for group in added):
-            yield f"version {record.policy.version} names {key}, and something else was added up"
+        policy = evidence.commits[record.policy.version - 1].policy
+        for group in record.trained:
+            if group.contribution is not None:
+                origin = evidence.computed[_number(group.contribution.gradient.key)]
+                yield from _computed_as_said(origin, group, group.contribution, policy)
+
+
+def _computed_as_said(
+    origin: Computed, group: TrainGroup, contribution: Contribution, policy: Policy
+) -> Iterator[str]:
+    if origin.device != contribution.worker:
+        yield f"{_group(group)} names a gradient of {origin.device}'s as another's"
+    if {origin.weights, origin.command.policy.weights_digest} != {policy.weights_digest}:
+        yield f"{_group(group)} was added as computed at other weights than {policy}"
+    if _trajectories(origin.command.group) != _trajectories(group):
+        yield f"{_group(group)} was added as computed from other fragments"
+
+
+def _trajectories(group: TrainGroup) -> list[str]:
+    where = f"{group.batch}/{group.group} {group.advantages}"
+    return [where, *(part.stored.trajectory.key for part in group.fragments)]
 
 
 def one_use_at_a_time(evidence: Evidence) -> Iterator[str]:
-    """A trainer's device never trains and generates at once; others make one fragment at a time."""
+    """A device never trains and generates at once, and makes one fragment at a time; the devices
+    of a trainer that go together count as one."""
     by_device: dict[str, list[Interval]] = defaultdict(list)
     for interval in evidence.intervals:
         by_device[interval.device].append(interval)
@@ -177,7 +235,7 @@ def loans(evidence: Evidence) -> Iterator[str]:
 
 def lending(evidence: Evidence) -> Iterator[str]:
     """No device is borrowed while a group is with it that, as far as anybody has said, it has not
-    trained: ready training goes first."""
+    trained: ready training goes first, but for devices that decide on their own."""
     seen = Sent()
     for fact in evidence.stored:
         match fact.message:
@@ -188,11 +246,16 @@ def lending(evidence: Evidence) -> Iterator[str]:
             case SetDevice(mode="generate", worker=worker, generation=generation):
                 if seen.newest != _newest(evidence, fact.time):
                     continue  # the scheduler may not know yet which batch is being trained
-                late = seen.untrained_by(worker)
+                late = seen.untrained_by(worker) if _goes_first(evidence, worker) else []
                 if _may_train(evidence.plan, late, seen.waiting):
                     yield f"loan {generation} of {worker}, while {late} wait to be trained"
             case GroupFailed() | FragmentFailed() | GroupTrained() as event:
                 seen.hear(event)
+
+
+def _goes_first(evidence: Evidence, trainer: str) -> bool:
+    """Whether ready training does."""
+    return evidence.plan.mode != "colocated" and trainer not in evidence.fluid
 
 
 @dataclass(slots=True)
@@ -225,7 +288,8 @@ class Sent:
 
 
 def _newest(evidence: Evidence, time: float) -> int:
-    return max((f.version for f in evidence.committed if f.accepted and f.time <= time), default=0)
+    asked = [transaction.asked for transaction in evidence.transactions]
+    return max((f.version for f in asked if f.accepted and f.time <= time), default=0)
 
 
 def _may_train(plan: Plan, late: list[Group], sent: dict[Group, TrainGroup]) -> bool:
@@ -237,7 +301,11 @@ def _may_train(plan: Plan, late: list[Group], sent: dict[Group, TrainGroup]) -> 
 
 def _origin(evidence: Evidence, result: FragmentGenerated | FragmentScored) -> Begun:
     """The generation whose trajectory a result names."""
-    return evidence.begun[int(result.stored.trajectory.key.rpartition("/")[2])]
+    return evidence.begun[_number(result.stored.trajectory.key)]
+
+
+def _number(key: str) -> int:
+    return int(key.rpartition("/")[2])
 
 
 def _where(work: GenerateFragment | FragmentGenerated | FragmentScored) -> str:
@@ -253,6 +321,6 @@ def _group(group: TrainGroup) -> str:
 
 
 CHECKS: tuple[Callable[[Evidence], Iterator[str]], ...] = (
-    issued, begun, slots, chain, samples, versions, trajectories, gradients, one_use_at_a_time,
-    loans, lending,
+    issued, begun, slots, chain, samples, versions, trajectories, gradients, contributions,
+    one_use_at_a_time, loans, lending,
 )  # fmt: skip

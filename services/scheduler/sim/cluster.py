@@ -1,12 +1,15 @@
 """A simulated cluster put together: broker, scheduler, workers and trainer in one virtual time."""
 
-from collections.abc import Mapping
+import math
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from services.scheduler.machine import WorkerJoined
+from services.scheduler.sim.batches import Trainer
 from services.scheduler.sim.broker import Broker, Delay
 from services.scheduler.sim.commits import Commits
 from services.scheduler.sim.devices import SimReward, SimRollout
+from services.scheduler.sim.fluid import FluidTrainer, Lane
 from services.scheduler.sim.history import History
 from services.scheduler.sim.scheduler import LookAhead, SimScheduler, Status
 from services.scheduler.sim.timing import Timing
@@ -31,9 +34,13 @@ class Cluster:
     reward: SimReward
     trainer_slots: int
     """Devices of the trainer that can generate; 0: none."""
+    lanes: Sequence[str] = ()
+    """Kinds of the devices of a fluid trainer; empty: its devices go together."""
+    can_train: Collection[str] = ()
+    """Kinds of rollout devices that compute gradients."""
     rollout: dict[str, SimRollout] = field(default_factory=dict)
     """By name."""
-    trainer: SimTrainer | None = None
+    trainer: Trainer | None = None
     status_loss: float = 0.0
     """Probability that a status does not arrive; it is not stored anywhere."""
     _lives: int = 0
@@ -42,28 +49,41 @@ class Cluster:
         """Start a rollout worker, or start it again under a new address."""
         worker = SimRollout(
             Process(self.world, name), self.broker, self.history, self.timing, kind,
-            self._address(name), self.plan.max_staleness,
+            self._address(name), self.plan.max_staleness, can_train=kind in self.can_train,
         )  # fmt: skip
         self.rollout[name] = worker
         worker.start()
-        self._announce(worker, WorkerJoined(worker.address, name, "rollout", kind=kind))
+        self._announce(worker, WorkerJoined(
+            worker.address, name, "rollout", kind=kind, can_train=worker.can_train
+        ))  # fmt: skip
         return worker
 
-    def add_trainer(self) -> SimTrainer:
+    def add_trainer(self) -> Trainer:
         """Start the trainer, or start it again from the newest commit."""
-        trainer = SimTrainer(
-            Process(self.world, "trainer"), self.broker, self.history, self.timing,
-            self._address("trainer"), self.plan.num_groups, self.plan.group_size,
-            max(1, self.trainer_slots), self.plan.max_staleness, self.commits,
-            in_order=self.plan.trains_in_order,
-        )  # fmt: skip
+        trainer = self._new_trainer(Process(self.world, "trainer"), self._address("trainer"))
         self.trainer = trainer
-        joined = WorkerJoined(trainer.address, "trainer", "trainer", slots=self.trainer_slots)
-        if self.scheduler.leases and self.trainer_slots:
+        slots, fluid = self.trainer_slots, bool(self.lanes)
+        joined = WorkerJoined(trainer.address, "trainer", "trainer", slots=slots, fluid=fluid)
+        if self.scheduler.leases and slots:
             trainer.report = lambda: self._tell(trainer, joined)
         self._announce(trainer, joined)
         trainer.start()
         return trainer
+
+    def _new_trainer(self, process: Process, address: str) -> Trainer:
+        if not self.lanes:
+            return SimTrainer(
+                process, self.broker, self.history, self.timing, address, self.plan, self.commits,
+                slots=max(1, self.trainer_slots),
+            )  # fmt: skip
+        lanes = tuple(
+            Lane(f"{address}/{place}", kind, math.isfinite(self.timing.fragment(kind, 1)))
+            for place, kind in enumerate(self.lanes)
+        )
+        return FluidTrainer(
+            process, self.broker, self.history, self.timing, address, self.plan, self.commits,
+            lanes=lanes,
+        )  # fmt: skip
 
     def restart_reward(self) -> None:
         old = self.reward
@@ -81,22 +101,22 @@ class Cluster:
         )  # fmt: skip
         self.scheduler.start()
 
-    def _announce(self, worker: SimRollout | SimTrainer, joined: WorkerJoined) -> None:
+    def _announce(self, worker: SimRollout | Trainer, joined: WorkerJoined) -> None:
         """At once, or by statuses for as long as it lives."""
         if self.scheduler.leases:
             worker.process.after(0.0, lambda: self._report(worker, joined))
         else:
             self.scheduler.joined(joined)
 
-    def _report(self, worker: SimRollout | SimTrainer, joined: WorkerJoined) -> None:
+    def _report(self, worker: SimRollout | Trainer, joined: WorkerJoined) -> None:
         self._tell(worker, joined)
         worker.process.after(STATUS_S, lambda: self._report(worker, joined))
 
-    def _tell(self, worker: SimRollout | SimTrainer, joined: WorkerJoined) -> None:
+    def _tell(self, worker: SimRollout | Trainer, joined: WorkerJoined) -> None:
         """Not stored: who does not hear it now will hear the next one."""
         if worker.process.is_cut_off or self.world.random.random() < self.status_loss:
             return
-        loan = worker.loan if isinstance(worker, SimTrainer) and joined.slots else None
+        loan = worker.loan if isinstance(worker, Trainer) and joined.slots else None
         scheduler, status = self.scheduler, Status(joined, loan)
 
         def arrive() -> None:
@@ -128,11 +148,14 @@ def build(
     tick: float | None = None,
     keep_intervals: bool = False,
     leases: bool = False,
+    lanes: Sequence[str] = (),
+    can_train: Collection[str] = (),
 ) -> Cluster:
     """A cluster with everything started at time 0.
 
     ``rollout``: devices by kind. ``delay``: seconds of one message, drawn for each.
-    ``leases``: workers make themselves known by statuses, and are lost when they are silent.
+    ``lanes``, ``can_train``: see `Cluster`. ``leases``: workers make themselves known by statuses,
+    and are lost when they are silent.
     """
     world = World(seed)
     history = History(world, timing.noise, keep_intervals)
@@ -150,6 +173,7 @@ def build(
     cluster = Cluster(
         plan=plan, timing=timing, world=world, broker=broker, history=history,
         scheduler=scheduler, commits=commits, reward=reward, trainer_slots=trainer_slots,
+        lanes=lanes, can_train=can_train,
     )  # fmt: skip
     for kind, count in rollout.items():
         for number in range(count):

@@ -5,23 +5,30 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from services.scheduler.sim.commits import Commit
-from services.scheduler.sim.history import (
+from services.scheduler.sim.facts import (
+    Added,
     Begun,
     Committed,
+    Computed,
     Expired,
     Fact,
     Fault,
-    History,
+    Opened,
     Stepped,
     Stored,
     Told,
 )
+from services.scheduler.sim.history import History
 from shared.contracts import (
+    ComputeGradient,
     FragmentFailed,
     FragmentGenerated,
     FragmentReleased,
     FragmentScored,
     GenerateFragment,
+    GradientComputed,
+    GradientReleased,
+    Message,
     SetDevice,
     TrainGroup,
 )
@@ -33,11 +40,17 @@ BRANCHES = (
     "second task refused", "given to another device", "failed: reward",
     "failed: admission", "group sent again", "slot poisoned", "restart with work in hand",
     "announced during recovery", "lease ended", "run resumed after failure",
+    "gradient released: stale", "gradient released: draining", "gradient released: failed",
+    "second gradient refused", "gradient comes too late", "gradient lost, trained by the trainer",
+    "died with a gradient", "helper killed", "helper hung", "helper drained",
+    "group contributed", "stale group contributed",
+    "trained in pieces", "trained beside publication", "batch begun anew after a conflict",
 )  # fmt: skip
 REFUSED = {
     FragmentGenerated: "second result refused",
     FragmentScored: "second score refused",
     GenerateFragment: "second task refused",
+    GradientComputed: "second gradient refused",
 }
 
 
@@ -52,6 +65,14 @@ class Meter:
     """Group -> version that it was last begun with."""
     unfinished: dict[str, set[int]] = field(default_factory=dict)
     """Device -> generations that it was called back from."""
+    asked: dict[tuple[int, int], int] = field(default_factory=dict)
+    """Group -> attempt whose gradient a rollout device was given last."""
+    sent: dict[tuple[int, int], int] = field(default_factory=dict)
+    """Group -> attempt that the trainer was sent last."""
+    opened: set[tuple[str, int]] = field(default_factory=set)
+    """Trainers and the batches that they have begun."""
+    committed: set[int] = field(default_factory=set)
+    """Versions."""
 
 
 def coverage(history: History, commits: Sequence[Commit]) -> Counter[str]:
@@ -60,7 +81,10 @@ def coverage(history: History, commits: Sequence[Commit]) -> Counter[str]:
         _count(meter, fact)
     for commit in commits:
         for group in commit.trained:
-            meter.counts["early group kept"] += group.policy.version < group.batch
+            is_stale, is_computed = group.policy.version < group.batch, bool(group.contribution)
+            meter.counts["early group kept"] += is_stale
+            meter.counts["group contributed"] += is_computed
+            meter.counts["stale group contributed"] += is_stale and is_computed
     return +meter.counts
 
 
@@ -74,10 +98,25 @@ def _count(meter: Meter, fact: Fact) -> None:
                 meter.counts["restart with work in hand"] += 1
         case Expired():
             meter.counts["loan expired"] += 1
-        case Committed(accepted=False):
-            meter.counts["zombie commit refused"] += 1
         case Begun() | Stepped() | Told():
             _count_loan(meter, fact)
+        case _:
+            _count_training(meter, fact)
+
+
+def _count_training(meter: Meter, fact: Committed | Opened | Added | Computed) -> None:
+    match fact:
+        case Committed(version=version, accepted=accepted):
+            meter.counts["zombie commit refused"] += not accepted
+            meter.committed.add(version)
+        case Opened(device=device, version=version):
+            again = (device, version) in meter.opened
+            meter.counts["batch begun anew after a conflict"] += again
+            meter.opened.add((device, version))
+        case Added(group=group, samples=samples):
+            meter.counts["trained in pieces"] += 0 < len(samples) < len(group.advantages)
+            beside = group.batch and group.batch not in meter.committed
+            meter.counts["trained beside publication"] += bool(beside)
 
 
 def _count_loan(meter: Meter, fact: Begun | Stepped | Told) -> None:
@@ -108,11 +147,28 @@ def _count_message(meter: Meter, fact: Stored) -> None:
             counts[f"released: {reason}"] += 1
         case FragmentFailed(stage=stage):
             counts[f"failed: {stage}"] += 1
-        case TrainGroup(attempt=attempt):
-            counts["group sent again"] += attempt > 0
         case SetDevice(mode=mode, keep=keep):
             counts["lent" if mode == "generate" else "called back, kept" if keep
                    else "called back, dropped"] += 1  # fmt: skip
+        case _:
+            _count_group(meter, message)
+
+
+def _count_group(meter: Meter, message: Message) -> None:
+    """Who trains it."""
+    match message:
+        case ComputeGradient(group=group):
+            meter.asked[group.batch, group.group] = group.attempt
+        case TrainGroup() as group:
+            meter.counts["group sent again"] += group.attempt > 0
+            lost = (group.batch, group.group) in meter.asked and group.contribution is None
+            meter.counts["gradient lost, trained by the trainer"] += lost
+            meter.sent[group.batch, group.group] = group.attempt
+        case GradientComputed(batch=batch, group=index, attempt=attempt):
+            late = meter.sent.get((batch, index), -1) > attempt
+            meter.counts["gradient comes too late"] += late
+        case GradientReleased(reason=reason):
+            meter.counts[f"gradient released: {reason}"] += 1
 
 
 def _count_task(meter: Meter, task: GenerateFragment) -> None:

@@ -7,6 +7,7 @@ one policy version per trajectory, result before acknowledgement.
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Literal
 
 from services.scheduler.sim.broker import Broker
 from services.scheduler.sim.history import History
@@ -15,13 +16,18 @@ from services.scheduler.sim.world import Process
 from shared import subjects
 from shared.admission import check_task
 from shared.contracts import (
+    ComputeGradient,
+    Contribution,
     FragmentFailed,
     FragmentGenerated,
     FragmentReleased,
     FragmentScored,
     GenerateFragment,
+    GradientComputed,
+    GradientReleased,
     Message,
     ObjectRef,
+    Policy,
     PolicyPublished,
     Trajectories,
 )
@@ -45,7 +51,10 @@ def result_of(
 
 @dataclass(slots=True)
 class SimRollout:
-    """One device that generates the fragments given to it, one after the other."""
+    """One device that generates the fragments given to it, one after the other.
+
+    If it can train, it computes gradients of whole groups, between two fragments.
+    """
 
     process: Process
     broker: Broker
@@ -56,10 +65,21 @@ class SimRollout:
     max_staleness: int
     loads_wrongly: bool = False
     """A fault: it has other weights than those it was told to load. It says which."""
+    can_train: bool = False
+    on_gradient: Callable[[float], None] | None = None
+    """A fault: called when it is asked for its next gradient, with the seconds that one takes."""
+    dies_with_gradient: bool = False
+    """A fault: it dies when its next gradient is stored, before it says so."""
+    gradient_failure: float = 0.0
+    """Probability that a gradient fails."""
     newest: int = -1
+    """Version that it has heard of."""
     version: int = -1
+    weights: str = ""
+    """Digest of what it has really loaded."""
+    _gradients: deque[ComputeGradient] = field(default_factory=deque)
     _tasks: deque[GenerateFragment] = field(default_factory=deque)
-    _current: GenerateFragment | None = None
+    _current: GenerateFragment | ComputeGradient | None = None
 
     def start(self) -> None:
         self.broker.subscribe(self.process, subjects.EVT, self._heard, _is_publication)
@@ -67,11 +87,17 @@ class SimRollout:
             self.process, subjects.TASK, self._received,
             lambda m: isinstance(m, GenerateFragment) and m.worker == self.address,
         )  # fmt: skip
+        if self.can_train:
+            self.broker.subscribe(
+                self.process, subjects.GRAD, self._asked,
+                lambda m: isinstance(m, ComputeGradient) and m.worker == self.address,
+            )  # fmt: skip
 
     def drain(self) -> None:
         """As on SIGTERM: give back what is not done, and end."""
-        for task in [*([self._current] if self._current else []), *self._tasks]:
-            self.broker.send(self.process, _release(task, self.address, "draining"))
+        current = [] if self._current is None else [self._current]
+        for work in [*current, *self._gradients, *self._tasks]:
+            self.broker.send(self.process, _release(work, self.address, "draining"))
         self.process.kill()
 
     def _heard(self, message: Message) -> None:
@@ -83,15 +109,29 @@ class SimRollout:
         self._tasks.append(message)
         self._next()
 
+    def _asked(self, message: Message) -> None:
+        assert isinstance(message, ComputeGradient)
+        self._gradients.append(message)
+        fault, self.on_gradient = self.on_gradient, None
+        if fault is not None:
+            fault(self.timing.gradient(self.kind, len(message.group.advantages)))
+        self._next()
+
     def _next(self) -> None:
-        while self._current is None and self._tasks:
-            self._current = self._tasks.popleft()
-            refusal = self._refusal(self._current)
-            if refusal is None:
-                self._generate(self._current)
-            else:
+        """A gradient before the fragments that wait."""
+        while self._current is None and (self._gradients or self._tasks):
+            refusal = self._begin_gradient() if self._gradients else self._begin_fragment()
+            if refusal is not None:
                 self._current = None
                 self.broker.send(self.process, refusal)
+
+    def _begin_fragment(self) -> Message | None:
+        """Gives the reason, if it may not."""
+        self._current = task = self._tasks.popleft()
+        refusal = self._refusal(task)
+        if refusal is None:
+            self._generate(task)
+        return refusal
 
     def _refusal(self, task: GenerateFragment) -> Message | None:
         if self.newest > task.policy.version:
@@ -103,12 +143,11 @@ class SimRollout:
         return None
 
     def _generate(self, task: GenerateFragment) -> None:
-        load = self.timing.adopt if self.version != task.policy.version else 0.0
-        self.version = task.policy.version
-        weights = WRONG_WEIGHTS if self.loads_wrongly else task.policy.weights_digest
+        load = self._adopt(task.policy)
+        weights = self.weights
         seconds = self.history.noisy(self.timing.fragment(self.kind, task.fragment.num_samples))
         generation = self.history.begins(self.address, task, self.newest, weights)
-        self.history.generates(self.address, load, seconds)
+        self.history.works(self.address, "generate", load, seconds)
 
         def done() -> None:
             self._current = None
@@ -118,9 +157,70 @@ class SimRollout:
 
         self.process.after(load + seconds, done)
 
+    def _adopt(self, policy: Policy) -> float:
+        """Load a version; gives the seconds that it takes."""
+        before, self.version = self.version, policy.version
+        self.weights = WRONG_WEIGHTS if self.loads_wrongly else policy.weights_digest
+        return self.timing.adopt if self.version != before else 0.0
 
-def _release(task: GenerateFragment, address: str, reason: str) -> FragmentReleased:
-    return FragmentReleased(slot=task.fragment.slot, worker=address, reason=reason)  # type: ignore[arg-type]
+    def _begin_gradient(self) -> Message | None:
+        """Gives the reason, if it may not."""
+        self._current = command = self._gradients.popleft()
+        if self.newest > command.policy.version:
+            return _release(command, self.address, "stale")
+        if self.loads_wrongly or self._fails():
+            return _release(command, self.address, "failed")
+        self._compute(command)
+        return None
+
+    def _fails(self) -> bool:
+        failure = self.gradient_failure
+        return failure > 0 and self.process.world.random.random() < failure
+
+    def _compute(self, command: ComputeGradient) -> None:
+        """At the weights that it is told, whatever it has generated with."""
+        load = self._adopt(command.policy)
+        samples = len(command.group.advantages)
+        seconds = self.history.noisy(self.timing.gradient(self.kind, samples))
+        number = self.history.computes(self.address, command, self.weights)
+        self.history.works(self.address, "train", load, seconds)
+
+        def done() -> None:
+            if self.dies_with_gradient:
+                self.history.fault("died with a gradient", self.address)
+                self.process.kill()
+                return
+            self._current = None
+            self.broker.send(self.process, contribution_of(command, self.address, seconds, number))
+            self._next()
+
+        self.process.after(load + seconds, done)
+
+
+def contribution_of(
+    command: ComputeGradient, worker: str, seconds: float, number: int
+) -> GradientComputed:
+    group = command.group
+    gradient = ObjectRef(key=f"sim/{number}", sha256=REF.sha256, size=1)
+    return GradientComputed(
+        batch=group.batch, group=group.group, attempt=group.attempt, policy=command.policy,
+        contribution=Contribution(gradient=gradient, tally={}, worker=worker), seconds=seconds,
+    )  # fmt: skip
+
+
+def _release(
+    work: GenerateFragment | ComputeGradient,
+    address: str,
+    reason: Literal["stale", "draining", "failed"],
+) -> Message:
+    if isinstance(work, ComputeGradient):
+        group = work.group
+        return GradientReleased(
+            batch=group.batch, group=group.group, attempt=group.attempt, worker=address,
+            reason=reason,
+        )  # fmt: skip
+    assert reason != "failed"
+    return FragmentReleased(slot=work.fragment.slot, worker=address, reason=reason)
 
 
 @dataclass(slots=True)

@@ -18,7 +18,7 @@ from random import Random
 from services.scheduler.sim.check import violations
 from services.scheduler.sim.cluster import Cluster, build
 from services.scheduler.sim.coverage import coverage
-from services.scheduler.sim.history import line_of
+from services.scheduler.sim.facts import line_of
 from services.scheduler.sim.nemesis import Nemesis
 from services.scheduler.sim.schedules import Schedule, draw
 from services.scheduler.state import State, Tag
@@ -92,6 +92,8 @@ def _cluster(schedule: Schedule) -> Cluster:
         schedule.timing,
         rollout=schedule.rollout,
         trainer_slots=schedule.trainer_slots,
+        lanes=schedule.lanes,
+        can_train=schedule.can_train,
         seed=schedule.seed,
         delay=lambda: random.random() * schedule.slowest_message,
         first_state=State(recovering=True, tag=Tag(controller=schedule.tag)),

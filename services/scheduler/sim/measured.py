@@ -8,7 +8,7 @@ from typing import Literal
 from services.scheduler.assign import sample_seconds
 from services.scheduler.costs.profile import Role
 from services.scheduler.sim.cluster import Cluster
-from services.scheduler.sim.history import Use
+from services.scheduler.sim.facts import Use
 from services.scheduler.state import State
 from services.scheduler.usage import BUSY, Meter, uses
 from services.scheduler.usage import Use as Cause
@@ -234,13 +234,14 @@ def _busy_rollout(window: Window, pools: Pools) -> dict[Use, float]:
 
 
 def _busy_trainer(window: Window, pools: Pools) -> dict[Use, float]:
-    """While they generate, its devices count one by one."""
-    part = {"generate": 1 / pools.num_trainer, "train": pools.trainer_part}
-    return {
-        use: seconds * part.get(use, 1.0) / window.seconds
-        for (name, use), seconds in window.busy().items()
-        if _is_trainer(name)
-    }
+    """Devices of a fluid trainer count one by one, the others while they generate."""
+    together: dict[Use, float] = {"generate": 1 / pools.num_trainer, "train": pools.trainer_part}
+    shares: defaultdict[Use, float] = defaultdict(float)
+    for (name, use), seconds in window.busy().items():
+        if _is_trainer(name):
+            part = 1 / pools.num_trainer if "/" in name else together.get(use, 1.0)
+            shares[use] += seconds * part / window.seconds
+    return dict(shares)
 
 
 def _bubbles(
@@ -256,8 +257,11 @@ def _bubbles(
         else:
             shares["rollout"][cause] += seconds / window.seconds / pools.num_rollout
     for pool, causes in shares.items():
-        known = sum(busy[pool].values()) + sum(causes.values())
-        causes["remainder"] = max(0.0, 1 - known)
+        idle, known = max(0.0, 1 - sum(busy[pool].values())), sum(causes.values())
+        if known > idle:  # some of a fluid trainer's devices worked meanwhile
+            shares[pool] = defaultdict(float, {c: s * idle / known for c, s in causes.items()})
+        else:
+            causes["remainder"] = idle - known
     return {pool: {c: s for c, s in causes.items() if s > 0} for pool, causes in shares.items()}
 
 

@@ -6,11 +6,11 @@ from functools import partial
 from random import Random
 from typing import Literal
 
+from services.scheduler.sim.batches import Trainer
 from services.scheduler.sim.broker import RUN
 from services.scheduler.sim.cluster import Cluster
 from services.scheduler.sim.devices import SimRollout
 from services.scheduler.sim.schedules import Schedule
-from services.scheduler.sim.trainer import SimTrainer
 from services.scheduler.sim.world import Process
 from shared.contracts import OperatorRequest, TagRequest
 
@@ -20,7 +20,9 @@ ZOMBIE_S = 9.0
 """A process that has a successor lives on for so long at most."""
 MOST_DEVICES = 5
 RESUMED = {"failed": "failure", "paused": "pause", "stopped": "stop"}
-FAILPOINTS = ("issued", "sent a group", "lent", "called back", "took back", "took back")
+FAILPOINTS = (
+    "issued", "sent a group", "gave a gradient", "lent", "called back", "took back", "took back",
+)  # fmt: skip
 SHARES = (0, 1, 1, 2, 8)
 """How much a schedule favours a kind of fault; one that lacks some kinds reaches other states."""
 
@@ -66,7 +68,8 @@ class Nemesis:
             process.heal()
         cluster.scheduler.commands_left = cluster.scheduler.failpoint = None
         for worker in cluster.rollout.values():
-            worker.loads_wrongly = False
+            worker.loads_wrongly = worker.dies_with_gradient = False
+            worker.gradient_failure, worker.on_gradient = 0.0, None
         for kind in ("scheduler", "reward", "trainer"):
             self._restart(kind, kind)
         for name in cluster.rollout:
@@ -131,8 +134,7 @@ class Nemesis:
         worker = self._any_rollout()
         if worker is None or worker.process.paused_until > self.cluster.world.now:
             return None
-        worker.drain()
-        self._later(self._duration(), lambda: self._restart_rollout(worker.process.name))
+        self._drain(worker)
         return worker.address
 
     def join(self) -> str | None:
@@ -148,10 +150,20 @@ class Nemesis:
         worker = self._any_rollout()
         if worker is None:
             return None
-        self._hang(worker.process)
-        name, kind = worker.process.name, worker.kind
-        self._later(self._random.uniform(0.1, 3.0), lambda: self._start_rollout(name, kind))
+        self._succeed(worker)
         return worker.address
+
+    def kill_helper(self) -> str | None:
+        """When it is asked for a gradient, or when that is stored and not announced."""
+        return self._ambush("killed", lambda worker: worker.process.kill())
+
+    def succeed_helper(self) -> str | None:
+        """Asked for a gradient it hangs, another is started in its place, and then it goes on."""
+        return self._ambush("hung", self._succeed)
+
+    def drain_helper(self) -> str | None:
+        """When it is asked for a gradient."""
+        return self._ambush("drained", self._drain)
 
     def succeed_trainer(self) -> str | None:
         """A zombie trainer goes on beside its successor, and commits if it can."""
@@ -215,7 +227,7 @@ class Nemesis:
     # --- what they are made of ---
 
     @property
-    def _trainer(self) -> SimTrainer:
+    def _trainer(self) -> Trainer:
         assert self.cluster.trainer is not None
         return self.cluster.trainer
 
@@ -234,6 +246,36 @@ class Nemesis:
         alive = [w for w in self.cluster.rollout.values() if w.process.alive]
         return self._random.choice(alive) if alive else None
 
+    def _ambush(self, what: str, fault: Callable[[SimRollout], None]) -> str | None:
+        """Of a device that may compute gradients, soon after it is asked to."""
+        able = [w for w in self.cluster.rollout.values() if w.process.alive and w.can_train]
+        if not able:
+            return None
+        worker = self._random.choice(able)
+        worker.dies_with_gradient = what == "killed" and self._random.random() < 0.5
+
+        def strike() -> None:
+            if worker.process.alive and not self.at_peace:
+                self.cluster.history.fault(f"helper {what}", worker.address)
+                fault(worker)
+
+        if not worker.dies_with_gradient:
+            begun = 1.5 * self._random.random()
+            worker.on_gradient = lambda seconds: self._later(begun * seconds, strike)
+        name = worker.process.name
+        for after in range(4, 40, 4):
+            self._later(float(after), lambda: self._restart_rollout(name))
+        return worker.address
+
+    def _drain(self, worker: SimRollout) -> None:
+        worker.drain()
+        self._later(self._duration(), lambda: self._restart_rollout(worker.process.name))
+
+    def _succeed(self, worker: SimRollout) -> None:
+        self._hang(worker.process)
+        name, kind = worker.process.name, worker.kind
+        self._later(self._random.uniform(0.1, 3.0), lambda: self._start_rollout(name, kind))
+
     def _hang(self, process: Process) -> None:
         hang = process.pause if self._random.random() < 0.5 else process.cut_off
         hang(self._random.uniform(0.5, 7.0))
@@ -241,6 +283,7 @@ class Nemesis:
     def _mislead(self, worker: SimRollout) -> None:
         wrong = self._random.random() < self.schedule.wrong_weights
         worker.loads_wrongly = wrong and not self.at_peace
+        worker.gradient_failure = 0.0 if self.at_peace else self.schedule.gradient_failure
 
     def _start_rollout(self, name: str, kind: str) -> None:
         if not self.at_peace:
@@ -291,6 +334,9 @@ FAULTS: tuple[tuple[str, Make], ...] = (
     ("drain rollout", Nemesis.drain_rollout),
     ("join", Nemesis.join),
     ("succeed rollout", Nemesis.succeed_rollout),
+    ("kill helper", Nemesis.kill_helper),
+    ("succeed helper", Nemesis.succeed_helper),
+    ("drain helper", Nemesis.drain_helper),
     ("succeed trainer", Nemesis.succeed_trainer),
     ("kill between commands", Nemesis.kill_between_commands),
     ("kill after a command", Nemesis.kill_after_a_command),

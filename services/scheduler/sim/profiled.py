@@ -1,9 +1,11 @@
 """A cost profile in the simulated cluster: what a schedule makes of a split of devices.
 
-Whole groups are trained as a fluid: with TSP a data-parallel rank takes (sample, step) rows on its
-own and exchanges gradients in the batch's last backward pass only, so a rank that is done with its
-rows of one group goes on with the next, and no group waits for its slowest share. Without TSP ranks
-take whole samples of one group at a time: 16 samples on 10 devices take as long as on 8.
+A trainer whose devices hold all weights each (LoRA) is fluid: every device generates what it was
+given, and otherwise takes the next sample that is ready to be trained. If weights are sharded, all
+devices train a group together and generate together; its seconds are those of a fluid: with TSP a
+rank takes (sample, step) rows on its own and exchanges gradients in the batch's last backward pass
+only. Without TSP ranks take whole samples of one group at a time: 16 samples on 10 devices take as
+long as on 8.
 """
 
 from collections.abc import Mapping
@@ -17,6 +19,7 @@ from services.scheduler.costs.profile import (
     Role,
     fits,
     fragment_seconds,
+    gradient_seconds,
     speed,
     train_group_seconds,
 )
@@ -35,6 +38,8 @@ Devices = Mapping[str, int]
 
 NEVER = 1e12
 """Seconds: longer than any simulation. A loan that runs out is a fault, and there are none here."""
+MOST_GROUPS = 2**31
+"""A share that no batch uses up."""
 WARM_UP_STRICT, WARM_UP_ONE_STEP, WARM_UP_AUTO = 0, 4, 8
 """Batches until one is like the next: a strict batch begins from nothing like any other, one-step
 asynchrony builds up its lead first, and the controller of TAG looks on before it acts."""
@@ -44,7 +49,8 @@ asynchrony builds up its lead first, and the controller of TAG looks on before i
 class ScheduleChoice:
     """How the devices are kept busy (`shared.recipe.Schedule`, in the simulator's terms)."""
 
-    mode: Literal["pipelined", "naive"] = "pipelined"
+    mode: Literal["pipelined", "naive", "colocated"] = "pipelined"
+    """colocated: without rollout devices, all of them are the trainer's."""
     fragment_size: int | None = None
     """None: cut by the core for the devices at hand."""
     tsp: bool = True
@@ -55,10 +61,12 @@ class ScheduleChoice:
     """Of the next batch's groups, how many may be begun early."""
     in_order: bool = False
     """The trainer takes groups by their index."""
+    gradient_help: bool = False
+    """Rollout devices that can hold what it takes compute gradients while the trainer is behind."""
 
     @property
     def may_help(self) -> bool:
-        return self.mode == "pipelined" and self.tag != 0
+        return self.mode == "colocated" or (self.mode == "pipelined" and self.tag != 0)
 
     @property
     def warm_up(self) -> int:
@@ -87,8 +95,9 @@ def simulate(
     Raises:
         UserError: a pool without devices, or one that cannot hold the model.
     """
-    for role, devices in (("rollout", rollout), ("trainer", trainer)):
-        _check_pool(profile, role, devices)  # type: ignore[arg-type]
+    _check_pool(profile, "trainer", trainer)
+    if schedule.mode != "colocated":
+        _check_pool(profile, "rollout", rollout)
     cluster = _cluster(profile, rollout, trainer, schedule, batches, seed, look_ahead)
     watch = Watch(cluster, schedule.warm_up + batches, causes)
     if not cluster.world.run(NEVER, watch.is_done):
@@ -104,10 +113,12 @@ def simulate(
 
 
 def prime(cluster: Cluster, costs: Costs) -> None:
-    """Let the scheduler begin with costs it would have learned. Rollout costs go by kind."""
-    rollout = {worker.address: costs.rollout[worker.kind] for worker in cluster.rollout.values()}
-    scheduler = cluster.scheduler
-    scheduler.state = replace(scheduler.state, costs=replace(costs, rollout=rollout))
+    """Let the scheduler begin with costs it would have learned. Those of rollout go by kind."""
+    workers = cluster.rollout.values()
+    rollout = {worker.address: costs.rollout[worker.kind] for worker in workers}
+    gradient = {w.address: costs.gradient[w.kind] for w in workers if w.kind in costs.gradient}
+    costs = replace(costs, rollout=rollout, gradient=gradient)
+    cluster.scheduler.state = replace(cluster.scheduler.state, costs=costs)
 
 
 def steady_plan(*, groups: int, group_size: int, batches: int, schedule: ScheduleChoice) -> Plan:
@@ -132,6 +143,8 @@ def steady_plan(*, groups: int, group_size: int, batches: int, schedule: Schedul
 def controller_of(schedule: ScheduleChoice) -> Controller:
     if not schedule.may_help:
         return Controller.of("off")
+    if schedule.mode == "colocated":
+        return Controller.of("fixed", MOST_GROUPS)
     return Controller.of("auto") if schedule.tag == "auto" else Controller.of("fixed", schedule.tag)
 
 
@@ -145,15 +158,29 @@ def timing_of(
     group = fluid if tsp else train_group_seconds(profile, trainer, tsp=False)
     return Timing(
         fragment=lambda kind, samples: fragment_seconds(profile, kind, samples),
+        gradient=lambda kind, samples: gradient_seconds(profile, kind, samples),
         help=lambda samples: help_seconds(profile, trainer, samples),
         score=lambda _: 0.0,
         train=lambda _: group,
-        commit=shape.updates * variant.optimizer_seconds + variant.publish_seconds,
+        commit=shape.updates * variant.optimizer_seconds,
+        publish=variant.publish_seconds,
         adopt=variant.adopt_seconds,
         steps=shape.steps,
         switch=2 * variant.switch_seconds,
         noise=profile.rollout.noise_cv if noise else 0.0,
     )
+
+
+def is_fluid(profile: Profile, trainer: Devices, schedule: ScheduleChoice) -> bool:
+    """Whether the trainer's devices work on their own."""
+    return schedule.tsp and not profile.variant.sharded and sum(trainer.values()) > 1
+
+
+def gradient_helpers(profile: Profile, rollout: Devices, schedule: ScheduleChoice) -> list[str]:
+    """Kinds of rollout devices that compute gradients."""
+    if not schedule.gradient_help or profile.variant.sharded:
+        return []
+    return [kind for kind, count in rollout.items() if count and speed(profile, kind, "trainer")]
 
 
 def helpers(profile: Profile, trainer: Devices) -> int:
@@ -189,7 +216,9 @@ def _cluster(
 ) -> Cluster:
     shape, hop = profile.shape, profile.rollout.handoff_seconds
     timing = timing_of(profile, trainer, tsp=schedule.tsp, noise=seed is not None)
-    slots = helpers(profile, trainer) if schedule.may_help else 0
+    fluid = is_fluid(profile, trainer, schedule)
+    slots = helpers(profile, trainer) if schedule.may_help or fluid else 0
+    can_train = gradient_helpers(profile, rollout, schedule)
     plan = steady_plan(
         groups=shape.groups,
         group_size=shape.group_size,
@@ -199,7 +228,8 @@ def _cluster(
     cluster = build(
         plan, timing, rollout=rollout, trainer_slots=slots, seed=seed or 0, delay=lambda: hop,
         first_state=State(recovering=True, tag=Tag(controller=controller_of(schedule))),
-        look_ahead=look_ahead,
+        look_ahead=look_ahead, can_train=can_train,
+        lanes=[kind for kind, count in trainer.items() for _ in range(count)] if fluid else (),
     )  # fmt: skip
     size = full_size(plan, sum(rollout.values()) + slots)
 
@@ -210,9 +240,10 @@ def _cluster(
         rollout={kind: each(timing.fragment(kind, size), size) for kind in rollout},
         help=each(timing.help(size), size) if slots else Estimate(),
         train=each(timing.train(shape.group_size)),
-        switch=each(timing.switch),
+        gradient={kind: each(timing.gradient(kind, shape.group_size)) for kind in can_train},
+        switch=each(0.0 if fluid else timing.switch),
         ready=each(hop),
-        commit=each(timing.commit),
+        commit=each(timing.commit + (0.0 if schedule.max_staleness else timing.publish)),
     ))  # fmt: skip
     return cluster
 

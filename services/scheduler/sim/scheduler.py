@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from services.scheduler.facts import holders
 from services.scheduler.machine import (
     DeviceReported,
     HelpRefined,
@@ -25,7 +26,9 @@ from services.scheduler.state import Plan, State
 from shared import subjects
 from shared.contracts import (
     Command,
+    ComputeGradient,
     GenerateFragment,
+    GradientReleased,
     GroupFailed,
     Message,
     PolicyPublished,
@@ -36,7 +39,7 @@ from shared.errors import SlotPoisoned
 from shared.loan import Loan
 from shared.subjects import Stream
 
-FOLLOWED = (subjects.TRAJ, subjects.REW, subjects.EVT)
+FOLLOWED = (subjects.TRAJ, subjects.REW, subjects.PART, subjects.EVT)
 SILENCE_S = 5.0
 WATCH_S = 0.5
 LookAhead = Callable[[Plan, State, float], int | None]
@@ -116,7 +119,7 @@ class SimScheduler:
     def _follow(self) -> None:
         self._apply(Recovered())
         self.is_ready = True
-        self._expected = dict.fromkeys(holders(self.state), self.process.world.now)
+        self._expected = dict.fromkeys(sorted(holders(self.state)), self.process.world.now)
         for announcement in self._announced:
             if announcement.policy.version >= self._num_commits:
                 self.history.fault("announced during recovery")
@@ -219,12 +222,9 @@ class SimScheduler:
         try:
             self.broker.publish(command)
         except SlotPoisoned as error:
-            assert isinstance(command, TrainGroup)
+            assert isinstance(command, TrainGroup | ComputeGradient)
             self.history.fault("slot poisoned", str(error))
-            failed = GroupFailed(
-                batch=command.batch, group=command.group, attempt=command.attempt,
-                reason=str(error),
-            )  # fmt: skip
+            failed = failure_of(command, str(error))
             self.process.after(0.0, lambda: self._handle(failed))
 
     def _look(self, event: Input) -> None:
@@ -246,16 +246,22 @@ def point_of(command: Command) -> str:
             return "lent"
         case SetDevice(keep=keep):
             return "called back" if keep else "took back"
+        case ComputeGradient():
+            return "gave a gradient"
         case _:
             return "issued" if isinstance(command, GenerateFragment) else "sent a group"
 
 
-def holders(state: State) -> list[str]:
-    """Addresses that have a fragment in hand, as far as the streams say."""
-    return [
-        fragment.worker
-        for batch in state.batches
-        for group in batch.groups
-        for fragment in group.fragments
-        if fragment.stage == "issued" and fragment.worker is not None
-    ]
+def failure_of(
+    command: TrainGroup | ComputeGradient, reason: str
+) -> GroupFailed | GradientReleased:
+    """As the service says it of a command that its stream does not take."""
+    if isinstance(command, TrainGroup):
+        return GroupFailed(
+            batch=command.batch, group=command.group, attempt=command.attempt, reason=reason
+        )
+    group = command.group
+    return GradientReleased(
+        batch=group.batch, group=group.group, attempt=group.attempt, worker=command.worker,
+        reason="failed",
+    )  # fmt: skip

@@ -9,20 +9,24 @@ class Timing:
     """Seconds, without noise."""
 
     fragment: Callable[[str, int], float]
-    """(device kind, samples) -> generation, to the decoded media."""
+    """(device kind, samples) -> generation, to the decoded media. Infinite: it cannot."""
+    gradient: Callable[[str, int], float]
+    """(device kind, samples) -> gradient of so many samples of a group, on one device."""
     help: Callable[[int], float]
-    """(samples) -> generation on one of the trainer's devices."""
+    """(samples) -> generation on one device of a trainer whose devices go together."""
     score: Callable[[int], float]
     """(samples) -> reward."""
     train: Callable[[int], float]
     """(samples) -> gradient of a group, on all of the trainer's devices together."""
     commit: float
-    """Optimizer step and publication."""
+    """Optimizer step."""
+    publish: float = 0.0
+    """From there to the commit record."""
     adopt: float
     """Loading a version before the first fragment by it, where it was not staged."""
     steps: int
     """Denoising steps of a fragment: where a borrowed device can be called back."""
     switch: float = 0.0
-    """Of a trainer's device to generation and back."""
+    """Of a trainer whose devices go together, to generation and back."""
     noise: float = 0.0
     """Coefficient of variation of every duration."""

@@ -1,37 +1,16 @@
-"""The trainer of the simulated cluster: one optimizer step per batch, and help while it waits.
+"""A trainer whose devices go together: they train a group, or generate while they would wait.
 
-Commits are made by exclusive create, as in the object store: they are the truth that survives it.
+One device, or several that share what they hold. Ready training goes first: a borrowed device is
+back within a denoising step, and keeps what it had begun for the next loan.
 """
 
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal
 
-from services.scheduler.sim.broker import Broker, Subscription
-from services.scheduler.sim.commits import Commits, next_policy
-from services.scheduler.sim.devices import REF, result_of
-from services.scheduler.sim.history import History
-from services.scheduler.sim.timing import Timing
-from services.scheduler.sim.world import Process
-from shared import subjects
-from shared.admission import Admissible, check_admission
-from shared.contracts import (
-    FragmentFailed,
-    FragmentReleased,
-    GenerateFragment,
-    GroupTrained,
-    Message,
-    Policy,
-    PolicyPublished,
-    SetDevice,
-    TrainGroup,
-)
-from shared.errors import AdmissionError
-from shared.loan import Loan, apply, may_generate, tick
-
-ANNOUNCE_S = 0.01
-"""From a commit to its announcement: a trainer may die in between."""
+from services.scheduler.sim.batches import Trainer
+from services.scheduler.sim.devices import result_of
+from shared.contracts import GenerateFragment, Message
+from shared.loan import may_generate
 
 
 @dataclass(slots=True)
@@ -46,26 +25,9 @@ class Helping:
 
 
 @dataclass(slots=True)
-class SimTrainer:
-    process: Process
-    broker: Broker
-    history: History
-    timing: Timing
-    address: str
-    num_groups: int
-    group_size: int
-    slots: int
-    max_staleness: int
-    commits: Commits
-    in_order: bool = False
-    report: Callable[[], None] = lambda: None
-    """Tells the scheduler at once what the device is used for."""
-    loan: Loan = field(default_factory=Loan)
-    policy: Policy | None = None
-    """Whose weights it has in memory."""
-    _groups: Subscription | None = None
-    _ready: dict[int, TrainGroup] = field(default_factory=dict)
-    _trained: dict[int, TrainGroup] = field(default_factory=dict)
+class SimTrainer(Trainer):
+    slots: int = 1
+    """Fragments that it generates at the same time."""
     _training: bool = False
     _helping: list[Helping] = field(default_factory=list)
     _waiting: deque[GenerateFragment] = field(default_factory=deque)
@@ -73,67 +35,22 @@ class SimTrainer:
     """The devices are in the middle of a denoising step."""
     _switched: bool = False
     """The devices are set up for generation."""
-
-    def start(self) -> None:
-        """Begin from the newest commit, or make the first one."""
-        if not self.commits.versions:
-            self.commits.create(next_policy(None, ()), None, (), self.address)
-        self.broker.subscribe(self.process, subjects.TASK, self._given, self._is_mine)
-        self.broker.subscribe(self.process, subjects.DEVICE, self._told, self._is_mine)
-        self._open(0.0)
+    _transaction: int = 0
+    """Counts changes of weights: what was trained before one is not added up after it."""
 
     @property
-    def version(self) -> int:
-        return -1 if self.policy is None else self.policy.version
-
-    def _is_mine(self, message: Message) -> bool:
-        return isinstance(message, GenerateFragment | SetDevice) and message.worker == self.address
-
-    def _open(self, seconds: float) -> None:
-        """Announce the newest commit, and read the groups of its batch from the first."""
-        self.policy = self.commits.versions[-1].policy
-        self._ready, self._trained = {}, {}
-        self.broker.send(self.process, PolicyPublished(
-            policy=self.policy, weights=REF, worker=self.address, seconds=seconds
-        ))  # fmt: skip
-        if self._groups is not None:
-            self._groups.cancel()
-        version = self.version
-        self._groups = self.broker.subscribe(
-            self.process, subjects.TRAIN, self._received,
-            lambda m: isinstance(m, TrainGroup) and m.batch == version,
-        )  # fmt: skip
-        self._drop_stale()
-
-    def _admissible(self) -> Admissible:
-        policies = [commit.policy for commit in self.commits.versions[: self.version + 1]]
-        return tuple(reversed(policies[-1 - self.max_staleness :]))
-
-    def _received(self, message: Message) -> None:
-        assert isinstance(message, TrainGroup)
-        if message.batch != self.version or message.group in self._trained:
-            return
-        refused = False
-        for fragment in message.fragments:
-            try:
-                check_admission(fragment, message, self._admissible())
-            except AdmissionError as error:
-                refused = True
-                slot = fragment.fragment.slot
-                self.broker.send(
-                    self.process, FragmentFailed(slot=slot, stage="admission", reason=str(error))
-                )
-        if not refused:
-            self._ready[message.group] = message
-            self._act()
+    def is_fluid(self) -> bool:
+        return False
 
     def _act(self) -> None:
         """Train what is ready as soon as no device is in the middle of a step; else help."""
-        if self._training or self._running:
+        if self._training or self._running or self._stepping:
             return
         group = self._next_group()
         if group is not None:
             self._train(group)
+        elif self._is_complete:
+            self._commit()
         elif may_generate(self.loan, self.process.world.now):
             self._help()
 
@@ -141,67 +58,32 @@ class SimTrainer:
         left = [index for index in self._ready if index not in self._trained]
         if not left:
             return None
-        return min(left) if not self.in_order or min(left) == len(self._trained) else None
+        in_order = self.plan.trains_in_order
+        return min(left) if not in_order or min(left) == len(self._trained) else None
 
     def _train(self, index: int) -> None:
         self._training = True
-        group = self._ready[index]
+        group, transaction = self._ready[index], self._transaction
         back = self.timing.switch / 2 if self._switched else 0.0
         self._switched = False
-        seconds = self.history.noisy(self.timing.train(self.group_size))
+        seconds = self.history.noisy(self.timing.train(self.plan.group_size))
         self.history.trains(self.address, group, back, seconds)
 
         def done() -> None:
             self._training = False
-            self._trained[index] = group
-            self.history.trained(self.address, group)
-            self.broker.send(self.process, GroupTrained(
-                batch=group.batch, group=index, attempt=group.attempt, worker=self.address,
-                seconds=seconds,
-            ))  # fmt: skip
-            if len(self._trained) == self.num_groups:
-                self._commit()
-            else:
-                self._act()
+            if transaction == self._transaction:
+                self.history.added(self.address, group, range(self.plan.group_size))
+                self._count(group, seconds)
+            self._act()
 
         self.process.after(back + seconds, done)
 
-    def _commit(self) -> None:
-        self._training = True
-        parent = self.policy
-        trained = tuple(self._trained[index] for index in sorted(self._trained))
-        policy = next_policy(parent, trained)
-
-        def done() -> None:
-            accepted = self.commits.create(policy, parent, trained, self.address)
-            self.history.committed(self.address, policy.version, accepted)
-            self.process.after(ANNOUNCE_S, announce)
-
-        def announce() -> None:
-            """Or, if another trainer was first, go on from what that has made."""
-            self._training = False
-            self._open(self.timing.commit)
-            self._act()
-
-        self.history.commits(self.address, self.timing.commit)
-        self.process.after(self.timing.commit, done)
+    def _uses_optimizer(self, seconds: float) -> None:
+        self.history.commits(self.address, seconds)
 
     def _given(self, message: Message) -> None:
         assert isinstance(message, GenerateFragment)
         self._waiting.append(message)
-        self._act()
-
-    def _told(self, message: Message) -> None:
-        assert isinstance(message, SetDevice)
-        self.history.told(self.address, message)
-        before, self.loan = self.loan, apply(self.loan, message, self.process.world.now)
-        if self.loan is before:
-            return
-        if message.mode == "train" and not message.keep:
-            self._drop()
-        if message.mode == "generate":
-            self.process.after(message.max_seconds + 1e-6, self._expire)
-        self.report()
         self._act()
 
     def _drop(self) -> None:
@@ -211,12 +93,6 @@ class SimTrainer:
             self._release(task, "returned")
         self._helping.clear()
         self._waiting.clear()
-
-    def _expire(self) -> None:
-        before, self.loan = self.loan, tick(self.loan, self.process.world.now)
-        if self.loan is not before:
-            self.history.expired(self.address, self.loan.generation)
-            self.report()
 
     def _help(self) -> None:
         """Every device takes one denoising step of its fragment."""
@@ -256,10 +132,7 @@ class SimTrainer:
 
     def _drop_stale(self) -> None:
         """What was begun with weights that are no longer there cannot be finished."""
+        self._transaction += 1
         for work in [w for w in self._helping if w.task.policy != self.policy]:
             self._helping.remove(work)
             self._release(work.task, "stale")
-
-    def _release(self, task: GenerateFragment, reason: Literal["stale", "returned"]) -> None:
-        released = FragmentReleased(slot=task.fragment.slot, worker=self.address, reason=reason)
-        self.broker.send(self.process, released)

@@ -20,7 +20,7 @@ from services.scheduler.tag.waves import Situation, best_groups, makespan
 Mode = Literal["auto", "off", "fixed"]
 Reason = Literal[
     "scan", "look-ahead", "hysteresis: kept", "gain below threshold", "warm-up", "probe",
-    "guard: off is faster", "off", "fixed",
+    "guard: off is faster", "off", "fixed", "fluid",
 ]  # fmt: skip
 
 WARM_UP = 2

@@ -54,6 +54,8 @@ class Costs:
     """Generation by the trainer's device."""
     train: Estimate = Estimate()
     """Per group."""
+    gradient: Mapping[str, Estimate] = field(default_factory=dict)
+    """Per group, by the rollout device that computes it."""
     switch: Estimate = Estimate(value=0.0)
     """The trainer's device to generation and back."""
     ready: Estimate = Estimate()
@@ -75,10 +77,23 @@ class Costs:
             rollout={worker: each.newest() for worker, each in self.rollout.items()},
             help=self.help.newest(),
             train=self.train.newest(),
+            gradient={worker: each.newest() for worker, each in self.gradient.items()},
             switch=self.switch.newest(),
             ready=self.ready.newest(),
             commit=self.commit.newest(),
         )
+
+    def gradient_seconds(self, worker: str) -> float | None:
+        """Of a device that has not computed one: what the others take."""
+        known = self.gradient.get(worker)
+        if known is not None:
+            return known.value
+        others = [each.value for each in self.gradient.values() if each.value is not None]
+        return median(others) if others else None
+
+    def observe_gradient(self, worker: str, seconds: float) -> "Costs":
+        known = self.gradient.get(worker, Estimate())
+        return replace(self, gradient={**self.gradient, worker: known.observe(seconds)})
 
     def _median_rollout(self) -> float | None:
         known = [each.value for each in self.rollout.values() if each.value is not None]

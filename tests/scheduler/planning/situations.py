@@ -7,6 +7,7 @@ from services.scheduler.sim.profiled import (
     ScheduleChoice,
     help_seconds,
     helpers,
+    is_fluid,
     steady_plan,
     timing_of,
 )
@@ -29,7 +30,7 @@ def _costs(profile: Profile, split: Split, size: int, addresses: dict[str, str])
         train=known(timing.train(profile.shape.group_size)),
         switch=known(timing.switch),
         ready=known(profile.rollout.handoff_seconds),
-        commit=known(timing.commit),
+        commit=known(timing.commit + timing.publish),
     )
 
 
@@ -37,11 +38,12 @@ def opening(
     profile: Profile, split: Split, size: int, *, max_staleness: int = 0
 ) -> tuple[Plan, State]:
     """In fragments of `size` samples, with all costs learned."""
+    schedule = ScheduleChoice(fragment_size=size, max_staleness=1 if max_staleness else 0)
     plan = steady_plan(
         groups=profile.shape.groups,
         group_size=profile.shape.group_size,
         batches=10,
-        schedule=ScheduleChoice(fragment_size=size, max_staleness=1 if max_staleness else 0),
+        schedule=schedule,
     )
     addresses = {
         f"{kind}-{number}": kind for kind, count in split.rollout.items() for number in range(count)
@@ -52,7 +54,7 @@ def opening(
     ]
     trainer = WorkerState(
         address="trainer-1", name="trainer", service="trainer",
-        slots=helpers(profile, split.trainer),
+        slots=helpers(profile, split.trainer), fluid=is_fluid(profile, split.trainer, schedule),
     )  # fmt: skip
     state = State(
         phase="running",

@@ -96,13 +96,27 @@ def test_help_that_was_found_is_worth_it() -> None:
 
 def test_with_one_step_asynchrony_a_batch_is_one_of_many() -> None:
     plan, state = _starved(max_staleness=1)
-    groups = look_ahead(plan, state, 0.0)
-    assert groups
+    assert look_ahead(plan, state, 0.0) is None  # a fluid trainer's share is not looked for
     simulated = simulate(
         load_profile("qwen-image"), rollout={"H100": 8}, trainer={"H100": 24}, seed=None,
-        schedule=ScheduleChoice(fragment_size=8, tag=groups, max_staleness=1), causes=False,
+        schedule=ScheduleChoice(fragment_size=8, tag=32, max_staleness=1), causes=False,
     )  # fmt: skip
-    assert batch_seconds(plan, state, groups) == pytest.approx(simulated.step_seconds, rel=0.06)
+    assert batch_seconds(plan, state, 32) == pytest.approx(simulated.step_seconds, rel=0.06)
+    assert state.trainer is not None
+    together = state.with_worker(replace(state.trainer, fluid=False))
+    groups = look_ahead(plan, together, 0.0)
+    assert groups
+    seconds = [batch_seconds(plan, together, k) for k in (0, groups)]
+    assert seconds[1] < 0.6 * seconds[0]
+
+
+def test_rollout_devices_that_can_train_do_so_in_the_look_ahead() -> None:
+    """24 devices generate and 8 train, which is too few."""
+    plan, state = opening(load_profile("flux1-dev"), Split({"H100": 24}, {"H100": 8}), 8)
+    alone = batch_seconds(plan, state, 0)
+    for worker in state.rollout:
+        state = state.with_worker(replace(worker, can_train=True))
+    assert batch_seconds(plan, state, 0) < 0.7 * alone
 
 
 def test_nothing_is_said_before_costs_are_known() -> None:

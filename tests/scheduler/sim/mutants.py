@@ -3,18 +3,31 @@
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 from unittest.mock import patch
 
-from services.scheduler import assign, facts, lending
+from services.scheduler import assign, facts, gradients, lending, training_facts
 from services.scheduler.recovery import READ_BACK
-from services.scheduler.sim import devices, faults, nemesis, scheduler, trainer
+from services.scheduler.sim import batches, devices, faults, fluid, nemesis, scheduler, trainer
+from services.scheduler.sim.batches import Trainer
 from services.scheduler.sim.cluster import Cluster, build
 from services.scheduler.sim.devices import SimReward, SimRollout
+from services.scheduler.sim.fluid import FluidTrainer, Lane, Share
 from services.scheduler.sim.trainer import SimTrainer
+from services.scheduler.sim.world import Process
 from services.scheduler.state import BatchState, FragmentState, GroupState, Plan, State, WorkerState
 from shared import subjects
-from shared.contracts import FragmentGenerated, FragmentSlot, GenerateFragment, Message, TrainGroup
+from shared.contracts import (
+    ComputeGradient,
+    FragmentGenerated,
+    FragmentSlot,
+    GenerateFragment,
+    GradientComputed,
+    Message,
+    Policy,
+    TrainGroup,
+)
 from shared.loan import Command, Loan, apply
 
 Mutant = Callable[[], AbstractContextManager[None]]
@@ -25,6 +38,14 @@ def _patched(*changes: tuple[Any, str, Any]) -> Iterator[None]:
     with ExitStack() as stack:
         for owner, name, new in changes:
             stack.enter_context(patch.object(owner, name, new))
+        yield
+
+
+@contextmanager
+def _together(*managers: AbstractContextManager[None]) -> Iterator[None]:
+    with ExitStack() as stack:
+        for manager in managers:
+            stack.enter_context(manager)
         yield
 
 
@@ -135,6 +156,13 @@ def recovery_skips_the_groups() -> AbstractContextManager[None]:
     return _recovery_without(subjects.TRAIN)
 
 
+def recovery_skips_the_contributions() -> AbstractContextManager[None]:
+    """Which the schedules favour here: a scheduler dies while gradients are computed."""
+    kill = partial(nemesis.Nemesis.kill, kind="scheduler")
+    faults = (("kill scheduler", kill), ("request TAG", nemesis.Nemesis.request_tag))
+    return _together(_recovery_without(subjects.PART), _patched((nemesis, "FAULTS", faults)))
+
+
 def recovery_skips_the_events() -> AbstractContextManager[None]:
     return _recovery_without(subjects.EVT)
 
@@ -147,14 +175,15 @@ def devices_follow_old_commands() -> AbstractContextManager[None]:
     def apply_any(loan: Loan, command: Command, now: float) -> Loan:
         return apply(Loan(), command, now)
 
-    return _patched((trainer, "apply", apply_any))
+    return _patched((batches, "apply", apply_any))
 
 
 def loans_never_end() -> AbstractContextManager[None]:
+    lent = lambda loan, now: loan.mode == "generate"  # noqa: E731
     return _patched(
-        (trainer, "may_generate", lambda loan, now: loan.mode == "generate"),
-        (trainer, "tick", lambda loan, now: loan),
-    )
+        (trainer, "may_generate", lent), (fluid, "may_generate", lent),
+        (batches, "tick", lambda loan, now: loan),
+    )  # fmt: skip
 
 
 def a_device_helps_while_it_trains() -> AbstractContextManager[None]:
@@ -202,18 +231,139 @@ def a_dropped_fragment_is_not_reported() -> AbstractContextManager[None]:
 
 
 def the_trainer_admits_anything() -> AbstractContextManager[None]:
-    return _patched((trainer, "check_admission", lambda *_: None))
+    return _patched((batches, "check_admission", lambda *_: None))
 
 
 def the_trainer_trains_repeated_groups() -> AbstractContextManager[None]:
-    original = SimTrainer._received
+    original = Trainer._received
 
-    def received(self: SimTrainer, message: Message) -> None:
+    def received(self: Trainer, message: Message) -> None:
         if isinstance(message, TrainGroup) and message.group in self._trained:
-            del self._trained[message.group]
+            del self._trained[message.group], self._ready[message.group]
         original(self, message)
 
-    return _patched((SimTrainer, "_received", received))
+    return _patched((Trainer, "_received", received))
+
+
+def a_contribution_that_comes_twice_is_added_twice() -> AbstractContextManager[None]:
+    original = Trainer._received
+
+    def received(self: Trainer, message: Message) -> None:
+        assert isinstance(message, TrainGroup)
+        if message.contribution is not None:
+            self._trained.pop(message.group, None)
+            self._ready.pop(message.group, None)
+        original(self, message)
+
+    return _patched((Trainer, "_received", received))
+
+
+def a_helper_computes_with_the_weights_that_it_has() -> AbstractContextManager[None]:
+    original = SimRollout._compute
+
+    def compute(self: SimRollout, command: ComputeGradient) -> None:
+        with patch.object(SimRollout, "_adopt", lambda self, policy: 0.0):
+            original(self, command)
+
+    return _patched((SimRollout, "_compute", compute))
+
+
+def a_contribution_of_another_version_is_accepted() -> AbstractContextManager[None]:
+    original = training_facts.gradient_computed
+
+    def ask(*, group: TrainGroup, worker: str, **_: Any) -> ComputeGradient:
+        return ComputeGradient(group=group, policy=group.policy, worker=worker)
+
+    def computed(state: State, event: GradientComputed, now: float) -> State:
+        return original(state, event.model_copy(update={"policy": state.policy}), now)
+
+    return _patched(
+        (gradients, "ComputeGradient", ask), (training_facts, "gradient_computed", computed)
+    )
+
+
+def a_contribution_outlives_its_fragments() -> AbstractContextManager[None]:
+    def given_anew(group: GroupState) -> GroupState:
+        return replace(group, sent=False, attempt=group.attempt + 1)
+
+    return _patched((facts, "given_anew", given_anew))
+
+
+def a_dead_helper_keeps_its_group() -> AbstractContextManager[None]:
+    return _patched((facts, "computed_by_nobody", lambda state, batch, index: state))
+
+
+def a_released_gradient_is_nobodys_concern() -> AbstractContextManager[None]:
+    return _patched((training_facts, "computed_by_nobody", lambda state, batch, index: state))
+
+
+def a_helper_computes_in_the_middle_of_a_fragment() -> AbstractContextManager[None]:
+    def asked(self: SimRollout, message: Message) -> None:
+        assert isinstance(message, ComputeGradient)
+        self._compute(message)
+
+    return _patched((SimRollout, "_asked", asked))
+
+
+def a_commit_does_not_wait_for_the_one_before() -> AbstractContextManager[None]:
+    original = Trainer._commit
+
+    def commit(self: Trainer) -> None:
+        self._storing = False
+        original(self)
+
+    return _patched((Trainer, "_commit", commit))
+
+
+ZOMBIES = (("succeed trainer", nemesis.Nemesis.succeed_trainer),)
+"""For bugs that are harmless without two trainers."""
+
+
+def a_trainer_goes_on_from_a_version_that_was_refused() -> AbstractContextManager[None]:
+    original = Trainer._stored
+
+    def stored(self: Trainer, policy: Policy | None) -> None:
+        original(self, self.policy if self._storing else policy)
+
+    return _patched((Trainer, "_stored", stored), (nemesis, "FAULTS", ZOMBIES))
+
+
+def what_was_trained_beside_a_refused_version_is_kept() -> AbstractContextManager[None]:
+    original = Trainer._begin_batch
+
+    def begin(self: Trainer, policy: Policy, before: Policy | None) -> None:
+        ready, trained = self._ready, self._trained
+        again = self.version == policy.version
+        original(self, policy, before)
+        if again:
+            self._ready, self._trained = ready, trained
+
+    return _patched((Trainer, "_begin_batch", begin), (nemesis, "FAULTS", ZOMBIES))
+
+
+def pieces_are_added_to_whatever_batch_is_next() -> AbstractContextManager[None]:
+    def occupy(self: FluidTrainer, lane: Lane, seconds: float, done: Callable[[], None]) -> None:
+        lane.since = self.process.world.now
+        self.process.after(seconds, done)
+
+    return _patched((FluidTrainer, "_occupy", occupy))
+
+
+def a_device_of_a_fluid_trainer_does_two_things_at_once() -> AbstractContextManager[None]:
+    def begin(self: FluidTrainer) -> None:
+        self._free = [*self.lanes, replace(self.lanes[0])]
+
+    return _patched((FluidTrainer, "__post_init__", begin))
+
+
+def a_piece_is_trained_twice() -> AbstractContextManager[None]:
+    original = FluidTrainer._train
+
+    def train(self: FluidTrainer, lane: Lane, share: Share) -> None:
+        share.taken = max(0, share.taken - (share.taken == self.plan.group_size - 1))
+        original(self, lane, share)
+
+    return _patched((FluidTrainer, "_train", train))
 
 
 def an_old_trainer_is_believed() -> AbstractContextManager[None]:
@@ -248,7 +398,12 @@ def a_device_keeps_in_hand_what_another_has_done() -> AbstractContextManager[Non
         with patch.object(facts, "_out_of_every_hand", of_this_worker):
             return original(state, event, now)
 
-    return _patched((facts, "generated", generated))
+    lost = (
+        ("succeed rollout", nemesis.Nemesis.succeed_rollout),
+        ("lose statuses", nemesis.Nemesis.lose_statuses),
+        ("cut off rollout", partial(nemesis.Nemesis.hold, kind="rollout", how=Process.cut_off)),
+    )
+    return _patched((facts, "generated", generated), (nemesis, "FAULTS", lost))
 
 
 MUTANTS: tuple[Mutant, ...] = (
@@ -266,6 +421,7 @@ MUTANTS: tuple[Mutant, ...] = (
     recovery_skips_the_groups,
     recovery_skips_the_events,
     recovery_skips_the_scores,
+    recovery_skips_the_contributions,
     devices_follow_old_commands,
     loans_never_end,
     a_device_helps_while_it_trains,
@@ -274,6 +430,19 @@ MUTANTS: tuple[Mutant, ...] = (
     a_dropped_fragment_is_not_reported,
     the_trainer_admits_anything,
     the_trainer_trains_repeated_groups,
+    a_contribution_that_comes_twice_is_added_twice,
+    a_helper_computes_with_the_weights_that_it_has,
+    a_contribution_of_another_version_is_accepted,
+    a_contribution_outlives_its_fragments,
+    a_dead_helper_keeps_its_group,
+    a_released_gradient_is_nobodys_concern,
+    a_helper_computes_in_the_middle_of_a_fragment,
+    a_commit_does_not_wait_for_the_one_before,
+    a_trainer_goes_on_from_a_version_that_was_refused,
+    what_was_trained_beside_a_refused_version_is_kept,
+    pieces_are_added_to_whatever_batch_is_next,
+    a_device_of_a_fluid_trainer_does_two_things_at_once,
+    a_piece_is_trained_twice,
     an_old_trainer_is_believed,
     rewards_are_acknowledged_before_they_are_published,
     a_device_keeps_in_hand_what_another_has_done,

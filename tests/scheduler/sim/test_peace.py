@@ -4,7 +4,7 @@ import pytest
 
 from services.scheduler.sim.check import violations
 from services.scheduler.sim.cluster import Cluster, build
-from services.scheduler.sim.history import Begun, Stored
+from services.scheduler.sim.facts import Added, Begun, Computed, Stored
 from services.scheduler.sim.schedules import draw
 from services.scheduler.state import State, Tag
 from shared.contracts import FragmentGenerated, FragmentReleased
@@ -16,6 +16,7 @@ def run(seed: int) -> Cluster:
         schedule.plan, schedule.timing, rollout=schedule.rollout,
         trainer_slots=schedule.trainer_slots, seed=seed, leases=True, tick=1.0,
         first_state=State(recovering=True, tag=Tag(controller=schedule.tag)), keep_intervals=True,
+        lanes=schedule.lanes, can_train=schedule.can_train,
     )  # fmt: skip
     cluster.world.run(500.0, lambda: cluster.finished)
     return cluster
@@ -33,11 +34,18 @@ def test_a_run_without_faults_finishes_and_keeps_every_invariant(seed: int) -> N
     results = [m for m in stored if isinstance(m, FragmentGenerated)]
     released = [m for m in stored if isinstance(m, FragmentReleased)]
     assert len(results) <= len(begun) <= len(results) + len(released)
+    computed = {fact.number for fact in facts if isinstance(fact, Computed)}
+    groups = [group for commit in cluster.commits.versions for group in commit.trained]
+    contributed = [group for group in groups if group.contribution is not None]
+    assert len(computed) == len(contributed)
 
 
 def test_the_trainer_helps_and_groups_are_begun_early_in_some_of_them() -> None:
-    clusters = [run(seed) for seed in range(30)]
+    clusters = [run(seed) for seed in range(60)]
     groups = [g for c in clusters for commit in c.commits.versions for g in commit.trained]
     makers = {part.generated_by for group in groups for part in group.fragments}
     assert any(maker.startswith("trainer") for maker in makers)
     assert {group.batch - group.policy.version for group in groups} == {0, 1}
+    assert {group.contribution is not None for group in groups} == {True, False}
+    pieces = [f.samples for c in clusters for f in c.history.facts if isinstance(f, Added)]
+    assert {len(samples) for samples in pieces} >= {0, 1, 2, 3, 4, 5}

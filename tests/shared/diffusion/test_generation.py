@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from shared.diffusion.generation import Generated, Generator
+from shared.diffusion.generation import Generator
 from shared.diffusion.lora import (
     StagedAdapter,
     adapter_parameters,
@@ -17,6 +17,7 @@ from shared.diffusion.lora import (
 )
 from shared.diffusion.policy import LoadedPolicy
 from shared.diffusion.tensors import pack, unpack, unpack_trajectory
+from shared.engines import Generated
 from shared.errors import ContractError, IntegrityError
 from tests.shared.diffusion.digits import (
     PROMPT,

@@ -11,8 +11,9 @@ from typing import TypeVar
 import pytest
 
 from shared.contracts import SetDevice
-from shared.diffusion.generation import Generated, Generator
+from shared.diffusion.generation import Generator
 from shared.diffusion.policy import LoadedPolicy
+from shared.engines import Generated
 from shared.loan import DeviceUse, Loan, apply, may_generate, tick
 from tests.shared.diffusion.digits import (
     PROMPT,

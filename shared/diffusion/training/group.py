@@ -1,16 +1,16 @@
 """A whole group as the trainer sees it, and the rows that it is cut into."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from services.trainer.chunks import Chunk
 from shared.diffusion.models import Conditions, repeat_rows
 from shared.diffusion.policy import sampling_plan
 from shared.diffusion.sampler import SamplingPlan, Trajectory
 from shared.diffusion.tensors import unpack, unpack_trajectory
+from shared.diffusion.training.chunks import Chunk
 from shared.diffusion.transition import Step
 from shared.errors import ContractError
 from shared.recipe import Sampling
@@ -18,7 +18,7 @@ from shared.recipe import Sampling
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingGroup:
-    """A whole group, ready to train. G samples, K trained steps."""
+    """A whole group, or a part of one, ready to train. G samples, K trained steps."""
 
     trajectory: Trajectory
     advantages: Tensor
@@ -27,6 +27,18 @@ class TrainingGroup:
     plan: SamplingPlan
     staleness: int = 0
     """Batch number minus the policy version that generated it; 0 is on-policy."""
+
+    def part(self, samples: range) -> "TrainingGroup":
+        """Some of its samples, without copying."""
+        chosen = slice(samples.start, samples.stop)
+        path = self.trajectory
+        return replace(
+            self,
+            trajectory=replace(
+                path, latents=path.latents[chosen], log_probs=path.log_probs[chosen]
+            ),
+            advantages=self.advantages[chosen],
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -37,7 +37,7 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measurement:
-    """Of one group that was trained in such chunks."""
+    """Of one group, or a part that all have, that was trained in such chunks."""
 
     chunk: Chunk
     seconds: float
@@ -104,15 +104,17 @@ class Tuner:
         return best
 
 
-def make_tuner(recipe: Recipe, device_bytes: float) -> Tuner:
-    """For the chunks of a recipe, on a device with so much memory.
+def make_tuner(recipe: Recipe, device_bytes: float, num_samples: int | None = None) -> Tuner:
+    """For the chunks of a recipe, on a device with so much memory that trains ``num_samples`` of a
+    group at a time, by default all of them.
 
     What the recipe fixes stays fixed. In reproducible mode nothing is measured: sums of floats
     depend on how rows are cut, so "auto" is then a whole group with its whole window.
     """
     table, window = recipe.trainer, recipe.sampling.window
     in_order = table.order == "index"
-    samples = _ladder(table.micro_batch, recipe.batch.group_size, only_last=in_order)
+    whole = num_samples or recipe.batch.group_size
+    samples = _ladder(table.micro_batch, whole, only_last=in_order)
     steps = _ladder(recipe.schedule.tsp_steps, window, only_last=in_order)
     return Tuner(
         candidates=(

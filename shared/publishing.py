@@ -17,7 +17,7 @@ from shared.contracts import (
     ObjectRef,
     Trajectories,
 )
-from shared.diffusion.generation import Generated, Generator
+from shared.engines import Generated, GeneratingDevice
 from shared.errors import DigenRLError, SlotPoisoned, Unavailable
 from shared.run_store import batch_folder, conditions_folder
 from shared.store import ObjectStore
@@ -30,8 +30,10 @@ log = structlog.get_logger()
 
 
 class FragmentPublisher:
-    def __init__(self, generator: Generator, bus: Bus, store: ObjectStore, worker: Worker) -> None:
-        self._generator = generator
+    def __init__(
+        self, device: GeneratingDevice, bus: Bus, store: ObjectStore, worker: Worker
+    ) -> None:
+        self._device = device
         self._bus = bus
         self._store = store
         self._worker = worker
@@ -78,7 +80,7 @@ class FragmentPublisher:
     async def _stored_conditions(self, prompt: str) -> ObjectRef:
         """Once per prompt; the fragment was generated with them, so they are at hand."""
         if prompt not in self._conditions:
-            packed = await asyncio.to_thread(self._generator.conditions, prompt)
+            packed = await self._device.conditions(prompt)
             folder = conditions_folder(self._bus.run)
             self._conditions[prompt] = await self._store.put(folder, packed, suffix=".safetensors")
         return self._conditions[prompt]

@@ -4,30 +4,33 @@ TSP: samples and denoising steps are flattened into rows, sample by sample, so t
 backward pass trains several steps of several samples. Fragment boundaries are gone before rows are
 cut. The last chunk may be smaller, in samples and in steps: rows carry the batch's denominator.
 
+A group without advantage has no gradient, where there is no KL term: it need not be trained, but
+for the passes in which ranks meet.
+
 Between two groups others may use the network, under the same weights and without gradients: what
 a pass needs of its state is set before each group.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import torch
 from torch import Tensor
 
-from services.trainer.chunks import Chunk
-from services.trainer.group import Rows, TrainingGroup, cut
-from services.trainer.loss import (
+from shared.diffusion.lora import adapter_parameters
+from shared.diffusion.models import ModelAdapter
+from shared.diffusion.training.chunks import Chunk
+from shared.diffusion.training.group import Rows, TrainingGroup, cut
+from shared.diffusion.training.loss import (
     Surrogate,
     clipped_surrogate,
     decoupled_surrogate,
     reference_kl,
 )
-from services.trainer.ranks import exchanging_gradients
-from services.trainer.tally import Tally
-from shared.diffusion.lora import adapter_parameters
-from shared.diffusion.models import ModelAdapter
+from shared.diffusion.training.ranks import exchanging_gradients, may_leave_out
+from shared.diffusion.training.tally import Tally
 from shared.diffusion.transition import transition
-from shared.recipe import Algorithm
+from shared.recipe import Algorithm, Recipe
 
 
 @dataclass(slots=True)
@@ -40,20 +43,59 @@ class GradientTransaction:
     """Of the whole batch: the one denominator of every row's loss."""
     guidance: float
     tally: Tally = field(default_factory=Tally)
+    """Of the rows that were trained."""
+    num_skipped: int = 0
+    """Rows that were not, because their gradient is zero."""
+
+    @classmethod
+    def of(cls, recipe: Recipe, model: ModelAdapter) -> "GradientTransaction":
+        batch = recipe.batch
+        return cls(
+            model=model,
+            algorithm=recipe.algorithm,
+            num_rows=batch.groups * batch.group_size * recipe.sampling.window,
+            guidance=recipe.model.guidance,
+        )
 
     def begin(self) -> None:
         for parameter in adapter_parameters(self.model.transformer).values():
             parameter.grad = None
         self.tally = Tally()
+        self.num_skipped = 0
+
+    def may_skip(self, num_rows: int) -> bool:
+        """Not where other ranks wait for this one in these rows."""
+        is_last = self._num_done + num_rows == self.num_rows
+        return may_leave_out(self.model.transformer, is_last)
+
+    def skip(self, num_rows: int) -> None:
+        """Leave out rows whose gradient is zero; may be called beside `accumulate`.
+
+        Raises:
+            ValueError: if these may not be skipped.
+        """
+        if not self.may_skip(num_rows):
+            raise ValueError("other ranks wait for this one in these rows: train them")
+        self.num_skipped += num_rows
+
+    def metrics(self) -> dict[str, float]:
+        """Of all rows, skipped ones included."""
+        everything = replace(self.tally)
+        everything.skip(self.num_skipped)
+        return everything.metrics()
+
+    @property
+    def _num_done(self) -> int:
+        return self.tally.num_rows + self.num_skipped
 
     def accumulate(self, group: TrainingGroup, chunk: Chunk) -> None:
-        """Add the gradient of one group, a chunk at a time."""
+        """Add the gradient of one group, or a part of one, a chunk at a time."""
         network = self.model.transformer
         network.eval()  # as it samples: a replay equals its sample
         self._enable_adapter(True)
         device = next(iter(adapter_parameters(network).values())).device
         for rows in cut(group, chunk, device):
-            is_last = self.tally.num_rows + len(rows.before) == self.num_rows
+            is_last = self._num_done + len(rows.before) == self.num_rows
             with torch.enable_grad(), exchanging_gradients(network, now=is_last):
                 self._accumulate_rows(rows, group.staleness)
 

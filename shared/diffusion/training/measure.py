@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from services.trainer.chunks import Chunk, Measurement
+from shared.diffusion.training.chunks import Chunk, Measurement
 
 CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 

@@ -8,6 +8,16 @@ from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
 
+def may_leave_out(network: nn.Module, is_last: bool) -> bool:
+    """Whether one rank may leave out a forward and backward pass that another takes.
+
+    Sharded ranks gather the weights for every pass; replicated ranks meet in the last one alone.
+    """
+    if isinstance(network, FSDPModule):
+        return False
+    return not (is_last and isinstance(network, DistributedDataParallel))
+
+
 @contextmanager
 def exchanging_gradients(network: nn.Module, now: bool) -> Iterator[None]:
     """Around one forward and backward pass of a network that may be wrapped for several ranks.

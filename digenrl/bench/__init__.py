@@ -1,0 +1,1 @@
+"""`digenrl bench`: what the devices, and the methods, really cost."""

@@ -1,0 +1,109 @@
+"""Emulated devices that generate: on their own, or as part of a trainer."""
+
+from dataclasses import dataclass
+
+from digenrl.bench.cluster.blobs import digest_of, filled, media_blob
+from digenrl.bench.cluster.hold import Held
+from digenrl.bench.cluster.payloads import Scaled
+from services.scheduler.costs.profile import Profile, fragment_seconds, train_group_seconds
+from shared.contracts import GenerateFragment
+from shared.engines import Generated, Generation, GradientPart, GroupData, Staged
+from shared.errors import ContractError, IntegrityError
+from shared.seeds import sample_seed
+
+
+@dataclass(slots=True)
+class EmulatedDevice:
+    """Of one kind; whoever holds it sees to it that it does one thing at a time."""
+
+    profile: Profile
+    kind: str
+    held: Held
+    sizes: Scaled
+    weights: str
+    """Digest of those in use."""
+    num_steps: int = 1
+    """In which a fragment is generated: 1, or the model's where the device may be called back."""
+
+    def weights_digest(self) -> str:
+        return self.weights
+
+    async def begin(self, task: GenerateFragment) -> Generation:
+        return EmulatedGeneration(self, task, self.weights)
+
+    async def conditions(self, prompt: str) -> bytes:
+        return filled(prompt.encode(), self.sizes.conditions)
+
+
+@dataclass(slots=True)
+class EmulatedGeneration:
+    """A fragment, generated with one hold, or with one for every denoising step."""
+
+    device: EmulatedDevice
+    task: GenerateFragment
+    digest: str
+    seconds: float = 0.0
+    _taken: int = 0
+
+    @property
+    def done(self) -> bool:
+        return self._taken == self.device.num_steps
+
+    async def advance(self) -> None:
+        device, samples = self.device, self.task.fragment.num_samples
+        if device.weights != self.digest:
+            raise IntegrityError(f"{device.held.name}: other weights are in use")
+        self._taken += 1
+        whole = fragment_seconds(device.profile, device.kind, samples)
+        steps = device.num_steps
+        self.seconds += await device.held.hold(whole / steps, "generate", samples=samples / steps)
+
+    async def finish(self) -> Generated:
+        if self.device.weights != self.digest:
+            raise IntegrityError(f"{self.device.held.name}: other weights are in use")
+        fragment, sizes = self.task.fragment, self.device.sizes
+        seeds = [
+            sample_seed(0, fragment.batch, fragment.group, sample) for sample in fragment.samples
+        ]
+        head = b"".join(seed.to_bytes(8, "big") for seed in seeds)
+        return Generated(
+            trajectory=filled(head, sizes.window * fragment.num_samples),
+            media=media_blob(seeds, sizes.media),
+            weights_digest=self.digest,
+            seconds=self.seconds,
+        )
+
+
+@dataclass(slots=True)
+class EmulatedRollout(EmulatedDevice):
+    """A rollout device: takes published weights, and computes gradients of whole groups."""
+
+    async def stage(self, weights: bytes) -> Staged:
+        return EmulatedStaged(self, digest_of(weights))
+
+    async def gradient(self, group: GroupData) -> GradientPart:
+        check_group(self.profile, group)
+        seconds = train_group_seconds(self.profile, {self.kind: 1})
+        await self.held.hold(seconds, "train")
+        return GradientPart(
+            gradient=filled(group.trajectories[0][:8], self.sizes.gradient),
+            tally={"samples": float(len(group.advantages))},
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class EmulatedStaged:
+    device: EmulatedRollout
+    digest: str
+
+    async def adopt(self) -> None:
+        await self.device.held.hold(self.device.profile.variant.adopt_seconds, "adopt", noisy=False)
+        self.device.weights = self.digest
+
+
+def check_group(profile: Profile, group: GroupData) -> None:
+    """Raises ContractError if it is not a whole group."""
+    if len(group.advantages) != profile.shape.group_size:
+        raise ContractError(
+            f"a group of {len(group.advantages)} samples, not {profile.shape.group_size}"
+        )

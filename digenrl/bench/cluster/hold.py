@@ -1,0 +1,100 @@
+"""Emulated devices: each is held for the seconds that its work takes, divided by the scale.
+
+A sleep ends late, by a tenth of a millisecond or by several on a busy machine. What a device slept
+too long is taken off the work that follows at once, as a real device would not have lost it;
+after a pause it is forgotten.
+"""
+
+import asyncio
+import random
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+from shared.seeds import derive
+
+Use = Literal["generate", "train", "commit", "adopt"]
+
+AT_ONCE_S = 0.005
+"""Work that follows within this time follows at once."""
+LEAST_FACTOR = 0.1
+"""Of noise: no work takes less than a tenth of its mean."""
+
+
+class Interval(NamedTuple):
+    """A device in use; seconds of the machine's monotonic clock, which all processes share."""
+
+    device: str
+    use: Use
+    begin: float
+    end: float
+    samples: float = 0.0
+    """That were generated in it, or the part of them that was."""
+
+
+@dataclass(slots=True)
+class Held:
+    """One device. Its service times are drawn from its own seed: equal seeds, equal times."""
+
+    name: str
+    scale: float
+    noise: float = 0.0
+    """Standard deviation over mean."""
+    seed: int = 0
+    intervals: list[Interval] = field(default_factory=list)
+    overshoot: list[float] = field(default_factory=list)
+    """Seconds that each sleep was too long."""
+    clock: Callable[[], float] = time.monotonic
+    _random: random.Random = field(init=False)
+    _owed: float = 0.0
+    _free_at: float = 0.0
+    _busy: bool = False
+
+    def __post_init__(self) -> None:
+        self._random = random.Random(derive(self.seed, "device", self.name))
+
+    async def hold(
+        self, seconds: float, use: Use, *, noisy: bool = True, samples: float = 0.0
+    ) -> float:
+        """Be busy for so many real seconds over the scale; gives the seconds it was, scaled.
+
+        Raises:
+            RuntimeError: if the device is busy with something else.
+        """
+        if self._busy:
+            raise RuntimeError(f"{self.name} is asked to {use} while it is busy")
+        self._busy = True
+        begin = self.clock()
+        factor = max(LEAST_FACTOR, self._random.gauss(1.0, self.noise)) if noisy else 1.0
+        wanted = seconds * factor / self.scale
+        owed = self._owed if begin - self._free_at < AT_ONCE_S else 0.0
+        try:
+            await asyncio.sleep(max(0.0, wanted - owed))
+        finally:  # work that is cut off counts as far as it went
+            self._busy = False
+            self._free_at = self.clock()
+            spent = self._free_at - begin + owed
+            done = samples * min(1.0, spent / wanted) if wanted else samples
+            self.intervals.append(Interval(self.name, use, begin, self._free_at, done))
+        self._owed = max(0.0, spent - wanted)
+        self.overshoot.append(self._owed)
+        return wanted
+
+
+@dataclass(frozen=True, slots=True)
+class Overshoot:
+    """Of an emulation's sleeps, in milliseconds."""
+
+    median_ms: float
+    p99_ms: float
+    sleeps: int
+
+
+def overshoot(devices: Sequence[Held]) -> Overshoot:
+    values = sorted(1000 * value for device in devices for value in device.overshoot)
+    if not values:
+        return Overshoot(0.0, 0.0, 0)
+    return Overshoot(
+        values[len(values) // 2], values[min(len(values) - 1, len(values) * 99 // 100)], len(values)
+    )

@@ -1,0 +1,89 @@
+"""What moves between the services for one model, in bytes, at full scale.
+
+Window states are the trained steps' latents and one more (K + 1), in bf16; media are what the
+decoder gives, one byte per channel; conditions are the prompt's embeddings in bf16.
+
+| model | latent | window | media | conditions |
+|---|---|---|---|---|
+| Qwen-Image 512x512, K 2 | 16x64x64 | 3 states | 3x512x512 | 2 x 150 tokens x 3584 |
+| FLUX.1-dev 720x720, K 9 | 16x90x90 | 10 states | 3x720x720 | 512 x 4096 and 768 |
+| Wan2.1-14B 240x416x33, K 10 | 16x9x30x52 | 11 states | 33x3x240x416 | 2 x 512 x 4096 |
+| HunyuanVideo 480x480x53, K 9 | 16x14x60x60 | 10 states | 53x3x480x480 | 256 x 4096 and 768 |
+
+Shapes follow from the models' configurations (VAE strides 8x8, in time 4). Lengths of prompts are
+assumed: the longest that the model takes, Qwen-Image's 150 tokens excepted. Two rows of conditions
+are with guidance.
+"""
+
+from dataclasses import dataclass
+
+from services.scheduler.costs.profile import Profile
+from shared.errors import UserError
+
+BF16 = 2
+GRADIENT_OVER_ADAPTER = 2
+"""A gradient is float32, the published adapter bf16."""
+MEMORY_SHARE = 2
+"""Hashing and writing, then reading and hashing 0.85 GB takes two cores twice the 0.85 s that the
+profile allows."""
+LEAST_BYTES = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Payload:
+    """Bytes at full scale."""
+
+    window: int
+    """Of one sample's states in the trained window."""
+    media: int
+    """Of one sample."""
+    conditions: int
+    """Of one prompt."""
+
+
+PAYLOADS = {
+    "qwen-image": Payload(3 * 16 * 64 * 64 * BF16, 3 * 512 * 512, 2 * 150 * 3584 * BF16),
+    "flux1-dev": Payload(10 * 16 * 90 * 90 * BF16, 3 * 720 * 720, (512 * 4096 + 768) * BF16),
+    "wan2.1-14b": Payload(11 * 16 * 9 * 30 * 52 * BF16, 33 * 3 * 240 * 416, 2 * 512 * 4096 * BF16),
+    "hunyuanvideo": Payload(
+        10 * 16 * 14 * 60 * 60 * BF16, 53 * 3 * 480 * 480, (256 * 4096 + 768) * BF16
+    ),
+}
+"""By the name of a cost profile."""
+
+
+def payload_of(profile: Profile) -> Payload:
+    """Raises UserError if nothing is known of what the model's samples weigh."""
+    if profile.name not in PAYLOADS:
+        known = ", ".join(PAYLOADS)
+        raise UserError(f"no payload for the profile {profile.name}; known are {known}")
+    return PAYLOADS[profile.name]
+
+
+@dataclass(frozen=True, slots=True)
+class Scaled:
+    """Whole bytes in the emulated cluster."""
+
+    window: int
+    media: int
+    conditions: int
+    adapter: int
+    gradient: int
+
+
+def scaled(profile: Profile, scale: float, hosts: int) -> Scaled:
+    """Divided by ``scale``; adapters and gradients by `MEMORY_SHARE` x ``hosts`` as well, for all
+    hosts of the emulated cluster move them through the memory of this one machine."""
+    payload = payload_of(profile)
+    adapter = profile.variant.published_gb * 1e9 / scale / (MEMORY_SHARE * hosts)
+
+    def whole(number: float) -> int:
+        return max(LEAST_BYTES, round(number))
+
+    return Scaled(
+        window=whole(payload.window / scale),
+        media=whole(payload.media / scale),
+        conditions=whole(payload.conditions / scale),
+        adapter=whole(adapter),
+        gradient=whole(GRADIENT_OVER_ADAPTER * adapter),
+    )

@@ -1,0 +1,19 @@
+"""An emulated scorer: the profile counts scoring as part of a fragment, so it takes no time."""
+
+import zlib
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+HEAD = 64
+"""Bytes of a sample that its score follows from."""
+
+
+class EmulatedScorer:
+    def score(
+        self, images: npt.NDArray[np.uint8], metadata: Sequence[Mapping[str, object]]
+    ) -> list[float]:
+        """Between 0 and 1, as good as random, and the same whenever the sample is."""
+        heads = images.reshape(len(images), -1)[:, :HEAD]
+        return [zlib.crc32(head.tobytes()) / 2**32 for head in heads]

@@ -1,0 +1,114 @@
+"""Seconds by the size of a call: climbing to larger ones, and the cost model behind it."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
+
+import torch
+
+T = TypeVar("T")
+
+WORTHWHILE = 1.02
+"""A larger call has to be this much faster per row to count as faster."""
+PATIENCE = 2
+"""Where a ladder may end early: so many calls in a row that are not faster end it."""
+AS_GOOD = 1.05
+"""Within this factor of the fastest, the smaller call is what a device needs memory for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rung:
+    rows: int
+    """Samples of a denoising step, or rows of a training pass."""
+    seconds: float
+    """Of the whole call."""
+    peak_bytes: int
+
+    @property
+    def per_row(self) -> float:
+        return self.seconds / self.rows
+
+
+@dataclass(frozen=True, slots=True)
+class Ladder:
+    """Calls of growing size; empty if not even the smallest fits."""
+
+    rungs: tuple[Rung, ...]
+    out_of_memory: int | None = None
+    """Rows of the call that did not fit."""
+
+    @property
+    def best(self) -> Rung:
+        """The fastest per row."""
+        return min(self.rungs, key=lambda rung: rung.per_row)
+
+    @property
+    def frugal(self) -> Rung:
+        """The smallest that is about as fast per row as the fastest."""
+        limit = self.best.per_row * AS_GOOD
+        return next(rung for rung in self.rungs if rung.per_row <= limit)
+
+
+def climb(
+    sizes: Iterable[int], measure: Callable[[int], Rung], *, patience: int | None = None
+) -> Ladder:
+    """Measure growing calls until one does not fit the device, or until they are no faster."""
+    rungs: list[Rung] = []
+    for rows in sizes:
+        rung = fitting(partial(measure, rows))
+        if rung is None:
+            return Ladder(tuple(rungs), out_of_memory=rows)
+        rungs.append(rung)
+        if patience is not None and _rungs_since_faster(rungs) >= patience:
+            break
+    return Ladder(tuple(rungs))
+
+
+def fitting(measure: Callable[[], T]) -> T | None:
+    """What is measured, or None if it does not fit the device."""
+    try:
+        return measure()
+    except torch.OutOfMemoryError:
+        pass  # the traceback holds what was allocated: given back after this block
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+    return None
+
+
+def powers_of_two(most: int) -> list[int]:
+    """1, 2, 4, ... up to ``most``."""
+    return [2**power for power in range(most.bit_length()) if 2**power <= most]
+
+
+def call_and_row_seconds(rungs: Sequence[Rung]) -> tuple[float, float]:
+    """o and c of seconds = o + c n: least squares of the relative errors, with o >= 0 and c > 0.
+
+    A single call tells nothing of o, which is then 0.
+    """
+    # (o + c n) / t should be 1: regress a column of ones on 1/t and n/t.
+    per_call = [1 / rung.seconds for rung in rungs]
+    per_row = [rung.rows / rung.seconds for rung in rungs]
+    a, b, d = _dot(per_call, per_call), _dot(per_call, per_row), _dot(per_row, per_row)
+    proportional = sum(per_row) / d
+    if len(rungs) < 2:
+        return 0.0, proportional
+    determinant = a * d - b * b
+    call = (d * sum(per_call) - b * sum(per_row)) / determinant
+    row = (a * sum(per_row) - b * sum(per_call)) / determinant
+    if row <= 0:  # larger calls took no longer
+        return 0.0, min(rung.per_row for rung in rungs)
+    return (call, row) if call >= 0 else (0.0, proportional)
+
+
+def _rungs_since_faster(rungs: Sequence[Rung]) -> int:
+    """How many came after the last that was faster per row than all before it."""
+    last, fastest = 0, rungs[0].per_row
+    for position, rung in enumerate(rungs):
+        if rung.per_row * WORTHWHILE < fastest:
+            last, fastest = position, rung.per_row
+    return len(rungs) - 1 - last
+
+
+def _dot(left: Sequence[float], right: Sequence[float]) -> float:
+    return sum(a * b for a, b in zip(left, right, strict=True))

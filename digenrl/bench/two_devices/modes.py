@@ -1,0 +1,101 @@
+"""The schedules that are compared: each is the one before and one technique more."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+COLOCATED = "colocated"
+NAIVE = "naive"
+FAST_ALONE = "fast alone"
+ONE_STEP = "+one step"
+
+Part = Literal["equal", "slowed", "trainer-bound"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mode:
+    name: str
+    changes: Mapping[str, Any]
+    """Keys of the recipe."""
+    warm_up: int = 1
+    """First batches that are not measured."""
+    overlaps: bool = True
+    """Whether both devices work for most of the time, as they do in the bound."""
+    baseline: bool = False
+    """Colocated: what the others have to beat."""
+    most_batches: int | None = None
+    """That are measured, where all are alike: nothing goes over from one to the next."""
+
+    @property
+    def slug(self) -> str:
+        """For the names of its runs."""
+        return self.name.removeprefix("+").replace(" ", "-").lower()
+
+
+STRICT = 2
+LONG = 1
+"""Batches, where each is long; there are as many rounds."""
+TAG_WARM_UP = 4
+"""Two batches without help and one with a little, for TAG to learn what they cost, and the first
+that it plans."""
+
+
+def modes_of(part: Part, *, window: int, group_size: int) -> tuple[Mode, ...]:
+    """In the order of the table. ``window``: of denoising steps; TSP trains them in one pass.
+
+    Fragments are whole groups: on one thread, a sample in a quarter of a group takes half as long
+    again as one in a whole group, which is more than smaller ones save at the end of a batch.
+    """
+    colocated = Mode(
+        name=COLOCATED,
+        changes=_colocated(window, group_size) | {"rollout.can_train": True},
+        baseline=True,
+        most_batches=STRICT,
+    )
+    alone = Mode(
+        name=FAST_ALONE,
+        changes=_colocated(window, group_size) | {"rollout.workers": 0},
+        overlaps=False,
+        baseline=True,
+        most_batches=LONG,
+    )
+    naive = Mode(
+        name=NAIVE,
+        changes={
+            "schedule.mode": "naive",
+            "schedule.tsp_steps": 1,
+            "schedule.tag": "off",
+            "schedule.max_staleness": 0,
+            "schedule.fragment_size": group_size,
+            "rollout.can_train": False,
+        },
+        overlaps=False,
+        most_batches=LONG,
+    )
+    gap = replace(_more(naive, "+GAP", {"schedule.mode": "pipelined"}), most_batches=STRICT)
+    tsp = _more(gap, "+TSP", {"schedule.tsp_steps": window})
+    tag = replace(
+        _more(tsp, "+TAG", {"schedule.tag": "auto"}), warm_up=TAG_WARM_UP, most_batches=None
+    )
+    one_step = _more(tag, ONE_STEP, {"schedule.max_staleness": 1})
+    helped = _more(one_step, "+gradient help", {"rollout.can_train": True})
+    ladder: dict[Part, tuple[Mode, ...]] = {
+        "equal": (colocated, naive, gap, tsp, tag, one_step),
+        "slowed": (alone, replace(colocated, most_batches=LONG), one_step),
+        "trainer-bound": (colocated, one_step, helped),
+    }
+    return ladder[part]
+
+
+def _colocated(window: int, group_size: int) -> dict[str, Any]:
+    """Tuned: whole groups at a time, all their steps in one pass."""
+    return {
+        "schedule.mode": "colocated",
+        "schedule.tsp_steps": window,
+        "schedule.fragment_size": group_size,
+        "schedule.max_staleness": 0,
+    }
+
+
+def _more(mode: Mode, name: str, changes: Mapping[str, Any]) -> Mode:
+    return replace(mode, name=name, changes={**mode.changes, **changes}, overlaps=True)

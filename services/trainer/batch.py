@@ -1,0 +1,156 @@
+"""One batch's way into the gradient: groups are trained, added or skipped, each exactly once."""
+
+import asyncio
+import contextlib
+from dataclasses import dataclass, field
+from typing import Any
+
+from services.trainer.intake import AdmittedGroup, Intake
+from services.trainer.lane import Outcome, QueuedGroup
+from services.trainer.lanes import Lanes
+from services.trainer.order import in_order
+from shared.admission import Admissible
+from shared.bus import Bus
+from shared.commits import TrainedGroup
+from shared.contracts import GroupTrained, TrainGroup
+from shared.engines import GradientPart, GroupData, Training
+from shared.errors import ContractError
+from shared.recipe import Recipe
+from shared.telemetry import STAGE_SECONDS
+from shared.worker import Worker
+
+
+@dataclass(slots=True)
+class BatchInTraining:
+    counted: set[int] = field(default_factory=set)
+    """Groups that are in the gradient or on their way; whatever comes twice counts once."""
+    trained: dict[int, TrainedGroup] = field(default_factory=dict)
+    """Groups that are in the gradient."""
+    seconds: float = 0.0
+    """That the trainer was busy with them."""
+    outcomes: asyncio.Queue[Outcome] = field(default_factory=asyncio.Queue)
+
+    @property
+    def in_index_order(self) -> tuple[TrainedGroup, ...]:
+        return tuple(self.trained[index] for index in sorted(self.trained))
+
+    def metrics(self) -> dict[str, float]:
+        rewards = [reward for group in self.in_index_order for reward in group.rewards]
+        mean = sum(rewards) / len(rewards)
+        variance = sum((reward - mean) ** 2 for reward in rewards) / len(rewards)
+        return {
+            "reward_mean": mean, "reward_std": variance**0.5, "train_seconds": self.seconds
+        }  # fmt: skip
+
+
+class BatchTraining:
+    def __init__(
+        self,
+        training: Training,
+        lanes: Lanes,
+        intake: Intake,
+        recipe: Recipe,
+        bus: Bus,
+        worker: Worker,
+    ) -> None:
+        self._training = training
+        self._lanes = lanes
+        self._intake = intake
+        self._num_groups = recipe.batch.groups
+        self._order = recipe.trainer.order
+        self._bus = bus
+        self._worker = worker
+
+    async def run(self, admissible: Admissible, unless: asyncio.Future[Any]) -> BatchInTraining:
+        """Until every group of the batch is in the gradient.
+
+        Raises:
+            Exception: the one that ``unless`` ends with, if it does: then the devices still finish
+                what they are at, but nothing more of this batch is begun.
+        """
+        self._training.begin()
+        batch = BatchInTraining()
+        reading = asyncio.create_task(self._read(batch, admissible))
+        finishing = asyncio.create_task(self._finish(batch))
+        waiting: set[asyncio.Future[Any]] = {reading, finishing, unless}
+        try:
+            while not finishing.done():
+                ended, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+                for each in ended:
+                    each.result()
+        finally:
+            self._lanes.drop()
+            for task in (reading, finishing):
+                task.cancel()
+            await asyncio.gather(reading, finishing, return_exceptions=True)
+        return batch
+
+    async def _read(self, batch: BatchInTraining, admissible: Admissible) -> None:
+        groups = self._intake.groups(admissible, batch.counted)
+        async with contextlib.aclosing(groups):
+            async for index, group in in_order(groups, self._order):
+                if index not in batch.counted:
+                    batch.counted.add(index)
+                    await self._take(batch, group)
+
+    async def _take(self, batch: BatchInTraining, group: AdmittedGroup) -> None:
+        command, tell = group.command, batch.outcomes.put_nowait
+        match group.work:
+            case GroupData() as data:
+                await self._lanes.train(QueuedGroup(command=command, data=data, tell=tell))
+            case GradientPart() as part:
+                try:
+                    await self._training.add(part)
+                except ContractError as error:
+                    tell(Outcome(command, error=error))
+                else:
+                    tell(Outcome(command))
+            case None:
+                self._training.skip(len(command.advantages))
+                tell(Outcome(command))
+
+    async def _finish(self, batch: BatchInTraining) -> None:
+        while len(batch.trained) < self._num_groups:
+            outcome = await batch.outcomes.get()
+            if outcome.error is None:
+                await self._trained(batch, outcome)
+            else:
+                batch.counted.discard(outcome.command.group)
+                await self._intake.fail(outcome.command, outcome.error)
+
+    async def _trained(self, batch: BatchInTraining, outcome: Outcome) -> None:
+        command = outcome.command
+        seconds = outcome.device_seconds / len(self._training.devices)  # as if side by side
+        if seconds:
+            STAGE_SECONDS.labels(stage="trainer").observe(seconds)
+        self._worker.num_done += 1
+        batch.seconds += seconds
+        await self._bus.publish(
+            GroupTrained(
+                batch=command.batch,
+                group=command.group,
+                attempt=command.attempt,
+                worker=self._worker.address,
+                seconds=seconds,
+            )
+        )
+        batch.trained[command.group] = _record(command)
+
+
+def _record(command: TrainGroup) -> TrainedGroup:
+    names = command.fragments[0].parts
+    added = command.contribution
+    return TrainedGroup(
+        group=command.group,
+        attempt=command.attempt,
+        policy_version=command.policy.version,
+        fragments=tuple(
+            (f.fragment.first_sample, f.fragment.num_samples, f.fragment.attempt)
+            for f in command.fragments
+        ),
+        workers=tuple(f.generated_by for f in command.fragments),
+        rewards=tuple(reward for f in command.fragments for reward in f.rewards),
+        parts={name: tuple(s for f in command.fragments for s in f.parts[name]) for name in names},
+        contribution=None if added is None else added.gradient,
+        trained_by=None if added is None else added.worker,
+    )

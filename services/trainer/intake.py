@@ -1,0 +1,155 @@
+"""What the trainer lets into a batch: groups that may be trained, fetched before their turn."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Container
+from dataclasses import dataclass
+
+import structlog
+
+from shared import subjects
+from shared.admission import Admissible, check_admission
+from shared.bus import Bus
+from shared.contracts import (
+    Contribution,
+    FragmentFailed,
+    FragmentScored,
+    GroupFailed,
+    ObjectRef,
+    TrainGroup,
+)
+from shared.engines import GradientPart, GroupData
+from shared.errors import AdmissionError, ContractError, DigenRLError, IntegrityError
+from shared.recipe import Recipe
+from shared.run_store import batch_folder
+from shared.store import ObjectStore
+from shared.telemetry import FRAGMENTS
+
+PREFETCHED_GROUPS = 2
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class AdmittedGroup:
+    command: TrainGroup
+    work: GroupData | GradientPart | None
+    """What to train, or what to add, or None if its gradient is zero."""
+
+
+class Intake:
+    def __init__(self, recipe: Recipe, bus: Bus, store: ObjectStore) -> None:
+        self._skips_zeros = recipe.algorithm.kl_beta == 0
+        self._bus = bus
+        self._store = store
+        self._conditions: dict[str, bytes] = {}
+
+    async def groups(
+        self, admissible: Admissible, counted: Container[int]
+    ) -> AsyncGenerator[tuple[int, AdmittedGroup]]:
+        """Those of the batch that is trained from the first of ``admissible``, as they come, for
+        ever; but for those whose index is ``counted`` already."""
+        fetched: asyncio.Queue[AdmittedGroup] = asyncio.Queue(PREFETCHED_GROUPS)
+
+        async def fetch() -> None:
+            batch = admissible[0].version
+            subject = subjects.batch_subject(self._bus.run, subjects.TRAIN, batch)
+            async with contextlib.aclosing(self._bus.follow(subjects.TRAIN, [subject])) as stream:
+                async for received in stream:
+                    command = received.message
+                    if isinstance(command, TrainGroup) and command.group not in counted:
+                        group = await self._admitted(command, admissible)
+                        if group is not None:
+                            await fetched.put(group)
+
+        fetching = asyncio.create_task(fetch())
+        upcoming = asyncio.create_task(fetched.get())
+        try:
+            while True:
+                await asyncio.wait({upcoming, fetching}, return_when=asyncio.FIRST_COMPLETED)
+                if not upcoming.done():
+                    await fetching  # raises what ended it
+                group = await upcoming
+                upcoming = asyncio.create_task(fetched.get())
+                yield group.command.group, group
+        finally:
+            upcoming.cancel()
+            fetching.cancel()
+            await asyncio.gather(upcoming, fetching, return_exceptions=True)
+
+    async def fail(self, command: TrainGroup, error: DigenRLError) -> None:
+        """The group has to be sent again."""
+        log.error("group_failed", batch=command.batch, group=command.group, error=str(error))
+        await self._bus.publish(
+            GroupFailed(
+                batch=command.batch,
+                group=command.group,
+                attempt=command.attempt,
+                reason=str(error)[:4000],
+            )
+        )
+
+    async def _admitted(self, command: TrainGroup, admissible: Admissible) -> AdmittedGroup | None:
+        """The group with what is needed of it; None, and what is faulty of it reported, if it may
+        not be trained."""
+        refused = [f for f in command.fragments if not await self._admits(f, command, admissible)]
+        if refused:
+            return None
+        if command.contribution is not None:
+            try:
+                return AdmittedGroup(command, await self._part(command, command.contribution))
+            except (IntegrityError, ContractError) as error:
+                await self.fail(command, error)
+                return None
+        if self._skips_zeros and not any(command.advantages):
+            return AdmittedGroup(command, None)
+        data = await self._data(command)
+        return None if data is None else AdmittedGroup(command, data)
+
+    async def _admits(
+        self, fragment: FragmentScored, command: TrainGroup, admissible: Admissible
+    ) -> bool:
+        try:
+            check_admission(fragment, command, admissible)
+        except AdmissionError as error:
+            await self._refuse(fragment, error)
+            return False
+        return True
+
+    async def _part(self, command: TrainGroup, contribution: Contribution) -> GradientPart:
+        """Raises ContractError or IntegrityError if its object does not belong to this batch, is
+        not in the store, or is broken."""
+        ref = contribution.gradient
+        if not ref.key.startswith(f"{batch_folder(self._bus.run, command.batch)}/"):
+            raise ContractError(f"{ref.key} is not a gradient of batch {command.batch}")
+        return GradientPart(gradient=await self._store.get(ref), tally=contribution.tally)
+
+    async def _data(self, command: TrainGroup) -> GroupData | None:
+        trajectories, conditions, refused = [], b"", False
+        for fragment in command.fragments:
+            try:
+                trajectories.append(await self._store.get(fragment.stored.trajectory))
+                conditions = await self._fetch_conditions(fragment.stored.conditions)
+            except (IntegrityError, ContractError) as error:
+                refused = True
+                await self._refuse(fragment, error)
+        if refused:
+            return None
+        return GroupData(
+            trajectories=tuple(trajectories),
+            conditions=conditions,
+            advantages=command.advantages,
+            staleness=command.batch - command.policy.version,
+        )
+
+    async def _fetch_conditions(self, ref: ObjectRef) -> bytes:
+        if ref.sha256 not in self._conditions:
+            self._conditions[ref.sha256] = await self._store.get(ref)
+        return self._conditions[ref.sha256]
+
+    async def _refuse(self, fragment: FragmentScored, error: DigenRLError) -> None:
+        log.error("fragment_refused", slot=str(fragment.fragment.slot), error=str(error))
+        FRAGMENTS.labels(stage="admission", outcome="refused").inc()
+        await self._bus.publish(
+            FragmentFailed(slot=fragment.fragment.slot, stage="admission", reason=str(error)[:4000])
+        )

@@ -1,0 +1,144 @@
+"""`shared.engines.Training` on real devices: one network each, and the optimizer on the first.
+
+Between the beginning of a batch and its optimizer step the devices have nothing to do with one
+another: each adds up the gradient of the samples that it trains. The step sums the devices'
+gradients, and copies the adapter to all of them.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from services.trainer.engine import TrainerEngine
+from services.trainer.lane import piece_size
+from shared.diffusion.models import Part
+from shared.diffusion.policy import LoadedPolicy, load_policy
+from shared.diffusion.training.group import TrainingGroup
+from shared.diffusion.training.tally import Tally
+from shared.engines import GradientPart, GroupData, Weights
+from shared.errors import ContractError, UserError
+from shared.recipe import Recipe
+
+CACHED_GROUPS = 2
+"""Groups are trained one after the other: at most two at the same time, one just begun."""
+
+
+class ReplicatedTraining:
+    def __init__(self, recipe: Recipe, loaded: Sequence[LoadedPolicy]) -> None:
+        """``loaded``: the same policy on each device."""
+        size = recipe.batch.group_size
+        self._num_rows = size * recipe.sampling.window
+        """Of a group."""
+        num_samples = piece_size(size, len(loaded))
+        self._engines = [TrainerEngine(recipe, each, num_samples=num_samples) for each in loaded]
+        self._first = self._engines[0]
+        self._others = self._engines[1:]
+        self._groups = ParsedGroups(self._first.read, CACHED_GROUPS if self._others else 0)
+        self._added: dict[str, Tensor] = {}
+        """Gradients that were computed elsewhere, added up on the CPU."""
+        self._added_tally = Tally()
+        self._adding = asyncio.Lock()
+        self.devices = tuple(Replica(engine, self._groups) for engine in self._engines)
+
+    def weights_digest(self) -> str:
+        return self._first.weights_digest()
+
+    async def restore(self, adapter: bytes, checkpoint: bytes) -> None:
+        def restore() -> None:
+            self._first.restore(adapter, checkpoint)
+            self._copy_weights()
+
+        await asyncio.to_thread(restore)
+
+    def begin(self) -> None:
+        for engine in self._engines:
+            engine.begin()
+        self._added, self._added_tally = {}, Tally()
+        self._groups.forget()
+
+    def skip(self, num_samples: int) -> None:
+        self._first.skip(num_samples)
+
+    async def add(self, part: GradientPart) -> None:
+        """Keeps no device: may be called beside everything but `step`."""
+        if part.tally.get("num_rows") != self._num_rows:
+            raise ContractError(f"a gradient of {part.tally.get('num_rows')} rows is of no group")
+        gradient = await asyncio.to_thread(self._first.read_gradient, part)
+        async with self._adding:
+            self._added_tally.merge(part.tally)
+            if self._added:
+                await asyncio.to_thread(_add, self._added, gradient)
+            else:
+                self._added = gradient
+
+    async def step(self, batch: int) -> dict[str, float]:
+        return await asyncio.to_thread(self._step, batch)
+
+    async def weights(self) -> Weights:
+        return await asyncio.to_thread(self._first.weights)
+
+    def _step(self, batch: int) -> dict[str, float]:
+        for engine in self._others:
+            self._first.add(engine.gradient(), engine.tally)
+            engine.begin()
+        self._first.add(self._added, self._added_tally.plain())
+        metrics = self._first.step(batch)
+        self._copy_weights()
+        return metrics
+
+    def _copy_weights(self) -> None:
+        for engine in self._others:
+            engine.copy_weights(self._first)
+
+
+@dataclass(frozen=True, slots=True)
+class Replica:
+    """`shared.engines.TrainingDevice`."""
+
+    engine: TrainerEngine
+    groups: "ParsedGroups"
+
+    async def accumulate(self, group: GroupData, samples: range) -> None:
+        read = await self.groups.read(group)
+        await asyncio.to_thread(self.engine.train, read.part(samples))
+
+
+class ParsedGroups:
+    """Groups that several devices train, each read from its bytes once."""
+
+    def __init__(self, read: Callable[[GroupData], TrainingGroup], size: int) -> None:
+        self._read = read
+        self._recent: deque[tuple[GroupData, asyncio.Task[TrainingGroup]]] = deque(maxlen=size)
+
+    async def read(self, group: GroupData) -> TrainingGroup:
+        """Raises ContractError if the fragments do not make up a group of this run."""
+        for known, reading in self._recent:
+            if known is group:  # comparing the bytes would take as long as reading them
+                return await reading
+        reading = asyncio.create_task(asyncio.to_thread(self._read, group))
+        self._recent.append((group, reading))
+        return await reading
+
+    def forget(self) -> None:
+        self._recent.clear()
+
+
+def load_replicas(recipe: Recipe, parts: set[Part]) -> list[LoadedPolicy]:
+    """The policy on each of the trainer's devices.
+
+    Raises:
+        UserError: if this host has fewer GPUs than the recipe says.
+    """
+    count, wanted = torch.cuda.device_count(), recipe.trainer.devices
+    if 0 < count < wanted:
+        raise UserError(f"trainer.devices: {wanted}, but this host has {count}")
+    return [load_policy(recipe, parts, index) for index in range(wanted)]
+
+
+def _add(total: dict[str, Tensor], gradient: dict[str, Tensor]) -> None:
+    for name, tensor in gradient.items():
+        total[name] += tensor

@@ -1,0 +1,84 @@
+"""From new weights to a policy version: store them, commit, then announce it, in this order."""
+
+import asyncio
+import time
+from dataclasses import dataclass
+
+import structlog
+
+from shared.bus import Bus
+from shared.commits import CommitRecord, TrainedGroup, commit
+from shared.contracts import Policy, PolicyPublished
+from shared.engines import Weights
+from shared.run_store import checkpoints_folder, weights_folder
+from shared.store import ObjectStore
+from shared.telemetry import STAGE_SECONDS
+from shared.worker import Worker
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class NewVersion:
+    """What an optimizer step has made of its parent; the first version has none."""
+
+    weights: Weights
+    parent: CommitRecord | None = None
+    trained: tuple[TrainedGroup, ...] = ()
+    metrics: dict[str, float] | None = None
+    began: float | None = None
+    """Monotonic seconds of the beginning of its optimizer step."""
+
+    @property
+    def policy(self) -> Policy:
+        version = 0 if self.parent is None else self.parent.policy.version + 1
+        return Policy(version=version, weights_digest=self.weights.digest)
+
+
+class Versions:
+    def __init__(self, bus: Bus, store: ObjectStore, worker: Worker) -> None:
+        self._bus = bus
+        self._store = store
+        self._worker = worker
+
+    async def publish(self, new: NewVersion) -> CommitRecord:
+        """Raises CommitConflict if the version exists already."""
+        record = await self.commit(new)
+        assert new.began is not None
+        seconds = time.monotonic() - new.began
+        STAGE_SECONDS.labels(stage="commit").observe(seconds)
+        await self.announce(record, seconds)
+        return record
+
+    async def commit(self, new: NewVersion) -> CommitRecord:
+        """Raises CommitConflict if the version exists already."""
+        run, weights = self._bus.run, new.weights
+        adapter, checkpoint = await asyncio.gather(
+            self._store.put(weights_folder(run), weights.adapter, suffix=".safetensors"),
+            self._store.put(checkpoints_folder(run), weights.checkpoint, suffix=".safetensors"),
+        )
+        metrics = new.metrics or {}
+        record = CommitRecord(
+            run=run,
+            policy=new.policy,
+            parent=None if new.parent is None else new.parent.digest(),
+            weights=adapter,
+            checkpoint=checkpoint,
+            trained=new.trained,
+            metrics=metrics,
+            worker=self._worker.address,
+        )
+        await commit(self._store, record)
+        log.info("committed", version=new.policy.version, **metrics)
+        return record
+
+    async def announce(self, record: CommitRecord, seconds: float = 0.0) -> None:
+        self._worker.policy_version = record.policy.version
+        await self._bus.publish(
+            PolicyPublished(
+                policy=record.policy,
+                weights=record.weights,
+                worker=self._worker.address,
+                seconds=seconds,
+            )
+        )

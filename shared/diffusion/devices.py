@@ -1,0 +1,51 @@
+"""A generator on a device of this process, for services that go on talking while it is busy."""
+
+import asyncio
+
+from shared.contracts import GenerateFragment
+from shared.diffusion.generation import GenerationInProgress, Generator
+from shared.engines import Generated
+
+
+class LocalGeneration:
+    """A fragment on its way on this process's device."""
+
+    def __init__(self, generator: Generator, work: GenerationInProgress) -> None:
+        self._generator = generator
+        self._work = work
+
+    @property
+    def task(self) -> GenerateFragment:
+        return self._work.task
+
+    @property
+    def done(self) -> bool:
+        return self._work.done
+
+    @property
+    def seconds(self) -> float:
+        return self._work.seconds
+
+    async def advance(self) -> None:
+        await asyncio.to_thread(self._generator.advance, self._work)
+
+    async def finish(self) -> Generated:
+        return await asyncio.to_thread(self._generator.finish, self._work)
+
+
+class LocalGenerator:
+    """`shared.engines.GeneratingDevice`, each call of which is made in a thread."""
+
+    def __init__(self, generator: Generator) -> None:
+        self._generator = generator
+
+    def weights_digest(self) -> str:
+        return self._generator.weights_digest()
+
+    async def begin(self, task: GenerateFragment) -> LocalGeneration:
+        return LocalGeneration(
+            self._generator, await asyncio.to_thread(self._generator.begin, task)
+        )
+
+    async def conditions(self, prompt: str) -> bytes:
+        return await asyncio.to_thread(self._generator.conditions, prompt)

@@ -1,0 +1,97 @@
+"""The gradient of one whole group as an object: computed on one device, added up on another.
+
+It carries the batch's denominator and the digest of the weights that it is the gradient of, so that
+adding it is the same as training the group, to floating-point tolerance.
+"""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from shared.diffusion.lora import adapter_parameters
+from shared.diffusion.policy import LoadedPolicy
+from shared.diffusion.tensors import pack, unpack
+from shared.diffusion.training.group import read_group
+from shared.diffusion.training.tuned import TunedTransaction
+from shared.engines import GradientPart, GroupData
+from shared.errors import ContractError
+from shared.recipe import Recipe
+
+WEIGHTS = "weights_digest"
+"""(32,) uint8: the sha256 of the weights whose gradient it is."""
+
+
+class GroupGradients:
+    """Of one group after the other, on a device that generates besides."""
+
+    def __init__(self, loaded: LoadedPolicy, recipe: Recipe) -> None:
+        self._loaded = loaded
+        self._recipe = recipe
+        self._parameters = adapter_parameters(loaded.model.transformer)
+        self._transaction = TunedTransaction(recipe, loaded)
+
+    def compute(self, group: GroupData) -> GradientPart:
+        """Of a whole group, at the weights in use; no gradient is left on the network.
+
+        Raises:
+            ContractError: if the fragments do not make up a group of this run, or its gradient is
+                not finite.
+        """
+        read = read_group(
+            self._recipe.sampling,
+            group.trajectories,
+            group.conditions,
+            group.advantages,
+            group.staleness,
+        )
+        if len(group.advantages) != self._recipe.batch.group_size:
+            raise ContractError(f"{len(group.advantages)} samples are no whole group of this run")
+        self._transaction.inner.begin()
+        try:
+            self._transaction.accumulate(read)
+            gradient = {n: p.grad for n, p in self._parameters.items() if p.grad is not None}
+        finally:
+            for parameter in self._parameters.values():
+                parameter.grad = None
+        _check_finite(gradient)
+        digest = bytes.fromhex(self._loaded.in_use.digest())
+        gradient[WEIGHTS] = torch.tensor(list(digest), dtype=torch.uint8)
+        return GradientPart(gradient=pack(gradient), tally=self._transaction.inner.tally.plain())
+
+
+def read_gradient(
+    part: GradientPart, parameters: Mapping[str, nn.Parameter], weights_digest: str
+) -> dict[str, Tensor]:
+    """The gradient of each parameter, on the CPU.
+
+    Raises:
+        ContractError: if it is one of another adapter or of other weights, or is not finite.
+    """
+    tensors = unpack(part.gradient)
+    digest = bytes(tensors.pop(WEIGHTS, torch.zeros(0)).to(torch.uint8).flatten().tolist()).hex()
+    if digest != weights_digest:
+        raise ContractError(
+            f"a gradient of weights {digest[:12]} cannot be added at {weights_digest[:12]}"
+        )
+    wanted = {(name, tuple(p.shape), p.dtype) for name, p in parameters.items()}
+    given = {(name, tuple(t.shape), t.dtype) for name, t in tensors.items()}
+    if wanted != given:
+        raise ContractError(f"a gradient of another adapter: {min(wanted ^ given, key=str)}")
+    _check_finite(tensors)
+    return tensors
+
+
+@torch.no_grad()
+def add_gradient(parameters: Mapping[str, nn.Parameter], gradient: Mapping[str, Tensor]) -> None:
+    """Add to the parameters' ``grad``, wherever ``gradient`` lies."""
+    for name, tensor in gradient.items():
+        parameter = parameters[name]
+        here = tensor.to(parameter.device)
+        parameter.grad = here.clone() if parameter.grad is None else parameter.grad.add_(here)
+
+
+def _check_finite(gradient: Mapping[str, Tensor]) -> None:
+    for name, tensor in gradient.items():
+        if not bool(tensor.isfinite().all()):
+            raise ContractError(f"the gradient of {name} is not finite")

@@ -1,0 +1,268 @@
+"""Emulated devices: how long they are held, what they give, and one thing at a time."""
+
+import asyncio
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import safetensors.numpy
+
+from digenrl.bench.cluster.blobs import digest_of
+from digenrl.bench.cluster.build import Emulation, named, nodes, rollout_devices, training
+from digenrl.bench.cluster.generation import EmulatedRollout
+from digenrl.bench.cluster.hold import Held, Interval, overshoot
+from digenrl.bench.cluster.payloads import PAYLOADS, scaled
+from digenrl.bench.cluster.scoring import EmulatedScorer
+from digenrl.bench.cluster.setting import Setting
+from digenrl.bench.cluster.stores import NodeStore, PublishingStore
+from digenrl.bench.cluster.training import EmulatedTraining
+from services.scheduler.costs.profile import (
+    fragment_seconds,
+    load_profile,
+    train_group_seconds,
+)
+from shared.contracts import Fragment, GenerateFragment, Policy, Prompt
+from shared.engines import GradientPart, GroupData
+from shared.errors import ContractError, IntegrityError
+from shared.store.folder import FolderBackend
+
+SCALE = 500.0
+SETTING = Setting(
+    run="test", profile="qwen-image", rollout={"H100": 2}, trainer={"H100": 4}, scale=SCALE,
+    steps=3, tag="auto",
+)  # fmt: skip
+
+
+def task(samples: int = 4, batch: int = 0, digest: str = "0" * 64) -> GenerateFragment:
+    return GenerateFragment(
+        fragment=Fragment(batch=batch, group=1, first_sample=0, num_samples=samples),
+        policy=Policy(version=batch, weights_digest=digest),
+        prompt=Prompt(text="a prompt"),
+        window_start=0,
+        worker="w",
+    )
+
+
+def whole_group(size: int = 16) -> GroupData:
+    return GroupData(
+        trajectories=(b"12345678" * 4,), conditions=b"", advantages=tuple([1.0] * size)
+    )
+
+
+def rollout(setting: Setting = SETTING) -> EmulatedRollout:
+    return rollout_devices(Emulation.of(setting))[0]
+
+
+def engine(setting: Setting = SETTING) -> EmulatedTraining:
+    return training(Emulation.of(setting))
+
+
+async def test_a_device_is_held_for_the_seconds_over_the_scale() -> None:
+    held = Held("d", scale=10)
+    assert await held.hold(0.5, "generate", samples=4) == 0.05
+    [interval] = held.intervals
+    assert interval.end - interval.begin >= 0.05
+    assert interval.samples == 4
+
+
+async def test_what_a_sleep_took_too_long_is_taken_off_the_work_behind_it() -> None:
+    now = 0.0
+    slept: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        nonlocal now
+        slept.append(seconds)
+        now += seconds + 0.003
+
+    held = Held("d", scale=1, clock=lambda: now)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(asyncio, "sleep", sleep)
+        await held.hold(0.1, "train")
+        await held.hold(0.1, "train")
+        now += 1.0
+        await held.hold(0.1, "train")
+    assert slept == pytest.approx([0.1, 0.097, 0.1])
+    assert overshoot([held]).median_ms == pytest.approx(3.0)
+
+
+async def test_work_that_is_cut_off_counts_as_far_as_it_went() -> None:
+    held = Held("d", scale=1)
+    task = asyncio.create_task(held.hold(0.2, "generate", samples=4))
+    await asyncio.sleep(0.05)
+    task.cancel()
+    await asyncio.wait({task})
+    [interval] = held.intervals
+    assert 0.9 < interval.samples / (4 * (interval.end - interval.begin) / 0.2) < 1.1
+
+
+async def test_service_times_are_drawn_from_the_device_s_own_seed() -> None:
+    async def times(name: str, seed: int) -> list[float]:
+        held = Held(name, scale=1e6, noise=0.03, seed=seed)
+        return [await held.hold(1.0, "generate") for _ in range(5)]
+
+    assert await times("a", 0) == await times("a", 0)
+    assert await times("a", 0) != await times("b", 0)
+    assert await times("a", 0) != await times("a", 1)
+
+
+async def test_a_device_does_one_thing_at_a_time() -> None:
+    held = Held("d", scale=1)
+    with pytest.raises(RuntimeError, match="while it is busy"):
+        await asyncio.gather(held.hold(0.01, "train"), held.hold(0.01, "generate"))
+
+
+async def test_a_rollout_device_generates_what_the_reward_service_reads() -> None:
+    device = rollout()
+    work = await device.begin(task())
+    while not work.done:
+        await work.advance()
+    found = await work.finish()
+    profile, sizes = SETTING.load_profile(), device.sizes
+    mean = fragment_seconds(profile, "H100", 4) / SCALE
+    assert found.seconds == pytest.approx(mean, rel=0.2)
+    assert len(found.trajectory) == 4 * sizes.window
+    images = safetensors.numpy.load(found.media)["images"]
+    assert images.shape == (4, 1, 1, sizes.media)
+    assert len(device.held.intervals) == 1, "one hold for the whole fragment"
+
+
+async def test_a_trainer_s_device_generates_step_by_step() -> None:
+    device = engine().generating[0]
+    work = await device.begin(task())
+    while not work.done:
+        await work.advance()
+    assert len(device.held.intervals) == SETTING.load_profile().shape.steps
+    assert sum(each.samples for each in device.held.intervals) == pytest.approx(4)
+
+
+async def test_a_fragment_is_not_finished_with_other_weights() -> None:
+    trained = engine()
+    device = trained.generating[0]
+    work = await device.begin(task())
+    await work.advance()
+    trained.begin()
+    trained.skip(512)
+    await trained.step(0)
+    with pytest.raises(IntegrityError):
+        await work.advance()
+
+
+async def test_adopted_weights_are_those_that_the_trainer_published() -> None:
+    trained, device = engine(), rollout()
+    trained.begin()
+    trained.skip(512)
+    await trained.step(0)
+    published = await trained.weights()
+    staged = await device.stage(published.adapter)
+    before = device.weights_digest()
+    await staged.adopt()
+    assert device.weights_digest() == staged.digest == published.digest == trained.weights_digest()
+    assert before != published.digest
+    assert digest_of(published.adapter) == published.digest
+    with pytest.raises(ContractError):
+        await device.stage(b"no adapter" * 100)
+
+
+async def test_storing_an_adapter_takes_what_its_publication_takes(tmp_path: Path) -> None:
+    store = PublishingStore(FolderBackend(tmp_path), "run/weights", 0.05)
+    began = time.monotonic()
+    ref = await store.put("run/weights", b"adapter", suffix=".bin")
+    assert time.monotonic() - began >= 0.05
+    assert await store.get(ref) == b"adapter"
+
+
+async def test_devices_of_a_host_share_an_adapter(tmp_path: Path) -> None:
+    class Counting(FolderBackend):
+        reads = 0
+
+        async def read(self, key: str) -> bytes | None:
+            Counting.reads += 1
+            return await super().read(key)
+
+    store = NodeStore(Counting(tmp_path), "run/weights")
+    ref = await store.put("run/weights", b"adapter", suffix=".bin")
+    assert await asyncio.gather(*(store.get(ref) for _ in range(8))) == [b"adapter"] * 8
+    assert Counting.reads == 1
+    lying = ref.model_copy(update={"sha256": "0" * 64, "key": ref.key})
+    with pytest.raises(IntegrityError):
+        await NodeStore(Counting(tmp_path), "run/weights").get(lying)
+
+
+async def test_a_step_needs_the_gradient_of_every_sample_once() -> None:
+    trained, device = engine(), rollout()
+    trained.begin()
+    part = await device.gradient(whole_group())
+    await trained.add(part)
+    trained.skip(512 - 16 - 4)
+    await trained.devices[2].accumulate(whole_group(), range(4))
+    assert (await trained.step(0))["onpolicy_ratio_error"] == 0.0
+    trained.begin()
+    trained.skip(511)
+    with pytest.raises(RuntimeError, match="511 samples"):
+        await trained.step(1)
+    with pytest.raises(ContractError):
+        await trained.add(GradientPart(gradient=b"", tally={"samples": 16.0}))
+
+
+@pytest.mark.parametrize("tsp", [True, False])
+async def test_training_takes_what_the_profile_says(tsp: bool) -> None:
+    trained = engine(SETTING.model_copy(update={"tsp": tsp}))
+    profile, group = SETTING.load_profile(), whole_group()
+    assert len(trained.devices) == (4 if tsp else 1)
+    await trained.devices[0].accumulate(group, range(16))
+    [interval] = trained.devices[0].held.intervals
+    pool = {"H100": 1} if tsp else {"H100": 4}
+    mean = train_group_seconds(profile, pool, tsp=tsp)
+    assert 16 * trained.devices[0].seconds_per_sample == pytest.approx(mean)
+    assert interval.end - interval.begin >= 0.85 * mean / SCALE  # a busy machine sleeps longer
+
+
+async def test_a_group_that_is_not_whole_is_refused() -> None:
+    with pytest.raises(ContractError):
+        await engine().devices[0].accumulate(whole_group(15), range(15))
+    with pytest.raises(ContractError):
+        await rollout().gradient(whole_group(8))
+
+
+def test_scores_follow_from_the_samples() -> None:
+    images = np.arange(4 * 100, dtype=np.uint8).reshape(4, 1, 1, 100)
+    scores = EmulatedScorer().score(images, [{}] * 4)
+    assert scores == EmulatedScorer().score(images.copy(), [{}] * 4)
+    assert len(set(scores)) == 4 and all(0 <= score < 1 for score in scores)
+
+
+@pytest.mark.parametrize("name", list(PAYLOADS))
+def test_bytes_are_divided_by_the_scale(name: str) -> None:
+    profile = load_profile(name)
+    real, small = scaled(profile, 1.0, 4), scaled(profile, 10.0, 4)
+    assert real.window == PAYLOADS[name].window
+    for field in ("window", "media", "conditions", "adapter", "gradient"):
+        assert getattr(small, field) == pytest.approx(getattr(real, field) / 10, abs=1)
+    assert real.gradient == 2 * real.adapter
+
+
+def test_devices_are_named_by_role_and_kind_and_share_hosts_of_eight() -> None:
+    assert named("rollout", {"H100": 1, "A100": 2}) == [
+        ("rollout-00-h100", "H100"), ("rollout-01-a100", "A100"), ("rollout-02-a100", "A100"),
+    ]  # fmt: skip
+    devices = rollout_devices(Emulation.of(SETTING.model_copy(update={"rollout": {"H100": 18}})))
+    assert [len(host) for host in nodes(devices)] == [8, 8, 2]
+
+
+def test_a_worker_registers_as_what_it_is() -> None:
+    emulation = Emulation.of(SETTING)
+    trainer = emulation.registered("H100", "trainer", slots=4)
+    assert trainer.fluid and trainer.slots == 4 and trainer.refusal is None
+    helper = replace(emulation, setting=SETTING.model_copy(update={"gradient_help": True}))
+    assert helper.registered("H100", "rollout", slots=1).can_train
+    assert not emulation.registered("H100", "rollout", slots=1).can_train
+    lone = replace(emulation, setting=SETTING.model_copy(update={"trainer": {"H100": 1}}))
+    assert not lone.registered("H100", "trainer", slots=1).fluid
+    assert emulation.registered("4090", "rollout", slots=1).refusal is not None
+
+
+def test_intervals_are_written_as_they_are_read() -> None:
+    interval = Interval("d", "train", 1.0, 2.0, 0.5)
+    assert Interval(**interval._asdict()) == interval

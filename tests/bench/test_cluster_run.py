@@ -1,0 +1,70 @@
+"""A tiny emulated cluster over real services: four devices, batches of half a second."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from digenrl.bench.cluster.measured import measure
+from digenrl.bench.cluster.session import RunRecord, opened
+from digenrl.bench.cluster.setting import Setting
+from services.scheduler.costs.floor import floor_seconds
+from services.scheduler.costs.profile import PROFILES
+
+pytestmark = [pytest.mark.run, pytest.mark.timeout(120)]
+
+GROUPS, GROUP_SIZE = 4, 4
+WARM_UP, LAST = 1, 3
+
+
+def tiny_profile(folder: Path) -> Path:
+    plain = json.loads((PROFILES / "qwen-image.json").read_text())
+    plain["shape"] |= {"groups": GROUPS, "group_size": GROUP_SIZE}
+    path = folder / "tiny.json"
+    path.write_text(json.dumps(plain))
+    return path
+
+
+def setting(folder: Path, **changes: object) -> Setting:
+    plain = Setting(
+        run="tiny", profile=str(tiny_profile(folder)), rollout={"H100": 2}, trainer={"H100": 2},
+        scale=20.0, steps=LAST + 1, fragment_size=2, tag=1,
+    )  # fmt: skip
+    return plain.model_copy(update=changes)
+
+
+def check(run: RunRecord) -> None:
+    found = measure(run, WARM_UP, LAST)
+    bound = floor_seconds(run.setting.load_profile(), {"H100": 4}) / run.setting.scale
+    assert bound <= found.step_seconds < 6 * bound
+    assert len(run.commits) == LAST + 1 and len(found.batch_seconds) == LAST - WARM_UP
+    assert found.messages["DG_TRAIN"] == pytest.approx(GROUPS, abs=GROUPS / 2)
+    for shares in found.shares.values():
+        assert sum(shares.values()) == pytest.approx(1.0) and shares["idle"] > -0.01
+    assert all(found.cpu[name] > 0 for name in ("scheduler", "rollout", "trainer", "nats"))
+
+
+def samples_by(run: RunRecord, role: str) -> float:
+    begin, end = run.commits[WARM_UP], run.commits[LAST]
+    return sum(
+        each.samples
+        for each in run.intervals
+        if each.device.startswith(role) and begin <= each.begin < end
+    )
+
+
+async def test_strict_and_one_step_runs_of_emulated_devices_are_measured(tmp_path: Path) -> None:
+    """In one session: the second run shares the brokers, and nothing else, with the first."""
+    versions: list[int] = []
+    async with opened(tmp_path / "bench") as session:
+        strict = await session.run(setting(tmp_path), WARM_UP, LAST, versions.append)
+        changes = {"max_staleness": 1, "gradient_help": True, "run": "ahead"}
+        ahead = await session.run(setting(tmp_path, **changes), WARM_UP, LAST, lambda _: None)
+    check(strict)
+    check(ahead)
+    assert versions == list(range(LAST + 1))
+    batches = LAST - WARM_UP
+    total = samples_by(strict, "rollout") + samples_by(strict, "trainer")
+    assert total == pytest.approx(batches * GROUPS * GROUP_SIZE), "on-policy, all in its batch"
+    assert samples_by(strict, "trainer") == pytest.approx(batches * GROUP_SIZE), "one group each"
+    assert not list((tmp_path / "bench").iterdir()), "nothing is left"

@@ -1,0 +1,199 @@
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from digenrl.bench.two_devices.bound import Speed
+from digenrl.bench.two_devices.compare import RunFigures, figures_of, summarise
+from digenrl.bench.two_devices.events import Heard, Job, intervals_of, jobs_of, speeds_of
+from digenrl.bench.two_devices.modes import COLOCATED, ONE_STEP, Mode
+from digenrl.bench.two_devices.run import ROLLOUT, TRAINER, RunRecord
+from services.scheduler.usage import BatchUsage, TagUsage
+from shared.contracts import (
+    Contribution,
+    FragmentGenerated,
+    GradientComputed,
+    GroupTrained,
+    Message,
+    PolicyPublished,
+)
+from tests.examples import generated as generated_from
+from tests.examples import policy, published, ref, task
+
+GROUP = 4
+
+
+# --- what is heard of a run --------------------------------------------------------------------
+
+
+def generated(worker: str, seconds: float, *, batch: int = 1, group: int = 0) -> FragmentGenerated:
+    message = generated_from(task(batch=batch, group=group, num_samples=GROUP))
+    return message.model_copy(update={"worker": f"{worker}-0a1b", "seconds": seconds})
+
+
+def trained(seconds: float, *, batch: int = 1, group: int = 0) -> GroupTrained:
+    return GroupTrained(
+        batch=batch, group=group, attempt=0, worker=f"{TRAINER}-0a1b", seconds=seconds
+    )
+
+
+def computed(seconds: float) -> GradientComputed:
+    contribution = Contribution(gradient=ref("gradient"), tally={}, worker=f"{ROLLOUT}-0a1b")
+    return GradientComputed(
+        batch=1, group=1, attempt=0, policy=policy(1), contribution=contribution, seconds=seconds
+    )
+
+
+def announced(version: int, seconds: float = 0.0) -> PolicyPublished:
+    changes = {"worker": f"{TRAINER}-0a1b", "seconds": seconds}
+    return published(version).model_copy(update=changes)
+
+
+def heard(*timed: tuple[float, Message]) -> tuple[Heard, ...]:
+    return tuple(Heard(at, message) for at, message in timed)
+
+
+RUN = heard(
+    (0.0, announced(0)),
+    (9.0, generated(ROLLOUT, 4.0, batch=0)),
+    (10.0, announced(1)),
+    (11.0, generated(ROLLOUT, 1.0)),
+    (12.0, computed(0.5)),
+    (13.0, generated(TRAINER, 1.5)),
+    (14.0, trained(2.0)),
+    (14.5, trained(0.0, group=1)),
+    (15.0, announced(2, seconds=0.25)),
+    (18.0, announced(3)),
+)
+
+
+USAGE = tuple(
+    BatchUsage(
+        batch=batch,
+        seconds=4.0,
+        devices={TRAINER: {"training": 3.0, "waiting_for_rollout": 0.5, "tail": 0.5}},
+        tag=TagUsage(
+            groups=batch, samples_helped=0, reason="scan", predicted_gain=0.05, measured_gain=None
+        ),
+    )
+    for batch in range(3)
+)
+
+
+def record(messages: tuple[Heard, ...] = RUN) -> RunRecord:
+    return RunRecord(
+        heard=messages, first=1, last=3, cpu_seconds={TRAINER: 3.0, "nats": 0.4}, usage=USAGE
+    )
+
+
+def test_a_run_is_measured_from_the_first_version_after_warm_up_to_the_last() -> None:
+    found = figures_of(record(), group_size=GROUP)
+    assert found.batches == (5.0, 3.0)
+    assert found.step == 4.0
+    assert found.cores == {TRAINER: 0.375, "nats": 0.05}
+    assert found.held == pytest.approx(0.375 / ((1.5 + 2.0 + 0.25) / 8))
+    assert found.speeds[ROLLOUT] == Speed(generate=1.0 / GROUP, train=0.5 / GROUP)
+    assert found.speeds[TRAINER] == Speed(generate=1.5 / GROUP, train=2.0 / GROUP)
+    assert (found.generated_by_trainer, found.trained_by_rollout) == (GROUP / 2, GROUP / 2)
+    assert found.busy[ROLLOUT]["generate"] == 1.0 / 8
+    assert found.busy[TRAINER]["train"] == 2.0 / 8
+    assert found.bubbles[TRAINER] == {"waiting_for_rollout": 1 / 8, "tail": 1 / 8}
+    assert found.decisions[1] == "batch 1: at most 1 groups (scan, predicted to gain 5.0%)"
+
+
+def test_what_a_device_did_too_seldom_says_nothing_of_its_speed() -> None:
+    jobs = jobs_of(RUN, group_size=GROUP)
+    speeds = speeds_of(jobs, [TRAINER], least=GROUP + 1)
+    assert speeds[TRAINER] == Speed()
+
+
+def test_a_generation_that_was_interrupted_is_drawn_around_the_training() -> None:
+    generation = Job(device=TRAINER, use="generate", end=10.0, seconds=4.0, samples=GROUP)
+    training = Job(device=TRAINER, use="train", end=8.0, seconds=3.0, samples=GROUP)
+    drawn = [(i.use, i.begin, i.end) for i in intervals_of([generation, training])]
+    assert drawn == [
+        ("generate", 3.0, 5.0),
+        ("train", 5.0, 8.0),
+        ("generate", 8.0, 10.0),
+    ]
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from([ROLLOUT, TRAINER]),
+            st.sampled_from(["generate", "commit"]),
+            st.floats(0, 20),
+            st.floats(0.1, 5),
+        ),
+        max_size=12,
+    )
+)
+def test_a_device_is_never_drawn_to_do_two_things_and_no_second_is_lost(
+    rows: list[tuple[str, str, float, float]],
+) -> None:
+    jobs = [
+        Job(device=device, use="generate" if use == "generate" else "commit",
+            end=end, seconds=seconds)
+        for device, use, end, seconds in rows
+    ]  # fmt: skip
+    intervals = intervals_of(jobs)
+    for device in (ROLLOUT, TRAINER):
+        mine = [interval for interval in intervals if interval.device == device]
+        for before, after in itertools.pairwise(mine):
+            assert before.end <= after.begin + 1e-9
+        drawn = sum(interval.end - interval.begin for interval in mine)
+        assert drawn == pytest.approx(sum(j.seconds for j in jobs if j.device == device))
+
+
+# --- the comparison ----------------------------------------------------------------------------
+
+
+def figures(*batches: float, speed: Speed | None = None) -> RunFigures:
+    return RunFigures(
+        batches=batches,
+        speeds={ROLLOUT: speed or Speed(generate=0.3, train=0.2)}
+        | {TRAINER: speed or Speed(generate=0.3, train=0.2)},
+        busy={},
+        bubbles={},
+        cores={},
+        held=1.0,
+        generated_by_trainer=0.0,
+        trained_by_rollout=0.0,
+        decisions=(),
+        intervals=(),
+    )
+
+
+def mode(name: str, *, baseline: bool = False, overlaps: bool = True) -> Mode:
+    return Mode(name=name, changes={}, baseline=baseline, overlaps=overlaps)
+
+
+def test_a_mode_counts_with_the_median_of_its_runs_means() -> None:
+    colocated = (mode(COLOCATED, baseline=True), [figures(4.0), figures(6.0), figures(4.4)])
+    ours = (mode(ONE_STEP), [figures(3.0, 5.0), figures(2.0, 2.0), figures(4.1)])
+    result = summarise("equal", [colocated, ours], samples=12, slowdown=1.0)
+    assert [row.seconds for row in result.rows] == [4.4, 4.0]
+    assert result.rows[1].spread == (2.0, 4.1)
+    assert result.bound == pytest.approx(3.0)
+    assert result.rows[1].to_previous == result.rows[1].to_colocated == pytest.approx(1.1)
+    assert result.rows[1].of_the_bound == pytest.approx(0.75)
+    assert [target.reached for target in result.targets] == [False, True]
+
+
+def test_against_a_slowed_device_the_better_of_two_colocated_modes_counts() -> None:
+    pair = (mode(COLOCATED, baseline=True), [figures(9.0)])
+    alone = (mode("fast alone", baseline=True, overlaps=False), [figures(6.0)])
+    ours = (mode(ONE_STEP), [figures(5.0)])
+    result = summarise("slowed", [alone, pair, ours], samples=12, slowdown=1.0)
+    assert result.rows[2].to_colocated == pytest.approx(1.2)
+    assert [target.reached for target in result.targets] == [True]
+
+
+def test_speeds_beside_an_idle_device_do_not_enter_the_bound() -> None:
+    undisturbed = Speed(generate=0.1, train=0.1)
+    naive = (mode("naive", overlaps=False), [figures(9.0, speed=undisturbed)])
+    result = summarise("equal", [naive, (mode(ONE_STEP), [figures(5.0)])], samples=12, slowdown=1.0)
+    assert result.bound == pytest.approx(3.0)
+    assert result.targets == ()

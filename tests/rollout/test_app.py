@@ -1,0 +1,116 @@
+"""Fragments of a rollout worker, and the weights that it generates them with."""
+
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from shared.contracts import FragmentFailed, FragmentGenerated, FragmentReleased
+from shared.errors import IntegrityError, Unavailable
+from tests import examples
+from tests.rollout.worker import ADDRESS, Cluster, cluster
+
+pytestmark = pytest.mark.broker
+
+Start = Callable[..., AbstractAsyncContextManager[Cluster]]
+
+
+@pytest.fixture
+def worker(nats_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Start:
+    monkeypatch.setattr("services.rollout.weights.RETRY_S", 0.01)
+    monkeypatch.setattr("shared.publishing.RETRY_S", 0.01)
+    return partial(cluster, nats_url, tmp_path / "objects")
+
+
+async def test_a_fragment_is_stored_and_reported_with_the_weights_that_made_it(
+    worker: Start,
+) -> None:
+    async with worker() as cluster:
+        cluster.device.free.set()
+        await cluster.generate(3)
+        [event] = await cluster.told("fragment_generated")
+        assert isinstance(event, FragmentGenerated)
+        assert event.fragment == examples.fragment(group=3)
+        assert event.stored.weights_digest == examples.digest(0)
+        assert (event.worker, event.seconds) == (ADDRESS, 0.25)
+        assert await cluster.store.get(event.stored.trajectory) == b"3"
+        assert await cluster.store.get(event.stored.conditions) == event.prompt.text.encode()
+
+
+async def test_a_new_version_is_used_after_the_fragment_under_way(worker: Start) -> None:
+    async with worker() as cluster:
+        await cluster.generate(0, 1)
+        await cluster.until(lambda: cluster.device.begun == ["fragment 0"])
+        await cluster.publish_version(1)
+        await cluster.until(lambda: cluster.app._weights.newest == 1)
+        await cluster.generate(2, version=1)
+        cluster.device.free.set()
+        await cluster.told("fragment_generated", 2)
+        assert cluster.device.done == ["fragment 0 by 0", "fragment 2 by 1"]
+        [event] = await cluster.told("fragment_released")
+        assert isinstance(event, FragmentReleased)
+        assert (event.slot.group, event.reason) == (1, "stale")
+
+
+async def test_a_version_whose_announcement_is_missed_is_found_in_its_commit(
+    worker: Start,
+) -> None:
+    async with worker() as cluster:
+        cluster.device.free.set()
+        await cluster.publish_version(1, announce=False)
+        await cluster.generate(0, version=1)
+        await cluster.told("fragment_generated")
+        assert cluster.device.done == ["fragment 0 by 1"]
+
+
+@pytest.mark.parametrize("fault", [IntegrityError("cut off"), Unavailable("the store is away")])
+async def test_weights_that_could_not_be_staged_are_staged_again(
+    worker: Start, fault: IntegrityError | Unavailable
+) -> None:
+    async with worker() as cluster:
+        cluster.device.free.set()
+        await cluster.until(lambda: cluster.app._weights.newest == 0)
+        cluster.device.staging_fault = fault
+        await cluster.publish_version(1)
+        await cluster.until(lambda: cluster.device.staging_fault is None)
+        await cluster.generate(0, version=1)
+        await cluster.told("fragment_generated")
+        assert cluster.device.done == ["fragment 0 by 1"]
+
+
+async def test_a_fragment_waits_for_its_weights_over_an_outage(worker: Start) -> None:
+    async with worker() as cluster:
+        cluster.device.free.set()
+        await cluster.publish_version(1, announce=False)
+        cluster.backend.outages = 4
+        await cluster.generate(0, version=1)
+        await cluster.told("fragment_generated")
+        assert cluster.backend.outages == 0
+
+
+async def test_weights_that_are_not_those_of_the_version_fail_the_fragment(worker: Start) -> None:
+    async with worker() as cluster:
+        cluster.device.free.set()
+        await cluster.generate(0, version=2)  # was never committed
+        [event] = await cluster.told("fragment_failed")
+        assert isinstance(event, FragmentFailed)
+        assert "version 2 is not a committed one" in event.reason
+        await cluster.generate(1)
+        await cluster.told("fragment_generated")
+
+
+async def test_a_fragment_that_was_given_back_is_not_given_back_again(worker: Start) -> None:
+    async with worker() as cluster:
+        await cluster.publish_version(1)
+        await cluster.until(lambda: cluster.app._weights.newest == 1)
+        await cluster.generate(0)
+        await cluster.told("fragment_released")
+        await cluster.generate(1, 2, version=1)
+        await cluster.until(lambda: len(cluster.app._waiting) == 1)
+        await cluster.drain()
+        events = await cluster.told("fragment_released", 3)
+        assert [(e.slot.group, e.reason) for e in events if isinstance(e, FragmentReleased)] == [
+            (0, "stale"), (1, "draining"), (2, "draining"),
+        ]  # fmt: skip

@@ -1,0 +1,268 @@
+"""A rollout worker over a device that only notes what it is told to do, on a real bus."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from services.rollout.app import RolloutApp
+from shared import subjects
+from shared.bus import Bus
+from shared.commits import CommitRecord, commit
+from shared.contracts import (
+    ComputeGradient,
+    Device,
+    FragmentScored,
+    GenerateFragment,
+    Message,
+    ObjectRef,
+    PolicyPublished,
+    TrainGroup,
+    Trajectories,
+)
+from shared.engines import Generated, GradientPart, GroupData
+from shared.errors import DigenRLError, Unavailable
+from shared.store import ObjectStore
+from shared.store.folder import FolderBackend
+from shared.worker import Worker
+from tests import examples
+
+RUN = "test"
+ADDRESS = "rollout-0"
+WAIT_S = 20.0
+
+
+@dataclass
+class FakeGeneration:
+    device: "FakeDevice"
+    task: GenerateFragment
+    done: bool = False
+    seconds: float = 0.0
+
+    async def advance(self) -> None:
+        async with self.device.used_for(f"fragment {self.task.fragment.group}"):
+            self.done, self.seconds = True, 0.25
+
+    async def finish(self) -> Generated:
+        group = str(self.task.fragment.group).encode()
+        return Generated(group, group, self.device.digest, self.seconds)
+
+
+@dataclass
+class FakeStaged:
+    device: "FakeDevice"
+    digest: str
+
+    async def adopt(self) -> None:
+        self.device.digest = self.digest
+
+
+@dataclass
+class FakeDevice:
+    """Its weights are objects that hold their digest."""
+
+    done: list[str] = field(default_factory=list)
+    """What it has done, in order, and by which version."""
+    begun: list[str] = field(default_factory=list)
+    groups: list[GroupData] = field(default_factory=list)
+    """Whose gradients it was asked for."""
+    free: asyncio.Event = field(default_factory=asyncio.Event)
+    """Until it is set, whatever the device is at takes for ever."""
+    fault: DigenRLError | None = None
+    """Of its next gradient."""
+    staging_fault: DigenRLError | None = None
+    """Of the next weights that are staged."""
+    tally: dict[str, float] = field(default_factory=lambda: {"num_rows": 4.0})
+    digest: str = ""
+    _used: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    @contextlib.asynccontextmanager
+    async def used_for(self, what: str) -> AsyncIterator[None]:
+        assert not self._used.locked(), "a device does one thing at a time"
+        async with self._used:
+            self.begun.append(what)
+            await self.free.wait()
+            yield
+            self.done.append(f"{what} by {int(self.digest, 16)}")
+
+    def weights_digest(self) -> str:
+        return self.digest
+
+    async def begin(self, task: GenerateFragment) -> FakeGeneration:
+        return FakeGeneration(self, task)
+
+    async def conditions(self, prompt: str) -> bytes:
+        return prompt.encode()
+
+    async def stage(self, weights: bytes) -> FakeStaged:
+        fault, self.staging_fault = self.staging_fault, None
+        if fault is not None:
+            raise fault
+        return FakeStaged(self, weights.decode())
+
+    async def gradient(self, group: GroupData) -> GradientPart:
+        self.groups.append(group)
+        async with self.used_for(f"gradient of {group.trajectories[0].decode()}"):
+            fault, self.fault = self.fault, None
+            if fault is not None:
+                raise fault
+            return GradientPart(gradient=b"a gradient", tally=self.tally)
+
+
+class Backend(FolderBackend):
+    """A folder that is away, or slow to give one object, when a test wants it."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.outages = 0
+        """Calls that are still to fail."""
+        self.held_back: str | None = None
+        """Key that is not given yet."""
+        self.given = asyncio.Event()
+
+    async def write(self, key: str, data: bytes) -> None:
+        self._answer()
+        await super().write(key, data)
+
+    async def read(self, key: str) -> bytes | None:
+        self._answer()
+        if key == self.held_back:
+            await self.given.wait()
+        return await super().read(key)
+
+    def _answer(self) -> None:
+        if self.outages:
+            self.outages -= 1
+            raise Unavailable("the store is away")
+
+
+class EmptyIndex:
+    """What it does not know is looked up in the commit records."""
+
+    async def lookup(self, number: int) -> None:
+        return None
+
+
+@dataclass
+class Cluster:
+    """One worker, and the services around it as far as they matter to it."""
+
+    bus: Bus
+    backend: Backend
+    device: FakeDevice
+    app: RolloutApp
+    running: "asyncio.Task[None]"
+    parent: str | None = None
+
+    @property
+    def store(self) -> ObjectStore:
+        return ObjectStore(self.backend)
+
+    async def publish_version(self, number: int, *, announce: bool = True) -> None:
+        digest = examples.digest(number)
+        weights = await self.store.put(f"{RUN}/weights", digest.encode(), suffix=".safetensors")
+        record = CommitRecord(
+            run=RUN,
+            policy=examples.policy(number),
+            parent=self.parent,
+            weights=weights,
+            checkpoint=weights,
+            worker="trainer-0",
+        )
+        await commit(self.store, record)
+        self.parent = record.digest()
+        if announce:
+            event = PolicyPublished(policy=record.policy, weights=weights, worker="trainer-0")
+            await self.bus.publish(event)
+
+    async def generate(self, *groups: int, version: int = 0) -> None:
+        for group in groups:
+            task = examples.task(batch=version, group=group)
+            await self.bus.publish(task.model_copy(update={"policy": examples.policy(version)}))
+
+    async def compute(self, command: ComputeGradient) -> None:
+        await self.bus.publish(command)
+
+    async def group(self, number: int, *, version: int = 0, batch: int = 0) -> ComputeGradient:
+        """The command for a stored group of two fragments."""
+        fragments = [await self._scored(batch, number, first, version) for first in (0, 2)]
+        return ComputeGradient(
+            group=TrainGroup(
+                batch=batch,
+                group=number,
+                attempt=0,
+                policy=examples.policy(version),
+                fragments=tuple(fragments),
+                advantages=(1.0, -1.0, 0.5, -0.5),
+            ),
+            policy=examples.policy(batch),
+            worker=ADDRESS,
+        )
+
+    async def _scored(self, batch: int, group: int, first: int, version: int) -> FragmentScored:
+        name = f"batch {batch} group {group} samples {first}"
+        return FragmentScored(
+            fragment=examples.fragment(batch=batch, group=group, first_sample=first),
+            policy=examples.policy(version),
+            stored=Trajectories(
+                trajectory=await self._stored(name),
+                conditions=await self._stored("conditions"),
+                media=examples.ref("media"),
+                weights_digest=examples.digest(version),
+            ),
+            rewards=(1.0, 0.0),
+            parts={"proxy": (1.0, 0.0)},
+            generated_by=ADDRESS,
+            worker="reward-0",
+            seconds=0.1,
+        )
+
+    async def _stored(self, content: str) -> ObjectRef:
+        return await self.store.put(f"{RUN}/batches", content.encode(), suffix=".safetensors")
+
+    async def told(self, kind: str, count: int = 1) -> Sequence[Message]:
+        """The first events of one kind."""
+        streams = {"gradient_computed": subjects.PART, "fragment_generated": subjects.TRAJ}
+        stream = streams.get(kind, subjects.EVT)
+        filters = None if kind in streams else [subjects.event_subject(RUN, kind)]
+        found: list[Message] = []
+        async with (
+            asyncio.timeout(WAIT_S),
+            contextlib.aclosing(self.bus.follow(stream, filters)) as s,
+        ):
+            async for received in s:
+                assert received.message is not None
+                found.append(received.message)
+                if len(found) == count:
+                    break
+        return found
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        async with asyncio.timeout(WAIT_S):
+            while not condition():  # noqa: ASYNC110 -- of objects that know nothing of tests
+                await asyncio.sleep(0.01)
+
+    async def drain(self) -> None:
+        self.running.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self.running
+
+
+@contextlib.asynccontextmanager
+async def cluster(nats_url: str, folder: Path, *, max_staleness: int = 0) -> AsyncIterator[Cluster]:
+    """With version 0 published."""
+    async with Bus.connect(nats_url, run=RUN, name="test") as bus:
+        await bus.ensure_streams()
+        backend, device = Backend(folder), FakeDevice()
+        worker = Worker(
+            "rollout", "rollout", "waiting_for_trainer", Device(can_train=True), address=ADDRESS
+        )
+        app = RolloutApp(
+            device, bus, ObjectStore(backend), EmptyIndex(), worker,  # type: ignore[arg-type]
+            max_staleness=max_staleness,
+        )  # fmt: skip
+        made = Cluster(bus, backend, device, app, asyncio.create_task(app.run()))
+        await made.publish_version(0)
+        yield made
+        await made.drain()

@@ -1,0 +1,121 @@
+"""Devices of the simulated cluster, in runs so small that every second can be told."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+
+from services.scheduler.sim.cluster import Cluster, build
+from services.scheduler.sim.facts import Interval
+from services.scheduler.sim.schedules import PROMPTS
+from services.scheduler.sim.timing import Timing
+from services.scheduler.state import Plan, State, Tag
+from services.scheduler.tag.controller import Controller
+
+PLAN = Plan(
+    prompts=PROMPTS, num_batches=1, num_groups=2, group_size=4, window_starts=(0, 0), seed=0,
+    fragment_size=4, loan_seconds=1e9,
+)  # fmt: skip
+SPEED = {"fast": 1.0, "slow": 0.4, "slowest": 0.05}
+TIMING = Timing(
+    fragment=lambda kind, samples: 2.0 * samples / SPEED[kind],
+    gradient=lambda kind, samples: 1.0 * samples / SPEED[kind],
+    help=lambda samples: 2.0 * samples,
+    score=lambda _: 0.0,
+    train=lambda samples: 1.0 * samples,
+    commit=3.0,
+    publish=5.0,
+    adopt=0.0,
+    steps=4,
+)
+
+
+def run(
+    plan: Plan,
+    *,
+    rollout: Mapping[str, int],
+    lanes: Sequence[str],
+    groups: int = 0,
+    can_train: Sequence[str] = (),
+) -> Cluster:
+    """``groups``: that the trainer may generate."""
+    state = State(recovering=True, tag=Tag(controller=Controller.of("fixed", groups)))
+    cluster = build(
+        plan, TIMING, rollout=rollout, trainer_slots=len(lanes) or 1, lanes=lanes,
+        can_train=can_train, keep_intervals=True,
+        first_state=state,
+    )  # fmt: skip
+    assert cluster.world.run(1e6, lambda: cluster.finished)
+    return cluster
+
+
+def uses(cluster: Cluster, device: str) -> list[tuple[str, float, float]]:
+    intervals: list[Interval] = [i for i in cluster.history.intervals if i.device == device]
+    return [(i.use, round(i.begin, 3), round(i.end, 3)) for i in intervals]
+
+
+def test_a_device_of_a_fluid_trainer_finishes_its_fragment_and_then_trains() -> None:
+    """One group of each device: both are done after 8 s, and train 8 samples together."""
+    plan = replace(PLAN, mode="colocated")
+    cluster = run(plan, rollout={}, lanes=["fast", "fast"], groups=2)
+    trainer = cluster.trainer
+    assert trainer is not None
+    for lane in (0, 1):
+        found = uses(cluster, f"{trainer.address}/{lane}")
+        pieces = [("train", 8.0, 10.0), ("train", 10.0, 12.0)]
+        assert found == [("generate", 0.0, 8.0), *pieces, ("commit", 12.0, 20.0)]
+
+
+def test_a_fast_device_takes_more_of_a_group() -> None:
+    """Four pieces: 2 s each on the fast one, 5 s on the slow one."""
+    cluster = run(PLAN, rollout={"fast": 2}, lanes=["fast", "slow"])
+    trainer = cluster.trainer
+    assert trainer is not None
+    train = {
+        lane: [(begin, end) for use, begin, end in uses(cluster, f"{trainer.address}/{lane}")
+               if use == "train"]
+        for lane in (0, 1)
+    }  # fmt: skip
+    assert train == {
+        0: [(8.0, 10.0), (10.0, 12.0), (12.0, 14.0)], 1: [(8.0, 13.0)],
+    }  # fmt: skip
+
+
+def test_a_device_trains_while_another_generates() -> None:
+    """The second group is the trainer's: one device has it, the other trains the first."""
+    cluster = run(PLAN, rollout={"fast": 1}, lanes=["slow", "fast"], groups=1)
+    trainer = cluster.trainer
+    assert trainer is not None
+    slow, fast = (uses(cluster, f"{trainer.address}/{lane}") for lane in (0, 1))
+    assert slow[0] == ("generate", 0.0, 20.0)
+    assert fast[:2] == [("train", 8.0, 10.0), ("train", 10.0, 12.0)]
+
+
+@pytest.mark.parametrize(("staleness", "seconds"), [(0, 8.0 + 4.0 + 3.0 + 5.0), (1, 8.0)])
+def test_publication_overlaps_with_the_next_batch_if_that_may_be_stale(
+    staleness: int, seconds: float
+) -> None:
+    """Generation takes 8 s, training 4, the optimizer 3 and publication 5: one after the other, or
+    all beside generation."""
+    plan = replace(PLAN, num_batches=6, max_staleness=staleness, early_groups=2 * staleness)
+    times = run(plan, rollout={"fast": 2}, lanes=["fast"] * 2).history.commit_times
+    assert times[-1] - times[-2] == pytest.approx(seconds, abs=0.1)
+
+
+def test_a_gradient_is_computed_between_two_fragments() -> None:
+    """After the fragment under way, before the one that waits; then the trainer only adds it."""
+    plan = replace(
+        PLAN, num_groups=6, fragment_size=2, num_batches=2, max_staleness=1, early_groups=6
+    )
+    cluster = run(plan, rollout={"fast": 2}, lanes=["slowest"] * 2, can_train=["fast"])
+    contributed = [
+        group for commit in cluster.commits.versions for group in commit.trained
+        if group.contribution is not None
+    ]  # fmt: skip
+    assert contributed
+    for worker in cluster.rollout.values():
+        found = sorted(uses(cluster, worker.address), key=lambda use: use[1])
+        assert all(before[2] <= after[1] for before, after in pairwise(found))
+        trained = [use for use in found if use[0] == "train"]
+        assert all(end - begin == 4.0 for _, begin, end in trained)

@@ -1,0 +1,235 @@
+"""A trainer over devices without torch, on a real bus."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from services.trainer.app import TrainerApp
+from shared import subjects
+from shared.bus import Bus
+from shared.commits import CommitRecord, commit, commit_key, read_commit
+from shared.contracts import (
+    Contribution,
+    Device,
+    DeviceMode,
+    FragmentScored,
+    Message,
+    Policy,
+    PolicyPublished,
+    SetDevice,
+    TrainGroup,
+    Trajectories,
+)
+from shared.recipe import Recipe
+from shared.run_store import batch_folder
+from shared.store import ObjectStore
+from shared.store.folder import FolderBackend
+from shared.worker import Worker
+from tests import examples
+from tests.trainer.fakes import FakeTraining, digest_of
+
+RUN = "test"
+ADDRESS = "trainer-0"
+WAIT_S = 20.0
+PART = ".gradient.safetensors"
+M = TypeVar("M", bound=Message)
+
+
+class Backend(FolderBackend):
+    """A folder that holds back the commit record of one version."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.held_back: int | None = None
+        self.given = asyncio.Event()
+        self.num_parts_read = 0
+        """Gradients that were computed elsewhere."""
+
+    async def create(self, key: str, data: bytes) -> bool:
+        if self.held_back is not None and key == commit_key(RUN, self.held_back):
+            await self.given.wait()
+        return await super().create(key, data)
+
+    async def read(self, key: str) -> bytes | None:
+        self.num_parts_read += key.endswith(PART)
+        return await super().read(key)
+
+
+@dataclass
+class Cluster:
+    """One trainer, and the services around it as far as they matter to it."""
+
+    bus: Bus
+    backend: Backend
+    training: FakeTraining
+    worker: Worker
+    app: TrainerApp
+
+    @property
+    def store(self) -> ObjectStore:
+        return ObjectStore(self.backend)
+
+    def run_freely(self) -> None:
+        for device in self.training.devices:
+            device.free.set()
+
+    async def commit(self, version: int) -> CommitRecord:
+        """Of that version, as soon as it is there."""
+        async with asyncio.timeout(WAIT_S):
+            while True:
+                record = await read_commit(self.store, RUN, version)
+                if record is not None:
+                    return record
+                await asyncio.sleep(0.01)
+
+    async def commit_as_another(self, version: int) -> CommitRecord:
+        """By a trainer that was faster."""
+        adapter = b"another"
+        parent = await self.commit(version - 1)
+        record = CommitRecord(
+            run=RUN,
+            policy=Policy(version=version, weights_digest=digest_of(adapter)),
+            parent=parent.digest(),
+            weights=await self.store.put(f"{RUN}/weights", adapter, suffix=".safetensors"),
+            checkpoint=await self.store.put(f"{RUN}/weights", b"of " + adapter, suffix=".x"),
+            worker="trainer-1",
+        )
+        await commit(self.store, record)
+        return record
+
+    async def send(
+        self,
+        batch: int,
+        *groups: int,
+        version: int | None = None,
+        attempt: int = 0,
+        advantages: Sequence[float] = (1.0, -1.0, 0.5, -0.5),
+        content: str | None = None,
+        contribution: Contribution | None = None,
+    ) -> None:
+        """Groups to the trainer, by default by the version of their batch."""
+        policy = (await self.commit(batch if version is None else version)).policy
+        for group in groups:
+            name = content or f"{batch}/{group}"
+            parts = [await self._scored(batch, group, first, policy, name) for first in (0, 2)]
+            await self.bus.publish(TrainGroup(
+                batch=batch,
+                group=group,
+                attempt=attempt,
+                policy=policy,
+                fragments=tuple(parts),
+                advantages=tuple(advantages),
+                contribution=contribution,
+            ))  # fmt: skip
+
+    async def part(self, batch: int, gradient: bytes) -> Contribution:
+        ref = await self.store.put(batch_folder(RUN, batch), gradient, suffix=PART)
+        return Contribution(gradient=ref, tally={"num_rows": 4.0}, worker="rollout-0")
+
+    async def _scored(
+        self, batch: int, group: int, first: int, policy: Policy, content: str
+    ) -> FragmentScored:
+        folder = batch_folder(RUN, batch)
+        trajectory = examples.ref("gone")
+        if content != "gone":
+            trajectory = await self.store.put(folder, content.encode(), suffix=".safetensors")
+        return FragmentScored(
+            fragment=examples.fragment(batch=batch, group=group, first_sample=first),
+            policy=policy,
+            stored=Trajectories(
+                trajectory=trajectory,
+                conditions=await self.store.put(folder, b"conditions", suffix=".safetensors"),
+                media=examples.ref("media"),
+                weights_digest=policy.weights_digest,
+            ),
+            rewards=(1.0, 0.0),
+            parts={"proxy": (1.0, 0.0)},
+            generated_by="rollout-0",
+            worker="reward-0",
+            seconds=0.1,
+        )
+
+    async def lend(self, generation: int) -> None:
+        await self._set("generate", generation)
+
+    async def call_back(self, generation: int, *, keep: bool = True) -> None:
+        await self._set("train", generation, keep=keep)
+
+    async def _set(self, mode: DeviceMode, generation: int, *, keep: bool = True) -> None:
+        await self.bus.publish(
+            SetDevice(worker=ADDRESS, generation=generation, mode=mode, max_seconds=30.0, keep=keep)
+        )
+        await self.until(
+            lambda: self.worker.loan is not None and self.worker.loan.generation == generation
+        )
+
+    async def generate(self, batch: int, *groups: int) -> None:
+        policy = (await self.commit(batch)).policy
+        for group in groups:
+            task = examples.task(batch=batch, group=group)
+            update = {"policy": policy, "worker": ADDRESS}
+            await self.bus.publish(task.model_copy(update=update))
+
+    async def told(self, kind: type[M], count: int = 1) -> list[M]:
+        """The first events of one kind, but for announcements of version 0."""
+        found: list[M] = []
+        name = kind.model_fields["kind"].default
+        is_path = name == "fragment_generated"
+        stream = subjects.TRAJ if is_path else subjects.EVT
+        filters = None if is_path else [subjects.event_subject(RUN, name)]
+        async with (
+            asyncio.timeout(WAIT_S),
+            contextlib.aclosing(self.bus.follow(stream, filters)) as events,
+        ):
+            async for received in events:
+                event = received.message
+                assert isinstance(event, kind)
+                if not (isinstance(event, PolicyPublished) and event.policy.version == 0):
+                    found.append(event)
+                if len(found) == count:
+                    break
+        return found
+
+    async def all_told(self, kind: type[Message]) -> int:
+        """How many events of one kind there are by now."""
+        stored, _ = await self.bus.stored(subjects.EVT)
+        return sum(isinstance(received.message, kind) for received in stored)
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        async with asyncio.timeout(WAIT_S):
+            while not condition():  # noqa: ASYNC110 -- of objects that know nothing of tests
+                await asyncio.sleep(0.005)
+
+    async def log_holds(self, *entries: str) -> None:
+        await self.until(lambda: set(entries) <= set(self.training.log))
+
+
+@contextlib.asynccontextmanager
+async def cluster(nats_url: str, folder: Path, recipe: Recipe) -> AsyncIterator[Cluster]:
+    async with Bus.connect(nats_url, run=RUN, name="test") as bus:
+        await bus.ensure_streams()
+        backend, training = Backend(folder), FakeTraining(recipe.trainer.devices)
+        worker = Worker("trainer", "trainer", "waiting_for_rollout", Device(), address=ADDRESS)
+        app = TrainerApp(
+            training, recipe, bus, ObjectStore(backend), worker,
+            generators=training.devices,
+        )  # fmt: skip
+        made = Cluster(bus, backend, training, worker, app)
+        running = asyncio.create_task(app.run())
+        watching = asyncio.create_task(made.commit(0))
+        try:
+            await asyncio.wait({running, watching}, return_when=asyncio.FIRST_COMPLETED)
+            yield made
+        finally:
+            watching.cancel()
+            running.cancel()
+            await asyncio.wait({running})
+        if not running.cancelled():
+            await running
+
+
+Start = Callable[..., contextlib.AbstractAsyncContextManager[Cluster]]
+"""``trainer(trainer__devices=2)`` starts one with this change to its recipe."""

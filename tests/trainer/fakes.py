@@ -1,0 +1,122 @@
+"""A trainer's devices, without torch, that only note what they are told to do."""
+
+import asyncio
+import contextlib
+import hashlib
+from collections import Counter
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+
+from shared.contracts import GenerateFragment
+from shared.engines import Generated, GradientPart, GroupData, Weights
+from shared.errors import ContractError, IntegrityError
+
+SIZE = 4
+"""Samples of a group."""
+
+
+def digest_of(adapter: bytes) -> str:
+    return hashlib.sha256(adapter).hexdigest()
+
+
+@dataclass
+class FakeDevice:
+    """Trains and generates; both are noted in the order in which they begin and end."""
+
+    name: str
+    training: "FakeTraining"
+    free: asyncio.Event = field(default_factory=asyncio.Event)
+    """Until it is set, whatever the device is at takes for ever."""
+    used_for: str | None = None
+
+    async def accumulate(self, group: GroupData, samples: range) -> None:
+        name = group.trajectories[0].decode()
+        if name == "no group":
+            raise ContractError("not a trajectory")
+        async with self.busy(f"train {name} {samples.start}-{samples.stop - 1}"):
+            self.training.counted.update((name, sample) for sample in samples)
+
+    @contextlib.asynccontextmanager
+    async def busy(self, what: str) -> AsyncIterator[None]:
+        assert self.used_for is None, f"{self.name}: {what} beside {self.used_for}"
+        self.used_for = what
+        self.training.log.append(f"{self.name} {what}")
+        await asyncio.sleep(0.001)
+        await self.free.wait()
+        yield
+        self.used_for = None
+
+    def weights_digest(self) -> str:
+        return self.training.weights_digest()
+
+    async def begin(self, task: GenerateFragment) -> "FakeGeneration":
+        return FakeGeneration(self, task, self.weights_digest())
+
+    async def conditions(self, prompt: str) -> bytes:
+        return prompt.encode()
+
+
+@dataclass
+class FakeGeneration:
+    device: FakeDevice
+    task: GenerateFragment
+    digest: str
+    steps_left: int = 3
+    seconds: float = 0.0
+
+    @property
+    def done(self) -> bool:
+        return not self.steps_left
+
+    async def advance(self) -> None:
+        if self.device.weights_digest() != self.digest:
+            raise IntegrityError("other weights")
+        async with self.device.busy(f"step {self.task.fragment.group}"):
+            self.steps_left -= 1
+            self.seconds += 0.1
+
+    async def finish(self) -> Generated:
+        return Generated(b"path", b"media", self.digest, self.seconds)
+
+
+class FakeTraining:
+    """Its weights are what was trained into them, written out."""
+
+    def __init__(self, num_devices: int) -> None:
+        self.log: list[str] = []
+        self.counted: Counter[tuple[str, int]] = Counter()
+        self.num_skipped = 0
+        self.adapter = b"fresh"
+        self.devices = [FakeDevice(f"d{index}", self) for index in range(num_devices)]
+
+    def weights_digest(self) -> str:
+        return digest_of(self.adapter)
+
+    async def restore(self, adapter: bytes, checkpoint: bytes) -> None:
+        assert not any(device.used_for for device in self.devices)
+        assert checkpoint == b"of " + adapter
+        self.adapter = adapter
+        self.log.append(f"restore {adapter.decode()}")
+
+    def begin(self) -> None:
+        self.counted.clear()
+        self.num_skipped = 0
+
+    def skip(self, num_samples: int) -> None:
+        self.num_skipped += num_samples
+
+    async def add(self, part: GradientPart) -> None:
+        if part.gradient == b"broken":
+            raise ContractError("not a gradient")
+        self.counted.update((part.gradient.decode(), sample) for sample in range(SIZE))
+
+    async def step(self, batch: int) -> dict[str, float]:
+        assert not any(device.used_for for device in self.devices)
+        assert set(self.counted.values()) <= {1}, "a sample was counted twice"
+        total = len(self.counted) + self.num_skipped
+        self.adapter = f"{self.adapter.decode()}+{total}".encode()
+        self.log.append(f"step {batch}")
+        return {"loss": 0.0}
+
+    async def weights(self) -> Weights:
+        return Weights(self.weights_digest(), self.adapter, b"of " + self.adapter)

@@ -1,0 +1,202 @@
+"""The trainer's service over devices without torch: what it counts, and what it commits when."""
+
+import pytest
+
+from shared.contracts import (
+    FragmentFailed,
+    GroupFailed,
+    GroupTrained,
+    PolicyPublished,
+)
+from tests.trainer.cluster import Start
+
+pytestmark = pytest.mark.broker
+
+
+async def test_one_device_trains_whole_groups_and_commits_once_all_are_in(trainer: Start) -> None:
+    async with trainer() as run:
+        run.run_freely()
+        await run.send(0, 1, 0)
+        first = await run.commit(1)
+        await run.send(1, 0, 1)
+        second = await run.commit(2)
+        assert run.training.log == [
+            "restore fresh", "d0 train 0/1 0-3", "d0 train 0/0 0-3", "step 0",
+            "d0 train 1/0 0-3", "d0 train 1/1 0-3", "step 1",
+        ]  # fmt: skip
+        assert second.parent == first.digest()
+        assert [group.group for group in first.trained] == [0, 1]
+        assert {group.trained_by for group in first.trained} == {None}
+        assert all(event.seconds > 0 for event in await run.told(GroupTrained, 4))
+        assert [e.policy for e in await run.told(PolicyPublished, 2)] == [
+            first.policy, second.policy,
+        ]  # fmt: skip
+
+
+async def test_in_index_order_a_group_that_was_none_is_taken_when_it_comes_again(
+    trainer: Start,
+) -> None:
+    async with trainer(trainer__order="index") as run:
+        run.run_freely()
+        await run.send(0, 1)
+        await run.send(0, 0, content="no group")
+        [failed] = await run.told(GroupFailed)
+        assert (failed.group, failed.attempt) == (0, 0)
+        await run.send(0, 0, attempt=1)
+        record = await run.commit(1)
+        assert [group.attempt for group in record.trained] == [1, 0]
+
+
+async def test_groups_without_advantage_are_neither_fetched_nor_trained(trainer: Start) -> None:
+    async with trainer() as run:
+        run.run_freely()
+        await run.send(0, 0, advantages=(0.0,) * 4, content="gone")
+        await run.send(0, 1)
+        await run.commit(1)
+        assert run.training.log[1:] == ["d0 train 0/1 0-3", "step 0"]
+        assert run.training.adapter == b"fresh+8"
+        events = {event.group: event for event in await run.told(GroupTrained, 2)}
+        assert events[0].seconds == 0 < events[1].seconds
+
+
+async def test_with_a_kl_term_they_are_trained(trainer: Start) -> None:
+    async with trainer(algorithm__kl_beta=0.1) as run:
+        run.run_freely()
+        await run.send(0, 0, 1, advantages=(0.0,) * 4)
+        await run.commit(1)
+        assert len(run.training.log) == 4
+
+
+async def test_a_contribution_is_added_instead_of_the_group_and_named_in_the_commit(
+    trainer: Start,
+) -> None:
+    async with trainer() as run:
+        run.run_freely()
+        part = await run.part(0, b"0/0")
+        await run.send(0, 0, contribution=part, content="gone")
+        await run.send(0, 1)
+        first, second = (await run.commit(1)).trained
+        assert run.training.log[1:] == ["d0 train 0/1 0-3", "step 0"]
+        assert (first.contribution, first.trained_by) == (part.gradient, "rollout-0")
+        assert (second.contribution, second.trained_by) == (None, None)
+        assert {e.group for e in await run.told(GroupTrained, 2) if not e.seconds} == {0}
+
+
+async def test_what_was_fetched_twice_before_its_turn_is_counted_once(trainer: Start) -> None:
+    async with trainer(batch__groups=4) as run:
+        await run.send(0, 0, 1, 2, 3)
+        await run.send(0, 3, attempt=1, contribution=await run.part(0, b"0/3"))
+        await run.until(lambda: run.backend.num_parts_read == 1)
+        run.run_freely()
+        assert [group.attempt for group in (await run.commit(1)).trained] == [0] * 4
+
+
+async def test_what_comes_twice_or_late_is_counted_once(trainer: Start) -> None:
+    async with trainer() as run:
+        parts = [await run.part(0, name) for name in (b"0/0", b"0/1")]
+        await run.send(0, 0)
+        await run.log_holds("d0 train 0/0 0-3")  # and goes on, while it comes again
+        await run.send(0, 0, attempt=1, contribution=parts[0])
+        await run.send(0, 0, attempt=2)
+        run.run_freely()
+        await run.told(GroupTrained)
+        await run.send(0, 0, attempt=3, contribution=parts[0])
+        await run.send(0, 1, contribution=parts[1])
+        await run.send(0, 1, attempt=1)
+        record = await run.commit(1)  # the fake's step says if a sample was counted twice
+        assert [group.attempt for group in record.trained] == [0, 0]
+        assert await run.all_told(GroupTrained) == 2
+        assert await run.all_told(GroupFailed) == 0
+
+
+@pytest.mark.parametrize("fault", ["no gradient", "lost", "of another batch"])
+async def test_a_broken_contribution_is_reported_and_its_group_counted_when_it_comes_again(
+    trainer: Start, fault: str
+) -> None:
+    async with trainer() as run:
+        run.run_freely()
+        part = await run.part(0, b"broken")
+        if fault == "of another batch":
+            part = await run.part(7, b"0/0")
+        elif fault == "lost":
+            ref = part.gradient.model_copy(update={"sha256": 64 * "0"})
+            part = part.model_copy(update={"gradient": ref})
+        await run.send(0, 0, contribution=part)
+        [failed] = await run.told(GroupFailed)
+        assert (failed.batch, failed.group, failed.attempt) == (0, 0, 0)
+        await run.send(0, 0, 1, attempt=1)
+        record = await run.commit(1)
+        assert [(g.attempt, g.trained_by) for g in record.trained] == [(1, None)] * 2
+
+
+async def test_fragments_of_a_contribution_are_admitted_like_any_others(trainer: Start) -> None:
+    async with trainer(schedule__max_staleness=1) as run:
+        run.run_freely()
+        await run.send(0, 0, 1)
+        await run.commit(1)
+        await run.send(1, 0, 1)
+        await run.commit(2)
+        await run.send(2, 0, version=0, contribution=await run.part(2, b"2/0"))
+        failed = await run.told(FragmentFailed, 2)
+        assert {event.stage for event in failed} == {"admission"}
+        assert "by version 0 may not be trained" in failed[0].reason
+
+
+async def test_the_next_batch_is_trained_while_a_version_is_still_being_stored(
+    trainer: Start,
+) -> None:
+    async with trainer(schedule__max_staleness=1) as run:
+        run.run_freely()
+        run.backend.held_back = 1
+        await run.send(0, 0, 1)
+        await run.log_holds("step 0")
+        await run.send(1, 0, 1, version=0)
+        await run.told(GroupTrained, 4)
+        assert run.training.log[-2:] == ["d0 train 1/0 0-3", "d0 train 1/1 0-3"]
+        assert await run.all_told(PolicyPublished) == 1, "announced before its commit"
+        run.backend.given.set()
+        first, second = await run.commit(1), await run.commit(2)
+        assert second.parent == first.digest()
+        assert [group.policy_version for group in second.trained] == [0, 0]
+        announced = await run.told(PolicyPublished, 2)
+        assert [event.policy for event in announced] == [first.policy, second.policy]
+        assert announced[0].seconds > 0
+
+
+async def test_on_policy_nothing_goes_on_before_a_version_is_stored(trainer: Start) -> None:
+    async with trainer() as run:
+        run.run_freely()
+        run.backend.held_back = 1
+        await run.send(0, 0, 1)
+        await run.log_holds("step 0")
+        await run.send(1, 0, version=0)
+        assert run.worker.activity == "committing"
+        run.backend.given.set()
+        failed = await run.told(FragmentFailed, 2)
+        assert "by version 0 may not be trained" in failed[0].reason
+        assert run.training.log[-1] == "step 0"
+
+
+async def test_a_version_that_another_trainer_made_first_ends_what_was_begun_from_ours(
+    trainer: Start,
+) -> None:
+    async with trainer(schedule__max_staleness=1) as run:
+        run.backend.held_back = 1
+        await run.send(0, 0, 1)
+        run.run_freely()
+        await run.log_holds("step 0")
+        run.training.devices[0].free.clear()
+        await run.send(1, 0, 1, version=0)
+        await run.log_holds("d0 train 1/0 0-3")
+        run.backend.held_back = None
+        theirs = await run.commit_as_another(1)
+        run.backend.given.set()
+        await run.until(lambda: run.worker.activity == "loading_weights")
+        run.run_freely()  # a device is never stopped in the middle
+        second = await run.commit(2)
+        assert second.parent == theirs.digest()
+        log = run.training.log
+        assert log[log.index("restore another") :] == [
+            "restore another", "d0 train 1/0 0-3", "d0 train 1/1 0-3", "step 1",
+        ]  # fmt: skip
+        assert run.training.adapter == b"another+8"
