@@ -22,7 +22,6 @@ COLOURS = {
     "idle": "#F2F2F2",
 }
 MEASURED, BOUND, SIMULATED = "#0072B2", "#D55E00", "#000000"
-SUFFIXES = (".svg", ".png")
 ROW_INCHES, LEAST_INCHES = 0.16, 2.4
 
 
@@ -55,7 +54,7 @@ def bars(
 ) -> None:
     """Step times with their spread, and lines for what bounds or compares them (name -> seconds).
 
-    ``path``: without a suffix; an SVG and a PNG are written.
+    ``path``: its suffix says in which format.
     """
     figure = Figure(figsize=(1.8 + 1.1 * len(given), 4.0), layout="constrained")
     axes = figure.subplots()
@@ -79,7 +78,7 @@ def bars(
     axes.set_ylabel("seconds per batch")
     axes.set_title(title, fontsize=10)
     axes.spines[["top", "right"]].set_visible(False)
-    figure.legend(loc="outside lower center", ncols=4, fontsize=8, frameon=False)
+    figure.legend(loc="outside lower center", ncols=2, fontsize=8, frameon=False)
     _save(figure, path)
 
 
@@ -96,7 +95,7 @@ def timeline(
     """One row per device between two times; ``marks``: name -> time of a vertical line.
 
     ``seconds_per_second``: of the axis, for each second of the spans (the scale of an emulation).
-    ``path``: without a suffix; an SVG and a PNG are written.
+    ``path``: its suffix says in which format.
     """
     shown = [span for span in spans if span.end > begin and span.begin < end]
     devices = sorted({span.device for span in spans})
@@ -146,5 +145,4 @@ def _lines(axes: Axes, bounds: Mapping[str, float]) -> None:
 
 def _save(figure: Figure, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    for suffix in SUFFIXES:
-        figure.savefig(path.with_name(path.name + suffix), dpi=130)
+    figure.savefig(path, dpi=110)

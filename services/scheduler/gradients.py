@@ -7,6 +7,7 @@ trainer is sent the group with it. Both rules compare the same two times, so tha
 itself where generation would become the bottleneck.
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -23,9 +24,9 @@ from services.scheduler.state import (
 )
 from shared.contracts import ComputeGradient, TrainGroup
 
-AHEAD = 3
-"""Groups that the trainer has before it where others could train them: one that it trains and
-those that it fetches meanwhile."""
+AHEAD, ROUNDS_AHEAD = 2, 2
+"""Groups that the trainer has before it where others could train them: those that it fetches, and
+as many as give each of its devices so many samples."""
 
 Sent = tuple[State, list[TrainGroup | ComputeGradient]]
 
@@ -45,8 +46,9 @@ def send_groups(plan: Plan, state: State, now: float) -> Sent:
         return _send_to_owners(plan, state, now)
     helpers = helpers_of(plan, state)
     commands: list[TrainGroup | ComputeGradient] = []
+    ahead = AHEAD + _rounds_ahead(plan, state)
     for ready in list(_ready(plan, state)):
-        has_room = not helpers or _num_before_trainer(state, ready.batch.index) < AHEAD
+        has_room = not helpers or _num_before_trainer(state, ready.batch.index) < ahead
         if has_room or ready.group.contribution is not None:
             state = _send(state, ready, commands)
     return _share(plan, state, helpers, commands, now)
@@ -79,6 +81,11 @@ def _ready(plan: Plan, state: State) -> Iterator[Ready]:
                 yield Ready(batch, index, group)
 
 
+def _rounds_ahead(plan: Plan, state: State) -> int:
+    slots = 1 if state.trainer is None else max(1, state.trainer.slots)
+    return math.ceil(ROUNDS_AHEAD * slots / plan.group_size)
+
+
 def _num_before_trainer(state: State, index: int) -> int:
     """Groups of a batch that it has not trained yet. Those of the next batch wait for all of the
     current one, and may not be in its way."""
@@ -103,8 +110,11 @@ def _share(
     if current is None or policy is None or state.phase != "running":
         return state, commands
     free = [worker for worker in helpers if worker.computes is None]
+    waiting = [r for r in _ready(plan, state) if r.batch.index == current.index]
+    if not free or not waiting:
+        return state, commands
     free.sort(key=lambda worker: gradient_seconds(state, worker))
-    for ready in [r for r in _ready(plan, state) if r.batch.index == current.index]:
+    for ready in waiting:
         if not may_help(ready.group):
             continue
         worker = next((w for w in free if _pays(plan, state, w, now)), None)

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import pytest
 from hypothesis import given
@@ -31,7 +32,7 @@ from digenrl.bench.cluster.suite import full, quick
 from services.scheduler.costs.floor import floor_seconds
 from services.scheduler.costs.profile import load_profile
 from services.scheduler.planning.splits import Split
-from services.scheduler.usage import BatchUsage
+from services.scheduler.usage import BatchUsage, Use
 from shared.errors import UserError
 from shared.prompts import read_prompts
 from shared.recipe import load_recipe
@@ -41,7 +42,7 @@ SMALL = QWEN.model_copy(update={"shape": QWEN.shape.model_copy(update={"groups":
 """Quick to simulate."""
 
 
-def record(*, staleness: int = 0, batches: int = 4, stock: float = 0.0) -> RunRecord:
+def record(*, staleness: Literal[0, 1] = 0, batches: int = 4, stock: float = 0.0) -> RunRecord:
     """Two rollout devices and a trainer of two; a batch of 512 samples takes 4 s.
 
     ``stock``: samples that are not generated in the measured batches."""
@@ -57,7 +58,7 @@ def record(*, staleness: int = 0, batches: int = 4, stock: float = 0.0) -> RunRe
         for name in ("trainer-00-h100", "trainer-01-h100"):
             intervals.append(Interval(name, "train", begin + 2.0, begin + 3.0))
             intervals.append(Interval(name, "commit", begin + 3.0, begin + 4.0))
-    uses = {
+    uses: dict[str, dict[Use, float]] = {
         "rollout-00-h100": {"generating": 2.0, "waiting_for_trainer": 2.0},
         "rollout-01-h100": {"generating": 2.0, "tail": 2.0},
         "trainer": {"training": 1.0, "committing": 1.0, "waiting_for_rollout": 2.0},

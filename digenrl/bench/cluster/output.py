@@ -99,12 +99,12 @@ def draw(finished: Finished, folder: Path) -> None:
         "colocated tuned (model)": result.colocated_tuned,
     }
     title = f"{result.workload} on {words(result.devices)}, emulated at 1:{result.scale:g}"
-    bars(folder / f"{name}-steps", title, given, bounds=bounds)
+    bars(folder / f"{name}-steps.png", title, given, bounds=bounds)
     for mode, run in runs.items():
         last = len(run.commits) - 1
         versions = range(max(0, last - 2), last + 1)
         timeline(
-            folder / f"{name}-{mode}",
+            folder / f"{name}-{mode}.png",
             f"{title}: {mode}, two batches",
             run.intervals,
             begin=run.commits[versions[0]],

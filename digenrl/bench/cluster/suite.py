@@ -54,18 +54,18 @@ def quick() -> list[Planned]:
 
 
 def _of(workload: str) -> list[Planned]:
-    equal = Request(workload=workload)
+    equal = Request(workload=workload, batches=2)
     once = replace(equal, rounds=1)
     return [
         Planned(f"{workload}-32", equal, pictures=True),
         Planned(
             f"{workload}-16",
-            replace(once, pool="h100=16", modes=("tag", "one-step", "colocated")),
+            replace(once, pool="h100=16", modes=("tag", "one-step")),
         ),
         *(
             Planned(
                 f"{workload}-16-{kind}-16",
-                replace(once, pool=f"h100=16,{kind}=16", modes=("one-step", "colocated")),
+                replace(once, pool=f"h100=16,{kind}=16", modes=("one-step",)),
             )
             for kind in UNEQUAL
         ),

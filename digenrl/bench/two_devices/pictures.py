@@ -9,15 +9,15 @@ from digenrl.bench.two_devices.output import title_of
 
 
 def draw(results: Sequence[PartResult], folder: Path) -> list[Path]:
-    """One picture of bars per part, one timeline per mode; gives their paths without suffix."""
+    """One picture of bars per part, one timeline per mode."""
     drawn: list[Path] = []
     for result in results:
-        path = folder / f"two-devices-{result.part}"
+        path = folder / f"two-devices-{result.part}.png"
         given = [Bar(row.mode.name, row.seconds, *row.spread) for row in result.rows]
         bars(path, title_of(result), given, bounds={"bound of both devices": result.bound})
         drawn.append(path)
         for row in result.rows:
-            path = folder / f"two-devices-{result.part}-{row.mode.slug}"
+            path = folder / f"two-devices-{result.part}-{row.mode.slug}.png"
             _timeline(path, f"{title_of(result)}: {row.mode.name}", _typical(row.runs))
             drawn.append(path)
     return drawn

@@ -8,6 +8,7 @@ one-step   generation and training overlap wholly, and whoever would wait helps 
 
 import heapq
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from services.scheduler.tag.fluid import share
@@ -59,19 +60,21 @@ def makespan(pool: Fluid, k: int) -> float:
     work = situation.train * pool.num_trainer  # of a group, on one of the trainer's devices
     always = [0.0] * (pool.num_trainer - situation.trainer_slots)
     rates = [(time, 1.0) for time in [*helped.free, *always]]
-    rates += [
-        (time, work / seconds)
+    helpers = [
+        (time, seconds)
         for time, seconds in zip(rollout.free, pool.gradient, strict=True)
         if math.isfinite(seconds)
     ]
-    seconds = _worked_off(ready, rates, work) + pool.last / 2 + situation.commit
-    return seconds + _held_up(pool)
+    end = _worked_off(ready, [*rates, *((time, work / each) for time, each in helpers)], work)
+    in_time = [(time, each) for time, each in helpers if time + each <= end]
+    if len(in_time) < len(helpers):  # whole groups only
+        end = _worked_off(ready, [*rates, *((time, work / each) for time, each in in_time)], work)
+    return end + pool.last / 2 + situation.commit + _held_up(each for _, each in in_time)
 
 
-def _held_up(pool: Fluid) -> float:
-    """Seconds, if rollout devices compute gradients."""
-    slowest = max((each for each in pool.gradient if math.isfinite(each)), default=0.0)
-    return HELD_UP * slowest
+def _held_up(gradients: Iterable[float]) -> float:
+    """Seconds, if rollout devices compute gradients that take so long."""
+    return HELD_UP * max(gradients, default=0.0)
 
 
 def _generated(devices: tuple[float, ...], num_groups: int, situation: Situation) -> Generated:
@@ -116,9 +119,8 @@ def one_step(pool: Fluid, groups: int | None = None) -> tuple[float, int]:
         allowed = most if groups is not None else share(situation, one_step=True)
         return (total - helped) * generate, allowed
     allowed = most if groups is not None else int(balanced > -1)
-    computed = _computed(pool, training - total * generate)
-    held_up = _held_up(pool) if computed else 0.0
-    return training - computed * situation.train + held_up, allowed
+    computed, seconds = _computed(pool, training - total * generate)
+    return training - computed * situation.train + _held_up(seconds), allowed
 
 
 def _per_group(situation: Situation) -> tuple[float, float]:
@@ -128,10 +130,11 @@ def _per_group(situation: Situation) -> tuple[float, float]:
     return fragments / rate, fragments * situation.help / slots if slots else math.inf
 
 
-def _computed(pool: Fluid, ahead: float) -> float:
-    """Groups whose gradients rollout devices compute, which are ``ahead`` by so many seconds.
+def _computed(pool: Fluid, ahead: float) -> tuple[float, list[float]]:
+    """Groups whose gradients rollout devices compute, which are ``ahead`` by so many seconds, and
+    the seconds of a gradient on each that does.
 
-    Those devices first that generate least in the time of a gradient.
+    Those devices first that generate least in the time of a gradient; whole groups only.
     """
     situation = pool.situation
     rate = sum(1 / seconds for seconds in situation.rollout)
@@ -140,10 +143,11 @@ def _computed(pool: Fluid, ahead: float) -> float:
         for seconds, each in zip(pool.gradient, situation.rollout, strict=True)
         if math.isfinite(seconds)
     )
-    batch, groups = situation.groups * situation.train, 0.0
+    batch, groups, helping = situation.groups * situation.train, 0.0, []
     for cost, seconds in costs:
-        most = batch / seconds  # while the batch lasts
-        wanted = ahead / (situation.train + cost)
-        taken = min(most, wanted)
-        groups, ahead = groups + taken, ahead - taken * (situation.train + cost)
-    return groups
+        taken = min(batch // seconds, ahead / (situation.train + cost))
+        if taken > 0:
+            groups, ahead = groups + taken, ahead - taken * (situation.train + cost)
+            batch -= taken * situation.train
+            helping.append(seconds)
+    return groups, helping

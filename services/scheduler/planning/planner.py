@@ -34,6 +34,8 @@ SIZES_PER_SPLIT = 2
 BATCHES_STRICT, BATCHES_ONE_STEP = 3, 6
 """Measured batches of a simulation. One-step asynchrony with help goes in pairs: in one batch the
 trainer helps, in the next there is nothing left to help with."""
+HELPERS_COST = 4
+"""Effort of a device that may compute gradients, over one that only generates."""
 SEED = 0
 
 
@@ -223,7 +225,8 @@ def _effort(profile: Profile, split: Split, schedule: ScheduleChoice) -> float:
     """A fragment costs more the more devices could take it."""
     fragments = profile.shape.samples / (schedule.fragment_size or 1)
     devices = sum(split.rollout.values()) + sum(split.trainer.values())
-    return (schedule.warm_up + _batches(schedule)) * fragments * (20 + devices)
+    each = 20 + devices * (HELPERS_COST if schedule.gradient_help else 1)
+    return (schedule.warm_up + _batches(schedule)) * fragments * each
 
 
 def _batches(schedule: ScheduleChoice) -> int:

@@ -262,6 +262,8 @@ def _bubbles(
             shares[pool] = defaultdict(float, {c: s * idle / known for c, s in causes.items()})
         else:
             causes["remainder"] = idle - known
+    if not pools.num_rollout:
+        shares["rollout"].clear()
     return {pool: {c: s for c, s in causes.items() if s > 0} for pool, causes in shares.items()}
 
 

@@ -170,6 +170,15 @@ def test_what_is_fixed_stays() -> None:
     assert all(choice.schedule.early_fraction == 0.25 for choice in _fixed(some).choices)
 
 
+def test_colocated_all_devices_that_can_are_the_trainers() -> None:
+    colocated = ScheduleChoice(mode="colocated")
+    planned = plan_split(load_profile("qwen-image"), {"H100": 12, "L40S": 2}, colocated)
+    assert {str(choice.split) for choice in planned.choices} == {"none : 12 H100"}
+    assert planned.best.simulated.utilisation > 0.85
+    for choice in planned.choices:
+        assert choice.forecast_seconds == pytest.approx(choice.step_seconds, rel=0.05)
+
+
 def test_each_freedom_helps() -> None:
     naive, gap, tag, one_step = (
         _fixed(schedule).best.step_seconds

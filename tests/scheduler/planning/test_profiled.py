@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from services.scheduler.costs.colocated import colocated_seconds
 from services.scheduler.costs.floor import floor_seconds, split_bound
 from services.scheduler.costs.profile import load_profile
 from services.scheduler.lookahead import look_ahead
@@ -114,6 +115,56 @@ def test_uneven_shares_cost_time_without_tsp_only() -> None:
     }
     assert rows[False].step_seconds > 1.05 * rows[True].step_seconds
     assert rows[False].bubbles["trainer"]["remainder"] > 0.15
+
+
+def test_colocated_devices_generate_and_then_train() -> None:
+    found = simulate(
+        QWEN, rollout={}, trainer={"H100": 16}, batches=2,
+        schedule=ScheduleChoice(mode="colocated", fragment_size=16),
+    )  # fmt: skip
+    assert found.step_seconds == pytest.approx(
+        colocated_seconds(QWEN, {"H100": 16}, "tuned"), rel=0.05
+    )
+    busy = found.busy["trainer"]
+    assert busy["generate"] * found.step_seconds * 16 == pytest.approx(
+        QWEN.generation_work, rel=0.02
+    )
+    assert busy["train"] * found.step_seconds * 16 == pytest.approx(QWEN.training_work, rel=0.02)
+    assert found.bubbles["rollout"] == {} and found.staleness == {0: 1.0}
+
+
+def test_rollout_devices_compute_gradients_where_the_trainer_is_the_bottleneck() -> None:
+    schedule = ScheduleChoice(fragment_size=8, max_staleness=1)
+    alone, helped = (
+        simulate(
+            FLUX, rollout={"H100": 12}, trainer={"H100": 4}, batches=4,
+            schedule=replace(schedule, gradient_help=each),
+        )
+        for each in (False, True)
+    )  # fmt: skip
+    assert helped.step_seconds < 0.5 * alone.step_seconds
+    assert "train" not in alone.busy["rollout"] and helped.busy["rollout"]["train"] > 0.3
+    assert sum(helped.busy["rollout"].values()) > 0.9
+
+
+def test_devices_too_small_to_train_compute_no_gradients() -> None:
+    found = simulate(
+        QWEN, rollout={"L40S": 16}, trainer={"H100": 2}, batches=1, seed=None,
+        schedule=ScheduleChoice(fragment_size=8, gradient_help=True),
+    )  # fmt: skip
+    assert "train" not in found.busy["rollout"]
+
+
+def test_sharded_weights_are_trained_together_and_contributed_by_nobody() -> None:
+    profile = load_profile("qwen-image", "full")
+    first, second = (
+        simulate(
+            profile, rollout={"H100": 8}, trainer={"H100": 8}, batches=1,
+            schedule=replace(GAP, gradient_help=each),
+        )
+        for each in (False, True)
+    )  # fmt: skip
+    assert first == second
 
 
 def test_unequal_helpers_generate_at_their_mean_speed() -> None:

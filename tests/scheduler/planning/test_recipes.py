@@ -60,6 +60,20 @@ def test_what_is_fixed_is_kept() -> None:
     assert (naive.mode, naive.tag, naive.max_staleness) == ("naive", 0, 0)
 
 
+def test_rollout_devices_that_can_train_help() -> None:
+    assert schedule_of(_recipe(rollout__can_train=True)).gradient_help
+    assert not schedule_of(_recipe()).gradient_help
+
+
+def test_colocated_is_one_more_schedule() -> None:
+    found = schedule_of(
+        _recipe(schedule__mode="colocated", rollout__workers=0, schedule__max_staleness=1)
+    )
+    assert (found.mode, found.max_staleness, found.gradient_help) == ("colocated", 0, False)
+    with pytest.raises(UserError, match="the mode here is colocated"):
+        with_staleness(found, 1)
+
+
 def test_groups_in_order_are_generated_whole() -> None:
     found = schedule_of(_recipe(trainer__order="index"))
     assert found.in_order and found.fragment_size == 12

@@ -1,85 +1,50 @@
 """Planted bugs, each on the code that really runs. The checker has to notice every one of them."""
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
 from typing import Any
 from unittest.mock import patch
 
-from services.scheduler import assign, facts, gradients, lending, training_facts
+from services.scheduler import assign, facts, lending
 from services.scheduler.recovery import READ_BACK
-from services.scheduler.sim import batches, devices, faults, fluid, nemesis, scheduler, trainer
-from services.scheduler.sim.batches import Trainer
-from services.scheduler.sim.cluster import Cluster, build
+from services.scheduler.sim import batches, devices, fluid, nemesis, scheduler, trainer
 from services.scheduler.sim.devices import SimReward, SimRollout
-from services.scheduler.sim.fluid import FluidTrainer, Lane, Share
 from services.scheduler.sim.trainer import SimTrainer
 from services.scheduler.sim.world import Process
 from services.scheduler.state import BatchState, FragmentState, GroupState, Plan, State, WorkerState
 from shared import subjects
 from shared.contracts import (
-    ComputeGradient,
     FragmentGenerated,
     FragmentSlot,
     GenerateFragment,
-    GradientComputed,
     Message,
-    Policy,
-    TrainGroup,
 )
 from shared.loan import Command, Loan, apply
-
-Mutant = Callable[[], AbstractContextManager[None]]
-
-
-@contextmanager
-def _patched(*changes: tuple[Any, str, Any]) -> Iterator[None]:
-    with ExitStack() as stack:
-        for owner, name, new in changes:
-            stack.enter_context(patch.object(owner, name, new))
-        yield
-
-
-@contextmanager
-def _together(*managers: AbstractContextManager[None]) -> Iterator[None]:
-    with ExitStack() as stack:
-        for manager in managers:
-            stack.enter_context(manager)
-        yield
-
-
-def _built(change: Callable[[Cluster], None]) -> AbstractContextManager[None]:
-    """In every cluster, once it is built."""
-
-    def build_and_change(*args: Any, **options: Any) -> Cluster:
-        cluster = build(*args, **options)
-        change(cluster)
-        return cluster
-
-    return _patched((faults, "build", build_and_change))
+from tests.scheduler.sim.planting import Mutant, built, patched, together
+from tests.scheduler.sim.training_mutants import TRAINING_MUTANTS
 
 
 def slots_take_any_number_of_messages() -> AbstractContextManager[None]:
-    return _built(lambda cluster: setattr(cluster.broker, "dedupe", False))
+    return built(lambda cluster: setattr(cluster.broker, "dedupe", False))
 
 
 def a_version_is_committed_twice() -> AbstractContextManager[None]:
-    return _built(lambda cluster: setattr(cluster.commits, "fenced", False))
+    return built(lambda cluster: setattr(cluster.commits, "fenced", False))
 
 
 def a_lost_worker_keeps_its_fragments() -> AbstractContextManager[None]:
     def lost(plan: Plan, state: State, address: str) -> State:
         return replace(state, workers={a: w for a, w in state.workers.items() if a != address})
 
-    return _patched((facts, "lost", lost))
+    return patched((facts, "lost", lost))
 
 
 def a_released_fragment_is_issued_under_the_same_attempt() -> AbstractContextManager[None]:
     def given(state: State, slot: FragmentSlot, found: FragmentState) -> State:
         return facts.with_fragment(state, slot, replace(found, stage="pending", worker=None))
 
-    return _patched((facts, "_given_to_anybody", given))
+    return patched((facts, "_given_to_anybody", given))
 
 
 def a_failed_fragment_is_issued_under_the_same_attempt() -> AbstractContextManager[None]:
@@ -88,7 +53,7 @@ def a_failed_fragment_is_issued_under_the_same_attempt() -> AbstractContextManag
             attempt=attempt - (num_failures > 0), num_failures=num_failures, **rest
         )
 
-    return _patched((facts, "FragmentState", same))
+    return patched((facts, "FragmentState", same))
 
 
 def nobody_checks_the_staleness_of_tasks() -> AbstractContextManager[None]:
@@ -102,7 +67,7 @@ def nobody_checks_the_staleness_of_tasks() -> AbstractContextManager[None]:
         number = max(1, plan.early_groups)
         return (early, number) if assign._num_samples(plan, early, number) else None
 
-    return _patched((assign, "_supply", supply), (devices, "check_task", lambda *_, **__: None))
+    return patched((assign, "_supply", supply), (devices, "check_task", lambda *_, **__: None))
 
 
 def any_number_of_groups_is_begun_early() -> AbstractContextManager[None]:
@@ -111,11 +76,11 @@ def any_number_of_groups_is_begun_early() -> AbstractContextManager[None]:
     def supply(plan: Plan, state: State) -> tuple[BatchState, int] | None:
         return original(replace(plan, early_groups=plan.num_groups), state)
 
-    return _patched((assign, "_supply", supply))
+    return patched((assign, "_supply", supply))
 
 
 def waiting_groups_keep_a_superseded_version() -> AbstractContextManager[None]:
-    return _patched((facts, "renewed", lambda plan, state: state))
+    return patched((facts, "renewed", lambda plan, state: state))
 
 
 def a_group_is_finished_with_the_next_version() -> AbstractContextManager[None]:
@@ -127,14 +92,14 @@ def a_group_is_finished_with_the_next_version() -> AbstractContextManager[None]:
         )  # fmt: skip
         return replace(group, policy=None, fragments=pending)
 
-    return _patched((facts, "thrown_away", kept))
+    return patched((facts, "thrown_away", kept))
 
 
 def devices_begin_superseded_versions() -> AbstractContextManager[None]:
     def refusal(self: SimRollout, task: GenerateFragment) -> Message | None:
         return None
 
-    return _patched((SimRollout, "_refusal", refusal))
+    return patched((SimRollout, "_refusal", refusal))
 
 
 def _recovery_without(stream: subjects.Stream) -> AbstractContextManager[None]:
@@ -145,7 +110,7 @@ def _recovery_without(stream: subjects.Stream) -> AbstractContextManager[None]:
         self._followed.setdefault(stream.name, len(self.broker.stored.get(stream.name, [])))
         original(self)
 
-    return _patched((scheduler, "READ_BACK", streams), (scheduler.SimScheduler, "_follow", follow))
+    return patched((scheduler, "READ_BACK", streams), (scheduler.SimScheduler, "_follow", follow))
 
 
 def recovery_skips_the_tasks() -> AbstractContextManager[None]:
@@ -160,7 +125,7 @@ def recovery_skips_the_contributions() -> AbstractContextManager[None]:
     """Which the schedules favour here: a scheduler dies while gradients are computed."""
     kill = partial(nemesis.Nemesis.kill, kind="scheduler")
     faults = (("kill scheduler", kill), ("request TAG", nemesis.Nemesis.request_tag))
-    return _together(_recovery_without(subjects.PART), _patched((nemesis, "FAULTS", faults)))
+    return together(_recovery_without(subjects.PART), patched((nemesis, "FAULTS", faults)))
 
 
 def recovery_skips_the_events() -> AbstractContextManager[None]:
@@ -175,12 +140,12 @@ def devices_follow_old_commands() -> AbstractContextManager[None]:
     def apply_any(loan: Loan, command: Command, now: float) -> Loan:
         return apply(Loan(), command, now)
 
-    return _patched((batches, "apply", apply_any))
+    return patched((batches, "apply", apply_any))
 
 
 def loans_never_end() -> AbstractContextManager[None]:
     lent = lambda loan, now: loan.mode == "generate"  # noqa: E731
-    return _patched(
+    return patched(
         (trainer, "may_generate", lent), (fluid, "may_generate", lent),
         (batches, "tick", lambda loan, now: loan),
     )  # fmt: skip
@@ -195,7 +160,7 @@ def a_device_helps_while_it_trains() -> AbstractContextManager[None]:
         else:
             original(self)
 
-    return _patched((SimTrainer, "_act", act))
+    return patched((SimTrainer, "_act", act))
 
 
 def a_device_trains_in_the_middle_of_a_step() -> AbstractContextManager[None]:
@@ -208,12 +173,12 @@ def a_device_trains_in_the_middle_of_a_step() -> AbstractContextManager[None]:
         else:
             original(self)
 
-    return _patched((SimTrainer, "_act", act))
+    return patched((SimTrainer, "_act", act))
 
 
 def a_paused_fragment_is_finished_with_the_next_version() -> AbstractContextManager[None]:
     nothing = lambda self: None  # noqa: E731
-    return _patched((SimTrainer, "_drop", nothing), (SimTrainer, "_drop_stale", nothing))
+    return patched((SimTrainer, "_drop", nothing), (SimTrainer, "_drop_stale", nothing))
 
 
 def a_dropped_fragment_is_not_reported() -> AbstractContextManager[None]:
@@ -224,146 +189,10 @@ def a_dropped_fragment_is_not_reported() -> AbstractContextManager[None]:
         self._waiting.clear()
 
     kill = (("kill after a command", nemesis.Nemesis.kill_after_a_command),)
-    return _patched(
+    return patched(
         (SimTrainer, "_drop", drop), (nemesis, "FAULTS", kill),
         (nemesis, "FAILPOINTS", ("took back",)),
     )  # fmt: skip
-
-
-def the_trainer_admits_anything() -> AbstractContextManager[None]:
-    return _patched((batches, "check_admission", lambda *_: None))
-
-
-def the_trainer_trains_repeated_groups() -> AbstractContextManager[None]:
-    original = Trainer._received
-
-    def received(self: Trainer, message: Message) -> None:
-        if isinstance(message, TrainGroup) and message.group in self._trained:
-            del self._trained[message.group], self._ready[message.group]
-        original(self, message)
-
-    return _patched((Trainer, "_received", received))
-
-
-def a_contribution_that_comes_twice_is_added_twice() -> AbstractContextManager[None]:
-    original = Trainer._received
-
-    def received(self: Trainer, message: Message) -> None:
-        assert isinstance(message, TrainGroup)
-        if message.contribution is not None:
-            self._trained.pop(message.group, None)
-            self._ready.pop(message.group, None)
-        original(self, message)
-
-    return _patched((Trainer, "_received", received))
-
-
-def a_helper_computes_with_the_weights_that_it_has() -> AbstractContextManager[None]:
-    original = SimRollout._compute
-
-    def compute(self: SimRollout, command: ComputeGradient) -> None:
-        with patch.object(SimRollout, "_adopt", lambda self, policy: 0.0):
-            original(self, command)
-
-    return _patched((SimRollout, "_compute", compute))
-
-
-def a_contribution_of_another_version_is_accepted() -> AbstractContextManager[None]:
-    original = training_facts.gradient_computed
-
-    def ask(*, group: TrainGroup, worker: str, **_: Any) -> ComputeGradient:
-        return ComputeGradient(group=group, policy=group.policy, worker=worker)
-
-    def computed(state: State, event: GradientComputed, now: float) -> State:
-        return original(state, event.model_copy(update={"policy": state.policy}), now)
-
-    return _patched(
-        (gradients, "ComputeGradient", ask), (training_facts, "gradient_computed", computed)
-    )
-
-
-def a_contribution_outlives_its_fragments() -> AbstractContextManager[None]:
-    def given_anew(group: GroupState) -> GroupState:
-        return replace(group, sent=False, attempt=group.attempt + 1)
-
-    return _patched((facts, "given_anew", given_anew))
-
-
-def a_dead_helper_keeps_its_group() -> AbstractContextManager[None]:
-    return _patched((facts, "computed_by_nobody", lambda state, batch, index: state))
-
-
-def a_released_gradient_is_nobodys_concern() -> AbstractContextManager[None]:
-    return _patched((training_facts, "computed_by_nobody", lambda state, batch, index: state))
-
-
-def a_helper_computes_in_the_middle_of_a_fragment() -> AbstractContextManager[None]:
-    def asked(self: SimRollout, message: Message) -> None:
-        assert isinstance(message, ComputeGradient)
-        self._compute(message)
-
-    return _patched((SimRollout, "_asked", asked))
-
-
-def a_commit_does_not_wait_for_the_one_before() -> AbstractContextManager[None]:
-    original = Trainer._commit
-
-    def commit(self: Trainer) -> None:
-        self._storing = False
-        original(self)
-
-    return _patched((Trainer, "_commit", commit))
-
-
-ZOMBIES = (("succeed trainer", nemesis.Nemesis.succeed_trainer),)
-"""For bugs that are harmless without two trainers."""
-
-
-def a_trainer_goes_on_from_a_version_that_was_refused() -> AbstractContextManager[None]:
-    original = Trainer._stored
-
-    def stored(self: Trainer, policy: Policy | None) -> None:
-        original(self, self.policy if self._storing else policy)
-
-    return _patched((Trainer, "_stored", stored), (nemesis, "FAULTS", ZOMBIES))
-
-
-def what_was_trained_beside_a_refused_version_is_kept() -> AbstractContextManager[None]:
-    original = Trainer._begin_batch
-
-    def begin(self: Trainer, policy: Policy, before: Policy | None) -> None:
-        ready, trained = self._ready, self._trained
-        again = self.version == policy.version
-        original(self, policy, before)
-        if again:
-            self._ready, self._trained = ready, trained
-
-    return _patched((Trainer, "_begin_batch", begin), (nemesis, "FAULTS", ZOMBIES))
-
-
-def pieces_are_added_to_whatever_batch_is_next() -> AbstractContextManager[None]:
-    def occupy(self: FluidTrainer, lane: Lane, seconds: float, done: Callable[[], None]) -> None:
-        lane.since = self.process.world.now
-        self.process.after(seconds, done)
-
-    return _patched((FluidTrainer, "_occupy", occupy))
-
-
-def a_device_of_a_fluid_trainer_does_two_things_at_once() -> AbstractContextManager[None]:
-    def begin(self: FluidTrainer) -> None:
-        self._free = [*self.lanes, replace(self.lanes[0])]
-
-    return _patched((FluidTrainer, "__post_init__", begin))
-
-
-def a_piece_is_trained_twice() -> AbstractContextManager[None]:
-    original = FluidTrainer._train
-
-    def train(self: FluidTrainer, lane: Lane, share: Share) -> None:
-        share.taken = max(0, share.taken - (share.taken == self.plan.group_size - 1))
-        original(self, lane, share)
-
-    return _patched((FluidTrainer, "_train", train))
 
 
 def an_old_trainer_is_believed() -> AbstractContextManager[None]:
@@ -375,7 +204,7 @@ def an_old_trainer_is_believed() -> AbstractContextManager[None]:
         )
         return original(plan, replace(batch, groups=groups), worker)
 
-    return _patched((lending, "has_ready", has_ready))
+    return patched((lending, "has_ready", has_ready))
 
 
 def rewards_are_acknowledged_before_they_are_published() -> AbstractContextManager[None]:
@@ -385,7 +214,7 @@ def rewards_are_acknowledged_before_they_are_published() -> AbstractContextManag
         self.broker.ack(subjects.TRAJ, event)
         original(self, event)
 
-    return _patched((SimReward, "_begin", begin))
+    return patched((SimReward, "_begin", begin))
 
 
 def a_device_keeps_in_hand_what_another_has_done() -> AbstractContextManager[None]:
@@ -403,7 +232,7 @@ def a_device_keeps_in_hand_what_another_has_done() -> AbstractContextManager[Non
         ("lose statuses", nemesis.Nemesis.lose_statuses),
         ("cut off rollout", partial(nemesis.Nemesis.hold, kind="rollout", how=Process.cut_off)),
     )
-    return _patched((facts, "generated", generated), (nemesis, "FAULTS", lost))
+    return patched((facts, "generated", generated), (nemesis, "FAULTS", lost))
 
 
 MUTANTS: tuple[Mutant, ...] = (
@@ -428,22 +257,8 @@ MUTANTS: tuple[Mutant, ...] = (
     a_device_trains_in_the_middle_of_a_step,
     a_paused_fragment_is_finished_with_the_next_version,
     a_dropped_fragment_is_not_reported,
-    the_trainer_admits_anything,
-    the_trainer_trains_repeated_groups,
-    a_contribution_that_comes_twice_is_added_twice,
-    a_helper_computes_with_the_weights_that_it_has,
-    a_contribution_of_another_version_is_accepted,
-    a_contribution_outlives_its_fragments,
-    a_dead_helper_keeps_its_group,
-    a_released_gradient_is_nobodys_concern,
-    a_helper_computes_in_the_middle_of_a_fragment,
-    a_commit_does_not_wait_for_the_one_before,
-    a_trainer_goes_on_from_a_version_that_was_refused,
-    what_was_trained_beside_a_refused_version_is_kept,
-    pieces_are_added_to_whatever_batch_is_next,
-    a_device_of_a_fluid_trainer_does_two_things_at_once,
-    a_piece_is_trained_twice,
     an_old_trainer_is_believed,
     rewards_are_acknowledged_before_they_are_published,
     a_device_keeps_in_hand_what_another_has_done,
+    *TRAINING_MUTANTS,
 )

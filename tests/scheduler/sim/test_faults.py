@@ -12,7 +12,8 @@ import pytest
 from services.scheduler.sim.coverage import BRANCHES
 from services.scheduler.sim.faults import run_schedule, sweep
 from services.scheduler.sim.nemesis import FAULTS
-from tests.scheduler.sim.mutants import MUTANTS, Mutant
+from tests.scheduler.sim.mutants import MUTANTS
+from tests.scheduler.sim.planting import Mutant
 
 NUM_SEEDS = int(os.environ.get("DIGENRL_FAULT_SEEDS", "10000"))
 CHUNK = 500
