@@ -14,7 +14,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import nats.errors
 import structlog
@@ -24,6 +24,7 @@ from nats.js import JetStreamContext, api
 from nats.js.errors import APIError, NotFoundError
 
 from shared import subjects
+from shared.cancellation import cancellable
 from shared.codec import decode, encode
 from shared.contracts import Message, WorkerStatus
 from shared.errors import ContractError, SlotPoisoned, Unavailable
@@ -40,8 +41,6 @@ HEARTBEAT_S = 1.0
 RETRY_S = 0.5
 STORE_FAILED = 10077
 """JetStream's error code for a taken slot, and for a full stream; the text tells them apart."""
-
-T = TypeVar("T")
 
 log = structlog.get_logger()
 
@@ -103,7 +102,7 @@ class Queue:
             try:
                 if self._subscription is None:
                     self._subscription = await self._subscribe()
-                [raw] = await _cancellable(self._subscription.fetch(1, timeout=FETCH_TIMEOUT_S))
+                [raw] = await cancellable(self._subscription.fetch(1, timeout=FETCH_TIMEOUT_S))
             except nats.errors.TimeoutError:
                 continue
             except (nats.errors.Error, APIError, OSError) as error:
@@ -191,7 +190,7 @@ class Bus:
         subject, data = subject_of(self.run, message), encode(message)
         while True:
             try:
-                await _cancellable(self.jetstream.publish(subject, data))
+                await cancellable(self.jetstream.publish(subject, data))
                 return True
             except APIError as error:
                 if error.err_code != STORE_FAILED:
@@ -311,7 +310,7 @@ class Bus:
         inbox = self._client.new_inbox()
         subscription = await self._client.subscribe(inbox)
         try:
-            consumer = await _cancellable(
+            consumer = await cancellable(
                 self.jetstream.add_consumer(
                     stream.name,
                     api.ConsumerConfig(
@@ -331,7 +330,7 @@ class Bus:
             finally:
                 # An error here would take the place of a cancellation, and the reader never stop.
                 with contextlib.suppress(nats.errors.Error, APIError, OSError):
-                    await _cancellable(self.jetstream.delete_consumer(stream.name, consumer.name))
+                    await cancellable(self.jetstream.delete_consumer(stream.name, consumer.name))
         finally:
             with contextlib.suppress(nats.errors.Error):
                 await subscription.unsubscribe()
@@ -342,7 +341,7 @@ async def _contiguous(subscription: Any) -> AsyncIterator[Msg]:
     expected = 1
     while True:
         try:
-            raw = await _cancellable(subscription.next_msg(timeout=3 * HEARTBEAT_S))
+            raw = await cancellable(subscription.next_msg(timeout=3 * HEARTBEAT_S))
         except nats.errors.TimeoutError:
             return
         if raw.headers and raw.headers.get("Status") == "100":
@@ -351,22 +350,6 @@ async def _contiguous(subscription: Any) -> AsyncIterator[Msg]:
             return
         expected += 1
         yield raw
-
-
-async def _cancellable(call: Awaitable[T]) -> T:
-    """``call``, of the NATS client, or CancelledError if its task is cancelled meanwhile.
-
-    Before Python 3.12 `asyncio.wait_for`, which the client uses, may lose a cancellation that comes
-    together with the result; then the task would never end.
-    """
-    task = asyncio.current_task()
-    assert task is not None
-    before = task.cancelling()
-    try:
-        return await call
-    finally:
-        if task.cancelling() > before:
-            raise asyncio.CancelledError
 
 
 def _stream_config(stream: Stream) -> api.StreamConfig:

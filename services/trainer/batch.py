@@ -70,7 +70,7 @@ class BatchTraining:
         """
         self._training.begin()
         batch = BatchInTraining()
-        reading = asyncio.create_task(self._read(batch, admissible))
+        reading = asyncio.create_task(self._read(batch, admissible, unless))
         finishing = asyncio.create_task(self._finish(batch))
         waiting: set[asyncio.Future[Any]] = {reading, finishing, unless}
         try:
@@ -85,8 +85,10 @@ class BatchTraining:
             await asyncio.gather(reading, finishing, return_exceptions=True)
         return batch
 
-    async def _read(self, batch: BatchInTraining, admissible: Admissible) -> None:
-        groups = self._intake.groups(admissible, batch.counted)
+    async def _read(
+        self, batch: BatchInTraining, admissible: Admissible, committed: asyncio.Future[Any]
+    ) -> None:
+        groups = self._intake.groups(admissible, batch.counted, committed)
         async with contextlib.aclosing(groups):
             async for index, group in in_order(groups, self._order):
                 if index not in batch.counted:

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Container
 from dataclasses import dataclass
+from typing import Any
 
 import structlog
 
@@ -45,10 +46,15 @@ class Intake:
         self._conditions: dict[str, bytes] = {}
 
     async def groups(
-        self, admissible: Admissible, counted: Container[int]
+        self, admissible: Admissible, counted: Container[int], committed: asyncio.Future[Any]
     ) -> AsyncGenerator[tuple[int, AdmittedGroup]]:
         """Those of the batch that is trained from the first of ``admissible``, as they come, for
-        ever; but for those whose index is ``counted`` already."""
+        ever; but for those whose index is ``counted`` already.
+
+        Raises:
+            Exception: the one that ``committed`` ends with. While that version is being stored, a
+                group that names it may be by another trainer's, which was first: it waits.
+        """
         fetched: asyncio.Queue[AdmittedGroup] = asyncio.Queue(PREFETCHED_GROUPS)
 
         async def fetch() -> None:
@@ -58,6 +64,8 @@ class Intake:
                 async for received in stream:
                     command = received.message
                     if isinstance(command, TrainGroup) and command.group not in counted:
+                        if command.policy.version == batch:
+                            await asyncio.shield(committed)
                         group = await self._admitted(command, admissible)
                         if group is not None:
                             await fetched.put(group)

@@ -70,6 +70,6 @@ def _of(workload: str) -> list[Planned]:
             for kind in UNEQUAL
         ),
         # Splits that are far from the best one, without and with what makes up for it.
-        Planned(f"{workload}-8-24", replace(once, split="8:24", modes=("tsp", "tag"))),
+        Planned(f"{workload}-8-24", replace(once, split="8:24", modes=("tsp", "tag", "one-step"))),
         Planned(f"{workload}-24-8", replace(once, split="24:8", modes=("one-step", "help"))),
     ]
