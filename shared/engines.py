@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from shared.contracts import GenerateFragment
+from shared.pieces import Cut
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,8 +116,8 @@ class Weights:
 class TrainingDevice(Protocol):
     """One of a trainer's devices, with all weights."""
 
-    async def accumulate(self, group: GroupData, samples: range) -> None:
-        """Add the gradient of these samples of a group to what this device has added up.
+    async def accumulate(self, group: GroupData, cut: Cut) -> None:
+        """Add the gradient of this piece of a group to what this device has added up.
 
         Raises:
             ContractError: if the fragments do not make up a group of this run.

@@ -77,7 +77,7 @@ class TrainerApp:
             publisher = FragmentPublisher(generator, bus, store, worker)
             lane.generates = Generates(generator, publisher)
         self._helper = Helper(lanes, bus, worker) if generators else None
-        self._lanes = Lanes(lanes, worker, self._helper)
+        self._lanes = Lanes(lanes, worker, self._helper, trained_steps=recipe.sampling.window)
         self._versions = Versions(bus, store, worker)
         intake = Intake(recipe, bus, store)
         self._batches = BatchTraining(training, self._lanes, intake, recipe, bus, worker)

@@ -15,6 +15,7 @@ from shared.commits import TrainedGroup
 from shared.contracts import GroupTrained, TrainGroup
 from shared.engines import GradientPart, GroupData, Training
 from shared.errors import ContractError
+from shared.pieces import LAST_GROUPS
 from shared.recipe import Recipe
 from shared.telemetry import STAGE_SECONDS
 from shared.worker import Worker
@@ -99,7 +100,9 @@ class BatchTraining:
         command, tell = group.command, batch.outcomes.put_nowait
         match group.work:
             case GroupData() as data:
-                await self._lanes.train(QueuedGroup(command=command, data=data, tell=tell))
+                is_last = self._num_groups - len(batch.counted) < LAST_GROUPS
+                queued = QueuedGroup(command=command, data=data, tell=tell, is_last=is_last)
+                await self._lanes.train(queued)
             case GradientPart() as part:
                 try:
                     await self._training.add(part)

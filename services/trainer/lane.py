@@ -15,6 +15,7 @@ from shared.contracts import GenerateFragment, TrainGroup
 from shared.engines import GeneratingDevice, Generation, GroupData, TrainingDevice
 from shared.errors import ContractError
 from shared.loan import DeviceUse
+from shared.pieces import Cut, cuts
 from shared.publishing import FragmentPublisher
 
 
@@ -62,6 +63,8 @@ class QueuedGroup:
     data: GroupData
     tell: Callable[[Outcome], None]
     """Called once, when its last piece is done."""
+    is_last: bool = False
+    """Of the batch's last groups, which are cut fine."""
     num_left: int = 0
     """Pieces that are not done yet."""
     seconds: float = 0.0
@@ -71,7 +74,7 @@ class QueuedGroup:
 @dataclass(frozen=True, slots=True)
 class Piece:
     group: QueuedGroup
-    samples: range
+    cut: Cut
 
     @contextmanager
     def training(self) -> Iterator[None]:
@@ -87,16 +90,12 @@ class Piece:
             group.tell(Outcome(group.command, group.seconds, group.error))
 
 
-def piece_size(group_size: int, num_lanes: int) -> int:
-    """Samples that a lane trains at a time: with one lane, the whole group."""
-    return max(1, group_size // num_lanes)
-
-
 class Pieces:
     """First in, first out."""
 
-    def __init__(self, num_lanes: int) -> None:
+    def __init__(self, num_lanes: int, trained_steps: int) -> None:
         self._num_lanes = num_lanes
+        self._trained_steps = trained_steps
         self._waiting: deque[Piece] = deque()
         self._none_left = asyncio.Event()
         self._none_left.set()
@@ -106,11 +105,9 @@ class Pieces:
         await self._none_left.wait()
 
     def put(self, group: QueuedGroup) -> None:
-        num_samples = len(group.data.advantages)
-        size = piece_size(num_samples, self._num_lanes)
-        for first in range(0, num_samples, size):
-            samples = range(first, min(first + size, num_samples))
-            self._waiting.append(Piece(group, samples))
+        size = len(group.data.advantages)
+        for cut in cuts(size, self._num_lanes, self._trained_steps, is_last=group.is_last):
+            self._waiting.append(Piece(group, cut))
             group.num_left += 1
         self._none_left.clear()
 

@@ -16,11 +16,13 @@ from shared.worker import Worker
 
 
 class Lanes:
-    def __init__(self, lanes: Sequence[Lane], worker: Worker, helper: Helper | None) -> None:
+    def __init__(
+        self, lanes: Sequence[Lane], worker: Worker, helper: Helper | None, *, trained_steps: int
+    ) -> None:
         self._lanes = lanes
         self._worker = worker
         self._helper = helper
-        self._pieces = Pieces(len(lanes))
+        self._pieces = Pieces(len(lanes), trained_steps)
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as tasks:
@@ -69,4 +71,4 @@ class Lanes:
 
     async def _train(self, lane: Lane, piece: Piece) -> None:
         with self._worker.doing("training"), lane.use.use("training"), piece.training():
-            await lane.trains.accumulate(piece.group.data, piece.samples)
+            await lane.trains.accumulate(piece.group.data, piece.cut)

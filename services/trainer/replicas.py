@@ -14,13 +14,13 @@ import torch
 from torch import Tensor
 
 from services.trainer.engine import TrainerEngine
-from services.trainer.lane import piece_size
 from shared.diffusion.models import Part
 from shared.diffusion.policy import LoadedPolicy, load_policy
 from shared.diffusion.training.group import TrainingGroup
 from shared.diffusion.training.tally import Tally
 from shared.engines import GradientPart, GroupData, Weights
 from shared.errors import ContractError, UserError
+from shared.pieces import Cut, piece_size
 from shared.recipe import Recipe
 
 CACHED_GROUPS = 2
@@ -102,9 +102,9 @@ class Replica:
     engine: TrainerEngine
     groups: "ParsedGroups"
 
-    async def accumulate(self, group: GroupData, samples: range) -> None:
+    async def accumulate(self, group: GroupData, cut: Cut) -> None:
         read = await self.groups.read(group)
-        await asyncio.to_thread(self.engine.train, read.part(samples))
+        await asyncio.to_thread(self.engine.train, read.piece(cut))
 
 
 class ParsedGroups:

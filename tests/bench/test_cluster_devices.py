@@ -26,6 +26,7 @@ from services.scheduler.costs.profile import (
 from shared.contracts import Fragment, GenerateFragment, Policy, Prompt
 from shared.engines import GradientPart, GroupData
 from shared.errors import ContractError, IntegrityError
+from shared.pieces import Cut
 from shared.store.folder import FolderBackend
 
 SCALE = 500.0
@@ -196,7 +197,9 @@ async def test_a_step_needs_the_gradient_of_every_sample_once() -> None:
     part = await device.gradient(whole_group())
     await trained.add(part)
     trained.skip(512 - 16 - 4)
-    await trained.devices[2].accumulate(whole_group(), range(4))
+    await trained.devices[2].accumulate(whole_group(), Cut(range(3)))
+    await trained.devices[1].accumulate(whole_group(), Cut(range(3, 4), 0, 2))
+    await trained.devices[3].accumulate(whole_group(), Cut(range(3, 4), 1, 2))
     assert (await trained.step(0))["onpolicy_ratio_error"] == 0.0
     trained.begin()
     trained.skip(511)
@@ -211,7 +214,7 @@ async def test_training_takes_what_the_profile_says(tsp: bool) -> None:
     trained = engine(SETTING.model_copy(update={"tsp": tsp}))
     profile, group = SETTING.load_profile(), whole_group()
     assert len(trained.devices) == (4 if tsp else 1)
-    await trained.devices[0].accumulate(group, range(16))
+    await trained.devices[0].accumulate(group, Cut(range(16)))
     [interval] = trained.devices[0].held.intervals
     pool = {"H100": 1} if tsp else {"H100": 4}
     mean = train_group_seconds(profile, pool, tsp=tsp)
@@ -221,7 +224,7 @@ async def test_training_takes_what_the_profile_says(tsp: bool) -> None:
 
 async def test_a_group_that_is_not_whole_is_refused() -> None:
     with pytest.raises(ContractError):
-        await engine().devices[0].accumulate(whole_group(15), range(15))
+        await engine().devices[0].accumulate(whole_group(15), Cut(range(15)))
     with pytest.raises(ContractError):
         await rollout().gradient(whole_group(8))
 

@@ -3,13 +3,15 @@
 import asyncio
 import contextlib
 import hashlib
-from collections import Counter
+from collections import defaultdict
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
+from fractions import Fraction
 
 from shared.contracts import GenerateFragment
 from shared.engines import Generated, GradientPart, GroupData, Weights
 from shared.errors import ContractError, IntegrityError
+from shared.pieces import Cut
 
 SIZE = 4
 """Samples of a group."""
@@ -17,6 +19,12 @@ SIZE = 4
 
 def digest_of(adapter: bytes) -> str:
     return hashlib.sha256(adapter).hexdigest()
+
+
+def piece_name(cut: Cut) -> str:
+    """0-3 for whole samples, 2.0/3 for the first third of the steps of sample 2."""
+    first, last = cut.samples.start, cut.samples.stop - 1
+    return f"{first}-{last}" if cut.num_parts == 1 else f"{first}.{cut.part}/{cut.num_parts}"
 
 
 @dataclass
@@ -29,12 +37,13 @@ class FakeDevice:
     """Until it is set, whatever the device is at takes for ever."""
     used_for: str | None = None
 
-    async def accumulate(self, group: GroupData, samples: range) -> None:
+    async def accumulate(self, group: GroupData, cut: Cut) -> None:
         name = group.trajectories[0].decode()
         if name == "no group":
             raise ContractError("not a trajectory")
-        async with self.busy(f"train {name} {samples.start}-{samples.stop - 1}"):
-            self.training.counted.update((name, sample) for sample in samples)
+        async with self.busy(f"train {name} {piece_name(cut)}"):
+            for sample in cut.samples:
+                self.training.counted[name, sample] += Fraction(1, cut.num_parts)
 
     @contextlib.asynccontextmanager
     async def busy(self, what: str) -> AsyncIterator[None]:
@@ -84,7 +93,8 @@ class FakeTraining:
 
     def __init__(self, num_devices: int) -> None:
         self.log: list[str] = []
-        self.counted: Counter[tuple[str, int]] = Counter()
+        self.counted: defaultdict[tuple[str, int], Fraction] = defaultdict(Fraction)
+        """Of each sample, how much of its gradient."""
         self.num_skipped = 0
         self.adapter = b"fresh"
         self.devices = [FakeDevice(f"d{index}", self) for index in range(num_devices)]
@@ -108,11 +118,12 @@ class FakeTraining:
     async def add(self, part: GradientPart) -> None:
         if part.gradient == b"broken":
             raise ContractError("not a gradient")
-        self.counted.update((part.gradient.decode(), sample) for sample in range(SIZE))
+        for sample in range(SIZE):
+            self.counted[part.gradient.decode(), sample] += 1
 
     async def step(self, batch: int) -> dict[str, float]:
         assert not any(device.used_for for device in self.devices)
-        assert set(self.counted.values()) <= {1}, "a sample was counted twice"
+        assert set(self.counted.values()) <= {1}, "a sample was counted twice, or in part"
         total = len(self.counted) + self.num_skipped
         self.adapter = f"{self.adapter.decode()}+{total}".encode()
         self.log.append(f"step {batch}")

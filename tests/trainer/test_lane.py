@@ -6,9 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.trainer.lane import Outcome, Piece, Pieces, QueuedGroup, piece_size
+from services.trainer.lane import Outcome, Piece, Pieces, QueuedGroup
 from shared.engines import GroupData
 from shared.errors import ContractError
+from shared.pieces import Cut
 from tests import examples
 from tests.trainer.test_admission import group_of
 
@@ -27,7 +28,7 @@ def test_every_sample_is_in_one_piece_and_groups_come_first_in_first_out(
     sizes: list[int], num_lanes: int
 ) -> None:
     async def taken() -> list[Piece]:
-        pieces, told = Pieces(num_lanes), list[Outcome]()
+        pieces, told = Pieces(num_lanes, 2), list[Outcome]()
         for number, size in enumerate(sizes):
             pieces.put(queued(number, size, told))
         found = []
@@ -43,16 +44,15 @@ def test_every_sample_is_in_one_piece_and_groups_come_first_in_first_out(
 
     found = asyncio.run(taken())
     everything = [(n, sample) for n, size in enumerate(sizes) for sample in range(size)]
-    assert [(p.group.command.group, sample) for p in found for sample in p.samples] == everything
-    assert max(len(piece.samples) for piece in found) <= max(
-        piece_size(size, num_lanes) for size in sizes
-    )
+    assert [
+        (p.group.command.group, sample) for p in found for sample in p.cut.samples
+    ] == everything
     if num_lanes == 1:
         assert len(found) == len(sizes)
 
 
 async def test_room_is_there_once_the_last_piece_is_taken_or_dropped() -> None:
-    pieces = Pieces(2)
+    pieces = Pieces(2, 2)
     pieces.put(queued(0, 4, []))
     waiting = asyncio.create_task(pieces.room())
     pieces.take()
@@ -72,11 +72,11 @@ def test_a_group_of_which_a_piece_is_none_is_told_once_with_its_error() -> None:
     told: list[Outcome] = []
     group = queued(0, 2, told)
     group.num_left = 2
-    with Piece(group, range(1)).training():
+    with Piece(group, Cut(range(1))).training():
         raise ContractError("no group")
     assert not told
-    with Piece(group, range(1, 2)).training():
+    with Piece(group, Cut(range(1, 2))).training():
         pass
     assert [str(outcome.error) for outcome in told] == ["no group"]
-    with pytest.raises(ValueError, match="a bug"), Piece(group, range(1)).training():
+    with pytest.raises(ValueError, match="a bug"), Piece(group, Cut(range(1))).training():
         raise ValueError("a bug")

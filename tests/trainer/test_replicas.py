@@ -17,6 +17,7 @@ from shared.diffusion.training.contribution import WEIGHTS, GroupGradients
 from shared.diffusion.training.tally import Tally
 from shared.engines import GradientPart, GroupData, Training
 from shared.errors import ContractError
+from shared.pieces import Cut
 from shared.recipe import Recipe, override
 from tests.trainer.batches import make_batch
 
@@ -53,15 +54,22 @@ async def stepped(training: Training, batch: int = 0) -> Stepped:
 
 async def train(training: Training, group: GroupData) -> None:
     """Whole, on the first device."""
-    await training.devices[0].accumulate(group, range(SIZE))
+    await training.devices[0].accumulate(group, Cut(range(SIZE)))
 
 
 async def split(training: Training, group: GroupData) -> None:
-    """A sample here, the others there, side by side."""
-    parts = (range(1), range(1, SIZE))
-    await asyncio.gather(
-        *(d.accumulate(group, part) for d, part in zip(training.devices, parts, strict=True))
-    )
+    """A sample and a part of another one's steps here, the rest there, side by side."""
+    here, there = training.devices
+
+    async def first() -> None:
+        await here.accumulate(group, Cut(range(1)))
+        await here.accumulate(group, Cut(range(1, 2), part=1, num_parts=2))
+
+    async def second() -> None:
+        await there.accumulate(group, Cut(range(1, 2), part=0, num_parts=2))
+        await there.accumulate(group, Cut(range(2, SIZE)))
+
+    await asyncio.gather(first(), second())
 
 
 @dataclass(frozen=True)

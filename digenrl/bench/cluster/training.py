@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 
 from digenrl.bench.cluster.blobs import (
     EmulatedWeights,
@@ -16,6 +17,7 @@ from digenrl.bench.cluster.payloads import Scaled
 from services.scheduler.costs.profile import Profile, train_group_seconds
 from shared.engines import GradientPart, GroupData, Weights
 from shared.errors import ContractError
+from shared.pieces import Cut
 
 CHECKPOINT_BYTES = 1024
 """The optimizer's state is not moved: a trainer that only restarts never reads it."""
@@ -29,13 +31,15 @@ class TrainingLane:
     held: Held
     seconds_per_sample: float
     """On an unscaled clock."""
-    num_trained: int = 0
+    num_trained: Fraction = Fraction(0)
     """Samples, since the batch began."""
 
-    async def accumulate(self, group: GroupData, samples: range) -> None:
+    async def accumulate(self, group: GroupData, cut: Cut) -> None:
         check_group(self.profile, group)
-        await self.held.hold(len(samples) * self.seconds_per_sample, "train")
-        self.num_trained += len(samples)
+        trained_steps = self.profile.shape.trained_steps
+        samples = Fraction(len(cut.samples) * len(cut.steps(trained_steps)), trained_steps)
+        await self.held.hold(float(samples) * self.seconds_per_sample, "train")
+        self.num_trained += samples
 
 
 @dataclass(slots=True)
@@ -60,7 +64,7 @@ class EmulatedTraining:
     def begin(self) -> None:
         self.num_elsewhere = 0
         for lane in self.devices:
-            lane.num_trained = 0
+            lane.num_trained = Fraction(0)
 
     def skip(self, num_samples: int) -> None:
         self.num_elsewhere += num_samples

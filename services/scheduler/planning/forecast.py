@@ -14,7 +14,6 @@ from statistics import NormalDist
 from services.scheduler.costs.profile import Profile, fragment_seconds, gradient_seconds
 from services.scheduler.planning import fluid
 from services.scheduler.planning.splits import Split
-from services.scheduler.sim.fluid import piece_size
 from services.scheduler.sim.profiled import (
     ScheduleChoice,
     gradient_helpers,
@@ -24,6 +23,7 @@ from services.scheduler.sim.profiled import (
     timing_of,
 )
 from services.scheduler.tag.waves import Situation, best_groups, makespan
+from shared.pieces import FINE_PARTS
 
 HOPS_TO_TRAINING = 3
 """Messages from a fragment's end to its group's training: to reward, scheduler and trainer."""
@@ -111,7 +111,7 @@ def _pool(
     return fluid.Fluid(
         situation=situation,
         num_trainer=number,
-        last=situation.train * number * piece_size(size, number) / size,
+        last=situation.train * number / size / min(FINE_PARTS, profile.shape.trained_steps),
         gradient=tuple(
             gradient_seconds(profile, kind, size) if kind in able else math.inf
             for kind, count in split.rollout.items()

@@ -9,14 +9,15 @@ others do. They meet at the optimizer step only. To change over takes no time.
     device 2  |s|s|s|s|s|s|s|s|s|s|s|s|s|  optimizer |
 """
 
-from collections import deque
-from collections.abc import Callable
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from services.scheduler.sim.batches import Trainer
 from services.scheduler.sim.devices import result_of
 from shared.contracts import GenerateFragment, Message, TrainGroup
 from shared.loan import may_generate
+from shared.pieces import LAST_GROUPS, Cut, cuts
 
 
 @dataclass(slots=True)
@@ -38,16 +39,21 @@ class Share:
     """A group that is being trained."""
 
     group: TrainGroup
-    taken: int = 0
-    """Samples that devices have begun with."""
+    waiting: deque[Cut]
+    """That no device has begun with."""
+    parts: Counter[int] = field(default_factory=Counter)
+    """Sample -> parts of its gradient that are added up."""
     added: int = 0
+    """Samples."""
     seconds: float = 0.0
     """Of all devices, added up."""
 
-
-def piece_size(group_size: int, num_lanes: int) -> int:
-    """Samples that a device trains at a time, as in the trainer service."""
-    return max(1, group_size // num_lanes)
+    def add(self, cut: Cut) -> Iterator[range]:
+        """Gives the samples whose gradient is complete now."""
+        self.parts.update(cut.samples)
+        if self.parts[cut.samples.start] == cut.num_parts:
+            self.added += len(cut.samples)
+            yield cut.samples
 
 
 @dataclass(slots=True)
@@ -56,7 +62,7 @@ class FluidTrainer(Trainer):
     _free: list[Lane] = field(default_factory=list)
     _waiting: deque[GenerateFragment] = field(default_factory=deque)
     _shares: deque[Share] = field(default_factory=deque)
-    """With samples that nobody has begun with."""
+    """With pieces that nobody has begun with."""
 
     def __post_init__(self) -> None:
         self._free = list(self.lanes)
@@ -78,7 +84,10 @@ class FluidTrainer(Trainer):
 
     def _take(self, group: TrainGroup) -> None:
         if group.contribution is None:
-            self._shares.append(Share(group))
+            is_last = self.plan.num_groups - len(self._ready) <= LAST_GROUPS
+            steps = self.timing.trained_steps
+            pieces = cuts(self.plan.group_size, len(self.lanes), steps, is_last=is_last)
+            self._shares.append(Share(group, deque(pieces)))
         Trainer._take(self, group)
 
     def _next(self, lane: Lane) -> None:
@@ -117,17 +126,18 @@ class FluidTrainer(Trainer):
 
     def _train(self, lane: Lane, share: Share) -> None:
         """The next piece of a group."""
-        size = piece_size(self.plan.group_size, len(self.lanes))
-        samples = range(share.taken, min(share.taken + size, self.plan.group_size))
-        share.taken = samples.stop
-        if share.taken == self.plan.group_size:
+        cut = share.waiting.popleft()
+        if not share.waiting:
             self._shares.popleft()
-        seconds = self.history.noisy(self.timing.gradient(lane.kind, len(samples)))
+        steps = self.timing.trained_steps
+        part = len(cut.steps(steps)) / steps
+        whole = self.timing.gradient(lane.kind, len(cut.samples))
+        seconds = self.history.noisy(part * whole)
 
         def done() -> None:
             self.history.worked(lane.name, "train", lane.since)
-            self.history.added(self.address, share.group, samples)
-            share.added += len(samples)
+            for samples in share.add(cut):
+                self.history.added(self.address, share.group, samples)
             share.seconds += seconds
             if share.added == self.plan.group_size:
                 self._count(share.group, share.seconds / len(self.lanes))

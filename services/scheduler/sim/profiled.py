@@ -165,6 +165,7 @@ def timing_of(
         commit=shape.updates * variant.optimizer_seconds,
         publish=variant.publish_seconds,
         adopt=variant.adopt_seconds,
+        trained_steps=shape.trained_steps,
         steps=shape.steps,
         switch=2 * variant.switch_seconds,
         noise=profile.rollout.noise_cv if noise else 0.0,

@@ -24,6 +24,8 @@ class Timing:
     """From there to the commit record."""
     adopt: float
     """Loading a version before the first fragment by it, where it was not staged."""
+    trained_steps: int = 1
+    """Of a sample: its gradient is computed in so many parts at most."""
     steps: int
     """Denoising steps of a fragment: where a borrowed device can be called back."""
     switch: float = 0.0

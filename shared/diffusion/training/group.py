@@ -13,6 +13,7 @@ from shared.diffusion.tensors import unpack, unpack_trajectory
 from shared.diffusion.training.chunks import Chunk
 from shared.diffusion.transition import Step
 from shared.errors import ContractError
+from shared.pieces import Cut
 from shared.recipe import Sampling
 
 
@@ -28,16 +29,20 @@ class TrainingGroup:
     staleness: int = 0
     """Batch number minus the policy version that generated it; 0 is on-policy."""
 
-    def part(self, samples: range) -> "TrainingGroup":
-        """Some of its samples, without copying."""
-        chosen = slice(samples.start, samples.stop)
+    def piece(self, cut: Cut) -> "TrainingGroup":
+        """Some of its samples and steps, without copying."""
         path = self.trajectory
+        samples = slice(cut.samples.start, cut.samples.stop)
+        steps = cut.steps(path.log_probs.shape[1])
         return replace(
             self,
             trajectory=replace(
-                path, latents=path.latents[chosen], log_probs=path.log_probs[chosen]
+                path,
+                latents=path.latents[samples, steps.start : steps.stop + 1],
+                log_probs=path.log_probs[samples, steps.start : steps.stop],
+                step_indices=path.step_indices[steps.start : steps.stop],
             ),
-            advantages=self.advantages[chosen],
+            advantages=self.advantages[samples],
         )
 
 

@@ -20,6 +20,7 @@ class TunedTransaction:
         self.inner = GradientTransaction.of(recipe, loaded.model)
         self._loaded = loaded
         self._num_samples = num_samples or recipe.batch.group_size
+        self._num_steps = recipe.sampling.window
         self._tuner = make_tuner(recipe, device_bytes(loaded.device), self._num_samples)
 
     @property
@@ -31,7 +32,8 @@ class TunedTransaction:
         """Add the gradient of a group, or of a part of one."""
         chunk = self.chunk
         train = partial(self.inner.accumulate, group, chunk)
-        if self._tuner.settled or len(group.advantages) != self._num_samples:
+        usual = group.trajectory.log_probs.shape == (self._num_samples, self._num_steps)
+        if self._tuner.settled or not usual:
             train()
             return
         network, device = self._loaded.model.transformer, self._loaded.device

@@ -63,12 +63,12 @@ def test_a_device_of_a_fluid_trainer_finishes_its_fragment_and_then_trains() -> 
     assert trainer is not None
     for lane in (0, 1):
         found = uses(cluster, f"{trainer.address}/{lane}")
-        pieces = [("train", 8.0, 10.0), ("train", 10.0, 12.0)]
+        pieces = [("train", begin, begin + 1) for begin in (8.0, 9.0, 10.0, 11.0)]
         assert found == [("generate", 0.0, 8.0), *pieces, ("commit", 12.0, 20.0)]
 
 
 def test_a_fast_device_takes_more_of_a_group() -> None:
-    """Four pieces: 2 s each on the fast one, 5 s on the slow one."""
+    """The batch's last groups are cut into samples: 1 s on the fast one, 2.5 s on the slow one."""
     cluster = run(PLAN, rollout={"fast": 2}, lanes=["fast", "slow"])
     trainer = cluster.trainer
     assert trainer is not None
@@ -78,7 +78,8 @@ def test_a_fast_device_takes_more_of_a_group() -> None:
         for lane in (0, 1)
     }  # fmt: skip
     assert train == {
-        0: [(8.0, 10.0), (10.0, 12.0), (12.0, 14.0)], 1: [(8.0, 13.0)],
+        0: [(begin, begin + 1) for begin in (8.0, 9.0, 10.0, 11.0, 12.0)],
+        1: [(8.0, 10.5), (10.5, 13.0), (13.0, 15.5)],
     }  # fmt: skip
 
 
@@ -89,7 +90,7 @@ def test_a_device_trains_while_another_generates() -> None:
     assert trainer is not None
     slow, fast = (uses(cluster, f"{trainer.address}/{lane}") for lane in (0, 1))
     assert slow[0] == ("generate", 0.0, 20.0)
-    assert fast[:2] == [("train", 8.0, 10.0), ("train", 10.0, 12.0)]
+    assert fast[:2] == [("train", 8.0, 9.0), ("train", 9.0, 10.0)]
 
 
 @pytest.mark.parametrize(("staleness", "seconds"), [(0, 8.0 + 4.0 + 3.0 + 5.0), (1, 8.0)])

@@ -1,0 +1,47 @@
+"""In what pieces the devices of a trainer take a group: each the next one, whoever is free.
+
+With one device, whole groups. With several, a few samples at a time while there is plenty; of a
+batch's last groups single samples, and only some of their trained steps at a time, because then
+every device waits for the last piece.
+"""
+
+from dataclasses import dataclass
+
+LAST_GROUPS = 2
+"""Of a batch, that are cut fine."""
+FINE_PARTS = 3
+"""Of a sample's trained steps."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """Some samples of a group, and one part of the trained steps of each."""
+
+    samples: range
+    part: int = 0
+    num_parts: int = 1
+
+    def steps(self, trained_steps: int) -> range:
+        """Of the window, which."""
+        ends = [trained_steps * part // self.num_parts for part in (self.part, self.part + 1)]
+        return range(*ends)
+
+
+def cuts(group_size: int, num_lanes: int, trained_steps: int, *, is_last: bool) -> list[Cut]:
+    """Every (sample, step) of a group once."""
+    if num_lanes > 1 and is_last:
+        return [
+            Cut(range(sample, sample + 1), part, num_parts)
+            for num_parts in [min(FINE_PARTS, trained_steps)]
+            for sample in range(group_size)
+            for part in range(num_parts)
+        ]
+    size = piece_size(group_size, num_lanes)
+    return [
+        Cut(range(first, min(first + size, group_size))) for first in range(0, group_size, size)
+    ]
+
+
+def piece_size(group_size: int, num_lanes: int) -> int:
+    """Samples of a piece, while there is plenty."""
+    return max(1, group_size // num_lanes)
