@@ -24,13 +24,15 @@ class Case:
     modes: tuple[Chosen, ...]
     rounds: int
     batches: int
-    """Of each run that are measured; with one-step asynchrony, twice as many."""
+    """Of each run that are measured."""
+    one_step_batches: int
+    """The same with one-step asynchrony, where the stock takes some batches to balance."""
 
     def length(self, mode: Chosen) -> tuple[int, int]:
         """Batches of the warm-up, and the last one that is measured."""
         if not mode.schedule.max_staleness:
             return WARM_UP_STRICT, WARM_UP_STRICT + self.batches
-        return WARM_UP_ONE_STEP, WARM_UP_ONE_STEP + 2 * self.batches
+        return WARM_UP_ONE_STEP, WARM_UP_ONE_STEP + self.one_step_batches
 
     @property
     def num_batches(self) -> int:

@@ -39,6 +39,9 @@ def command(
     ] = None,
     rounds: Annotated[int, typer.Option(min=1, help="runs of each mode, by turns")] = 2,
     batches: Annotated[int, typer.Option(min=1, help="of each run that are measured")] = 3,
+    one_step_batches: Annotated[
+        int, typer.Option(min=2, help="the same with one-step asynchrony, better many")
+    ] = 12,
     scale: Annotated[
         float | None,
         typer.Option(min=1, help="times faster than real; by default about 4 s a batch"),
@@ -67,6 +70,7 @@ def command(
         fragment_size=fragment_size,
         rounds=rounds,
         batches=batches,
+        one_step_batches=one_step_batches,
         scale=scale,
     )
     with console.status("planning splits"):

@@ -37,6 +37,7 @@ class Request:
     fragment_size: int | None = None
     rounds: int = 2
     batches: int = 3
+    one_step_batches: int = 12
     scale: float | None = None
 
     def case(self) -> Case:
@@ -62,6 +63,7 @@ class Request:
             ),
             rounds=self.rounds,
             batches=self.batches,
+            one_step_batches=self.one_step_batches,
         )
 
     def _schedule(self, name: str) -> ScheduleChoice:

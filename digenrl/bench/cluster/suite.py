@@ -30,7 +30,7 @@ class Planned:
     def _run_seconds(self, mode: str) -> float:
         schedule, batches = MODES[mode], self.request.batches
         if schedule.max_staleness:
-            batches += WARM_UP_ONE_STEP + batches
+            batches = WARM_UP_ONE_STEP + self.request.one_step_batches
         else:
             batches += WARM_UP_STRICT
         slower = 2 if schedule.mode == "naive" else 1
@@ -45,7 +45,11 @@ def full() -> list[Planned]:
 def quick() -> list[Planned]:
     """Both ends of the ladder, and help for a trainer, on the model with the most messages."""
     request = Request(
-        workload="qwen-image", modes=("naive", "tag", "one-step"), rounds=1, batches=2
+        workload="qwen-image",
+        modes=("naive", "tag", "one-step"),
+        rounds=1,
+        batches=2,
+        one_step_batches=4,
     )
     return [
         Planned("qwen-image-32", request, pictures=True),
@@ -55,7 +59,7 @@ def quick() -> list[Planned]:
 
 def _of(workload: str) -> list[Planned]:
     equal = Request(workload=workload, batches=2)
-    once = replace(equal, rounds=1)
+    once = replace(equal, rounds=1, one_step_batches=4)
     return [
         Planned(f"{workload}-32", equal, pictures=True),
         Planned(
