@@ -82,10 +82,11 @@ def _choose(plan: Plan, state: State, now: float) -> tuple[WorkerState, Work] | 
     samples = _num_samples(plan, batch, limit)
     help_work = _help(plan, state, batch, samples)
     devices = [*state.rollout, *lent] if help_work is not None else state.rollout
-    lanes = [lane for w in devices for lane in lanes_of(state, w, now)]
+    lanes_by = {w.address: lanes_of(state, w, now) for w in devices}
+    lanes = [lane for each in lanes_by.values() for lane in each]
     n = next_size(plan, full_size(plan, len(lanes)), samples, len(lanes))
     open_to = [w for w in devices if _has_room(plan, w)]
-    for worker in sorted(open_to, key=lambda w: free_at(state, w, now)):
+    for worker in sorted(open_to, key=lambda w: _free_at(lanes_by[w.address])):
         if _is_first_to_finish(state, worker, lanes, n, samples, now):
             helps = worker.service == "trainer"
             work = help_work if helps else _next_work(plan, batch, limit, n, last=False)
@@ -101,7 +102,7 @@ def _choose_own(plan: Plan, state: State, now: float) -> tuple[WorkerState, Work
         return None
     devices = devices_of(state)
     able = [w for w in (*state.rollout, *_lent(plan, state)) if _has_room(plan, w) and w in devices]
-    for worker in sorted(able, key=lambda w: free_at(state, w, now)):
+    for worker in sorted(able, key=lambda w: _free_at(lanes_of(state, w, now))):
         place, step = devices.index(worker), len(devices)
         own = range(place, len(batch.groups), step)
         size = plan.fragment_size or full_size(plan, worker.slots * step)
@@ -170,7 +171,8 @@ def num_unissued(plan: Plan, state: State) -> int:
 def _num_samples(plan: Plan, batch: BatchState, limit: int) -> int:
     """Samples that no device has yet."""
     return sum(
-        plan.group_size - group.num_cut + group.num_pending for group in batch.groups[:limit]
+        plan.group_size - group.num_cut + (group.num_pending if group.fragments else 0)
+        for group in batch.groups[:limit]
     )
 
 
@@ -233,8 +235,8 @@ def _gradient_left(state: State, worker: WorkerState, now: float) -> float:
     return max(0.0, seconds - (now - worker.computes.since))
 
 
-def free_at(state: State, worker: WorkerState, now: float) -> float:
-    return min(lane.free_at for lane in lanes_of(state, worker, now))
+def _free_at(lanes: list[Lane]) -> float:
+    return min(lane.free_at for lane in lanes)
 
 
 def sample_seconds(state: State, worker: WorkerState) -> float:

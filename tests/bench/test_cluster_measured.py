@@ -66,8 +66,8 @@ def record(*, staleness: Literal[0, 1] = 0, batches: int = 4, stock: float = 0.0
     return RunRecord(
         setting=setting,
         commits=[4.0 * version for version in range(batches + 1)],
-        begin=Sample(0.0, {"scheduler": 1.0}, {"DG_TASK": 100}),
-        end=Sample(4.0 * batches, {"scheduler": 3.0}, {"DG_TASK": 100 + 32 * batches}),
+        begin=Sample(0, 0.0, {"scheduler": 1.0}, {"DG_TASK": 100}),
+        end=Sample(batches, 4.0 * batches, {"scheduler": 3.0}, {"DG_TASK": 100 + 32 * batches}),
         usage=[BatchUsage(batch=batch, seconds=4.0, devices=uses) for batch in range(batches)],
         intervals=intervals,
         overshoot={"rollout": {"median_ms": 0.5, "p99_ms": 1.0, "sleeps": 9.0}},
@@ -203,7 +203,7 @@ def test_a_case_measures_pairs_of_batches_where_staleness_is_allowed() -> None:
     )
     case = request.case()
     lengths = [case.length(mode) for mode in case.modes]
-    assert lengths == [(2, 5), (4, 10)]
+    assert lengths == [(2, 5), (4, 16)]
     assert case.num_batches == 2 * (5 + 10)
     assert case.setting(case.modes[1], 0).steps == 11
 

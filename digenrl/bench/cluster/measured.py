@@ -76,7 +76,7 @@ def measure(run: RunRecord, warm_up: int, last: int) -> Measured:
         shares={role: _shares(run, role, window) for role in ROLES},
         waits={role: _waits(run, role, warm_up, last) for role in ROLES},
         messages={
-            stream: (number - run.begin.stored[stream]) / (last - warm_up)
+            stream: (number - run.begin.stored[stream]) / (run.end.version - run.begin.version)
             for stream, number in run.end.stored.items()
         },
         cpu={

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 
-from services.scheduler.costs.profile import Profile, speed
+from services.scheduler.costs.profile import Profile
 from services.scheduler.lookahead import look_ahead
 from services.scheduler.planning.forecast import forecast
 from services.scheduler.planning.planner import fragment_sizes, plan_split, with_help
@@ -26,6 +26,8 @@ STANDARD = tuple(MODES)[:6]
 SIMULATED_BATCHES = 12
 NEGLIGIBLE = 0.003
 """Of a step."""
+MOST_FRAGMENTS = 6
+"""Of a group, to spread a burst; more of them are a burden of messages instead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +54,7 @@ def chosen(
 
     ``by_controller``: of how much to help, the run's own controller is to decide.
     """
-    if schedule.mode == "colocated":
-        whole = schedule.fragment_size or profile.shape.group_size
-        both = Split({}, _in_both_roles(profile, devices))
-        return Chosen(name, both, replace(schedule, fragment_size=whole))
-    if split is None:
+    if split is None or schedule.mode == "colocated":
         best = plan_split(profile, devices, schedule).best
         split, found = best.split, best.schedule
     else:
@@ -85,21 +83,14 @@ def _in_smaller_fragments(
     """If that costs next to nothing: what devices store comes in smaller bursts, of which the
     simulator knows nothing."""
     most = predicted(profile, Chosen("", split, found)).step_seconds * (1 + NEGLIGIBLE)
+    least = profile.shape.group_size / MOST_FRAGMENTS
     for size in sorted(fragment_sizes(profile, schedule), reverse=True):
-        if size < (found.fragment_size or 0):
+        if least <= size < (found.fragment_size or 0):
             smaller = _sized(profile, split, schedule, size)
             if predicted(profile, Chosen("", split, smaller)).step_seconds > most:
                 break
             found = smaller
     return found
-
-
-def _in_both_roles(profile: Profile, devices: Devices) -> Devices:
-    return {
-        kind: count
-        for kind, count in devices.items()
-        if speed(profile, kind, "rollout") and speed(profile, kind, "trainer")
-    }
 
 
 def predicted(profile: Profile, mode: Chosen, *, seed: int = 0) -> Simulated:

@@ -28,6 +28,7 @@ from services.rollout.app import RolloutApp
 from services.trainer.app import TrainerApp
 from shared.contracts import Device
 from shared.run_store import wait_for_recipe, weights_folder
+from shared.service import keep_what_is_there
 from shared.settings import ServiceSettings
 from shared.store import open_store
 from shared.telemetry import configure_logs
@@ -142,6 +143,7 @@ def main(service: str, folder: Path) -> None:
     setting = Setting.model_validate_json((folder / SETTING).read_text())
     configure_logs(service=service, worker=service, run=setting.run)
     work = SERVICES[service](Emulation.of(setting))
+    keep_what_is_there()
     asyncio.run(run_until_told(work))
     found = {
         "intervals": [each._asdict() for held in work.held for each in held.intervals],

@@ -35,6 +35,12 @@ BROKERS = ("nats", "valkey")
 """Objects are files in memory: SeaweedFS takes 10 ms of a core for each MB that is put, and 2 ms
 for each object, more than two cores have at these rates."""
 MEMORY = Path("/dev/shm")
+MALLOC = {
+    "MALLOC_MMAP_THRESHOLD_": str(1 << 30),
+    "MALLOC_TRIM_THRESHOLD_": str(1 << 30),
+}
+"""So that the emulated hosts, all on this machine, use memory again: a new page costs as much time
+as filling it does."""
 SILENCE_S = 60.0
 """Without a commit for this long, a run has failed."""
 USAGE_TRIES = 100
@@ -47,6 +53,7 @@ OnCommit = Callable[[int], None]
 class Sample:
     """What processes and streams had come to at a commit."""
 
+    version: int
     at: float
     """Monotonic seconds."""
     cpu: dict[str, float]
@@ -63,7 +70,7 @@ class RunRecord:
     commits: list[float]
     """When each version was announced, the first one first."""
     begin: Sample
-    """At the commit that ends the warm-up."""
+    """At the last commit but one of the warm-up: to ask the broker delays what comes next."""
     end: Sample
     usage: list[BatchUsage]
     intervals: list[Interval]
@@ -90,15 +97,16 @@ class Session:
         setting = setting.model_copy(update={"run": f"{setting.run}-{self._runs}"})
         folder = self.folder / setting.run
         _prepare(folder, setting)
+        sampled = (warm_up - 1, last)
         services = Supervisor(folder / "logs", self.environment)
         settings = _settings(self.environment, setting.run)
         emulated = [name for name in SERVICES if name != "rollout" or setting.num_rollout]
         async with settings.connect_bus() as bus:
-            watch = _Watch(self, services, bus, setting.run)
+            watch = _Watch(self, services, bus, setting.run, sampled)
             try:
                 for program in _programs(folder, emulated):
                     await services.start(program, wait=False)
-                await watch.until(warm_up, last, note)
+                await watch.until(last, note)
                 usage = await _usage(open_store(settings.store), setting.run, last)
             finally:
                 await services.stop(list(services.children))
@@ -107,7 +115,7 @@ class Session:
         return RunRecord(
             setting=setting,
             commits=watch.commits,
-            begin=watch.samples[warm_up],
+            begin=watch.samples[sampled[0]],
             end=watch.samples[last],
             usage=usage,
             intervals=[Interval(**each) for one in found.values() for each in one["intervals"]],
@@ -149,10 +157,12 @@ class _Watch:
     services: Supervisor
     bus: Bus
     run: str
+    sampled: tuple[int, int]
+    """Versions."""
     commits: list[float] = field(default_factory=list)
     samples: dict[int, Sample] = field(default_factory=dict)
 
-    async def until(self, warm_up: int, last: int, note: OnCommit) -> None:
+    async def until(self, last: int, note: OnCommit) -> None:
         await self._or_died(self.bus.wait_for_streams())
         subject = subjects.event_subject(self.run, "policy_published")
         async with contextlib.aclosing(self.bus.follow(subjects.EVT, [subject])) as stream:
@@ -164,7 +174,7 @@ class _Watch:
                 ):
                     continue
                 self.commits.append(time.monotonic())
-                if event.policy.version in (warm_up, last):
+                if event.policy.version in self.sampled:
                     self.samples[event.policy.version] = await self._sample()
                 note(event.policy.version)
 
@@ -202,7 +212,7 @@ class _Watch:
         for stream in subjects.STREAMS:
             info = await self.bus.jetstream.stream_info(stream.name)
             stored[stream.name] = info.state.last_seq
-        return Sample(self.commits[-1], cpu, stored)
+        return Sample(len(self.commits) - 1, self.commits[-1], cpu, stored)
 
 
 def _prepare(folder: Path, setting: Setting) -> None:
@@ -229,7 +239,10 @@ def _programs(folder: Path, emulated: Sequence[str]) -> list[Program]:
             return (await client.get(f"http://127.0.0.1:{port}/readyz")).status_code == 200
 
     commands = {"scheduler": scheduler, **workers}
-    return [Program(name=name, argv=argv, ready=ready) for name, argv in commands.items()]
+    return [
+        Program(name=name, argv=argv, ready=ready, environment=MALLOC)
+        for name, argv in commands.items()
+    ]
 
 
 def _settings(environment: dict[str, str], run: str) -> ServiceSettings:
