@@ -204,8 +204,8 @@ def test_a_case_measures_pairs_of_batches_where_staleness_is_allowed() -> None:
     case = request.case()
     lengths = [case.length(mode) for mode in case.modes]
     assert lengths == [(2, 5), (4, 16)]
-    assert case.num_batches == 2 * (5 + 10)
-    assert case.setting(case.modes[1], 0).steps == 11
+    assert case.num_batches == 2 * (5 + 16)
+    assert case.setting(case.modes[1], 0).steps == 17
 
 
 def test_fragments_are_smaller_where_that_costs_nothing() -> None:
