@@ -72,7 +72,8 @@ async def _run(
 
 def _two_devices(path: Path, pictures: Path, *, quick: bool) -> None:
     """In a process of its own, which pins its children to cores."""
-    options = ["--json", str(path), "--plot", str(pictures), *(["--quick"] if quick else [])]
+    length = ["--quick"] if quick else ["--rounds", "2"]
+    options = ["--json", str(path), "--plot", str(pictures), *length]
     recipe = str(TWO_DEVICES_RECIPE)
     command = [sys.executable, "-m", "digenrl", "bench", "two-devices", recipe, *options]
     subprocess.run(command, check=True)
