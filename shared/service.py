@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import gc
 import signal
 from collections.abc import Coroutine
 from dataclasses import dataclass
@@ -10,6 +9,8 @@ from dataclasses import dataclass
 import uvicorn
 from fastapi import APIRouter, FastAPI, Response
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+
+from shared.garbage import keep_what_is_there
 
 GRACE_S = 10
 
@@ -27,13 +28,6 @@ class Health:
 
     def is_not_ready(self, reason: str) -> None:
         self.ready, self.reason = False, reason
-
-
-def keep_what_is_there() -> None:
-    """Modules and models stay until the end; to look through them for garbage stops a service for
-    50 ms every now and then."""
-    gc.collect()
-    gc.freeze()
 
 
 def probes(health: Health) -> APIRouter:

@@ -1,19 +1,28 @@
-"""The results of the emulated cluster as Markdown tables, for docs/performance.
+"""The results of the emulated cluster as Markdown: all workloads side by side, and every case.
 
-python -m digenrl.bench.tables bench/results > docs/performance/tables.md
+`digenrl bench all` writes them; of results that are there already:
+
+    python -m digenrl.bench.tables bench/results > docs/performance/tables.md
 """
 
 import json
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
+
+from digenrl.bench.summary import summary
 
 HEAD = (
     "mode", "split", "fragment", "TAG", "s per step", "utilisation", "simulator",
     "2026-06", "tuned", "ours", "overhead",
 )  # fmt: skip
-LEGEND = """Written by `make bench` from `bench/results`. Real services, emulated devices.
+BEGINNING = """# Measured on the emulated cluster
+
+Written by `make bench` from `bench/results`. Real services, emulated devices.
+"""
+LEGEND = """
+## Every case
 
 - *s per step*: at full scale, median of the rounds; *utilisation*: work-conserving floor over it;
   *simulator*: how far the step is from what the simulator says of this configuration.
@@ -24,13 +33,14 @@ LEGEND = """Written by `make bench` from `bench/results`. Real services, emulate
 """
 
 
-def tables(results: Iterable[dict[str, Any]]) -> str:
-    return "\n".join([LEGEND, *(line for result in results for line in _table(result))])
+def tables(results: Sequence[dict[str, Any]]) -> str:
+    lines = (line for result in results for line in _table(result))
+    return "\n".join([BEGINNING, summary(results), LEGEND, *lines]) + "\n"
 
 
 def _table(result: dict[str, Any]) -> Iterator[str]:
     devices = " + ".join(f"{count} {kind}" for kind, count in result["devices"].items())
-    yield f"\n## {result['workload']}, {devices}{_split_of(result)}\n"
+    yield f"\n### {result['workload']}, {devices}{_split_of(result)}\n"
     floor, old = result["floor_seconds"], result["colocated_2026_06"]
     yield (
         f"Floor {floor:.1f} s, colocated 2026-06 {old:.1f} s, tuned "
@@ -62,7 +72,7 @@ def _cells(mode: dict[str, Any]) -> list[str]:
         f"{mode['over_2026_06']:.2f}",
         f"{mode['over_tuned']:.2f}",
         "" if ours is None else f"{ours:.2f}",
-        f"{mode['overhead_ms']:.0f} ms, {mode['overhead_ms'] / 10 / mode['step_seconds']:.2f} %",
+        f"{mode['overhead_ms']:.0f} ms, {mode['overhead_share']:.2%}",
     ]
 
 
@@ -77,4 +87,4 @@ def read_results(folder: Path) -> list[dict[str, Any]]:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(tables(read_results(Path(sys.argv[1]))) + "\n")
+    sys.stdout.write(tables(read_results(Path(sys.argv[1]))))

@@ -133,22 +133,25 @@ class Intake:
         return GradientPart(gradient=await self._store.get(ref), tally=contribution.tally)
 
     async def _data(self, command: TrainGroup) -> GroupData | None:
-        trajectories, conditions, refused = [], b"", False
-        for fragment in command.fragments:
-            try:
-                trajectories.append(await self._store.get(fragment.stored.trajectory))
-                conditions = await self._fetch_conditions(fragment.stored.conditions)
-            except (IntegrityError, ContractError) as error:
-                refused = True
-                await self._refuse(fragment, error)
-        if refused:
+        fetched = await asyncio.gather(*(self._fragment(each) for each in command.fragments))
+        whole = [each for each in fetched if each is not None]
+        if len(whole) < len(fetched):
             return None
         return GroupData(
-            trajectories=tuple(trajectories),
-            conditions=conditions,
+            trajectories=tuple(trajectory for trajectory, _ in whole),
+            conditions=whole[-1][1],
             advantages=command.advantages,
             staleness=command.batch - command.policy.version,
         )
+
+    async def _fragment(self, fragment: FragmentScored) -> tuple[bytes, bytes] | None:
+        """Its trajectory and its prompt's conditions; None, and it is refused, if one is faulty."""
+        try:
+            trajectory = await self._store.get(fragment.stored.trajectory)
+            return trajectory, await self._fetch_conditions(fragment.stored.conditions)
+        except (IntegrityError, ContractError) as error:
+            await self._refuse(fragment, error)
+            return None
 
     async def _fetch_conditions(self, ref: ObjectRef) -> bytes:
         if ref.sha256 not in self._conditions:

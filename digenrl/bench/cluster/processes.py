@@ -27,8 +27,8 @@ from services.reward.scorer import WeightedScorer
 from services.rollout.app import RolloutApp
 from services.trainer.app import TrainerApp
 from shared.contracts import Device
+from shared.garbage import keep_what_is_there
 from shared.run_store import wait_for_recipe, weights_folder
-from shared.service import keep_what_is_there
 from shared.settings import ServiceSettings
 from shared.store import open_store
 from shared.telemetry import configure_logs

@@ -58,8 +58,9 @@ def quick() -> list[Planned]:
 
 
 def _of(workload: str) -> list[Planned]:
-    equal = Request(workload=workload, batches=2)
+    equal = Request(workload=workload, batches=2, one_step_batches=8)
     once = replace(equal, rounds=1, one_step_batches=4)
+    slow = replace(once, one_step_batches=2)
     return [
         Planned(f"{workload}-32", equal, pictures=True),
         Planned(
@@ -75,5 +76,5 @@ def _of(workload: str) -> list[Planned]:
         ),
         # Splits that are far from the best one, without and with what makes up for it.
         Planned(f"{workload}-8-24", replace(once, split="8:24", modes=("tsp", "tag", "one-step"))),
-        Planned(f"{workload}-24-8", replace(once, split="24:8", modes=("one-step", "help"))),
+        Planned(f"{workload}-24-8", replace(slow, split="24:8", modes=("one-step", "help"))),
     ]

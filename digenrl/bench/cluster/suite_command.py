@@ -27,7 +27,7 @@ def command(
     results: Annotated[Path, typer.Option(help="a JSON file per case goes here")] = Path(
         "bench/results"
     ),
-    pictures: Annotated[Path, typer.Option(help="bars and timelines go here")] = Path(
+    pictures: Annotated[Path, typer.Option(help="bars, timelines and tables go here")] = Path(
         "docs/performance"
     ),
     folder: Annotated[Path, typer.Option(help="for the brokers' data and logs")] = Path(
@@ -39,6 +39,7 @@ def command(
 
     from digenrl.bench.cluster.suite import full
     from digenrl.bench.cluster.suite import quick as few
+    from digenrl.bench.tables import read_results, tables
 
     console = Console(width=max(170, Console().width))
     cases = few() if quick else full()
@@ -50,6 +51,7 @@ def command(
     two_devices = results / "two-devices.json"
     if not (resume and two_devices.is_file()):
         _two_devices(two_devices, pictures, quick=quick)
+    (pictures / "tables.md").write_text(tables(read_results(results)))
 
 
 async def _run(
@@ -70,7 +72,8 @@ async def _run(
 
 def _two_devices(path: Path, pictures: Path, *, quick: bool) -> None:
     """In a process of its own, which pins its children to cores."""
-    options = ["--json", str(path), "--plot", str(pictures), *(["--quick"] if quick else [])]
+    length = ["--quick"] if quick else ["--rounds", "2"]
+    options = ["--json", str(path), "--plot", str(pictures), *length]
     recipe = str(TWO_DEVICES_RECIPE)
     command = [sys.executable, "-m", "digenrl", "bench", "two-devices", recipe, *options]
     subprocess.run(command, check=True)

@@ -1,0 +1,63 @@
+"""Results as tables: every figure in the row and column where readers look for it."""
+
+from typing import Any
+
+from digenrl.bench.summary import MISSING, STARVED, summary
+from digenrl.bench.tables import tables
+
+BEST = "1 H100 : 31 H100"
+
+
+def result(
+    workload: str, modes: dict[str, float], *, devices: dict[str, int] | None = None,
+    split: str = BEST,
+) -> dict[str, Any]:  # fmt: skip
+    return {
+        "workload": workload, "devices": devices or {"H100": 32}, "scale": 10.0,
+        "floor_seconds": 30.0, "colocated_2026_06": 90.0, "colocated_tuned": 36.0,
+        "modes": [
+            {
+                "mode": mode, "split": split, "fragment_size": 8, "tag": 3,
+                "step_seconds": 30.0 / utilisation, "fastest": 30.0, "slowest": 40.0,
+                "utilisation": utilisation, "deviation": 0.012, "over_2026_06": 3 * utilisation,
+                "over_tuned": 1.2 * utilisation, "over_colocated": None, "overhead_ms": 40.0,
+                "overhead_share": 0.001,
+            }
+            for mode, utilisation in modes.items()
+        ],
+    }  # fmt: skip
+
+
+RESULTS = [
+    result("qwen-image", {"tag": 0.5, "one-step": 0.75}, split=STARVED),
+    result("qwen-image", {"naive": 0.25, "tag": 0.9, "one-step": 0.95}),
+    result("flux1-dev", {"one-step": 0.8}, devices={"H100": 16, "H20": 16}),
+]
+
+
+def rows(text: str, name: str) -> list[list[str]]:
+    lines = (line for line in text.splitlines() if line.startswith(f"| {name} "))
+    return [[cell.strip() for cell in line.strip("|").split("|")][1:] for line in lines]
+
+
+def test_best_and_far_splits_stand_in_columns_of_their_own() -> None:
+    utilisation, ratios, ladder = rows(summary(RESULTS), "Qwen-Image")
+    assert utilisation[:2] == ["0.900 (+1.2%)", "0.950 (+1.2%)"]
+    assert utilisation[2:5] == [MISSING] * 3
+    assert utilisation[5:] == ["0.500 (+1.2%)", "0.750 (+1.2%)", MISSING, MISSING]
+    assert ratios[0] == f"2.70 / 1.08 / {MISSING}"
+    assert ladder[0] == "120.0; 40 ms, 0.10%" and ladder[1] == MISSING and ladder[-1] == "30.0"
+
+
+def test_unequal_devices_stand_by_their_kind() -> None:
+    _, ratios, ladder = rows(summary(RESULTS), "FLUX.1-dev")
+    assert ratios == [MISSING, MISSING, MISSING, "2.40 / 0.96", MISSING]
+    assert set(ladder) == {MISSING}
+
+
+def test_every_case_has_a_table_of_its_modes() -> None:
+    text = tables(RESULTS)
+    assert text.count("\n### ") == 3 + len(RESULTS)
+    assert f"### qwen-image, 32 H100, {STARVED}" in text
+    assert [row[3] for row in rows(text, "one-step")] == ["40.0 (30.0–40.0)", "31.6 (30.0–40.0)",
+                                                          "37.5 (30.0–40.0)"]  # fmt: skip
