@@ -168,10 +168,16 @@ class Cluster:
 
     async def generate(self, batch: int, *groups: int) -> None:
         policy = (await self.commit(batch)).policy
+        await self.until(lambda: self._has_announced(batch))
         for group in groups:
             task = examples.task(batch=batch, group=group)
             update = {"policy": policy, "worker": ADDRESS}
             await self.bus.publish(task.model_copy(update=update))
+
+    def _has_announced(self, version: int) -> bool:
+        """Before, nobody gives it tasks by that version."""
+        announced = self.worker.policy_version
+        return announced is not None and announced >= version
 
     async def told(self, kind: type[M], count: int = 1) -> list[M]:
         """The first events of one kind, but for announcements of version 0."""
