@@ -5,7 +5,13 @@ from pathlib import Path
 
 from shared.errors import UserError
 
-FAMILIES = {"StableDiffusion3Pipeline": "shared.diffusion.sd3:StableDiffusion3"}
+FAMILIES = {
+    "StableDiffusion3Pipeline": "shared.diffusion.families.sd3:StableDiffusion3",
+    "FluxPipeline": "shared.diffusion.families.flux:Flux",
+    "QwenImagePipeline": "shared.diffusion.families.qwen_image:QwenImage",
+    "WanPipeline": "shared.diffusion.families.wan:Wan",
+    "HunyuanVideoPipeline": "shared.diffusion.families.hunyuan_video:HunyuanVideo",
+}
 """The pipeline that a model folder names -> its adapter."""
 
 

@@ -8,6 +8,7 @@ import difflib
 import json
 import tomllib
 from collections.abc import Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, get_args
 
@@ -15,9 +16,11 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from shared.contracts import MAX_GROUP_SIZE, Token
 from shared.errors import UserError
+from shared.pipeline_sigmas import pipeline_sigmas
 
 Positive = Annotated[int, Field(gt=0, le=2**31)]
 NonNegative = Annotated[int, Field(ge=0, le=2**31)]
+Sigma = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 Rate = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 MAX_FRAGMENTS_PER_GROUP = 64
 """What one TrainGroup message can name."""
@@ -46,8 +49,11 @@ class Model(Table):
     """A diffusers folder; relative to the recipe."""
     height: Positive
     width: Positive
+    frames: Positive = 1
+    """Of a video."""
     guidance: Rate = 1.0
-    """Classifier-free guidance in sampling and training; 1 is none."""
+    """In sampling and training: classifier-free, or told to the network where it takes that
+    (FLUX.1, HunyuanVideo). 1 is none."""
     dtype: Literal["float64", "float32", "bfloat16", "float16"] = "float32"
     """Of the frozen weights. Latents, log-probs and the adapter are float32 at least."""
     lora: Lora = Lora()
@@ -60,8 +66,10 @@ class Data(Table):
 
 class Sampling(Table):
     steps: Annotated[int, Field(ge=2, le=1000)] = 10
-    sigmas: Literal["linear", "shifted", "default"] = "linear"
-    """linear 1..0; shifted: linear, shifted once; default: diffusers' own grid for that shift."""
+    sigmas: Literal["linear", "shifted", "default", "model"] | tuple[Sigma, ...] = "linear"
+    """linear 1..0; shifted: linear, shifted once; default: diffusers' own grid for that shift;
+    model: that of the model's own pipeline, as numbers from when the recipe is read; or numbers,
+    one more than steps."""
     shift: Annotated[float, Field(gt=0)] = 3.0
     variant: Literal["flow", "dance", "cps"] = "flow"
     noise_level: Annotated[float, Field(gt=0, le=10)] = 0.7
@@ -69,6 +77,19 @@ class Sampling(Table):
     """How many denoising steps are stochastic and trained."""
     first_window_starts: tuple[NonNegative, NonNegative] = (0, 0)
     """A group's window starts uniformly between these two steps."""
+
+    @model_validator(mode="after")
+    def _sigmas_descend(self) -> Self:
+        if not isinstance(self.sigmas, str):
+            if len(self.sigmas) != self.steps + 1:
+                raise ValueError(
+                    f"sigmas: {len(self.sigmas)} numbers; {self.steps} steps need {self.steps + 1}"
+                )
+            if any(after >= before for before, after in pairwise(self.sigmas)):
+                raise ValueError("sigmas: every number must be smaller than the one before")
+            if self.sigmas[-1] != 0:
+                raise ValueError(f"sigmas: the last number must be 0, not {self.sigmas[-1]}")
+        return self
 
     @model_validator(mode="after")
     def _window_fits(self) -> Self:
@@ -283,7 +304,7 @@ def override(recipe: Recipe, changes: Mapping[str, Any]) -> Recipe:
 
 
 def _resolved(recipe: Recipe, base: Path) -> Recipe:
-    """With every path made absolute."""
+    """With every path made absolute, and the model's own sigmas as numbers."""
 
     def scorers(given: tuple[Scorer, ...]) -> tuple[Scorer, ...]:
         return tuple(
@@ -296,11 +317,17 @@ def _resolved(recipe: Recipe, base: Path) -> Recipe:
     def updated(table: Any, **update: Any) -> Any:
         return table.model_copy(update=update)
 
-    digits = recipe.evaluation.digits
+    digits, folder = recipe.evaluation.digits, (base / recipe.model.folder).resolve()
+    sigmas = recipe.sampling.sigmas
+    if sigmas == "model":
+        size = recipe.model
+        steps = recipe.sampling.steps
+        sigmas = pipeline_sigmas(folder, steps, height=size.height, width=size.width)
 
     return recipe.model_copy(
         update={
-            "model": updated(recipe.model, folder=(base / recipe.model.folder).resolve()),
+            "model": updated(recipe.model, folder=folder),
+            "sampling": updated(recipe.sampling, sigmas=sigmas),
             "data": updated(recipe.data, prompts=(base / recipe.data.prompts).resolve()),
             "reward": updated(recipe.reward, scorers=scorers(recipe.reward.scorers)),
             "evaluation": updated(recipe.evaluation, digits=digits and (base / digits).resolve()),

@@ -18,8 +18,8 @@ from digenrl.digits.network import Network
 from digenrl.digits.prompts import TEMPLATES, prompt_texts
 from digenrl.digits.text import CLIP_WIDTH, T5_WIDTH, build_text_parts
 from digenrl.digits.vae import build_vae
+from shared.diffusion.families.sd3 import StableDiffusion3
 from shared.diffusion.models import Conditions
-from shared.diffusion.sd3 import StableDiffusion3
 
 Report = Callable[[str], None]
 

@@ -19,15 +19,15 @@ T5_WIDTH = 2 * CLIP_WIDTH
 
 def build_text_parts(seed: int) -> dict[str, Any]:
     """The six components by their names in a StableDiffusion3Pipeline."""
-    clip, t5 = _clip_tokenizer(), _t5_tokenizer()
+    clip, t5 = clip_tokenizer(), t5_tokenizer()
     generator = torch.Generator().manual_seed(seed)
     return {
         "tokenizer": clip,
-        "tokenizer_2": _clip_tokenizer(),
+        "tokenizer_2": clip_tokenizer(),
         "tokenizer_3": t5,
-        "text_encoder": _clip_encoder(clip, generator),
-        "text_encoder_2": _clip_encoder(clip, generator),
-        "text_encoder_3": _t5_encoder(t5, generator),
+        "text_encoder": clip_encoder(clip, generator),
+        "text_encoder_2": clip_encoder(clip, generator),
+        "text_encoder_3": t5_encoder(t5, generator),
     }
 
 
@@ -35,7 +35,7 @@ def _words() -> list[str]:
     return sorted({word for text, _ in all_prompts() for word in text.split()})
 
 
-def _clip_tokenizer() -> Any:
+def clip_tokenizer(num_tokens: int = NUM_TOKENS) -> Any:
     """Byte-level BPE whose merges spell out each known word from left to right."""
     from tokenizers.pre_tokenizers import ByteLevel
     from transformers import CLIPTokenizer
@@ -55,11 +55,11 @@ def _clip_tokenizer() -> Any:
     return CLIPTokenizer(
         vocab={token: index for index, token in enumerate(tokens)},
         merges=merges,
-        model_max_length=NUM_TOKENS,
+        model_max_length=num_tokens,
     )
 
 
-def _t5_tokenizer() -> Any:
+def t5_tokenizer() -> Any:
     """A unigram model that prefers whole words."""
     from transformers import T5TokenizerFast
 
@@ -70,7 +70,7 @@ def _t5_tokenizer() -> Any:
     return T5TokenizerFast(vocab=pieces, extra_ids=0, model_max_length=NUM_TOKENS)
 
 
-def _clip_encoder(tokenizer: Any, generator: torch.Generator) -> nn.Module:
+def clip_encoder(tokenizer: Any, generator: torch.Generator) -> nn.Module:
     from transformers import CLIPTextConfig, CLIPTextModelWithProjection
 
     config = CLIPTextConfig(
@@ -80,16 +80,16 @@ def _clip_encoder(tokenizer: Any, generator: torch.Generator) -> nn.Module:
         projection_dim=CLIP_WIDTH,
         num_hidden_layers=2,
         num_attention_heads=2,
-        max_position_embeddings=NUM_TOKENS,
+        max_position_embeddings=tokenizer.model_max_length,
         bos_token_id=tokenizer.bos_token_id,
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
     )
     encoder: nn.Module = CLIPTextModelWithProjection(config)
-    return _randomize(encoder, generator)
+    return randomized(encoder, generator)
 
 
-def _t5_encoder(tokenizer: Any, generator: torch.Generator) -> nn.Module:
+def t5_encoder(tokenizer: Any, generator: torch.Generator) -> nn.Module:
     from transformers import T5Config, T5EncoderModel
 
     config = T5Config(
@@ -105,11 +105,11 @@ def _t5_encoder(tokenizer: Any, generator: torch.Generator) -> nn.Module:
         eos_token_id=tokenizer.eos_token_id,
     )
     encoder: nn.Module = T5EncoderModel(config)
-    return _randomize(encoder, generator)
+    return randomized(encoder, generator)
 
 
 @torch.no_grad()
-def _randomize(encoder: nn.Module, generator: torch.Generator) -> nn.Module:
+def randomized(encoder: nn.Module, generator: torch.Generator) -> nn.Module:
     """Unit embeddings, and linear layers that keep a unit's scale.
 
     The usual initialisation is so small that the pooled vector hardly depends on the prompt.

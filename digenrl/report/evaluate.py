@@ -84,7 +84,7 @@ class Evaluator:
                 for number, _ in chunk
                 for index in range(self._num_each)
             ],
-            shape=model.latent_shape(height=table.height, width=table.width),
+            shape=model.latent_shape(height=table.height, width=table.width, frames=table.frames),
             device=self._policy.device,
         )
         latents = denoise(

@@ -57,7 +57,10 @@ class Generator:
         self._recipe = recipe
         self._model, self._device = loaded.model, loaded.device
         self._weights = loaded.in_use
-        self._shape = self._model.latent_shape(height=recipe.model.height, width=recipe.model.width)
+        size = recipe.model
+        self._shape = self._model.latent_shape(
+            height=size.height, width=size.width, frames=size.frames
+        )
         self._encoded = lru_cache(maxsize=CACHED_PROMPTS)(self._encode)
 
     @property

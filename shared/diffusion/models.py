@@ -1,6 +1,7 @@
 """The small protocol behind which every model family looks alike to rollout and trainer."""
 
 import importlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, Protocol
 
@@ -27,25 +28,35 @@ class ModelAdapter(Protocol):
     transformer: nn.Module
 
     @property
-    def lora_targets(self) -> list[str]:
-        """Suffixes of the module names that LoRA adapts by default."""
+    def lora_targets(self) -> Sequence[str]:
+        """Suffixes of the names of the layers that LoRA adapts by default."""
+
+    @property
+    def lora_excluded(self) -> Sequence[str]:
+        """Beginnings of the names of layers that it leaves alone, whatever their suffixes."""
 
     def encode(self, prompt: str, *, guidance: float) -> Conditions:
-        """Conditions of one prompt; with guidance above 1 those of the empty prompt as well."""
+        """Conditions of one prompt; for classifier-free guidance those of the empty prompt too."""
 
-    def latent_shape(self, *, height: int, width: int) -> tuple[int, ...]: ...
+    def latent_shape(self, *, height: int, width: int, frames: int = 1) -> tuple[int, ...]:
+        """Of one sample, from its size in pixels.
+
+        Raises:
+            UserError: if the model makes no samples of that size.
+        """
 
     def velocity(
         self, latents: Tensor, sigma: Tensor, conditions: Conditions, *, guidance: float
     ) -> Tensor:
         """(B, ...) from latents (B, ...), sigma (B,) and conditions of B rows.
 
+        ``guidance`` is what the family means by it: classifier-free, or told to the network.
         Classifier-free guidance runs both halves as one batch, the same way for sampling and
         training, so that a replay equals what was sampled.
         """
 
     def decode(self, latents: Tensor) -> Tensor:
-        """Latents (B, ...) to images (B, C, H, W) float32 in [0, 1]."""
+        """Latents (B, ...) to images (B, C, H, W) or videos (B, F, C, H, W), float32 in [0, 1]."""
 
 
 def load_model(

@@ -32,6 +32,7 @@ def load_policy(recipe: Recipe, parts: set[Part], index: int = 0) -> LoadedPolic
         rank=table.lora.rank,
         alpha=table.lora.alpha,
         targets=table.lora.targets or tuple(model.lora_targets),
+        excluded=tuple(model.lora_excluded),
         seed=derive(recipe.run.seed, "lora"),
     )
     attach_lora(model.transformer, lora)
@@ -40,17 +41,26 @@ def load_policy(recipe: Recipe, parts: set[Part], index: int = 0) -> LoadedPolic
 
 def sampling_plan(sampling: Sampling, *, window_start: int | None) -> SamplingPlan:
     """The denoising of one group; without a window, the deterministic one for evaluation."""
-    grids = {
-        "linear": lambda: schedule.linear_sigmas(sampling.steps),
-        "shifted": lambda: schedule.single_shift_sigmas(sampling.steps, sampling.shift),
-        "default": lambda: schedule.default_sigmas(sampling.steps, sampling.shift),
-    }
     window = (
         range(0) if window_start is None else range(window_start, window_start + sampling.window)
     )
     return SamplingPlan(
-        sigmas=grids[sampling.sigmas](),
+        sigmas=_sigmas(sampling),
         window=window,
         noise_level=sampling.noise_level,
         variant=sampling.variant,
     )
+
+
+def _sigmas(sampling: Sampling) -> schedule.Sigmas:
+    match sampling.sigmas:
+        case "linear":
+            return schedule.linear_sigmas(sampling.steps)
+        case "shifted":
+            return schedule.single_shift_sigmas(sampling.steps, sampling.shift)
+        case "default":
+            return schedule.default_sigmas(sampling.steps, sampling.shift)
+        case "model":
+            raise ValueError("the model's own sigmas are numbers once the recipe is read")
+        case numbers:
+            return numbers

@@ -45,20 +45,28 @@ def default_sigmas(num_steps: int, factor: float) -> Sigmas:
     return (*(shift(sigma, factor) for sigma in _descend(1.0, smallest, num_steps)), 0.0)
 
 
-def dynamic_sigmas(num_steps: int, mu: float, *, terminal: float | None = None) -> Sigmas:
-    """Exponential shift by ``mu`` of the grid 1 .. 1/T (FLUX, Qwen-Image).
+def evenly_to(last: float, num_steps: int, factor: float) -> Sigmas:
+    """Evenly spaced from 1 to ``last`` and shifted once; then 0 (FLUX without dynamic shift)."""
+    return (*(shift(sigma, factor) for sigma in _descend(1.0, last, num_steps)), 0.0)
+
+
+def dynamic_sigmas(
+    num_steps: int, mu: float, *, terminal: float | None = None, linear: bool = False
+) -> Sigmas:
+    """Shift by ``mu`` of the grid 1 .. 1/T, exponential or linear in it (FLUX, Qwen-Image).
 
     ``terminal`` stretches the grid so that its last sigma before 0 is ``terminal`` (Qwen: 0.02).
     """
-    grid = [_dynamic_shift(sigma, mu) for sigma in _descend(1.0, 1 / num_steps, num_steps)]
+    factor = mu if linear else math.exp(mu)
+    grid = [_by(factor, sigma) for sigma in _descend(1.0, 1 / num_steps, num_steps)]
     if terminal is not None:
         scale = (1 - grid[-1]) / (1 - terminal)
         grid = [1 - (1 - sigma) / scale for sigma in grid]
     return (*grid, 0.0)
 
 
-def _dynamic_shift(sigma: float, mu: float) -> float:
-    return math.exp(mu) / (math.exp(mu) + (1 / sigma - 1))
+def _by(factor: float, sigma: float) -> float:
+    return factor / (factor + (1 / sigma - 1))
 
 
 def _descend(first: float, last: float, count: int) -> list[float]:

@@ -16,8 +16,8 @@ from digenrl.bench.device.measure import denoising, measure, training
 from digenrl.bench.device.models import ARCHITECTURES, Architecture, ModelName
 from digenrl.bench.device.network import DTYPE, Network, draw_parameters, loaded_network
 from services.scheduler.costs.profile import PROFILES, load_profile
+from shared.diffusion.families.sd3 import StableDiffusion3
 from shared.diffusion.lora import weights_digest
-from shared.diffusion.sd3 import StableDiffusion3
 from shared.errors import UserError
 
 CPU = torch.device("cpu")
@@ -135,7 +135,7 @@ def _gigabytes(network: Network, *, rank: int) -> tuple[float, float]:
 
 
 def test_the_adapter_of_sd35_is_the_one_that_the_project_trains() -> None:
-    assert list(ARCHITECTURES[ModelName.sd35_medium].targets) == StableDiffusion3.lora_targets
+    assert ARCHITECTURES[ModelName.sd35_medium].targets == StableDiffusion3.lora_targets
 
 
 def test_changing_over_leaves_the_gradient_as_it_is_and_says_so() -> None:

@@ -13,10 +13,10 @@ from digenrl.digits.guards import diversity, nearest_real
 from digenrl.digits.prompts import all_prompts
 from digenrl.digits.vae import build_vae
 from services.reward.scorers.digits import DigitProbability, DigitSvm, to_model_space
+from shared.diffusion.families.sd3 import StableDiffusion3
 from shared.diffusion.models import Part, load_model
 from shared.diffusion.sampler import Denoising, SamplingPlan, denoise
 from shared.diffusion.schedule import linear_sigmas
-from shared.diffusion.sd3 import StableDiffusion3
 from shared.prompts import read_prompts
 
 ROOT = Path(__file__).parents[2]

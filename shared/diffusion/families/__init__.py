@@ -1,0 +1,1 @@
+"""The model families, a file each: what `shared.diffusion.models.ModelAdapter` asks of them."""

@@ -1,0 +1,65 @@
+"""FLUX.1: text-to-image, tokens of 2 x 2 latents, guidance told to the network."""
+
+import torch
+from torch import Tensor
+
+from shared.diffusion.families.base import Family, pack, unpack
+from shared.diffusion.models import Conditions
+
+MAX_T5_TOKENS = 512
+"""One fixed length in sampling and training, because this family has no text mask."""
+
+
+class Flux(Family):
+    pipeline_name = "FluxPipeline"
+    embeds_guidance = True
+    lora_targets = (
+        "attn.to_q", "attn.to_k", "attn.to_v", "attn.to_out.0",
+        "attn.add_q_proj", "attn.add_k_proj", "attn.add_v_proj", "attn.to_add_out",
+    )  # fmt: skip
+
+    def encode_prompt(self, prompt: str, *, negative: bool) -> Conditions:
+        text, pooled, _ = self.pipeline.encode_prompt(
+            prompt, prompt, max_sequence_length=MAX_T5_TOKENS
+        )
+        return {"text": text, "pooled": pooled}
+
+    @property
+    def pixels_per_token(self) -> int:
+        return int(2 * self.pipeline.vae_scale_factor)
+
+    def shape_of(self, height: int, width: int, frames: int) -> tuple[int, ...]:
+        factor = self.pipeline.vae_scale_factor
+        return (self.config.in_channels // 4, height // factor, width // factor)
+
+    def forward(
+        self, latents: Tensor, sigma: Tensor, conditions: Conditions, guidance: float
+    ) -> Tensor:
+        rows, _, height, width = latents.shape
+        text = conditions["text"].to(self.dtype)
+        told = sigma.new_full((rows,), guidance) if self.config.guidance_embeds else None
+        tokens: Tensor = self.transformer(
+            hidden_states=pack(latents).to(self.dtype),
+            timestep=sigma,
+            guidance=told,
+            pooled_projections=conditions["pooled"].to(self.dtype),
+            encoder_hidden_states=text,
+            txt_ids=text.new_zeros(text.shape[1], 3),
+            img_ids=_places(height // 2, width // 2, text),
+            return_dict=False,
+        )[0]
+        return unpack(tokens, height, width)
+
+    def decode_latents(self, latents: Tensor) -> Tensor:
+        vae = self.pipeline.vae
+        scaled = latents / vae.config.scaling_factor + vae.config.shift_factor
+        pixels: Tensor = vae.decode(scaled, return_dict=False)[0]
+        return pixels
+
+
+def _places(rows: int, columns: int, like: Tensor) -> Tensor:
+    """(tokens, 3): 0, row and column of each token."""
+    grid = torch.zeros(rows, columns, 3)
+    grid[..., 1] += torch.arange(rows)[:, None]
+    grid[..., 2] += torch.arange(columns)
+    return grid.flatten(0, 1).to(like)

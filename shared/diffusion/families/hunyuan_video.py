@@ -1,0 +1,59 @@
+"""HunyuanVideo: text-to-video, masked text, guidance told to the network."""
+
+from torch import Tensor
+
+from shared.diffusion.families.base import Family
+from shared.diffusion.families.wan import latent_frames
+from shared.diffusion.models import Conditions
+
+MAX_TOKENS = 256
+
+
+class HunyuanVideo(Family):
+    pipeline_name = "HunyuanVideoPipeline"
+    embeds_guidance = True
+    lora_targets = (
+        "attn.to_q", "attn.to_k", "attn.to_v", "attn.to_out.0",
+        "attn.add_q_proj", "attn.add_k_proj", "attn.add_v_proj", "attn.to_add_out",
+    )  # fmt: skip
+    lora_excluded = ("context_embedder",)
+    """Its refiner of text tokens has layers of the same names."""
+
+    def encode_prompt(self, prompt: str, *, negative: bool) -> Conditions:
+        text, pooled, mask = self.pipeline.encode_prompt(
+            prompt, prompt, max_sequence_length=MAX_TOKENS
+        )
+        return {"text": text, "pooled": pooled, "mask": mask}
+
+    @property
+    def pixels_per_token(self) -> int:
+        return int(self.pipeline.vae_scale_factor_spatial * self.config.patch_size)
+
+    def shape_of(self, height: int, width: int, frames: int) -> tuple[int, ...]:
+        return (
+            self.config.in_channels,
+            latent_frames(frames, self.pipeline.vae_scale_factor_temporal),
+            height // self.pipeline.vae_scale_factor_spatial,
+            width // self.pipeline.vae_scale_factor_spatial,
+        )
+
+    def forward(
+        self, latents: Tensor, sigma: Tensor, conditions: Conditions, guidance: float
+    ) -> Tensor:
+        rows = latents.shape[0]
+        told = self.config.guidance_embeds
+        velocity: Tensor = self.transformer(
+            hidden_states=latents.to(self.dtype),
+            timestep=sigma * 1000,
+            encoder_hidden_states=conditions["text"].to(self.dtype),
+            encoder_attention_mask=conditions["mask"].to(self.dtype),
+            pooled_projections=conditions["pooled"].to(self.dtype),
+            guidance=sigma.new_full((rows,), guidance * 1000) if told else None,
+            return_dict=False,
+        )[0]
+        return velocity
+
+    def decode_latents(self, latents: Tensor) -> Tensor:
+        vae = self.pipeline.vae
+        video: Tensor = vae.decode(latents / vae.config.scaling_factor, return_dict=False)[0]
+        return video.transpose(1, 2)

@@ -1,0 +1,87 @@
+"""Qwen-Image: text-to-image, tokens of 2 x 2 latents, masked text, rescaled guidance."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from shared.diffusion.families.base import NEGATIVE, Family, pack, standardised, unpack
+from shared.diffusion.models import Conditions
+
+
+class QwenImage(Family):
+    pipeline_name = "QwenImagePipeline"
+    lora_targets = (
+        "attn.to_q", "attn.to_k", "attn.to_v", "attn.to_out.0",
+        "attn.add_q_proj", "attn.add_k_proj", "attn.add_v_proj", "attn.to_add_out",
+        "img_mlp.net.0.proj", "img_mlp.net.2", "txt_mlp.net.0.proj", "txt_mlp.net.2",
+    )  # fmt: skip
+
+    def __init__(self, pipeline: Any, *, device: torch.device, dtype: torch.dtype) -> None:
+        super().__init__(pipeline, device=device, dtype=dtype)
+        # What the last block makes of the text is not used: it never has a gradient.
+        last = f"transformer_blocks.{self.config.num_layers - 1}"
+        self.lora_excluded = tuple(
+            f"{last}.{layer}" for layer in ("attn.add_q_proj", "attn.to_add_out", "txt_mlp")
+        )
+
+    def encode_prompt(self, prompt: str, *, negative: bool) -> Conditions:
+        text = self._text(prompt)
+        if not negative:
+            return {"text": text, "mask": text.new_ones(text.shape[:2], dtype=torch.bool)}
+        empty = self._text("")
+        length = max(text.shape[1], empty.shape[1])
+        return {
+            **_padded("", text, length),
+            **_padded(NEGATIVE, empty, length),
+        }
+
+    @property
+    def pixels_per_token(self) -> int:
+        return int(2 * self.pipeline.vae_scale_factor)
+
+    def shape_of(self, height: int, width: int, frames: int) -> tuple[int, ...]:
+        factor = self.pipeline.vae_scale_factor
+        return (self.config.in_channels // 4, height // factor, width // factor)
+
+    def forward(
+        self, latents: Tensor, sigma: Tensor, conditions: Conditions, guidance: float
+    ) -> Tensor:
+        rows, _, height, width = latents.shape
+        tokens: Tensor = self.transformer(
+            hidden_states=pack(latents).to(self.dtype),
+            timestep=sigma,
+            encoder_hidden_states=conditions["text"].to(self.dtype),
+            encoder_hidden_states_mask=conditions["mask"],
+            img_shapes=[[(1, height // 2, width // 2)]] * rows,
+            return_dict=False,
+        )[0]
+        return unpack(tokens, height, width)
+
+    def guided(self, unconditional: Tensor, conditional: Tensor, guidance: float) -> Tensor:
+        """Every token as long as it is with the prompt alone."""
+        height, width = conditional.shape[-2:]
+        alone = pack(conditional)
+        both = pack(super().guided(unconditional, conditional, guidance))
+        scale = alone.norm(dim=-1, keepdim=True) / both.norm(dim=-1, keepdim=True)
+        return unpack(both * scale, height, width)
+
+    def decode_latents(self, latents: Tensor) -> Tensor:
+        vae = self.pipeline.vae
+        video: Tensor = vae.decode(standardised(latents.unsqueeze(2), vae), return_dict=False)[0]
+        return video[:, :, 0]
+
+    def _text(self, prompt: str) -> Tensor:
+        """(1, L, width), without padding."""
+        text: Tensor = self.pipeline.encode_prompt(prompt)[0]
+        return text
+
+
+def _padded(prefix: str, text: Tensor, length: int) -> Conditions:
+    missing = length - text.shape[1]
+    known = text.new_ones(text.shape[:2], dtype=torch.bool)
+    return {
+        f"{prefix}text": functional.pad(text, (0, 0, 0, missing)),
+        f"{prefix}mask": functional.pad(known, (0, missing)),
+    }

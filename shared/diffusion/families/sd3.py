@@ -1,0 +1,55 @@
+"""Stable Diffusion 3 and 3.5, and every smaller model of their family (the digits demo's)."""
+
+from torch import Tensor
+
+from shared.diffusion.families.base import NEGATIVE, Family
+from shared.diffusion.models import Conditions
+
+MAX_T5_TOKENS = 128
+"""Longest T5 prompt; shorter where the folder's tokenizer says so. One fixed length in sampling
+and training, because this family has no text mask."""
+
+
+class StableDiffusion3(Family):
+    pipeline_name = "StableDiffusion3Pipeline"
+    lora_targets = (
+        "attn.to_q", "attn.to_k", "attn.to_v", "attn.to_out.0",
+        "attn.add_q_proj", "attn.add_k_proj", "attn.add_v_proj", "attn.to_add_out",
+    )  # fmt: skip
+
+    def encode_prompt(self, prompt: str, *, negative: bool) -> Conditions:
+        tokenizer = self.pipeline.tokenizer_3  # the T5 encoder may be left out of a folder
+        tokens = min(tokenizer.model_max_length, MAX_T5_TOKENS) if tokenizer else MAX_T5_TOKENS
+        text, empty_text, pooled, empty_pooled = self.pipeline.encode_prompt(
+            prompt, prompt, prompt, do_classifier_free_guidance=negative, max_sequence_length=tokens
+        )
+        conditions = {"text": text, "pooled": pooled}
+        if negative:
+            conditions |= {NEGATIVE + "text": empty_text, NEGATIVE + "pooled": empty_pooled}
+        return conditions
+
+    @property
+    def pixels_per_token(self) -> int:
+        return int(self.pipeline.vae_scale_factor * self.config.patch_size)
+
+    def shape_of(self, height: int, width: int, frames: int) -> tuple[int, ...]:
+        factor = self.pipeline.vae_scale_factor
+        return (self.config.in_channels, height // factor, width // factor)
+
+    def forward(
+        self, latents: Tensor, sigma: Tensor, conditions: Conditions, guidance: float
+    ) -> Tensor:
+        velocity: Tensor = self.transformer(
+            hidden_states=latents.to(self.dtype),
+            timestep=sigma * 1000,
+            encoder_hidden_states=conditions["text"].to(self.dtype),
+            pooled_projections=conditions["pooled"].to(self.dtype),
+            return_dict=False,
+        )[0]
+        return velocity
+
+    def decode_latents(self, latents: Tensor) -> Tensor:
+        vae = self.pipeline.vae
+        scaled = latents / vae.config.scaling_factor + vae.config.shift_factor
+        pixels: Tensor = vae.decode(scaled, return_dict=False)[0]
+        return pixels

@@ -1,0 +1,65 @@
+"""Wan 2.1: text-to-video."""
+
+from torch import Tensor
+
+from shared.diffusion.families.base import NEGATIVE, Family, standardised
+from shared.diffusion.models import Conditions
+from shared.errors import UserError
+
+MAX_TOKENS = 512
+"""One fixed length in sampling and training, because this family has no text mask."""
+
+
+class Wan(Family):
+    pipeline_name = "WanPipeline"
+    lora_targets = tuple(
+        f"{attention}.{layer}"
+        for attention in ("attn1", "attn2")
+        for layer in ("to_q", "to_k", "to_v", "to_out.0")
+    )
+
+    def encode_prompt(self, prompt: str, *, negative: bool) -> Conditions:
+        text, empty = self.pipeline.encode_prompt(
+            prompt, "", do_classifier_free_guidance=negative, max_sequence_length=MAX_TOKENS
+        )
+        return {"text": text, NEGATIVE + "text": empty} if negative else {"text": text}
+
+    @property
+    def pixels_per_token(self) -> int:
+        _, rows, _ = self.config.patch_size
+        return int(self.pipeline.vae_scale_factor_spatial * rows)
+
+    def shape_of(self, height: int, width: int, frames: int) -> tuple[int, ...]:
+        return (
+            self.config.in_channels,
+            latent_frames(frames, self.pipeline.vae_scale_factor_temporal),
+            height // self.pipeline.vae_scale_factor_spatial,
+            width // self.pipeline.vae_scale_factor_spatial,
+        )
+
+    def forward(
+        self, latents: Tensor, sigma: Tensor, conditions: Conditions, guidance: float
+    ) -> Tensor:
+        velocity: Tensor = self.transformer(
+            hidden_states=latents.to(self.dtype),
+            timestep=sigma * 1000,
+            encoder_hidden_states=conditions["text"].to(self.dtype),
+            return_dict=False,
+        )[0]
+        return velocity
+
+    def decode_latents(self, latents: Tensor) -> Tensor:
+        vae = self.pipeline.vae
+        video: Tensor = vae.decode(standardised(latents, vae), return_dict=False)[0]
+        return video.transpose(1, 2)
+
+
+def latent_frames(frames: int, factor: int) -> int:
+    """Raises UserError if the decoder makes no video of so many frames."""
+    if (frames - 1) % factor:
+        below = (frames - 1) // factor * factor + 1
+        raise UserError(
+            f"model.frames: {frames} is not a multiple of {factor} plus 1; the nearest are {below} "
+            f"and {below + factor}"
+        )
+    return (frames - 1) // factor + 1

@@ -1,0 +1,200 @@
+"""Every model family against diffusers' own pipeline, on small random models."""
+
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from shared.diffusion.families.base import pack, unpack
+from shared.diffusion.lora import LoraSpec, adapter_parameters, attach_lora
+from shared.diffusion.models import Conditions, ModelAdapter, load_model, repeat_rows
+from shared.diffusion.sampler import Denoising, SamplingPlan, denoise
+from shared.diffusion.transition import transition
+from shared.errors import UserError
+from shared.pipeline_sigmas import pipeline_sigmas
+from tests import tiny_models
+from tests.tiny_models import PROMPT
+
+CPU = torch.device("cpu")
+SIZE = 32
+SEEDS = [3, 4]
+STEPS = 4
+PACKED = ("flux", "qwen-image")
+VIDEO = ("wan", "hunyuan-video")
+CFG = ("sd3", "qwen-image", "wan")
+UNUSED = {"sd3": {"transformer_blocks.1.attn.add_q_proj"}}
+"""The last block asks nothing of the text. Its layer stays adapted: left out, the demo's adapter
+would be another one."""
+
+
+@dataclass(frozen=True)
+class Tiny:
+    family: str
+    pipeline: Any
+    model: ModelAdapter
+
+    @property
+    def frames(self) -> int:
+        return 5 if self.family in VIDEO else 1
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.model.latent_shape(height=SIZE, width=SIZE, frames=self.frames)
+
+    def theirs(self, start: Tensor, guidance: float, output: str) -> Tensor:
+        """The pipeline's latents or pixels."""
+        call: dict[str, Any] = {"guidance_scale": guidance}
+        if self.family == "sd3":
+            call["max_sequence_length"] = self.pipeline.tokenizer_3.model_max_length
+        if self.family == "qwen-image":
+            call = {"true_cfg_scale": guidance, "negative_prompt": ""}
+        if self.family in VIDEO:
+            call["num_frames"] = self.frames
+        else:
+            call["num_images_per_prompt"] = len(start)
+        if self.family in VIDEO:
+            call["num_videos_per_prompt"] = len(start)
+        result = self.pipeline(
+            PROMPT, height=SIZE, width=SIZE, num_inference_steps=STEPS, output_type=output,
+            latents=pack(start) if self.family in PACKED else start.clone(), **call,
+        )  # fmt: skip
+        found: Tensor = result.frames if self.family in VIDEO else result.images
+        if output == "latent" and self.family in PACKED:
+            return unpack(found, *start.shape[-2:])
+        return found
+
+
+@pytest.fixture(scope="module", params=tiny_models.FAMILIES)
+def tiny(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Tiny:
+    family = request.param
+    folder = tiny_models.save(family, tmp_path_factory.mktemp(family))
+    model = load_model(folder, {"transformer", "text", "decoder"}, device=CPU, dtype=torch.float32)
+    return Tiny(family, tiny_models.build(family), model)
+
+
+def guidances(family: str) -> list[float]:
+    return [1.0, 4.0] if family in CFG else [3.5]
+
+
+def test_without_noise_the_sampler_is_the_pipeline(tiny: Tiny) -> None:
+    for guidance in guidances(tiny.family):
+        denoising = Denoising(
+            SamplingPlan(sigmas=(1.0, 0.0), window=range(0)),
+            seeds=SEEDS, shape=tiny.shape, device=CPU,
+        )  # fmt: skip
+        start = denoising.latents
+        theirs = tiny.theirs(start, guidance, "latent")
+        sigmas = tuple(tiny.pipeline.scheduler.sigmas.tolist())
+        ours = sampled(tiny.model, sigmas, guidance, tiny.shape)
+        assert float((ours - theirs).abs().max()) <= 2e-6, (tiny.family, guidance)
+        pixels = torch.as_tensor(tiny.theirs(start, guidance, "pt"))
+        torch.testing.assert_close(tiny.model.decode(ours), pixels, rtol=0, atol=1e-5)
+
+
+def sampled(
+    model: ModelAdapter, sigmas: tuple[float, ...], guidance: float, shape: tuple[int, ...]
+) -> Tensor:
+    plan = SamplingPlan(sigmas=sigmas, window=range(0))
+    conditions = repeat_rows(model.encode(PROMPT, guidance=guidance), len(SEEDS))
+    with torch.no_grad():
+        return denoise(
+            lambda latents, sigma: model.velocity(latents, sigma, conditions, guidance=guidance),
+            Denoising(plan, seeds=SEEDS, shape=shape, device=CPU),
+        )
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 4])
+def test_a_replay_has_the_ratio_one_in_any_batch(tiny: Tiny, rows: int) -> None:
+    for guidance in guidances(tiny.family):
+        conditions = tiny.model.encode(PROMPT, guidance=guidance)
+        plan = SamplingPlan(sigmas=(1.0, 0.8, 0.5, 0.2, 0.0), window=range(3), noise_level=0.7)
+        denoising = Denoising(plan, seeds=[1, 2, 3, 4], shape=tiny.shape, device=CPU)
+        four = repeat_rows(conditions, 4)
+        with torch.no_grad():
+            while not denoising.done:
+                denoising.advance(partial(told, tiny.model, four, guidance))
+        path = denoising.trajectory()
+        worst = 0.0
+        for step in range(3):
+            log_prob = replay(tiny, path.latents[:rows, step : step + 2], plan, step, conditions)
+            ratio = torch.exp(log_prob - path.log_probs[:rows, step])
+            worst = max(worst, float((ratio - 1).abs().max()))
+        assert worst <= 1e-6
+
+
+def told(
+    model: ModelAdapter, conditions: Conditions, guidance: float, latents: Tensor, sigma: Tensor
+) -> Tensor:
+    return model.velocity(latents, sigma, conditions, guidance=guidance)
+
+
+def replay(
+    tiny: Tiny, states: Tensor, plan: SamplingPlan, step: int, conditions: Conditions
+) -> Tensor:
+    rows = len(states)
+    where = plan.step(torch.full((rows,), step))
+    guidance = 4.0 if any(name.startswith("negative") for name in conditions) else 1.0
+    if tiny.family not in CFG:
+        guidance = 3.5
+    with torch.no_grad():
+        velocity = tiny.model.velocity(
+            states[:, 0], where.sigma, repeat_rows(conditions, rows), guidance=guidance
+        )
+        return transition(velocity, states[:, 0], where, arrived=states[:, 1]).log_prob
+
+
+def test_every_layer_that_lora_adapts_has_a_gradient(tmp_path: Path, tiny: Tiny) -> None:
+    folder = tiny_models.save(tiny.family, tmp_path)
+    model = load_model(folder, {"transformer"}, device=CPU, dtype=torch.float32)
+    attach_lora(
+        model.transformer,
+        LoraSpec(
+            rank=2, alpha=4.0, targets=tuple(model.lora_targets),
+            excluded=tuple(model.lora_excluded), seed=0,
+        ),
+    )  # fmt: skip
+    parameters = adapter_parameters(model.transformer)
+    for name, parameter in parameters.items():  # B is zero at first, and A then has no gradient
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter)
+    guidance = guidances(tiny.family)[-1]
+    conditions = repeat_rows(tiny.model.encode(PROMPT, guidance=guidance), 2)
+    latents = torch.randn(2, *tiny.shape, generator=torch.Generator().manual_seed(0))
+    velocity = model.velocity(latents, torch.tensor([0.9, 0.4]), conditions, guidance=guidance)
+    velocity.square().mean().backward()
+    without = {
+        name.split(".lora_")[0]
+        for name, each in parameters.items()
+        if each.grad is None or not each.grad.any()
+    }
+    assert parameters and without == UNUSED.get(tiny.family, set())
+    assert not any("refiner" in name for name in parameters)
+
+
+def test_the_pipeline_s_own_sigmas_are_read_from_its_folder(tmp_path: Path, tiny: Tiny) -> None:
+    folder = tiny_models.save(tiny.family, tmp_path)
+    start = torch.randn(1, *tiny.shape, generator=torch.Generator().manual_seed(0))
+    tiny.theirs(start, 1.0, "latent")
+    theirs = tiny.pipeline.scheduler.sigmas.tolist()
+    ours = pipeline_sigmas(folder, STEPS, height=SIZE, width=SIZE)
+    assert list(ours) == pytest.approx(theirs, abs=2e-6)
+
+
+def test_a_size_that_the_model_cannot_make_is_refused_with_the_nearest(tiny: Tiny) -> None:
+    with pytest.raises(UserError, match=r"model.height: 40 is not a multiple of 16.* 32|48"):
+        tiny.model.latent_shape(height=40, width=SIZE, frames=tiny.frames)
+    if tiny.family in VIDEO:
+        with pytest.raises(UserError, match=r"model.frames: 7 .*nearest are 5 and 9"):
+            tiny.model.latent_shape(height=SIZE, width=SIZE, frames=7)
+
+
+def test_tokens_are_packed_as_the_pipelines_do() -> None:
+    from diffusers import FluxPipeline
+
+    latents = torch.randn(2, 4, 6, 8, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(pack(latents), FluxPipeline._pack_latents(latents, 2, 4, 6, 8))
+    assert torch.equal(unpack(pack(latents), 6, 8), latents)

@@ -1,0 +1,204 @@
+"""Small random models of every family, as diffusers folders: what the real ones are loaded by."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from digenrl.bench.device.models import ARCHITECTURES, ModelName
+from digenrl.digits.text import (
+    CLIP_WIDTH,
+    T5_WIDTH,
+    build_text_parts,
+    clip_encoder,
+    clip_tokenizer,
+    randomized,
+    t5_encoder,
+    t5_tokenizer,
+)
+
+FAMILIES = ("sd3", "flux", "qwen-image", "wan", "hunyuan-video")
+CLIP_TOKENS = 77
+PROMPT = "a handwritten five"
+
+
+def build(family: str, seed: int = 0) -> Any:
+    """A whole pipeline, frozen and without progress bars."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        pipeline = _BUILDERS[family]()
+    pipeline.set_progress_bar_config(disable=True)
+    for module in pipeline.components.values():
+        if isinstance(module, torch.nn.Module):
+            module.requires_grad_(False).eval()
+    return pipeline
+
+
+def save(family: str, folder: Path, seed: int = 0) -> Path:
+    build(family, seed).save_pretrained(folder)
+    return folder
+
+
+def _network(name: ModelName, **changes: Any) -> Any:
+    import diffusers
+
+    tiny = ARCHITECTURES[name].tiny()
+    return getattr(diffusers, tiny.network)(**{**tiny.config, **changes})
+
+
+def _generator() -> torch.Generator:
+    return torch.Generator().manual_seed(1)
+
+
+def _image_decoder() -> Any:
+    from diffusers import AutoencoderKL
+
+    blocks = 4
+    return AutoencoderKL(
+        in_channels=3, out_channels=3, latent_channels=16, norm_num_groups=2,
+        block_out_channels=(4,) * blocks, layers_per_block=1,
+        down_block_types=("DownEncoderBlock2D",) * blocks,
+        up_block_types=("UpDecoderBlock2D",) * blocks,
+        scaling_factor=0.3611, shift_factor=0.1159,
+        use_quant_conv=False, use_post_quant_conv=False,
+    )  # fmt: skip
+
+
+def _sd3() -> Any:
+    from diffusers import FlowMatchEulerDiscreteScheduler, StableDiffusion3Pipeline
+
+    return StableDiffusion3Pipeline(
+        transformer=_network(ModelName.sd35_medium, pooled_projection_dim=2 * CLIP_WIDTH),
+        scheduler=FlowMatchEulerDiscreteScheduler(shift=3.0),
+        vae=_image_decoder(),
+        **build_text_parts(seed=1),
+    )
+
+
+def _flux() -> Any:
+    from diffusers import FlowMatchEulerDiscreteScheduler, FluxPipeline
+    from transformers import CLIPTextModel
+
+    clip, t5 = clip_tokenizer(CLIP_TOKENS), t5_tokenizer()
+    return FluxPipeline(
+        transformer=_network(ModelName.flux1_dev),
+        scheduler=FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True, shift=3.0),
+        vae=_image_decoder(),
+        tokenizer=clip,
+        text_encoder=_without_projection(CLIPTextModel, clip),
+        tokenizer_2=t5,
+        text_encoder_2=t5_encoder(t5, _generator()),
+    )
+
+
+def _without_projection(cls: Any, tokenizer: Any) -> Any:
+    """The CLIP text encoder that gives its pooled state as it is."""
+    config = clip_encoder(tokenizer, _generator()).config
+    return randomized(cls(config), _generator())
+
+
+def _qwen_image() -> Any:
+    from diffusers import (
+        AutoencoderKLQwenImage,
+        FlowMatchEulerDiscreteScheduler,
+        QwenImagePipeline,
+    )
+    from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
+
+    tokenizer = _byte_tokenizer("Qwen2Tokenizer", "<|endoftext|>")
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 2}
+    config = Qwen2_5_VLConfig(
+        text_config={
+            **heads, "vocab_size": len(tokenizer), "hidden_size": T5_WIDTH, "num_hidden_layers": 1,
+            "intermediate_size": T5_WIDTH, "max_position_embeddings": 2048,
+            "rope_parameters": {
+                "rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3],
+            },
+        },
+        vision_config={
+            "depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2,
+            "out_hidden_size": T5_WIDTH, "fullatt_block_indexes": [0],
+        },
+    )  # fmt: skip
+    encoder = randomized(Qwen2_5_VLForConditionalGeneration(config), _generator())
+    return QwenImagePipeline(
+        transformer=_network(ModelName.qwen_image, num_layers=2),
+        scheduler=FlowMatchEulerDiscreteScheduler(
+            use_dynamic_shifting=True, base_shift=0.5, max_shift=0.9, max_image_seq_len=8192,
+            shift_terminal=0.02,
+        ),
+        vae=AutoencoderKLQwenImage(base_dim=4, z_dim=16, num_res_blocks=1),
+        tokenizer=tokenizer,
+        text_encoder=encoder,
+    )  # fmt: skip
+
+
+def _wan() -> Any:
+    from diffusers import AutoencoderKLWan, FlowMatchEulerDiscreteScheduler, WanPipeline
+    from transformers import UMT5Config, UMT5EncoderModel
+
+    tokenizer = t5_tokenizer()
+    config = UMT5Config(
+        vocab_size=len(tokenizer), d_model=T5_WIDTH, d_kv=8, d_ff=2 * T5_WIDTH, num_layers=1,
+        num_heads=4, dropout_rate=0.0, pad_token_id=tokenizer.pad_token_id,
+    )  # fmt: skip
+    return WanPipeline(
+        transformer=_network(ModelName.wan21_14b),
+        scheduler=FlowMatchEulerDiscreteScheduler(shift=3.0),
+        vae=AutoencoderKLWan(base_dim=4, z_dim=16, num_res_blocks=1),
+        tokenizer=tokenizer,
+        text_encoder=randomized(UMT5EncoderModel(config), _generator()),
+    )
+
+
+def _hunyuan_video() -> Any:
+    from diffusers import (
+        AutoencoderKLHunyuanVideo,
+        FlowMatchEulerDiscreteScheduler,
+        HunyuanVideoPipeline,
+    )
+    from transformers import CLIPTextModel, LlamaConfig, LlamaModel
+
+    tokenizer, clip = _byte_tokenizer("LlamaTokenizerFast", "</s>"), clip_tokenizer(CLIP_TOKENS)
+    config = LlamaConfig(
+        vocab_size=len(tokenizer), hidden_size=T5_WIDTH, intermediate_size=T5_WIDTH,
+        num_hidden_layers=3, num_attention_heads=2, max_position_embeddings=512,
+        pad_token_id=tokenizer.pad_token_id,
+    )  # fmt: skip
+    return HunyuanVideoPipeline(
+        transformer=_network(ModelName.hunyuanvideo),
+        scheduler=FlowMatchEulerDiscreteScheduler(shift=7.0),
+        vae=AutoencoderKLHunyuanVideo(
+            latent_channels=16, block_out_channels=(4, 4, 4, 4), layers_per_block=1,
+            norm_num_groups=2,
+        ),
+        tokenizer=tokenizer,
+        text_encoder=randomized(LlamaModel(config), _generator()),
+        tokenizer_2=clip,
+        text_encoder_2=_without_projection(CLIPTextModel, clip),
+    )  # fmt: skip
+
+
+def _byte_tokenizer(cls: str, padding: str) -> Any:
+    """A token for every byte."""
+    import transformers
+    from tokenizers.pre_tokenizers import ByteLevel
+
+    tokens = [*sorted(ByteLevel.alphabet()), padding]
+    return getattr(transformers, cls)(
+        vocab={token: index for index, token in enumerate(tokens)},
+        merges=[],
+        pad_token=padding,
+        eos_token=padding,
+        unk_token=padding,
+    )
+
+
+_BUILDERS: Mapping[str, Callable[[], Any]] = {
+    "sd3": _sd3,
+    "flux": _flux,
+    "qwen-image": _qwen_image,
+    "wan": _wan,
+    "hunyuan-video": _hunyuan_video,
+}
