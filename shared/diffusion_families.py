@@ -13,6 +13,8 @@ FAMILIES = {
     "HunyuanVideoPipeline": "shared.diffusion.families.hunyuan_video:HunyuanVideo",
 }
 """The pipeline that a model folder names -> its adapter."""
+VIDEO = ("WanPipeline", "HunyuanVideoPipeline")
+"""Of them, those whose samples are videos."""
 
 
 def pipeline_class(folder: Path) -> str:

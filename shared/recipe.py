@@ -4,19 +4,19 @@ Read and checked before anything is started; the resolved recipe is stored with 
 every service takes it from. docs/recipes.md describes each key.
 """
 
-import difflib
 import json
 import tomllib
 from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, get_args
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from shared.contracts import MAX_GROUP_SIZE, Token
 from shared.errors import UserError
 from shared.pipeline_sigmas import pipeline_sigmas
+from shared.recipe_faults import describe
 
 Positive = Annotated[int, Field(gt=0, le=2**31)]
 NonNegative = Annotated[int, Field(ge=0, le=2**31)]
@@ -283,7 +283,7 @@ def load_recipe(path: Path) -> Recipe:
     try:
         return _resolved(Recipe.model_validate(plain), path.resolve().parent)
     except ValidationError as error:
-        raise UserError(f"{path}: {describe(error)}") from error
+        raise UserError(f"{path}: {describe(error, Recipe)}") from error
 
 
 def override(recipe: Recipe, changes: Mapping[str, Any]) -> Recipe:
@@ -300,7 +300,7 @@ def override(recipe: Recipe, changes: Mapping[str, Any]) -> Recipe:
     try:
         return Recipe.model_validate(plain)
     except ValidationError as error:
-        raise UserError(describe(error)) from error
+        raise UserError(describe(error, Recipe)) from error
 
 
 def _resolved(recipe: Recipe, base: Path) -> Recipe:
@@ -333,57 +333,6 @@ def _resolved(recipe: Recipe, base: Path) -> Recipe:
             "evaluation": updated(recipe.evaluation, digits=digits and (base / digits).resolve()),
         }
     )
-
-
-def describe(error: ValidationError) -> str:
-    """The first fault of a recipe, as one line."""
-    faults = error.errors(include_url=False)
-    # A misspelt key is the cause of the missing one.
-    first = min(faults, key=lambda fault: fault["type"] != "extra_forbidden")
-    path = _keys_of(first["loc"])
-    where = ".".join(path)
-    match first["type"]:
-        case "extra_forbidden":
-            return f"{where}: unknown key{_nearest(first['loc'])}"
-        case "missing":
-            return f"{where}: missing; it has no default"
-        case "value_error":
-            reason = str(first["ctx"]["error"])
-            return f"{where}.{reason}" if where and "." not in reason.split(":")[0] else reason
-        case _:
-            # Of a key that takes values of several kinds, every kind has its fault.
-            wanted = [fault["msg"].lower() for fault in faults if _keys_of(fault["loc"]) == path]
-            return f"{where}: {', or '.join(wanted)}, not {first['input']!r}"
-
-
-def _keys_of(location: tuple[int | str, ...]) -> list[str]:
-    """Without what pydantic adds for the alternatives of one key."""
-    keys: list[str] = []
-    table: Any = Recipe
-    for part in location:
-        keys.append(str(part))
-        if isinstance(part, str):
-            field = getattr(table, "model_fields", {}).get(part)
-            if field is None:
-                break
-            table = _table_of(field.annotation)
-            if not hasattr(table, "model_fields"):
-                break
-    return keys
-
-
-def _nearest(location: tuple[int | str, ...]) -> str:
-    table: Any = Recipe
-    for part in location[:-1]:
-        if isinstance(part, str):
-            table = _table_of(table.model_fields[part].annotation)
-    known = list(table.model_fields)
-    close = difflib.get_close_matches(str(location[-1]), known, n=1, cutoff=0.5)
-    return f"; did you mean {close[0]}?" if close else f"; known are {', '.join(known)}"
-
-
-def _table_of(annotation: Any) -> Any:
-    return get_args(annotation)[0] if get_args(annotation) else annotation
 
 
 def _check_divides(part: int, whole: int, field: str, of: str) -> None:

@@ -11,7 +11,7 @@ from typing import Any, TextIO
 
 from digenrl.local.ports import free_ports, port_is_free
 from services.reward.scorer import BUILDERS
-from shared.diffusion_families import adapter_of
+from shared.diffusion_families import VIDEO, adapter_of, pipeline_class
 from shared.errors import UserError
 from shared.prompts import read_prompts
 from shared.recipe import Recipe, load_recipe, override
@@ -80,6 +80,11 @@ def prepare(request: Request) -> LocalRun:
 def check_inputs(recipe: Recipe) -> None:
     """Raises UserError unless every file and name that the recipe mentions is there."""
     adapter_of(recipe.model.folder)
+    if pipeline_class(recipe.model.folder) in VIDEO:
+        raise UserError(
+            f"model.folder: {recipe.model.folder} makes videos, which no scorer takes yet; "
+            "choose a model of images"
+        )
     if not list((recipe.model.folder / "transformer").glob("*.safetensors")):
         raise UserError(
             f"model.folder: {recipe.model.folder}/transformer holds no safetensors file"

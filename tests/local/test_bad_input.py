@@ -1,5 +1,6 @@
 """Bad input is one clear line and exit code 2, before anything is started."""
 
+import re
 import socket
 import subprocess
 import sys
@@ -9,6 +10,7 @@ import pytest
 
 from digenrl.local import preflight
 from shared.errors import UserError
+from shared.recipe import load_recipe
 
 DIGITS = Path(__file__).parents[2] / "recipes" / "digits.toml"
 
@@ -49,6 +51,35 @@ def test_a_faulty_recipe(tmp_path: Path, old: str, new: str, said: str) -> None:
     assert ended.stderr.startswith("digenrl: ")
     assert ended.stderr.count("\n") == 1
     assert not runs.exists()
+
+
+def test_a_model_of_videos_is_refused_while_no_scorer_takes_them(tmp_path: Path) -> None:
+    folder = tmp_path / "wan"
+    folder.mkdir()
+    (folder / "model_index.json").write_text('{"_class_name": "WanPipeline"}')
+    recipe = recipe_with(tmp_path, f'"{DIGITS.parents[1]}/models/digits"', f'"{folder}"')
+    ended = up(str(recipe), "--runs", str(tmp_path / "runs"))
+    assert ended.returncode == 2
+    assert "makes videos, which no scorer takes yet" in ended.stderr
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("sigmas", "said"),
+    [
+        ("[1.0, 0.5, 0.0]", "sampling.sigmas: 3 numbers; 4 steps need 5"),
+        ("[1.0, 0.5, 0.6, 0.2, 0.0]", "every number must be smaller than the one before"),
+        ("[1.0, 0.8, 0.6, 0.4, 0.2]", "the last number must be 0, not 0.2"),
+        ('"liner"', "sampling.sigmas: "),
+    ],
+)
+def test_faulty_sigmas(tmp_path: Path, sigmas: str, said: str) -> None:
+    text = f"steps = 4\nsigmas = {sigmas}\nwindow = 2\nnoise_level"
+    path = recipe_with(tmp_path, "[sampling]", "[sampling]")
+    lines = path.read_text().split("[sampling]")[1].split("\n[")[0]
+    path.write_text(path.read_text().replace(lines, "\n" + text + " = 0.7\n"))
+    with pytest.raises(UserError, match=re.escape(said)):
+        load_recipe(path)
 
 
 def test_an_occupied_port(tmp_path: Path) -> None:

@@ -13,6 +13,11 @@ from shared.errors import UserError
 
 NEGATIVE = "negative_"
 """Begins the name of a condition of the empty prompt, for classifier-free guidance."""
+JOINT_ATTENTION = (
+    "attn.to_q", "attn.to_k", "attn.to_v", "attn.to_out.0",
+    "attn.add_q_proj", "attn.add_k_proj", "attn.add_v_proj", "attn.to_add_out",
+)  # fmt: skip
+"""Layers of a block in which image and text attend to each other."""
 _TEXT = ("text_encoder", "text_encoder_2", "text_encoder_3")
 _TOKENIZERS = ("tokenizer", "tokenizer_2", "tokenizer_3")
 
@@ -127,27 +132,11 @@ class Family(ABC):
         """Images (B, C, H, W) or videos (B, F, C, H, W) in [-1, 1]."""
 
 
-def pack(latents: Tensor) -> Tensor:
-    """(B, C, h, w) to (B, h/2 w/2, 4 C): a token for every 2 x 2 latents, channels outermost."""
-    rows, channels, height, width = latents.shape
-    patches = latents.reshape(rows, channels, height // 2, 2, width // 2, 2)
-    return patches.permute(0, 2, 4, 1, 3, 5).reshape(rows, height * width // 4, channels * 4)
-
-
-def unpack(tokens: Tensor, height: int, width: int) -> Tensor:
-    """The inverse of `pack`, to (B, C, ``height``, ``width``)."""
-    rows, _, channels = tokens.shape
-    patches = tokens.reshape(rows, height // 2, width // 2, channels // 4, 2, 2)
-    return patches.permute(0, 3, 1, 4, 2, 5).reshape(rows, channels // 4, height, width)
-
-
-def standardised(latents: Tensor, vae: Any) -> Tensor:
-    """Latents (B, C, F, h, w) as a decoder takes them: times its deviations, plus its means."""
-    mean, std = (
-        torch.tensor(values).view(1, -1, 1, 1, 1).to(latents)
-        for values in (vae.config.latents_mean, vae.config.latents_std)
-    )
-    return latents * std + mean
+def decode_image(latents: Tensor, vae: Any) -> Tensor:
+    """By a decoder of images, whose latents are shifted and scaled."""
+    scaled = latents / vae.config.scaling_factor + vae.config.shift_factor
+    pixels: Tensor = vae.decode(scaled, return_dict=False)[0]
+    return pixels
 
 
 def _doubled(conditions: Conditions) -> Conditions:

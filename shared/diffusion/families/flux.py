@@ -3,34 +3,24 @@
 import torch
 from torch import Tensor
 
-from shared.diffusion.families.base import Family, pack, unpack
+from shared.diffusion.families.base import JOINT_ATTENTION, decode_image
+from shared.diffusion.families.packed import PackedImages, pack, unpack
 from shared.diffusion.models import Conditions
 
 MAX_T5_TOKENS = 512
 """One fixed length in sampling and training, because this family has no text mask."""
 
 
-class Flux(Family):
+class Flux(PackedImages):
     pipeline_name = "FluxPipeline"
     embeds_guidance = True
-    lora_targets = (
-        "attn.to_q", "attn.to_k", "attn.to_v", "attn.to_out.0",
-        "attn.add_q_proj", "attn.add_k_proj", "attn.add_v_proj", "attn.to_add_out",
-    )  # fmt: skip
+    lora_targets = JOINT_ATTENTION
 
     def encode_prompt(self, prompt: str, *, negative: bool) -> Conditions:
         text, pooled, _ = self.pipeline.encode_prompt(
             prompt, prompt, max_sequence_length=MAX_T5_TOKENS
         )
         return {"text": text, "pooled": pooled}
-
-    @property
-    def pixels_per_token(self) -> int:
-        return int(2 * self.pipeline.vae_scale_factor)
-
-    def shape_of(self, height: int, width: int, frames: int) -> tuple[int, ...]:
-        factor = self.pipeline.vae_scale_factor
-        return (self.config.in_channels // 4, height // factor, width // factor)
 
     def forward(
         self, latents: Tensor, sigma: Tensor, conditions: Conditions, guidance: float
@@ -51,10 +41,7 @@ class Flux(Family):
         return unpack(tokens, height, width)
 
     def decode_latents(self, latents: Tensor) -> Tensor:
-        vae = self.pipeline.vae
-        scaled = latents / vae.config.scaling_factor + vae.config.shift_factor
-        pixels: Tensor = vae.decode(scaled, return_dict=False)[0]
-        return pixels
+        return decode_image(latents, self.pipeline.vae)
 
 
 def _places(rows: int, columns: int, like: Tensor) -> Tensor:

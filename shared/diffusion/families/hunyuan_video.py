@@ -2,20 +2,17 @@
 
 from torch import Tensor
 
-from shared.diffusion.families.base import Family
-from shared.diffusion.families.wan import latent_frames
+from shared.diffusion.families.base import JOINT_ATTENTION
+from shared.diffusion.families.video import Videos
 from shared.diffusion.models import Conditions
 
 MAX_TOKENS = 256
 
 
-class HunyuanVideo(Family):
+class HunyuanVideo(Videos):
     pipeline_name = "HunyuanVideoPipeline"
     embeds_guidance = True
-    lora_targets = (
-        "attn.to_q", "attn.to_k", "attn.to_v", "attn.to_out.0",
-        "attn.add_q_proj", "attn.add_k_proj", "attn.add_v_proj", "attn.to_add_out",
-    )  # fmt: skip
+    lora_targets = JOINT_ATTENTION
     lora_excluded = ("context_embedder",)
     """Its refiner of text tokens has layers of the same names."""
 
@@ -24,18 +21,6 @@ class HunyuanVideo(Family):
             prompt, prompt, max_sequence_length=MAX_TOKENS
         )
         return {"text": text, "pooled": pooled, "mask": mask}
-
-    @property
-    def pixels_per_token(self) -> int:
-        return int(self.pipeline.vae_scale_factor_spatial * self.config.patch_size)
-
-    def shape_of(self, height: int, width: int, frames: int) -> tuple[int, ...]:
-        return (
-            self.config.in_channels,
-            latent_frames(frames, self.pipeline.vae_scale_factor_temporal),
-            height // self.pipeline.vae_scale_factor_spatial,
-            width // self.pipeline.vae_scale_factor_spatial,
-        )
 
     def forward(
         self, latents: Tensor, sigma: Tensor, conditions: Conditions, guidance: float

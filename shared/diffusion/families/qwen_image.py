@@ -6,15 +6,16 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from shared.diffusion.families.base import NEGATIVE, Family, pack, standardised, unpack
+from shared.diffusion.families.base import JOINT_ATTENTION, NEGATIVE
+from shared.diffusion.families.packed import PackedImages, pack, unpack
+from shared.diffusion.families.video import standardised
 from shared.diffusion.models import Conditions
 
 
-class QwenImage(Family):
+class QwenImage(PackedImages):
     pipeline_name = "QwenImagePipeline"
     lora_targets = (
-        "attn.to_q", "attn.to_k", "attn.to_v", "attn.to_out.0",
-        "attn.add_q_proj", "attn.add_k_proj", "attn.add_v_proj", "attn.to_add_out",
+        *JOINT_ATTENTION,
         "img_mlp.net.0.proj", "img_mlp.net.2", "txt_mlp.net.0.proj", "txt_mlp.net.2",
     )  # fmt: skip
 
@@ -36,14 +37,6 @@ class QwenImage(Family):
             **_padded("", text, length),
             **_padded(NEGATIVE, empty, length),
         }
-
-    @property
-    def pixels_per_token(self) -> int:
-        return int(2 * self.pipeline.vae_scale_factor)
-
-    def shape_of(self, height: int, width: int, frames: int) -> tuple[int, ...]:
-        factor = self.pipeline.vae_scale_factor
-        return (self.config.in_channels // 4, height // factor, width // factor)
 
     def forward(
         self, latents: Tensor, sigma: Tensor, conditions: Conditions, guidance: float

@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from shared.diffusion.families.base import NEGATIVE, Family
+from shared.diffusion.families.base import JOINT_ATTENTION, NEGATIVE, Family, decode_image
 from shared.diffusion.models import Conditions
 
 MAX_T5_TOKENS = 128
@@ -12,10 +12,7 @@ and training, because this family has no text mask."""
 
 class StableDiffusion3(Family):
     pipeline_name = "StableDiffusion3Pipeline"
-    lora_targets = (
-        "attn.to_q", "attn.to_k", "attn.to_v", "attn.to_out.0",
-        "attn.add_q_proj", "attn.add_k_proj", "attn.add_v_proj", "attn.to_add_out",
-    )  # fmt: skip
+    lora_targets = JOINT_ATTENTION
 
     def encode_prompt(self, prompt: str, *, negative: bool) -> Conditions:
         tokenizer = self.pipeline.tokenizer_3  # the T5 encoder may be left out of a folder
@@ -49,7 +46,4 @@ class StableDiffusion3(Family):
         return velocity
 
     def decode_latents(self, latents: Tensor) -> Tensor:
-        vae = self.pipeline.vae
-        scaled = latents / vae.config.scaling_factor + vae.config.shift_factor
-        pixels: Tensor = vae.decode(scaled, return_dict=False)[0]
-        return pixels
+        return decode_image(latents, self.pipeline.vae)

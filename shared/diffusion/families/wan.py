@@ -2,15 +2,15 @@
 
 from torch import Tensor
 
-from shared.diffusion.families.base import NEGATIVE, Family, standardised
+from shared.diffusion.families.base import NEGATIVE
+from shared.diffusion.families.video import Videos, standardised
 from shared.diffusion.models import Conditions
-from shared.errors import UserError
 
 MAX_TOKENS = 512
 """One fixed length in sampling and training, because this family has no text mask."""
 
 
-class Wan(Family):
+class Wan(Videos):
     pipeline_name = "WanPipeline"
     lora_targets = tuple(
         f"{attention}.{layer}"
@@ -23,19 +23,6 @@ class Wan(Family):
             prompt, "", do_classifier_free_guidance=negative, max_sequence_length=MAX_TOKENS
         )
         return {"text": text, NEGATIVE + "text": empty} if negative else {"text": text}
-
-    @property
-    def pixels_per_token(self) -> int:
-        _, rows, _ = self.config.patch_size
-        return int(self.pipeline.vae_scale_factor_spatial * rows)
-
-    def shape_of(self, height: int, width: int, frames: int) -> tuple[int, ...]:
-        return (
-            self.config.in_channels,
-            latent_frames(frames, self.pipeline.vae_scale_factor_temporal),
-            height // self.pipeline.vae_scale_factor_spatial,
-            width // self.pipeline.vae_scale_factor_spatial,
-        )
 
     def forward(
         self, latents: Tensor, sigma: Tensor, conditions: Conditions, guidance: float
@@ -52,14 +39,3 @@ class Wan(Family):
         vae = self.pipeline.vae
         video: Tensor = vae.decode(standardised(latents, vae), return_dict=False)[0]
         return video.transpose(1, 2)
-
-
-def latent_frames(frames: int, factor: int) -> int:
-    """Raises UserError if the decoder makes no video of so many frames."""
-    if (frames - 1) % factor:
-        below = (frames - 1) // factor * factor + 1
-        raise UserError(
-            f"model.frames: {frames} is not a multiple of {factor} plus 1; the nearest are {below} "
-            f"and {below + factor}"
-        )
-    return (frames - 1) // factor + 1
