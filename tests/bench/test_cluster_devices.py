@@ -18,11 +18,15 @@ from digenrl.bench.cluster.scoring import EmulatedScorer
 from digenrl.bench.cluster.setting import Setting
 from digenrl.bench.cluster.stores import NodeStore, PublishingStore
 from digenrl.bench.cluster.training import EmulatedTraining
+from services.scheduler.costs.noise import Noise
 from services.scheduler.costs.profile import (
     fragment_seconds,
     load_profile,
     train_group_seconds,
 )
+from services.scheduler.sim.cluster import build
+from services.scheduler.sim.fluid import FluidTrainer
+from services.scheduler.sim.profiled import ScheduleChoice, steady_plan, timing_of
 from shared.contracts import Fragment, GenerateFragment, Policy, Prompt
 from shared.engines import GradientPart, GroupData
 from shared.errors import ContractError, IntegrityError
@@ -98,14 +102,45 @@ async def test_work_that_is_cut_off_counts_as_far_as_it_went() -> None:
     assert 0.9 < interval.samples / (4 * (interval.end - interval.begin) / 0.2) < 1.1
 
 
-async def test_service_times_are_drawn_from_the_device_s_own_seed() -> None:
-    async def times(name: str, seed: int) -> list[float]:
-        held = Held(name, scale=1e6, noise=0.03, seed=seed)
-        return [await held.hold(1.0, "generate") for _ in range(5)]
+def test_service_times_are_drawn_from_the_device_s_own_seed() -> None:
+    def times(name: str, seed: int) -> list[float]:
+        held = Held("d", scale=1.0, noise=Noise(0.03, seed), drawn_as=name)
+        return [held.drawn(1.0) for _ in range(5)]
 
-    assert await times("a", 0) == await times("a", 0)
-    assert await times("a", 0) != await times("b", 0)
-    assert await times("a", 0) != await times("a", 1)
+    assert times("a", 0) == times("a", 0)
+    assert times("a", 0) != times("b", 0)
+    assert times("a", 0) != times("a", 1)
+    assert len(set(times("a", 0))) == 5
+
+
+async def test_a_fragment_takes_as_long_in_many_steps_as_in_one() -> None:
+    noise = 0.5
+    one, many = rollout(), rollout()
+    one.held.noise, many.held.noise = Noise(noise), Noise(noise)
+    many.num_steps = 4
+    whole, parts = await one.begin(task()), await many.begin(task())
+    await whole.advance()
+    while not parts.done:
+        await parts.advance()
+    assert parts.seconds == pytest.approx(whole.seconds)
+    mean = fragment_seconds(one.profile, one.kind, task().fragment.num_samples) / one.held.scale
+    assert whole.seconds != pytest.approx(mean)
+
+
+def test_devices_draw_as_the_simulator_s_do() -> None:
+    setting = SETTING.model_copy(update={"rollout": {"H100": 2, "A100": 1}})
+    emulation = Emulation.of(setting)
+    cluster = build(
+        steady_plan(groups=2, group_size=4, batches=1, schedule=ScheduleChoice()),
+        timing_of(emulation.profile, setting.trainer),
+        rollout=setting.rollout, trainer_slots=4, lanes=["H100"] * 4,
+    )  # fmt: skip
+    trainer = cluster.trainer
+    assert isinstance(trainer, FluidTrainer)
+    rollouts = {device.held.drawn_as: device.kind for device in rollout_devices(emulation)}
+    assert rollouts == {name: each.kind for name, each in cluster.rollout.items()}
+    lanes = [lane.held.drawn_as for lane in training(emulation).devices]
+    assert lanes == [lane.drawn_as for lane in trainer.lanes]
 
 
 async def test_a_device_does_one_thing_at_a_time() -> None:
@@ -247,7 +282,8 @@ def test_bytes_are_divided_by_the_scale(name: str) -> None:
 
 
 def test_devices_are_named_by_role_and_kind_and_share_hosts_of_eight() -> None:
-    assert named("rollout", {"H100": 1, "A100": 2}) == [
+    pool = named("rollout", {"H100": 1, "A100": 2})
+    assert [(each.name, each.kind) for each in pool] == [
         ("rollout-00-h100", "H100"), ("rollout-01-a100", "A100"), ("rollout-02-a100", "A100"),
     ]  # fmt: skip
     devices = rollout_devices(Emulation.of(SETTING.model_copy(update={"rollout": {"H100": 18}})))

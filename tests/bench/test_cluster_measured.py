@@ -118,7 +118,8 @@ def test_samples_are_counted_once_wherever_time_is_cut(cut: float, end: float) -
 
 def measured(step: float) -> Measured:
     return Measured(
-        step_seconds=step, batch_seconds=[step], from_stock=0.0, shares={}, waits={},
+        seed=0, warm_up=0, step_seconds=step, batch_seconds=[step], from_stock=0.0,
+        shares={}, waits={},
         messages={"DG_TASK": 32.0}, cpu={"scheduler": 0.5}, overshoot_ms=0.1,
     )  # fmt: skip
 
@@ -203,8 +204,8 @@ def test_a_case_measures_pairs_of_batches_where_staleness_is_allowed() -> None:
     )
     case = request.case()
     lengths = [case.length(mode) for mode in case.modes]
-    assert lengths == [(2, 5), (4, 16)]
-    assert case.num_batches == 2 * (5 + 16)
+    assert lengths == [(1, 4), (4, 16)]
+    assert case.num_batches == 2 * (4 + 16)
     assert case.setting(case.modes[1], 0).steps == 17
 
 

@@ -9,6 +9,7 @@ from digenrl.bench.cluster.hold import Held
 from digenrl.bench.cluster.payloads import Scaled, scaled
 from digenrl.bench.cluster.setting import DEVICES_PER_NODE, Setting
 from digenrl.bench.cluster.training import EmulatedTraining, lanes
+from services.scheduler.costs.noise import Noise, rollout_device, trainer_device
 from services.scheduler.costs.profile import Profile, Role, device
 from shared.contracts import Device
 
@@ -29,9 +30,14 @@ class Emulation:
         hosts = setting.num_nodes + 1  # and the trainer's
         return cls(setting, profile, scaled(profile, setting.scale, hosts))
 
-    def held(self, name: str) -> Held:
-        setting = self.setting
-        return Held(name, setting.scale, self.profile.rollout.noise_cv, setting.seed)
+    @property
+    def move_seconds(self) -> float:
+        """Of an adapter into the object store, and again out of it, on the emulation's clock."""
+        return self.profile.variant.publish_seconds / 2 / self.setting.scale
+
+    def held(self, device: "Named") -> Held:
+        noise = Noise(self.profile.rollout.noise_cv, self.setting.seed)
+        return Held(device.name, self.setting.scale, noise, device.drawn_as)
 
     def registered(self, kind: str, role: Role, *, slots: int) -> Device:
         """As a worker on such a device registers."""
@@ -49,15 +55,15 @@ class Emulation:
 def rollout_devices(emulation: Emulation) -> list[EmulatedRollout]:
     first = EmulatedWeights.first(emulation.setting.run).digest
     return [
-        EmulatedRollout(emulation.profile, kind, emulation.held(name), emulation.sizes, first)
-        for name, kind in named("rollout", emulation.setting.rollout)
+        EmulatedRollout(emulation.profile, each.kind, emulation.held(each), emulation.sizes, first)
+        for each in named("rollout", emulation.setting.rollout)
     ]
 
 
 def training(emulation: Emulation) -> EmulatedTraining:
     setting, profile = emulation.setting, emulation.profile
     weights = EmulatedWeights.first(setting.run)
-    pool = [(kind, emulation.held(name)) for name, kind in named("trainer", setting.trainer)]
+    pool = [(each.kind, emulation.held(each)) for each in named("trainer", setting.trainer)]
     generating = [
         # Step by step: between two steps a commit, or a lone device's training, may interrupt.
         EmulatedDevice(
@@ -74,10 +80,25 @@ def training(emulation: Emulation) -> EmulatedTraining:
     )
 
 
-def named(role: Role, devices: Mapping[str, int]) -> list[tuple[str, str]]:
-    """(name, kind) of each device."""
-    kinds = [kind for kind, count in devices.items() for _ in range(count)]
-    return [(f"{role}-{number:02d}-{kind.lower()}", kind) for number, kind in enumerate(kinds)]
+@dataclass(frozen=True, slots=True)
+class Named:
+    name: str
+    kind: str
+    drawn_as: str
+    """As the simulator draws its service times."""
+
+
+def named(role: Role, devices: Mapping[str, int]) -> list[Named]:
+    """Each device of a pool."""
+    each = [(kind, number) for kind, count in devices.items() for number in range(count)]
+    return [
+        Named(
+            f"{role}-{place:02d}-{kind.lower()}",
+            kind,
+            trainer_device(place) if role == "trainer" else rollout_device(kind, number),
+        )
+        for place, (kind, number) in enumerate(each)
+    ]
 
 
 def nodes(devices: list[EmulatedRollout]) -> list[list[EmulatedRollout]]:

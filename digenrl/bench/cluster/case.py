@@ -11,7 +11,8 @@ from digenrl.bench.cluster.session import RunRecord, Session
 from digenrl.bench.cluster.setting import Setting, setting_of
 from services.scheduler.costs.profile import Profile
 
-WARM_UP_STRICT, WARM_UP_ONE_STEP = 2, 4
+WARM_UP_STRICT, WARM_UP_ONE_STEP = 1, 4
+"""Batches. On-policy only the first one differs: workers are still joining."""
 Note = Callable[[str, int, int], None]
 """(mode, round, batches that are committed)"""
 

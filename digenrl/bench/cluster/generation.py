@@ -29,7 +29,8 @@ class EmulatedDevice:
         return self.weights
 
     async def begin(self, task: GenerateFragment) -> Generation:
-        return EmulatedGeneration(self, task, self.weights)
+        whole = fragment_seconds(self.profile, self.kind, task.fragment.num_samples)
+        return EmulatedGeneration(self, task, self.weights, self.held.drawn(whole))
 
     async def conditions(self, prompt: str) -> bytes:
         return filled(prompt.encode(), self.sizes.conditions)
@@ -42,7 +43,10 @@ class EmulatedGeneration:
     device: EmulatedDevice
     task: GenerateFragment
     digest: str
+    whole: float
+    """Seconds that it takes, at full scale."""
     seconds: float = 0.0
+    """That it has taken, scaled."""
     _taken: int = 0
 
     @property
@@ -54,9 +58,9 @@ class EmulatedGeneration:
         if device.weights != self.digest:
             raise IntegrityError(f"{device.held.name}: other weights are in use")
         self._taken += 1
-        whole = fragment_seconds(device.profile, device.kind, samples)
         steps = device.num_steps
-        self.seconds += await device.held.hold(whole / steps, "generate", samples=samples / steps)
+        part = self.whole / steps
+        self.seconds += await device.held.hold(part, "generate", samples=samples / steps)
 
     async def finish(self) -> Generated:
         if self.device.weights != self.digest:
@@ -84,7 +88,7 @@ class EmulatedRollout(EmulatedDevice):
     async def gradient(self, group: GroupData) -> GradientPart:
         check_group(self.profile, group)
         seconds = train_group_seconds(self.profile, {self.kind: 1})
-        await self.held.hold(seconds, "train")
+        await self.held.hold(self.held.drawn(seconds), "train")
         return GradientPart(
             gradient=filled(group.trajectories[0][:8], self.sizes.gradient),
             tally={"samples": float(len(group.advantages))},
@@ -97,7 +101,7 @@ class EmulatedStaged:
     digest: str
 
     async def adopt(self) -> None:
-        await self.device.held.hold(self.device.profile.variant.adopt_seconds, "adopt", noisy=False)
+        await self.device.held.hold(self.device.profile.variant.adopt_seconds, "adopt")
         self.device.weights = self.digest
 
 

@@ -6,20 +6,17 @@ after a pause it is forgotten.
 """
 
 import asyncio
-import random
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-from shared.seeds import derive
+from services.scheduler.costs.noise import Noise
 
 Use = Literal["generate", "train", "commit", "adopt"]
 
 AT_ONCE_S = 0.005
 """Work that follows within this time follows at once."""
-LEAST_FACTOR = 0.1
-"""Of noise: no work takes less than a tenth of its mean."""
 
 
 class Interval(NamedTuple):
@@ -35,28 +32,24 @@ class Interval(NamedTuple):
 
 @dataclass(slots=True)
 class Held:
-    """One device. Its service times are drawn from its own seed: equal seeds, equal times."""
-
     name: str
     scale: float
-    noise: float = 0.0
-    """Standard deviation over mean."""
-    seed: int = 0
+    noise: Noise = field(default_factory=Noise)
+    drawn_as: str = ""
+    """Its name in `noise`."""
     intervals: list[Interval] = field(default_factory=list)
     overshoot: list[float] = field(default_factory=list)
     """Seconds that each sleep was too long."""
     clock: Callable[[], float] = time.monotonic
-    _random: random.Random = field(init=False)
     _owed: float = 0.0
     _free_at: float = 0.0
     _busy: bool = False
 
-    def __post_init__(self) -> None:
-        self._random = random.Random(derive(self.seed, "device", self.name))
+    def drawn(self, seconds: float) -> float:
+        """What the device's next work takes, which takes so many seconds on average."""
+        return seconds * self.noise.factor(self.drawn_as)
 
-    async def hold(
-        self, seconds: float, use: Use, *, noisy: bool = True, samples: float = 0.0
-    ) -> float:
+    async def hold(self, seconds: float, use: Use, *, samples: float = 0.0) -> float:
         """Be busy for so many real seconds over the scale; gives the seconds it was, scaled.
 
         Raises:
@@ -66,8 +59,7 @@ class Held:
             raise RuntimeError(f"{self.name} is asked to {use} while it is busy")
         self._busy = True
         begin = self.clock()
-        factor = max(LEAST_FACTOR, self._random.gauss(1.0, self.noise)) if noisy else 1.0
-        wanted = seconds * factor / self.scale
+        wanted = seconds / self.scale
         owed = self._owed if begin - self._free_at < AT_ONCE_S else 0.0
         try:
             await asyncio.sleep(max(0.0, wanted - owed))

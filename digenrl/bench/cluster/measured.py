@@ -44,6 +44,10 @@ class Window:
 class Measured:
     """Of one run. Seconds are those of the emulation: multiply by the scale."""
 
+    seed: int
+    """Of the service times."""
+    warm_up: int
+    """Batches."""
     step_seconds: float
     batch_seconds: list[float]
     """Of each measured batch, from commit to commit."""
@@ -70,6 +74,8 @@ def measure(run: RunRecord, warm_up: int, last: int) -> Measured:
     seconds = (window.end - window.begin) / window.batches
     gaps = [after - before for before, after in pairwise(run.commits[warm_up : last + 1])]
     return Measured(
+        seed=setting.seed,
+        warm_up=warm_up,
         step_seconds=seconds + taken * _generation_seconds(run) / setting.scale,
         batch_seconds=gaps,
         from_stock=taken,

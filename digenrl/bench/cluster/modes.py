@@ -93,14 +93,25 @@ def _in_smaller_fragments(
     return found
 
 
-def predicted(profile: Profile, mode: Chosen, *, seed: int = 0) -> Simulated:
-    """What the simulator says of it, at full scale."""
+def predicted(
+    profile: Profile,
+    mode: Chosen,
+    *,
+    seed: int = 0,
+    warm_up: int | None = None,
+    batches: int = SIMULATED_BATCHES,
+) -> Simulated:
+    """What the simulator says of it, at full scale.
+
+    With ``seed``, ``warm_up`` and ``batches`` of a run, its service times are those of that run.
+    """
     return simulate(
         profile,
         rollout=mode.split.rollout,
         trainer=mode.split.trainer,
         schedule=mode.schedule,
-        batches=SIMULATED_BATCHES,
+        batches=batches,
+        warm_up=warm_up,
         seed=seed,
         look_ahead=look_ahead,
         causes=False,

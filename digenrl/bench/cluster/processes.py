@@ -60,7 +60,8 @@ def rollout(emulation: Emulation) -> Work:
 
 async def _run_host(emulation: Emulation, name: str, devices: list[EmulatedRollout]) -> None:
     setting, settings = emulation.setting, _settings(emulation, name)
-    store = NodeStore(open_store(settings.store).backend, weights_folder(setting.run))
+    backend = open_store(settings.store).backend
+    store = NodeStore(backend, weights_folder(setting.run), emulation.move_seconds)
     async with (
         settings.connect_bus() as bus,
         settings.connect_index() as index,
@@ -97,9 +98,8 @@ def trainer(emulation: Emulation) -> Work:
 
 async def _train(emulation: Emulation, engine: EmulatedTraining) -> None:
     setting, settings = emulation.setting, _settings(emulation, "trainer")
-    seconds = emulation.profile.variant.publish_seconds / setting.scale
     backend = open_store(settings.store).backend
-    store = PublishingStore(backend, weights_folder(setting.run), seconds)
+    store = PublishingStore(backend, weights_folder(setting.run), emulation.move_seconds)
     commonest = max(setting.trainer, key=lambda kind: setting.trainer[kind])
     registered = emulation.registered(commonest, "trainer", slots=len(engine.generating))
     worker = Worker("trainer", "trainer", "waiting_for_rollout", registered)

@@ -105,8 +105,8 @@ def _mode_result(
 ) -> ModeResult:
     step = _step(scale, measured)
     rounds = [scale * one.step_seconds for one in measured]
-    simulated = predicted(profile, mode).step_seconds
-    ideal = predicted(without_hand_over(profile), mode).step_seconds
+    simulated = _simulated(profile, mode, measured)
+    ideal = _simulated(without_hand_over(profile), mode, measured)
     overhead = (step - ideal) / scale
     messages = means([one.messages for one in measured])
     return ModeResult(
@@ -133,6 +133,16 @@ def _mode_result(
         messages_per_second=sum(messages.values()) * scale / step,
         cpu=means([one.cpu for one in measured]),
         overshoot_ms=max(one.overshoot_ms for one in measured),
+    )
+
+
+def _simulated(profile: Profile, mode: Chosen, measured: Sequence[Measured]) -> float:
+    """Seconds per batch of the same batches of the same rounds, with the same service times."""
+    return median(
+        predicted(
+            profile, mode, seed=one.seed, warm_up=one.warm_up, batches=len(one.batch_seconds)
+        ).step_seconds
+        for one in measured
     )
 
 

@@ -58,7 +58,7 @@ def quick() -> list[Planned]:
 
 
 def _of(workload: str) -> list[Planned]:
-    equal = Request(workload=workload, batches=2, one_step_batches=8)
+    equal = Request(workload=workload, batches=2, one_step_batches=6)
     once = replace(equal, rounds=1, one_step_batches=4)
     slow = replace(once, one_step_batches=2)
     return [

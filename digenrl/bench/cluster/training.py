@@ -38,7 +38,8 @@ class TrainingLane:
         check_group(self.profile, group)
         trained_steps = self.profile.shape.trained_steps
         samples = Fraction(len(cut.samples) * len(cut.steps(trained_steps)), trained_steps)
-        await self.held.hold(float(samples) * self.seconds_per_sample, "train")
+        seconds = self.held.drawn(float(samples) * self.seconds_per_sample)
+        await self.held.hold(seconds, "train")
         self.num_trained += samples
 
 
@@ -79,7 +80,7 @@ class EmulatedTraining:
         if trained != self.profile.shape.samples:
             raise RuntimeError(f"batch {batch} has {trained} samples in its gradient")
         seconds = self.profile.shape.updates * self.profile.variant.optimizer_seconds
-        steps = (lane.held.hold(seconds, "commit", noisy=False) for lane in self.devices)
+        steps = (lane.held.hold(seconds, "commit") for lane in self.devices)
         await asyncio.gather(*steps)
         self._use(self.weights_in_use.after(batch))
         return {"onpolicy_ratio_error": 0.0, "grad_norm": 1.0}

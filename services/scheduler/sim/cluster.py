@@ -4,6 +4,7 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from services.scheduler.costs.noise import Noise, rollout_device, trainer_device
 from services.scheduler.machine import WorkerJoined
 from services.scheduler.sim.batches import Trainer
 from services.scheduler.sim.broker import Broker, Delay
@@ -77,7 +78,12 @@ class Cluster:
                 slots=max(1, self.trainer_slots),
             )  # fmt: skip
         lanes = tuple(
-            Lane(f"{address}/{place}", kind, math.isfinite(self.timing.fragment(kind, 1)))
+            Lane(
+                f"{address}/{place}",
+                trainer_device(place),
+                kind,
+                math.isfinite(self.timing.fragment(kind, 1)),
+            )
             for place, kind in enumerate(self.lanes)
         )
         return FluidTrainer(
@@ -158,7 +164,7 @@ def build(
     and are lost when they are silent.
     """
     world = World(seed)
-    history = History(world, timing.noise, keep_intervals)
+    history = History(world, Noise(timing.noise, seed), keep_intervals)
     broker = Broker(world, delay, history)
     commits = Commits()
     scheduler = SimScheduler(
@@ -177,7 +183,7 @@ def build(
     )  # fmt: skip
     for kind, count in rollout.items():
         for number in range(count):
-            cluster.add_rollout(f"{kind}-{number}", kind)
+            cluster.add_rollout(rollout_device(kind, number), kind)
     cluster.add_trainer()
     return cluster
 

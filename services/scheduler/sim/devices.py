@@ -145,7 +145,8 @@ class SimRollout:
     def _generate(self, task: GenerateFragment) -> None:
         load = self._adopt(task.policy)
         weights = self.weights
-        seconds = self.history.noisy(self.timing.fragment(self.kind, task.fragment.num_samples))
+        seconds = self.timing.fragment(self.kind, task.fragment.num_samples)
+        seconds = self.history.drawn(self.process.name, seconds)
         generation = self.history.begins(self.address, task, self.newest, weights)
         self.history.works(self.address, "generate", load, seconds)
 
@@ -181,7 +182,7 @@ class SimRollout:
         """At the weights that it is told, whatever it has generated with."""
         load = self._adopt(command.policy)
         samples = len(command.group.advantages)
-        seconds = self.history.noisy(self.timing.gradient(self.kind, samples))
+        seconds = self.history.drawn(self.process.name, self.timing.gradient(self.kind, samples))
         number = self.history.computes(self.address, command, self.weights)
         self.history.works(self.address, "train", load, seconds)
 
@@ -254,7 +255,9 @@ class SimReward:
 
     def _begin(self, event: FragmentGenerated) -> None:
         self._busy += 1
-        seconds = self.history.noisy(self.timing.score(event.fragment.num_samples))
+        seconds = self.history.drawn(
+            self.process.name, self.timing.score(event.fragment.num_samples)
+        )
         self.process.after(seconds, lambda: self._scored(event))
 
     def _scored(self, event: FragmentGenerated) -> None:

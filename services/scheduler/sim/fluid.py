@@ -25,6 +25,8 @@ class Lane:
     """One of the devices."""
 
     name: str
+    drawn_as: str
+    """Whatever the life of the trainer."""
     kind: str
     can_generate: bool
     task: GenerateFragment | None = None
@@ -108,7 +110,9 @@ class FluidTrainer(Trainer):
 
     def _generate(self, lane: Lane, task: GenerateFragment) -> None:
         assert self.policy is not None
-        seconds = self.history.noisy(self.timing.fragment(lane.kind, task.fragment.num_samples))
+        seconds = self.history.drawn(
+            lane.drawn_as, self.timing.fragment(lane.kind, task.fragment.num_samples)
+        )
         weights = self.policy.weights_digest
         number = self.history.begins(self.address, task, self.version, weights)
         self.history.stepped(self.address, (number,), weights)
@@ -132,7 +136,7 @@ class FluidTrainer(Trainer):
         steps = self.timing.trained_steps
         part = len(cut.steps(steps)) / steps
         whole = self.timing.gradient(lane.kind, len(cut.samples))
-        seconds = self.history.noisy(part * whole)
+        seconds = self.history.drawn(lane.drawn_as, part * whole)
 
         def done() -> None:
             self.history.worked(lane.name, "train", lane.since)

@@ -8,6 +8,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from services.scheduler.costs.noise import Noise
 from services.scheduler.sim.facts import (
     Added,
     Begun,
@@ -31,7 +32,7 @@ from shared.contracts import ComputeGradient, GenerateFragment, Message, SetDevi
 @dataclass(slots=True)
 class History:
     world: World
-    noise: float = 0.0
+    noise: Noise = field(default_factory=Noise)
     keep_intervals: bool = False
     """Whether intervals and facts are kept."""
     busy: dict[tuple[str, Use], float] = field(default_factory=dict)
@@ -42,10 +43,9 @@ class History:
     facts: list[Fact] = field(default_factory=list)
     _num_generations: int = 0
 
-    def noisy(self, seconds: float) -> float:
-        if not self.noise or not seconds:
-            return seconds
-        return seconds * max(0.1, self.world.random.gauss(1.0, self.noise))
+    def drawn(self, device: str, seconds: float) -> float:
+        """What the device's next work takes, which takes so many seconds on average."""
+        return seconds * self.noise.factor(device) if seconds else 0.0
 
     def stored(self, subject: str, message: Message, accepted: bool) -> None:
         if self.keep_intervals:

@@ -83,12 +83,14 @@ def simulate(
     trainer: Devices,
     schedule: ScheduleChoice,
     batches: int = 8,
+    warm_up: int | None = None,
     seed: int | None = 0,
     look_ahead: LookAhead | None = None,
     causes: bool = True,
 ) -> Simulated:
     """Run so many batches, after those of the warm-up, on these devices.
 
+    ``warm_up``: batches; None is what the schedule takes to settle.
     ``seed``: of the profile's noise; None leaves it out, and every batch is like the next.
     ``causes``: whether to find out why devices wait, which takes a third more time.
 
@@ -98,8 +100,9 @@ def simulate(
     _check_pool(profile, "trainer", trainer)
     if schedule.mode != "colocated":
         _check_pool(profile, "rollout", rollout)
-    cluster = _cluster(profile, rollout, trainer, schedule, batches, seed, look_ahead)
-    watch = Watch(cluster, schedule.warm_up + batches, causes)
+    skipped = schedule.warm_up if warm_up is None else warm_up
+    cluster = _cluster(profile, rollout, trainer, schedule, skipped + batches, seed, look_ahead)
+    watch = Watch(cluster, skipped + batches, causes)
     if not cluster.world.run(NEVER, watch.is_done):
         raise RuntimeError(f"the simulated run stood still: {cluster.scheduler.state.failure}")
     pools = Pools(
@@ -109,7 +112,7 @@ def simulate(
         generation_seconds=_generation_seconds(profile, rollout, trainer, schedule),
     )
     bound = floor_seconds(profile, _together(rollout, trainer))
-    return measure(watch, schedule.warm_up, pools, bound)
+    return measure(watch, skipped, pools, bound)
 
 
 def prime(cluster: Cluster, costs: Costs) -> None:
@@ -223,7 +226,7 @@ def _cluster(
     plan = steady_plan(
         groups=shape.groups,
         group_size=shape.group_size,
-        batches=schedule.warm_up + batches + 1,  # the last one measured is followed by another
+        batches=batches + 1,  # the last one measured is followed by another
         schedule=schedule,
     )
     cluster = build(

@@ -7,6 +7,7 @@ back within a denoising step, and keeps what it had begun for the next loan.
 from collections import deque
 from dataclasses import dataclass, field
 
+from services.scheduler.costs.noise import trainer_device
 from services.scheduler.sim.batches import Trainer
 from services.scheduler.sim.devices import result_of
 from shared.contracts import GenerateFragment, Message
@@ -66,7 +67,7 @@ class SimTrainer(Trainer):
         group, transaction = self._ready[index], self._transaction
         back = self.timing.switch / 2 if self._switched else 0.0
         self._switched = False
-        seconds = self.history.noisy(self.timing.train(self.plan.group_size))
+        seconds = self.history.drawn(trainer_device(0), self.timing.train(self.plan.group_size))
         self.history.trains(self.address, group, back, seconds)
 
         def done() -> None:
@@ -102,7 +103,8 @@ class SimTrainer(Trainer):
             if task.policy != self.policy:
                 self._release(task, "stale")
                 continue
-            seconds = self.history.noisy(self.timing.help(task.fragment.num_samples))
+            seconds = self.timing.help(task.fragment.num_samples)
+            seconds = self.history.drawn(trainer_device(len(self._helping)), seconds)
             weights = self.policy.weights_digest
             number = self.history.begins(self.address, task, self.version, weights)
             self._helping.append(Helping(task, seconds, seconds, number))
