@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from digenrl.bench.cluster.hold import Interval
-from digenrl.bench.cluster.measured import Measured, generated, measure, steady
+from digenrl.bench.cluster.measured import Measured, generated, measure
 from digenrl.bench.cluster.modes import (
     MODES,
     STANDARD,
@@ -94,16 +94,10 @@ def test_what_was_taken_from_stock_counts() -> None:
     seconds = QWEN.generation_work / 2 / 10  # on two H100s, at this scale
     assert short.step_seconds == pytest.approx(4.0 + 0.1 * seconds)
     assert measure(record(stock=51.2), 0, 4).step_seconds == 4.0, "on-policy there is no stock"
-
-
-@given(st.lists(st.floats(0.5, 8.0), min_size=3, max_size=9))
-def test_one_step_looks_at_an_even_number_of_batches(durations: list[float]) -> None:
-    commits = [sum(durations[:number]) for number in range(len(durations) + 1)]
-    last = len(durations)
-    window = steady(commits, [], 1, last, 512, paired=True)
-    assert window.batches % 2 == 0 and 2 * window.batches >= last - 1 - 1
-    alone = steady(commits, [], 1, last, 512, paired=False)
-    assert (alone.first, alone.last) == (1, last)
+    more = measure(record(staleness=1, stock=-51.2), 0, 4)
+    assert more.from_stock == pytest.approx(-0.1)
+    busy = 1 - more.shares["rollout"]["idle"]
+    assert 0 < busy < 1 and more.step_seconds == pytest.approx(4.0 - 0.1 * seconds * busy)
 
 
 @given(st.floats(0, 10), st.floats(0, 10))

@@ -1,8 +1,7 @@
 """What the runs of one schedule show: seconds per batch, and what devices did meanwhile.
 
 As in `services.scheduler.sim.measured`: with one-step asynchrony generation is ahead by something
-that changes from batch to batch, often in a cycle of two, so that an even number of batches is
-looked at in which as much was generated as was trained, and what was taken from stock counts.
+that changes from batch to batch, so that what was taken from stock, or added to it, counts.
 """
 
 from collections import defaultdict
@@ -14,13 +13,14 @@ from typing import Literal
 from digenrl.bench.cluster.hold import Interval
 from digenrl.bench.cluster.session import RunRecord
 from services.scheduler.costs.profile import Role, fragment_seconds
+from services.scheduler.sim.measured import balanced
 from services.scheduler.usage import BUSY
 
 Share = Literal["generate", "train", "commit", "adopt", "idle"]
 ROLES: tuple[Role, ...] = ("rollout", "trainer")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Window:
     """From the announcement of one version to that of another."""
 
@@ -67,19 +67,25 @@ class Measured:
 def measure(run: RunRecord, warm_up: int, last: int) -> Measured:
     """Of the batches from the version ``warm_up`` to the version ``last``."""
     setting, profile = run.setting, run.setting.load_profile()
-    samples = profile.shape.samples
-    paired = setting.max_staleness > 0
-    window = steady(run.commits, run.intervals, warm_up, last, samples, paired=paired)
-    taken = max(0.0, window.from_stock(samples)) if paired else 0.0
-    seconds = (window.end - window.begin) / window.batches
+    begin, end = run.commits[warm_up], run.commits[last]
+    made = generated(run.intervals, begin, end)
+    window = Window(first=warm_up, last=last, begin=begin, end=end, generated=made)
+    stock = window.from_stock(profile.shape.samples) if setting.max_staleness else 0.0
+    shares: dict[Role, dict[Share, float]] = {role: _shares(run, role, window) for role in ROLES}
+    seconds = (end - begin) / window.batches
     gaps = [after - before for before, after in pairwise(run.commits[warm_up : last + 1])]
     return Measured(
         seed=setting.seed,
         warm_up=warm_up,
-        step_seconds=seconds + taken * _generation_seconds(run) / setting.scale,
+        step_seconds=balanced(
+            seconds,
+            stock,
+            _generation_seconds(run) / setting.scale,
+            busy=1 - shares["rollout"].get("idle", 0.0),
+        ),
         batch_seconds=gaps,
-        from_stock=taken,
-        shares={role: _shares(run, role, window) for role in ROLES},
+        from_stock=stock,
+        shares=shares,
         waits={role: _waits(run, role, warm_up, last) for role in ROLES},
         messages={
             stream: (number - run.begin.stored[stream]) / (run.end.version - run.begin.version)
@@ -91,35 +97,6 @@ def measure(run: RunRecord, warm_up: int, last: int) -> Measured:
         },
         overshoot_ms=max(one["median_ms"] for one in run.overshoot.values()),
     )
-
-
-def steady(
-    commits: Sequence[float],
-    intervals: Sequence[Interval],
-    warm_up: int,
-    last: int,
-    batch_samples: int,
-    *,
-    paired: bool,
-) -> Window:
-    """All measured batches; if ``paired``, an even number of them, at least half, in which as much
-    was generated as was trained, or nearly."""
-    pace = 2 if paired else 1
-    shortest = max(pace, (last - warm_up) // 2) if paired else last - warm_up
-    windows = [
-        Window(
-            first, end, commits[first], commits[end],
-            generated(intervals, commits[first], commits[end]),
-        )
-        for first in range(warm_up, last)
-        for end in range(first + shortest, last + 1)
-        if (end - first) % pace == 0 or last - warm_up < pace
-    ]  # fmt: skip
-
-    def order(window: Window) -> tuple[float, int]:
-        return abs(round(window.from_stock(batch_samples), 3)), window.first - window.last
-
-    return min(windows, key=order)
 
 
 def generated(intervals: Sequence[Interval], begin: float, end: float) -> float:

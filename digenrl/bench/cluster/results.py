@@ -141,7 +141,7 @@ def _simulated(profile: Profile, mode: Chosen, measured: Sequence[Measured]) -> 
     return median(
         predicted(
             profile, mode, seed=one.seed, warm_up=one.warm_up, batches=len(one.batch_seconds)
-        ).step_seconds
+        ).balanced_seconds
         for one in measured
     )
 

@@ -58,9 +58,9 @@ def quick() -> list[Planned]:
 
 
 def _of(workload: str) -> list[Planned]:
-    equal = Request(workload=workload, batches=2, one_step_batches=6)
-    once = replace(equal, rounds=1, one_step_batches=4)
-    slow = replace(once, one_step_batches=2)
+    equal = Request(workload=workload, batches=2, one_step_batches=4)
+    once = replace(equal, rounds=1, one_step_batches=5)
+    slow = replace(once, one_step_batches=3)
     return [
         Planned(f"{workload}-32", equal, pictures=True),
         Planned(

@@ -35,6 +35,8 @@ class TagBatch:
 class Simulated:
     step_seconds: float
     """Per batch, mean over the measured ones."""
+    balanced_seconds: float
+    """Per batch, of all measured batches, with what generation has gained or lost on training."""
     floor_seconds: float
     busy: Mapping[Role, Mapping[Use, float]]
     """Pool -> use -> share of its device-seconds."""
@@ -159,8 +161,16 @@ def measure(watch: Watch, warm_up: int, pools: Pools, floor_seconds: float) -> S
         "rollout": _busy_rollout(window, pools),
         "trainer": _busy_trainer(window, pools),
     }
+    whole = Window(warm_up, len(watch.marks) - 1, watch.marks[warm_up], watch.marks[-1])
+    stock = whole.from_stock(batch_samples) if cluster.plan.max_staleness else 0.0
     return Simulated(
         step_seconds=_step_seconds(window, batch_samples, pools.generation_seconds),
+        balanced_seconds=balanced(
+            whole.seconds / (whole.last - whole.first),
+            stock,
+            pools.generation_seconds,
+            busy=sum(_busy_rollout(whole, pools).values()) if pools.num_rollout else 1.0,
+        ),
         floor_seconds=floor_seconds,
         busy=busy,
         bubbles=_bubbles(window, pools, busy) if watch.causes else {},
@@ -176,6 +186,21 @@ def step_seconds(watch: Watch, warm_up: int, generation_seconds: float) -> float
     return _step_seconds(
         _steady(watch.marks, warm_up, batch_samples), batch_samples, generation_seconds
     )
+
+
+def balanced(seconds: float, from_stock: float, generation_seconds: float, *, busy: float) -> float:
+    """Per batch, of some batches in which generation was ahead by more or less in the end.
+
+    A batch that was taken from stock has to be generated some time, by all devices at best. One
+    that was added to it will not have to be: it is worth what devices would not have idled anyway.
+
+    Args:
+        from_stock: batches taken from stock, per batch; negative if they were added.
+        generation_seconds: of a batch, by all devices that may generate.
+        busy: share of their time that rollout devices worked.
+    """
+    worth = generation_seconds if from_stock > 0 else generation_seconds * min(1.0, busy)
+    return seconds + from_stock * worth
 
 
 def _steady(marks: Sequence[Mark], warm_up: int, batch_samples: int) -> Window:
