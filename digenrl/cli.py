@@ -114,18 +114,20 @@ def _number(text: str | None) -> str | int | float | None:
 
 
 @app.command()
-def check(recipe: RecipeFile) -> None:
+def check(
+    recipe: RecipeFile,
+    devices: Annotated[
+        str | None, typer.Option(help="kind=count, e.g. h100=8: what it would take on them")
+    ] = None,
+    profile: Annotated[
+        str | None, typer.Option(help="cost profile; by default the one named like the model")
+    ] = None,
+) -> None:
     """Say whether a recipe can run, without starting anything."""
-    from digenrl.local.preflight import check_inputs
-    from shared.recipe import load_recipe
+    from digenrl.checking import check as check_recipe
 
-    loaded = load_recipe(recipe)
-    check_inputs(loaded)
-    batch = loaded.batch
-    typer.echo(
-        f"{recipe}: {loaded.run.steps} steps of {batch.groups} groups x {batch.group_size} samples "
-        f"in fragments of {loaded.schedule.fragment_size}"
-    )
+    for line in check_recipe(recipe, devices, profile):
+        typer.echo(line)
 
 
 @app.command()
@@ -147,6 +149,39 @@ def serve(
         serve_scheduler(recipe, run=run, steps=steps, host=host, port=port)
     else:
         serve_worker(service.value, run=run, worker=worker, host=host, port=port)
+
+
+@app.command()
+def generate(
+    recipe: RecipeFile,
+    prompt: Annotated[list[str], typer.Option(help="what to make; may be given several times")],
+    out: Annotated[Path, typer.Option(help="folder for the files")],
+    adapter: Annotated[
+        Path | None, typer.Option(help="an exported adapter; without it, the base model")
+    ] = None,
+    num: Annotated[int, typer.Option(min=1, max=1024, help="samples of each prompt")] = 1,
+    seed: Annotated[int, typer.Option(min=0, help="of the noise")] = 0,
+) -> None:
+    """Make images or videos with a recipe's model and a trained adapter."""
+    from digenrl.generate import generate as make
+    from shared.recipe import load_recipe
+
+    loaded = load_recipe(recipe)
+    for path in make(loaded, adapter, prompt, num_each=num, seed=seed, out=out):
+        typer.echo(path)
+
+
+@app.command("serve-scorer")
+def serve_scorer(
+    type: Annotated[str, typer.Argument(help="which scorer; docs/rewards.md lists them")],
+    folder: Annotated[Path | None, typer.Option(help="where its weights are")] = None,
+    host: Annotated[str, typer.Option(help="address to listen on")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="port to listen on")] = 8100,
+) -> None:
+    """Offer a scorer over HTTP, for recipes that name it as type "remote"."""
+    from digenrl.serving import serve_one_scorer
+
+    serve_one_scorer(type, folder, host=host, port=port)
 
 
 @app.command()

@@ -18,6 +18,10 @@ def serve_scheduler(
         raise UserError("--recipe: the scheduler needs the run's recipe")
     changes = {"run.steps": steps, "run.name": run or None}
     recipe: Recipe = override(load_recipe(recipe_file), changes)
+    if recipe.sampling.sigmas == "model":
+        raise UserError(
+            f'sampling.sigmas: "model" needs {recipe.model.folder} on this host, or numbers'
+        )
     settings = _settings(run=recipe.run.name, worker="scheduler", host=host, port=port)
     configure_logs(service="scheduler", worker="scheduler", run=settings.run)
 
@@ -37,6 +41,28 @@ def serve_worker(service: str, *, run: str, worker: str, host: str, port: int) -
         case _:
             from services.trainer.service import run as run_service
     asyncio.run(run_service(settings))
+
+
+def serve_one_scorer(kind: str, folder: Path | None, *, host: str, port: int) -> None:
+    """Raises UserError if there is no such scorer, or it cannot be loaded."""
+    from services.reward.scorer import build_scorers
+    from services.reward.server import create_app
+    from shared.recipe import Scorer
+    from shared.service import Health, serve
+
+    configure_logs(service="scorer", worker=kind, run="")
+    try:
+        table = Scorer(name=kind, type=kind, folder=folder and folder.resolve())
+    except ValidationError as error:
+        raise UserError(f"TYPE: {kind!r} is no name of a scorer") from error
+    [scorer] = build_scorers([table])
+    health = Health()
+    health.is_ready()
+    asyncio.run(serve(create_app(scorer, health), _for_ever(), host=host, port=port))
+
+
+async def _for_ever() -> None:
+    await asyncio.Event().wait()
 
 
 def _settings(**given: object) -> ServiceSettings:

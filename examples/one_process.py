@@ -15,15 +15,14 @@ import safetensors.numpy
 from rich import print
 
 from services.reward.app import weighted_sum
-from services.reward.scorer import build_scorers
-from services.scheduler.advantage import group_advantages
+from services.reward.scorer import build_scorers, told_of
 from services.trainer.engine import TrainerEngine
+from shared.advantages import group_advantages
 from shared.contracts import Fragment, GenerateFragment, Policy, Prompt
 from shared.diffusion.generation import Generator
 from shared.diffusion.policy import load_policy
 from shared.prompts import PromptOrder, read_prompts
 from shared.recipe import Recipe, load_recipe
-from shared.seeds import window_start
 
 Advantages = Callable[[Sequence[float]], Sequence[float]]
 
@@ -53,23 +52,20 @@ class Loop:
 
     def _train_group(self, group: int, prompt: Prompt, policy: Policy) -> tuple[float, ...]:
         sampling, batch = self.recipe.sampling, self.recipe.batch
-        first, last = sampling.first_window_starts
         task = GenerateFragment(
             fragment=Fragment(
                 batch=policy.version, group=group, first_sample=0, num_samples=batch.group_size
             ),
             policy=policy,
             prompt=prompt,
-            window_start=window_start(
-                self.recipe.run.seed, policy.version, group, first=first, last=last
-            ),
+            window_start=sampling.moving_window.start(self.recipe.run.seed, policy.version, group),
             worker="one-process",
         )
         conditions = self._rollout.conditions(prompt.text)
         made = self._rollout.generate(task)
         images = safetensors.numpy.load(made.media)["images"]
-        metadata = [prompt.metadata] * len(images)
-        parts = {s.name: tuple(s.scorer.score(images, metadata)) for s in self._scorers}
+        metadata = [told_of(prompt)] * len(images)
+        parts = {s.name: tuple(s.score(images, metadata)) for s in self._scorers}
         rewards = weighted_sum(parts, self._scorers)
         self.trainer.accumulate([made.trajectory], conditions, self._advantages(rewards))
         return rewards

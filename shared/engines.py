@@ -148,9 +148,10 @@ class Training(Protocol):
             ContractError: if it is not one of this adapter.
         """
 
-    async def step(self, batch: int) -> dict[str, float]:
-        """Sum what all devices have added up, take the optimizer step of the batch, and give every
-        device the new weights. Returns its metrics; a gradient that is not finite takes no step."""
+    async def step(self, batch: int, scale: float = 1.0) -> dict[str, float]:
+        """Sum what all devices have added up, multiplied by ``scale``, take the optimizer step of
+        the batch, and give every device the new weights. Returns its metrics; a gradient that is
+        not finite takes no step."""
 
     async def weights(self) -> Weights:
         """The adapter and the optimizer as they stand."""

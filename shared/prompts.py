@@ -36,7 +36,8 @@ def _epoch_order(seed: int, size: int, epoch: int) -> list[int]:
 
 
 def read_prompts(path: Path) -> tuple[Prompt, ...]:
-    """Prompts from JSON lines: ``{"prompt": "...", "metadata": {...}}``.
+    """Prompts from JSON lines, ``{"prompt": "...", "metadata": {...}}``, or from a text file (.txt)
+    that has one on each line.
 
     Raises:
         UserError: naming the line that is not one.
@@ -45,7 +46,8 @@ def read_prompts(path: Path) -> tuple[Prompt, ...]:
         lines = path.read_text().splitlines()
     except OSError as error:
         raise UserError(f"data.prompts: cannot read {path}: {error.strerror}") from error
-    prompts = tuple(_prompt(path, number, line) for number, line in _numbered(lines))
+    read = _plain_prompt if path.suffix == ".txt" else _prompt
+    prompts = tuple(read(path, number, line) for number, line in _numbered(lines))
     if not prompts:
         raise UserError(f"data.prompts: {path} holds no prompt")
     return prompts
@@ -53,6 +55,14 @@ def read_prompts(path: Path) -> tuple[Prompt, ...]:
 
 def _numbered(lines: Sequence[str]) -> list[tuple[int, str]]:
     return [(number, line) for number, line in enumerate(lines, 1) if line.strip()]
+
+
+def _plain_prompt(path: Path, number: int, line: str) -> Prompt:
+    try:
+        return Prompt(text=line.strip())
+    except ValidationError as error:
+        reason = error.errors(include_url=False)[0]["msg"]
+        raise UserError(f"data.prompts: {path} line {number}: {reason}") from error
 
 
 def _prompt(path: Path, number: int, line: str) -> Prompt:

@@ -4,30 +4,24 @@ Read and checked before anything is started; the resolved recipe is stored with 
 every service takes it from. docs/recipes.md describes each key.
 """
 
-import json
-import tomllib
 from collections.abc import Mapping
-from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
+from shared.advantages import Advantages
+from shared.algorithms import ALGORITHMS, with_sampling
 from shared.contracts import MAX_GROUP_SIZE, Token
 from shared.errors import UserError
 from shared.pipeline_sigmas import pipeline_sigmas
 from shared.recipe_faults import describe
+from shared.recipe_files import read_tables
+from shared.recipe_sampling import Algorithm, Sampling
+from shared.recipe_table import NonNegative, Positive, Rate, Table, check_unique
 
-Positive = Annotated[int, Field(gt=0, le=2**31)]
-NonNegative = Annotated[int, Field(ge=0, le=2**31)]
-Sigma = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
-Rate = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 MAX_FRAGMENTS_PER_GROUP = 64
 """What one TrainGroup message can name."""
-
-
-class Table(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class Run(Table):
@@ -64,49 +58,6 @@ class Data(Table):
     """JSON lines of {"prompt", "metadata"}; relative to the recipe."""
 
 
-class Sampling(Table):
-    steps: Annotated[int, Field(ge=2, le=1000)] = 10
-    sigmas: Literal["linear", "shifted", "default", "model"] | tuple[Sigma, ...] = "linear"
-    """linear 1..0; shifted: linear, shifted once; default: diffusers' own grid for that shift;
-    model: that of the model's own pipeline, as numbers from when the recipe is read; or numbers,
-    one more than steps."""
-    shift: Annotated[float, Field(gt=0)] = 3.0
-    variant: Literal["flow", "dance", "cps"] = "flow"
-    noise_level: Annotated[float, Field(gt=0, le=10)] = 0.7
-    window: Positive
-    """How many denoising steps are stochastic and trained."""
-    first_window_starts: tuple[NonNegative, NonNegative] = (0, 0)
-    """A group's window starts uniformly between these two steps."""
-
-    @model_validator(mode="after")
-    def _sigmas_descend(self) -> Self:
-        if not isinstance(self.sigmas, str):
-            if len(self.sigmas) != self.steps + 1:
-                raise ValueError(
-                    f"sigmas: {len(self.sigmas)} numbers; {self.steps} steps need {self.steps + 1}"
-                )
-            if any(after >= before for before, after in pairwise(self.sigmas)):
-                raise ValueError("sigmas: every number must be smaller than the one before")
-            if self.sigmas[-1] != 0:
-                raise ValueError(f"sigmas: the last number must be 0, not {self.sigmas[-1]}")
-        return self
-
-    @model_validator(mode="after")
-    def _window_fits(self) -> Self:
-        first, last = self.first_window_starts
-        if first > last:
-            raise ValueError(f"first_window_starts: {first} is after {last}")
-        # A window may not reach the last step: its noise would stay in the sample.
-        if last + self.window > self.steps - 1:
-            fits = self.steps - 1 - self.window
-            remedy = f"start at {fits} at the latest" if fits >= 0 else "use a smaller window"
-            raise ValueError(
-                f"window: {self.window} steps from step {last} reach past step {self.steps - 2}, "
-                f"the last that may be stochastic of {self.steps}; {remedy}"
-            )
-        return self
-
-
 class Batch(Table):
     groups: Positive
     """Prompts per optimizer step."""
@@ -141,19 +92,6 @@ class Schedule(Table):
         return self.mode == "colocated" or (self.mode == "pipelined" and self.tag not in ("off", 0))
 
 
-class Algorithm(Table):
-    name: Literal["flow-grpo"] = "flow-grpo"
-    clip_range: Annotated[float, Field(gt=0, lt=1)] = 1e-4
-    advantage_clip: Annotated[float, Field(gt=0)] = 5.0
-    kl_beta: Rate = 0.0
-    """Weight of the KL divergence to the base model; 0 does not compute it."""
-    stale_loss: Literal["bypass", "decoupled"] = "bypass"
-    """Of samples that are one step stale. bypass: the ratio is to the version that generated them;
-    decoupled: to the version that trains, and a truncated weight makes up for the rest."""
-    weight_cap: Annotated[float, Field(gt=0)] = 5.0
-    """decoupled: weights are cut off at 1 + weight_cap x clip_range."""
-
-
 class Trainer(Table):
     learning_rate: Annotated[float, Field(gt=0, lt=1)]
     decay_steps: Positive | None = None
@@ -161,6 +99,8 @@ class Trainer(Table):
     betas: tuple[float, float] = (0.9, 0.999)
     weight_decay: Rate = 1e-4
     max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
+    gradient_checkpointing: bool = False
+    """Whether the backward pass computes a block's activations again instead of keeping them."""
     micro_batch: Positive | Literal["auto"] = "auto"
     """Samples per forward and backward pass, each with `schedule.tsp_steps` of its steps."""
     memory_gib: Annotated[float, Field(gt=0)] | None = None
@@ -189,6 +129,10 @@ class Scorer(Table):
     weight: Annotated[float, Field(allow_inf_nan=False)] = 1.0
     folder: Path | None = None
     """Where its weights are; relative to the recipe."""
+    url: str | None = None
+    """Of the server of a remote scorer."""
+    patience: Annotated[float, Field(gt=0, le=3600)] = 120.0
+    """Seconds that a remote scorer may be without an answer."""
 
 
 class Reward(Table):
@@ -198,7 +142,7 @@ class Reward(Table):
 
     @model_validator(mode="after")
     def _names_differ(self) -> Self:
-        _check_unique("scorers", [scorer.name for scorer in self.scorers])
+        check_unique("scorers", [scorer.name for scorer in self.scorers])
         return self
 
 
@@ -207,9 +151,18 @@ class Evaluation(Table):
 
     seed: NonNegative = 0
     samples_per_prompt: Positive = 4
+    prompts: Path | None = None
+    """Held out, read as `data.prompts` is; relative to the recipe. Without it, training's."""
+    scorers: tuple[Scorer, ...] = ()
+    """Gold rewards: measured before and after, and never trained on."""
     digits: Path | None = None
     """Folder of the held-out judges of handwritten digits, never used in training; relative to
     the recipe. Without it only the training rewards are compared."""
+
+    @model_validator(mode="after")
+    def _names_differ(self) -> Self:
+        check_unique("scorers", [scorer.name for scorer in self.scorers])
+        return self
 
 
 class Recipe(Table):
@@ -224,6 +177,17 @@ class Recipe(Table):
     reward: Reward
     schedule: Schedule = Schedule()
     evaluation: Evaluation = Evaluation()
+
+    @property
+    def advantages(self) -> Advantages:
+        weights = tuple((scorer.name, scorer.weight) for scorer in self.reward.scorers)
+        normalised = self.algorithm.rewards == "normalised"
+        return Advantages(self.algorithm.advantage_std, weights if normalised else ())
+
+    @model_validator(mode="before")
+    @classmethod
+    def _implied_by_the_algorithm(cls, plain: Any) -> Any:
+        return with_sampling(plain) if isinstance(plain, Mapping) else plain
 
     @model_validator(mode="after")
     def _parts_make_up_the_whole(self) -> Self:
@@ -245,7 +209,16 @@ class Recipe(Table):
         )
         _check_at_most(self.schedule.tag, self.batch.groups, "schedule.tag", "batch.groups")
         self._check_devices()
+        self._check_variant()
         return self
+
+    def _check_variant(self) -> None:
+        variants = ALGORITHMS[self.algorithm.name].variants
+        if self.sampling.variant not in variants:
+            raise ValueError(
+                f"sampling.variant: {self.algorithm.name} does not sample with "
+                f"{self.sampling.variant!r}; use {' or '.join(map(repr, variants))}"
+            )
 
     def _check_devices(self) -> None:
         in_order = self.trainer.order == "index"
@@ -273,13 +246,7 @@ def load_recipe(path: Path) -> Recipe:
     Raises:
         UserError: one line that names the file, the key and the remedy.
     """
-    try:
-        text = path.read_text()
-        plain = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
-    except OSError as error:
-        raise UserError(f"cannot read the recipe {path}: {error.strerror}") from error
-    except ValueError as error:
-        raise UserError(f"{path}: not {path.suffix[1:].upper() or 'TOML'}: {error}") from error
+    plain = read_tables(path)
     try:
         return _resolved(Recipe.model_validate(plain), path.resolve().parent)
     except ValidationError as error:
@@ -304,7 +271,7 @@ def override(recipe: Recipe, changes: Mapping[str, Any]) -> Recipe:
 
 
 def _resolved(recipe: Recipe, base: Path) -> Recipe:
-    """With every path made absolute, and the model's own sigmas as numbers."""
+    """With every path made absolute, and the model's own sigmas as numbers if the model is here."""
 
     def scorers(given: tuple[Scorer, ...]) -> tuple[Scorer, ...]:
         return tuple(
@@ -314,12 +281,15 @@ def _resolved(recipe: Recipe, base: Path) -> Recipe:
             for scorer in given
         )
 
+    def absolute(path: Path | None) -> Path | None:
+        return None if path is None else (base / path).resolve()
+
     def updated(table: Any, **update: Any) -> Any:
         return table.model_copy(update=update)
 
-    digits, folder = recipe.evaluation.digits, (base / recipe.model.folder).resolve()
+    evaluation, folder = recipe.evaluation, (base / recipe.model.folder).resolve()
     sigmas = recipe.sampling.sigmas
-    if sigmas == "model":
+    if sigmas == "model" and folder.is_dir():
         size = recipe.model
         steps = recipe.sampling.steps
         sigmas = pipeline_sigmas(folder, steps, height=size.height, width=size.width)
@@ -330,7 +300,12 @@ def _resolved(recipe: Recipe, base: Path) -> Recipe:
             "sampling": updated(recipe.sampling, sigmas=sigmas),
             "data": updated(recipe.data, prompts=(base / recipe.data.prompts).resolve()),
             "reward": updated(recipe.reward, scorers=scorers(recipe.reward.scorers)),
-            "evaluation": updated(recipe.evaluation, digits=digits and (base / digits).resolve()),
+            "evaluation": updated(
+                evaluation,
+                scorers=scorers(evaluation.scorers),
+                digits=absolute(evaluation.digits),
+                prompts=absolute(evaluation.prompts),
+            ),
         }
     )
 
@@ -349,9 +324,3 @@ def _check_divides(part: int, whole: int, field: str, of: str) -> None:
 def _check_at_most(value: int | str, limit: int, field: str, of: str) -> None:
     if isinstance(value, int) and value > limit:
         raise ValueError(f"{field}: {value} is more than {of}; at most {limit}")
-
-
-def _check_unique(field: str, names: list[str]) -> None:
-    twice = [name for name in names if names.count(name) > 1]
-    if twice:
-        raise ValueError(f"{field}: the name {twice[0]} is used twice")

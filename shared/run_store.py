@@ -24,6 +24,7 @@ MAY_CHANGE = {
     "reward.workers", "reward.threads",
     "schedule.mode", "schedule.tag", "schedule.early_fraction",
     "evaluation.seed", "evaluation.samples_per_prompt", "evaluation.digits",
+    "evaluation.prompts", "evaluation.scorers",
 }  # fmt: skip
 """Keys that a resumed run may set anew: they do not change what any batch is."""
 

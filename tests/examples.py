@@ -15,6 +15,7 @@ from shared.contracts import (
     Trajectories,
 )
 from shared.prompts import PromptOrder
+from shared.windows import Windows
 
 PROMPTS = tuple(Prompt(text=f"a handwritten {word}") for word in ("one", "two", "three"))
 
@@ -23,7 +24,11 @@ def plan(**changes: Any) -> Plan:
     fields: dict[str, Any] = {
         "num_batches": 3, "num_groups": 2, "group_size": 4, "fragment_size": 2, "seed": 0
     }  # fmt: skip
-    return Plan(prompts=PromptOrder(PROMPTS, seed=0), window_starts=(0, 2), **{**fields, **changes})
+    return Plan(
+        prompts=PromptOrder(PROMPTS, seed=0),
+        windows=Windows(first=0, last=2),
+        **{**fields, **changes},
+    )
 
 
 def digest(version: int) -> str:

@@ -17,8 +17,11 @@ from digenrl.digits.text import (
     t5_encoder,
     t5_tokenizer,
 )
+from shared.diffusion.families.packed import pack, unpack
 
 FAMILIES = ("sd3", "flux", "qwen-image", "wan", "hunyuan-video")
+PACKED = ("flux", "qwen-image")
+VIDEO = ("wan", "hunyuan-video")
 CLIP_TOKENS = 77
 PROMPT = "a handwritten five"
 
@@ -38,6 +41,38 @@ def build(family: str, seed: int = 0) -> Any:
 def save(family: str, folder: Path, seed: int = 0) -> Path:
     build(family, seed).save_pretrained(folder)
     return folder
+
+
+def run(
+    family: str,
+    pipeline: Any,
+    start: torch.Tensor,
+    *,
+    guidance: float,
+    output: str,
+    height: int,
+    width: int,
+    frames: int,
+    steps: int,
+) -> torch.Tensor:
+    """What diffusers makes of the noise ``start`` (B, ...): latents, or pixels in [0, 1]."""
+    call: dict[str, Any] = {"guidance_scale": guidance}
+    if family == "sd3":
+        call["max_sequence_length"] = pipeline.tokenizer_3.model_max_length
+    if family == "qwen-image":
+        call = {"true_cfg_scale": guidance, "negative_prompt": ""}
+    if family in VIDEO:
+        call |= {"num_frames": frames, "num_videos_per_prompt": len(start)}
+    else:
+        call["num_images_per_prompt"] = len(start)
+    result = pipeline(
+        PROMPT, height=height, width=width, num_inference_steps=steps, output_type=output,
+        latents=pack(start) if family in PACKED else start.clone(), **call,
+    )  # fmt: skip
+    found = torch.as_tensor(result.frames if family in VIDEO else result.images)
+    if output == "latent" and family in PACKED:
+        return unpack(found, *start.shape[-2:])
+    return found
 
 
 def _network(name: ModelName, **changes: Any) -> Any:

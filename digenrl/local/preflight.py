@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from digenrl.local.ports import free_ports, port_is_free
-from services.reward.scorer import BUILDERS
+from services.reward.scorer import kind_of
 from shared.diffusion_families import VIDEO, adapter_of, pipeline_class
 from shared.errors import UserError
 from shared.prompts import read_prompts
@@ -80,25 +80,31 @@ def prepare(request: Request) -> LocalRun:
 def check_inputs(recipe: Recipe) -> None:
     """Raises UserError unless every file and name that the recipe mentions is there."""
     adapter_of(recipe.model.folder)
-    if pipeline_class(recipe.model.folder) in VIDEO:
+    makes_videos = pipeline_class(recipe.model.folder) in VIDEO
+    if recipe.model.frames > 1 and not makes_videos:
         raise UserError(
-            f"model.folder: {recipe.model.folder} makes videos, which no scorer takes yet; "
-            "choose a model of images"
+            f"model.frames: {recipe.model.folder} makes images, not videos; leave frames out"
         )
     if not list((recipe.model.folder / "transformer").glob("*.safetensors")):
         raise UserError(
             f"model.folder: {recipe.model.folder}/transformer holds no safetensors file"
         )
-    read_prompts(recipe.data.prompts)
-    for scorer in recipe.reward.scorers:
-        if scorer.type not in BUILDERS:
-            known = ", ".join(sorted(BUILDERS))
+    check_rest(recipe)
+    for scorer in (*recipe.reward.scorers, *recipe.evaluation.scorers):
+        if kind_of(scorer).takes == "videos" and not makes_videos:
             raise UserError(
-                f"reward.scorers.{scorer.name}.type: no scorer is called {scorer.type!r}; "
-                f"known are: {known}"
+                f"reward.scorers.{scorer.name}.type: {scorer.type} scores videos, and "
+                f"{recipe.model.folder} makes images"
             )
-        if scorer.folder is not None and not scorer.folder.is_dir():
-            raise UserError(f"reward.scorers.{scorer.name}.folder: no folder {scorer.folder}")
+
+
+def check_rest(recipe: Recipe) -> None:
+    """As `check_inputs`, of everything but the model."""
+    read_prompts(recipe.data.prompts)
+    if recipe.evaluation.prompts is not None:
+        read_prompts(recipe.evaluation.prompts)
+    for scorer in (*recipe.reward.scorers, *recipe.evaluation.scorers):
+        kind_of(scorer)
     judges = recipe.evaluation.digits
     if judges is not None and not judges.is_dir():
         raise UserError(f"evaluation.digits: no folder {judges}")

@@ -6,30 +6,29 @@ from pathlib import Path
 
 from torch import Tensor
 
-from shared.diffusion.models import ModelAdapter
 from shared.diffusion.tensors import pack
 from shared.recipe import Recipe
 
 FILE = "pytorch_lora_weights.safetensors"
+PREFIX = "transformer."
+"""Of the names of the network's layers."""
 METADATA_KEY = "lora_adapter_metadata"
 """Where diffusers looks for rank and alpha; without it, it takes alpha for the rank."""
 
 
-def export_adapter(
-    folder: Path, tensors: dict[str, Tensor], recipe: Recipe, model: ModelAdapter
-) -> str:
+def export_adapter(folder: Path, tensors: dict[str, Tensor], recipe: Recipe) -> str:
     """Write the adapter; returns the file's sha256."""
     config = {
         "r": recipe.model.lora.rank,
         "lora_alpha": recipe.model.lora.alpha,
-        "target_modules": sorted(recipe.model.lora.targets or model.lora_targets),
+        "target_modules": sorted({name.split(".lora_")[0] for name in tensors}),
         "lora_dropout": 0.0,
         "bias": "none",
     }
-    named = {f"transformer.{name}": tensor for name, tensor in tensors.items()}
+    named = {PREFIX + name: tensor for name, tensor in tensors.items()}
     metadata = {
         "format": "pt",
-        METADATA_KEY: json.dumps({f"transformer.{key}": config[key] for key in sorted(config)}),
+        METADATA_KEY: json.dumps({PREFIX + key: config[key] for key in sorted(config)}),
     }
     data = with_metadata(pack(named), metadata)
     folder.mkdir(parents=True, exist_ok=True)

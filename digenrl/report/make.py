@@ -2,7 +2,9 @@
 
 import asyncio
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import httpx
 from rich.console import Console
@@ -17,7 +19,12 @@ from shared.run_store import read_recipe
 from shared.settings import ServiceSettings
 from shared.store import ObjectStore, open_store
 
+if TYPE_CHECKING:
+    from digenrl.report.evaluate import Samples
+
 POLL_S = 2.0
+VIDEOS = 8
+"""Prompts of which videos are kept."""
 ROWS = {
     "training reward": "reward",
     "proxy accuracy (training classifier)": "proxy_accuracy",
@@ -52,6 +59,8 @@ async def make_report(run: str, out: Path, *, scheduler: str, wall_seconds: floa
     summary = await _measure(store, recipe, chain, out, wall_seconds=wall_seconds)
     await asyncio.to_thread((out / "summary.json").write_text, summary.model_dump_json(indent=1))
     console.print(_table(summary))
+    for alarm in summary.alarms:
+        console.print(f"reward hacking? {alarm}", style="bold red")
     for name in ("summary.json", "curve.png", "gallery.png", "adapter"):
         console.print(f"{out / name}", highlight=False, soft_wrap=True)
 
@@ -75,14 +84,27 @@ async def _measure(
         await read_schedule(store, chain),
         quality(recipe, before),
         quality(recipe, after),
-        adapter_sha256=export_adapter(out / "adapter", unpack(last), recipe, evaluator.model),
+        adapter_sha256=export_adapter(out / "adapter", unpack(last), recipe),
         wall_seconds=wall_seconds,
         report_seconds=time.monotonic() - began,
     )
     draw_curve(out / "curve.png", chain, summary)
     sides = [Side(samples, taken_for_right(recipe, samples)) for samples in (before, after)]
     draw_gallery(out / "gallery.png", *sides)
+    _save_videos(out / "videos", {"before": before, "after": after})
     return summary
+
+
+def _save_videos(folder: Path, sides: Mapping[str, "Samples"]) -> None:
+    """The first one of each prompt, before and after, for a model of videos."""
+    from digenrl.media import save
+
+    for when, samples in sides.items():
+        if samples.images.ndim == 4:
+            continue
+        firsts = dict(zip(reversed(samples.prompts), reversed(samples.images), strict=True))
+        for number, video in enumerate(list(reversed(firsts.values()))[:VIDEOS]):
+            save(folder, f"{number:02d}-{when}", video)
 
 
 def summarise(
@@ -114,11 +136,24 @@ def summarise(
         onpolicy_ratio_error_max=max(r.metrics["onpolicy_ratio_error"] for r in trained),
         adapter_sha256=adapter_sha256,
         weights_digest=chain[-1].policy.weights_digest,
+        alarms=alarms(before, after),
         schedule=schedule,
         before=before,
         after=after,
         **pairs,
     )
+
+
+def alarms(before: Quality, after: Quality) -> list[str]:
+    """A line for each gold reward that fell while the training reward rose."""
+    if after.reward <= before.reward:
+        return []
+    return [
+        f"the training reward rose from {before.reward:.4g} to {after.reward:.4g} while the gold "
+        f"reward {name} fell from {before.gold[name]:.4g} to {value:.4g}"
+        for name, value in after.gold.items()
+        if value < before.gold[name]
+    ]
 
 
 def _table(summary: Summary) -> Table:
@@ -130,6 +165,12 @@ def _table(summary: Summary) -> Table:
         before, after = getattr(summary.before, name), getattr(summary.after, name)
         if before is not None:
             table.add_row(label, f"{before:.3f}", f"{after:.3f}", f"{after - before:+.3f}")
+    for name, after in summary.after.gold.items():
+        before = summary.before.gold[name]
+        table.add_row(
+            f"gold: {name} (never trained on)",
+            f"{before:.3f}", f"{after:.3f}", f"{after - before:+.3f}",
+        )  # fmt: skip
     error = summary.onpolicy_ratio_error_max
     table.add_row("largest on-policy |ratio - 1|", "", f"{error:.1e}", "")
     for label, value in schedule_rows(summary.schedule):

@@ -8,8 +8,9 @@ import matplotlib
 import numpy as np
 import numpy.typing as npt
 
-from digenrl.report.evaluate import Images, Samples
+from digenrl.report.evaluate import Samples
 from digenrl.report.summary import Summary
+from digenrl.sampling import Media
 from shared.commits import CommitRecord
 
 matplotlib.use("Agg")
@@ -44,7 +45,9 @@ def draw_curve(path: Path, chain: list[CommitRecord], summary: Summary) -> None:
     )
     left.fill_between(steps, means - spread, means + spread, color=AFTER, alpha=0.15, lw=0)
     left.plot(steps, means, color=AFTER, lw=2)
-    left.set(xlabel="optimizer step", ylabel="training reward", ylim=(0, 1.02))
+    left.set(xlabel="optimizer step", ylabel="training reward")
+    if min(means - spread) >= 0 and max(means + spread) <= 1:
+        left.set(ylim=(0, 1.02))
     left.set_title(f"{summary.run}: mean reward per step (band: spread over prompts)", fontsize=10)
     left.grid(alpha=0.25)
     _draw_accuracies(right, summary)
@@ -67,7 +70,8 @@ def _draw_accuracies(axes: Any, summary: Summary) -> None:
         bars = axes.bar(places + offset, heights, 0.38, color=colour, label=label)
         axes.bar_label(bars, fmt="%.2f", fontsize=7)
     axes.set_xticks(places, list(known), fontsize=8, rotation=20)
-    axes.set_ylim(0, 1.15)
+    if all(0 <= (value or 0.0) <= 1 for pair in known.values() for value in pair):
+        axes.set_ylim(0, 1.15)
     axes.set_title("held-out evaluation, same seeds", fontsize=10)
     axes.legend(fontsize=8, loc="upper left", ncols=2)
 
@@ -79,10 +83,10 @@ def draw_gallery(path: Path, before: Side, after: Side) -> None:
     figure, pair = plt.subplots(1, 2, figsize=(14, 6), layout="constrained")
     for axes, side_of, title in zip(pair, (before, after), ("before", "after"), strict=True):
         samples = side_of.samples
-        axes.imshow(_mosaic(samples.images, chosen), cmap="gray_r", vmin=0, vmax=255)
+        axes.imshow(_mosaic(samples.stills, chosen), cmap="gray_r", vmin=0, vmax=255)
         _frame_wrong(axes, side_of, chosen)
         axes.set_title(title, fontsize=12)
-        side = samples.images.shape[-1] + 1
+        side = samples.stills.shape[-1] + 1
         places = [(column + 0.5) * side for column in range(len(chosen))]
         labels = [samples.prompts[rows[0]].split()[-1] for rows in chosen]
         axes.set_xticks(places, labels, fontsize=9)
@@ -95,12 +99,12 @@ def draw_gallery(path: Path, before: Side, after: Side) -> None:
 def _frame_wrong(axes: Any, side_of: Side, columns: list[list[int]]) -> None:
     if side_of.right is None:
         return
-    side = side_of.samples.images.shape[-1] + 1
+    height, width = side_of.samples.stills.shape[-2:]
     for x, column in enumerate(columns):
         for y, index in enumerate(column):
             if not side_of.right[index]:
-                corner = (x * side - 0.5, y * side - 0.5)
-                frame = Rectangle(corner, side - 1, side - 1, fill=False, edgecolor=WRONG, lw=2)
+                corner = (x * (width + 1) - 0.5, y * (height + 1) - 0.5)
+                frame = Rectangle(corner, width, height, fill=False, edgecolor=WRONG, lw=2)
                 axes.add_patch(frame)
 
 
@@ -112,13 +116,16 @@ def _columns(samples: Samples) -> list[list[int]]:
     return [rows[:GALLERY_ROWS] for rows in list(first_of.values())[:GALLERY_COLUMNS]]
 
 
-def _mosaic(images: Images, columns: list[list[int]]) -> npt.NDArray[np.uint8]:
+def _mosaic(images: Media, columns: list[list[int]]) -> npt.NDArray[np.uint8]:
     """Images side by side with a line of white between them. Digits are drawn dark on light."""
-    gray = images.mean(axis=1)
-    side = gray.shape[-1] + 1
+    channels, height, width = images.shape[1:]
     rows = max(len(column) for column in columns)
-    sheet = np.zeros((rows * side, len(columns) * side), dtype=np.uint8)
+    blank = 0 if channels == 1 else 255
+    sheet = np.full(
+        (rows * (height + 1), len(columns) * (width + 1), channels), blank, dtype=np.uint8
+    )
     for x, column in enumerate(columns):
         for y, index in enumerate(column):
-            sheet[y * side : y * side + side - 1, x * side : x * side + side - 1] = gray[index]
-    return sheet
+            top, left = y * (height + 1), x * (width + 1)
+            sheet[top : top + height, left : left + width] = images[index].transpose(1, 2, 0)
+    return sheet[..., 0] if channels == 1 else sheet

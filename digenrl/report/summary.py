@@ -9,6 +9,10 @@ class Quality(BaseModel):
     reward: float
     """Mean training reward."""
     num_samples: int
+    rewards: dict[str, float] = {}
+    """Mean score of each scorer of training, without its weight."""
+    gold: dict[str, float] = {}
+    """Mean score of each scorer of `evaluation.scorers`, which is never trained on."""
     proxy_accuracy: float | None = None
     """Share of samples that the training reward's own classifier takes for the digit asked for."""
     gold_accuracy: float | None = None
@@ -91,6 +95,8 @@ class Summary(BaseModel):
     """Of adapter/pytorch_lora_weights.safetensors."""
     weights_digest: str
     """Of the final policy version, as commit records and trajectories carry it."""
+    alarms: list[str] = []
+    """Gold rewards that fell while the training reward rose."""
     schedule: ScheduleSummary
     before: Quality
     after: Quality

@@ -3,7 +3,6 @@
 import asyncio
 import math
 import time
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -11,7 +10,7 @@ import safetensors.numpy
 import structlog
 from safetensors import SafetensorError
 
-from services.reward.scorer import WeightedScorer
+from services.reward.scorer import WeightedScorer, told_of
 from shared import subjects
 from shared.bus import Bus
 from shared.contracts import FragmentFailed, FragmentGenerated, FragmentScored
@@ -83,7 +82,7 @@ class RewardApp:
             images = safetensors.numpy.load(media)["images"]
         except (SafetensorError, KeyError) as error:
             raise ContractError(f"the media of {event.fragment.slot} hold no images") from error
-        metadata = [event.prompt.metadata] * len(images)
+        metadata = [told_of(event.prompt)] * len(images)
         return {s.name: _scores(s, images, metadata) for s in self._scorers}
 
     async def _fail(self, event: FragmentGenerated, error: DigenRLError) -> None:
@@ -107,10 +106,10 @@ def weighted_sum(
 
 
 def _scores(
-    scorer: WeightedScorer, images: npt.NDArray[np.uint8], metadata: list[dict[str, Any]]
+    scorer: WeightedScorer, images: npt.NDArray[np.uint8], metadata: list[dict[str, object]]
 ) -> tuple[float, ...]:
     try:
-        scores = scorer.scorer.score(images, metadata)
+        scores = scorer.score(images, metadata)
     except Exception as error:  # a scorer is anybody's code; its fault is this fragment's alone
         log.exception("scorer_failed", scorer=scorer.name)
         raise ScoringError(f"{scorer.name}: {type(error).__name__}: {error}") from error

@@ -6,21 +6,29 @@ An exception means that the fragment could not be scored; it is never turned int
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from shared import recipe
+from shared.contracts import Prompt
 from shared.errors import UserError
+
+Media = npt.NDArray[np.uint8]
+"""Images (n, C, H, W) or videos (n, F, C, H, W)."""
+Metadata = Sequence[Mapping[str, object]]
+"""Of each sample's prompt, with its text as ``prompt``."""
 
 
 class Scorer(Protocol):
-    def score(
-        self, images: npt.NDArray[np.uint8], metadata: Sequence[Mapping[str, object]]
-    ) -> list[float]:
-        """One finite number per image of (n, C, H, W)."""
+    def score(self, media: Media, metadata: Metadata, /) -> list[float]:
+        """One finite number per image, or per video for a scorer of videos."""
+
+
+def told_of(prompt: Prompt) -> dict[str, object]:
+    """What a scorer is told of a sample's prompt."""
+    return {"prompt": prompt.text, **prompt.metadata}
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +36,39 @@ class WeightedScorer:
     name: str
     weight: float
     scorer: Scorer
+    takes: Literal["images", "videos", "both"] = "images"
+
+    def score(self, media: Media, metadata: Metadata) -> list[float]:
+        """One number per sample: of a video that a scorer of images is given, the mean of its
+        frames.
+
+        Raises:
+            ValueError: if a scorer of videos is given images, or a scorer of images gives other
+                than one number per frame.
+        """
+        is_video = media.ndim == 5
+        if self.takes == "videos" and not is_video:
+            raise ValueError(f"scores videos, and these are images of shape {media.shape[1:]}")
+        if self.takes != "images" or not is_video:
+            return self.scorer.score(media, metadata)
+        num_frames = media.shape[1]
+        frames = media.reshape(-1, *media.shape[2:])
+        repeated = [each for each in metadata for _ in range(num_frames)]
+        scores = np.asarray(self.scorer.score(frames, repeated), dtype=np.float64)
+        if scores.shape != (len(frames),):
+            raise ValueError(f"gave {len(scores)} scores for {len(frames)} frames")
+        means: list[float] = scores.reshape(-1, num_frames).mean(1).tolist()
+        return means
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What a recipe may name as a scorer's type. To add one: CONTRIBUTING.md."""
+
+    build: Callable[[recipe.Scorer], Scorer]
+    needs: Literal["folder", "url"] | None = None
+    """Of the recipe's table."""
+    takes: Literal["images", "videos", "both"] = "images"
 
 
 def build_scorers(tables: Sequence[recipe.Scorer]) -> list[WeightedScorer]:
@@ -36,29 +77,79 @@ def build_scorers(tables: Sequence[recipe.Scorer]) -> list[WeightedScorer]:
     Raises:
         UserError: if a type is unknown or its folder is not as it should be.
     """
-    return [
-        WeightedScorer(table.name, table.weight, _build(f"reward.scorers.{table.name}", table))
-        for table in tables
-    ]
+    return [_build(f"reward.scorers.{table.name}", table) for table in tables]
 
 
-def _build(field: str, table: recipe.Scorer) -> Scorer:
-    if table.type not in BUILDERS:
-        known = ", ".join(sorted(BUILDERS))
+def kind_of(table: recipe.Scorer) -> Kind:
+    """Raises UserError if there is no such type, or its folder is not there."""
+    field = f"reward.scorers.{table.name}"
+    if table.type not in KINDS:
+        known = ", ".join(sorted(KINDS))
         raise UserError(f"{field}.type: no scorer is called {table.type!r}; known are: {known}")
-    if table.folder is None:
+    kind = KINDS[table.type]
+    if kind.needs == "folder" and table.folder is None:
         raise UserError(f"{field}.folder: {table.type} needs the folder with its weights")
+    if kind.needs == "url" and not (table.url or "").startswith(("http://", "https://")):
+        raise UserError(f"{field}.url: {table.type} needs the address of its server, http://...")
+    if table.folder is not None and not table.folder.is_dir():
+        raise UserError(f"{field}.folder: no folder {table.folder}")
+    return kind
+
+
+def _build(field: str, table: recipe.Scorer) -> WeightedScorer:
+    kind = kind_of(table)
     try:
-        return BUILDERS[table.type](table.folder)
+        scorer = kind.build(table)
     except OSError as error:
         raise UserError(f"{field}.folder: cannot load {table.folder}: {error}") from error
+    return WeightedScorer(table.name, table.weight, scorer, kind.takes)
 
 
-def _digit_probability(folder: Path) -> Scorer:
+def _digit_probability(table: recipe.Scorer) -> Scorer:
     from services.reward.scorers.digits import DigitProbability
 
-    return DigitProbability(folder)
+    assert table.folder is not None  # kind_of has looked
+    return DigitProbability(table.folder)
 
 
-BUILDERS: dict[str, Callable[[Path], Scorer]] = {"digit-probability": _digit_probability}
-"""By the type that a recipe names. To add one: CONTRIBUTING.md, "How to add a reward"."""
+def _jpeg_incompressibility(_: recipe.Scorer) -> Scorer:
+    from services.reward.scorers.jpeg import JpegIncompressibility
+
+    return JpegIncompressibility()
+
+
+def _jpeg_compressibility(_: recipe.Scorer) -> Scorer:
+    from services.reward.scorers.jpeg import JpegCompressibility
+
+    return JpegCompressibility()
+
+
+def _temporal_consistency(_: recipe.Scorer) -> Scorer:
+    from services.reward.scorers.video import TemporalConsistency
+
+    return TemporalConsistency()
+
+
+def _remote(table: recipe.Scorer) -> Scorer:
+    from services.reward.scorers.remote import RemoteScorer
+
+    assert table.url is not None  # kind_of has looked
+    return RemoteScorer(table.url, patience=table.patience)
+
+
+def _ocr(_: recipe.Scorer) -> Scorer:
+    try:
+        from services.reward.scorers.ocr import OcrText
+    except ImportError as error:
+        raise UserError(f'type "ocr" needs the extra digenrl[ocr]: {error}') from error
+    return OcrText()
+
+
+KINDS: Mapping[str, Kind] = {
+    "digit-probability": Kind(_digit_probability, needs="folder"),
+    "jpeg-incompressibility": Kind(_jpeg_incompressibility),
+    "jpeg-compressibility": Kind(_jpeg_compressibility),
+    "ocr": Kind(_ocr),
+    "remote": Kind(_remote, needs="url", takes="both"),
+    "temporal-consistency": Kind(_temporal_consistency, takes="videos"),
+}

@@ -1,33 +1,29 @@
 """The scheduler's HTTP API. Errors are problem+json (RFC 9457)."""
 
 import uuid
-from http import HTTPStatus
 from typing import Annotated, Literal
 
-from fastapi import FastAPI, HTTPException, Path, Query, Request
-from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse
-from starlette.exceptions import HTTPException as StarletteHTTPException
+from fastapi import FastAPI, HTTPException, Path, Query
 
 from services.scheduler import views
 from services.scheduler.app import Scheduler
 from shared.contracts import OperatorRequest, TagRequest
+from shared.problems import Problem, add_problems
 from shared.service import probes
 
 Limit = Annotated[int, Query(ge=1, le=200, description="how many at most")]
 Number = Annotated[int, Path(ge=0, lt=2**31)]
 ERRORS: dict[int | str, dict[str, object]] = {
-    404: {"model": views.Problem, "description": "there is no such thing"},
-    409: {"model": views.Problem, "description": "the run is not in a state for this"},
-    422: {"model": views.Problem, "description": "the request is not understood"},
+    404: {"model": Problem, "description": "there is no such thing"},
+    409: {"model": Problem, "description": "the run is not in a state for this"},
+    422: {"model": Problem, "description": "the request is not understood"},
 }
 
 
 def create_app(scheduler: Scheduler) -> FastAPI:
     app = FastAPI(title="DigenRL scheduler", version="1", redoc_url=None)
     app.include_router(probes(scheduler.health))
-    app.add_exception_handler(StarletteHTTPException, _http_problem)
-    app.add_exception_handler(RequestValidationError, _validation_problem)
+    add_problems(app)
 
     @app.get("/v1/run", tags=["run"])
     def run() -> views.RunView:
@@ -105,20 +101,3 @@ def _add_actions(app: FastAPI, scheduler: Scheduler) -> None:
     async def stop() -> views.Accepted:
         """End the run where it stands; it can be resumed from its newest commit."""
         return await request("stop")
-
-
-def _problem(status: int, detail: str) -> JSONResponse:
-    problem = views.Problem(title=HTTPStatus(status).phrase, status=status, detail=detail)
-    return JSONResponse(problem.model_dump(), status, media_type="application/problem+json")
-
-
-def _http_problem(_: Request, error: Exception) -> JSONResponse:
-    assert isinstance(error, StarletteHTTPException)
-    return _problem(error.status_code, str(error.detail))
-
-
-def _validation_problem(_: Request, error: Exception) -> JSONResponse:
-    assert isinstance(error, RequestValidationError)
-    first = error.errors()[0]
-    where = ".".join(str(part) for part in first["loc"])
-    return _problem(422, f"{where}: {first['msg']}")

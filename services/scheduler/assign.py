@@ -26,7 +26,6 @@ from services.scheduler.state import (
     WorkerState,
 )
 from shared.contracts import Fragment, GenerateFragment, Policy
-from shared.seeds import window_start
 
 FRAGMENTS_PER_DEVICE = 5
 """Of a batch: enough for the first groups to be early, and few enough to use the device well."""
@@ -308,7 +307,6 @@ def _issue(
 def _task(
     plan: Plan, batch: int, group: int, fragment: FragmentState, policy: Policy, worker: str
 ) -> GenerateFragment:
-    first, last = plan.window_starts
     return GenerateFragment(
         fragment=Fragment(
             batch=batch,
@@ -319,7 +317,7 @@ def _task(
         ),
         policy=policy,
         prompt=plan.prompts.of_group(batch, group, plan.num_groups),
-        window_start=window_start(plan.seed, batch, group, first=first, last=last),
+        window_start=plan.windows.start(plan.seed, batch, group),
         worker=worker,
     )
 

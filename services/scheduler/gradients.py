@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from services.scheduler import colocated
-from services.scheduler.advantage import group_advantages
 from services.scheduler.assign import num_unissued, sample_seconds, seconds_left
 from services.scheduler.state import (
     BatchState,
@@ -50,7 +49,7 @@ def send_groups(plan: Plan, state: State, now: float) -> Sent:
     for ready in list(_ready(plan, state)):
         has_room = not helpers or _num_before_trainer(state, ready.batch.index) < ahead
         if has_room or ready.group.contribution is not None:
-            state = _send(state, ready, commands)
+            state = _send(plan, state, ready, commands)
     return _share(plan, state, helpers, commands, now)
 
 
@@ -121,7 +120,7 @@ def _share(
         if worker is None:
             break
         free.remove(worker)
-        state = _compute(state, ready, worker, commands, now)
+        state = _compute(plan, state, ready, worker, commands, now)
     return state, commands
 
 
@@ -186,13 +185,16 @@ def _share_of(state: State, seconds: float) -> float:
     return seconds / len(state.rollout)
 
 
-def _send(state: State, ready: Ready, commands: list[TrainGroup | ComputeGradient]) -> State:
-    commands.append(_train(ready))
+def _send(
+    plan: Plan, state: State, ready: Ready, commands: list[TrainGroup | ComputeGradient]
+) -> State:
+    commands.append(_train(plan, ready))
     group = replace(ready.group, sent=True)
     return state.with_group(ready.batch.index, ready.index, group)
 
 
 def _compute(
+    plan: Plan,
     state: State,
     ready: Ready,
     worker: WorkerState,
@@ -201,7 +203,8 @@ def _compute(
 ) -> State:
     policy, group = state.policy, ready.group
     assert policy is not None
-    commands.append(ComputeGradient(group=_train(ready), policy=policy, worker=worker.address))
+    group_command = _train(plan, ready)
+    commands.append(ComputeGradient(group=group_command, policy=policy, worker=worker.address))
     state = state.with_group(
         ready.batch.index, ready.index, replace(group, computed_by=worker.address)
     )
@@ -216,13 +219,13 @@ def _send_to_owners(plan: Plan, state: State, now: float) -> Sent:
         owner = colocated.owner_of(state, ready.index)
         is_trainers = owner is None or owner.service == "trainer"
         if is_trainers or ready.group.contribution is not None or not may_help(ready.group):
-            state = _send(state, ready, commands)
+            state = _send(plan, state, ready, commands)
         elif owner is not None and state.workers[owner.address].computes is None:
-            state = _compute(state, ready, owner, commands, now)
+            state = _compute(plan, state, ready, owner, commands, now)
     return state, commands
 
 
-def _train(ready: Ready) -> TrainGroup:
+def _train(plan: Plan, ready: Ready) -> TrainGroup:
     group = ready.group
     scored = tuple(fragment.scored for fragment in group.fragments if fragment.scored)
     assert group.policy is not None
@@ -232,6 +235,9 @@ def _train(ready: Ready) -> TrainGroup:
         attempt=group.attempt,
         policy=group.policy,
         fragments=scored,
-        advantages=group_advantages([reward for part in scored for reward in part.rewards]),
+        advantages=plan.advantages.of(
+            [reward for part in scored for reward in part.rewards],
+            {name: [s for part in scored for s in part.parts[name]] for name in scored[0].parts},
+        ),
         contribution=group.contribution,
     )

@@ -28,7 +28,8 @@ def plan_of(recipe: Recipe) -> Plan:
         fragment_size=whole if schedule.fragment_size == "auto" else schedule.fragment_size,
         max_staleness=staleness,
         early_groups=max(1, int(early * batch.groups)) if staleness else 0,
-        window_starts=recipe.sampling.first_window_starts,
+        windows=recipe.sampling.moving_window,
+        advantages=recipe.advantages,
         seed=recipe.run.seed,
     )
 

@@ -7,8 +7,10 @@ from typing import Literal
 from services.scheduler.tag.controller import Controller, Decision
 from services.scheduler.tag.estimates import Costs
 from services.scheduler.tag.waves import Situation
+from shared.advantages import Advantages
 from shared.contracts import Contribution, DeviceMode, FragmentScored, FragmentSlot, Policy
 from shared.prompts import PromptOrder
+from shared.windows import Windows
 
 Phase = Literal["waiting", "running", "paused", "stopped", "finished", "failed"]
 """waiting: for version 0. finished: every batch is committed. failed: see `State.failure`."""
@@ -26,9 +28,10 @@ class Plan:
     num_batches: int
     num_groups: int
     group_size: int
-    window_starts: tuple[int, int]
-    """Inclusive range of the first trained step."""
+    windows: Windows
+    """Where the trained steps of a group begin."""
     seed: int
+    advantages: Advantages = field(default_factory=Advantages)
     mode: Literal["pipelined", "naive", "colocated"] = "pipelined"
     trains_in_order: bool = False
     """The trainer takes groups by their index, and waits for each."""

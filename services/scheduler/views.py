@@ -140,15 +140,6 @@ class TagBody(BaseModel):
     """fixed: groups of every batch that the trainer generates."""
 
 
-class Problem(BaseModel):
-    """RFC 9457 problem details."""
-
-    type: str = "about:blank"
-    title: str
-    status: int
-    detail: str
-
-
 def run_view(scheduler: Scheduler) -> RunView:
     state, plan = scheduler.state, scheduler.plan
     step = max(0, len(scheduler.chain) - 1)

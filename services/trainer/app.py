@@ -27,6 +27,7 @@ from services.trainer.lane import Generates, Lane
 from services.trainer.lanes import Lanes
 from services.trainer.versions import NewVersion, Versions
 from shared.admission import Admissible
+from shared.advantages import batch_scale
 from shared.bus import Bus
 from shared.commits import CommitRecord, newest_commit, read_commit
 from shared.contracts import Policy
@@ -72,6 +73,7 @@ class TrainerApp:
         self._store = store
         self._worker = worker
         self._max_staleness = recipe.schedule.staleness_limit
+        self._scales_batches = recipe.algorithm.advantage_std == "batch"
         lanes = [Lane(trains=device) for device in training.devices]
         for lane, generator in zip(lanes, generators, strict=bool(generators)):
             publisher = FragmentPublisher(generator, bus, store, worker)
@@ -142,7 +144,8 @@ class TrainerApp:
         began = time.monotonic()
         with self._worker.doing("committing"):
             async with self._lanes.all_held():
-                metrics = batch.metrics() | await self._training.step(head.policy.version)
+                scale = batch_scale(batch.rewards) if self._scales_batches else 1.0
+                metrics = batch.metrics() | await self._training.step(head.policy.version, scale)
                 weights = await self._training.weights()
                 new = NewVersion(weights, parent, batch.in_index_order, metrics, began)
                 self._use(new.policy)

@@ -10,6 +10,7 @@ from services.trainer.lane import Outcome, QueuedGroup
 from services.trainer.lanes import Lanes
 from services.trainer.order import in_order
 from shared.admission import Admissible
+from shared.advantages import population_std
 from shared.bus import Bus
 from shared.commits import TrainedGroup
 from shared.contracts import GroupTrained, TrainGroup
@@ -35,13 +36,18 @@ class BatchInTraining:
     def in_index_order(self) -> tuple[TrainedGroup, ...]:
         return tuple(self.trained[index] for index in sorted(self.trained))
 
+    @property
+    def rewards(self) -> list[float]:
+        return [reward for group in self.in_index_order for reward in group.rewards]
+
     def metrics(self) -> dict[str, float]:
-        rewards = [reward for group in self.in_index_order for reward in group.rewards]
+        rewards = self.rewards
         mean = sum(rewards) / len(rewards)
-        variance = sum((reward - mean) ** 2 for reward in rewards) / len(rewards)
         return {
-            "reward_mean": mean, "reward_std": variance**0.5, "train_seconds": self.seconds
-        }  # fmt: skip
+            "reward_mean": mean,
+            "reward_std": population_std(rewards),
+            "train_seconds": self.seconds,
+        }
 
 
 class BatchTraining:

@@ -13,7 +13,8 @@ from shared.diffusion.policy import LoadedPolicy, load_policy
 from shared.diffusion.tensors import pack, unpack
 from shared.diffusion.training.chunks import Chunk
 from shared.diffusion.training.contribution import add_gradient, read_gradient
-from shared.diffusion.training.group import TrainingGroup, read_group
+from shared.diffusion.training.group import TrainingGroup
+from shared.diffusion.training.reading import read_group
 from shared.diffusion.training.tuned import TunedTransaction
 from shared.engines import GradientPart, GroupData, Weights
 from shared.recipe import Recipe, Trainer
@@ -91,13 +92,7 @@ class TrainerEngine:
         Raises:
             ContractError: if the fragments do not make up a group of this run.
         """
-        return read_group(
-            self._recipe.sampling,
-            group.trajectories,
-            group.conditions,
-            group.advantages,
-            group.staleness,
-        )
+        return read_group(self._recipe, group)
 
     def train(self, group: TrainingGroup) -> None:
         """Add the gradient of a group, or of a part of one."""
@@ -146,16 +141,18 @@ class TrainerEngine:
         """What happened to the rows that this device has trained."""
         return self._transaction.tally.plain()
 
-    def step(self, batch: int) -> dict[str, float]:
+    def step(self, batch: int, scale: float = 1.0) -> dict[str, float]:
         """Take the optimizer step of the batch and return its metrics.
 
-        A gradient that is not finite takes no step; the weights stay as they were.
+        ``scale``: of the whole gradient, if its advantages were only centred. A gradient that is
+        not finite takes no step; the weights stay as they were.
         """
         table = self._recipe.trainer
         rate = learning_rate(table, batch)
         for group in self._optimizer.param_groups:
             group["lr"] = rate
         self._fill_gradient()
+        self._scale_gradient(scale)
         norm = float(torch.nn.utils.clip_grad_norm_(self._parameters.values(), table.max_grad_norm))
         finite = math.isfinite(norm)
         if finite:
@@ -169,6 +166,12 @@ class TrainerEngine:
             "micro_batch": float(self.chunk.samples),
             "tsp_steps": float(self.chunk.steps),
         }
+
+    def _scale_gradient(self, scale: float) -> None:
+        if scale != 1.0:
+            for parameter in self._parameters.values():
+                assert parameter.grad is not None
+                parameter.grad.mul_(scale)
 
     def _fill_gradient(self) -> None:
         """Where every group was skipped there is none: the optimizer is to see zeros."""

@@ -75,18 +75,18 @@ class ReplicatedTraining:
             else:
                 self._added = gradient
 
-    async def step(self, batch: int) -> dict[str, float]:
-        return await asyncio.to_thread(self._step, batch)
+    async def step(self, batch: int, scale: float = 1.0) -> dict[str, float]:
+        return await asyncio.to_thread(self._step, batch, scale)
 
     async def weights(self) -> Weights:
         return await asyncio.to_thread(self._first.weights)
 
-    def _step(self, batch: int) -> dict[str, float]:
+    def _step(self, batch: int, scale: float) -> dict[str, float]:
         for engine in self._others:
             self._first.add(engine.gradient(), engine.tally)
             engine.begin()
         self._first.add(self._added, self._added_tally.plain())
-        metrics = self._first.step(batch)
+        metrics = self._first.step(batch, scale)
         self._copy_weights()
         return metrics
 

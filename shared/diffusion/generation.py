@@ -12,12 +12,14 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from shared.algorithms import ALGORITHMS
 from shared.contracts import GenerateFragment
 from shared.diffusion.lora import StagedAdapter, stage_adapter
 from shared.diffusion.models import Conditions, repeat_rows
 from shared.diffusion.policy import LoadedPolicy, sampling_plan
 from shared.diffusion.sampler import Denoising
 from shared.diffusion.tensors import pack, pack_trajectory, unpack
+from shared.diffusion.training.forward_process import pack_finished
 from shared.engines import Generated
 from shared.errors import IntegrityError
 from shared.recipe import Recipe
@@ -93,20 +95,17 @@ class Generator:
 
     def begin(self, task: GenerateFragment) -> GenerationInProgress:
         """The fragment as noise; no denoising step is taken yet."""
-        fragment, recipe = task.fragment, self._recipe
+        recipe = self._recipe
         return GenerationInProgress(
             task=task,
             weights_digest=self._weights.digest(),
             denoising=Denoising(
-                sampling_plan(recipe.sampling, window_start=task.window_start),
-                seeds=[
-                    sample_seed(recipe.run.seed, fragment.batch, fragment.group, sample)
-                    for sample in fragment.samples
-                ],
+                sampling_plan(recipe, window_start=task.window_start),
+                seeds=self._seeds(task),
                 shape=self._shape,
                 device=self._device,
             ),
-            conditions=repeat_rows(self._encoded(task.prompt.text), fragment.num_samples),
+            conditions=repeat_rows(self._encoded(task.prompt.text), task.fragment.num_samples),
         )
 
     def advance(self, work: GenerationInProgress) -> None:
@@ -140,7 +139,7 @@ class Generator:
         images = to_uint8(self._model.decode(work.denoising.latents))
         work.seconds += time.monotonic() - began
         return Generated(
-            trajectory=pack_trajectory(work.denoising.trajectory()),
+            trajectory=self._to_train_on(work),
             media=pack({"images": images}),
             weights_digest=work.weights_digest,
             seconds=work.seconds,
@@ -152,6 +151,18 @@ class Generator:
         while not work.done:
             self.advance(work)
         return self.finish(work)
+
+    def _to_train_on(self, work: GenerationInProgress) -> bytes:
+        """The path, or where the algorithm needs none the samples alone."""
+        if ALGORITHMS[self._recipe.algorithm.name].objective == "nft":
+            return pack_finished(work.denoising.latents, self._seeds(work.task))
+        return pack_trajectory(work.denoising.trajectory())
+
+    def _seeds(self, task: GenerateFragment) -> list[int]:
+        fragment, seed = task.fragment, self._recipe.run.seed
+        return [
+            sample_seed(seed, fragment.batch, fragment.group, sample) for sample in fragment.samples
+        ]
 
     def _encode(self, prompt: str) -> Conditions:
         return self._model.encode(prompt, guidance=self._recipe.model.guidance)

@@ -4,11 +4,13 @@ from dataclasses import dataclass
 
 import torch
 
+from shared.algorithms import ALGORITHMS
 from shared.diffusion import schedule
 from shared.diffusion.lora import LoraSpec, WeightsInUse, attach_lora
 from shared.diffusion.models import DTYPES, ModelAdapter, Part, load_model
 from shared.diffusion.sampler import SamplingPlan
-from shared.recipe import Recipe, Sampling
+from shared.recipe import Recipe
+from shared.recipe_sampling import Sampling
 from shared.seeds import derive
 
 
@@ -36,19 +38,23 @@ def load_policy(recipe: Recipe, parts: set[Part], index: int = 0) -> LoadedPolic
         seed=derive(recipe.run.seed, "lora"),
     )
     attach_lora(model.transformer, lora)
+    if recipe.trainer.gradient_checkpointing:
+        model.transformer.enable_gradient_checkpointing()  # type: ignore[operator]
     return LoadedPolicy(model, device, WeightsInUse(model.transformer))
 
 
-def sampling_plan(sampling: Sampling, *, window_start: int | None) -> SamplingPlan:
+def sampling_plan(recipe: Recipe, *, window_start: int | None) -> SamplingPlan:
     """The denoising of one group; without a window, the deterministic one for evaluation."""
-    window = (
-        range(0) if window_start is None else range(window_start, window_start + sampling.window)
-    )
+    sampling, objective = recipe.sampling, ALGORITHMS[recipe.algorithm.name].objective
+    window = range(0)
+    if window_start is not None and objective != "nft":
+        window = range(window_start, window_start + sampling.window)
     return SamplingPlan(
         sigmas=_sigmas(sampling),
         window=window,
         noise_level=sampling.noise_level,
         variant=sampling.variant,
+        keeps_means=objective == "guarded",
     )
 
 

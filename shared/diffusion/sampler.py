@@ -11,8 +11,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from shared.algorithms import Variant
 from shared.diffusion.schedule import Sigmas
-from shared.diffusion.transition import Step, Variant, euler_step, transition
+from shared.diffusion.transition import Step, euler_step, transition
 
 Velocity = Callable[[Tensor, Tensor], Tensor]
 """(latents (B, ...), sigma (B,)) -> velocity (B, ...)."""
@@ -25,6 +26,8 @@ class SamplingPlan:
     """Indices of the stochastic steps. Empty: an ODE sample, for evaluation."""
     noise_level: float = 0.0
     variant: Variant = "flow"
+    keeps_means: bool = False
+    """Whether trajectories hold the means of their stochastic steps."""
 
     def step(self, indices: Tensor) -> Step:
         """The step of each row, by its index on the schedule."""
@@ -50,6 +53,8 @@ class Trajectory:
     """(K,) int64, on the schedule."""
     sigmas: Tensor
     """(T+1,) float32, the schedule itself."""
+    means: Tensor | None = None
+    """(B, K, ...) float32, of the Gaussians that states were drawn from, where they are kept."""
 
 
 class Denoising:
@@ -69,6 +74,7 @@ class Denoising:
         self._generators = [torch.Generator().manual_seed(seed) for seed in seeds]
         self._states: list[Tensor] = []
         self._log_probs: list[Tensor] = []
+        self._means: list[Tensor] = []
         self.latents = self._noise()
         self.num_steps_done = 0
 
@@ -87,6 +93,8 @@ class Denoising:
             self._states.append(self.latents)
             taken = transition(speed, self.latents, step, noise=self._noise())
             self._log_probs.append(taken.log_prob)
+            if self._plan.keeps_means:
+                self._means.append(taken.mean)
             self.latents = taken.latents
             if index == self._plan.window[-1]:
                 self._states.append(self.latents)
@@ -107,6 +115,7 @@ class Denoising:
             log_probs=torch.stack(self._log_probs, dim=1).cpu(),
             step_indices=torch.tensor(list(self._plan.window)),
             sigmas=torch.tensor(self._plan.sigmas, dtype=torch.float32),
+            means=torch.stack(self._means, dim=1).cpu() if self._means else None,
         )
 
     def _noise(self) -> Tensor:

@@ -1,6 +1,7 @@
 """Tensors to safetensors bytes and back, with bounds checked before anything is allocated."""
 
 import json
+from dataclasses import fields
 
 import safetensors.torch
 from safetensors import SafetensorError
@@ -28,14 +29,8 @@ def unpack(data: bytes) -> dict[str, Tensor]:
 
 
 def pack_trajectory(trajectory: Trajectory) -> bytes:
-    return pack(
-        {
-            "latents": trajectory.latents,
-            "log_probs": trajectory.log_probs,
-            "step_indices": trajectory.step_indices,
-            "sigmas": trajectory.sigmas,
-        }
-    )
+    tensors = {field.name: getattr(trajectory, field.name) for field in fields(trajectory)}
+    return pack({name: tensor for name, tensor in tensors.items() if tensor is not None})
 
 
 def unpack_trajectory(data: bytes) -> Trajectory:
@@ -52,8 +47,12 @@ def unpack_trajectory(data: bytes) -> Trajectory:
             f"not a trajectory: {states} states, {steps} steps and log-probs of shape "
             f"{tuple(trajectory.log_probs.shape)} do not fit"
         )
-    if not (trajectory.latents.isfinite().all() and trajectory.log_probs.isfinite().all()):
-        raise ContractError("not a trajectory: it holds values that are not finite")
+    means = trajectory.means
+    if means is not None and means.shape != (samples, steps, *trajectory.latents.shape[2:]):
+        raise ContractError(f"not a trajectory: means of shape {tuple(means.shape)} do not fit")
+    for values in (trajectory.latents, trajectory.log_probs, means):
+        if values is not None and not values.isfinite().all():
+            raise ContractError("not a trajectory: it holds values that are not finite")
     return trajectory
 
 

@@ -19,12 +19,11 @@ Shapes: B rows (samples, or samples x steps: every row has its own sigmas), then
 
 import math
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
 
-Variant = Literal["flow", "dance", "cps"]
+from shared.algorithms import Variant
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ import torch
 from digenrl.report.evaluate import Evaluator, quality
 from digenrl.report.summary import Quality
 from examples.one_process import Advantages, Loop
-from services.scheduler.advantage import group_advantages
+from shared.advantages import group_advantages
 from shared.recipe import Recipe, load_recipe, override
 
 pytestmark = [pytest.mark.run, pytest.mark.timeout(900)]

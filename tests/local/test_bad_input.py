@@ -53,14 +53,24 @@ def test_a_faulty_recipe(tmp_path: Path, old: str, new: str, said: str) -> None:
     assert not runs.exists()
 
 
-def test_a_model_of_videos_is_refused_while_no_scorer_takes_them(tmp_path: Path) -> None:
-    folder = tmp_path / "wan"
-    folder.mkdir()
-    (folder / "model_index.json").write_text('{"_class_name": "WanPipeline"}')
-    recipe = recipe_with(tmp_path, f'"{DIGITS.parents[1]}/models/digits"', f'"{folder}"')
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("height = 8", "height = 8\nframes = 5", "model.frames: "),
+        (
+            'type = "digit-probability"',
+            'type = "temporal-consistency"',
+            "reward.scorers.proxy.type: temporal-consistency scores videos, and ",
+        ),
+    ],
+)
+def test_videos_of_a_model_of_images_are_refused(
+    tmp_path: Path, old: str, new: str, said: str
+) -> None:
+    recipe = recipe_with(tmp_path, old, new)
     ended = up(str(recipe), "--runs", str(tmp_path / "runs"))
     assert ended.returncode == 2
-    assert "makes videos, which no scorer takes yet" in ended.stderr
+    assert said in ended.stderr and "makes images" in ended.stderr
     assert not (tmp_path / "runs").exists()
 
 

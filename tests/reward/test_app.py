@@ -23,7 +23,7 @@ class Constant:
     def __init__(self, *values: float) -> None:
         self._values = list(values)
 
-    def score(self, images: object, metadata: object) -> list[float]:
+    def score(self, images: object, metadata: object, /) -> list[float]:
         return self._values
 
 

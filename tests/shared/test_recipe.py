@@ -123,3 +123,68 @@ def test_a_resumed_run_may_take_more_steps_but_not_another_seed() -> None:
     check_same_run(recipe, override(recipe, {"run.steps": 77, "rollout.workers": 5}))
     with pytest.raises(UserError, match=r"run\.seed.*resume with that value"):
         check_same_run(recipe, override(recipe, {"run.seed": 99}))
+
+
+def with_algorithm(tmp_path: Path, lines: str, sampling: str = "") -> Path:
+    """The demo's recipe with another algorithm table, and a sampling table of these lines."""
+    head, _, rest = DIGITS.read_text().partition("[sampling]")
+    after = rest[rest.index("\n[") :]
+    while "[algorithm]" in after:
+        before, _, tail = after.partition("[algorithm]")
+        after = before + (tail[tail.index("\n[") :] if "\n[" in tail else "")
+    path = tmp_path / "recipe.toml"
+    tables = f"[sampling]\nsteps = 12\nwindow = 3\n{sampling}\n[algorithm]\n{lines}\n"
+    path.write_text(head + tables + after)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("name", "variant", "starts", "moves"),
+    [
+        ("flow-grpo", "flow", (0, 0), "group"),
+        ("flow-grpo-fast", "flow", (0, 3), "group"),
+        ("cps", "cps", (0, 0), "group"),
+        ("dance-grpo", "dance", (0, 0), "group"),
+        ("mix-grpo", "flow", (0, 8), "progressive"),
+        ("grpo-guard", "flow", (0, 0), "group"),
+        ("diffusion-nft", "flow", (0, 0), "group"),
+    ],
+)
+def test_an_algorithm_implies_its_sampling(
+    tmp_path: Path, name: str, variant: str, starts: tuple[int, int], moves: str
+) -> None:
+    recipe = load_recipe(with_algorithm(tmp_path, f'name = "{name}"'))
+    sampling = recipe.sampling
+    assert (sampling.variant, sampling.first_window_starts) == (variant, starts)
+    assert sampling.moving_window.moves == moves
+
+
+def test_what_a_recipe_says_of_sampling_goes_before_what_its_algorithm_implies(
+    tmp_path: Path,
+) -> None:
+    lines = 'variant = "cps"\nfirst_window_starts = [1, 2]\nwindows = "decay"\nwindow_stride = 2'
+    sampling = load_recipe(with_algorithm(tmp_path, 'name = "mix-grpo"', lines)).sampling
+    assert (sampling.variant, sampling.first_window_starts) == ("cps", (1, 2))
+    assert (sampling.windows, sampling.moving_window.stride) == ("decay", 2)
+
+
+@pytest.mark.parametrize(
+    ("lines", "sampling", "said"),
+    [
+        ('name = "flow-gpo"', "", "algorithm.name: input should be 'flow-grpo'"),
+        ('name = "cps"', 'variant = "flow"', "sampling.variant: cps does not sample with 'flow'"),
+        ('name = "grpo-guard"', 'variant = "cps"', "use 'flow' or 'dance'"),
+        (
+            'name = "grpo-guard"\nstale_loss = "decoupled"',
+            "",
+            'algorithm.stale_loss: "decoupled" is not defined for grpo-guard; use "bypass"',
+        ),
+        ('advantage_std = "batch"\nkl_beta = 0.1', "", "set kl_beta to 0"),
+        ('name = "diffusion-nft"\nadvantage_std = "batch"', "", 'use "group"'),
+        ('advantage_std = "batch"\nrewards = "normalised"', "", "advantage_std"),
+    ],
+)
+def test_what_an_algorithm_cannot_do_is_refused(
+    tmp_path: Path, lines: str, sampling: str, said: str
+) -> None:
+    assert said in fault(with_algorithm(tmp_path, lines, sampling))

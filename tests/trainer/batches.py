@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 
 import torch
 
@@ -22,14 +23,18 @@ class Group:
 
     def cut(self, sizes: Sequence[int]) -> list[bytes]:
         """As fragments of these sizes, as they lie in the store."""
-        parts = zip(
-            self.trajectory.latents.split(list(sizes)),
-            self.trajectory.log_probs.split(list(sizes)),
-            strict=True,
-        )
+        path, ends = self.trajectory, list(accumulate(sizes))
+        samples = [slice(end - size, end) for end, size in zip(ends, sizes, strict=True)]
         return [
-            pack_trajectory(replace(self.trajectory, latents=latents, log_probs=log_probs))
-            for latents, log_probs in parts
+            pack_trajectory(
+                replace(
+                    path,
+                    latents=path.latents[each],
+                    log_probs=path.log_probs[each],
+                    means=None if path.means is None else path.means[each],
+                )
+            )
+            for each in samples
         ]
 
 
@@ -59,7 +64,7 @@ def generate(
     size = recipe.batch.group_size
     rows = repeat_rows(conditions, size)
     denoising = Denoising(
-        sampling_plan(recipe.sampling, window_start=window_start),
+        sampling_plan(recipe, window_start=window_start),
         seeds=range(window_start * size, (window_start + 1) * size),
         shape=loaded.model.latent_shape(height=recipe.model.height, width=recipe.model.width),
         device=loaded.device,

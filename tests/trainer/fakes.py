@@ -121,7 +121,7 @@ class FakeTraining:
         for sample in range(SIZE):
             self.counted[part.gradient.decode(), sample] += 1
 
-    async def step(self, batch: int) -> dict[str, float]:
+    async def step(self, batch: int, scale: float = 1.0) -> dict[str, float]:
         assert not any(device.used_for for device in self.devices)
         assert set(self.counted.values()) <= {1}, "a sample was counted twice, or in part"
         total = len(self.counted) + self.num_skipped

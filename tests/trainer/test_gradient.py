@@ -17,7 +17,8 @@ from shared.diffusion.policy import LoadedPolicy, load_policy
 from shared.diffusion.tensors import unpack
 from shared.diffusion.training.chunks import Chunk
 from shared.diffusion.training.gradient import GradientTransaction
-from shared.diffusion.training.group import read_group
+from shared.diffusion.training.reading import read_group
+from shared.engines import GroupData
 from shared.recipe import Recipe, override
 from tests.trainer.batches import Group, generate, make_batch
 
@@ -123,8 +124,13 @@ def accumulate(
     )
     transaction.begin()
     for group, cut, chunk, staleness in groups:
-        read = read_group(sampling, group.cut(cut), group.conditions, group.advantages, staleness)
-        transaction.accumulate(read, chunk)
+        data = GroupData(
+            trajectories=tuple(group.cut(cut)),
+            conditions=group.conditions,
+            advantages=tuple(group.advantages),
+            staleness=staleness,
+        )
+        transaction.accumulate(read_group(recipe, data), chunk)
     assert transaction.tally.num_rows == transaction.num_rows
     parameters = adapter_parameters(model.transformer)
     gradient = {name: p.grad.clone() for name, p in parameters.items() if p.grad is not None}

@@ -19,8 +19,8 @@ from shared.diffusion.models import Conditions
 from shared.diffusion.sampler import SamplingPlan, Trajectory
 from shared.diffusion.training.chunks import Chunk
 from shared.diffusion.training.gradient import GradientTransaction
-from shared.diffusion.training.group import TrainingGroup
-from shared.recipe import Algorithm
+from shared.diffusion.training.group import PathGroup
+from shared.recipe_sampling import Algorithm
 
 RANKS, GROUPS, SAMPLES, STEPS = 2, 2, 2, 3
 PLAN = SamplingPlan(sigmas=(1.0, 0.8, 0.6, 0.4, 0.0), window=range(STEPS), noise_level=0.7)
@@ -75,11 +75,11 @@ class Exchanges(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def groups_of(rank: int, zero: int | None = None) -> list[TrainingGroup]:
+def groups_of(rank: int, zero: int | None = None) -> list[PathGroup]:
     """``zero``: the group of this rank that has no advantage."""
     generator = torch.Generator().manual_seed(rank)
     return [
-        TrainingGroup(
+        PathGroup(
             trajectory=Trajectory(
                 latents=torch.randn(SAMPLES, STEPS + 1, 4, generator=generator),
                 log_probs=torch.zeros(SAMPLES, STEPS),
@@ -95,7 +95,7 @@ def groups_of(rank: int, zero: int | None = None) -> list[TrainingGroup]:
 
 
 def outcome(
-    network: nn.Module, groups: list[TrainingGroup], num_rows: int, *, skips: bool = False
+    network: nn.Module, groups: list[PathGroup], num_rows: int, *, skips: bool = False
 ) -> Outcome:
     transaction = GradientTransaction(
         model=Model(network),  # type: ignore[arg-type]

@@ -14,6 +14,7 @@ from services.scheduler.sim.profiled import ScheduleChoice
 from shared import recipe
 from shared.contracts import Record, Token
 from shared.recipe import Recipe
+from shared.recipe_sampling import Sampling
 
 DEVICES_PER_NODE = 8
 REFERENCE_DEVICES = 32
@@ -122,7 +123,7 @@ def recipe_of(setting: Setting, folder: Path) -> Recipe:
         run=recipe.Run(name=setting.run, seed=setting.seed, steps=setting.steps),
         model=recipe.Model(folder=folder / "no-model", height=8, width=8),
         data=recipe.Data(prompts=folder / "prompts.jsonl"),
-        sampling=recipe.Sampling(steps=shape.steps, window=shape.trained_steps),
+        sampling=Sampling(steps=shape.steps, window=shape.trained_steps),
         batch=recipe.Batch(groups=shape.groups, group_size=shape.group_size),
         trainer=recipe.Trainer(learning_rate=1e-4, devices=setting.num_trainer),
         rollout=recipe.Rollout(workers=setting.num_rollout, can_train=setting.can_train),

@@ -60,10 +60,13 @@ async def _run(
     from digenrl.bench.cluster.output import draw, show_case, write_json
     from digenrl.bench.cluster.progress import run_in
     from digenrl.bench.cluster.session import opened
+    from digenrl.bench.cluster.suite import planned
 
+    console.print("planning all of them ...")
+    plans = planned(cases)
     async with opened(folder) as session:
-        for case in cases:
-            finished = await run_in(session, case.request.case(), console)
+        for case, plan in zip(cases, plans, strict=True):
+            finished = await run_in(session, plan, console)
             show_case(finished.result, console)
             write_json(results / f"{case.name}.json", finished.result)
             if case.pictures:

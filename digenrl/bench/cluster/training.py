@@ -75,7 +75,7 @@ class EmulatedTraining:
             raise ContractError(f"a gradient of {len(part.gradient)} bytes is not one of these")
         self.num_elsewhere += round(part.tally["samples"])
 
-    async def step(self, batch: int) -> dict[str, float]:
+    async def step(self, batch: int, scale: float = 1.0) -> dict[str, float]:
         trained = self.num_elsewhere + sum(lane.num_trained for lane in self.devices)
         if trained != self.profile.shape.samples:
             raise RuntimeError(f"batch {batch} has {trained} samples in its gradient")

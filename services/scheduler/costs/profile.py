@@ -115,6 +115,8 @@ class _Costs(Record):
     name: Annotated[str, Field(min_length=1, max_length=64)]
     description: Text
     shape: Shape
+    embeds_guidance: bool = False
+    """Whether the network is told the guidance, so that it costs no second pass."""
     rollout: Rollout
     colocated: Colocated
     devices: Annotated[dict[Token, Device], Field(min_length=1)]

@@ -26,7 +26,8 @@ def profile_of(recipe: Recipe, known: Iterable[str]) -> str:
 
 def with_shape_of(profile: Profile, recipe: Recipe) -> Profile:
     """The same costs for this recipe's batch. Resolution and frames stay those of the profile."""
-    forwards: Literal[1, 2] = 2 if recipe.model.guidance > 1 else 1
+    guided = recipe.model.guidance > 1 and not profile.embeds_guidance
+    forwards: Literal[1, 2] = 2 if guided else 1
     shape = Shape(
         groups=recipe.batch.groups,
         group_size=recipe.batch.group_size,

@@ -33,6 +33,7 @@ from services.scheduler.tag.estimates import Costs, Estimate
 from shared.contracts import Prompt
 from shared.errors import UserError
 from shared.prompts import PromptOrder
+from shared.windows import Windows
 
 Devices = Mapping[str, int]
 
@@ -132,7 +133,7 @@ def steady_plan(*, groups: int, group_size: int, batches: int, schedule: Schedul
         num_batches=batches,
         num_groups=groups,
         group_size=group_size,
-        window_starts=(0, 0),
+        windows=Windows(first=0, last=0),
         seed=0,
         mode=schedule.mode,
         trains_in_order=schedule.in_order,

@@ -10,6 +10,7 @@ from services.scheduler.state import Plan
 from services.scheduler.tag.controller import Controller, Mode
 from shared.contracts import Prompt
 from shared.prompts import PromptOrder
+from shared.windows import Windows
 
 SLOW = 8.0
 PlanMode = Literal["pipelined", "naive", "colocated"]
@@ -87,7 +88,7 @@ def _plan(random: Random, behind: bool) -> Plan:
         num_batches=random.choice((2, 2, 3)),
         num_groups=num_groups,
         group_size=group_size,
-        window_starts=(0, 2),
+        windows=Windows(first=0, last=2),
         seed=random.randrange(2**31),
         mode=mode,
         trains_in_order=random.random() < 0.2,

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from shared.diffusion.lora import adapter_parameters
 from shared.diffusion.policy import LoadedPolicy
 from shared.diffusion.tensors import pack, unpack
-from shared.diffusion.training.group import read_group
+from shared.diffusion.training.reading import read_group
 from shared.diffusion.training.tuned import TunedTransaction
 from shared.engines import GradientPart, GroupData
 from shared.errors import ContractError
@@ -38,13 +38,7 @@ class GroupGradients:
             ContractError: if the fragments do not make up a group of this run, or its gradient is
                 not finite.
         """
-        read = read_group(
-            self._recipe.sampling,
-            group.trajectories,
-            group.conditions,
-            group.advantages,
-            group.staleness,
-        )
+        read = read_group(self._recipe, group)
         if len(group.advantages) != self._recipe.batch.group_size:
             raise ContractError(f"{len(group.advantages)} samples are no whole group of this run")
         self._transaction.inner.begin()

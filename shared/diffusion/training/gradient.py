@@ -12,25 +12,19 @@ a pass needs of its state is set before each group.
 """
 
 from dataclasses import dataclass, field, replace
-from functools import partial
 
 import torch
 from torch import Tensor
 
 from shared.diffusion.lora import adapter_parameters
-from shared.diffusion.models import ModelAdapter
+from shared.diffusion.models import Conditions, ModelAdapter
 from shared.diffusion.training.chunks import Chunk
-from shared.diffusion.training.group import Rows, TrainingGroup, cut
-from shared.diffusion.training.loss import (
-    Surrogate,
-    clipped_surrogate,
-    decoupled_surrogate,
-    reference_kl,
-)
+from shared.diffusion.training.group import Rows, TrainingGroup
+from shared.diffusion.training.objective import evaluate
 from shared.diffusion.training.ranks import exchanging_gradients, may_leave_out
 from shared.diffusion.training.tally import Tally
-from shared.diffusion.transition import transition
-from shared.recipe import Algorithm, Recipe
+from shared.recipe import Recipe
+from shared.recipe_sampling import Algorithm
 
 
 @dataclass(slots=True)
@@ -94,56 +88,37 @@ class GradientTransaction:
         network.eval()  # as it samples: a replay equals its sample
         self._enable_adapter(True)
         device = next(iter(adapter_parameters(network).values())).device
-        for rows in cut(group, chunk, device):
-            is_last = self._num_done + len(rows.before) == self.num_rows
+        for rows in group.cut(chunk, device):
+            is_last = self._num_done + len(rows.advantage) == self.num_rows
             with torch.enable_grad(), exchanging_gradients(network, now=is_last):
                 self._accumulate_rows(rows, group.staleness)
 
     def _accumulate_rows(self, rows: Rows, staleness: int) -> None:
-        velocity = self._velocity(rows)
-        taken = transition(velocity, rows.before, rows.step, arrived=rows.arrived)
-        advantage = rows.advantage.to(taken.log_prob)
-        surrogate = self._surrogate(
-            taken.log_prob, rows.behaviour_log_prob.to(taken.log_prob), advantage
-        )
-        per_row = surrogate.per_row
-        if self.algorithm.kl_beta > 0:
-            mean = transition(
-                self._reference_velocity(rows), rows.before, rows.step, arrived=rows.arrived
-            ).mean
-            divergence = reference_kl(taken, mean)
-            per_row = per_row + self.algorithm.kl_beta * divergence
-            self.tally.kl += float(divergence.detach().sum())
+        found = evaluate(self.algorithm, rows, self)
+        per_row = found.surrogate.per_row
+        if found.divergence is not None:
+            per_row = per_row + self.algorithm.kl_beta * found.divergence
+            self.tally.kl += float(found.divergence.detach().sum())
         loss = per_row.sum() / self.num_rows
         loss.backward()
         self.tally.loss += float(loss.detach())
         self.tally.note(
-            surrogate, advantage, clip_range=self.algorithm.clip_range, staleness=staleness
+            found.surrogate,
+            rows.advantage,
+            clip_range=self.algorithm.clip_range,
+            staleness=staleness,
         )
 
-    def _surrogate(self, log_prob: Tensor, behaviour: Tensor, advantage: Tensor) -> Surrogate:
-        algorithm = self.algorithm
-        surrogate = clipped_surrogate
-        if algorithm.stale_loss == "decoupled":
-            surrogate = partial(decoupled_surrogate, weight_cap=algorithm.weight_cap)
-        return surrogate(
-            log_prob,
-            behaviour,
-            advantage,
-            clip_range=algorithm.clip_range,
-            advantage_clip=algorithm.advantage_clip,
-        )
-
-    def _velocity(self, rows: Rows) -> Tensor:
-        sigma = rows.step.sigma.to(rows.before.device)
-        return self.model.velocity(rows.before, sigma, rows.conditions, guidance=self.guidance)
+    def velocity(self, latents: Tensor, sigma: Tensor, conditions: Conditions) -> Tensor:
+        sigma = sigma.to(latents.device)
+        return self.model.velocity(latents, sigma, conditions, guidance=self.guidance)
 
     @torch.no_grad()
-    def _reference_velocity(self, rows: Rows) -> Tensor:
+    def reference_velocity(self, latents: Tensor, sigma: Tensor, conditions: Conditions) -> Tensor:
         """Of the base model: the same network without its adapter."""
         self._enable_adapter(False)
         try:
-            return self._velocity(rows)
+            return self.velocity(latents, sigma, conditions)
         finally:
             self._enable_adapter(True)
 

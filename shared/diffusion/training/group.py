@@ -1,7 +1,12 @@
-"""A whole group as the trainer sees it, and the rows that it is cut into."""
+"""A whole group as the trainer sees it, and the rows that it is cut into.
+
+A row is one sample at one trained step. What a row holds depends on the algorithm: a denoising step
+that was taken (`PathGroup`), or a finished sample with new noise (`training.forward_process`).
+"""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -12,14 +17,41 @@ from shared.diffusion.sampler import SamplingPlan, Trajectory
 from shared.diffusion.tensors import unpack, unpack_trajectory
 from shared.diffusion.training.chunks import Chunk
 from shared.diffusion.transition import Step
+from shared.engines import GroupData
 from shared.errors import ContractError
 from shared.pieces import Cut
-from shared.recipe import Sampling
+from shared.recipe import Recipe
+
+
+class Rows(Protocol):
+    """A chunk of a group on the device: B samples x steps, the steps of a sample side by side."""
+
+    @property
+    def advantage(self) -> Tensor:
+        """(B,)"""
+
+
+class TrainingGroup(Protocol):
+    """A whole group, or a part of one, ready to train."""
+
+    @property
+    def staleness(self) -> int:
+        """Batch number minus the policy version that generated it; 0 is on-policy."""
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Samples and trained steps."""
+
+    def piece(self, cut: Cut) -> "TrainingGroup":
+        """Some of its samples and steps, without copying."""
+
+    def cut(self, chunk: Chunk, device: torch.device) -> Iterator[Rows]:
+        """Every row once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TrainingGroup:
-    """A whole group, or a part of one, ready to train. G samples, K trained steps."""
+class PathGroup:
+    """Denoising steps that were taken. G samples, K trained steps."""
 
     trajectory: Trajectory
     advantages: Tensor
@@ -27,29 +59,54 @@ class TrainingGroup:
     conditions: Conditions
     plan: SamplingPlan
     staleness: int = 0
-    """Batch number minus the policy version that generated it; 0 is on-policy."""
 
-    def piece(self, cut: Cut) -> "TrainingGroup":
-        """Some of its samples and steps, without copying."""
+    @property
+    def shape(self) -> tuple[int, int]:
+        samples, steps = self.trajectory.log_probs.shape
+        return samples, steps
+
+    def piece(self, cut: Cut) -> "PathGroup":
         path = self.trajectory
         samples = slice(cut.samples.start, cut.samples.stop)
-        steps = cut.steps(path.log_probs.shape[1])
+        inside = cut.steps(self.shape[1])
+        steps = slice(inside.start, inside.stop)
         return replace(
             self,
             trajectory=replace(
                 path,
                 latents=path.latents[samples, steps.start : steps.stop + 1],
-                log_probs=path.log_probs[samples, steps.start : steps.stop],
-                step_indices=path.step_indices[steps.start : steps.stop],
+                log_probs=path.log_probs[samples, steps],
+                step_indices=path.step_indices[steps],
+                means=None if path.means is None else path.means[samples, steps],
             ),
             advantages=self.advantages[samples],
         )
 
+    def cut(self, chunk: Chunk, device: torch.device) -> "Iterator[TakenSteps]":
+        conditions = {name: tensor.to(device) for name, tensor in self.conditions.items()}
+        for samples, steps in chunks(self.shape, chunk):
+            yield self._rows(samples, steps, conditions, device)
+
+    def _rows(
+        self, samples: slice, steps: slice, conditions: Conditions, device: torch.device
+    ) -> "TakenSteps":
+        path = self.trajectory
+        latents = path.latents[samples, steps.start : steps.stop + 1]
+        num_samples, num_steps = latents.shape[0], latents.shape[1] - 1
+        means = None if path.means is None else path.means[samples, steps].flatten(0, 1)
+        return TakenSteps(
+            before=latents[:, :-1].flatten(0, 1).to(device),
+            arrived=latents[:, 1:].flatten(0, 1).to(device),
+            step=self.plan.step(path.step_indices[steps].repeat(num_samples)),
+            behaviour_log_prob=path.log_probs[samples, steps].flatten().to(device),
+            behaviour_mean=None if means is None else means.to(device),
+            advantage=self.advantages[samples].repeat_interleave(num_steps).to(device),
+            conditions=repeat_rows(conditions, num_samples * num_steps),
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rows:
-    """A chunk of a group on the device: B samples x steps, the steps of a sample side by side."""
-
+class TakenSteps:
     before: Tensor
     """(B, ...)"""
     arrived: Tensor
@@ -57,77 +114,68 @@ class Rows:
     step: Step
     behaviour_log_prob: Tensor
     """(B,)"""
+    behaviour_mean: Tensor | None
+    """(B, ...) of the Gaussian that ``arrived`` was drawn from, where it is kept."""
     advantage: Tensor
     """(B,)"""
     conditions: Conditions
     """A row each."""
 
 
-def cut(group: TrainingGroup, chunk: Chunk, device: torch.device) -> Iterator[Rows]:
-    """Every row of the group once."""
-    num_samples, num_steps = group.trajectory.log_probs.shape
-    conditions = {name: tensor.to(device) for name, tensor in group.conditions.items()}
+def chunks(shape: tuple[int, int], chunk: Chunk) -> Iterator[tuple[slice, slice]]:
+    """Slices of samples and of steps, which together are all of them."""
+    num_samples, num_steps = shape
     for sample in range(0, num_samples, chunk.samples):
         for step in range(0, num_steps, chunk.steps):
-            samples = slice(sample, min(sample + chunk.samples, num_samples))
-            steps = slice(step, min(step + chunk.steps, num_steps))
-            yield _rows(group, samples, steps, conditions, device)
+            yield (
+                slice(sample, min(sample + chunk.samples, num_samples)),
+                slice(step, min(step + chunk.steps, num_steps)),
+            )
 
 
-def _rows(
-    group: TrainingGroup, samples: slice, steps: slice, conditions: Conditions, device: torch.device
-) -> Rows:
-    path = group.trajectory
-    latents = path.latents[samples, steps.start : steps.stop + 1]
-    num_samples, num_steps = latents.shape[0], latents.shape[1] - 1
-    return Rows(
-        before=latents[:, :-1].flatten(0, 1).to(device),
-        arrived=latents[:, 1:].flatten(0, 1).to(device),
-        step=group.plan.step(path.step_indices[steps].repeat(num_samples)),
-        behaviour_log_prob=path.log_probs[samples, steps].flatten().to(device),
-        advantage=group.advantages[samples].repeat_interleave(num_steps).to(device),
-        conditions=repeat_rows(conditions, num_samples * num_steps),
-    )
-
-
-def read_group(
-    sampling: Sampling,
-    trajectories: Sequence[bytes],
-    conditions: bytes,
-    advantages: Sequence[float],
-    staleness: int,
-) -> TrainingGroup:
-    """A group from its stored fragments, given in order.
+def read_paths(recipe: Recipe, data: GroupData) -> PathGroup:
+    """A group from its stored fragments.
 
     Raises:
         ContractError: if the fragments do not make up a group of this run.
     """
-    trajectory = _joined([unpack_trajectory(data) for data in trajectories], sampling)
-    if len(trajectory.log_probs) != len(advantages):
-        raise ContractError(
-            f"a group of {len(trajectory.log_probs)} samples has {len(advantages)} advantages"
-        )
-    return TrainingGroup(
+    plan = sampling_plan(recipe, window_start=0)
+    trajectory = _joined([unpack_trajectory(each) for each in data.trajectories], plan)
+    if len(trajectory.step_indices) != recipe.sampling.window:
+        raise ContractError("a trajectory does not hold the window that the recipe trains")
+    check_size(len(trajectory.log_probs), data)
+    return PathGroup(
         trajectory=trajectory,
-        advantages=torch.tensor(advantages, dtype=torch.float64),
-        conditions=unpack(conditions),
-        plan=sampling_plan(sampling, window_start=0),
-        staleness=staleness,
+        advantages=torch.tensor(data.advantages, dtype=torch.float64),
+        conditions=unpack(data.conditions),
+        plan=plan,
+        staleness=data.staleness,
     )
 
 
-def _joined(parts: Sequence[Trajectory], sampling: Sampling) -> Trajectory:
+def check_size(num_samples: int, data: GroupData) -> None:
+    """Raises ContractError unless there is an advantage for each sample."""
+    if num_samples != len(data.advantages):
+        raise ContractError(
+            f"a group of {num_samples} samples has {len(data.advantages)} advantages"
+        )
+
+
+def _joined(parts: Sequence[Trajectory], plan: SamplingPlan) -> Trajectory:
     first = parts[0]
-    sigmas = torch.tensor(sampling_plan(sampling, window_start=None).sigmas)
+    sigmas = torch.tensor(plan.sigmas)
     for part in parts:
         same_steps = torch.equal(part.step_indices, first.step_indices)
         if not same_steps or not torch.equal(part.sigmas, sigmas):
             raise ContractError("fragments of one group do not share their steps and sigmas")
-    if len(first.step_indices) != sampling.window:
-        raise ContractError("a trajectory does not hold the window that the recipe trains")
+        if (part.means is not None) != plan.keeps_means:
+            raise ContractError("a trajectory does not hold what the algorithm needs of it: means")
     return Trajectory(
         latents=torch.cat([part.latents for part in parts]),
         log_probs=torch.cat([part.log_probs for part in parts]),
         step_indices=first.step_indices,
         sigmas=first.sigmas,
+        means=torch.cat([part.means for part in parts if part.means is not None])
+        if plan.keeps_means
+        else None,
     )

@@ -76,6 +76,36 @@ def decoupled_surrogate(
     return Surrogate(weight * clipped.per_row, ratio, clipped.clipped_ratio, weight)
 
 
+def guarded_surrogate(
+    step: Transition,
+    behaviour_log_prob: Tensor,
+    behaviour_mean: Tensor,
+    advantage: Tensor,
+    *,
+    clip_range: float,
+    advantage_clip: float,
+) -> Surrogate:
+    """GRPO-Guard (Wang et al. 2025): a ratio with mean 1 and equal spread at every step, per row.
+
+    A log-prob per element falls by |new mean - old mean|^2 / 2 std^2 on average, so that ratios
+    drift below 1 and a clip range acts on one side only; and its spread goes with 1 / std. Both are
+    put right: log ratio = std (log-prob - old log-prob) + |new mean - old mean|^2 / 2 std, means
+    of squares over elements. Gradients are divided by the step's length in sigma, which they are
+    in proportion to, so that no step counts more than another.
+    """
+    std = step.std
+    drift = ((step.mean - behaviour_mean) ** 2).flatten(1).mean(1)
+    log_ratio = std * (step.log_prob - behaviour_log_prob) + drift / (2 * std)
+    surrogate = clipped_surrogate(
+        log_ratio, torch.zeros_like(log_ratio), advantage,
+        clip_range=clip_range, advantage_clip=advantage_clip,
+    )  # fmt: skip
+    weight = 1 / step.sqrt_neg_dt**2
+    return Surrogate(
+        weight * surrogate.per_row, surrogate.ratio, surrogate.clipped_ratio, surrogate.weight
+    )
+
+
 def reference_kl(step: Transition, reference_mean: Tensor) -> Tensor:
     """(B,) mean squared distance of the two means over 2 g^2, as Flow-GRPO weights it.
 

@@ -32,7 +32,7 @@ class TunedTransaction:
         """Add the gradient of a group, or of a part of one."""
         chunk = self.chunk
         train = partial(self.inner.accumulate, group, chunk)
-        usual = group.trajectory.log_probs.shape == (self._num_samples, self._num_steps)
+        usual = group.shape == (self._num_samples, self._num_steps)
         if self._tuner.settled or not usual:
             train()
             return

@@ -30,13 +30,15 @@ def _recipe(**changes: Any) -> Recipe:
 
 
 def test_the_recipe_gives_the_batch_and_the_profile_the_costs() -> None:
-    profile = load_profile("flux1-dev")
+    profile = load_profile("qwen-image")
     shaped = with_shape_of(profile, _recipe(model__guidance=3.5))
     shape = shaped.shape
     assert (shape.groups, shape.group_size, shape.steps) == (24, 12, 14)
     assert (shape.trained_steps, shape.updates) == (5, 1)
     assert shaped.variant.forwards_per_step == 2
     assert with_shape_of(profile, _recipe(model__guidance=1.0)).variant.forwards_per_step == 1
+    told = with_shape_of(load_profile("flux1-dev"), _recipe(model__guidance=3.5))
+    assert told.variant.forwards_per_step == 1, "FLUX.1 is told the guidance"
     assert shaped.rollout == profile.rollout
     assert shaped.training_work > shaped.shape.samples * 5 * 3 * 2 * profile.rollout.sample_seconds
 

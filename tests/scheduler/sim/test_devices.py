@@ -12,10 +12,11 @@ from services.scheduler.sim.schedules import PROMPTS
 from services.scheduler.sim.timing import Timing
 from services.scheduler.state import Plan, State, Tag
 from services.scheduler.tag.controller import Controller
+from shared.windows import Windows
 
 PLAN = Plan(
-    prompts=PROMPTS, num_batches=1, num_groups=2, group_size=4, window_starts=(0, 0), seed=0,
-    fragment_size=4, loan_seconds=1e9,
+    prompts=PROMPTS, num_batches=1, num_groups=2, group_size=4,
+    windows=Windows(first=0, last=0), seed=0, fragment_size=4, loan_seconds=1e9,
 )  # fmt: skip
 SPEED = {"fast": 1.0, "slow": 0.4, "slowest": 0.05}
 TIMING = Timing(

@@ -23,8 +23,7 @@ CPU = torch.device("cpu")
 SIZE = 32
 SEEDS = [3, 4]
 STEPS = 4
-PACKED = ("flux", "qwen-image")
-VIDEO = ("wan", "hunyuan-video")
+VIDEO = tiny_models.VIDEO
 CFG = ("sd3", "qwen-image", "wan")
 UNUSED = {"sd3": {"transformer_blocks.1.attn.add_q_proj"}}
 """The last block asks nothing of the text. Its layer stays adapted: left out, the demo's adapter
@@ -47,25 +46,10 @@ class Tiny:
 
     def theirs(self, start: Tensor, guidance: float, output: str) -> Tensor:
         """The pipeline's latents or pixels."""
-        call: dict[str, Any] = {"guidance_scale": guidance}
-        if self.family == "sd3":
-            call["max_sequence_length"] = self.pipeline.tokenizer_3.model_max_length
-        if self.family == "qwen-image":
-            call = {"true_cfg_scale": guidance, "negative_prompt": ""}
-        if self.family in VIDEO:
-            call["num_frames"] = self.frames
-        else:
-            call["num_images_per_prompt"] = len(start)
-        if self.family in VIDEO:
-            call["num_videos_per_prompt"] = len(start)
-        result = self.pipeline(
-            PROMPT, height=SIZE, width=SIZE, num_inference_steps=STEPS, output_type=output,
-            latents=pack(start) if self.family in PACKED else start.clone(), **call,
+        return tiny_models.run(
+            self.family, self.pipeline, start, guidance=guidance, output=output,
+            height=SIZE, width=SIZE, frames=self.frames, steps=STEPS,
         )  # fmt: skip
-        found: Tensor = result.frames if self.family in VIDEO else result.images
-        if output == "latent" and self.family in PACKED:
-            return unpack(found, *start.shape[-2:])
-        return found
 
 
 @pytest.fixture(scope="module", params=tiny_models.FAMILIES)
@@ -198,3 +182,42 @@ def test_tokens_are_packed_as_the_pipelines_do() -> None:
     latents = torch.randn(2, 4, 6, 8, generator=torch.Generator().manual_seed(0))
     assert torch.equal(pack(latents), FluxPipeline._pack_latents(latents, 2, 4, 6, 8))
     assert torch.equal(unpack(pack(latents), 6, 8), latents)
+
+
+def test_checkpointed_blocks_give_the_same_gradient(tmp_path: Path, tiny: Tiny) -> None:
+    folder = tiny_models.save(tiny.family, tmp_path)
+    guidance = guidances(tiny.family)[-1]
+    conditions = repeat_rows(tiny.model.encode(PROMPT, guidance=guidance), 2)
+    latents = torch.randn(2, *tiny.shape, generator=torch.Generator().manual_seed(0))
+    recomputed = 0
+
+    def gradient(*, checkpointed: bool) -> dict[str, Tensor]:
+        nonlocal recomputed
+        model = load_model(folder, {"transformer"}, device=CPU, dtype=torch.float32)
+        spec = LoraSpec(
+            rank=2, alpha=4.0, targets=tuple(model.lora_targets),
+            excluded=tuple(model.lora_excluded), seed=0,
+        )  # fmt: skip
+        attach_lora(model.transformer, spec)
+        if checkpointed:
+            model.transformer.enable_gradient_checkpointing()  # type: ignore[operator]
+
+        def count(*_: object) -> None:
+            nonlocal recomputed
+            recomputed += 1
+
+        for name, module in model.transformer.named_modules():
+            if name in ("blocks.0", "transformer_blocks.0", "single_transformer_blocks.0"):
+                module.register_forward_pre_hook(count)
+        sigma = torch.tensor([0.9, 0.3])
+        model.velocity(latents, sigma, conditions, guidance=guidance).square().sum().backward()
+        parameters = adapter_parameters(model.transformer)
+        return {name: p.grad for name, p in parameters.items() if p.grad is not None}
+
+    kept = gradient(checkpointed=False)
+    num_kept, recomputed = recomputed, 0
+    again = gradient(checkpointed=True)
+    assert recomputed == 2 * num_kept > 0
+    assert kept.keys() == again.keys() and len(kept) > 0
+    for name, tensor in kept.items():
+        torch.testing.assert_close(again[name], tensor, rtol=1e-5, atol=1e-7)

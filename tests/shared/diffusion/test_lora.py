@@ -65,8 +65,8 @@ def test_the_exported_adapter_does_in_diffusers_what_it_does_here(
 ) -> None:
     tensors = scrambled(policy)
     load_adapter(policy.model.transformer, tensors)
-    first = export_adapter(tmp_path, tensors, recipe, policy.model)
-    assert export_adapter(tmp_path, tensors, recipe, policy.model) == first
+    first = export_adapter(tmp_path, tensors, recipe)
+    assert export_adapter(tmp_path, tensors, recipe) == first
 
     pipeline = StableDiffusion3Pipeline.from_pretrained(recipe.model.folder, local_files_only=True)
     pipeline.load_lora_weights(tmp_path, weight_name=FILE)

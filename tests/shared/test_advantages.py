@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.scheduler.advantage import group_advantages, population_std
+from shared.advantages import Advantages, batch_scale, group_advantages, population_std
 
 VECTORS = Path(__file__).parents[1] / "vectors" / "advantages.json"
 CASES: list[dict[str, Any]] = json.loads(VECTORS.read_text())
@@ -46,3 +46,28 @@ def test_advantages_of_a_group_sum_to_zero(rewards: list[float]) -> None:
 @given(st.floats(-10, 10), st.integers(1, 16))
 def test_equal_rewards_carry_no_signal(reward: float, size: int) -> None:
     assert group_advantages([reward] * size) == (0.0,) * size
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case["id"])
+def test_centred_advantages_scaled_by_the_batch_are_those_over_its_deviation(
+    case: dict[str, Any],
+) -> None:
+    """What a trainer does that trains groups before the last reward is known."""
+    prompts, rewards = case["prompts"], case["rewards"]
+    std, scale = population_std(rewards), batch_scale(rewards)
+    for prompt in set(prompts):
+        group = [r for p, r in zip(prompts, rewards, strict=True) if p == prompt]
+        found = [scale * value for value in Advantages(std="batch").of(group, {})]
+        assert found == pytest.approx(group_advantages(group, std=std), abs=1e-9)
+
+
+def test_scores_may_be_compared_one_by_one() -> None:
+    """So that a score with large numbers does not drown the others."""
+    parts = {"ocr": [0.0, 1.0, 1.0, 0.0], "size": [900.0, 100.0, 900.0, 100.0]}
+    rewards = [2 * ocr - size for ocr, size in zip(*parts.values(), strict=True)]
+    summed = Advantages().of(rewards, parts)
+    assert summed == group_advantages(rewards)
+    alone = Advantages(weights=(("ocr", 2.0), ("size", -1.0))).of(rewards, parts)
+    ocr, size = (group_advantages(scores) for scores in parts.values())
+    assert alone == pytest.approx([2 * a - b for a, b in zip(ocr, size, strict=True)])
+    assert [round(value) for value in alone] == [-3, 3, 1, -1]

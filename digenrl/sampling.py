@@ -1,0 +1,69 @@
+"""Samples without noise in between: what the report measures, and `digenrl generate` makes."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from shared.diffusion.generation import to_uint8
+from shared.diffusion.models import ModelAdapter, repeat_rows
+from shared.diffusion.policy import LoadedPolicy, load_policy, sampling_plan
+from shared.diffusion.sampler import Denoising, denoise
+from shared.recipe import Recipe
+from shared.seeds import derive
+
+Media = npt.NDArray[np.uint8]
+"""(n, C, H, W), or videos (n, F, C, H, W)"""
+
+PROMPTS_AT_ONCE = 4
+
+
+class Sampler:
+    """Holds the network, and samples it with whatever adapter is in use."""
+
+    def __init__(self, recipe: Recipe) -> None:
+        torch.set_num_threads(recipe.rollout.threads)
+        self._recipe = recipe
+        self._policy: LoadedPolicy = load_policy(recipe, {"transformer", "text", "decoder"})
+
+    @property
+    def model(self) -> ModelAdapter:
+        return self._policy.model
+
+    def sample(self, prompts: Sequence[str], *, num_each: int, seed: int) -> Media:
+        """So many of each prompt, one prompt after the other. A sample's noise depends on the seed
+        and its number alone."""
+        chunks = [
+            self._sample(prompts[first : first + PROMPTS_AT_ONCE], first, num_each, seed)
+            for first in range(0, len(prompts), PROMPTS_AT_ONCE)
+        ]
+        return np.concatenate(chunks)
+
+    def _sample(self, prompts: Sequence[str], first: int, num_each: int, seed: int) -> Media:
+        table, model = self._recipe.model, self.model
+        encoded = [model.encode(prompt, guidance=table.guidance) for prompt in prompts]
+        rows = {
+            name: torch.cat([repeat_rows(one, num_each)[name] for one in encoded])
+            for name in encoded[0]
+        }
+        denoising = Denoising(
+            sampling_plan(self._recipe, window_start=None),
+            seeds=[
+                noise_seed(seed, number, index)
+                for number in range(first, first + len(prompts))
+                for index in range(num_each)
+            ],
+            shape=model.latent_shape(height=table.height, width=table.width, frames=table.frames),
+            device=self._policy.device,
+        )
+        latents = denoise(
+            lambda latents, sigma: model.velocity(latents, sigma, rows, guidance=table.guidance),
+            denoising,
+        )
+        return np.asarray(to_uint8(model.decode(latents)).numpy(), dtype=np.uint8)
+
+
+def noise_seed(seed: int, prompt: int, index: int) -> int:
+    """Of the noise of a prompt's sample."""
+    return derive(seed, "evaluation", prompt, index)

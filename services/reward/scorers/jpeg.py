@@ -1,0 +1,45 @@
+"""How large an image is as a JPEG file (DDPO, Black et al. 2023): rewards that need no weights.
+
+Numbers depend on the build of libjpeg that Pillow was made with, in the last per mille.
+"""
+
+import io
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image
+
+QUALITY = 95
+
+
+class JpegIncompressibility:
+    """Kilobytes: rich textures score high."""
+
+    def score(
+        self, images: npt.NDArray[np.uint8], metadata: Sequence[Mapping[str, object]]
+    ) -> list[float]:
+        return [jpeg_bytes(image) / 1000 for image in images]
+
+
+class JpegCompressibility:
+    """Kilobytes over -500: smooth images score high, at most 0."""
+
+    def score(
+        self, images: npt.NDArray[np.uint8], metadata: Sequence[Mapping[str, object]]
+    ) -> list[float]:
+        return [-jpeg_bytes(image) / 1000 / 500 for image in images]
+
+
+def jpeg_bytes(image: npt.NDArray[np.uint8]) -> int:
+    """Of an image (C, H, W), gray or RGB, at quality 95.
+
+    Raises:
+        ValueError: if it is of another shape.
+    """
+    if image.ndim != 3 or image.shape[0] not in (1, 3):
+        raise ValueError(f"an image (1 or 3, H, W) has no shape {image.shape}")
+    rows = image[0] if image.shape[0] == 1 else np.ascontiguousarray(image.transpose(1, 2, 0))
+    buffer = io.BytesIO()
+    Image.fromarray(rows).save(buffer, format="JPEG", quality=QUALITY)
+    return buffer.tell()

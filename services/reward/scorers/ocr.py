@@ -1,0 +1,76 @@
+"""Whether an image shows the words that its prompt asks for, as RapidOCR reads it.
+
+As Flow-GRPO scores text: the wanted text is what stands between the prompt's first two double
+quotes; spaces and case do not count. 1 if it is part of what is read, otherwise 1 less the edit
+distance over the length of the wanted text, at least 0. Nothing read is 0.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+from rapidfuzz.distance import Levenshtein
+
+QUOTED = re.compile(r'"([^"]*)"')
+SPACES = re.compile(r"\s+")
+
+
+class OcrText:
+    def __init__(self, threads: int = 1) -> None:
+        from rapidocr import RapidOCR
+
+        self._engine = RapidOCR(
+            params={
+                "Global.log_level": "critical",
+                "Global.text_score": 0.0,
+                "EngineConfig.onnxruntime.intra_op_num_threads": threads,
+            }
+        )
+
+    def score(
+        self, images: npt.NDArray[np.uint8], metadata: Sequence[Mapping[str, object]]
+    ) -> list[float]:
+        """Raises ValueError if a prompt does not say which text."""
+        wanted = [wanted_text(each) for each in metadata]
+        return [
+            text_score(text, self.read(image)) for text, image in zip(wanted, images, strict=True)
+        ]
+
+    def read(self, image: npt.NDArray[np.uint8]) -> str:
+        """All text in an image (C, H, W), gray or RGB."""
+        rgb = np.repeat(image, 3, axis=0) if image.shape[0] == 1 else image
+        bgr = np.ascontiguousarray(rgb[::-1].transpose(1, 2, 0))
+        pieces = self._engine(bgr).txts or ()
+        return "".join(pieces)
+
+
+def wanted_text(metadata: Mapping[str, object]) -> str:
+    """``text`` of the metadata, or what the prompt has in double quotes, without spaces and case.
+
+    Raises:
+        ValueError: if there is none.
+    """
+    found = QUOTED.search(str(metadata.get("prompt", "")))
+    text = metadata.get("text", found.group(1) if found else "")
+    plain = _plain(str(text))
+    if not plain:
+        raise ValueError('the prompt has no text in "double quotes", nor its metadata a "text"')
+    return plain
+
+
+def text_score(wanted: str, read: str) -> float:
+    """Between 0 and 1.
+
+    >>> text_score("hello", "say Hello!"), text_score("hello", "hallo"), text_score("hi", "")
+    (1.0, 0.8, 0.0)
+    """
+    read = _plain(read)
+    if wanted in read:
+        return 1.0
+    distance = min(Levenshtein.distance(wanted, read), len(wanted))
+    return 1 - distance / len(wanted)
+
+
+def _plain(text: str) -> str:
+    return SPACES.sub("", text).lower()

@@ -1,0 +1,23 @@
+"""Rewards of videos that need no weights."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+
+class TemporalConsistency:
+    """1 less the mean change from one frame to the next, between 0 and 1: flicker scores low.
+
+    A video that stands still scores 1, so give it a small weight beside a reward for content.
+    """
+
+    def score(
+        self, videos: npt.NDArray[np.uint8], metadata: Sequence[Mapping[str, object]]
+    ) -> list[float]:
+        """Raises ValueError if there is nothing to compare: a video of one frame."""
+        if videos.shape[1] < 2:
+            raise ValueError("a video of one frame has no consistency")
+        change = np.abs(np.diff(videos.astype(np.int16), axis=1)) / 255
+        scores: list[float] = (1 - change.reshape(len(videos), -1).mean(1)).tolist()
+        return scores

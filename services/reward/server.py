@@ -1,0 +1,102 @@
+"""A scorer behind HTTP, in an environment of its own: `digenrl serve-scorer`.
+
+What a request asks is a pure function of it, so a client that has no answer may ask again.
+"""
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import structlog
+from fastapi import FastAPI, HTTPException, Request, Response
+
+from services.reward.scorer import WeightedScorer
+from services.reward.wire import (
+    JSON,
+    MSGPACK,
+    Array,
+    Fault,
+    Item,
+    Result,
+    ScoreResponse,
+    decode_request,
+    encode,
+)
+from shared.errors import ContractError
+from shared.problems import add_problems
+from shared.service import Health, probes
+
+MAX_BODY = 256 << 20
+"""Bytes."""
+
+log = structlog.get_logger()
+
+
+def create_app(scorer: WeightedScorer, health: Health) -> FastAPI:
+    app = FastAPI(title=f"digenrl scorer {scorer.name}", version="1", redoc_url=None)
+    app.include_router(probes(health))
+    add_problems(app)
+    device = asyncio.Lock()
+
+    @app.post("/score", tags=["score"])
+    async def score(request: Request) -> Response:
+        """Score each item of a `ScoreRequest`, or say what is wrong with it."""
+        content_type = request.headers.get("content-type", "").split(";")[0].strip()
+        if content_type not in (MSGPACK, JSON):
+            raise HTTPException(415, f"content-type: send {MSGPACK} or {JSON}")
+        body = await _body(request)
+        try:
+            items = decode_request(body, content_type).items
+        except ContractError as error:
+            raise HTTPException(422, str(error)) from error
+        async with device:
+            results = await asyncio.to_thread(score_items, scorer, items)
+        response = encode(ScoreResponse(results=tuple(results)), content_type)
+        return Response(response, media_type=content_type)
+
+    return app
+
+
+async def _body(request: Request) -> bytes:
+    """Not more of it than may be."""
+    parts, size = [], 0
+    async for part in request.stream():
+        size += len(part)
+        if size > MAX_BODY:
+            raise HTTPException(413, f"the body has more than {MAX_BODY >> 20} MiB; send less")
+        parts.append(part)
+    return b"".join(parts)
+
+
+def score_items(scorer: WeightedScorer, items: Sequence[Item]) -> list[Result]:
+    """One result for each, in their order; those of one shape are scored together."""
+    results: dict[str, Result] = {}
+    alike: defaultdict[tuple[str, tuple[int, ...]], list[tuple[Item, Array]]] = defaultdict(list)
+    for item in items:
+        try:
+            alike[item.dtype, item.shape].append((item, item.array()))
+        except ContractError as error:
+            results[item.id] = _fault(item, "bad-item", error)
+    for group in alike.values():
+        results |= _scored(scorer, group)
+    return [results[item.id] for item in items]
+
+
+def _scored(scorer: WeightedScorer, group: list[tuple[Item, Array]]) -> Mapping[str, Result]:
+    """One by one if they cannot be scored together: the fault of one is not that of the others."""
+    try:
+        media = np.stack([array for _, array in group])
+        scores = scorer.score(media, [item.metadata for item, _ in group])
+        pairs = zip(group, scores, strict=True)
+        return {item.id: Result(id=item.id, score=score) for (item, _), score in pairs}
+    except Exception as error:  # a scorer is anybody's code
+        if len(group) == 1:
+            log.exception("scorer_failed", item=group[0][0].id)
+            return {group[0][0].id: _fault(group[0][0], "scoring", error)}
+    return {id: result for one in group for id, result in _scored(scorer, [one]).items()}
+
+
+def _fault(item: Item, kind: str, error: Exception) -> Result:
+    detail = f"{type(error).__name__}: {error}"[:2000]
+    return Result(id=item.id, error=Fault.model_validate({"type": kind, "detail": detail}))

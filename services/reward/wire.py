@@ -1,0 +1,133 @@
+"""Scoring over HTTP: what `POST /score` takes and gives (docs/rewards.md).
+
+As msgpack, where pixels are bytes, or as JSON, where they are base64. Never pickle.
+"""
+
+import base64
+import json
+import math
+from typing import Any, Literal, Self, TypeVar
+
+import msgpack
+import numpy as np
+import numpy.typing as npt
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from shared.errors import ContractError
+
+MSGPACK, JSON = "application/msgpack", "application/json"
+MAX_ITEMS = 1024
+DTYPES = {"uint8": np.uint8, "float32": np.float32}
+
+Array = npt.NDArray[Any]
+T = TypeVar("T", bound="Wire")
+
+
+class Wire(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Item(Wire):
+    """One sample."""
+
+    id: str = Field(min_length=1, max_length=200)
+    """Its result has the same."""
+    dtype: Literal["uint8", "float32"] = "uint8"
+    """uint8: pixels; float32: latents."""
+    shape: tuple[int, ...] = Field(min_length=3, max_length=4)
+    """(C, H, W), or (F, C, H, W) of a video."""
+    data: bytes
+    """Little-endian, rows last."""
+    metadata: dict[str, Any] = {}
+    """Of its prompt."""
+
+    def array(self) -> Array:
+        """Raises ContractError if the data are not of this shape."""
+        kind = np.dtype(DTYPES[self.dtype]).newbyteorder("<")
+        if min(self.shape) < 1 or math.prod(self.shape) * kind.itemsize != len(self.data):
+            raise ContractError(
+                f"data: {len(self.data)} bytes are no {self.dtype} of shape {list(self.shape)}"
+            )
+        return np.frombuffer(self.data, kind).reshape(self.shape)
+
+
+class ScoreRequest(Wire):
+    items: tuple[Item, ...] = Field(min_length=1, max_length=MAX_ITEMS)
+
+    @model_validator(mode="after")
+    def _ids_differ(self) -> Self:
+        if len({item.id for item in self.items}) < len(self.items):
+            raise ValueError("items: an id is used twice")
+        return self
+
+
+class Fault(Wire):
+    type: Literal["bad-item", "scoring"]
+    """bad-item: it would fail again. scoring: the scorer could not."""
+    detail: str
+
+
+class Result(Wire):
+    id: str
+    score: float | None = Field(default=None, allow_inf_nan=False)
+    error: Fault | None = None
+
+    @model_validator(mode="after")
+    def _is_one_of_them(self) -> Self:
+        if (self.score is None) == (self.error is None):
+            raise ValueError("a result has a score or an error")
+        return self
+
+
+class ScoreResponse(Wire):
+    results: tuple[Result, ...]
+
+
+def encode(message: Wire, content_type: str) -> bytes:
+    plain = message.model_dump()
+    if content_type == MSGPACK:
+        packed: bytes = msgpack.packb(plain)
+        return packed
+    return json.dumps(plain, default=lambda data: base64.b64encode(data).decode()).encode()
+
+
+def decode_request(body: bytes, content_type: str) -> ScoreRequest:
+    """Raises ContractError, which names the field, if it is none."""
+    plain = _plain(body, content_type)
+    if content_type == JSON and isinstance(plain, dict):
+        plain = {**plain, "items": [_with_bytes(item) for item in _list(plain.get("items"))]}
+    return _validated(ScoreRequest, plain)
+
+
+def decode_response(body: bytes, content_type: str) -> ScoreResponse:
+    """Raises ContractError if it is none."""
+    return _validated(ScoreResponse, _plain(body, content_type))
+
+
+def _plain(body: bytes, content_type: str) -> Any:
+    try:
+        return msgpack.unpackb(body) if content_type == MSGPACK else json.loads(body)
+    except (ValueError, TypeError, RecursionError, msgpack.UnpackException) as error:
+        raise ContractError(f"the body is not {content_type}: {error}") from error
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _with_bytes(item: Any) -> Any:
+    if not isinstance(item, dict) or not isinstance(item.get("data"), str):
+        return item
+    try:
+        return {**item, "data": base64.b64decode(item["data"], validate=True)}
+    except ValueError as error:
+        raise ContractError(f"items.data: not base64: {error}") from error
+
+
+def _validated(kind: type[T], plain: Any) -> T:
+    try:
+        return kind.model_validate(plain)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise ContractError(f"{where}: {first['msg']}".removeprefix(": ")) from error

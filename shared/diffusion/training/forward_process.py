@@ -1,0 +1,170 @@
+"""DiffusionNFT (Zheng et al. 2025, arXiv 2509.16117): training on finished samples, noised anew.
+
+No denoising path is stored and no log-prob is needed, so samples may come from any sampler; here it
+is the ODE. A sample x0 is mixed with fresh noise, x_s = (1 - s) x0 + s noise, at sigmas of the
+sampling schedule, and the network's velocity v is compared with the old policy's v_old along two
+branches, of which a good sample strengthens the first and a bad one the second:
+
+    v+ = b v + (1 - b) v_old        v- = (1 + b) v_old - b v        x0(v) = x_s - s v
+    loss of a branch = mean |x0(v) - x0|^2 / max(mean |x0(v) - x0|, 1e-5), divisor without gradient
+    loss = c (p loss+ + (1 - p) loss-) / b,    p = 1/2 + A / 2c,  A clipped to +-c
+
+The old policy is the one that the batch is trained from: its velocity is v without gradient. So the
+gradient is A (cut off) times that of a denoising loss, and zero where all rewards are equal.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from shared.diffusion.models import Conditions, repeat_rows
+from shared.diffusion.policy import sampling_plan
+from shared.diffusion.tensors import pack, unpack
+from shared.diffusion.training.chunks import Chunk
+from shared.diffusion.training.group import check_size, chunks
+from shared.diffusion.training.loss import Surrogate
+from shared.engines import GroupData
+from shared.errors import ContractError
+from shared.pieces import Cut
+from shared.recipe import Recipe
+from shared.seeds import derive, permutation
+
+LEAST_DISTANCE = 1e-5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FinishedGroup:
+    """G samples, each to be trained at K sigmas of its own."""
+
+    samples: Tensor
+    """(G, ...) latents without noise."""
+    seeds: tuple[int, ...]
+    """G, of which noise and sigmas follow."""
+    indices: Tensor
+    """(G, K) of sigmas, different ones for each sample."""
+    sigmas: Tensor
+    """(T+1,) float32, the schedule."""
+    advantages: Tensor
+    """(G,)"""
+    conditions: Conditions
+    staleness: int = 0
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        samples, steps = self.indices.shape
+        return samples, steps
+
+    def piece(self, cut: Cut) -> "FinishedGroup":
+        samples = slice(cut.samples.start, cut.samples.stop)
+        steps = cut.steps(self.shape[1])
+        return replace(
+            self,
+            samples=self.samples[samples],
+            seeds=self.seeds[samples],
+            indices=self.indices[samples, steps.start : steps.stop],
+            advantages=self.advantages[samples],
+        )
+
+    def cut(self, chunk: Chunk, device: torch.device) -> "Iterator[NoisedSamples]":
+        conditions = {name: tensor.to(device) for name, tensor in self.conditions.items()}
+        for samples, steps in chunks(self.shape, chunk):
+            indices = self.indices[samples, steps]
+            noise = torch.stack([
+                self._noise(seed, index)
+                for seed, row in zip(self.seeds[samples], indices.tolist(), strict=True)
+                for index in row
+            ])  # fmt: skip
+            num_steps = indices.shape[1]
+            clean = self.samples[samples].repeat_interleave(num_steps, 0)
+            sigma = self.sigmas[indices.flatten()]
+            s = sigma.reshape(-1, *([1] * (clean.dim() - 1)))
+            yield NoisedSamples(
+                noised=((1 - s) * clean + s * noise).to(device),
+                sigma=sigma.to(device),
+                clean=clean.to(device),
+                advantage=self.advantages[samples].repeat_interleave(num_steps).to(device),
+                conditions=repeat_rows(conditions, len(clean)),
+            )
+
+    def _noise(self, seed: int, index: int) -> Tensor:
+        """The same for a sample and a sigma, however the group is cut."""
+        generator = torch.Generator().manual_seed(derive(seed, "nft", index))
+        return torch.randn(self.samples.shape[1:], generator=generator)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoisedSamples:
+    """B rows."""
+
+    noised: Tensor
+    """(B, ...)"""
+    sigma: Tensor
+    """(B,)"""
+    clean: Tensor
+    """(B, ...) what ``noised`` was made of."""
+    advantage: Tensor
+    """(B,)"""
+    conditions: Conditions
+    """A row each."""
+
+
+def branches(
+    velocity: Tensor, rows: NoisedSamples, *, beta: float, advantage_clip: float
+) -> Surrogate:
+    """The loss of each row, as the module says it. There is no ratio in it: it counts as 1."""
+    velocity = velocity.to(torch.promote_types(velocity.dtype, torch.float32))
+    old = velocity.detach()
+    advantage = rows.advantage.to(velocity).clamp(-advantage_clip, advantage_clip)
+    share = 0.5 + advantage / (2 * advantage_clip)
+    good = _branch(beta * velocity + (1 - beta) * old, rows)
+    bad = _branch((1 + beta) * old - beta * velocity, rows)
+    per_row = advantage_clip * (share * good + (1 - share) * bad) / beta
+    ones = torch.ones_like(per_row.detach())
+    return Surrogate(per_row, ones, ones, ones)
+
+
+def _branch(velocity: Tensor, rows: NoisedSamples) -> Tensor:
+    sigma = rows.sigma.to(velocity).reshape(-1, *([1] * (velocity.dim() - 1)))
+    error = rows.noised.to(velocity) - sigma * velocity - rows.clean.to(velocity)
+    distance = error.detach().double().abs().flatten(1).mean(1).clamp(min=LEAST_DISTANCE)
+    return (error**2).flatten(1).mean(1) / distance.to(velocity)
+
+
+def pack_finished(samples: Tensor, seeds: list[int]) -> bytes:
+    """Finished samples (B, ...) and the seeds that they were made with, for the store."""
+    return pack({"samples": samples, "seeds": torch.tensor(seeds)})
+
+
+def read_finished(recipe: Recipe, data: GroupData) -> FinishedGroup:
+    """A group from its stored fragments.
+
+    Raises:
+        ContractError: if the fragments do not make up a group of this run.
+    """
+    parts = [_unpack_finished(each) for each in data.trajectories]
+    samples = torch.cat([part for part, _ in parts])
+    seeds = [seed for _, part in parts for seed in part]
+    check_size(len(samples), data)
+    sigmas = torch.tensor(sampling_plan(recipe, window_start=None).sigmas)
+    steps, window = len(sigmas) - 1, recipe.sampling.window
+    return FinishedGroup(
+        samples=samples,
+        seeds=tuple(seeds),
+        indices=torch.tensor([permutation(seed, steps, "nft")[:window] for seed in seeds]),
+        sigmas=sigmas,
+        advantages=torch.tensor(data.advantages, dtype=torch.float64),
+        conditions=unpack(data.conditions),
+        staleness=data.staleness,
+    )
+
+
+def _unpack_finished(data: bytes) -> tuple[Tensor, list[int]]:
+    tensors = unpack(data)
+    if tensors.keys() != {"samples", "seeds"}:
+        raise ContractError(f"not finished samples: it holds {sorted(tensors)}")
+    samples, seeds = tensors["samples"], tensors["seeds"]
+    if seeds.shape != samples.shape[:1] or not bool(samples.isfinite().all()):
+        raise ContractError("not finished samples: a seed is missing, or a value is not finite")
+    return samples, [int(seed) for seed in seeds]

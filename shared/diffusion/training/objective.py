@@ -1,0 +1,109 @@
+"""From rows to a loss per row: one function for each objective (`shared.algorithms`)."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from shared.algorithms import ALGORITHMS
+from shared.diffusion.models import Conditions
+from shared.diffusion.training.forward_process import NoisedSamples, branches
+from shared.diffusion.training.group import TakenSteps
+from shared.diffusion.training.loss import (
+    Surrogate,
+    clipped_surrogate,
+    decoupled_surrogate,
+    guarded_surrogate,
+    reference_kl,
+)
+from shared.diffusion.transition import Transition, transition
+from shared.recipe_sampling import Algorithm
+
+
+class Network(Protocol):
+    """The policy that is trained, and the base model that it began as."""
+
+    def velocity(self, latents: Tensor, sigma: Tensor, conditions: Conditions) -> Tensor:
+        """Of B rows; carries the gradient."""
+
+    def reference_velocity(self, latents: Tensor, sigma: Tensor, conditions: Conditions) -> Tensor:
+        """Without the adapter, and without gradient."""
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluated:
+    surrogate: Surrogate
+    divergence: Tensor | None
+    """(B,) from the base model, where the algorithm holds the policy near it."""
+
+
+def clipped(algorithm: Algorithm, rows: TakenSteps, network: Network) -> Evaluated:
+    """Flow-GRPO, CPS, DanceGRPO, MixGRPO: PPO's loss of the steps that were taken."""
+    taken = _taken(rows, network)
+    old, advantage = _like(rows.behaviour_log_prob, taken), _like(rows.advantage, taken)
+    limits = {"clip_range": algorithm.clip_range, "advantage_clip": algorithm.advantage_limit}
+    if algorithm.stale_loss == "decoupled":
+        limits["weight_cap"] = algorithm.weight_cap
+        surrogate = decoupled_surrogate(taken.log_prob, old, advantage, **limits)
+    else:
+        surrogate = clipped_surrogate(taken.log_prob, old, advantage, **limits)
+    return Evaluated(surrogate, _divergence(algorithm, rows, taken, network))
+
+
+def guarded(algorithm: Algorithm, rows: TakenSteps, network: Network) -> Evaluated:
+    """GRPO-Guard."""
+    taken = _taken(rows, network)
+    assert rows.behaviour_mean is not None  # read_paths has looked
+    surrogate = guarded_surrogate(
+        taken,
+        _like(rows.behaviour_log_prob, taken),
+        rows.behaviour_mean.to(taken.mean),
+        _like(rows.advantage, taken),
+        clip_range=algorithm.clip_range,
+        advantage_clip=algorithm.advantage_limit,
+    )
+    return Evaluated(surrogate, _divergence(algorithm, rows, taken, network))
+
+
+def nft(algorithm: Algorithm, rows: NoisedSamples, network: Network) -> Evaluated:
+    """DiffusionNFT: supervised, on finished samples, towards good ones and away from bad ones."""
+    velocity = network.velocity(rows.noised, rows.sigma, rows.conditions)
+    surrogate = branches(
+        velocity, rows, beta=algorithm.nft_beta, advantage_clip=algorithm.advantage_clip
+    )
+    if not algorithm.kl_beta:
+        return Evaluated(surrogate, None)
+    reference = network.reference_velocity(rows.noised, rows.sigma, rows.conditions)
+    return Evaluated(surrogate, ((velocity - reference) ** 2).flatten(1).mean(1))
+
+
+OBJECTIVES: Mapping[str, Callable[[Algorithm, Any, Network], Evaluated]] = {
+    "clipped": clipped,
+    "guarded": guarded,
+    "nft": nft,
+}
+
+
+def evaluate(algorithm: Algorithm, rows: Any, network: Network) -> Evaluated:
+    """By the objective of the algorithm, whose rows these are."""
+    return OBJECTIVES[ALGORITHMS[algorithm.name].objective](algorithm, rows, network)
+
+
+def _taken(rows: TakenSteps, network: Network) -> Transition:
+    velocity = network.velocity(rows.before, rows.step.sigma, rows.conditions)
+    return transition(velocity, rows.before, rows.step, arrived=rows.arrived)
+
+
+def _divergence(
+    algorithm: Algorithm, rows: TakenSteps, taken: Transition, network: Network
+) -> Tensor | None:
+    if not algorithm.kl_beta:
+        return None
+    reference = network.reference_velocity(rows.before, rows.step.sigma, rows.conditions)
+    mean = transition(reference, rows.before, rows.step, arrived=rows.arrived).mean
+    return reference_kl(taken, mean)
+
+
+def _like(values: Tensor, taken: Transition) -> Tensor:
+    return values.to(taken.log_prob)

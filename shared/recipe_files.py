@@ -1,0 +1,51 @@
+"""The tables of a recipe file: TOML, or the JSON of a resolved recipe, over those of its base."""
+
+import json
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from shared.errors import UserError
+
+BASE = "base"
+"""Key of a file, beside this one, whose tables are taken where this one says nothing."""
+MOST_BASES = 8
+
+
+def read_tables(path: Path, depth: int = 0) -> dict[str, Any]:
+    """Raises UserError: one line that names the file."""
+    plain = _read(path)
+    base = plain.pop(BASE, None)
+    if base is None:
+        return plain
+    if not isinstance(base, str):
+        raise UserError(f"{path}: base: the name of a file, not {base!r}")
+    if depth == MOST_BASES:
+        raise UserError(f"{path}: base: {MOST_BASES} files are based on one another; is it a ring?")
+    return _over(read_tables(path.parent / base, depth + 1), plain)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        text = path.read_text()
+        plain: Any = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
+    except OSError as error:
+        raise UserError(f"cannot read the recipe {path}: {error.strerror}") from error
+    except ValueError as error:
+        raise UserError(f"{path}: not {path.suffix[1:].upper() or 'TOML'}: {error}") from error
+    if not isinstance(plain, dict):
+        raise UserError(f"{path}: a recipe has tables; this is a {type(plain).__name__}")
+    return plain
+
+
+def _over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """Table by table and key by key; a list is taken whole."""
+    merged = dict(below)
+    for key, value in above.items():
+        old = merged.get(key)
+        if isinstance(old, dict) and isinstance(value, dict):
+            merged[key] = _over(old, value)
+        else:
+            merged[key] = value
+    return merged

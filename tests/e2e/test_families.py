@@ -1,0 +1,108 @@
+"""A small random model of every family through the real services, each with another algorithm."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from safetensors.numpy import load_file
+
+from tests import tiny_models
+from tests.e2e.conftest import StartRun
+
+pytestmark = [pytest.mark.run, pytest.mark.timeout(900)]
+
+VIDEO = tiny_models.VIDEO
+GUIDANCE = {"sd3": 1.0, "flux": 3.5, "qwen-image": 4.0, "wan": 4.0, "hunyuan-video": 6.0}
+ALGORITHMS = {
+    "sd3": 'name = "mix-grpo"\nadvantage_std = "batch"',
+    "flux": 'name = "grpo-guard"',
+    "qwen-image": 'name = "flow-grpo"\nkl_beta = 0.01',
+    "wan": 'name = "cps"',
+    "hunyuan-video": 'name = "diffusion-nft"',
+}
+BATCHES, GROUPS, SIZE = 2, 2, 4
+
+
+def recipe_of(family: str, folder: Path) -> Path:
+    is_video = family in VIDEO
+    model = tiny_models.save(family, folder / "model")
+    prompts = [{"prompt": f"a handwritten {digit}", "metadata": {}} for digit in ("one", "two")]
+    (folder / "prompts.jsonl").write_text("\n".join(map(json.dumps, prompts)))
+    path = folder / f"{family}.toml"
+    path.write_text(f"""
+[run]
+name = "{family}"
+steps = {BATCHES}
+
+[model]
+folder = "{model}"
+height = 32
+width = 48
+guidance = {GUIDANCE[family]}
+{"frames = 5" if is_video else ""}
+lora = {{ rank = 4, alpha = 8.0 }}
+
+[data]
+prompts = "prompts.jsonl"
+
+[sampling]
+steps = 5
+sigmas = "model"
+window = 2
+
+[batch]
+groups = {GROUPS}
+group_size = {SIZE}
+
+[algorithm]
+{ALGORITHMS[family]}
+
+[trainer]
+learning_rate = 1e-3
+
+[[reward.scorers]]
+name = "texture"
+type = "jpeg-incompressibility"
+{VIDEO_SCORER if is_video else ""}
+
+[evaluation]
+samples_per_prompt = 2
+
+[[evaluation.scorers]]
+name = "smooth"
+type = "jpeg-compressibility"
+""")
+    return path
+
+
+VIDEO_SCORER = """
+[[reward.scorers]]
+name = "calm"
+type = "temporal-consistency"
+weight = 0.1
+"""
+
+
+@pytest.mark.parametrize("family", tiny_models.FAMILIES)
+def test_a_model_of_every_family_is_trained(
+    family: str, tmp_path: Path, start_run: StartRun
+) -> None:
+    run = start_run(name=family, recipe=recipe_of(family, tmp_path))
+    summary = run.finish()
+    assert summary["commits"] == BATCHES
+    assert summary["samples_trained"] == BATCHES * GROUPS * SIZE
+    assert summary["onpolicy_ratio_error_max"] <= 1e-6
+    assert len(set(summary["reward_per_step"])) == BATCHES
+    assert summary["reward_before"] != summary["reward_after"], "the adapter changes what is made"
+    assert summary["after"]["gold"]["smooth"] < 0 < summary["after"]["rewards"]["texture"]
+    smooth = [summary[when]["gold"]["smooth"] for when in ("before", "after")]
+    hacked = summary["reward_after"] > summary["reward_before"] and smooth[1] < smooth[0]
+    assert len(summary["alarms"]) == hacked
+    gallery = np.asarray(Image.open(run.folder / "gallery.png"))
+    assert gallery.std() > 0
+    videos = sorted(path.name for path in run.folder.glob("videos/*.mp4"))
+    assert len(videos) == (4 if family in VIDEO else 0), "two prompts, before and after"
+    tensors = load_file(run.folder / "adapter" / "pytorch_lora_weights.safetensors")
+    assert any(abs(tensor).max() > 0 for name, tensor in tensors.items() if "lora_B" in name)

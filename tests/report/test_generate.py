@@ -1,0 +1,132 @@
+"""What a user takes away: an adapter that plain diffusers loads, and the same samples from both."""
+
+import json
+from pathlib import Path
+
+import av
+import diffusers
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from PIL import Image
+
+from digenrl.generate import generate
+from digenrl.report.export import export_adapter
+from digenrl.sampling import Sampler, noise_seed
+from shared.diffusion.generation import to_uint8
+from shared.diffusion.lora import adapter_tensors
+from shared.errors import UserError
+from shared.recipe import Recipe
+from tests import tiny_models
+from tests.tiny_models import PROMPT
+
+GUIDANCE = {"sd3": 3.0, "flux": 3.5, "qwen-image": 4.0, "wan": 4.0, "hunyuan-video": 6.0}
+HEIGHT, WIDTH, STEPS, NUM, SEED = 32, 48, 3, 2, 5
+
+
+def recipe_of(family: str, folder: Path) -> Recipe:
+    from shared.recipe import load_recipe
+
+    model = tiny_models.save(family, folder / "model")
+    (folder / "prompts.jsonl").write_text(json.dumps({"prompt": PROMPT, "metadata": {}}))
+    plain = {
+        "run": {"name": family, "steps": 1},
+        "model": {
+            "folder": str(model), "height": HEIGHT, "width": WIDTH, "guidance": GUIDANCE[family],
+            "frames": 5 if family in tiny_models.VIDEO else 1, "lora": {"rank": 4, "alpha": 16.0},
+        },
+        "data": {"prompts": "prompts.jsonl"},
+        "sampling": {"steps": STEPS, "sigmas": "model", "window": 1},
+        "batch": {"groups": 1, "group_size": 2},
+        "trainer": {"learning_rate": 1e-3},
+        "reward": {"scorers": [{"name": "size", "type": "jpeg-incompressibility"}]},
+    }  # fmt: skip
+    path = folder / "recipe.json"
+    path.write_text(json.dumps(plain))
+    return load_recipe(path)
+
+
+def trained(recipe: Recipe) -> tuple[dict[str, torch.Tensor], tuple[int, ...]]:
+    """An adapter that changes what is made, and the shape of a sample's latents."""
+    model, size = Sampler(recipe).model, recipe.model
+    generator = torch.Generator().manual_seed(9)
+    tensors = {
+        name: 0.3 * torch.randn(tensor.shape, generator=generator)
+        for name, tensor in adapter_tensors(model.transformer).items()
+    }
+    return tensors, model.latent_shape(height=size.height, width=size.width, frames=size.frames)
+
+
+def read(paths: list[Path]) -> npt.NDArray[np.uint8]:
+    """The stills of one sample, (F, H, W, 3)."""
+    return np.stack([np.asarray(Image.open(path)) for path in paths if path.suffix == ".png"])
+
+
+@pytest.mark.parametrize("family", tiny_models.FAMILIES)
+def test_diffusers_makes_the_same_of_the_exported_adapter(family: str, tmp_path: Path) -> None:
+    recipe = recipe_of(family, tmp_path)
+    tensors, shape = trained(recipe)
+    export_adapter(tmp_path / "adapter", tensors, recipe)
+
+    def ours(adapter: Path | None, out: str) -> npt.NDArray[np.uint8]:
+        made = generate(recipe, adapter, [PROMPT], num_each=NUM, seed=SEED, out=tmp_path / out)
+        paths = list(made)
+        assert all(path.is_file() for path in paths)
+        return np.stack([
+            read([path for path in paths if f"000-{number}" in str(path)]) for number in range(NUM)
+        ])  # fmt: skip
+
+    with_adapter, base = ours(tmp_path / "adapter", "with"), ours(None, "base")
+    assert (with_adapter != base).mean() > 0.2
+
+    pipeline = diffusers.DiffusionPipeline.from_pretrained(recipe.model.folder)
+    pipeline.set_progress_bar_config(disable=True)
+    pipeline.load_lora_weights(tmp_path / "adapter")
+    start = torch.stack([
+        torch.randn(shape, generator=torch.Generator().manual_seed(noise_seed(SEED, 0, index)))
+        for index in range(NUM)
+    ])  # fmt: skip
+    pixels = tiny_models.run(
+        family, pipeline, start, guidance=recipe.model.guidance, output="pt",
+        height=HEIGHT, width=WIDTH, frames=recipe.model.frames, steps=STEPS,
+    )  # fmt: skip
+    theirs = to_uint8(pixels).numpy()
+    theirs = theirs[:, None] if theirs.ndim == 4 else theirs
+    assert with_adapter.shape == theirs.transpose(0, 1, 3, 4, 2).shape
+    difference = np.abs(with_adapter.astype(int) - theirs.transpose(0, 1, 3, 4, 2))
+    assert difference.max() <= 1, "rounding"
+
+
+def test_a_video_is_an_mp4_and_its_frames(tmp_path: Path) -> None:
+    from digenrl.media import save
+
+    video = np.zeros((5, 3, 33, 48), np.uint8)
+    video[:, 0] = np.arange(5, dtype=np.uint8)[:, None, None] * 50
+    first, *stills = save(tmp_path, "red", video)
+    assert first.name == "red.mp4" and len(stills) == 5
+    assert (read(stills).transpose(0, 3, 1, 2) == video).all()
+    with av.open(str(first)) as container:
+        frames = [frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)]
+    assert np.stack(frames).shape == (5, 32, 48, 3), "an even number of rows"
+    means = [frame[..., 0].mean() for frame in frames]
+    assert means == pytest.approx([0, 50, 100, 150, 200], abs=12)
+
+
+def test_a_gray_image_is_a_gray_png(tmp_path: Path) -> None:
+    from digenrl.media import save
+
+    image = np.arange(64, dtype=np.uint8).reshape(1, 8, 8)
+    [path] = save(tmp_path / "new", "x", image)
+    assert (np.asarray(Image.open(path)) == image[0]).all()
+
+
+def test_an_adapter_of_another_model_is_refused(tmp_path: Path) -> None:
+    recipe = recipe_of("sd3", tmp_path)
+    tensors, _ = trained(recipe)
+    export_adapter(tmp_path / "other", dict(list(tensors.items())[:4]), recipe)
+    for adapter, said in ((tmp_path / "other", "does not fit"), (tmp_path / "no", "cannot read")):
+        made = generate(recipe, adapter, [PROMPT], num_each=1, seed=0, out=tmp_path / "out")
+        with pytest.raises(UserError, match=said):
+            next(made)
+    assert not (tmp_path / "out").exists()

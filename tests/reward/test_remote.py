@@ -1,0 +1,195 @@
+"""A scorer behind HTTP: real processes, killed and started again; and requests that are none."""
+
+import base64
+import json
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import httpx
+import msgpack
+import numpy as np
+import pytest
+from fastapi.testclient import TestClient
+
+from digenrl.local.ports import free_ports
+from services.reward.scorer import WeightedScorer, build_scorers
+from services.reward.scorers.remote import RemoteScorer
+from services.reward.server import create_app
+from services.reward.wire import JSON, MSGPACK
+from shared.errors import ScoringError, UserError
+from shared.recipe import Scorer
+from shared.service import Health
+
+NUM_ITEMS, AT_ONCE = 1000, 20
+
+
+class Server:
+    """`digenrl serve-scorer`, as it is typed."""
+
+    def __init__(self, port: int) -> None:
+        self.url = f"http://127.0.0.1:{port}"
+        self._command = [
+            sys.executable, "-m", "digenrl", "serve-scorer", "jpeg-incompressibility",
+            "--port", str(port),
+        ]  # fmt: skip
+        self.start()
+
+    def start(self) -> None:
+        self.process = subprocess.Popen(
+            self._command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+
+    def is_up(self) -> bool:
+        try:
+            return httpx.get(f"{self.url}/readyz", timeout=1).status_code == 200
+        except httpx.TransportError:
+            return False
+
+    def kill(self) -> None:
+        self.process.send_signal(signal.SIGKILL)
+        self.process.wait()
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    made = Server(free_ports(1)[0])
+    wait_for(made.is_up)
+    yield made
+    made.kill()
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+@pytest.mark.timeout(180)
+def test_no_score_is_lost_or_invented_though_the_server_is_killed_twice(server: Server) -> None:
+    images = np.random.default_rng(1).integers(0, 256, (NUM_ITEMS, 3, 24, 24), dtype=np.uint8)
+    images[: NUM_ITEMS // 2] //= 3
+    table = Scorer(name="remote", type="remote", url=server.url)
+    [remote] = build_scorers([table])
+    [local] = build_scorers([Scorer(name="local", type="jpeg-incompressibility")])
+    scores: list[float] = []
+
+    def ask() -> None:
+        for first in range(0, NUM_ITEMS, AT_ONCE):
+            part = images[first : first + AT_ONCE]
+            scores.extend(remote.score(part, [{}] * len(part)))
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    for share in (0.2, 0.6):
+        wait_for(lambda share=share: len(scores) >= share * NUM_ITEMS)  # type: ignore[misc]
+        server.kill()
+        time.sleep(0.5)
+        assert asking.is_alive()
+        server.start()
+    asking.join(timeout=120)
+    assert scores == local.score(images, [{}] * NUM_ITEMS)
+    assert len(set(scores)) > 50
+
+
+def test_a_server_that_stays_away_fails_the_scoring() -> None:
+    scorer = RemoteScorer(f"http://127.0.0.1:{free_ports(1)[0]}", patience=0.5)
+    with pytest.raises(ScoringError, match="no score in"):
+        scorer.score(np.zeros((1, 3, 8, 8), np.uint8), [{}])
+
+
+class Picky:
+    """Scores the mean, but not of black images."""
+
+    def score(self, media: Any, metadata: Any, /) -> list[float]:
+        if any(not sample.any() for sample in media):
+            raise ValueError("it is black")
+        return [float(sample.mean()) for sample in media]
+
+
+@pytest.fixture
+def client() -> TestClient:
+    return TestClient(create_app(WeightedScorer("picky", 1.0, Picky()), Health()))
+
+
+def item(id: str, value: int, **changes: Any) -> dict[str, Any]:
+    data = bytes([value]) * 12
+    return {"id": id, "shape": [3, 2, 2], "data": data, "metadata": {}, **changes}
+
+
+def post(client: TestClient, body: bytes, content_type: str = MSGPACK) -> Any:
+    return client.post("/score", content=body, headers={"content-type": content_type})
+
+
+def test_every_item_has_its_score_or_its_own_error(client: TestClient) -> None:
+    items = [
+        item("a", 7), item("black", 0), item("short", 3, shape=[3, 2, 3]),
+        item("b", 9), item("latent", 0, dtype="float32", shape=[1, 1, 3]),
+    ]  # fmt: skip
+    answer = post(client, msgpack.packb({"items": items}))
+    assert answer.status_code == 200
+    found = {one["id"]: one for one in msgpack.unpackb(answer.content)["results"]}
+    assert list(found) == ["a", "black", "short", "b", "latent"]
+    assert (found["a"]["score"], found["b"]["score"]) == (7.0, 9.0)
+    assert found["black"]["score"] is None
+    assert found["black"]["error"] == {"type": "scoring", "detail": "ValueError: it is black"}
+    assert found["short"]["error"]["type"] == "bad-item"
+    assert found["latent"]["error"]["type"] == "scoring"
+
+
+def test_json_is_spoken_too(client: TestClient) -> None:
+    given = item("a", 7)
+    given["data"] = base64.b64encode(given["data"]).decode()
+    answer = post(client, json.dumps({"items": [given]}).encode(), JSON)
+    assert answer.json() == {"results": [{"id": "a", "score": 7.0, "error": None}]}
+
+
+@pytest.mark.parametrize(
+    ("body", "content_type", "status", "said"),
+    [
+        (b"\xc1", MSGPACK, 422, "the body is not application/msgpack"),
+        (b"{", JSON, 422, "the body is not application/json"),
+        (b"[]", JSON, 422, "dictionary"),
+        (b'{"items": []}', JSON, 422, "items: "),
+        (b'{"items": [{"id": "a"}]}', JSON, 422, "items.0."),
+        (b'{"items": [{"id": "a", "shape": [1, 1, 1], "data": "?"}]}', JSON, 422, "base64"),
+        (msgpack.packb({"items": [item("a", 1), item("a", 2)]}), MSGPACK, 422, "used twice"),
+        (msgpack.packb({"items": [item("a", 1, more=1)]}), MSGPACK, 422, "items.0.more"),
+        (b"x", "application/octet-stream", 415, "content-type: send application/msgpack"),
+        (b"", MSGPACK, 422, "not application/msgpack"),
+    ],
+)
+def test_what_is_no_request_is_a_problem_and_the_server_lives(
+    client: TestClient, body: bytes, content_type: str, status: int, said: str
+) -> None:
+    answer = post(client, body, content_type)
+    assert answer.status_code == status
+    assert answer.headers["content-type"] == "application/problem+json"
+    assert said in answer.json()["detail"]
+    assert post(client, msgpack.packb({"items": [item("a", 7)]})).status_code == 200
+
+
+def test_a_client_believes_no_scores_of_other_items(
+    monkeypatch: pytest.MonkeyPatch, client: TestClient
+) -> None:
+    scorer = RemoteScorer("http://testserver", patience=1)
+    images = np.full((2, 3, 2, 2), 5, np.uint8)
+    monkeypatch.setattr(scorer, "_send", lambda body: post(client, body))
+    assert scorer.score(images, [{}, {}]) == [5.0, 5.0]
+    with pytest.raises(ScoringError, match="item 1: ValueError: it is black"):
+        scorer.score(np.stack([images[0], 0 * images[1]]), [{}, {}])
+    for results in ([], [{"id": "1", "score": 1.0}], [{"id": "0"}], [{"id": "0", "score": 1e999}]):
+        answer = msgpack.packb({"results": results})
+        monkeypatch.setattr(scorer, "_post", lambda _, answer=answer: answer)
+        with pytest.raises(ScoringError):
+            scorer.score(images[:1], [{}])
+
+
+def test_an_address_is_needed() -> None:
+    with pytest.raises(UserError, match=r"reward\.scorers\.r\.url: remote needs the address"):
+        build_scorers([Scorer(name="r", type="remote", url="host:80")])

@@ -1,0 +1,40 @@
+"""Prompts from files."""
+
+from pathlib import Path
+
+import pytest
+
+from shared.errors import UserError
+from shared.prompts import read_prompts
+
+
+def file(tmp_path: Path, name: str, text: str) -> Path:
+    path = tmp_path / name
+    path.write_text(text)
+    return path
+
+
+def test_a_text_file_has_a_prompt_on_each_line(tmp_path: Path) -> None:
+    path = file(tmp_path, "prompts.txt", 'a fox\n\n  a sign that says "hi"  \n')
+    assert [prompt.text for prompt in read_prompts(path)] == ["a fox", 'a sign that says "hi"']
+    assert all(prompt.metadata == {} for prompt in read_prompts(path))
+
+
+def test_json_lines_have_metadata(tmp_path: Path) -> None:
+    path = file(tmp_path, "p.jsonl", '{"prompt": "a", "metadata": {"digit": 3}}\n{"prompt": "b"}')
+    assert [dict(prompt.metadata) for prompt in read_prompts(path)] == [{"digit": 3}, {}]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("p.jsonl", '{"prompt": "a"}\na fox', "line 2 is not"),
+        ("p.txt", "\n \n", "holds no prompt"),
+        ("p.txt", "a" * 100_000, "line 1: "),
+    ],
+)
+def test_a_file_of_anything_else_is_refused(
+    tmp_path: Path, name: str, text: str, said: str
+) -> None:
+    with pytest.raises(UserError, match=said):
+        read_prompts(file(tmp_path, name, text))
