@@ -85,6 +85,15 @@ class LocalRun:
 StartRun = Callable[..., LocalRun]
 
 
+def wait_until(condition: Callable[[], bool], seconds: float) -> float:
+    """Seconds until it holds."""
+    began = time.monotonic()
+    while not condition():
+        assert time.monotonic() - began < seconds
+        time.sleep(0.05)
+    return time.monotonic() - began
+
+
 @pytest.fixture
 def small_recipe(tmp_path: Path) -> Path:
     path = tmp_path / "small.json"
@@ -116,3 +125,5 @@ def start_run(tmp_path: Path, small_recipe: Path) -> Iterator[StartRun]:
     for run in started:
         if run.process.poll() is None:
             run.kill_everything()
+        if run.process.stdout is not None:
+            run.process.stdout.close()

@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from shared.recipe import load_recipe, override
-from tests.e2e.conftest import DIGITS, SMALL, LocalRun, StartRun
+from tests.e2e.conftest import DIGITS, SMALL, LocalRun, StartRun, wait_until
 
 pytestmark = [pytest.mark.run, pytest.mark.timeout(900)]
 
@@ -55,15 +55,6 @@ def child(run: LocalRun, word: str) -> psutil.Process:
     return found
 
 
-def wait_until(condition: Callable[[], bool], seconds: float) -> float:
-    """Seconds until it holds."""
-    began = time.monotonic()
-    while not condition():
-        assert time.monotonic() - began < seconds
-        time.sleep(0.05)
-    return time.monotonic() - began
-
-
 def test_with_one_step_of_staleness_samples_are_at_most_one_version_old(
     start_run: StartRun, recipe_with: Callable[[dict[str, Any]], Path]
 ) -> None:
@@ -75,7 +66,8 @@ def test_with_one_step_of_staleness_samples_are_at_most_one_version_old(
     schedule = run.finish()["schedule"]
     assert set(schedule["staleness"]) == {"0", "1"}
     assert sum(schedule["staleness"].values()) == 12 * 3 * 4
-    assert {decision["reason"] for decision in schedule["tag"]} >= {"warm-up", "fixed"}
+    reasons = {decision["reason"] for decision in schedule["tag"]}
+    assert "fixed" in reasons and len(reasons) > 1
     pauses = sorted(
         entry["pause_ms"]
         for worker in ("rollout-0", "rollout-1")
