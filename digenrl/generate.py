@@ -27,7 +27,7 @@ def generate(
     """Write what the policy makes of the prompts, without noise; gives each file.
 
     Raises:
-        UserError: if the adapter is none of this recipe's model.
+        UserError: if the adapter is none of this recipe's model, or ``out`` cannot be written.
     """
     tensors = None if adapter is None else read_adapter(adapter)
     sampler = Sampler(recipe)
@@ -37,8 +37,11 @@ def generate(
         except IntegrityError as error:
             raise UserError(f"--adapter: {adapter} does not fit the recipe: {error}") from error
     media = sampler.sample(prompts, num_each=num_each, seed=seed)
-    for number, sample in enumerate(media):
-        yield from save(out, f"{number // num_each:03d}-{number % num_each}", sample)
+    try:
+        for number, sample in enumerate(media):
+            yield from save(out, f"{number // num_each:03d}-{number % num_each}", sample)
+    except OSError as error:
+        raise UserError(f"--out: cannot write to {out}: {error.strerror}") from error
 
 
 def read_adapter(folder: Path) -> dict[str, Tensor]:

@@ -130,3 +130,11 @@ def test_an_adapter_of_another_model_is_refused(tmp_path: Path) -> None:
         with pytest.raises(UserError, match=said):
             next(made)
     assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    recipe = recipe_of("sd3", tmp_path)
+    (tmp_path / "taken").write_text("a file")
+    made = generate(recipe, None, [PROMPT], num_each=1, seed=0, out=tmp_path / "taken")
+    with pytest.raises(UserError, match=r"--out: cannot write to .*taken"):
+        list(made)
