@@ -17,7 +17,7 @@ from rich import print
 from services.reward.app import weighted_sum
 from services.reward.scorer import build_scorers, told_of
 from services.trainer.engine import TrainerEngine
-from shared.advantages import group_advantages
+from shared.advantages import batch_scale
 from shared.contracts import Fragment, GenerateFragment, Policy, Prompt
 from shared.diffusion.generation import Generator
 from shared.diffusion.policy import load_policy
@@ -30,7 +30,8 @@ Advantages = Callable[[Sequence[float]], Sequence[float]]
 class Loop:
     """Rollout, reward and trainer of one recipe, one after the other."""
 
-    def __init__(self, recipe: Recipe, *, advantages: Advantages = group_advantages) -> None:
+    def __init__(self, recipe: Recipe, *, advantages: Advantages | None = None) -> None:
+        """``advantages``: of a group's rewards, in place of the recipe's."""
         self.recipe = recipe
         self.trainer = TrainerEngine(recipe)
         self._rollout = Generator(recipe, load_policy(recipe, {"transformer", "text", "decoder"}))
@@ -48,7 +49,9 @@ class Loop:
             rewards: list[float] = []
             for group, prompt in enumerate(self._order.of_batch(batch, self.recipe.batch.groups)):
                 rewards += self._train_group(group, prompt, policy)
-            yield {"reward": sum(rewards) / len(rewards), **self.trainer.step(batch)}
+            is_centred = self.recipe.algorithm.advantage_std == "batch"
+            scale = batch_scale(rewards) if is_centred else 1.0
+            yield {"reward": sum(rewards) / len(rewards), **self.trainer.step(batch, scale)}
 
     def _train_group(self, group: int, prompt: Prompt, policy: Policy) -> tuple[float, ...]:
         sampling, batch = self.recipe.sampling, self.recipe.batch
@@ -67,7 +70,10 @@ class Loop:
         metadata = [told_of(prompt)] * len(images)
         parts = {s.name: tuple(s.score(images, metadata)) for s in self._scorers}
         rewards = weighted_sum(parts, self._scorers)
-        self.trainer.accumulate([made.trajectory], conditions, self._advantages(rewards))
+        rule = self.recipe.advantages
+        given = self._advantages
+        advantages = rule.of(rewards, parts) if given is None else given(rewards)
+        self.trainer.accumulate([made.trajectory], conditions, advantages)
         return rewards
 
 
