@@ -1,6 +1,6 @@
 """`digenrl generate`: images or videos of a recipe's model, with or without an exported adapter."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import safetensors
@@ -9,8 +9,10 @@ from torch import Tensor
 
 from digenrl.media import save
 from digenrl.report.export import FILE, PREFIX
+from digenrl.report.export_network import FOLDER as NETWORK
+from digenrl.report.export_network import weight_files
 from digenrl.sampling import Sampler
-from shared.diffusion.lora import load_adapter
+from shared.diffusion.weights import load_weights
 from shared.errors import IntegrityError, UserError
 from shared.recipe import Recipe
 
@@ -29,11 +31,12 @@ def generate(
     Raises:
         UserError: if the adapter is none of this recipe's model, or ``out`` cannot be written.
     """
-    tensors = None if adapter is None else read_adapter(adapter)
+    read = read_network if recipe.model.trained == "full" else read_adapter
+    tensors = None if adapter is None else read(adapter)
     sampler = Sampler(recipe)
     if tensors is not None:
         try:
-            load_adapter(sampler.model.transformer, tensors)
+            load_weights(sampler.model.transformer, _trained_of(tensors, sampler))
         except IntegrityError as error:
             raise UserError(f"--adapter: {adapter} does not fit the recipe: {error}") from error
     media = sampler.sample(prompts, num_each=num_each, seed=seed)
@@ -44,15 +47,36 @@ def generate(
         raise UserError(f"--out: cannot write to {out}: {error.strerror}") from error
 
 
+def _trained_of(tensors: Mapping[str, Tensor], sampler: Sampler) -> Mapping[str, Tensor]:
+    """Without what a network's folder holds besides: constants that are not trained."""
+    constants = {name for name, _ in sampler.model.transformer.named_buffers()}
+    return {name: tensor for name, tensor in tensors.items() if name not in constants}
+
+
+def read_network(folder: Path) -> dict[str, Tensor]:
+    """What `export_network` has written.
+
+    Raises:
+        UserError: if there is none.
+    """
+    files = weight_files(folder / NETWORK)
+    if not files:
+        raise UserError(f"--adapter: {folder / NETWORK} holds no safetensors file")
+    return {name: tensor for file in files for name, tensor in _read(file).items()}
+
+
 def read_adapter(folder: Path) -> dict[str, Tensor]:
     """What `export_adapter` has written.
 
     Raises:
         UserError: if there is none.
     """
-    path = folder / FILE if folder.is_dir() else folder
+    tensors = _read(folder / FILE if folder.is_dir() else folder)
+    return {name.removeprefix(PREFIX): tensor for name, tensor in tensors.items()}
+
+
+def _read(path: Path) -> dict[str, Tensor]:
     try:
-        tensors = safetensors.torch.load_file(path)
+        return safetensors.torch.load_file(path)
     except (OSError, safetensors.SafetensorError) as error:
         raise UserError(f"--adapter: cannot read {path}: {error}") from error
-    return {name.removeprefix(PREFIX): tensor for name, tensor in tensors.items()}

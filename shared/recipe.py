@@ -15,10 +15,12 @@ from shared.algorithms import ALGORITHMS, with_sampling
 from shared.contracts import MAX_GROUP_SIZE, Token
 from shared.errors import UserError
 from shared.pipeline_sigmas import pipeline_sigmas
+from shared.recipe_checks import check_at_most, check_devices, check_divides
 from shared.recipe_faults import describe
 from shared.recipe_files import read_tables
 from shared.recipe_sampling import Algorithm, Sampling
 from shared.recipe_table import NonNegative, Positive, Rate, Table, check_unique
+from shared.recipe_trainer import Trainer
 
 MAX_FRAGMENTS_PER_GROUP = 64
 """What one TrainGroup message can name."""
@@ -49,7 +51,9 @@ class Model(Table):
     """In sampling and training: classifier-free, or told to the network where it takes that
     (FLUX.1, HunyuanVideo). 1 is none."""
     dtype: Literal["float64", "float32", "bfloat16", "float16"] = "float32"
-    """Of the frozen weights. Latents, log-probs and the adapter are float32 at least."""
+    """Of the weights. Latents, log-probs and what is trained are float32 at least."""
+    trained: Literal["lora", "full"] = "lora"
+    """An adapter beside frozen weights, or all weights of the network."""
     lora: Lora = Lora()
 
 
@@ -88,30 +92,8 @@ class Schedule(Table):
         return 1 if self.max_staleness == "auto" else self.max_staleness
 
     @property
-    def trainer_may_help(self) -> bool:
+    def lends_trainer(self) -> bool:
         return self.mode == "colocated" or (self.mode == "pipelined" and self.tag not in ("off", 0))
-
-
-class Trainer(Table):
-    learning_rate: Annotated[float, Field(gt=0, lt=1)]
-    decay_steps: Positive | None = None
-    """Optimizer steps over which the learning rate falls to 0 as a cosine; without it, it stays."""
-    betas: tuple[float, float] = (0.9, 0.999)
-    weight_decay: Rate = 1e-4
-    max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
-    gradient_checkpointing: bool = False
-    """Whether the backward pass computes a block's activations again instead of keeping them."""
-    micro_batch: Positive | Literal["auto"] = "auto"
-    """Samples per forward and backward pass, each with `schedule.tsp_steps` of its steps."""
-    memory_gib: Annotated[float, Field(gt=0)] | None = None
-    """What "auto" chunks may take of the device; by default most of what it has."""
-    order: Literal["arrival", "index"] = "arrival"
-    """index: gradients are summed in the order of the groups, so that the same seed gives the
-    same adapter to the last bit, however many workers there are."""
-    threads: Positive = 1
-    devices: Positive = 1
-    """GPUs of this host that train together, each with all weights. On a CPU, replicas of the
-    network in one process."""
 
 
 class Rollout(Table):
@@ -179,6 +161,13 @@ class Recipe(Table):
     evaluation: Evaluation = Evaluation()
 
     @property
+    def trainer_may_help(self) -> bool:
+        """Whether the trainer's devices generate besides. Ranks wait for one another instead, and
+        between two optimizer steps of a batch a device has weights that are no version."""
+        one_version = self.trainer.updates == 1 or self.schedule.mode == "colocated"
+        return self.schedule.lends_trainer and self.trainer.ranks == 1 and one_version
+
+    @property
     def advantages(self) -> Advantages:
         weights = tuple((scorer.name, scorer.weight) for scorer in self.reward.scorers)
         normalised = self.algorithm.rewards == "normalised"
@@ -193,22 +182,20 @@ class Recipe(Table):
     def _parts_make_up_the_whole(self) -> Self:
         size = self.batch.group_size
         if isinstance(self.trainer.micro_batch, int):
-            _check_divides(
-                self.trainer.micro_batch, size, "trainer.micro_batch", "batch.group_size"
-            )
+            check_divides(self.trainer.micro_batch, size, "trainer.micro_batch", "batch.group_size")
         fragment = self.schedule.fragment_size
         if isinstance(fragment, int):
-            _check_divides(fragment, size, "schedule.fragment_size", "batch.group_size")
+            check_divides(fragment, size, "schedule.fragment_size", "batch.group_size")
             if size // fragment > MAX_FRAGMENTS_PER_GROUP:
                 smallest = -(-size // MAX_FRAGMENTS_PER_GROUP)
                 raise ValueError(
                     f"schedule.fragment_size: too small for this group; at least {smallest}"
                 )
-        _check_at_most(
+        check_at_most(
             self.schedule.tsp_steps, self.sampling.window, "schedule.tsp_steps", "sampling.window"
         )
-        _check_at_most(self.schedule.tag, self.batch.groups, "schedule.tag", "batch.groups")
-        self._check_devices()
+        check_at_most(self.schedule.tag, self.batch.groups, "schedule.tag", "batch.groups")
+        check_devices(self)
         self._check_variant()
         return self
 
@@ -218,25 +205,6 @@ class Recipe(Table):
             raise ValueError(
                 f"sampling.variant: {self.algorithm.name} does not sample with "
                 f"{self.sampling.variant!r}; use {' or '.join(map(repr, variants))}"
-            )
-
-    def _check_devices(self) -> None:
-        in_order = self.trainer.order == "index"
-        colocated = self.schedule.mode == "colocated"
-        if not self.rollout.workers and not colocated:
-            raise ValueError(
-                'rollout.workers: 0 needs schedule.mode "colocated"; otherwise start at least 1'
-            )
-        if colocated and self.rollout.workers and not self.rollout.can_train:
-            raise ValueError(
-                'rollout.can_train: schedule.mode "colocated" trains on every device; set it to '
-                "true, or rollout.workers to 0"
-            )
-        if in_order and (self.rollout.can_train or self.trainer.devices > 1):
-            field = "rollout.can_train" if self.rollout.can_train else "trainer.devices"
-            raise ValueError(
-                f"{field}: sums gradients in the order in which devices are done; trainer.order "
-                '"index" needs one device that trains'
             )
 
 
@@ -308,19 +276,3 @@ def _resolved(recipe: Recipe, base: Path) -> Recipe:
             ),
         }
     )
-
-
-def _check_divides(part: int, whole: int, field: str, of: str) -> None:
-    if whole % part == 0:
-        return
-    divisors = [value for value in range(1, whole + 1) if whole % value == 0]
-    nearest = sorted(sorted(divisors, key=lambda value: abs(value - part))[:2])
-    raise ValueError(
-        f"{field}: {part} does not divide {of} ({whole}); nearest that do: "
-        + " and ".join(str(value) for value in nearest)
-    )
-
-
-def _check_at_most(value: int | str, limit: int, field: str, of: str) -> None:
-    if isinstance(value, int) and value > limit:
-        raise ValueError(f"{field}: {value} is more than {of}; at most {limit}")

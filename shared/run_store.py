@@ -21,6 +21,7 @@ from shared.store import ObjectStore
 
 MAY_CHANGE = {
     "run.steps", "rollout.workers", "rollout.threads", "rollout.can_train", "trainer.devices",
+    "trainer.ranks", "trainer.sharded",
     "reward.workers", "reward.threads",
     "schedule.mode", "schedule.tag", "schedule.early_fraction",
     "evaluation.seed", "evaluation.samples_per_prompt", "evaluation.digits",

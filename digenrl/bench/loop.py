@@ -1,9 +1,9 @@
 """`digenrl bench loop`: our rollout and trainer beside a plain loop.
 
-The plain loop does as reference implementations do: a group is sampled with one call per denoising
-step, and trained with one forward and backward pass per trained step, a row for each sample. Ours
-packs what it generates for the store, and reads it back before it trains, in chunks of samples x
-steps (TSP). Same network, same process, by turns; neither has anything else to do.
+The plain loop does as reference implementations do: a few samples at a time, with one call per
+denoising step, and one forward and backward pass per trained step. Ours generates what a group has,
+packs it for the store, reads it back, and trains it in chunks of samples x steps that it has found
+to be fastest (TSP). Same network, same process, by turns; neither has anything else to do.
 """
 
 import time
@@ -48,12 +48,13 @@ class Compared:
         return _ratio(self.trainer, self.plain_trainer)
 
 
-def compare(recipe: Recipe, rounds: int, groups: int) -> Compared:
-    """Of each round, so many groups: plain, then ours."""
+def compare(recipe: Recipe, rounds: int, groups: int, plain_rows: int) -> Compared:
+    """Of each round, so many groups: plain, ``plain_rows`` samples at a time, then ours."""
     torch.set_num_threads(recipe.trainer.threads)
     loaded = load_policy(recipe, {"transformer", "text", "decoder"})
     prompt = read_prompts(recipe.data.prompts)[0].text
-    plain, ours = _Plain(recipe, loaded, prompt), _Ours(recipe, loaded, prompt)
+    plain = _Plain(recipe, loaded, prompt, plain_rows)
+    ours = _Ours(recipe, loaded, prompt)
     size = recipe.batch.group_size
     found: dict[str, list[float]] = {}
 
@@ -76,20 +77,24 @@ def compare(recipe: Recipe, rounds: int, groups: int) -> Compared:
 
 
 class _Plain:
-    def __init__(self, recipe: Recipe, loaded: LoadedPolicy, prompt: str) -> None:
+    def __init__(self, recipe: Recipe, loaded: LoadedPolicy, prompt: str, rows: int) -> None:
         self._recipe, self._loaded = recipe, loaded
         self._plan = sampling_plan(recipe, window_start=0)
-        guidance, size = recipe.model.guidance, recipe.batch.group_size
-        conditions = loaded.model.encode(prompt, guidance=guidance)
-        self._conditions = repeat_rows(conditions, size)
+        self._conditions = loaded.model.encode(prompt, guidance=recipe.model.guidance)
+        size = recipe.batch.group_size
         self._advantage = torch.linspace(-1.0, 1.0, size)
+        self._parts = [range(first, min(first + rows, size)) for first in range(0, size, rows)]
 
-    def generate(self, group: int) -> Trajectory:
+    def generate(self, group: int) -> list[Trajectory]:
+        """Of each part of the group."""
+        return [self._generate(group, part) for part in self._parts]
+
+    def _generate(self, group: int, part: range) -> Trajectory:
         table, model = self._recipe.model, self._loaded.model
         size = self._recipe.batch.group_size
         denoising = Denoising(
             self._plan,
-            seeds=range(group * size, (group + 1) * size),
+            seeds=[group * size + sample for sample in part],
             shape=model.latent_shape(height=table.height, width=table.width, frames=table.frames),
             device=self._loaded.device,
         )
@@ -98,24 +103,31 @@ class _Plain:
             to_uint8(model.decode(latents))
         return denoising.trajectory()
 
-    def train(self, path: Trajectory) -> None:
-        """The gradient of one group, step by step."""
+    def train(self, paths: list[Trajectory]) -> None:
+        """The gradient of one group, part by part and step by step."""
+        for part, path in zip(self._parts, paths, strict=True):
+            self._train(part, path)
+        self._loaded.model.transformer.zero_grad(set_to_none=True)
+
+    def _train(self, part: range, path: Trajectory) -> None:
         algorithm, steps = self._recipe.algorithm, path.log_probs.shape[1]
+        advantage = self._advantage[part.start : part.stop]
+        num_rows = len(self._advantage) * steps
         for number in range(steps):
             before, arrived = path.latents[:, number], path.latents[:, number + 1]
             step = self._plan.step(path.step_indices[number].repeat(len(before)))
             velocity = self._velocity(before, step.sigma)
             taken = transition(velocity, before, step, arrived=arrived)
             surrogate = clipped_surrogate(
-                taken.log_prob, path.log_probs[:, number], self._advantage,
+                taken.log_prob, path.log_probs[:, number], advantage,
                 clip_range=algorithm.clip_range, advantage_clip=algorithm.advantage_clip,
             )  # fmt: skip
-            (surrogate.per_row.mean() / steps).backward()
-        self._loaded.model.transformer.zero_grad(set_to_none=True)
+            (surrogate.per_row.sum() / num_rows).backward()
 
     def _velocity(self, latents: torch.Tensor, sigma: torch.Tensor) -> torch.Tensor:
+        rows = repeat_rows(self._conditions, len(latents))
         guidance = self._recipe.model.guidance
-        return self._loaded.model.velocity(latents, sigma, self._conditions, guidance=guidance)
+        return self._loaded.model.velocity(latents, sigma, rows, guidance=guidance)
 
 
 class _Ours:

@@ -140,11 +140,15 @@ def _services(local: LocalRun, api: Api) -> tuple[Program, list[Program]]:
     workers = [
         Program(
             name=worker,
-            argv=_command("serve", service, "--run", run, "--worker", worker, "--port", str(port)),
+            argv=_launched(
+                recipe.trainer.ranks if service == "trainer" else 1,
+                "serve", service, "--worker", worker, "--port", str(port),
+            ),
+            environment={"DIGENRL_RUN": run},  # torchrun takes --run for one of its own
             ready=api.ready,
         )
         for (service, worker), port in zip(names, ports, strict=True)
-    ]
+    ]  # fmt: skip
     scheduler = Program(
         name="scheduler",
         argv=_command(
@@ -181,6 +185,14 @@ def _explain(outcome: Outcome, local: LocalRun, console: Console) -> int:
 
 def _command(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "digenrl", *arguments]
+
+
+def _launched(num_ranks: int, *arguments: str) -> list[str]:
+    """By torchrun, if it is more than one process that belong together."""
+    if num_ranks == 1:
+        return _command(*arguments)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    return [*torchrun, "--nproc-per-node", str(num_ranks), "-m", "digenrl", *arguments]
 
 
 def _on_interrupt() -> asyncio.Event:

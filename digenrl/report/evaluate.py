@@ -10,8 +10,8 @@ import numpy.typing as npt
 from digenrl.report.summary import Quality
 from digenrl.sampling import Media, Sampler
 from services.reward.scorer import WeightedScorer, build_scorers, told_of
-from shared.diffusion.lora import load_adapter
 from shared.diffusion.tensors import unpack
+from shared.diffusion.weights import load_weights
 from shared.prompts import read_prompts
 from shared.recipe import Recipe
 
@@ -39,7 +39,7 @@ class Evaluator:
 
     def sample(self, weights: bytes) -> Samples:
         """The same prompts, and the same noise for each, whatever the weights."""
-        load_adapter(self._sampler.model.transformer, unpack(weights))
+        load_weights(self._sampler.model.transformer, unpack(weights))
         texts, num_each = [prompt.text for prompt in self._prompts], self._table.samples_per_prompt
         repeated = [prompt for prompt in self._prompts for _ in range(num_each)]
         return Samples(

@@ -70,21 +70,24 @@ async def _measure(
 ) -> Summary:
     from digenrl.report.evaluate import Evaluator, quality, taken_for_right
     from digenrl.report.export import export_adapter
+    from digenrl.report.export_network import export_network
     from digenrl.report.pictures import Side, draw_curve, draw_gallery
+    from digenrl.report.weights import weights_to_use
     from shared.diffusion.tensors import unpack
 
     began = time.monotonic()
-    first, last = await store.get(chain[0].weights), await store.get(chain[-1].weights)
+    first, last = [await weights_to_use(store, recipe, each) for each in (chain[0], chain[-1])]
     evaluator = await asyncio.to_thread(Evaluator, recipe)
     before = await asyncio.to_thread(evaluator.sample, first)
     after = await asyncio.to_thread(evaluator.sample, last)
+    export = export_network if recipe.model.trained == "full" else export_adapter
     summary = summarise(
         recipe,
         chain,
         await read_schedule(store, chain),
         quality(recipe, before),
         quality(recipe, after),
-        adapter_sha256=export_adapter(out / "adapter", unpack(last), recipe),
+        adapter_sha256=export(out / "adapter", unpack(last), recipe),
         wall_seconds=wall_seconds,
         report_seconds=time.monotonic() - began,
     )

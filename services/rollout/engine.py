@@ -8,8 +8,8 @@ import torch
 
 from shared.diffusion.devices import LocalGenerator
 from shared.diffusion.generation import Generator
-from shared.diffusion.lora import StagedAdapter
 from shared.diffusion.policy import LoadedPolicy, load_policy
+from shared.diffusion.weights import StagedTensors
 from shared.engines import GradientPart, GroupData
 from shared.errors import UserError
 from shared.recipe import Recipe
@@ -18,7 +18,7 @@ from shared.recipe import Recipe
 @dataclass(frozen=True, slots=True)
 class StagedWeights:
     generator: Generator
-    adapter: StagedAdapter
+    adapter: StagedTensors
 
     @property
     def digest(self) -> str:

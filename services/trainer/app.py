@@ -145,8 +145,9 @@ class TrainerApp:
         with self._worker.doing("committing"):
             async with self._lanes.all_held():
                 scale = batch_scale(batch.rewards) if self._scales_batches else 1.0
-                metrics = batch.metrics() | await self._training.step(head.policy.version, scale)
+                step = await self._training.step(head.policy.version, scale)
                 weights = await self._training.weights()
+                metrics = batch.metrics(step)
                 new = NewVersion(weights, parent, batch.in_index_order, metrics, began)
                 self._use(new.policy)
             committed = asyncio.create_task(self._versions.publish(new))

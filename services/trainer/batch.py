@@ -24,6 +24,13 @@ from shared.worker import Worker
 
 @dataclass(slots=True)
 class BatchInTraining:
+    number: int
+    part: range
+    """Of its groups, those that the next optimizer step is made of."""
+    held: list[AdmittedGroup] = field(default_factory=list)
+    """Of later parts."""
+    steps: list[dict[str, float]] = field(default_factory=list)
+    """Metrics of the optimizer steps in between."""
     counted: set[int] = field(default_factory=set)
     """Groups that are in the gradient or on their way; whatever comes twice counts once."""
     trained: dict[int, TrainedGroup] = field(default_factory=dict)
@@ -40,13 +47,19 @@ class BatchInTraining:
     def rewards(self) -> list[float]:
         return [reward for group in self.in_index_order for reward in group.rewards]
 
-    def metrics(self) -> dict[str, float]:
+    @property
+    def part_is_trained(self) -> bool:
+        return all(index in self.trained for index in self.part)
+
+    def metrics(self, last_step: dict[str, float]) -> dict[str, float]:
+        """``last_step``: of the optimizer step that makes the version."""
         rewards = self.rewards
         mean = sum(rewards) / len(rewards)
         return {
             "reward_mean": mean,
             "reward_std": population_std(rewards),
             "train_seconds": self.seconds,
+            **_of_all_steps([*self.steps, last_step]),
         }
 
 
@@ -64,19 +77,21 @@ class BatchTraining:
         self._lanes = lanes
         self._intake = intake
         self._num_groups = recipe.batch.groups
+        self._part_size = recipe.batch.groups // recipe.trainer.updates
         self._order = recipe.trainer.order
         self._bus = bus
         self._worker = worker
 
     async def run(self, admissible: Admissible, unless: asyncio.Future[Any]) -> BatchInTraining:
-        """Until every group of the batch is in the gradient.
+        """Until every group of the batch is in the gradient, and every optimizer step taken but
+        the last one, which makes the version.
 
         Raises:
             Exception: the one that ``unless`` ends with, if it does: then the devices still finish
                 what they are at, but nothing more of this batch is begun.
         """
         self._training.begin()
-        batch = BatchInTraining()
+        batch = BatchInTraining(admissible[0].version, range(self._part_size))
         reading = asyncio.create_task(self._read(batch, admissible, unless))
         finishing = asyncio.create_task(self._finish(batch))
         waiting: set[asyncio.Future[Any]] = {reading, finishing, unless}
@@ -100,13 +115,17 @@ class BatchTraining:
             async for index, group in in_order(groups, self._order):
                 if index not in batch.counted:
                     batch.counted.add(index)
-                    await self._take(batch, group)
+                    if index in batch.part:
+                        await self._take(batch, group)
+                    else:
+                        batch.held.append(group)
 
     async def _take(self, batch: BatchInTraining, group: AdmittedGroup) -> None:
         command, tell = group.command, batch.outcomes.put_nowait
         match group.work:
             case GroupData() as data:
-                is_last = self._num_groups - len(batch.counted) < LAST_GROUPS
+                num_taken = sum(index in batch.part for index in batch.counted)
+                is_last = self._part_size - num_taken < LAST_GROUPS
                 queued = QueuedGroup(command=command, data=data, tell=tell, is_last=is_last)
                 await self._lanes.train(queued)
             case GradientPart() as part:
@@ -128,6 +147,20 @@ class BatchTraining:
             else:
                 batch.counted.discard(outcome.command.group)
                 await self._intake.fail(outcome.command, outcome.error)
+            if batch.part_is_trained and batch.part.stop < self._num_groups:
+                await self._step_between(batch)
+
+    async def _step_between(self, batch: BatchInTraining) -> None:
+        """The weights after it are no version: nobody else ever sees them."""
+        async with self._lanes.all_held():
+            batch.steps.append(await self._training.step(batch.number))
+        batch.part = range(batch.part.stop, batch.part.stop + self._part_size)
+        held, batch.held = batch.held, []
+        for group in held:
+            if group.command.group in batch.part:
+                await self._take(batch, group)
+            else:
+                batch.held.append(group)
 
     async def _trained(self, batch: BatchInTraining, outcome: Outcome) -> None:
         command = outcome.command
@@ -146,6 +179,21 @@ class BatchTraining:
             )
         )
         batch.trained[command.group] = _record(command)
+
+
+def _of_all_steps(steps: list[dict[str, float]]) -> dict[str, float]:
+    """What the last one says counts all rows of the batch; but the loss, of which there is one for
+    each step, and what is said of a gradient."""
+    num = len(steps)
+    if num == 1:
+        return steps[0]
+    norms = [step["grad_norm"] for step in steps]
+    return {
+        **steps[-1],
+        "loss": steps[-1]["loss"] / num,
+        "grad_norm": sum(norms) / num,
+        "skipped_not_finite": sum(step["skipped_not_finite"] for step in steps),
+    }
 
 
 def _record(command: TrainGroup) -> TrainedGroup:

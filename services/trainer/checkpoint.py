@@ -1,28 +1,47 @@
-"""Optimizer and random state as tensors: what a resumed trainer needs to go on to the last bit."""
+"""Optimizer, averages and random state as tensors: what a resumed trainer needs to go on to the
+last bit."""
+
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
 from torch.optim import AdamW
 
+from shared.diffusion.weights import laid_out_like, whole
 from shared.errors import IntegrityError
 
 RNG = "rng"
+AVERAGE = "average"
 
 
-def checkpoint_tensors(optimizer: AdamW, parameters: dict[str, nn.Parameter]) -> dict[str, Tensor]:
-    """``<state>/<parameter>`` for each state of each parameter, and the generator's state."""
-    tensors = {
-        f"{state}/{name}": torch.as_tensor(value).detach().clone()
+def checkpoint_tensors(
+    optimizer: AdamW, parameters: Mapping[str, nn.Parameter], averages: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """``<state>/<parameter>`` for each state of each parameter, and the generator's state; whole,
+    however many ranks share them, so that any number of ranks goes on from it."""
+    states = {
+        f"{state}/{name}": torch.as_tensor(value)
         for name, parameter in parameters.items()
         for state, value in optimizer.state[parameter].items()
     }
+    states |= {f"{AVERAGE}/{name}": average for name, average in averages.items()}
+    # Sorted: every rank has to ask for the same one at the same time.
+    tensors = {k: whole(states[k].detach()).to("cpu", copy=True) for k in sorted(states)}
     return {**tensors, RNG: torch.get_rng_state()}
 
 
+@torch.no_grad()
 def restore_checkpoint(
-    optimizer: AdamW, parameters: dict[str, nn.Parameter], tensors: dict[str, Tensor]
+    optimizer: AdamW,
+    parameters: Mapping[str, nn.Parameter],
+    averages: Mapping[str, Tensor],
+    tensors: Mapping[str, Tensor],
 ) -> None:
-    """Raises IntegrityError if the checkpoint belongs to other parameters."""
+    """Overwrites ``averages``, of as many as the checkpoint has.
+
+    Raises:
+        IntegrityError: if the checkpoint belongs to other parameters.
+    """
     states = {key: value for key, value in tensors.items() if key != RNG}
     unknown = {key.split("/", 1)[1] for key in states} - set(parameters)
     if unknown or RNG not in tensors:
@@ -31,6 +50,15 @@ def restore_checkpoint(
     for key, value in states.items():
         state, name = key.split("/", 1)
         parameter = parameters[name]
-        device = "cpu" if state == "step" else parameter.device
-        optimizer.state[parameter][state] = value.to(device, copy=True)
+        here = value if state == "step" else laid_out_like(parameter, value)
+        if state != AVERAGE:
+            optimizer.state[parameter][state] = here.clone()
+        elif name in averages:
+            averages[name].copy_(here)
     torch.set_rng_state(tensors[RNG])
+
+
+def averaged(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Of a checkpoint's tensors the averages, by the parameters' names; empty without them."""
+    prefix = f"{AVERAGE}/"
+    return {n.removeprefix(prefix): each for n, each in tensors.items() if n.startswith(prefix)}

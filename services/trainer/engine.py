@@ -1,23 +1,27 @@
-"""The training half of one of the trainer's devices: the adapter, its optimizer, its gradient."""
+"""The training half of one of the trainer's devices: the trained weights, their optimizer and their
+gradient."""
 
 import math
 from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 from torch.optim import AdamW
 
 from services.trainer.checkpoint import checkpoint_tensors, restore_checkpoint
-from shared.diffusion.lora import adapter_parameters, adapter_tensors, load_adapter
 from shared.diffusion.policy import LoadedPolicy, load_policy
 from shared.diffusion.tensors import pack, unpack
 from shared.diffusion.training.chunks import Chunk
 from shared.diffusion.training.contribution import add_gradient, read_gradient
 from shared.diffusion.training.group import TrainingGroup
+from shared.diffusion.training.ranks import sum_gradients
 from shared.diffusion.training.reading import read_group
 from shared.diffusion.training.tuned import TunedTransaction
+from shared.diffusion.weights import load_weights, trained_parameters, trained_tensors, whole
 from shared.engines import GradientPart, GroupData, Weights
-from shared.recipe import Recipe, Trainer
+from shared.recipe import Recipe
+from shared.recipe_trainer import Trainer
 
 
 def learning_rate(table: Trainer, batch: int) -> float:
@@ -43,7 +47,7 @@ class TrainerEngine:
         torch.set_num_threads(recipe.trainer.threads)
         self._recipe = recipe
         self._loaded = loaded or load_policy(recipe, {"transformer"})
-        self._parameters = adapter_parameters(self._loaded.model.transformer)
+        self._parameters = trained_parameters(self._loaded.model.transformer)
         table = recipe.trainer
         self._optimizer = AdamW(
             self._parameters.values(),
@@ -51,6 +55,7 @@ class TrainerEngine:
             betas=table.betas,
             weight_decay=table.weight_decay,
         )
+        self._averages = self._copies() if table.ema is not None else {}
         self._tuned = TunedTransaction(recipe, self._loaded, num_samples)
         self._transaction = self._tuned.inner
 
@@ -63,24 +68,44 @@ class TrainerEngine:
         """In which the next group is trained."""
         return self._tuned.chunk
 
+    @property
+    def is_sharded(self) -> bool:
+        """Whether what is trained lies on several ranks: `weights`, `weights_digest` and `step` are
+        then called on all of them at once."""
+        return any(isinstance(each, DTensor) for each in self._parameters.values())
+
     def weights_digest(self) -> str:
         return self._loaded.in_use.digest()
 
     def weights(self) -> Weights:
-        """The adapter and the optimizer as they stand."""
+        """What is trained, and the optimizer, as they stand."""
         return Weights(
             digest=self.weights_digest(),
-            adapter=pack(adapter_tensors(self._loaded.model.transformer)),
-            checkpoint=pack(checkpoint_tensors(self._optimizer, self._parameters)),
+            adapter=pack(trained_tensors(self._loaded.model.transformer)),
+            checkpoint=pack(checkpoint_tensors(self._optimizer, self._parameters, self._averages)),
         )
 
     def restore(self, adapter: bytes, checkpoint: bytes) -> None:
-        load_adapter(self._loaded.model.transformer, unpack(adapter))
-        restore_checkpoint(self._optimizer, self._parameters, unpack(checkpoint))
+        load_weights(self._loaded.model.transformer, unpack(adapter))
+        if self._averages:
+            self._averages = self._copies()
+        restore_checkpoint(self._optimizer, self._parameters, self._averages, unpack(checkpoint))
+
+    def _copies(self) -> dict[str, Tensor]:
+        return {name: each.detach().clone() for name, each in self._parameters.items()}
 
     def copy_weights(self, other: "TrainerEngine") -> None:
         """Put the weights of another device in use, in place."""
-        load_adapter(self._loaded.model.transformer, other._parameters)
+        load_weights(self._loaded.model.transformer, other._parameters)
+
+    @property
+    def num_steps(self) -> int:
+        """Optimizer steps of the batch so far, wherever they were taken."""
+        return self._transaction.num_steps
+
+    @num_steps.setter
+    def num_steps(self, number: int) -> None:
+        self._transaction.num_steps = number
 
     def begin(self) -> None:
         """Start a batch: no gradient is left of any other."""
@@ -94,9 +119,13 @@ class TrainerEngine:
         """
         return read_group(self._recipe, group)
 
-    def train(self, group: TrainingGroup) -> None:
-        """Add the gradient of a group, or of a part of one."""
-        self._tuned.accumulate(group)
+    def train(self, group: TrainingGroup, chunk: Chunk | None = None) -> None:
+        """Add the gradient of a group, or of a part of one, in chunks that were found to be best,
+        or in these."""
+        if chunk is None:
+            self._tuned.accumulate(group)
+        else:
+            self._transaction.accumulate(group, chunk)
 
     def accumulate(
         self,
@@ -152,11 +181,15 @@ class TrainerEngine:
         for group in self._optimizer.param_groups:
             group["lr"] = rate
         self._fill_gradient()
+        if self._recipe.trainer.ranks > 1:
+            sum_gradients(self._parameters.values())
         self._scale_gradient(scale)
-        norm = float(torch.nn.utils.clip_grad_norm_(self._parameters.values(), table.max_grad_norm))
+        norm = self._clip_gradient(table.max_grad_norm)
         finite = math.isfinite(norm)
         if finite:
             self._optimizer.step()
+            self._average()
+        self._transaction.num_steps += 1
         self._optimizer.zero_grad(set_to_none=True)
         return {
             **self._transaction.metrics(),
@@ -166,6 +199,16 @@ class TrainerEngine:
             "micro_batch": float(self.chunk.samples),
             "tsp_steps": float(self.chunk.steps),
         }
+
+    @torch.no_grad()
+    def _average(self) -> None:
+        for name, average in self._averages.items():
+            average.lerp_(self._parameters[name], 1 - (self._recipe.trainer.ema or 0.0))
+
+    def _clip_gradient(self, limit: float) -> float:
+        """Returns its norm before."""
+        norm = torch.nn.utils.clip_grad_norm_(self._parameters.values(), limit)
+        return float(whole(norm))
 
     def _scale_gradient(self, scale: float) -> None:
         if scale != 1.0:

@@ -11,15 +11,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
+from services.trainer.additions import Additions
 from services.trainer.engine import TrainerEngine
 from shared.diffusion.models import Part
 from shared.diffusion.policy import LoadedPolicy, load_policy
 from shared.diffusion.training.group import TrainingGroup
-from shared.diffusion.training.tally import Tally
 from shared.engines import GradientPart, GroupData, Weights
-from shared.errors import ContractError, UserError
+from shared.errors import UserError
 from shared.pieces import Cut, piece_size
 from shared.recipe import Recipe
 
@@ -30,18 +29,12 @@ CACHED_GROUPS = 2
 class ReplicatedTraining:
     def __init__(self, recipe: Recipe, loaded: Sequence[LoadedPolicy]) -> None:
         """``loaded``: the same policy on each device."""
-        size = recipe.batch.group_size
-        self._num_rows = size * recipe.sampling.window
-        """Of a group."""
-        num_samples = piece_size(size, len(loaded))
+        num_samples = piece_size(recipe.batch.group_size, len(loaded))
         self._engines = [TrainerEngine(recipe, each, num_samples=num_samples) for each in loaded]
         self._first = self._engines[0]
         self._others = self._engines[1:]
         self._groups = ParsedGroups(self._first.read, CACHED_GROUPS if self._others else 0)
-        self._added: dict[str, Tensor] = {}
-        """Gradients that were computed elsewhere, added up on the CPU."""
-        self._added_tally = Tally()
-        self._adding = asyncio.Lock()
+        self._additions = Additions(recipe, self._first)
         self.devices = tuple(Replica(engine, self._groups) for engine in self._engines)
 
     def weights_digest(self) -> str:
@@ -57,23 +50,14 @@ class ReplicatedTraining:
     def begin(self) -> None:
         for engine in self._engines:
             engine.begin()
-        self._added, self._added_tally = {}, Tally()
+        self._additions.forget()
         self._groups.forget()
 
     def skip(self, num_samples: int) -> None:
         self._first.skip(num_samples)
 
     async def add(self, part: GradientPart) -> None:
-        """Keeps no device: may be called beside everything but `step`."""
-        if part.tally.get("num_rows") != self._num_rows:
-            raise ContractError(f"a gradient of {part.tally.get('num_rows')} rows is of no group")
-        gradient = await asyncio.to_thread(self._first.read_gradient, part)
-        async with self._adding:
-            self._added_tally.merge(part.tally)
-            if self._added:
-                await asyncio.to_thread(_add, self._added, gradient)
-            else:
-                self._added = gradient
+        await self._additions.add(part)
 
     async def step(self, batch: int, scale: float = 1.0) -> dict[str, float]:
         return await asyncio.to_thread(self._step, batch, scale)
@@ -85,8 +69,10 @@ class ReplicatedTraining:
         for engine in self._others:
             self._first.add(engine.gradient(), engine.tally)
             engine.begin()
-        self._first.add(self._added, self._added_tally.plain())
+        self._additions.into(self._first)
         metrics = self._first.step(batch, scale)
+        for engine in self._others:
+            engine.num_steps = self._first.num_steps
         self._copy_weights()
         return metrics
 
@@ -137,8 +123,3 @@ def load_replicas(recipe: Recipe, parts: set[Part]) -> list[LoadedPolicy]:
     if 0 < count < wanted:
         raise UserError(f"trainer.devices: {wanted}, but this host has {count}")
     return [load_policy(recipe, parts, index) for index in range(wanted)]
-
-
-def _add(total: dict[str, Tensor], gradient: dict[str, Tensor]) -> None:
-    for name, tensor in gradient.items():
-        total[name] += tensor

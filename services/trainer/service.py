@@ -1,30 +1,36 @@
 """Starts the trainer: connections are opened here and passed down."""
 
 import asyncio
+from typing import TYPE_CHECKING
 
+from services.trainer.world import num_ranks, this_rank
+from shared.recipe import Recipe
 from shared.settings import ServiceSettings
 from shared.worker import Worker
 from shared.worker_process import WorkerProcess, run_worker
 
+if TYPE_CHECKING:
+    from shared.diffusion.devices import LocalGenerator
+    from shared.engines import Training
+
 
 async def run(settings: ServiceSettings) -> None:
-    await run_worker("trainer", settings, _work)
+    """Of the ranks that torchrun has started, the first one is the service, and the others follow
+    it."""
+    if this_rank() == 0:
+        await run_worker("trainer", settings, _work)
+    else:
+        from services.trainer.follower import follow  # torch
+
+        await asyncio.to_thread(follow)
 
 
 async def _work(process: WorkerProcess) -> None:
-    from services.trainer.app import TrainerApp
-    from services.trainer.replicas import (  # torch, once the probes answer
-        ReplicatedTraining,
-        load_replicas,
-    )
+    from services.trainer.app import TrainerApp  # torch, once the probes answer
     from shared.diffusion.device import this_device
-    from shared.diffusion.devices import LocalGenerator
-    from shared.diffusion.generation import Generator
-    from shared.diffusion.models import Part
 
     settings, recipe = process.settings, process.recipe
-    helps, num_devices = recipe.schedule.trainer_may_help, recipe.trainer.devices
-    parts: set[Part] = {"transformer", "text", "decoder"} if helps else {"transformer"}
+    num_devices, helps = recipe.trainer.devices, recipe.trainer_may_help
     device = this_device(
         recipe,
         slots=num_devices if helps else 0,
@@ -36,9 +42,24 @@ async def _work(process: WorkerProcess) -> None:
     worker = Worker("trainer", settings.worker, "waiting_for_rollout", device=device)
     async with settings.connect_bus() as bus:
         await process.refuse_or_go_on(worker, bus)
-        loaded = await asyncio.to_thread(load_replicas, recipe, parts)
-        training = ReplicatedTraining(recipe, loaded)
-        generators = [LocalGenerator(Generator(recipe, each)) for each in loaded] if helps else []
+        training, generators = await asyncio.to_thread(_load, recipe)
         process.health.is_ready()
         app = TrainerApp(training, recipe, bus, process.store, worker, generators=generators)
         await app.run()
+
+
+def _load(recipe: Recipe) -> "tuple[Training, list[LocalGenerator]]":
+    """The trainer's devices, and generators on them if they may be lent."""
+    from services.trainer.ranked import start_ranks
+    from services.trainer.replicas import ReplicatedTraining, load_replicas
+    from shared.diffusion.devices import LocalGenerator
+    from shared.diffusion.generation import Generator
+    from shared.diffusion.models import Part
+
+    if num_ranks() > 1 or recipe.trainer.ranks > 1:
+        return start_ranks(recipe), []
+    helps = recipe.trainer_may_help
+    parts: set[Part] = {"transformer", "text", "decoder"} if helps else {"transformer"}
+    loaded = load_replicas(recipe, parts)
+    generators = [LocalGenerator(Generator(recipe, each)) for each in loaded] if helps else []
+    return ReplicatedTraining(recipe, loaded), generators

@@ -14,12 +14,12 @@ from torch import Tensor
 
 from shared.algorithms import ALGORITHMS
 from shared.contracts import GenerateFragment
-from shared.diffusion.lora import StagedAdapter, stage_adapter
 from shared.diffusion.models import Conditions, repeat_rows
 from shared.diffusion.policy import LoadedPolicy, sampling_plan
 from shared.diffusion.sampler import Denoising
 from shared.diffusion.tensors import pack, pack_trajectory, unpack
 from shared.diffusion.training.forward_process import pack_finished
+from shared.diffusion.weights import StagedTensors, stage_weights
 from shared.engines import Generated
 from shared.errors import IntegrityError
 from shared.recipe import Recipe
@@ -69,16 +69,16 @@ class Generator:
     def device(self) -> str:
         return str(self._device)
 
-    def stage(self, weights: bytes) -> StagedAdapter:
+    def stage(self, weights: bytes) -> StagedTensors:
         """Prepare weights for `adopt`, in any thread and at any time.
 
         Raises:
             ContractError: if they are no tensors.
             IntegrityError: if they are those of another adapter.
         """
-        return stage_adapter(self._model.transformer, unpack(weights))
+        return stage_weights(self._model.transformer, unpack(weights))
 
-    def adopt(self, staged: StagedAdapter) -> str:
+    def adopt(self, staged: StagedTensors) -> str:
         """Put staged weights in use, once; returns their digest. Takes no time to speak of."""
         return self._weights.adopt(staged)
 

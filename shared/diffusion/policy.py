@@ -1,4 +1,4 @@
-"""From a recipe to the network that rollout and trainer both hold: base model plus adapter."""
+"""From a recipe to the network that rollout and trainer both hold."""
 
 from dataclasses import dataclass
 
@@ -6,9 +6,10 @@ import torch
 
 from shared.algorithms import ALGORITHMS
 from shared.diffusion import schedule
-from shared.diffusion.lora import LoraSpec, WeightsInUse, attach_lora
+from shared.diffusion.lora import LoraSpec, attach_lora
 from shared.diffusion.models import DTYPES, ModelAdapter, Part, load_model
 from shared.diffusion.sampler import SamplingPlan
+from shared.diffusion.weights import WeightsInUse
 from shared.recipe import Recipe
 from shared.recipe_sampling import Sampling
 from shared.seeds import derive
@@ -19,28 +20,36 @@ class LoadedPolicy:
     model: ModelAdapter
     device: torch.device
     in_use: WeightsInUse
-    """Of the adapter: one for everybody who uses this network, so that it is digested once."""
+    """Of what is trained: one for everybody who uses this network, so that it is digested once."""
 
 
 def load_policy(recipe: Recipe, parts: set[Part], index: int = 0) -> LoadedPolicy:
-    """The base model of the recipe with a fresh adapter, the same in every process.
+    """The base model of the recipe, with a fresh adapter if one is trained: the same in every
+    process.
 
     ``index`` says on which of the host's GPUs; without any, networks share the CPU.
     """
     device = torch.device(f"cuda:{index}" if torch.cuda.is_available() else "cpu")
     table = recipe.model
     model = load_model(table.folder, parts, device=device, dtype=DTYPES[table.dtype])
-    lora = LoraSpec(
-        rank=table.lora.rank,
-        alpha=table.lora.alpha,
-        targets=table.lora.targets or tuple(model.lora_targets),
-        excluded=tuple(model.lora_excluded),
-        seed=derive(recipe.run.seed, "lora"),
-    )
-    attach_lora(model.transformer, lora)
+    if table.trained == "full":
+        model.transformer.requires_grad_(True)
+    else:
+        attach_lora(model.transformer, _lora(recipe, model))
     if recipe.trainer.gradient_checkpointing:
         model.transformer.enable_gradient_checkpointing()  # type: ignore[operator]
     return LoadedPolicy(model, device, WeightsInUse(model.transformer))
+
+
+def _lora(recipe: Recipe, model: ModelAdapter) -> LoraSpec:
+    table = recipe.model.lora
+    return LoraSpec(
+        rank=table.rank,
+        alpha=table.alpha,
+        targets=table.targets or tuple(model.lora_targets),
+        excluded=tuple(model.lora_excluded),
+        seed=derive(recipe.run.seed, "lora"),
+    )
 
 
 def sampling_plan(recipe: Recipe, *, window_start: int | None) -> SamplingPlan:

@@ -154,7 +154,7 @@ def test_a_recipe_says_what_the_mode_says(name: str, tmp_path: Path) -> None:
     assert recipe.schedule.mode == mode.schedule.mode
     assert recipe.schedule.staleness_limit == mode.schedule.max_staleness
     assert recipe.schedule.fragment_size == mode.schedule.fragment_size
-    assert recipe.schedule.trainer_may_help == mode.schedule.may_help
+    assert recipe.trainer_may_help == mode.schedule.may_help
     assert recipe.rollout.can_train == mode.schedule.gradient_help
     assert recipe.trainer.devices + recipe.rollout.workers == 32
     assert recipe.sampling.window == QWEN.shape.trained_steps

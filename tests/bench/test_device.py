@@ -17,7 +17,7 @@ from digenrl.bench.device.models import ARCHITECTURES, Architecture, ModelName
 from digenrl.bench.device.network import DTYPE, Network, draw_parameters, loaded_network
 from services.scheduler.costs.profile import PROFILES, load_profile
 from shared.diffusion.families.sd3 import StableDiffusion3
-from shared.diffusion.lora import weights_digest
+from shared.diffusion.weights import weights_digest
 from shared.errors import UserError
 
 CPU = torch.device("cpu")

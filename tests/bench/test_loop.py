@@ -1,14 +1,15 @@
 """The plain loop that we compare with does the same work: the same samples, the same gradient."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from digenrl.bench import loop
-from shared.diffusion.lora import adapter_parameters, adapter_tensors, load_adapter
 from shared.diffusion.policy import load_policy
 from shared.diffusion.tensors import unpack_trajectory
+from shared.diffusion.weights import load_weights, trained_parameters, trained_tensors
 from shared.recipe import load_recipe, override
 
 RECIPE = override(
@@ -25,17 +26,22 @@ def test_both_train_the_same_gradient_of_the_same_path() -> None:
     torch.set_num_threads(1)
     loaded = load_policy(RECIPE, {"transformer", "text", "decoder"})
     generator = torch.Generator().manual_seed(0)
-    tensors = adapter_tensors(loaded.model.transformer)
+    tensors = trained_tensors(loaded.model.transformer)
     moved = {n: 0.1 * torch.randn(t.shape, generator=generator) for n, t in tensors.items()}
-    load_adapter(loaded.model.transformer, moved)
-    plain = loop._Plain(RECIPE, loaded, "a handwritten three")
+    load_weights(loaded.model.transformer, moved)
+    plain = loop._Plain(RECIPE, loaded, "a handwritten three", rows=3)
     ours = loop._Ours(RECIPE, loaded, "a handwritten three")
     data = ours.generate(0)
     path = unpack_trajectory(data.trajectories[0])
-    assert plain.generate(0).latents.shape == path.latents.shape
+    made = plain.generate(0)
+    assert [len(part.latents) for part in made] == [3, 1]
+    parts = [
+        replace(path, latents=path.latents[part], log_probs=path.log_probs[part])
+        for part in (slice(0, 3), slice(3, 4))
+    ]
 
     ours.train(data)
-    parameters = adapter_parameters(loaded.model.transformer)
+    parameters = trained_parameters(loaded.model.transformer)
     found = {name: p.grad.clone() for name, p in parameters.items() if p.grad is not None}
     for parameter in parameters.values():
         parameter.grad = None
@@ -46,14 +52,14 @@ def test_both_train_the_same_gradient_of_the_same_path() -> None:
         seen.update({n: p.grad.clone() for n, p in parameters.items() if p.grad is not None})
 
     network.zero_grad = keep  # type: ignore[method-assign]
-    plain.train(path)
+    plain.train(parts)
     assert found.keys() == seen.keys() and found
     for name, tensor in found.items():
         torch.testing.assert_close(seen[name], tensor, rtol=1e-4, atol=1e-8)
 
 
 def test_a_comparison_has_every_round() -> None:
-    found = loop.compare(RECIPE, rounds=2, groups=1)
+    found = loop.compare(RECIPE, rounds=2, groups=1, plain_rows=4)
     assert len(found.trainer) == len(found.plain_trainer) == 2
     assert min(found.rollout + found.plain_rollout + found.trainer + found.plain_trainer) > 0
     pairs = zip(found.trainer, found.plain_trainer, strict=True)

@@ -13,11 +13,12 @@ from PIL import Image
 
 from digenrl.generate import generate
 from digenrl.report.export import export_adapter
+from digenrl.report.export_network import export_network
 from digenrl.sampling import Sampler, noise_seed
 from shared.diffusion.generation import to_uint8
-from shared.diffusion.lora import adapter_tensors
+from shared.diffusion.weights import trained_tensors
 from shared.errors import UserError
-from shared.recipe import Recipe
+from shared.recipe import Recipe, override
 from tests import tiny_models
 from tests.tiny_models import PROMPT
 
@@ -50,10 +51,10 @@ def recipe_of(family: str, folder: Path) -> Recipe:
 def trained(recipe: Recipe) -> tuple[dict[str, torch.Tensor], tuple[int, ...]]:
     """An adapter that changes what is made, and the shape of a sample's latents."""
     model, size = Sampler(recipe).model, recipe.model
-    generator = torch.Generator().manual_seed(9)
+    generator, is_full = torch.Generator().manual_seed(9), recipe.model.trained == "full"
     tensors = {
-        name: 0.3 * torch.randn(tensor.shape, generator=generator)
-        for name, tensor in adapter_tensors(model.transformer).items()
+        name: tensor * is_full + 0.3 * torch.randn(tensor.shape, generator=generator)
+        for name, tensor in trained_tensors(model.transformer).items()
     }
     return tensors, model.latent_shape(height=size.height, width=size.width, frames=size.frames)
 
@@ -63,11 +64,24 @@ def read(paths: list[Path]) -> npt.NDArray[np.uint8]:
     return np.stack([np.asarray(Image.open(path)) for path in paths if path.suffix == ".png"])
 
 
-@pytest.mark.parametrize("family", tiny_models.FAMILIES)
-def test_diffusers_makes_the_same_of_the_exported_adapter(family: str, tmp_path: Path) -> None:
-    recipe = recipe_of(family, tmp_path)
+FULL = ("sd3", "wan")
+"""Of which all weights are trained and exported as well."""
+
+
+@pytest.mark.parametrize(
+    ("family", "what"),
+    [
+        *((family, "lora") for family in tiny_models.FAMILIES),
+        *((family, "full") for family in FULL),
+    ],
+)
+def test_diffusers_makes_the_same_of_what_is_exported(
+    family: str, what: str, tmp_path: Path
+) -> None:
+    recipe = override(recipe_of(family, tmp_path), {"model.trained": what})
     tensors, shape = trained(recipe)
-    export_adapter(tmp_path / "adapter", tensors, recipe)
+    export = export_network if what == "full" else export_adapter
+    export(tmp_path / "adapter", tensors, recipe)
 
     def ours(adapter: Path | None, out: str) -> npt.NDArray[np.uint8]:
         made = generate(recipe, adapter, [PROMPT], num_each=NUM, seed=SEED, out=tmp_path / out)
@@ -82,7 +96,11 @@ def test_diffusers_makes_the_same_of_the_exported_adapter(family: str, tmp_path:
 
     pipeline = diffusers.DiffusionPipeline.from_pretrained(recipe.model.folder)
     pipeline.set_progress_bar_config(disable=True)
-    pipeline.load_lora_weights(tmp_path / "adapter")
+    if what == "full":
+        network = type(pipeline.transformer)
+        pipeline.transformer = network.from_pretrained(tmp_path / "adapter" / "transformer")
+    else:
+        pipeline.load_lora_weights(tmp_path / "adapter")
     start = torch.stack([
         torch.randn(shape, generator=torch.Generator().manual_seed(noise_seed(SEED, 0, index)))
         for index in range(NUM)

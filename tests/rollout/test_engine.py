@@ -5,8 +5,8 @@ import torch
 
 from services.rollout.engine import RolloutEngine
 from shared.contracts import Fragment, GenerateFragment, Policy, Prompt
-from shared.diffusion.lora import weights_digest
 from shared.diffusion.tensors import pack, unpack
+from shared.diffusion.weights import weights_digest
 from shared.engines import Generated, GradientPart, GroupData
 from shared.errors import ContractError, IntegrityError, UserError
 from shared.recipe import override

@@ -1,6 +1,7 @@
 """A recipe that is wrong says where and what to do, in one line."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -188,3 +189,42 @@ def test_what_an_algorithm_cannot_do_is_refused(
     tmp_path: Path, lines: str, sampling: str, said: str
 ) -> None:
     assert said in fault(with_algorithm(tmp_path, lines, sampling))
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"trainer.sharded": True}, "trainer.sharded: shares weights among ranks"),
+        (
+            {"trainer.ranks": 5, "trainer.sharded": True},
+            "trainer.ranks: 5 does not divide batch.group_size (24); nearest that do: 4 and 6",
+        ),
+        ({"trainer.ranks": 2, "trainer.devices": 2}, "trainer.devices: every rank has one"),
+        ({"trainer.ranks": 2, "trainer.order": "index"}, "trainer.ranks: sums gradients"),
+        (
+            {"trainer.ranks": 2, "schedule.mode": "colocated", "rollout.workers": 0},
+            "trainer.ranks: ranks do not generate",
+        ),
+        ({"model.trained": "full", "model.dtype": "bfloat16"}, "model.dtype: all weights are"),
+        ({"model.trained": "full", "algorithm.kl_beta": 0.1}, "algorithm.kl_beta: the reference"),
+        (
+            {"model.trained": "full", "algorithm.kl_beta": 0.0, "rollout.can_train": True},
+            "rollout.can_train: gradients of all weights",
+        ),
+        ({"trainer.updates": 3}, "trainer.updates: 3 does not divide batch.groups (10)"),
+        ({"trainer.updates": 2, "rollout.can_train": True}, "trainer.updates: rollout devices"),
+        (
+            {"trainer.updates": 2, "algorithm.advantage_std": "batch", "algorithm.kl_beta": 0.0},
+            'trainer.updates: algorithm.advantage_std "batch"',
+        ),
+        ({"trainer.ema": 1.0}, "trainer.ema"),
+    ],
+)
+def test_what_does_not_go_together_is_refused_with_a_remedy(
+    changes: dict[str, Any], said: str
+) -> None:
+    base = {"batch.groups": 10, "batch.group_size": 24, "rollout.can_train": False}
+    with pytest.raises(UserError) as error:
+        override(load_recipe(DIGITS), {**base, **changes})
+    assert said in str(error.value)
+    assert "\n" not in str(error.value)

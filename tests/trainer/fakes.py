@@ -127,7 +127,8 @@ class FakeTraining:
         total = len(self.counted) + self.num_skipped
         self.adapter = f"{self.adapter.decode()}+{total}".encode()
         self.log.append(f"step {batch}")
-        return {"loss": 0.0}
+        self.counted.clear()
+        return {"loss": 1.0, "grad_norm": float(total), "skipped_not_finite": 0.0}
 
     async def weights(self) -> Weights:
         return Weights(self.weights_digest(), self.adapter, b"of " + self.adapter)

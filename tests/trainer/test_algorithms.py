@@ -13,7 +13,6 @@ from services.trainer.engine import TrainerEngine
 from shared.advantages import batch_scale, centred, group_advantages, population_std
 from shared.contracts import Fragment, GenerateFragment, Policy, Prompt
 from shared.diffusion.generation import Generator
-from shared.diffusion.lora import adapter_tensors, load_adapter
 from shared.diffusion.policy import LoadedPolicy, load_policy
 from shared.diffusion.tensors import pack, unpack, unpack_trajectory
 from shared.diffusion.training.chunks import Chunk
@@ -22,6 +21,7 @@ from shared.diffusion.training.gradient import GradientTransaction
 from shared.diffusion.training.loss import guarded_surrogate
 from shared.diffusion.training.reading import read_group
 from shared.diffusion.transition import Step, transition
+from shared.diffusion.weights import load_weights, trained_tensors
 from shared.engines import GroupData
 from shared.errors import ContractError
 from shared.recipe import Recipe, load_recipe, override
@@ -59,9 +59,9 @@ def policy() -> LoadedPolicy:
     torch.set_num_threads(1)
     loaded = load_policy(recipe_of("flow-grpo"), {"transformer", "text", "decoder"})
     generator = torch.Generator().manual_seed(3)
-    tensors = adapter_tensors(loaded.model.transformer)
+    tensors = trained_tensors(loaded.model.transformer)
     moved = {n: 0.1 * torch.randn(t.shape, generator=generator) for n, t in tensors.items()}
-    load_adapter(loaded.model.transformer, moved)
+    load_weights(loaded.model.transformer, moved)
     return loaded
 
 
@@ -288,13 +288,13 @@ def test_a_gradient_of_centred_advantages_is_scaled_when_all_rewards_are_known(
     standard deviation of both."""
     rewards = ([0.1, 0.9, 0.4, 0.4], [3.0, 1.0, 2.0, 2.5])
     everything = [*rewards[0], *rewards[1]]
-    adapter = pack(adapter_tensors(policy.model.transformer))
+    adapter = pack(trained_tensors(policy.model.transformer))
     stepped = []
     for streamed in (True, False):
         std = "batch" if streamed else "group"
         recipe = recipe_of("flow-grpo", batch__groups=2, algorithm__advantage_std=std)
         engine = TrainerEngine(recipe, policy)
-        load_adapter(policy.model.transformer, unpack(adapter))
+        load_weights(policy.model.transformer, unpack(adapter))
         engine.begin()
         for values in rewards:
             advantages = (
@@ -308,4 +308,4 @@ def test_a_gradient_of_centred_advantages_is_scaled_when_all_rewards_are_known(
     (one, norm), (other, wanted) = stepped
     assert norm == pytest.approx(wanted, rel=1e-5)
     assert error(unpack(one), unpack(other)) < 1e-5
-    load_adapter(policy.model.transformer, unpack(adapter))
+    load_weights(policy.model.transformer, unpack(adapter))

@@ -47,6 +47,25 @@ async def test_in_index_order_a_group_that_was_none_is_taken_when_it_comes_again
         assert [group.attempt for group in record.trained] == [1, 0]
 
 
+async def test_with_several_updates_a_later_part_waits_for_the_step_before(trainer: Start) -> None:
+    async with trainer(trainer__updates=2, batch__groups=4) as run:
+        run.run_freely()
+        await run.send(0, 3, 1)
+        await run.send(0, 2, content="no group")
+        await run.send(0, 0)
+        [failed] = await run.told(GroupFailed)
+        assert failed.group == 2
+        await run.send(0, 2, attempt=1)
+        record = await run.commit(1)
+        assert run.training.log[1:] == [
+            "d0 train 0/1 0-3", "d0 train 0/0 0-3", "step 0",
+            "d0 train 0/3 0-3", "d0 train 0/2 0-3", "step 0",
+        ]  # fmt: skip
+        assert [group.group for group in record.trained] == [0, 1, 2, 3]
+        assert record.policy.version == 1
+        assert record.metrics["loss"] == 0.5
+
+
 async def test_groups_without_advantage_are_neither_fetched_nor_trained(trainer: Start) -> None:
     async with trainer() as run:
         run.run_freely()

@@ -5,12 +5,13 @@ from functools import partial
 import pytest
 import torch
 
+from services.trainer.checkpoint import averaged
 from services.trainer.engine import TrainerEngine, learning_rate
-from shared.diffusion.lora import WeightsInUse
 from shared.diffusion.policy import load_policy
 from shared.diffusion.tensors import pack, unpack
 from shared.diffusion.training.chunks import Chunk
 from shared.diffusion.training.measure import measured
+from shared.diffusion.weights import WeightsInUse
 from shared.errors import ContractError, IntegrityError
 from shared.recipe import Recipe, override
 from tests.trainer.batches import Group, make_batch
@@ -166,3 +167,50 @@ def test_the_random_state_is_part_of_a_checkpoint(recipe: Recipe) -> None:
     torch.manual_seed(12345)
     engine.restore(saved.adapter, saved.checkpoint)
     assert torch.equal(torch.rand(3), expected)
+
+
+def test_an_average_follows_the_weights_and_survives_a_restart(
+    recipe: Recipe, groups: list[Group]
+) -> None:
+    averaging = override(recipe, {"trainer.ema": 0.75})
+    engine = TrainerEngine(averaging)
+    wanted = unpack(engine.weights().adapter)
+    for batch in range(3):
+        train(engine, groups, batch)
+        saved = engine.weights()
+        new = unpack(saved.adapter)
+        wanted = {name: 0.75 * wanted[name] + 0.25 * new[name] for name in new}
+        if batch == 1:
+            engine = TrainerEngine(averaging)
+            engine.restore(saved.adapter, saved.checkpoint)
+    found = averaged(unpack(saved.checkpoint))
+    assert found.keys() == wanted.keys()
+    for name, tensor in wanted.items():
+        torch.testing.assert_close(found[name], tensor, rtol=1e-5, atol=1e-8)
+    assert not averaged(unpack(TrainerEngine(recipe).weights().checkpoint))
+
+
+def test_every_update_of_a_batch_has_a_denominator_of_its_own(
+    recipe: Recipe, groups: list[Group]
+) -> None:
+    """And only the first one's samples are on-policy."""
+
+    def gradient(num_updates: int) -> dict[str, torch.Tensor]:
+        engine = TrainerEngine(override(recipe, {"trainer.updates": num_updates}))
+        engine.begin()
+        engine.accumulate(groups[0].cut([4]), groups[0].conditions, groups[0].advantages)
+        return engine.gradient()
+
+    one, three = gradient(1), gradient(3)
+    for name, tensor in one.items():
+        torch.testing.assert_close(three[name], 3 * tensor)
+
+    engine = TrainerEngine(override(recipe, {"trainer.updates": 3}))
+    engine.begin()
+    metrics = []
+    for group in groups:
+        engine.accumulate(group.cut([4]), group.conditions, group.advantages)
+        metrics.append(engine.step(0))
+    assert [each["stale_fraction"] for each in metrics] == pytest.approx([0, 1 / 2, 2 / 3])
+    assert metrics[0]["stale_ratio_error"] == 0
+    assert metrics[2]["onpolicy_ratio_error"] <= 1e-5 < metrics[2]["stale_ratio_error"]

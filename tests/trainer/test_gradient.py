@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from services.trainer.engine import TrainerEngine
-from shared.diffusion.lora import adapter_parameters
 from shared.diffusion.models import ModelAdapter
 from shared.diffusion.policy import LoadedPolicy, load_policy
 from shared.diffusion.tensors import unpack
 from shared.diffusion.training.chunks import Chunk
 from shared.diffusion.training.gradient import GradientTransaction
 from shared.diffusion.training.reading import read_group
+from shared.diffusion.weights import trained_parameters
 from shared.engines import GroupData
 from shared.recipe import Recipe, override
 from tests.trainer.batches import Group, generate, make_batch
@@ -67,7 +67,7 @@ def one_shot_reference(
     model: ModelAdapter, recipe: Recipe, groups: list[Group]
 ) -> dict[str, Tensor]:
     """One row after the other, one sum, one division, one backward pass."""
-    parameters = adapter_parameters(model.transformer)
+    parameters = trained_parameters(model.transformer)
     losses = [
         row_loss(model, recipe, group, sample, position)
         for group in groups
@@ -132,7 +132,7 @@ def accumulate(
         )
         transaction.accumulate(read_group(recipe, data), chunk)
     assert transaction.tally.num_rows == transaction.num_rows
-    parameters = adapter_parameters(model.transformer)
+    parameters = trained_parameters(model.transformer)
     gradient = {name: p.grad.clone() for name, p in parameters.items() if p.grad is not None}
     return gradient, transaction.tally.metrics()
 

@@ -1,178 +1,142 @@
-"""Gradients are exchanged once per batch: two real ranks over gloo."""
+"""Several processes that torchrun has started train one network: two real ranks over gloo."""
 
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
+import asyncio
+import json
+import subprocess
+import sys
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
-import torch.distributed as dist
-from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor
-from torch.nn.parallel import DistributedDataParallel
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch import Tensor
 
-from shared.diffusion.models import Conditions
-from shared.diffusion.sampler import SamplingPlan, Trajectory
-from shared.diffusion.training.chunks import Chunk
-from shared.diffusion.training.gradient import GradientTransaction
-from shared.diffusion.training.group import PathGroup
-from shared.recipe_sampling import Algorithm
+from services.trainer.replicas import ReplicatedTraining
+from shared.diffusion.policy import load_policy
+from shared.diffusion.tensors import unpack
+from shared.engines import Weights
+from shared.recipe import Recipe, override
+from tests.trainer.ranked_program import groups_of, train_batch
 
-RANKS, GROUPS, SAMPLES, STEPS = 2, 2, 2, 3
-PLAN = SamplingPlan(sigmas=(1.0, 0.8, 0.6, 0.4, 0.0), window=range(STEPS), noise_level=0.7)
-ROWS = GROUPS * SAMPLES * STEPS
-"""On each rank."""
-
-Outcome = tuple[Tensor, int]
-"""The gradient, and how often the ranks exchanged it."""
+RANKS = 2
+TOLERANCE = 1e-5
+LORA = {"model.trained": "lora", "trainer.sharded": False}
+KINDS = {
+    "replicated": LORA,
+    "sharded": {**LORA, "trainer.sharded": True},
+    "full, sharded": {"model.trained": "full", "algorithm.kl_beta": 0.0, "trainer.sharded": True},
+}
 
 
-class Network(nn.Module):
-    """One adapted layer, its parameters named as LoRA's are."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.lora_A = nn.ModuleDict({"default": nn.Linear(4, 4, bias=False)})
-        with torch.no_grad():
-            for parameter in self.parameters():
-                parameter.copy_(torch.linspace(-0.3, 0.4, parameter.numel()).view_as(parameter))
-
-    def forward(self, latents: Tensor) -> Tensor:
-        velocity: Tensor = self.lora_A["default"](latents)
-        return velocity
-
-
-class Model:
-    """As much of a model adapter as training needs."""
-
-    lora_targets: list[str]
-
-    def __init__(self, transformer: nn.Module) -> None:
-        self.transformer = transformer
-
-    def velocity(
-        self, latents: Tensor, sigma: Tensor, conditions: Conditions, *, guidance: float
-    ) -> Tensor:
-        velocity: Tensor = self.transformer(latents)
-        return velocity
-
-
-class Exchanges(TorchDispatchMode):
-    """Counts reductions among ranks."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.count = 0
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        self.count += func.namespace == "c10d" and "reduce" in func.__name__
-        return func(*args, **(kwargs or {}))
-
-
-def groups_of(rank: int, zero: int | None = None) -> list[PathGroup]:
-    """``zero``: the group of this rank that has no advantage."""
-    generator = torch.Generator().manual_seed(rank)
-    return [
-        PathGroup(
-            trajectory=Trajectory(
-                latents=torch.randn(SAMPLES, STEPS + 1, 4, generator=generator),
-                log_probs=torch.zeros(SAMPLES, STEPS),
-                step_indices=torch.arange(STEPS),
-                sigmas=torch.tensor(PLAN.sigmas),
-            ),
-            advantages=torch.randn(SAMPLES, generator=generator) * (number != zero),
-            conditions={},
-            plan=PLAN,
-        )
-        for number in range(GROUPS)
-    ]
-
-
-def outcome(
-    network: nn.Module, groups: list[PathGroup], num_rows: int, *, skips: bool = False
-) -> Outcome:
-    transaction = GradientTransaction(
-        model=Model(network),  # type: ignore[arg-type]
-        algorithm=Algorithm(stale_loss="decoupled", kl_beta=0.0 if skips else 0.1),
-        num_rows=num_rows,
-        guidance=1.0,
-    )
-    transaction.begin()
-    with Exchanges() as exchanges:
-        for group in groups:
-            rows = SAMPLES * STEPS
-            if skips and not group.advantages.any() and transaction.may_skip(rows):
-                transaction.skip(rows)
-            else:
-                transaction.accumulate(group, Chunk(samples=1, steps=2))
-    assert transaction.metrics()["zero_advantage_fraction"] == sum(
-        0.0 if group.advantages.any() else 1 / len(groups) for group in groups
-    )
-    gradient = next(iter(network.parameters())).grad
-    assert gradient is not None
-    whole = gradient.full_tensor() if isinstance(gradient, DTensor) else gradient
-    return whole, exchanges.count
-
-
-def networks() -> dict[str, nn.Module]:
-    sharded = Network()
-    fully_shard(sharded, mesh=init_device_mesh("cpu", (RANKS,)))
-    return {"ddp": DistributedDataParallel(Network()), "fsdp": sharded}
-
-
-def on_rank(rank: int, rendezvous: str) -> dict[str, Outcome]:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=rendezvous, rank=rank, world_size=RANKS)
-    try:
-        trained = {name: outcome(n, groups_of(rank), ROWS) for name, n in networks().items()}
-        # On rank 0 the first group is zero, on rank 1 the last, in which gradients are exchanged:
-        # were it left out, rank 0 would wait for ever.
-        zeros = groups_of(rank, zero=rank)
-        skipped = {
-            f"{name}, skipping": outcome(n, zeros, ROWS, skips=True)
-            for name, n in networks().items()
-        }
-        return trained | skipped
-    finally:
-        dist.destroy_process_group()
+@pytest.fixture(scope="module", params=list(KINDS))
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
 
 
 @pytest.fixture(scope="module")
-def outcomes(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Outcome]]:
-    rendezvous: Path = tmp_path_factory.mktemp("ranks") / "rendezvous"
-    with ProcessPoolExecutor(RANKS, mp_context=get_context("spawn")) as pool:
-        running = [pool.submit(on_rank, rank, rendezvous.as_uri()) for rank in range(RANKS)]
-        return [future.result(timeout=120) for future in running]
+def one(kind: str, recipe: Recipe) -> Recipe:
+    """The recipe of one rank."""
+    alone = {**KINDS[kind], "trainer.sharded": False, "trainer.max_grad_norm": 1e9}
+    return override(recipe, alone)
 
 
-@pytest.mark.parametrize("wrapped", ["ddp", "fsdp"])
-@pytest.mark.parametrize("skips", [False, True])
-def test_ranks_exchange_gradients_once_per_batch_and_get_that_of_all_rows(
-    outcomes: list[dict[str, Outcome]], wrapped: str, skips: bool
-) -> None:
-    zeros = range(RANKS) if skips else [None] * RANKS
-    everything = [group for rank in range(RANKS) for group in groups_of(rank, zeros[rank])]
-    wanted, none = outcome(Network(), everything, RANKS * ROWS, skips=skips)
-    assert none == 0
-    for ranks in outcomes:
-        found, num_exchanges = ranks[f"{wrapped}, skipping" if skips else wrapped]
-        assert num_exchanges == 1
-        torch.testing.assert_close(found, wanted)
+@pytest.fixture(scope="module")
+def two(kind: str, one: Recipe) -> Recipe:
+    return override(one, {**KINDS[kind], "trainer.ranks": RANKS})
 
 
-def test_a_pass_in_which_ranks_meet_cannot_be_left_out() -> None:
-    transaction = GradientTransaction(
-        model=Model(DistributedDataParallel.__new__(DistributedDataParallel)),  # type: ignore[arg-type]
-        algorithm=Algorithm(),
-        num_rows=ROWS,
-        guidance=1.0,
+@dataclass(frozen=True)
+class Versions:
+    """0, 1, ...: what was there before the first batch, and after each."""
+
+    weights: list[Weights]
+
+    def moments(self, version: int) -> dict[str, Tensor]:
+        """After the first batch: its gradient, times a constant."""
+        tensors = unpack(self.weights[version].checkpoint)
+        return {name: t for name, t in tensors.items() if name.startswith("exp_avg/")}
+
+
+def torchrun(folder: Path, what: str) -> None:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    program = ["--nproc-per-node", str(RANKS), "-m", "tests.trainer.ranked_program"]
+    done = subprocess.run(
+        [*command, *program, str(folder), what], capture_output=True, text=True, timeout=240
     )
-    transaction.skip(ROWS // 2)
-    with pytest.raises(ValueError, match="wait"):
-        transaction.skip(ROWS // 2)
+    assert done.returncode == 0, done.stderr
+
+
+def on_two(
+    recipe: Recipe, folder: Path, batches: tuple[int, int], start: Weights | None = None
+) -> Versions:
+    folder.mkdir()
+    (folder / "recipe.json").write_text(recipe.model_dump_json())
+    (folder / "job.json").write_text(json.dumps(batches))
+    if start is not None:
+        (folder / "adapter").write_bytes(start.adapter)
+        (folder / "checkpoint").write_bytes(start.checkpoint)
+    torchrun(folder, "train")
+    return Versions([
+        Weights("", *((folder / f"{n}.{name}").read_bytes() for name in ("adapter", "checkpoint")))
+        for n in (0, *range(batches[0] + 1, batches[1] + 1))
+    ])  # fmt: skip
+
+
+def on_one(recipe: Recipe, batches: tuple[int, int], start: Weights | None = None) -> Versions:
+    training = ReplicatedTraining(recipe, [load_policy(recipe, {"transformer"})])
+    groups = groups_of(recipe)
+
+    async def train() -> list[Weights]:
+        if start is not None:
+            await training.restore(start.adapter, start.checkpoint)
+        begun = await training.weights()
+        return [begun, *[await train_batch(training, groups, batch) for batch in range(*batches)]]
+
+    return Versions(asyncio.run(train()))
+
+
+def distance(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> float:
+    """Relative, over all tensors as one vector."""
+    assert found.keys() == wanted.keys() and wanted
+    difference = sum(float(((found[n] - wanted[n]).double() ** 2).sum()) for n in wanted)
+    return float((difference / sum(float((w.double() ** 2).sum()) for w in wanted.values())) ** 0.5)
+
+
+@pytest.fixture(scope="module")
+def trained(two: Recipe, tmp_path_factory: pytest.TempPathFactory) -> Versions:
+    return on_two(two, tmp_path_factory.mktemp("ranks") / "first", (0, 2))
+
+
+def test_two_ranks_have_the_gradient_of_one(one: Recipe, trained: Versions) -> None:
+    alone = on_one(one, (0, 1))
+    assert distance(trained.moments(1), alone.moments(1)) <= TOLERANCE
+    assert distance(unpack(trained.weights[0].adapter), unpack(alone.weights[0].adapter)) == 0
+
+
+def test_one_rank_goes_on_where_two_were_and_two_where_one_was(
+    one: Recipe, two: Recipe, trained: Versions, tmp_path: Path
+) -> None:
+    before = trained.weights[1]
+    alone = on_one(one, (1, 2), before)
+    assert alone.weights[0].checkpoint == before.checkpoint, "the optimizer state was changed"
+    assert alone.weights[0].adapter == before.adapter
+    assert distance(alone.moments(1), trained.moments(2)) <= TOLERANCE
+
+    back = on_two(two, tmp_path / "back", (2, 3), alone.weights[1])
+    assert back.weights[0].checkpoint == alone.weights[1].checkpoint
+    assert back.weights[0].adapter == alone.weights[1].adapter
+    moved = distance(unpack(back.weights[1].adapter), unpack(back.weights[0].adapter))
+    assert moved > 0
+
+
+def test_what_lies_whole_on_every_rank_is_exchanged_once_per_batch(
+    kind: str, two: Recipe, tmp_path: Path
+) -> None:
+    (tmp_path / "recipe.json").write_text(two.model_dump_json())
+    torchrun(tmp_path, "count")
+    counts = [json.loads((tmp_path / f"exchanges-{n}.json").read_text()) for n in range(RANKS)]
+    assert counts[0] == counts[1]
+    in_passes, in_step = counts[0]
+    if kind == "full, sharded":
+        assert in_passes > 0  # whole gradients would not fit
+    else:
+        assert (in_passes, in_step) == (0, 1)

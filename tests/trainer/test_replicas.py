@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from services.trainer.replicas import ReplicatedTraining
-from shared.diffusion.lora import adapter_tensors, load_adapter
 from shared.diffusion.policy import LoadedPolicy, load_policy
 from shared.diffusion.tensors import pack, unpack
 from shared.diffusion.training.contribution import WEIGHTS, GroupGradients
 from shared.diffusion.training.tally import Tally
+from shared.diffusion.weights import load_weights, trained_tensors
 from shared.engines import GradientPart, GroupData, Training
 from shared.errors import ContractError
 from shared.pieces import Cut
@@ -89,12 +89,12 @@ class Case:
         """With the weights that all began with."""
         fresh = ReplicatedTraining(self.recipe, self.policies[:num_devices])
         for policy in self.policies[:num_devices]:
-            load_adapter(policy.model.transformer, unpack(self.adapter))
+            load_weights(policy.model.transformer, unpack(self.adapter))
         return fresh
 
     @property
     def adapter(self) -> bytes:
-        return pack(adapter_tensors(self.policies[2].model.transformer))
+        return pack(trained_tensors(self.policies[2].model.transformer))
 
 
 def data(recipe: Recipe, loaded: LoadedPolicy) -> tuple[GroupData, ...]:

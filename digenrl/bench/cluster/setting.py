@@ -15,6 +15,7 @@ from shared import recipe
 from shared.contracts import Record, Token
 from shared.recipe import Recipe
 from shared.recipe_sampling import Sampling
+from shared.recipe_trainer import Trainer
 
 DEVICES_PER_NODE = 8
 REFERENCE_DEVICES = 32
@@ -125,7 +126,7 @@ def recipe_of(setting: Setting, folder: Path) -> Recipe:
         data=recipe.Data(prompts=folder / "prompts.jsonl"),
         sampling=Sampling(steps=shape.steps, window=shape.trained_steps),
         batch=recipe.Batch(groups=shape.groups, group_size=shape.group_size),
-        trainer=recipe.Trainer(learning_rate=1e-4, devices=setting.num_trainer),
+        trainer=Trainer(learning_rate=1e-4, devices=setting.num_trainer),
         rollout=recipe.Rollout(workers=setting.num_rollout, can_train=setting.can_train),
         reward=recipe.Reward(scorers=(recipe.Scorer(name="emulated", type="emulated"),)),
         schedule=recipe.Schedule(

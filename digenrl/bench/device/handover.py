@@ -11,8 +11,8 @@ from torch import Tensor
 
 from digenrl.bench.device.network import Network
 from digenrl.bench.device.timing import Stopwatch, timed
-from shared.diffusion.lora import WeightsInUse, adapter_tensors, stage_adapter
 from shared.diffusion.tensors import pack, unpack
+from shared.diffusion.weights import WeightsInUse, stage_weights, trained_tensors
 from shared.store import StoreSettings, open_store
 
 Work = Callable[[], None]
@@ -102,13 +102,13 @@ def _published(network: Network) -> Publication:
     with tempfile.TemporaryDirectory() as folder:
         store = open_store(StoreSettings(url=f"file://{folder}"))
         watch = Stopwatch(network.device)
-        data = pack(adapter_tensors(network.transformer))
+        data = pack(trained_tensors(network.transformer))
         packed = watch.lap()
         ref = asyncio.run(store.put("adapter", data, suffix=".safetensors"))
         stored = watch.lap()
         tensors = unpack(asyncio.run(store.get(ref)))
         fetched = watch.lap()
-        staged = stage_adapter(network.transformer, tensors)
+        staged = stage_weights(network.transformer, tensors)
         prepared = watch.lap()
         in_use.adopt(staged)
         paused = watch.lap()

@@ -15,8 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from digenrl.bench.device.models import Architecture
-from shared.diffusion.lora import LoraSpec, adapter_parameters, attach_lora
+from shared.diffusion.lora import LoraSpec, attach_lora
 from shared.diffusion.sampler import Velocity
+from shared.diffusion.weights import trained_parameters
 from shared.errors import UserError
 
 DTYPE = torch.bfloat16
@@ -34,7 +35,7 @@ class Network:
 
     @property
     def adapter(self) -> list[nn.Parameter]:
-        return list(adapter_parameters(self.transformer).values())
+        return list(trained_parameters(self.transformer).values())
 
     @property
     def latent_shape(self) -> tuple[int, ...]:

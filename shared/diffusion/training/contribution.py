@@ -9,11 +9,11 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from shared.diffusion.lora import adapter_parameters
 from shared.diffusion.policy import LoadedPolicy
 from shared.diffusion.tensors import pack, unpack
 from shared.diffusion.training.reading import read_group
 from shared.diffusion.training.tuned import TunedTransaction
+from shared.diffusion.weights import trained_parameters
 from shared.engines import GradientPart, GroupData
 from shared.errors import ContractError
 from shared.recipe import Recipe
@@ -28,7 +28,7 @@ class GroupGradients:
     def __init__(self, loaded: LoadedPolicy, recipe: Recipe) -> None:
         self._loaded = loaded
         self._recipe = recipe
-        self._parameters = adapter_parameters(loaded.model.transformer)
+        self._parameters = trained_parameters(loaded.model.transformer)
         self._transaction = TunedTransaction(recipe, loaded)
 
     def compute(self, group: GroupData) -> GradientPart:

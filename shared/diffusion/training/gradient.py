@@ -4,8 +4,7 @@ TSP: samples and denoising steps are flattened into rows, sample by sample, so t
 backward pass trains several steps of several samples. Fragment boundaries are gone before rows are
 cut. The last chunk may be smaller, in samples and in steps: rows carry the batch's denominator.
 
-A group without advantage has no gradient, where there is no KL term: it need not be trained, but
-for the passes in which ranks meet.
+A group without advantage has no gradient, where there is no KL term: it need not be trained.
 
 Between two groups others may use the network, under the same weights and without gradients: what
 a pass needs of its state is set before each group.
@@ -16,13 +15,12 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from shared.diffusion.lora import adapter_parameters
 from shared.diffusion.models import Conditions, ModelAdapter
 from shared.diffusion.training.chunks import Chunk
 from shared.diffusion.training.group import Rows, TrainingGroup
 from shared.diffusion.training.objective import evaluate
-from shared.diffusion.training.ranks import exchanging_gradients, may_leave_out
 from shared.diffusion.training.tally import Tally
+from shared.diffusion.weights import trained_parameters
 from shared.recipe import Recipe
 from shared.recipe_sampling import Algorithm
 
@@ -34,12 +32,14 @@ class GradientTransaction:
     model: ModelAdapter
     algorithm: Algorithm
     num_rows: int
-    """Of the whole batch: the one denominator of every row's loss."""
+    """Of an optimizer step: the one denominator of every row's loss."""
     guidance: float
     tally: Tally = field(default_factory=Tally)
     """Of the rows that were trained."""
     num_skipped: int = 0
     """Rows that were not, because their gradient is zero."""
+    num_steps: int = 0
+    """Optimizer steps that were taken since the batch began."""
 
     @classmethod
     def of(cls, recipe: Recipe, model: ModelAdapter) -> "GradientTransaction":
@@ -47,29 +47,22 @@ class GradientTransaction:
         return cls(
             model=model,
             algorithm=recipe.algorithm,
-            num_rows=batch.groups * batch.group_size * recipe.sampling.window,
+            num_rows=batch.groups
+            * batch.group_size
+            * recipe.sampling.window
+            // recipe.trainer.updates,
             guidance=recipe.model.guidance,
         )
 
     def begin(self) -> None:
-        for parameter in adapter_parameters(self.model.transformer).values():
+        for parameter in trained_parameters(self.model.transformer).values():
             parameter.grad = None
         self.tally = Tally()
         self.num_skipped = 0
-
-    def may_skip(self, num_rows: int) -> bool:
-        """Not where other ranks wait for this one in these rows."""
-        is_last = self._num_done + num_rows == self.num_rows
-        return may_leave_out(self.model.transformer, is_last)
+        self.num_steps = 0
 
     def skip(self, num_rows: int) -> None:
-        """Leave out rows whose gradient is zero; may be called beside `accumulate`.
-
-        Raises:
-            ValueError: if these may not be skipped.
-        """
-        if not self.may_skip(num_rows):
-            raise ValueError("other ranks wait for this one in these rows: train them")
+        """Leave out rows whose gradient is zero; may be called beside `accumulate`."""
         self.num_skipped += num_rows
 
     def metrics(self) -> dict[str, float]:
@@ -78,20 +71,15 @@ class GradientTransaction:
         everything.skip(self.num_skipped)
         return everything.metrics()
 
-    @property
-    def _num_done(self) -> int:
-        return self.tally.num_rows + self.num_skipped
-
     def accumulate(self, group: TrainingGroup, chunk: Chunk) -> None:
         """Add the gradient of one group, or a part of one, a chunk at a time."""
         network = self.model.transformer
         network.eval()  # as it samples: a replay equals its sample
         self._enable_adapter(True)
-        device = next(iter(adapter_parameters(network).values())).device
+        device = next(iter(trained_parameters(network).values())).device
         for rows in group.cut(chunk, device):
-            is_last = self._num_done + len(rows.advantage) == self.num_rows
-            with torch.enable_grad(), exchanging_gradients(network, now=is_last):
-                self._accumulate_rows(rows, group.staleness)
+            with torch.enable_grad():
+                self._accumulate_rows(rows, group.staleness + self.num_steps)
 
     def _accumulate_rows(self, rows: Rows, staleness: int) -> None:
         found = evaluate(self.algorithm, rows, self)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from shared.diffusion.training.chunks import Chunk, Measurement
+from shared.diffusion.weights import this_rank_s
 
 CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 
@@ -66,7 +67,7 @@ class SavedForBackward:
     """
 
     def __init__(self, network: nn.Module) -> None:
-        tensors = (*network.parameters(), *network.buffers())
+        tensors = map(this_rank_s, (*network.parameters(), *network.buffers()))
         self._resident = {tensor.untyped_storage().data_ptr() for tensor in tensors}
         self._kept: dict[int, int] = {}
         self._counting = True

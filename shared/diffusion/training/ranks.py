@@ -1,35 +1,31 @@
-"""Several ranks exchange their gradients once per batch, in its last backward pass."""
+"""Several ranks train one network: what they add up, once per batch."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 
-from torch import nn
-from torch.distributed.fsdp import FSDPModule
-from torch.nn.parallel import DistributedDataParallel
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 
-def may_leave_out(network: nn.Module, is_last: bool) -> bool:
-    """Whether one rank may leave out a forward and backward pass that another takes.
+@torch.no_grad()
+def sum_gradients(parameters: Iterable[nn.Parameter]) -> None:
+    """Over all ranks, in one exchange; every parameter has a gradient.
 
-    Sharded ranks gather the weights for every pass; replicated ranks meet in the last one alone.
+    Sharded ones have met in every backward pass already, but have the ranks' mean.
     """
-    if isinstance(network, FSDPModule):
-        return False
-    return not (is_last and isinstance(network, DistributedDataParallel))
-
-
-@contextmanager
-def exchanging_gradients(network: nn.Module, now: bool) -> Iterator[None]:
-    """Around one forward and backward pass of a network that may be wrapped for several ranks.
-
-    Left alone, DDP and FSDP reduce the gradients of every backward pass. They give the ranks'
-    mean: with the same number of rows on each rank, the mean over all rows of the batch.
-    """
-    if isinstance(network, FSDPModule):
-        network.set_requires_gradient_sync(now)
-        yield
-    elif isinstance(network, DistributedDataParallel) and not now:
-        with network.no_sync():
-            yield
-    else:
-        yield
+    replicated: list[Tensor] = []
+    for parameter in parameters:
+        assert parameter.grad is not None
+        if isinstance(parameter.grad, DTensor):
+            parameter.grad.mul_(dist.get_world_size())
+        else:
+            replicated.append(parameter.grad)
+    if not replicated:
+        return
+    flat = torch.cat([gradient.reshape(-1) for gradient in replicated])
+    dist.all_reduce(flat)
+    for gradient, total in zip(
+        replicated, flat.split([g.numel() for g in replicated]), strict=True
+    ):
+        gradient.copy_(total.view_as(gradient))

@@ -5,10 +5,10 @@ from pathlib import Path
 import torch
 
 from shared.contracts import Fragment, GenerateFragment, Policy, Prompt
-from shared.diffusion.lora import adapter_parameters, adapter_tensors
 from shared.diffusion.models import repeat_rows
 from shared.diffusion.policy import LoadedPolicy, load_policy
 from shared.diffusion.tensors import pack, unpack
+from shared.diffusion.weights import trained_parameters, trained_tensors
 from shared.recipe import load_recipe
 
 RECIPE = load_recipe(Path(__file__).parents[3] / "recipes" / "digits.toml")
@@ -23,7 +23,7 @@ def load_digits() -> LoadedPolicy:
 def adapter(policy: LoadedPolicy, seed: int) -> bytes:
     """Weights of an adapter that changes what is sampled: a fresh one changes nothing."""
     generator = torch.Generator().manual_seed(seed)
-    tensors = adapter_tensors(policy.model.transformer)
+    tensors = trained_tensors(policy.model.transformer)
     return pack({n: 0.1 * torch.randn(t.shape, generator=generator) for n, t in tensors.items()})
 
 
@@ -48,7 +48,7 @@ def accumulate(policy: LoadedPolicy, conditions: bytes, seed: int) -> None:
 
 def gradient(policy: LoadedPolicy) -> dict[str, torch.Tensor]:
     """A copy of the gradient accumulated so far."""
-    parameters = adapter_parameters(policy.model.transformer)
+    parameters = trained_parameters(policy.model.transformer)
     return {n: p.grad.clone() for n, p in parameters.items() if p.grad is not None}
 
 

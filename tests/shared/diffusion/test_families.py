@@ -1,7 +1,6 @@
 """Every model family against diffusers' own pipeline, on small random models."""
 
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +9,14 @@ import torch
 from torch import Tensor
 
 from shared.diffusion.families.packed import pack, unpack
-from shared.diffusion.lora import LoraSpec, adapter_parameters, attach_lora
-from shared.diffusion.models import Conditions, ModelAdapter, load_model, repeat_rows
+from shared.diffusion.lora import LoraSpec, attach_lora
+from shared.diffusion.models import ModelAdapter, load_model, repeat_rows
 from shared.diffusion.sampler import Denoising, SamplingPlan, denoise
-from shared.diffusion.transition import transition
+from shared.diffusion.weights import trained_parameters
 from shared.errors import UserError
 from shared.pipeline_sigmas import pipeline_sigmas
 from tests import tiny_models
+from tests.shared.diffusion import ratio_error
 from tests.tiny_models import PROMPT
 
 CPU = torch.device("cpu")
@@ -91,44 +91,13 @@ def sampled(
         )
 
 
-@pytest.mark.parametrize("rows", [1, 2, 3, 4])
-def test_a_replay_has_the_ratio_one_in_any_batch(tiny: Tiny, rows: int) -> None:
-    for guidance in guidances(tiny.family):
-        conditions = tiny.model.encode(PROMPT, guidance=guidance)
-        plan = SamplingPlan(sigmas=(1.0, 0.8, 0.5, 0.2, 0.0), window=range(3), noise_level=0.7)
-        denoising = Denoising(plan, seeds=[1, 2, 3, 4], shape=tiny.shape, device=CPU)
-        four = repeat_rows(conditions, 4)
-        with torch.no_grad():
-            while not denoising.done:
-                denoising.advance(partial(told, tiny.model, four, guidance))
-        path = denoising.trajectory()
-        worst = 0.0
-        for step in range(3):
-            log_prob = replay(tiny, path.latents[:rows, step : step + 2], plan, step, conditions)
-            ratio = torch.exp(log_prob - path.log_probs[:rows, step])
-            worst = max(worst, float((ratio - 1).abs().max()))
-        assert worst <= 1e-6
-
-
-def told(
-    model: ModelAdapter, conditions: Conditions, guidance: float, latents: Tensor, sigma: Tensor
-) -> Tensor:
-    return model.velocity(latents, sigma, conditions, guidance=guidance)
-
-
-def replay(
-    tiny: Tiny, states: Tensor, plan: SamplingPlan, step: int, conditions: Conditions
-) -> Tensor:
-    rows = len(states)
-    where = plan.step(torch.full((rows,), step))
-    guidance = 4.0 if any(name.startswith("negative") for name in conditions) else 1.0
-    if tiny.family not in CFG:
-        guidance = 3.5
-    with torch.no_grad():
-        velocity = tiny.model.velocity(
-            states[:, 0], where.sigma, repeat_rows(conditions, rows), guidance=guidance
-        )
-        return transition(velocity, states[:, 0], where, arrived=states[:, 1]).log_prob
+@pytest.mark.parametrize("trained", ["lora", "full"])
+def test_a_replay_has_the_ratio_one_in_any_batch(
+    trained: ratio_error.Trained, tiny: Tiny, tmp_path: Path
+) -> None:
+    found = ratio_error.measure(tiny.family, tmp_path, trained, torch.float32)
+    assert len(found) == len(guidances(tiny.family)) * len(ratio_error.ROWS)
+    assert max(found.values()) <= 1e-6, found
 
 
 def test_every_layer_that_lora_adapts_has_a_gradient(tmp_path: Path, tiny: Tiny) -> None:
@@ -141,7 +110,7 @@ def test_every_layer_that_lora_adapts_has_a_gradient(tmp_path: Path, tiny: Tiny)
             excluded=tuple(model.lora_excluded), seed=0,
         ),
     )  # fmt: skip
-    parameters = adapter_parameters(model.transformer)
+    parameters = trained_parameters(model.transformer)
     for name, parameter in parameters.items():  # B is zero at first, and A then has no gradient
         if "lora_B" in name:
             torch.nn.init.normal_(parameter)
@@ -211,7 +180,7 @@ def test_checkpointed_blocks_give_the_same_gradient(tmp_path: Path, tiny: Tiny) 
                 module.register_forward_pre_hook(count)
         sigma = torch.tensor([0.9, 0.3])
         model.velocity(latents, sigma, conditions, guidance=guidance).square().sum().backward()
-        parameters = adapter_parameters(model.transformer)
+        parameters = trained_parameters(model.transformer)
         return {name: p.grad for name, p in parameters.items() if p.grad is not None}
 
     kept = gradient(checkpointed=False)

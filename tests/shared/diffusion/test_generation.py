@@ -8,15 +8,15 @@ import pytest
 import torch
 
 from shared.diffusion.generation import Generator
-from shared.diffusion.lora import (
-    StagedAdapter,
-    adapter_parameters,
-    adapter_tensors,
-    stage_adapter,
-    weights_digest,
-)
 from shared.diffusion.policy import LoadedPolicy
 from shared.diffusion.tensors import pack, unpack, unpack_trajectory
+from shared.diffusion.weights import (
+    StagedTensors,
+    stage_weights,
+    trained_parameters,
+    trained_tensors,
+    weights_digest,
+)
 from shared.engines import Generated
 from shared.errors import ContractError, IntegrityError
 from tests.shared.diffusion.digits import (
@@ -113,7 +113,7 @@ def test_a_fragment_is_not_finished_by_other_weights(
     generator.advance(begun)
     while not decoded.done:
         generator.advance(decoded)
-    old = pack(adapter_tensors(policy.model.transformer))
+    old = pack(trained_tensors(policy.model.transformer))
     generator.load(adapter(policy, 2))
     with pytest.raises(IntegrityError, match="no longer in use"):
         generator.advance(begun)
@@ -123,7 +123,7 @@ def test_a_fragment_is_not_finished_by_other_weights(
     generator.load(old)
     generator.advance(begun)
     with torch.no_grad():  # as an optimizer's step does it
-        next(iter(adapter_parameters(policy.model.transformer).values())).add_(1e-3)
+        next(iter(trained_parameters(policy.model.transformer).values())).add_(1e-3)
     with pytest.raises(IntegrityError, match="no longer in use"):
         generator.advance(begun)
 
@@ -152,14 +152,14 @@ def test_adopted_weights_are_those_that_were_staged(
     policy: LoadedPolicy, generator: Generator
 ) -> None:
     data = adapter(policy, 3)
-    parameters = adapter_parameters(policy.model.transformer)
+    parameters = trained_parameters(policy.model.transformer)
     identities = [id(parameter) for parameter in parameters.values()]
     before = generator.weights_digest()
     staged = generator.stage(data)
     assert generator.weights_digest() == before != staged.digest
     assert generator.adopt(staged) == weights_digest(unpack(data)) == weights_digest(parameters)
     assert generator.weights_digest() == staged.digest
-    assert [id(p) for p in adapter_parameters(policy.model.transformer).values()] == identities
+    assert [id(p) for p in trained_parameters(policy.model.transformer).values()] == identities
     with pytest.raises(ValueError, match="only once"):
         generator.adopt(staged)
 
@@ -168,7 +168,7 @@ def test_a_change_in_place_after_adoption_is_seen(
     policy: LoadedPolicy, generator: Generator
 ) -> None:
     digest = generator.load(adapter(policy, 3))
-    parameters = adapter_parameters(policy.model.transformer)
+    parameters = trained_parameters(policy.model.transformer)
     with torch.no_grad():
         next(iter(parameters.values())).mul_(2)
     assert generator.weights_digest() == weights_digest(parameters) != digest
@@ -179,22 +179,22 @@ def test_adoption_is_seen_by_whoever_else_watches_the_network(
 ) -> None:
     other = Generator(RECIPE, policy)
     assert other.weights_digest() == generator.weights_digest()
-    memory = {n: p.data for n, p in adapter_parameters(policy.model.transformer).items()}
+    memory = {n: p.data for n, p in trained_parameters(policy.model.transformer).items()}
     generator.load(adapter(policy, 3))
     newest = unpack(adapter(policy, 4))  # in the memory of the first, as an allocator may have it
     for name, tensor in memory.items():
         tensor.copy_(newest[name])
-    generator.adopt(StagedAdapter(digest=weights_digest(memory), tensors=memory))
+    generator.adopt(StagedTensors(digest=weights_digest(memory), tensors=memory))
     assert other.weights_digest() == weights_digest(newest)
 
 
 def test_staged_weights_are_nobody_elses(policy: LoadedPolicy, generator: Generator) -> None:
     tensors = unpack(adapter(policy, 3))
-    staged = stage_adapter(policy.model.transformer, tensors)
+    staged = stage_weights(policy.model.transformer, tensors)
     for tensor in tensors.values():
         tensor.zero_()
     assert generator.adopt(staged) == weights_digest(unpack(adapter(policy, 3)))
-    assert weights_digest(adapter_tensors(policy.model.transformer)) == staged.digest
+    assert weights_digest(trained_tensors(policy.model.transformer)) == staged.digest
 
 
 def test_adopting_hashes_nothing(

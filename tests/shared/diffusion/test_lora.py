@@ -5,14 +5,14 @@ import torch
 from diffusers import StableDiffusion3Pipeline
 
 from digenrl.report.export import FILE, export_adapter
-from shared.diffusion.lora import (
+from shared.diffusion.policy import LoadedPolicy, load_policy
+from shared.diffusion.weights import (
     WeightsInUse,
-    adapter_parameters,
-    adapter_tensors,
-    load_adapter,
+    load_weights,
+    trained_parameters,
+    trained_tensors,
     weights_digest,
 )
-from shared.diffusion.policy import LoadedPolicy, load_policy
 from shared.errors import IntegrityError
 from shared.recipe import Recipe, load_recipe, override
 
@@ -31,25 +31,25 @@ def policy(recipe: Recipe) -> LoadedPolicy:
 
 def scrambled(policy: LoadedPolicy) -> dict[str, torch.Tensor]:
     generator = torch.Generator().manual_seed(1)
-    tensors = adapter_tensors(policy.model.transformer)
+    tensors = trained_tensors(policy.model.transformer)
     return {n: 0.1 * torch.randn(t.shape, generator=generator) for n, t in tensors.items()}
 
 
 def test_every_process_starts_from_the_same_adapter(recipe: Recipe, policy: LoadedPolicy) -> None:
     other = load_policy(recipe, {"transformer"})
-    mine, theirs = (adapter_tensors(p.model.transformer) for p in (policy, other))
+    mine, theirs = (trained_tensors(p.model.transformer) for p in (policy, other))
     assert weights_digest(mine) == weights_digest(theirs)
     reseeded = load_policy(override(recipe, {"run.seed": 1}), {"transformer"})
-    assert weights_digest(mine) != weights_digest(adapter_tensors(reseeded.model.transformer))
+    assert weights_digest(mine) != weights_digest(trained_tensors(reseeded.model.transformer))
 
 
 def test_the_digest_follows_the_weights_in_use(policy: LoadedPolicy) -> None:
     in_use = WeightsInUse(policy.model.transformer)
     before, tensors = in_use.digest(), scrambled(policy)
-    load_adapter(policy.model.transformer, tensors)
+    load_weights(policy.model.transformer, tensors)
     assert in_use.digest() == weights_digest(tensors) != before
     with torch.no_grad():
-        next(iter(adapter_parameters(policy.model.transformer).values())).add_(1e-3)
+        next(iter(trained_parameters(policy.model.transformer).values())).add_(1e-3)
     assert in_use.digest() != weights_digest(tensors)
 
 
@@ -57,14 +57,14 @@ def test_weights_of_another_shape_are_refused(policy: LoadedPolicy) -> None:
     tensors = scrambled(policy)
     name = next(iter(tensors))
     with pytest.raises(IntegrityError, match=name):
-        load_adapter(policy.model.transformer, {**tensors, name: torch.zeros(1)})
+        load_weights(policy.model.transformer, {**tensors, name: torch.zeros(1)})
 
 
 def test_the_exported_adapter_does_in_diffusers_what_it_does_here(
     recipe: Recipe, policy: LoadedPolicy, tmp_path: Path
 ) -> None:
     tensors = scrambled(policy)
-    load_adapter(policy.model.transformer, tensors)
+    load_weights(policy.model.transformer, tensors)
     first = export_adapter(tmp_path, tensors, recipe)
     assert export_adapter(tmp_path, tensors, recipe) == first
 

@@ -1,0 +1,14 @@
+"""The weights that a run is left with: its newest version's, or their moving average."""
+
+from services.trainer.checkpoint import averaged
+from shared.commits import CommitRecord
+from shared.diffusion.tensors import pack, unpack
+from shared.recipe import Recipe
+from shared.store import ObjectStore
+
+
+async def weights_to_use(store: ObjectStore, recipe: Recipe, record: CommitRecord) -> bytes:
+    """Of one version."""
+    if recipe.trainer.ema is None:
+        return await store.get(record.weights)
+    return pack(averaged(unpack(await store.get(record.checkpoint))))

@@ -1,0 +1,197 @@
+"""`shared.engines.Training` of several processes that torchrun has started; this is the first one.
+
+Replicated, every rank has all weights and takes pieces of groups on its own, and they meet once per
+batch, to sum their gradients; then each takes the same optimizer step. Sharded, all ranks together
+are one device: each trains its part of the samples of every group, in passes that are taken at the
+same time.
+"""
+
+import asyncio
+import itertools
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from services.trainer.additions import Additions
+from services.trainer.engine import TrainerEngine
+from services.trainer.follower import KEPT_GROUPS, cut_values, load_engine
+from services.trainer.links import Link, Message, join
+from services.trainer.replicas import CACHED_GROUPS, ParsedGroups, Replica
+from services.trainer.world import num_ranks
+from shared.diffusion.training.chunks import Chunk
+from shared.engines import GradientPart, GroupData, TrainingDevice, Weights
+from shared.errors import ContractError, IntegrityError, UserError
+from shared.pieces import Cut
+from shared.recipe import Recipe
+
+
+class RankedTraining:
+    def __init__(self, recipe: Recipe, engine: TrainerEngine, links: Sequence[Link]) -> None:
+        """``engine``: of this rank. ``links``: to the others, which follow."""
+        self._first = engine
+        self._links = links
+        self._additions = Additions(recipe, engine)
+        self._groups = ParsedGroups(engine.read, CACHED_GROUPS)
+        mine = Replica(engine, self._groups)
+        others = [FollowingRank(link, engine) for link in links]
+        self.devices: tuple[TrainingDevice, ...] = (mine, *others)
+        if recipe.trainer.sharded:
+            self.devices = (ShardedRanks(engine, self._groups, others),)
+        self._digest = ""
+
+    def weights_digest(self) -> str:
+        return self._digest
+
+    async def restore(self, adapter: bytes, checkpoint: bytes) -> None:
+        await asyncio.to_thread(self._restore, adapter, checkpoint)
+
+    def begin(self) -> None:
+        """The other ranks begin with the step, or the weights, that came before."""
+        self._first.begin()
+        self._additions.forget()
+        self._groups.forget()
+
+    def skip(self, num_samples: int) -> None:
+        self._first.skip(num_samples)
+
+    async def add(self, part: GradientPart) -> None:
+        await self._additions.add(part)
+
+    async def step(self, batch: int, scale: float = 1.0) -> dict[str, float]:
+        return await asyncio.to_thread(self._step, batch, scale)
+
+    async def weights(self) -> Weights:
+        return await asyncio.to_thread(self._weights)
+
+    def end(self) -> None:
+        """Let the other ranks go."""
+        for link in self._links:
+            link.send(Message("end"))
+
+    def _restore(self, adapter: bytes, checkpoint: bytes) -> None:
+        self._send_all(Message("restore", blobs=(adapter, checkpoint)))
+        self._first.restore(adapter, checkpoint)
+        self._digest = self._first.weights_digest()
+        self._check_digests()
+
+    def _step(self, batch: int, scale: float) -> dict[str, float]:
+        self._additions.into(self._first)
+        for link in self._links:
+            self._first.add({}, link.ask(Message("tally")).values)
+        self._send_all(Message("step", {"batch": batch, "scale": scale}))
+        metrics = self._first.step(batch, scale)
+        for link in self._links:
+            link.receive()
+        return metrics
+
+    def _weights(self) -> Weights:
+        self._send_all(Message("weights"))
+        weights = self._first.weights()
+        self._digest = weights.digest
+        self._check_digests()
+        return weights
+
+    def _send_all(self, message: Message) -> None:
+        for link in self._links:
+            link.send(message)
+
+    def _check_digests(self) -> None:
+        """Answers to what they were just asked."""
+        for link in self._links:
+            theirs = link.receive().values["digest"]
+            if theirs != self._digest:
+                raise IntegrityError(f"ranks hold weights {self._digest[:12]} and {theirs[:12]}")
+
+
+@dataclass(slots=True)
+class FollowingRank:
+    """`shared.engines.TrainingDevice`: another process."""
+
+    link: Link
+    first: TrainerEngine
+    """Of the first rank, which knows how far the batch is."""
+    _known: deque[tuple[int, GroupData]] = field(default_factory=lambda: deque(maxlen=KEPT_GROUPS))
+    _numbers: "itertools.count[int]" = field(default_factory=itertools.count)
+
+    async def accumulate(self, group: GroupData, cut: Cut) -> None:
+        await asyncio.to_thread(self.train, group, cut)
+
+    def train(self, group: GroupData, cut: Cut, chunk: Chunk | None = None) -> None:
+        """Raises ContractError if the fragments do not make up a group of this run."""
+        self.begin(group, cut, chunk)
+        self.finish()
+
+    def begin(self, group: GroupData, cut: Cut, chunk: Chunk | None = None) -> None:
+        number, blobs = self._blobs(group)
+        values = {
+            "group": number,
+            "cut": cut_values(cut),
+            "chunk": chunk and [chunk.samples, chunk.steps],
+            "advantages": list(group.advantages),
+            "staleness": group.staleness,
+            "num_steps": self.first.num_steps,
+        }
+        self.link.send(Message("train", values, blobs))
+
+    def finish(self) -> None:
+        answer = self.link.receive()
+        if answer.name == "refused":
+            raise ContractError(answer.values["reason"])
+
+    def _blobs(self, group: GroupData) -> tuple[int, tuple[bytes, ...]]:
+        """Its number there, and its content if it is not there yet."""
+        for number, known in self._known:
+            if known is group:
+                return number, ()
+        number = next(self._numbers)
+        self._known.append((number, group))
+        return number, (*group.trajectories, group.conditions)
+
+
+@dataclass(frozen=True, slots=True)
+class ShardedRanks:
+    """`shared.engines.TrainingDevice`: all ranks together, each with a share of the weights."""
+
+    engine: TrainerEngine
+    groups: ParsedGroups
+    others: Sequence[FollowingRank]
+
+    async def accumulate(self, group: GroupData, cut: Cut) -> None:
+        read = await self.groups.read(group)  # what is faulty is found before anybody begins
+        mine, *theirs = shares(cut, 1 + len(self.others))
+
+        def train() -> None:
+            chunk = self.engine.chunk
+            for rank, share in zip(self.others, theirs, strict=True):
+                rank.begin(group, share, chunk)
+            self.engine.train(read.piece(mine))
+            for rank in self.others:
+                rank.finish()
+
+        await asyncio.to_thread(train)
+
+
+def shares(cut: Cut, num_ranks: int) -> list[Cut]:
+    """The same number of samples each, as every pass is taken by all ranks."""
+    size, rest = divmod(len(cut.samples), num_ranks)
+    assert not rest, "the recipe has been checked"
+    first = cut.samples.start
+    starts = [first + rank * size for rank in range(num_ranks)]
+    return [Cut(range(start, start + size), cut.part, cut.num_parts) for start in starts]
+
+
+def start_ranks(recipe: Recipe) -> RankedTraining:
+    """Meet the other ranks, tell them the recipe, and load this one's weights.
+
+    Raises:
+        UserError: if torchrun has started another number of them than the recipe says.
+    """
+    if num_ranks() != recipe.trainer.ranks:
+        raise UserError(
+            f"trainer.ranks: {recipe.trainer.ranks}, but this trainer was started as "
+            f"{num_ranks()}; start it with torchrun --nproc-per-node {recipe.trainer.ranks}"
+        )
+    links = join()
+    for link in links:
+        link.send(Message("begin", blobs=(recipe.model_dump_json().encode(),)))
+    return RankedTraining(recipe, load_engine(recipe), links)
