@@ -1,7 +1,7 @@
 """From rewards to advantages: how much better a sample is than the others of its group (GRPO)."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -47,6 +47,16 @@ def batch_scale(rewards: Sequence[float]) -> float:
     return 1 / (population_std(rewards) + EPSILON)
 
 
+def with_reward(rewards: Sequence[float | None]) -> list[int]:
+    """Which samples could be scored."""
+    return [sample for sample, reward in enumerate(rewards) if reward is not None]
+
+
+def _picked(values: Sequence[float | None], samples: Sequence[int]) -> list[float]:
+    picked = [values[sample] for sample in samples]
+    return [value for value in picked if value is not None]
+
+
 @dataclass(frozen=True, slots=True)
 class Advantages:
     """How the samples of a group are compared."""
@@ -57,11 +67,35 @@ class Advantages:
     weights: tuple[tuple[str, float], ...] = ()
     """(scorer, weight): each score is made an advantage of its own, and the advantages are summed.
     Without any, the rewards are compared, which are weighted sums of scores."""
+    max_failed: float = 0.5
+    """Of a group's samples, what share may be without a reward."""
 
     def of(
+        self, rewards: Sequence[float | None], parts: Mapping[str, Sequence[float | None]]
+    ) -> tuple[float, ...]:
+        """Of one group, from its samples' rewards and the scores that make them up.
+
+        A sample without a reward counts in no mean; its advantage is 0, as are all of a group that
+        is dropped (`why_dropped`).
+        """
+        known = [] if self.why_dropped(rewards) else with_reward(rewards)
+        found: Iterator[float] = iter(())
+        if known:
+            picked = {name: _picked(scores, known) for name, scores in parts.items()}
+            found = iter(self._of(_picked(rewards, known), picked))
+        return tuple(next(found) if sample in known else 0.0 for sample in range(len(rewards)))
+
+    def why_dropped(self, rewards: Sequence[float | None]) -> str | None:
+        """None if there is something to compare: at least two samples, and enough of the group."""
+        num = len(rewards)
+        failed = num - len(with_reward(rewards))
+        if failed and (failed > self.max_failed * num or num - failed < 2):
+            return f"{failed} of {num} samples could not be scored"
+        return None
+
+    def _of(
         self, rewards: Sequence[float], parts: Mapping[str, Sequence[float]]
     ) -> tuple[float, ...]:
-        """Of one group, from its samples' rewards and the scores that make them up."""
         if self.std == "batch":
             return centred(rewards)
         if not self.weights:

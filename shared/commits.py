@@ -10,7 +10,7 @@ from typing import Annotated
 
 from pydantic import Field, FiniteFloat, ValidationError
 
-from shared.contracts import Count, Digest, ObjectRef, Policy, Record, Token
+from shared.contracts import Count, Digest, ObjectRef, Policy, Record, Score, Text, Token
 from shared.errors import CommitConflict, ContractError
 from shared.store import ObjectStore
 
@@ -24,8 +24,10 @@ class TrainedGroup(Record):
     """(first sample, number of samples, attempt) of each."""
     workers: tuple[Token, ...]
     """Addresses of the devices that generated them."""
-    rewards: tuple[FiniteFloat, ...]
-    parts: dict[Token, tuple[FiniteFloat, ...]]
+    rewards: tuple[Score, ...]
+    parts: dict[Token, tuple[Score, ...]]
+    dropped: Text | None = None
+    """Why nothing was learned of it."""
     contribution: ObjectRef | None = None
     """The gradient that was added for it, if a rollout device has computed it."""
     trained_by: Token | None = None

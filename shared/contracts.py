@@ -36,6 +36,8 @@ Token = Annotated[str, Field(pattern=TOKEN_PATTERN)]
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Text = Annotated[str, Field(max_length=4096)]
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Score = FiniteFloat | None
+"""None: the sample could not be scored."""
 
 
 class Record(BaseModel):
@@ -139,9 +141,9 @@ class FragmentScored(Record):
     fragment: Fragment
     policy: Policy
     stored: Trajectories
-    rewards: Annotated[tuple[FiniteFloat, ...], Field(max_length=MAX_GROUP_SIZE)]
+    rewards: Annotated[tuple[Score, ...], Field(max_length=MAX_GROUP_SIZE)]
     """The weighted sum per sample, in order."""
-    parts: dict[Token, tuple[FiniteFloat, ...]] = Field(max_length=32)
+    parts: dict[Token, tuple[Score, ...]] = Field(max_length=32)
     """Each scorer's own values, by its name in the recipe."""
     generated_by: Token
     """Address of the device that generated it."""
@@ -176,7 +178,9 @@ class TrainGroup(Record):
     fragments: Annotated[tuple[FragmentScored, ...], Field(max_length=MAX_GROUP_SIZE)]
     """In the order of their samples."""
     advantages: Annotated[tuple[FiniteFloat, ...], Field(max_length=MAX_GROUP_SIZE)]
-    """One per sample of the group, in order."""
+    """One per sample of the group, in order; 0 for one that could not be scored."""
+    dropped: Text | None = None
+    """Why nothing is to be learned of it: too many of its samples could not be scored."""
     contribution: Contribution | None = None
     """Its gradient, if that is computed already: the trainer only adds it."""
 

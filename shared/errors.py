@@ -44,5 +44,9 @@ class ScoringError(DigenRLError):
     """A scorer could not score, or gave something that is no score. Never a score of 0."""
 
 
+class ScorerUnavailable(ScoringError):
+    """A scorer that runs elsewhere does not answer: no sample is to blame."""
+
+
 class Unavailable(DigenRLError):
     """A broker or store does not answer (yet)."""

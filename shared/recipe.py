@@ -121,6 +121,8 @@ class Reward(Table):
     workers: Positive = 1
     threads: Positive = 1
     scorers: tuple[Scorer, ...] = Field(min_length=1)
+    max_failed: Annotated[float, Field(ge=0, lt=1)] = 0.5
+    """Of a group's samples, what share may be without a reward; with more the group is dropped."""
 
     @model_validator(mode="after")
     def _names_differ(self) -> Self:
@@ -171,7 +173,9 @@ class Recipe(Table):
     def advantages(self) -> Advantages:
         weights = tuple((scorer.name, scorer.weight) for scorer in self.reward.scorers)
         normalised = self.algorithm.rewards == "normalised"
-        return Advantages(self.algorithm.advantage_std, weights if normalised else ())
+        return Advantages(
+            self.algorithm.advantage_std, weights if normalised else (), self.reward.max_failed
+        )
 
     @model_validator(mode="before")
     @classmethod

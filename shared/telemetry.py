@@ -13,6 +13,9 @@ REDELIVERED = Counter("digenrl_redeliveries_total", "Work delivered more than on
 FRAGMENTS = Counter(
     "digenrl_fragments_total", "Fragments by stage and outcome", ["stage", "outcome"]
 )
+SAMPLES_FAILED = Counter(
+    "digenrl_samples_failed_total", "Samples that a scorer could not score", ["scorer"]
+)
 STAGE_SECONDS = Histogram(
     "digenrl_stage_seconds", "Device seconds per fragment or group", ["stage"]
 )

@@ -67,8 +67,10 @@ def generated(task: GenerateFragment) -> FragmentGenerated:
     )
 
 
-def scored(task: GenerateFragment, rewards: tuple[float, ...] | None = None) -> FragmentScored:
-    default = tuple(float(sample) for sample in task.fragment.samples)
+def scored(
+    task: GenerateFragment, rewards: tuple[float | None, ...] | None = None
+) -> FragmentScored:
+    default: tuple[float | None, ...] = tuple(float(sample) for sample in task.fragment.samples)
     return FragmentScored(
         fragment=task.fragment,
         policy=task.policy,

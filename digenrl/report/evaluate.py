@@ -65,9 +65,9 @@ def quality(recipe: Recipe, samples: Samples) -> Quality:
 
 
 def _means(scorers: list[WeightedScorer], samples: Samples) -> dict[str, float]:
-    """Over all samples, of each scorer."""
+    """Over all samples that it could score, of each scorer."""
     return {
-        scorer.name: float(np.mean(scorer.score(samples.images, samples.metadata)))
+        scorer.name: float(np.nanmean(scorer.score(samples.images, samples.metadata)))
         for scorer in scorers
     }
 

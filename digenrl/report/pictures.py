@@ -36,7 +36,11 @@ def draw_curve(path: Path, chain: list[CommitRecord], summary: Summary) -> None:
     """Mean training reward per step with its spread over groups, and accuracy before and after."""
     records = [record for record in chain if record.trained]
     steps = np.array([record.policy.version for record in records])
-    groups = [[np.mean(group.rewards) for group in record.trained] for record in records]
+    groups = [
+        [np.mean([r for r in group.rewards if r is not None]) for group in record.trained
+         if group.dropped is None]
+        for record in records
+    ]  # fmt: skip
     means = np.array([np.mean(group) for group in groups])
     spread = np.array([np.std(group) for group in groups])
 

@@ -1,7 +1,8 @@
 """Scorers: what they are, and how a recipe names one.
 
 A scorer takes a fragment's media and the metadata of its prompt, and gives one number per sample.
-An exception means that the fragment could not be scored; it is never turned into a number.
+NaN means that the sample could not be scored, an exception that none could be, or that one could
+not and nobody knows which; neither is ever turned into a number.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -23,7 +24,7 @@ Metadata = Sequence[Mapping[str, object]]
 
 class Scorer(Protocol):
     def score(self, media: Media, metadata: Metadata, /) -> list[float]:
-        """One finite number per image, or per video for a scorer of videos."""
+        """One number per image, or per video for a scorer of videos."""
 
 
 def told_of(prompt: Prompt) -> dict[str, object]:

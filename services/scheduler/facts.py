@@ -134,7 +134,20 @@ def scored(plan: Plan, state: State, event: FragmentScored, now: float) -> State
         return failed(plan, state, slot, "reward: its scores do not fit its task", now)
     if found.stage == "generated":
         state = replace(state, costs=state.costs.observe_ready(max(0.0, now - found.generated_at)))
-    return with_fragment(state, slot, replace(found, stage="scored", worker=None, scored=event))
+    state = with_fragment(state, slot, replace(found, stage="scored", worker=None, scored=event))
+    return _failed_if_nothing_is_left(plan, state, event) if None in event.rewards else state
+
+
+def _failed_if_nothing_is_left(plan: Plan, state: State, event: FragmentScored) -> State:
+    """A batch of which every group is dropped teaches nothing: its scorers are broken."""
+    batch = state.find_batch(event.fragment.batch)
+    assert batch is not None
+    for group in batch.groups:
+        scored = [fragment.scored for fragment in group.fragments if fragment.scored is not None]
+        rewards = [reward for part in scored for reward in part.rewards]
+        if len(rewards) < plan.group_size or plan.advantages.why_dropped(rewards) is None:
+            return state
+    return with_failure(state, f"batch {batch.index}: too few of its samples could be scored")
 
 
 def failed(plan: Plan, state: State, slot: FragmentSlot, reason: str, now: float) -> State:

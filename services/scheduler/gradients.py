@@ -229,6 +229,7 @@ def _train(plan: Plan, ready: Ready) -> TrainGroup:
     group = ready.group
     scored = tuple(fragment.scored for fragment in group.fragments if fragment.scored)
     assert group.policy is not None
+    rewards = [reward for part in scored for reward in part.rewards]
     return TrainGroup(
         batch=ready.batch.index,
         group=ready.index,
@@ -236,8 +237,9 @@ def _train(plan: Plan, ready: Ready) -> TrainGroup:
         policy=group.policy,
         fragments=scored,
         advantages=plan.advantages.of(
-            [reward for part in scored for reward in part.rewards],
+            rewards,
             {name: [s for part in scored for s in part.parts[name]] for name in scored[0].parts},
         ),
+        dropped=plan.advantages.why_dropped(rewards),
         contribution=group.contribution,
     )

@@ -109,7 +109,7 @@ class GroupView(BaseModel):
     """Of its fragments."""
     trained_by: str | None
     """Address of the rollout device that computes its gradient; None: the trainer."""
-    rewards: list[float]
+    rewards: list[float | None]
 
 
 class BatchDetail(BatchView):

@@ -45,7 +45,9 @@ class BatchInTraining:
 
     @property
     def rewards(self) -> list[float]:
-        return [reward for group in self.in_index_order for reward in group.rewards]
+        """Of the samples that could be scored."""
+        every = (reward for group in self.in_index_order for reward in group.rewards)
+        return [reward for reward in every if reward is not None]
 
     @property
     def part_is_trained(self) -> bool:
@@ -53,11 +55,13 @@ class BatchInTraining:
 
     def metrics(self, last_step: dict[str, float]) -> dict[str, float]:
         """``last_step``: of the optimizer step that makes the version."""
-        rewards = self.rewards
-        mean = sum(rewards) / len(rewards)
+        rewards, groups = self.rewards, self.in_index_order
+        num_samples = sum(len(group.rewards) for group in groups)
         return {
-            "reward_mean": mean,
-            "reward_std": population_std(rewards),
+            "reward_mean": sum(rewards) / max(1, len(rewards)),
+            "reward_std": population_std(rewards) if rewards else 0.0,
+            "failed_fraction": 1 - len(rewards) / num_samples,
+            "dropped_groups": float(sum(group.dropped is not None for group in groups)),
             "train_seconds": self.seconds,
             **_of_all_steps([*self.steps, last_step]),
         }
@@ -210,6 +214,7 @@ def _record(command: TrainGroup) -> TrainedGroup:
         workers=tuple(f.generated_by for f in command.fragments),
         rewards=tuple(reward for f in command.fragments for reward in f.rewards),
         parts={name: tuple(s for f in command.fragments for s in f.parts[name]) for name in names},
+        dropped=command.dropped,
         contribution=None if added is None else added.gradient,
         trained_by=None if added is None else added.worker,
     )

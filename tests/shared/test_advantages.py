@@ -71,3 +71,31 @@ def test_scores_may_be_compared_one_by_one() -> None:
     ocr, size = (group_advantages(scores) for scores in parts.values())
     assert alone == pytest.approx([2 * a - b for a, b in zip(ocr, size, strict=True)])
     assert [round(value) for value in alone] == [-3, 3, 1, -1]
+
+
+@given(rewards, st.data())
+def test_a_sample_without_a_score_changes_no_other_s_advantage(
+    rewards: list[float], data: st.DataObject
+) -> None:
+    failed = data.draw(st.sets(st.integers(0, len(rewards) - 1), max_size=len(rewards) // 2))
+    given_ = [None if sample in failed else reward for sample, reward in enumerate(rewards)]
+    rule = Advantages()
+    found = rule.of(given_, {})
+    known = [reward for reward in given_ if reward is not None]
+    if rule.why_dropped(given_) is not None:
+        assert failed and len(known) < 2 and found == (0.0,) * len(rewards)
+        return
+    assert [found[s] for s in range(len(rewards)) if s not in failed] == list(
+        group_advantages(known)
+    )
+    assert all(found[sample] == 0 for sample in failed)
+
+
+@pytest.mark.parametrize(
+    ("failed", "limit", "is_dropped"),
+    [(0, 0.0, False), (1, 0.0, True), (2, 0.5, False), (3, 0.5, True), (3, 0.9, True)],
+)
+def test_how_many_may_fail(failed: int, limit: float, is_dropped: bool) -> None:
+    """At least two have to be left."""
+    rewards = [None] * failed + [float(number) for number in range(4 - failed)]
+    assert (Advantages(max_failed=limit).why_dropped(rewards) is not None) == is_dropped

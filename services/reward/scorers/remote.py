@@ -2,9 +2,10 @@
 
 Asks again, for as long as its patience lasts, when there is no answer or the server is not well;
 what the server refuses is not asked again. Every sample gets the score that the server gave for it,
-or scoring fails: none is made up.
+or none: nothing is made up.
 """
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,9 +13,12 @@ from typing import Any
 import httpx
 import numpy as np
 import numpy.typing as npt
+import structlog
 
 from services.reward.wire import MSGPACK, Item, ScoreRequest, decode_response, encode
-from shared.errors import ContractError, ScoringError
+from shared.errors import ContractError, ScorerUnavailable, ScoringError
+
+log = structlog.get_logger()
 
 ITEMS_AT_ONCE = 32
 REQUEST_S = 60.0
@@ -31,7 +35,12 @@ class RemoteScorer:
     def score(
         self, media: npt.NDArray[Any], metadata: Sequence[Mapping[str, object]]
     ) -> list[float]:
-        """Raises ScoringError if there is no score for one of them."""
+        """NaN for one that the server could not score.
+
+        Raises:
+            ScorerUnavailable: if there is no answer for too long.
+            ScoringError: if the server refuses, or gives other than results of these.
+        """
         items = [
             Item(
                 id=str(index),
@@ -55,13 +64,10 @@ class RemoteScorer:
             raise ScoringError(f"{self._url} gave no results: {error}") from error
         if [result.id for result in results] != [item.id for item in items]:
             raise ScoringError(f"{self._url} gave results of other items")
-        scores = []
         for result in results:
-            if result.score is None:
-                detail = result.error and result.error.detail
-                raise ScoringError(f"{self._url}: item {result.id}: {detail}")
-            scores.append(result.score)
-        return scores
+            if result.error is not None:
+                log.warning("no_score", item=result.id, reason=result.error.detail)
+        return [math.nan if result.score is None else result.score for result in results]
 
     def _send(self, body: bytes) -> httpx.Response:
         headers = {"content-type": MSGPACK}
@@ -82,6 +88,6 @@ class RemoteScorer:
             except httpx.TransportError as error:
                 reason = f"{type(error).__name__}: {error}"
             if time.monotonic() + wait > deadline:
-                raise ScoringError(f"{self._url}: no score in {self._patience:.0f} s ({reason})")
+                raise ScorerUnavailable(f"{self._url}: no score in {self._patience:.0f} s ({reason})")
             time.sleep(wait)
             wait = min(2 * wait, LONGEST_WAIT_S)
