@@ -16,6 +16,7 @@ import numpy.typing as npt
 from shared import recipe
 from shared.contracts import Prompt
 from shared.errors import UserError
+from shared.recipe_judge import Judge
 
 Media = npt.NDArray[np.uint8]
 """Images (n, C, H, W) or videos (n, F, C, H, W)."""
@@ -69,8 +70,8 @@ class Kind:
 
     build: Callable[[recipe.Scorer], Scorer]
     """A UserError that it raises begins with the key of the recipe's table that is wrong."""
-    needs: Literal["folder", "url"] | None = None
-    """Of the recipe's table."""
+    needs: Literal["folder", "url", "judge"] | None = None
+    """Of the recipe's table; with a judge, also the address where it is asked."""
     files: tuple[str, ...] = ()
     """Without which the folder cannot be right: looked for before a run is started."""
     takes: Literal["images", "videos", "both"] = "images"
@@ -96,10 +97,12 @@ def kind_of(table: recipe.Scorer) -> Kind:
     kind = KINDS[table.type]
     if kind.needs == "folder" and table.folder is None:
         raise UserError(f"{field}.folder: {table.type} needs the folder with its weights")
-    if kind.needs == "url" and not (table.url or "").startswith(("http://", "https://")):
+    if kind.needs in ("url", "judge") and not (table.url or "").startswith(("http://", "https://")):
         raise UserError(f"{field}.url: {table.type} needs the address of its server, http://...")
     if table.folder is not None:
         _check_folder(field, table.folder, kind, of=table.type)
+    if kind.needs == "judge":
+        _check_judge(field, table.judge)
     return kind
 
 
@@ -111,6 +114,17 @@ def _check_folder(field: str, folder: Path, kind: Kind, *, of: str) -> None:
             raise UserError(
                 f"{field}.folder: {folder} has no {name}; docs/rewards.md says what {of} needs"
             )
+
+
+def _check_judge(field: str, judge: Judge | None) -> None:
+    from services.reward.scorers.api_key import read_key
+
+    if judge is None:
+        raise UserError(
+            f'{field}.judge: missing; say which model to ask: judge = {{ model = "..." }}'
+        )
+    with _of(field):
+        read_key(judge)
 
 
 def _build(field: str, table: recipe.Scorer) -> WeightedScorer:
@@ -208,6 +222,13 @@ def _image_reward(table: recipe.Scorer) -> Scorer:
     return ImageReward(_folder(table))
 
 
+def _judge(table: recipe.Scorer) -> Scorer:
+    from services.reward.scorers.judge import JudgeScorer
+
+    assert table.url is not None and table.judge is not None  # kind_of has looked
+    return JudgeScorer(table.url, table.judge, patience=table.patience)
+
+
 def _from_folder(build: Callable[[recipe.Scorer], Scorer], *files: str) -> Kind:
     """Of a network that transformers loads."""
     return Kind(build, needs="folder", files=("config.json", *files), extra="reward-models")
@@ -221,6 +242,7 @@ KINDS: Mapping[str, Kind] = {
     "image-reward": _from_folder(_image_reward, "model.safetensors"),
     "jpeg-incompressibility": Kind(_jpeg_incompressibility),
     "jpeg-compressibility": Kind(_jpeg_compressibility),
+    "judge": Kind(_judge, needs="judge"),
     "ocr": Kind(_ocr, extra="ocr"),
     "pick-score": _from_folder(_pick_score),
     "remote": Kind(_remote, needs="url", takes="both"),
