@@ -23,7 +23,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,  # its import takes longer than everything else together
 )
-model = typer.Typer(help="Make the demo's model.", no_args_is_help=True)
+model = typer.Typer(help="Make the demo's model, or the folder of a reward.", no_args_is_help=True)
 app.add_typer(model, name="model")
 app.add_typer(bench, name="bench")
 
@@ -301,6 +301,23 @@ def digits(
     from digenrl.digits.build import build_model
 
     build_model(folder, rewards, seed=seed, report=typer.echo)
+
+
+@model.command()
+def reward(
+    reward: Annotated[str, typer.Argument(help="aesthetic, hpsv2 or image-reward")],
+    weights: Annotated[Path, typer.Argument(help="the file that its authors publish")],
+    like: Annotated[
+        Path, typer.Option(help="its CLIP as transformers has it; of image-reward, its tokenizer")
+    ],
+    out: Annotated[Path, typer.Option(help="folder to make, for the recipe to name")],
+) -> None:
+    """Make the folder of a reward from its published weights."""
+    from digenrl.reward_weights import Reward, make_folder
+
+    if reward not in list(Reward):
+        raise UserError(f"REWARD: {reward!r}; known are: {', '.join(Reward)}")
+    make_folder(Reward(reward), weights, like, out)
 
 
 def main() -> None:

@@ -18,6 +18,7 @@ from shared.pipeline_sigmas import pipeline_sigmas
 from shared.recipe_checks import check_at_most, check_devices, check_divides
 from shared.recipe_faults import describe
 from shared.recipe_files import read_tables
+from shared.recipe_judge import Judge
 from shared.recipe_sampling import Algorithm, Sampling
 from shared.recipe_table import NonNegative, Positive, Rate, Table, check_unique
 from shared.recipe_trainer import Trainer
@@ -112,9 +113,21 @@ class Scorer(Table):
     folder: Path | None = None
     """Where its weights are; relative to the recipe."""
     url: str | None = None
-    """Of the server of a remote scorer."""
+    """Of the server of a remote scorer, or of the API of a judge."""
     patience: Annotated[float, Field(gt=0, le=3600)] = 120.0
-    """Seconds that a remote scorer may be without an answer."""
+    """Seconds that a remote scorer or a judge may be without an answer."""
+    judge: Judge | None = None
+    """Of a judge: which model is asked, and how."""
+
+    def at(self, base: Path) -> Self:
+        """With its paths relative to ``base`` made absolute."""
+        update: dict[str, Any] = {}
+        if self.folder is not None:
+            update["folder"] = (base / self.folder).resolve()
+        if self.judge is not None and self.judge.key_file is not None:
+            key_file = (base / self.judge.key_file).resolve()
+            update["judge"] = self.judge.model_copy(update={"key_file": key_file})
+        return self.model_copy(update=update)
 
 
 class Reward(Table):
@@ -246,12 +259,7 @@ def _resolved(recipe: Recipe, base: Path) -> Recipe:
     """With every path made absolute, and the model's own sigmas as numbers if the model is here."""
 
     def scorers(given: tuple[Scorer, ...]) -> tuple[Scorer, ...]:
-        return tuple(
-            scorer.model_copy(update={"folder": (base / scorer.folder).resolve()})
-            if scorer.folder
-            else scorer
-            for scorer in given
-        )
+        return tuple(scorer.at(base) for scorer in given)
 
     def absolute(path: Path | None) -> Path | None:
         return None if path is None else (base / path).resolve()

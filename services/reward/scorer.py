@@ -5,8 +5,10 @@ NaN means that the sample could not be scored, an exception that none could be, 
 not and nobody knows which; neither is ever turned into a number.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal, Protocol
 
 import numpy as np
@@ -15,6 +17,7 @@ import numpy.typing as npt
 from shared import recipe
 from shared.contracts import Prompt
 from shared.errors import UserError
+from shared.recipe_judge import Judge
 
 Media = npt.NDArray[np.uint8]
 """Images (n, C, H, W) or videos (n, F, C, H, W)."""
@@ -67,22 +70,27 @@ class Kind:
     """What a recipe may name as a scorer's type. To add one: CONTRIBUTING.md."""
 
     build: Callable[[recipe.Scorer], Scorer]
-    needs: Literal["folder", "url"] | None = None
-    """Of the recipe's table."""
+    """A UserError that it raises begins with the key of the recipe's table that is wrong."""
+    needs: Literal["folder", "url", "judge"] | None = None
+    """Of the recipe's table; with a judge, also the address where it is asked."""
+    files: tuple[str, ...] = ()
+    """Without which the folder cannot be right: looked for before a run is started."""
     takes: Literal["images", "videos", "both"] = "images"
+    extra: str = "reward"
+    """Of pyproject.toml, which installs what it imports."""
 
 
 def build_scorers(tables: Sequence[recipe.Scorer]) -> list[WeightedScorer]:
     """Load what a recipe's ``reward.scorers`` name.
 
     Raises:
-        UserError: if a type is unknown or its folder is not as it should be.
+        UserError: if a type is unknown or not installed, or what it needs is not as it should be.
     """
     return [_build(f"reward.scorers.{table.name}", table) for table in tables]
 
 
 def kind_of(table: recipe.Scorer) -> Kind:
-    """Raises UserError if there is no such type, or its folder is not there."""
+    """Raises UserError if there is no such type, or what it needs is not there."""
     field = f"reward.scorers.{table.name}"
     if table.type not in KINDS:
         known = ", ".join(sorted(KINDS))
@@ -90,27 +98,68 @@ def kind_of(table: recipe.Scorer) -> Kind:
     kind = KINDS[table.type]
     if kind.needs == "folder" and table.folder is None:
         raise UserError(f"{field}.folder: {table.type} needs the folder with its weights")
-    if kind.needs == "url" and not (table.url or "").startswith(("http://", "https://")):
+    if kind.needs in ("url", "judge") and not (table.url or "").startswith(("http://", "https://")):
         raise UserError(f"{field}.url: {table.type} needs the address of its server, http://...")
-    if table.folder is not None and not table.folder.is_dir():
-        raise UserError(f"{field}.folder: no folder {table.folder}")
+    if table.folder is not None:
+        _check_folder(field, table.folder, kind, of=table.type)
+    if kind.needs == "judge":
+        _check_judge(field, table.judge)
     return kind
+
+
+def _check_folder(field: str, folder: Path, kind: Kind, *, of: str) -> None:
+    if not folder.is_dir():
+        raise UserError(f"{field}.folder: no folder {folder}")
+    for name in kind.files:
+        if not (folder / name).is_file():
+            raise UserError(
+                f"{field}.folder: {folder} has no {name}; docs/rewards.md says what {of} needs"
+            )
+
+
+def _check_judge(field: str, judge: Judge | None) -> None:
+    from services.reward.scorers.api_key import read_key
+
+    if judge is None:
+        raise UserError(
+            f'{field}.judge: missing; say which model to ask: judge = {{ model = "..." }}'
+        )
+    with _of(field):
+        read_key(judge)
 
 
 def _build(field: str, table: recipe.Scorer) -> WeightedScorer:
     kind = kind_of(table)
     try:
-        scorer = kind.build(table)
+        with _of(field):
+            scorer = kind.build(table)
+    except ImportError as error:
+        raise UserError(
+            f"{field}.type: {table.type} needs the extra digenrl[{kind.extra}]: {error}"
+        ) from error
     except OSError as error:
         raise UserError(f"{field}.folder: cannot load {table.folder}: {error}") from error
     return WeightedScorer(table.name, table.weight, scorer, kind.takes)
 
 
+@contextmanager
+def _of(field: str) -> Iterator[None]:
+    """Puts the table's name before the key that a UserError begins with."""
+    try:
+        yield
+    except UserError as error:
+        raise UserError(f"{field}.{error}") from error
+
+
+def _folder(table: recipe.Scorer) -> Path:
+    assert table.folder is not None  # kind_of has looked
+    return table.folder
+
+
 def _digit_probability(table: recipe.Scorer) -> Scorer:
     from services.reward.scorers.digits import DigitProbability
 
-    assert table.folder is not None  # kind_of has looked
-    return DigitProbability(table.folder)
+    return DigitProbability(_folder(table))
 
 
 def _jpeg_incompressibility(_: recipe.Scorer) -> Scorer:
@@ -139,18 +188,64 @@ def _remote(table: recipe.Scorer) -> Scorer:
 
 
 def _ocr(_: recipe.Scorer) -> Scorer:
-    try:
-        from services.reward.scorers.ocr import OcrText
-    except ImportError as error:
-        raise UserError(f'type "ocr" needs the extra digenrl[ocr]: {error}') from error
+    from services.reward.scorers.ocr import OcrText
+
     return OcrText()
 
 
+def _clip_score(table: recipe.Scorer) -> Scorer:
+    from services.reward.scorers.clip_score import ClipScore
+
+    return ClipScore(_folder(table))
+
+
+def _pick_score(table: recipe.Scorer) -> Scorer:
+    from services.reward.scorers.pick_score import PickScore
+
+    return PickScore(_folder(table))
+
+
+def _hpsv2(table: recipe.Scorer) -> Scorer:
+    from services.reward.scorers.hpsv2 import HpsV2
+
+    return HpsV2(_folder(table))
+
+
+def _aesthetic(table: recipe.Scorer) -> Scorer:
+    from services.reward.scorers.aesthetic import Aesthetic
+
+    return Aesthetic(_folder(table))
+
+
+def _image_reward(table: recipe.Scorer) -> Scorer:
+    from services.reward.scorers.image_reward import ImageReward
+
+    return ImageReward(_folder(table))
+
+
+def _judge(table: recipe.Scorer) -> Scorer:
+    from services.reward.scorers.judge import JudgeScorer
+
+    assert table.url is not None and table.judge is not None  # kind_of has looked
+    return JudgeScorer(table.url, table.judge, patience=table.patience)
+
+
+def _from_folder(build: Callable[[recipe.Scorer], Scorer], *files: str) -> Kind:
+    """Of a network that transformers loads."""
+    return Kind(build, needs="folder", files=("config.json", *files), extra="reward-models")
+
+
 KINDS: Mapping[str, Kind] = {
+    "aesthetic": _from_folder(_aesthetic, "aesthetic.safetensors"),
+    "clip-score": _from_folder(_clip_score),
     "digit-probability": Kind(_digit_probability, needs="folder"),
+    "hpsv2": _from_folder(_hpsv2),
+    "image-reward": _from_folder(_image_reward, "model.safetensors"),
     "jpeg-incompressibility": Kind(_jpeg_incompressibility),
     "jpeg-compressibility": Kind(_jpeg_compressibility),
-    "ocr": Kind(_ocr),
+    "judge": Kind(_judge, needs="judge"),
+    "ocr": Kind(_ocr, extra="ocr"),
+    "pick-score": _from_folder(_pick_score),
     "remote": Kind(_remote, needs="url", takes="both"),
     "temporal-consistency": Kind(_temporal_consistency, takes="videos"),
 }

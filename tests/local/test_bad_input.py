@@ -39,7 +39,7 @@ def recipe_with(tmp_path: Path, old: str, new: str) -> Path:
         ("fragment_size = ", "fragment_size = 1000", "nearest that do"),
         ("micro_batch = ", "micro_batch = 1000", "nearest that do"),
         ('/models/digits"', '/recipes"', "is not a diffusers model"),
-        ('type = "digit-probability"', 'type = "pickscore"', "known are: digit-probability"),
+        ('type = "digit-probability"', 'type = "magic"', "known are: aesthetic, clip-score, "),
         ("digits.prompts.jsonl", "nowhere.jsonl", "cannot read"),
     ],
 )

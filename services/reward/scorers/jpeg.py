@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
-from PIL import Image
+
+from services.reward.scorers.inputs import picture
 
 QUALITY = 95
 
@@ -37,9 +38,6 @@ def jpeg_bytes(image: npt.NDArray[np.uint8]) -> int:
     Raises:
         ValueError: if it is of another shape.
     """
-    if image.ndim != 3 or image.shape[0] not in (1, 3):
-        raise ValueError(f"an image (1 or 3, H, W) has no shape {image.shape}")
-    rows = image[0] if image.shape[0] == 1 else np.ascontiguousarray(image.transpose(1, 2, 0))
     buffer = io.BytesIO()
-    Image.fromarray(rows).save(buffer, format="JPEG", quality=QUALITY)
+    picture(image).save(buffer, format="JPEG", quality=QUALITY)
     return buffer.tell()

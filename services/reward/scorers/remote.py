@@ -1,12 +1,9 @@
 """A scorer that runs elsewhere, behind `POST /score`.
 
-Asks again, for as long as its patience lasts, when there is no answer or the server is not well;
-what the server refuses is not asked again. Every sample gets the score that the server gave for it,
-or none: nothing is made up.
+Every sample gets the score that the server gave for it, or none: nothing is made up.
 """
 
 import math
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import structlog
 
+from services.reward.scorers.patience import ask
 from services.reward.wire import MSGPACK, Item, ScoreRequest, decode_response, encode
 from shared.errors import ContractError, ScorerUnavailable, ScoringError
 
@@ -22,8 +20,6 @@ log = structlog.get_logger()
 
 ITEMS_AT_ONCE = 32
 REQUEST_S = 60.0
-FIRST_WAIT_S, LONGEST_WAIT_S = 0.1, 5.0
-BUSY = 429
 
 
 class RemoteScorer:
@@ -75,19 +71,4 @@ class RemoteScorer:
 
     def _post(self, body: bytes) -> bytes:
         """Until there is an answer."""
-        deadline, wait = time.monotonic() + self._patience, FIRST_WAIT_S
-        while True:
-            reason = ""
-            try:
-                response = self._send(body)
-                if response.is_success:
-                    return response.content
-                reason = f"{response.status_code}: {response.text[:500]}"
-                if not response.is_server_error and response.status_code != BUSY:
-                    raise ScoringError(f"{self._url} refuses: {reason}")
-            except httpx.TransportError as error:
-                reason = f"{type(error).__name__}: {error}"
-            if time.monotonic() + wait > deadline:
-                raise ScorerUnavailable(f"{self._url}: no score in {self._patience:.0f} s ({reason})")
-            time.sleep(wait)
-            wait = min(2 * wait, LONGEST_WAIT_S)
+        return ask(lambda: self._send(body), at=self._url, patience=self._patience).content

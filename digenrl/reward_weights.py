@@ -1,0 +1,215 @@
+"""Published weights of rewards as the folders that our scorers load.
+
+Three of them are published as pickled tensors under names of their own: the names are changed,
+the numbers are not. Only tensors are read from the pickles, never code.
+"""
+
+import json
+import math
+import re
+import shutil
+from collections.abc import Callable, Mapping
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from shared.errors import UserError
+
+Tensors = dict[str, Tensor]
+Names = tuple[tuple[str, str], ...]
+"""Patterns, and what takes their place; all of them in turn."""
+
+OPEN_CLIP: Names = (
+    (r"^visual\.transformer\.resblocks\.", "vision_model.encoder.layers."),
+    (r"^transformer\.resblocks\.", "text_model.encoder.layers."),
+    (r"^visual\.class_embedding$", "vision_model.embeddings.class_embedding"),
+    (r"^visual\.positional_embedding$", "vision_model.embeddings.position_embedding.weight"),
+    (r"^visual\.conv1\.", "vision_model.embeddings.patch_embedding."),
+    (r"^visual\.ln_pre\.", "vision_model.pre_layrnorm."),  # as transformers spells it
+    (r"^visual\.ln_post\.", "vision_model.post_layernorm."),
+    (r"^visual\.proj$", "visual_projection.weight"),
+    (r"^text_projection$", "text_projection.weight"),
+    (r"^token_embedding\.", "text_model.embeddings.token_embedding."),
+    (r"^positional_embedding$", "text_model.embeddings.position_embedding.weight"),
+    (r"^ln_final\.", "text_model.final_layer_norm."),
+    (r"\.ln_(\d)\.", r".layer_norm\1."),
+    (r"\.attn\.", ".self_attn."),
+    (r"\.mlp\.c_fc\.", ".mlp.fc1."),
+    (r"\.mlp\.c_proj\.", ".mlp.fc2."),
+)
+BLIP: Names = (
+    (r"^blip\.text_encoder\.", "text_encoder."),
+    (r"^blip\.visual_encoder\.blocks\.", "vision_model.encoder.layers."),
+    (r"^blip\.visual_encoder\.norm\.", "vision_model.post_layernorm."),
+    (r"^blip\.visual_encoder\.cls_token$", "vision_model.embeddings.class_embedding"),
+    (r"^blip\.visual_encoder\.pos_embed$", "vision_model.embeddings.position_embedding"),
+    (
+        r"^blip\.visual_encoder\.patch_embed\.proj\.",
+        "vision_model.embeddings.patch_embedding.",
+    ),
+    (r"\.norm(\d)\.", r".layer_norm\1."),
+    (r"\.attn\.proj\.", ".self_attn.projection."),
+    (r"\.attn\.qkv\.", ".self_attn.qkv."),
+)
+BLIP_HEAD = 64
+"""Width of an attention head in all of BLIP."""
+
+
+class Reward(StrEnum):
+    aesthetic = "aesthetic"
+    hpsv2 = "hpsv2"
+    image_reward = "image-reward"
+
+
+EXPECTED: Mapping[Reward, str] = {
+    Reward.aesthetic: "layers.0.weight",
+    Reward.hpsv2: "visual.proj",
+    Reward.image_reward: "blip.visual_encoder.cls_token",
+}
+"""A name by which the published weights are known."""
+
+
+def make_folder(reward: Reward, weights: Path, like: Path, out: Path) -> None:
+    """Write the folder ``out`` for the scorer ``reward``.
+
+    ``weights``: the published file. ``like``: a transformers folder from which the rest is copied:
+    the CLIP of the reward, or for ImageReward one with the tokenizer of bert-base-uncased.
+
+    Raises:
+        UserError: if one of them is not what it should be.
+    """
+    if not like.is_dir():
+        raise UserError(f"--like: no folder {like}")
+    if out.exists():
+        raise UserError(f"--out: {out} is there already; choose another folder")
+    tensors = _read(weights)
+    if EXPECTED[reward] not in tensors:
+        raise UserError(f"WEIGHTS: {weights} has no {EXPECTED[reward]}: is it of {reward}?")
+    _WRITERS[reward](tensors, like, out)
+
+
+def clip_tensors(published: Mapping[str, Tensor]) -> Tensors:
+    """A CLIP under open_clip's names as transformers' ``CLIPModel``."""
+    made: Tensors = {}
+    for name, tensor in published.items():
+        new = _renamed(name, OPEN_CLIP)
+        match = re.fullmatch(r"(.*\.)in_proj_(weight|bias)", new)
+        if match is not None:  # queries, keys and values on top of each other
+            for part, rows in zip("qkv", tensor.chunk(3), strict=True):
+                made[f"{match[1]}{part}_proj.{match[2]}"] = rows.contiguous()
+        elif name in ("visual.proj", "text_projection"):  # used from the right there
+            made[new] = tensor.T.contiguous()
+        else:
+            made[new] = tensor
+    return made
+
+
+def blip_tensors(published: Mapping[str, Tensor]) -> Tensors:
+    """ImageReward's network as `services/reward/scorers/image_reward.py` loads it."""
+    parts = ("blip.visual_encoder.", "blip.text_encoder.", "mlp.")
+    return {
+        _renamed(name, BLIP): tensor.contiguous()
+        for name, tensor in published.items()
+        if name.startswith(parts) and not name.endswith(".position_ids")
+    }
+
+
+def blip_config(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+    """What a ``BlipConfig`` says of a network under transformers' names."""
+    pixels = "vision_model.embeddings."
+    _, _, side, _ = tensors[f"{pixels}patch_embedding.weight"].shape
+    _, positions, seen = tensors[f"{pixels}position_embedding"].shape
+    words, read = tensors["text_encoder.embeddings.word_embeddings.weight"].shape
+    first = "text_encoder.encoder.layer.0."
+    vision = {
+        "hidden_size": seen,
+        "intermediate_size": len(tensors["vision_model.encoder.layers.0.mlp.fc1.bias"]),
+        "num_hidden_layers": _count(tensors, r"vision_model\.encoder\.layers\.\d+\.mlp\.fc1\.bias"),
+        "num_attention_heads": seen // BLIP_HEAD,
+        "image_size": math.isqrt(positions - 1) * side,
+        "patch_size": side,
+        "layer_norm_eps": 1e-6,  # of the original; transformers has another default
+    }
+    text = {
+        "vocab_size": words,
+        "hidden_size": read,
+        "encoder_hidden_size": seen,
+        "intermediate_size": len(tensors[f"{first}intermediate.dense.bias"]),
+        "num_hidden_layers": _count(
+            tensors, r"text_encoder\.encoder\.layer\.\d+\.intermediate\.dense\.bias"
+        ),
+        "num_attention_heads": read // BLIP_HEAD,
+        "max_position_embeddings": len(
+            tensors["text_encoder.embeddings.position_embeddings.weight"]
+        ),
+    }
+    return {"model_type": "blip", "vision_config": vision, "text_config": text}
+
+
+def _write_aesthetic(tensors: Tensors, like: Path, out: Path) -> None:
+    shutil.copytree(like, out)
+    save_file(tensors, out / "aesthetic.safetensors")
+
+
+def _write_hpsv2(tensors: Tensors, like: Path, out: Path) -> None:
+    _copy_all_but_weights(like, out)
+    save_file(clip_tensors(tensors), out / "model.safetensors", {"format": "pt"})
+
+
+def _write_image_reward(tensors: Tensors, like: Path, out: Path) -> None:
+    made = blip_tensors(tensors)
+    config = blip_config(made)
+    _copy_all_but_weights(like, out)
+    side = config["vision_config"]["image_size"]
+    processor = {
+        "image_processor_type": "CLIPImageProcessor",
+        "size": {"shortest_edge": side},
+        "crop_size": {"height": side, "width": side},
+    }
+    (out / "processor_config.json").unlink(missing_ok=True)  # it would say what images become
+    (out / "preprocessor_config.json").write_text(json.dumps(processor, indent=1))
+    (out / "config.json").write_text(json.dumps(config, indent=1))
+    save_file(made, out / "model.safetensors", {"format": "pt"})
+
+
+_WRITERS: Mapping[Reward, Callable[[Tensors, Path, Path], None]] = {
+    Reward.aesthetic: _write_aesthetic,
+    Reward.hpsv2: _write_hpsv2,
+    Reward.image_reward: _write_image_reward,
+}
+
+
+def _read(weights: Path) -> Tensors:
+    """The tensors of a pickle, in float32."""
+    try:
+        read = torch.load(weights, map_location="cpu", weights_only=True)
+    except Exception as error:  # of a broken file: whatever the unpickler stumbles over
+        reason = " ".join(str(error).split())[:200]
+        raise UserError(f"WEIGHTS: cannot read {weights}: {reason}") from error
+    found = read.get("state_dict", read) if isinstance(read, Mapping) else {}
+    if not found or not all(isinstance(tensor, Tensor) for tensor in found.values()):
+        raise UserError(f"WEIGHTS: {weights} holds no tensors by their names")
+    return {name: tensor.float().contiguous() for name, tensor in found.items()}
+
+
+def _copy_all_but_weights(like: Path, out: Path) -> None:
+    out.mkdir(parents=True)
+    for path in like.iterdir():
+        if path.suffix in (".json", ".txt", ".model"):
+            shutil.copy(path, out)
+    for index in out.glob("*.index.json"):  # of weights in several files
+        index.unlink()
+
+
+def _renamed(name: str, names: Names) -> str:
+    for pattern, new in names:
+        name = re.sub(pattern, new, name)
+    return name
+
+
+def _count(tensors: Mapping[str, Tensor], pattern: str) -> int:
+    return sum(re.fullmatch(pattern, name) is not None for name in tensors)

@@ -1,0 +1,33 @@
+"""LAION's aesthetic predictor, version 2 (Schuhmann 2022): how well people would rate an image.
+
+A head of linear layers on the unit vector that CLIP ViT-L/14 gives to an image. It was taught with
+ratings from 1 to 10; good photographs are at 6 or 7, and nothing keeps it within these bounds. The
+prompt plays no part.
+"""
+
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+
+from services.reward.scorers.clip import Clip, Images, Metadata
+from services.reward.scorers.linear_head import linear_head
+from services.reward.scorers.pretrained import loading
+
+HEAD = "aesthetic.safetensors"
+
+
+class Aesthetic:
+    def __init__(self, folder: Path) -> None:
+        """``folder``: openai/clip-vit-large-patch14, and in it the head as `aesthetic.safetensors`,
+        named as LAION publishes it (``layers.0.weight``, ...)."""
+        self._clip = Clip(folder)
+        with loading(folder):
+            tensors = load_file(folder / HEAD)
+        self._head = linear_head(tensors, self._clip.width, folder)
+
+    @torch.inference_mode()
+    def score(self, images: Images, metadata: Metadata) -> list[float]:
+        """About 1 to 10."""
+        scores: list[float] = self._head(self._clip.image_vectors(images))[:, 0].tolist()
+        return scores

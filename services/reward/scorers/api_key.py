@@ -1,0 +1,33 @@
+"""The key that a judge's endpoint asks for: read where it is used, in no recipe, log or error."""
+
+import os
+
+from shared.errors import UserError
+from shared.recipe_judge import Judge
+
+
+def read_key(judge: Judge) -> str | None:
+    """None if the recipe names no place of one.
+
+    Raises:
+        UserError: if there is none in that place, or what is there could be none.
+    """
+    if judge.key_env is not None:
+        field, found = "judge.key_env", os.environ.get(judge.key_env)
+        if found is None:
+            raise UserError(
+                f"{field}: {judge.key_env} is not set here; set it, or leave key_env out"
+            )
+    elif judge.key_file is not None:
+        field = "judge.key_file"
+        try:
+            found = judge.key_file.read_text()
+        except (OSError, UnicodeDecodeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "not a text"
+            raise UserError(f"{field}: cannot read {judge.key_file}: {reason}") from None
+    else:
+        return None
+    key = found.strip()
+    if not key or not all("!" <= character <= "~" for character in key):
+        raise UserError(f"{field}: what is there is no key; it is one word of ASCII characters")
+    return key

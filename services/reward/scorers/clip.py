@@ -1,0 +1,113 @@
+"""CLIP: images and texts as vectors of one space, for the scorers that compare them.
+
+The folder is what transformers saves of a ``CLIPModel`` with its processor: ``config.json``,
+``*.safetensors``, the tokenizer's files and ``preprocessor_config.json``.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from PIL import Image, ImageOps
+from torch import Tensor
+
+from services.reward.scorers.inputs import prompts, rgb
+from services.reward.scorers.pretrained import (
+    load_image_processor,
+    load_network,
+    load_tokenizer,
+)
+
+AT_ONCE = 32
+"""Images or texts in one forward pass: what fits beside CLIP-H in 8 GB."""
+
+Images = npt.NDArray[np.uint8]
+Metadata = Sequence[Mapping[str, object]]
+
+
+class Clip:
+    def __init__(self, folder: Path, *, padded: bool = False) -> None:
+        """``padded``: images that are not square get black margins, and lose nothing; otherwise
+        the folder's image processor says what is done with them (it crops the middle).
+
+        Raises:
+            UserError: if the folder does not hold such a network.
+        """
+        from transformers import CLIPModel
+
+        self._model = load_network(CLIPModel, folder)
+        self._tokenizer = load_tokenizer(folder)
+        self._processor = load_image_processor(folder)
+        self._padded = padded
+
+    @property
+    def width(self) -> int:
+        """Of the vectors."""
+        return int(self._model.config.projection_dim)
+
+    @property
+    def scale(self) -> float:
+        """By which the network was trained to multiply a cosine: its temperature, inverted."""
+        return float(self._model.logit_scale.exp())
+
+    def cosines(self, images: Images, metadata: Metadata) -> list[float]:
+        """Of each image and its prompt, from -1 to 1.
+
+        Raises:
+            ValueError: if an image has no prompt.
+        """
+        texts = prompts(metadata)
+        distinct = list(dict.fromkeys(texts))  # siblings share their prompt
+        of_text = dict(zip(distinct, self.text_vectors(distinct), strict=True))
+        wanted = torch.stack([of_text[text] for text in texts])
+        found: list[float] = (self.image_vectors(images) * wanted).sum(-1).tolist()
+        return found
+
+    @torch.inference_mode()
+    def image_vectors(self, images: Images) -> Tensor:
+        """(n, width), of length 1."""
+        parts = []
+        for first in range(0, len(images), AT_ONCE):
+            pixels = self._pixels([rgb(image) for image in images[first : first + AT_ONCE]])
+            pooled = self._model.vision_model(pixel_values=pixels).pooler_output
+            parts.append(self._model.visual_projection(pooled))
+        return _unit(torch.cat(parts))
+
+    @torch.inference_mode()
+    def text_vectors(self, texts: Sequence[str]) -> Tensor:
+        """(n, width), of length 1. What is longer than the network reads is cut off."""
+        longest = self._model.config.text_config.max_position_embeddings
+        parts = []
+        for some in _slices(texts):
+            tokens = self._tokenizer(
+                some, padding=True, truncation=True, max_length=longest, return_tensors="pt"
+            ).to(self._model.device)
+            pooled = self._model.text_model(
+                input_ids=tokens["input_ids"], attention_mask=tokens["attention_mask"]
+            ).pooler_output
+            parts.append(self._model.text_projection(pooled))
+        return _unit(torch.cat(parts))
+
+    def _pixels(self, pictures: list[Image.Image]) -> Tensor:
+        how: dict[str, bool] = {}
+        if self._padded:
+            side = self._model.config.vision_config.image_size
+            pictures = [
+                ImageOps.pad(each, (side, side), Image.Resampling.BICUBIC) for each in pictures
+            ]
+            how = {"do_resize": False, "do_center_crop": False}
+        made = self._processor(images=pictures, return_tensors="pt", **how)
+        pixels: Tensor = made["pixel_values"].to(self._model.device)
+        return pixels
+
+
+def _slices(texts: Sequence[str]) -> Iterator[list[str]]:
+    for first in range(0, len(texts), AT_ONCE):
+        yield list(texts[first : first + AT_ONCE])
+
+
+def _unit(vectors: Tensor) -> Tensor:
+    unit: Tensor = vectors / vectors.norm(dim=-1, keepdim=True)
+    return unit

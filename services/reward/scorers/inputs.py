@@ -1,0 +1,36 @@
+"""What scorers show to networks that others have trained: pictures and prompts."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image
+
+
+def picture(image: npt.NDArray[np.uint8]) -> Image.Image:
+    """Of an image (C, H, W): gray if it has one channel, otherwise RGB.
+
+    Raises:
+        ValueError: if it is of another shape.
+    """
+    if image.ndim != 3 or image.shape[0] not in (1, 3):
+        raise ValueError(f"an image (1 or 3, H, W) has no shape {image.shape}")
+    rows = image[0] if image.shape[0] == 1 else np.ascontiguousarray(image.transpose(1, 2, 0))
+    return Image.fromarray(rows)
+
+
+def rgb(image: npt.NDArray[np.uint8]) -> Image.Image:
+    """As `picture`, with three channels whatever it has."""
+    return picture(image).convert("RGB")
+
+
+def prompts(metadata: Sequence[Mapping[str, object]]) -> list[str]:
+    """The text that each sample was made for.
+
+    Raises:
+        ValueError: if one has none.
+    """
+    texts = [each.get("prompt") for each in metadata]
+    if not all(isinstance(text, str) and text.strip() for text in texts):
+        raise ValueError("a sample has no prompt to compare it with")
+    return [str(text) for text in texts]

@@ -1,0 +1,152 @@
+"""A vision-language model as the judge, behind any endpoint that speaks OpenAI's chat completions.
+
+It is shown one image and asked for a number from 0 to ``highest``; the score is that number over
+``highest``, from 0 to 1. What it says must end in a line with the number alone (``Score:`` may
+stand before it): anything else fails the scoring, and is never taken for a number.
+"""
+
+import base64
+import io
+import re
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import numpy as np
+import numpy.typing as npt
+from pydantic import BaseModel, Field, ValidationError
+
+from services.reward.scorers.api_key import read_key
+from services.reward.scorers.inputs import picture, prompts
+from services.reward.scorers.patience import ask, without
+from shared.errors import ScoringError
+from shared.recipe_judge import Judge
+
+NUMBER = re.compile(r"(?:score:\s*)?([0-9]+(?:\.[0-9]+)?)", re.IGNORECASE)
+CONNECT_S = 10.0
+MAX_SHOWN = 200
+"""Characters of an answer that an error quotes."""
+
+
+class Message(BaseModel):
+    content: str
+
+
+class Choice(BaseModel):
+    message: Message
+    finish_reason: str | None = None
+
+
+class Completion(BaseModel):
+    """The part of an answer that is read."""
+
+    choices: list[Choice] = Field(min_length=1)
+
+
+class JudgeScorer:
+    def __init__(self, url: str, judge: Judge, *, patience: float) -> None:
+        """``url``: of the API, such as http://host:8000/v1. ``patience``: seconds without an
+        answer.
+
+        Raises:
+            UserError: if the key that the recipe names is not there.
+        """
+        self._url = url.rstrip("/") + "/chat/completions"
+        self._judge = judge
+        self._patience = patience
+        self._key = read_key(judge)
+
+    def score(
+        self, images: npt.NDArray[np.uint8], metadata: Sequence[Mapping[str, object]]
+    ) -> list[float]:
+        """From 0 to 1; `at_once` images are judged side by side.
+
+        Raises:
+            ScoringError: if the endpoint refuses, stays away, or gives no number for one of them.
+            ValueError: if an image has no prompt.
+        """
+        texts = prompts(metadata)
+        with self._client() as client, ThreadPoolExecutor(self._judge.at_once) as threads:
+            asked = [
+                threads.submit(self._ask, client, image, text)
+                for image, text in zip(images, texts, strict=True)
+            ]
+            try:
+                return [each.result() for each in asked]
+            except BaseException:
+                threads.shutdown(wait=False, cancel_futures=True)
+                raise
+
+    def _client(self) -> httpx.Client:
+        return httpx.Client(
+            headers={"authorization": f"Bearer {self._key}"} if self._key else {},
+            timeout=httpx.Timeout(self._patience, connect=min(CONNECT_S, self._patience)),
+            limits=httpx.Limits(max_connections=self._judge.at_once),
+        )
+
+    def _ask(self, client: httpx.Client, image: npt.NDArray[np.uint8], text: str) -> float:
+        body = request(self._judge, image, text)
+        response = ask(
+            lambda: client.post(self._url, json=body),
+            at=self._url,
+            patience=self._patience,
+            secret=self._key,
+        )
+        try:
+            return number_in(said(response.content), self._judge.highest) / self._judge.highest
+        except ValueError as error:
+            raise ScoringError(f"{self._url}: {without(self._key, str(error))}") from None
+
+
+def request(judge: Judge, image: npt.NDArray[np.uint8], text: str) -> dict[str, object]:
+    """What is asked about an image (C, H, W)."""
+    question = judge.prompt.replace("{highest}", f"{judge.highest:g}").replace("{prompt}", text)
+    content = [
+        {"type": "text", "text": question},
+        {"type": "image_url", "image_url": {"url": data_url(image)}},
+    ]
+    messages = [{"role": "user", "content": content}]
+    return {**judge.options, "model": judge.model, "messages": messages, "stream": False}
+
+
+def data_url(image: npt.NDArray[np.uint8]) -> str:
+    """An image (C, H, W) as PNG: the judge sees the very pixels."""
+    buffer = io.BytesIO()
+    picture(image).save(buffer, format="PNG")
+    return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
+
+
+def said(body: bytes) -> str:
+    """What the judge says in an answer of the endpoint.
+
+    Raises:
+        ValueError: if the answer is no completion, or was cut off: what is left of a number would
+            be another number.
+    """
+    try:
+        choice = Completion.model_validate_json(body).choices[0]
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(str(part) for part in first["loc"]) or "the body"
+        raise ValueError(f"no completion: {where}: {first['msg'].lower()}") from None
+    if choice.finish_reason == "length":
+        raise ValueError("the answer was cut off; raise max_tokens in judge.options")
+    return choice.message.content
+
+
+def number_in(answer: str, highest: float) -> float:
+    """The number in the last line, from 0 to ``highest``.
+
+    >>> number_in("It is sharp.\\nScore: 7.5", 10)
+    7.5
+
+    Raises:
+        ValueError: if anything else is there.
+    """
+    lines = answer.strip().splitlines() or [""]
+    match = NUMBER.fullmatch(lines[-1].strip())
+    if match is None or float(match[1]) > highest:
+        raise ValueError(
+            f"the answer does not end in a number from 0 to {highest:g}: {answer[-MAX_SHOWN:]!r}"
+        )
+    return float(match[1])
