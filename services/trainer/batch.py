@@ -8,9 +8,9 @@ from typing import Any
 from services.trainer.intake import AdmittedGroup, Intake
 from services.trainer.lane import Outcome, QueuedGroup
 from services.trainer.lanes import Lanes
+from services.trainer.measures import batch_metrics
 from services.trainer.order import in_order
 from shared.admission import Admissible
-from shared.advantages import population_std
 from shared.bus import Bus
 from shared.commits import TrainedGroup
 from shared.contracts import GroupTrained, TrainGroup
@@ -28,6 +28,8 @@ class BatchInTraining:
     """Groups that are in the gradient or on their way; whatever comes twice counts once."""
     trained: dict[int, TrainedGroup] = field(default_factory=dict)
     """Groups that are in the gradient."""
+    advantages: dict[int, tuple[float, ...]] = field(default_factory=dict)
+    """Of their samples, as they were trained with."""
     seconds: float = 0.0
     """That the trainer was busy with them."""
     outcomes: asyncio.Queue[Outcome] = field(default_factory=asyncio.Queue)
@@ -40,14 +42,12 @@ class BatchInTraining:
     def rewards(self) -> list[float]:
         return [reward for group in self.in_index_order for reward in group.rewards]
 
-    def metrics(self) -> dict[str, float]:
-        rewards = self.rewards
-        mean = sum(rewards) / len(rewards)
-        return {
-            "reward_mean": mean,
-            "reward_std": population_std(rewards),
-            "train_seconds": self.seconds,
-        }
+    def metrics(self, batch: int, scale: float) -> dict[str, float]:
+        """``scale``: of its gradient, and so of its advantages."""
+        ordered = (self.advantages[index] for index in sorted(self.trained))
+        advantages = [scale * each for group in ordered for each in group]
+        found = batch_metrics(batch, self.in_index_order, advantages)
+        return {**found, "train_seconds": self.seconds}
 
 
 class BatchTraining:
@@ -146,6 +146,7 @@ class BatchTraining:
             )
         )
         batch.trained[command.group] = _record(command)
+        batch.advantages[command.group] = command.advantages
 
 
 def _record(command: TrainGroup) -> TrainedGroup:
