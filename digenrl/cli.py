@@ -28,6 +28,12 @@ app.add_typer(model, name="model")
 app.add_typer(bench, name="bench")
 
 RecipeFile = Annotated[Path, typer.Argument(help="the run's recipe, a TOML file")]
+TensorBoardFolder = Annotated[
+    Path | None, typer.Option(help="folder of TensorBoard, for a curve of each metric")
+]
+WandbProject = Annotated[
+    str | None, typer.Option(help="project of Weights & Biases; offline with WANDB_MODE=offline")
+]
 
 
 class ServiceName(StrEnum):
@@ -75,8 +81,11 @@ def up(
     ] = False,
     port: Annotated[int, typer.Option(help="of the scheduler's API; 0 takes a free one")] = 0,
     runs: Annotated[Path, typer.Option(help="folder of all runs")] = Path("runs"),
+    tensorboard: TensorBoardFolder = None,
+    wandb: WandbProject = None,
 ) -> None:
     """Run a recipe on this machine: brokers, services and report, without Docker."""
+    from digenrl.follow.steps import Targets
     from digenrl.local.preflight import Request, prepare
     from digenrl.local.up import run_locally
 
@@ -94,7 +103,10 @@ def up(
         "schedule.fragment_size": _number(fragment_size),
         "schedule.tsp_steps": _number(tsp_steps),
     }
-    request = Request(recipe, overrides, resume=resume, port=port, runs=runs.resolve())
+    request = Request(
+        recipe, overrides, resume=resume, port=port, runs=runs.resolve(),
+        targets=Targets(tensorboard, wandb),
+    )  # fmt: skip
     raise typer.Exit(asyncio.run(run_locally(prepare(request))))
 
 
@@ -195,6 +207,26 @@ def report(
     from digenrl.report.make import make_report
 
     asyncio.run(make_report(run, out, scheduler=scheduler, wall_seconds=wall_seconds))
+
+
+@app.command()
+def follow(
+    run: Annotated[str, typer.Option(envvar="DIGENRL_RUN", help="name of the run")],
+    tensorboard: TensorBoardFolder = None,
+    wandb: WandbProject = None,
+    once: Annotated[
+        bool, typer.Option("--once", help="write the steps that are there, and end")
+    ] = False,
+) -> None:
+    """Write each step's metrics to TensorBoard or Weights & Biases as soon as it is committed."""
+    from digenrl.follow.steps import Targets
+    from digenrl.follow.steps import follow as follow_run
+    from digenrl.serving import settings_of
+    from shared.telemetry import configure_logs
+
+    settings, targets = settings_of(run=run), Targets(tensorboard, wandb)
+    configure_logs(service="follow", worker="follow", run=run)
+    asyncio.run(follow_run(settings, targets, once=once))
 
 
 class Variant(StrEnum):

@@ -22,7 +22,7 @@ def serve_scheduler(
         raise UserError(
             f'sampling.sigmas: "model" needs {recipe.model.folder} on this host, or numbers'
         )
-    settings = _settings(run=recipe.run.name, worker="scheduler", host=host, port=port)
+    settings = settings_of(run=recipe.run.name, worker="scheduler", host=host, port=port)
     configure_logs(service="scheduler", worker="scheduler", run=settings.run)
 
     from services.scheduler.service import run as run_scheduler
@@ -31,7 +31,7 @@ def serve_scheduler(
 
 
 def serve_worker(service: str, *, run: str, worker: str, host: str, port: int) -> None:
-    settings = _settings(run=run, worker=worker, host=host, port=port)
+    settings = settings_of(run=run, worker=worker, host=host, port=port)
     configure_logs(service=service, worker=settings.worker, run=settings.run)
     match service:
         case "rollout":
@@ -65,7 +65,7 @@ async def _for_ever() -> None:
     await asyncio.Event().wait()
 
 
-def _settings(**given: object) -> ServiceSettings:
+def settings_of(**given: object) -> ServiceSettings:
     try:
         return ServiceSettings(**{key: value for key, value in given.items() if value != ""})  # type: ignore[arg-type]
     except ValidationError as error:

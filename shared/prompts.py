@@ -1,7 +1,8 @@
 """The prompts of a run, and which of them each batch takes: a function of the seed alone."""
 
+import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -10,6 +11,7 @@ from pydantic import ValidationError
 
 from shared.contracts import Prompt
 from shared.errors import UserError
+from shared.prompt_tables import data_files, is_table, read_table
 from shared.seeds import permutation
 
 
@@ -36,21 +38,39 @@ def _epoch_order(seed: int, size: int, epoch: int) -> list[int]:
 
 
 def read_prompts(path: Path) -> tuple[Prompt, ...]:
-    """Prompts from JSON lines, ``{"prompt": "...", "metadata": {...}}``, or from a text file (.txt)
-    that has one on each line.
+    """Prompts from JSON lines, ``{"prompt": "...", "metadata": {...}}``; from a text file (.txt)
+    that has one on each line; or from a table (`shared.prompt_tables`).
 
     Raises:
-        UserError: naming the line that is not one.
+        UserError: naming the line, or the row and column, that is none.
     """
+    prompts = tuple(read_table(path) if is_table(path) else _read_lines(path))
+    if not prompts:
+        raise UserError(f"data.prompts: {path} holds no prompt")
+    return prompts
+
+
+def digest(path: Path) -> str:
+    """sha256 of what `read_prompts` reads: of the file, or of a folder's data files in a row."""
+    found = hashlib.sha256()
+    for file in data_files(path):
+        found.update(file.read_bytes())
+    return found.hexdigest()
+
+
+def _read_lines(path: Path) -> Iterator[Prompt]:
     try:
         lines = path.read_text().splitlines()
     except OSError as error:
         raise UserError(f"data.prompts: cannot read {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise UserError(
+            f"data.prompts: {path} is no text; prompts are .txt, JSON lines, .parquet, or a folder "
+            "made by save_to_disk"
+        ) from error
     read = _plain_prompt if path.suffix == ".txt" else _prompt
-    prompts = tuple(read(path, number, line) for number, line in _numbered(lines))
-    if not prompts:
-        raise UserError(f"data.prompts: {path} holds no prompt")
-    return prompts
+    for number, line in _numbered(lines):
+        yield read(path, number, line)
 
 
 def _numbered(lines: Sequence[str]) -> list[tuple[int, str]]:

@@ -60,7 +60,7 @@ class Model(Table):
 
 class Data(Table):
     prompts: Path
-    """JSON lines of {"prompt", "metadata"}; relative to the recipe."""
+    """A file or a folder, see `shared.prompts.read_prompts`; relative to the recipe."""
 
 
 class Batch(Table):

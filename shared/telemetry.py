@@ -21,11 +21,6 @@ STAGE_SECONDS = Histogram(
 )
 
 STEP = Gauge("digenrl_step", "Optimizer steps committed")
-REWARD_MEAN = Gauge("digenrl_reward_mean", "Mean reward of the newest batch")
-ONPOLICY_RATIO_ERROR = Gauge(
-    "digenrl_onpolicy_ratio_error",
-    "Largest |ratio - 1| before the first update of the newest batch",
-)
 DLQ_MESSAGES = Gauge("digenrl_dlq_messages", "Quarantined messages of the run, by any service")
 PUBLISH_LAG = Histogram(
     "digenrl_publish_lag_seconds",

@@ -5,10 +5,11 @@ import os
 import secrets
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
 
+from digenrl.follow.steps import Targets, check_installed
 from digenrl.local.ports import free_ports, port_is_free
 from services.reward.scorer import kind_of
 from shared.diffusion_families import VIDEO, adapter_of, pipeline_class
@@ -30,6 +31,8 @@ class Request:
     resume: bool
     port: int
     runs: Path
+    targets: Targets = field(default_factory=Targets)
+    """Of the metrics of its steps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +44,7 @@ class LocalRun:
     api_port: int
     password: str
     resumed: bool
+    targets: Targets
     lock: TextIO
     """Held for as long as this process lives."""
 
@@ -55,6 +59,7 @@ def prepare(request: Request) -> LocalRun:
     """
     recipe = override(load_recipe(request.recipe), request.overrides)
     check_inputs(recipe)
+    check_installed(request.targets)
     if request.port and not port_is_free(request.port):
         raise UserError(f"--port: {request.port} is occupied; choose another, or 0 for a free one")
     _check_space(request.runs)
@@ -73,6 +78,7 @@ def prepare(request: Request) -> LocalRun:
         api_port=request.port or free_ports(1)[0],
         password=_password(folder),
         resumed=request.resume,
+        targets=request.targets,
         lock=lock,
     )
 

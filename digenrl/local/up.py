@@ -106,6 +106,8 @@ async def _start_and_watch(
     for program in workers:
         await supervisor.start(program, wait=False)
     await supervisor.start(scheduler)
+    if local.targets:
+        await supervisor.start(_follower(local, api), wait=False)
     return await _watch(local, display, api)
 
 
@@ -158,6 +160,18 @@ def _services(local: LocalRun, api: Api) -> tuple[Program, list[Program]]:
         ready=api.ready,
     )  # fmt: skip
     return scheduler, workers
+
+
+def _follower(local: LocalRun, api: Api) -> Program:
+    """Writes the metrics of the steps; stopped with the services, after the last commit."""
+    targets = local.targets
+    wanted = {"--tensorboard": targets.tensorboard, "--wandb": targets.wandb}
+    given = [part for name, value in wanted.items() if value for part in (name, str(value))]
+    return Program(
+        name="follow",
+        argv=_command("follow", "--run", local.recipe.run.name, *given),
+        ready=api.ready,
+    )
 
 
 async def _report(local: LocalRun, environment: dict[str, str], wall_seconds: float) -> int:

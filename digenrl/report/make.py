@@ -37,7 +37,8 @@ ROWS = {
 
 
 async def make_report(run: str, out: Path, *, scheduler: str, wall_seconds: float) -> None:
-    """Write summary.json, curve.png, gallery.png and adapter/ into ``out``, and print the table.
+    """Write summary.json, curve.png, gallery.png and adapter/ with its model card into ``out``, and
+    print the table.
 
     With ``scheduler``, first wait for the run behind that API to finish.
 
@@ -68,6 +69,7 @@ async def make_report(run: str, out: Path, *, scheduler: str, wall_seconds: floa
 async def _measure(
     store: ObjectStore, recipe: Recipe, chain: list[CommitRecord], out: Path, *, wall_seconds: float
 ) -> Summary:
+    from digenrl.report.card import write_card
     from digenrl.report.evaluate import Evaluator, quality, taken_for_right
     from digenrl.report.export import export_adapter
     from digenrl.report.export_network import export_network
@@ -92,6 +94,7 @@ async def _measure(
         report_seconds=time.monotonic() - began,
     )
     draw_curve(out / "curve.png", chain, summary)
+    write_card(out / "adapter", recipe, summary, out / "curve.png", ROWS)
     sides = [Side(samples, taken_for_right(recipe, samples)) for samples in (before, after)]
     draw_gallery(out / "gallery.png", *sides)
     _save_videos(out / "videos", {"before": before, "after": after})

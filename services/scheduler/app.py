@@ -26,6 +26,7 @@ from services.scheduler.machine import (
 )
 from services.scheduler.recovery import READ_BACK
 from services.scheduler.state import Plan, State, TagRecord
+from services.scheduler.step_metrics import NEWEST_STEP
 from services.scheduler.usage import BatchUsage, Meter, TagUsage, uses
 from shared import subjects
 from shared.bus import Bus
@@ -48,14 +49,7 @@ from shared.errors import SlotPoisoned, Unavailable
 from shared.run_store import batch_folder, usage_key
 from shared.service import Health
 from shared.store import ObjectStore
-from shared.telemetry import (
-    DLQ_MESSAGES,
-    ONPOLICY_RATIO_ERROR,
-    PUBLISH_LAG,
-    REWARD_MEAN,
-    STALENESS,
-    STEP,
-)
+from shared.telemetry import DLQ_MESSAGES, PUBLISH_LAG, STALENESS, STEP
 from shared.versions import Version, VersionIndex
 
 SILENCE_S = 5.0
@@ -241,8 +235,7 @@ class Scheduler:
         STEP.set(record.policy.version)
         if record.batch is None:
             return
-        REWARD_MEAN.set(record.metrics["reward_mean"])
-        ONPOLICY_RATIO_ERROR.set(record.metrics["onpolicy_ratio_error"])
+        NEWEST_STEP.note(record.metrics)
         for group in record.trained:
             staleness = record.batch - group.policy_version
             STALENESS.labels(steps=staleness).inc(len(group.rewards))

@@ -83,6 +83,8 @@ class TrainerApp:
         self._versions = Versions(bus, store, worker)
         intake = Intake(recipe, bus, store)
         self._batches = BatchTraining(training, self._lanes, intake, recipe, bus, worker)
+        self._stepped_at = 0.0
+        """Monotonic seconds of the last optimizer step, or of the beginning."""
 
     async def run(self) -> None:
         await self._bus.wait_for_streams()
@@ -121,6 +123,7 @@ class TrainerApp:
             self._use(record.policy)
         log.info("recovered", version=record.policy.version)
         await self._versions.announce(record)
+        self._stepped_at = time.monotonic()
         committed = asyncio.get_running_loop().create_future()
         committed.set_result(record)
         return Head(await self._admissible(record), committed)
@@ -147,7 +150,8 @@ class TrainerApp:
                 scale = batch_scale(batch.rewards) if self._scales_batches else 1.0
                 step = await self._training.step(head.policy.version, scale)
                 weights = await self._training.weights()
-                metrics = batch.metrics(step)
+                num_samples = sum(len(group.rewards) for group in batch.in_index_order)
+                metrics = batch.metrics(step, scale) | self._pace(num_samples)
                 new = NewVersion(weights, parent, batch.in_index_order, metrics, began)
                 self._use(new.policy)
             committed = asyncio.create_task(self._versions.publish(new))
@@ -155,6 +159,12 @@ class TrainerApp:
                 await committed
         admissible = (new.policy, head.policy)[: 1 + self._max_staleness]
         return Head(admissible, committed)
+
+    def _pace(self, num_samples: int) -> dict[str, float]:
+        """Since the optimizer step before."""
+        now = time.monotonic()
+        seconds, self._stepped_at = now - self._stepped_at, now
+        return {"step_seconds": seconds, "samples_per_second": num_samples / seconds}
 
     def _use(self, policy: Policy) -> None:
         if self._helper is not None:

@@ -8,9 +8,9 @@ from typing import Any
 from services.trainer.intake import AdmittedGroup, Intake
 from services.trainer.lane import Outcome, QueuedGroup
 from services.trainer.lanes import Lanes
+from services.trainer.measures import batch_metrics
 from services.trainer.order import in_order
 from shared.admission import Admissible
-from shared.advantages import population_std
 from shared.bus import Bus
 from shared.commits import TrainedGroup
 from shared.contracts import GroupTrained, TrainGroup
@@ -35,6 +35,8 @@ class BatchInTraining:
     """Groups that are in the gradient or on their way; whatever comes twice counts once."""
     trained: dict[int, TrainedGroup] = field(default_factory=dict)
     """Groups that are in the gradient."""
+    advantages: dict[int, tuple[float, ...]] = field(default_factory=dict)
+    """Of their samples, as they were trained with."""
     seconds: float = 0.0
     """That the trainer was busy with them."""
     outcomes: asyncio.Queue[Outcome] = field(default_factory=asyncio.Queue)
@@ -53,15 +55,13 @@ class BatchInTraining:
     def part_is_trained(self) -> bool:
         return all(index in self.trained for index in self.part)
 
-    def metrics(self, last_step: dict[str, float]) -> dict[str, float]:
-        """``last_step``: of the optimizer step that makes the version."""
-        rewards, groups = self.rewards, self.in_index_order
-        num_samples = sum(len(group.rewards) for group in groups)
+    def metrics(self, last_step: dict[str, float], scale: float) -> dict[str, float]:
+        """``last_step``: of the optimizer step that makes the version. ``scale``: of its gradient,
+        and so of its advantages."""
+        ordered = (self.advantages[index] for index in sorted(self.trained))
+        advantages = [scale * each for group in ordered for each in group]
         return {
-            "reward_mean": sum(rewards) / max(1, len(rewards)),
-            "reward_std": population_std(rewards) if rewards else 0.0,
-            "failed_fraction": 1 - len(rewards) / num_samples,
-            "dropped_groups": float(sum(group.dropped is not None for group in groups)),
+            **batch_metrics(self.number, self.in_index_order, advantages),
             "train_seconds": self.seconds,
             **_of_all_steps([*self.steps, last_step]),
         }
@@ -183,6 +183,7 @@ class BatchTraining:
             )
         )
         batch.trained[command.group] = _record(command)
+        batch.advantages[command.group] = command.advantages
 
 
 def _of_all_steps(steps: list[dict[str, float]]) -> dict[str, float]:

@@ -1,6 +1,5 @@
 """What a user takes away: an adapter that plain diffusers loads, and the same samples from both."""
 
-import json
 from pathlib import Path
 
 import av
@@ -20,32 +19,10 @@ from shared.diffusion.weights import trained_tensors
 from shared.errors import UserError
 from shared.recipe import Recipe, override
 from tests import tiny_models
+from tests.report.tiny_recipes import HEIGHT, STEPS, WIDTH, recipe_of
 from tests.tiny_models import PROMPT
 
-GUIDANCE = {"sd3": 3.0, "flux": 3.5, "qwen-image": 4.0, "wan": 4.0, "hunyuan-video": 6.0}
-HEIGHT, WIDTH, STEPS, NUM, SEED = 32, 48, 3, 2, 5
-
-
-def recipe_of(family: str, folder: Path) -> Recipe:
-    from shared.recipe import load_recipe
-
-    model = tiny_models.save(family, folder / "model")
-    (folder / "prompts.jsonl").write_text(json.dumps({"prompt": PROMPT, "metadata": {}}))
-    plain = {
-        "run": {"name": family, "steps": 1},
-        "model": {
-            "folder": str(model), "height": HEIGHT, "width": WIDTH, "guidance": GUIDANCE[family],
-            "frames": 5 if family in tiny_models.VIDEO else 1, "lora": {"rank": 4, "alpha": 16.0},
-        },
-        "data": {"prompts": "prompts.jsonl"},
-        "sampling": {"steps": STEPS, "sigmas": "model", "window": 1},
-        "batch": {"groups": 1, "group_size": 2},
-        "trainer": {"learning_rate": 1e-3},
-        "reward": {"scorers": [{"name": "size", "type": "jpeg-incompressibility"}]},
-    }  # fmt: skip
-    path = folder / "recipe.json"
-    path.write_text(json.dumps(plain))
-    return load_recipe(path)
+NUM, SEED = 2, 5
 
 
 def trained(recipe: Recipe) -> tuple[dict[str, torch.Tensor], tuple[int, ...]]:

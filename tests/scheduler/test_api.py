@@ -10,6 +10,7 @@ from services.scheduler.api import create_app
 from services.scheduler.app import Scheduler, Seen
 from services.scheduler.machine import WorkerJoined, step
 from services.scheduler.state import State
+from services.scheduler.step_metrics import StepMetrics
 from services.scheduler.views import seconds_per_step
 from shared.bus import Bus
 from shared.commits import CommitRecord, TrainedGroup
@@ -18,6 +19,8 @@ from shared.service import Health
 from shared.store import ObjectStore
 from shared.versions import VersionIndex
 from tests import examples
+
+METRICS = {"reward_mean": 0.5, "onpolicy_ratio_error": 1e-8, "reward_mean/proxy": 0.25}
 
 
 class Outbox:
@@ -50,7 +53,7 @@ def commit(version: int) -> CommitRecord:
         weights=examples.ref("weights"),
         checkpoint=examples.ref("checkpoint"),
         trained=(group,) if version else (),
-        metrics={"reward_mean": 0.5, "onpolicy_ratio_error": 1e-8} if version else {},
+        metrics=METRICS if version else {},
         worker="trainer-0",
     )
 
@@ -186,7 +189,19 @@ def test_probes_and_metrics_answer(client: TestClient, scheduler: Scheduler) -> 
     assert client.get("/readyz").status_code == 503
     scheduler.health.is_ready()
     assert client.get("/readyz").status_code == 200
-    assert "digenrl_onpolicy_ratio_error" in client.get("/metrics").text
+    scheduler._measure(commit(1))
+    metrics = client.get("/metrics").text
+    assert "digenrl_onpolicy_ratio_error 1e-08" in metrics
+    assert 'digenrl_scorer_reward_mean{scorer="proxy"} 0.25' in metrics
+    assert 'scorer=""' not in metrics
+    assert "digenrl_grad_norm" not in metrics, "of which the commit says nothing"
+
+
+def test_before_the_first_commit_nothing_is_said_of_steps() -> None:
+    metrics = StepMetrics()
+    assert list(metrics.collect()) == []
+    metrics.note(METRICS)
+    assert len(list(metrics.collect())) == 3
 
 
 def test_staleness_is_counted_from_the_version_that_generated_a_group(

@@ -1,16 +1,23 @@
 """The trainer's service over devices without torch: what it counts, and what it commits when."""
 
+import asyncio
+import time
+
 import pytest
 
+from shared.advantages import batch_scale, population_std
 from shared.contracts import (
     FragmentFailed,
     GroupFailed,
     GroupTrained,
     PolicyPublished,
 )
+from shared.metrics import STEP_METRICS, scorer_of
 from tests.trainer.cluster import Start
 
 pytestmark = pytest.mark.broker
+
+PAUSE_S = 0.5
 
 
 async def test_one_device_trains_whole_groups_and_commits_once_all_are_in(trainer: Start) -> None:
@@ -219,3 +226,36 @@ async def test_a_version_that_another_trainer_made_first_ends_what_was_begun_fro
             "restore another", "d0 train 1/0 0-3", "d0 train 1/1 0-3", "step 1",
         ]  # fmt: skip
         assert run.training.adapter == b"another+8"
+
+
+async def test_a_commit_says_what_its_batch_was(trainer: Start) -> None:
+    began = time.monotonic()
+    async with trainer(schedule__max_staleness=1) as run:
+        run.run_freely()
+        await run.commit(0)
+        await asyncio.sleep(PAUSE_S)
+        sent = time.monotonic()
+        await run.send(0, 0, 1)
+        first = (await run.commit(1)).metrics
+        await run.send(1, 0, version=0)
+        await run.send(1, 1)
+        second = (await run.commit(2)).metrics
+        ended = time.monotonic()
+    assert {scorer_of(name)[0] for name in first} <= STEP_METRICS.keys()
+    assert first["advantage_std"] == pytest.approx(population_std([1.0, -1.0, 0.5, -0.5]))
+    assert first["reward_mean/proxy"] == first["reward_mean"]
+    assert first["samples_per_second"] * first["step_seconds"] == pytest.approx(8)
+    assert PAUSE_S / 2 < first["step_seconds"] < ended - began, "since it has begun"
+    assert 0 < second["step_seconds"] < ended - sent, "since the step before"
+    assert (first["staleness_mean"], second["staleness_mean"]) == (0, 0.5)
+
+
+async def test_advantages_are_said_as_they_count_in_the_gradient(trainer: Start) -> None:
+    async with trainer(algorithm__advantage_std="batch", algorithm__kl_beta=0.0) as run:
+        run.run_freely()
+        await run.send(0, 0, 1, advantages=(1.5, -1.5, 0.5, -0.5))
+        record = await run.commit(1)
+    rewards = [reward for group in record.trained for reward in group.rewards]
+    wanted = batch_scale(rewards) * population_std([1.5, -1.5, 0.5, -0.5])
+    assert batch_scale(rewards) != 1
+    assert record.metrics["advantage_std"] == pytest.approx(wanted)

@@ -13,6 +13,7 @@ from shared.diffusion.training.chunks import Chunk
 from shared.diffusion.training.measure import measured
 from shared.diffusion.weights import WeightsInUse
 from shared.errors import ContractError, IntegrityError
+from shared.metrics import STEP_METRICS
 from shared.recipe import Recipe, override
 from tests.trainer.batches import Group, make_batch
 
@@ -118,6 +119,10 @@ def test_auto_chunks_grow_while_groups_are_trained(recipe: Recipe, groups: list[
     tight = TrainerEngine(override(recipe, {**auto, "trainer.memory_gib": 1e-5}))
     train(tight, groups, 0)
     assert tight.chunk == Chunk(samples=1, steps=1)
+
+
+def test_every_metric_of_a_step_is_described(recipe: Recipe, groups: list[Group]) -> None:
+    assert train(TrainerEngine(recipe), groups, 0).keys() <= STEP_METRICS.keys()
 
 
 def test_measuring_changes_no_gradient(recipe: Recipe, groups: list[Group]) -> None:

@@ -14,6 +14,9 @@ EXTREMES = {
 }  # fmt: skip
 """How two tallies become one, where they do not add up."""
 
+LEAST_RATIO = 1e-300
+"""A ratio that has underflowed still has a logarithm."""
+
 
 @dataclass(slots=True)
 class Tally:
@@ -23,6 +26,7 @@ class Tally:
     ratio_sum: float = 0.0
     ratio_min: float = inf
     ratio_max: float = -inf
+    approx_kl_sum: float = 0.0
     onpolicy_ratio_error: float = 0.0
     stale_ratio_error: float = 0.0
     num_stale: int = 0
@@ -45,7 +49,9 @@ class Tally:
             self.stale_ratio_error = max(self.stale_ratio_error, error)
             self.num_stale += len(ratio)
         self.num_rows += len(ratio)
-        self.ratio_sum += float(ratio.double().sum())
+        wide = ratio.double()
+        self.ratio_sum += float(wide.sum())
+        self.approx_kl_sum += float((wide - 1 - wide.clamp(min=LEAST_RATIO).log()).sum())
         self.ratio_min = min(self.ratio_min, float(ratio.min()))
         self.ratio_max = max(self.ratio_max, float(ratio.max()))
         self.weight_sum += float(surrogate.weight.double().sum())
@@ -88,6 +94,7 @@ class Tally:
             "ratio_mean": self.ratio_sum / each if seen else 1.0,
             "ratio_min": self.ratio_min if seen else 1.0,
             "ratio_max": self.ratio_max if seen else 1.0,
+            "approx_kl": self.approx_kl_sum / each,
             "onpolicy_ratio_error": self.onpolicy_ratio_error,
             "stale_ratio_error": self.stale_ratio_error,
             "stale_fraction": self.num_stale / each,

@@ -1,0 +1,1 @@
+"""The metrics of a run's steps, where people look at curves."""

@@ -1,0 +1,174 @@
+"""`digenrl follow`: every optimizer step of a run, once, to TensorBoard or Weights & Biases.
+
+It reads commit records as they appear, and nothing else: no service knows of it, and it may end and
+start at any time. How far a writer has come, it finds in what it has written.
+
+    object store                     this process                      a folder, or a service
+    commits/00000004.json  --------> step 4, if it is not there  ----> an event with all its values
+"""
+
+import asyncio
+import signal
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Protocol
+
+import structlog
+
+from shared.commits import CommitRecord, read_commit
+from shared.errors import Unavailable, UserError
+from shared.recipe import Recipe
+from shared.run_store import read_recipe
+from shared.settings import ServiceSettings
+from shared.store import ObjectStore, open_store
+
+POLL_S = 1.0
+
+log = structlog.get_logger()
+
+
+class Writer(Protocol):
+    @property
+    def next_step(self) -> int:
+        """The first, from 1, that is not written yet."""
+
+    def write(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Steps come in order."""
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Targets:
+    """Where to write."""
+
+    tensorboard: Path | None = None
+    """Folder of all runs, each in one of its own."""
+    wandb: str | None = None
+    """Project."""
+
+    def __bool__(self) -> bool:
+        return self.tensorboard is not None or self.wandb is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Began:
+    """A run that has begun."""
+
+    recipe: Recipe
+    first: CommitRecord
+
+    @property
+    def label(self) -> str:
+        """The run's name, and what tells it from another that was started under the same one."""
+        return f"{self.recipe.run.name}-{self.first.digest()[:8]}"
+
+
+def check_installed(targets: Targets) -> None:
+    """Raises UserError, which names the extra, if a writer cannot be had."""
+    for extra in ("tensorboard", "wandb"):
+        if getattr(targets, extra) is None:
+            continue
+        try:
+            import_module(f"digenrl.follow.{extra}")
+        except ImportError as error:
+            raise UserError(f"--{extra} needs the extra digenrl[{extra}]: {error}") from error
+
+
+async def follow(settings: ServiceSettings, targets: Targets, *, once: bool = False) -> None:
+    """Write what is committed, and go on until SIGINT or SIGTERM; ``once``: write what is there.
+
+    Raises:
+        UserError: if there is nowhere to write, or with ``once``, no run.
+    """
+    if not targets:
+        raise UserError("--tensorboard, --wandb: name a folder, or a project, to write to")
+    check_installed(targets)
+    store = open_store(settings.store)
+    with _told_to_end() as ended:
+        if once:
+            ended.set()
+        began = await _began(store, settings.run, ended)
+        if began is None:
+            if once:
+                raise UserError(f"--run: the store holds no run {settings.run!r}")
+            return
+        with ExitStack() as stack:
+            writers = _open(targets, began)
+            for writer in writers:
+                stack.callback(writer.close)
+                log.info("following", label=began.label, next_step=writer.next_step)
+            await _follow(store, settings.run, writers, ended)
+
+
+async def _began(store: ObjectStore, run: str, ended: asyncio.Event) -> Began | None:
+    """As soon as it has; None if this is to end before."""
+    while True:
+        last_look = ended.is_set()
+        try:
+            recipe, first = await read_recipe(store, run), await read_commit(store, run, 0)
+            if recipe is not None and first is not None:
+                return Began(recipe, first)
+        except Unavailable as error:
+            log.warning("store_unavailable", error=str(error))
+        if last_look:
+            return None
+        await _pause(ended)
+
+
+async def _follow(
+    store: ObjectStore, run: str, writers: Sequence[Writer], ended: asyncio.Event
+) -> None:
+    while True:
+        last_look = ended.is_set()  # before it is taken: what is committed by then is written
+        try:
+            await _write_new(store, run, writers)
+        except Unavailable as error:
+            log.warning("store_unavailable", error=str(error))
+        if last_look:
+            return
+        await _pause(ended)
+
+
+async def _write_new(store: ObjectStore, run: str, writers: Sequence[Writer]) -> None:
+    step = min(writer.next_step for writer in writers)
+    while (record := await read_commit(store, run, step)) is not None:
+        for writer in writers:
+            if writer.next_step == step:
+                writer.write(step, record.metrics)
+        step += 1
+
+
+def _open(targets: Targets, began: Began) -> list[Writer]:
+    writers: list[Writer] = []
+    if targets.tensorboard is not None:
+        from digenrl.follow.tensorboard import TensorBoard
+
+        writers.append(TensorBoard(targets.tensorboard / began.label))
+    if targets.wandb is not None:
+        from digenrl.follow.wandb import WeightsAndBiases
+
+        writers.append(WeightsAndBiases(targets.wandb, began.label, began.recipe))
+    return writers
+
+
+async def _pause(ended: asyncio.Event) -> None:
+    try:
+        await asyncio.wait_for(ended.wait(), POLL_S)
+    except TimeoutError:
+        return
+
+
+@contextmanager
+def _told_to_end() -> Iterator[asyncio.Event]:
+    event, loop = asyncio.Event(), asyncio.get_running_loop()
+    for signum in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(signum, event.set)
+    try:
+        yield event
+    finally:
+        for signum in (signal.SIGINT, signal.SIGTERM):
+            loop.remove_signal_handler(signum)

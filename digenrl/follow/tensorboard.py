@@ -1,0 +1,45 @@
+"""TensorBoard's event files, by its own writer; neither torch nor TensorFlow is needed.
+
+A step is one event with all its values: one that was cut off while it was written is not there at
+all, and is written anew.
+"""
+
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
+from tensorboard.compat.proto.event_pb2 import Event
+from tensorboard.compat.proto.summary_pb2 import Summary
+from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+EVENT_FILES = "events.out.tfevents.*"
+
+
+class TensorBoard:
+    """`digenrl.follow.steps.Writer`, into a folder of one run."""
+
+    def __init__(self, folder: Path) -> None:
+        self._next_step = max(_steps(folder), default=0) + 1
+        self._file = EventFileWriter(str(folder))
+
+    @property
+    def next_step(self) -> int:
+        return self._next_step
+
+    def write(self, step: int, metrics: Mapping[str, float]) -> None:
+        values = [Summary.Value(tag=tag, simple_value=metrics[tag]) for tag in sorted(metrics)]
+        self._file.add_event(Event(wall_time=time.time(), step=step, summary=Summary(value=values)))
+        self._file.flush()
+        self._next_step = step + 1
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def _steps(folder: Path) -> Iterator[int]:
+    """Those that are written."""
+    for path in folder.glob(EVENT_FILES):
+        for event in EventFileLoader(str(path)).Load():
+            if event.HasField("summary"):
+                yield event.step

@@ -1,0 +1,47 @@
+"""Weights & Biases, online or, with WANDB_MODE=offline, into files that `wandb sync` sends later.
+
+Online, the service says which steps it has. Offline nobody can be asked: a file beside the runs
+keeps the next step.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import wandb
+
+from shared.errors import UserError
+from shared.recipe import Recipe
+
+
+class WeightsAndBiases:
+    """`digenrl.follow.steps.Writer`, into a run that ``label`` is the id of."""
+
+    def __init__(self, project: str, label: str, recipe: Recipe) -> None:
+        try:
+            self._run = wandb.init(
+                project=project,
+                id=label,
+                name=recipe.run.name,
+                resume="allow",
+                config=recipe.model_dump(mode="json"),
+            )
+        except wandb.Error as error:
+            raise UserError(f"--wandb: {str(error).splitlines()[0]}") from error
+        self._kept = Path(self._run.dir).parents[1] / f"{label}.next-step"
+        self._next_step = max(1, self._kept_step() if self._run.offline else self._run.step)
+
+    @property
+    def next_step(self) -> int:
+        return self._next_step
+
+    def write(self, step: int, metrics: Mapping[str, float]) -> None:
+        self._run.log(dict(metrics), step=step)
+        self._next_step = step + 1
+        if self._run.offline:
+            self._kept.write_text(str(self._next_step))
+
+    def close(self) -> None:
+        self._run.finish()
+
+    def _kept_step(self) -> int:
+        return int(self._kept.read_text()) if self._kept.exists() else 1

@@ -1,0 +1,156 @@
+"""The model card beside an exported adapter: README.md as model hubs expect it.
+
+Everything in it comes from the run: what it was made of, how to use it, and what was measured.
+Paths of this machine are not in it.
+"""
+
+import json
+import shutil
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from digenrl.report.summary import Quality, Summary
+from digenrl.report.usage import base_model, makes_videos, usage
+from shared.errors import UserError
+from shared.prompts import digest, read_prompts
+from shared.recipe import Recipe
+
+CARD, CURVE = "README.md", "curve.png"
+RECIPE = {
+    "run": ("seed", "steps"),
+    "model": ("height", "width", "frames", "guidance", "dtype", "lora"),
+    "sampling": (
+        "steps", "sigmas", "shift", "variant", "noise_level", "window", "first_window_starts",
+        "windows",
+    ),
+    "batch": ("groups", "group_size"),
+    "algorithm": (
+        "name", "clip_range", "advantage_clip", "advantage_std", "rewards", "kl_beta", "stale_loss",
+    ),
+    "trainer": ("learning_rate", "decay_steps", "betas", "weight_decay", "max_grad_norm"),
+    "schedule": ("max_staleness",),
+}  # fmt: skip
+"""Keys that decide the update."""
+
+
+def write_card(
+    folder: Path, recipe: Recipe, summary: Summary, curve: Path, labels: Mapping[str, str]
+) -> Path:
+    """``curve``: a picture, of which the folder gets a copy; ``labels``: of the figures of a
+    `Quality` that are shown, label -> field."""
+    shutil.copyfile(curve, folder / CURVE)
+    path = folder / CARD
+    path.write_text(_card(recipe, summary, labels))
+    return path
+
+
+def _card(recipe: Recipe, summary: Summary, labels: Mapping[str, str]) -> str:
+    base, algorithm = base_model(recipe.model.folder), recipe.algorithm.name
+    parts = [
+        _front_matter(recipe, base),
+        f"# {recipe.run.name}\n\nA LoRA adapter for `{base}`, trained with reinforcement learning "
+        f"({algorithm}) by DigenRL: {summary.steps} optimizer steps on {summary.samples_trained} "
+        f"samples.\n\n![Mean reward per optimizer step, and before and after]({CURVE})",
+        f"## Use\n\n```python\n{usage(recipe, _example(recipe))}\n```",
+        _results(recipe, summary, labels),
+        f"## Recipe\n\n```toml\n{_toml(recipe)}\n```",
+        _rewards(recipe),
+        _data(recipe),
+        f"## Licence\n\nThe licence of the base model `{base}` applies to this adapter, to the two "
+        "together, and to what they make.",
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _front_matter(recipe: Recipe, base: str) -> str:
+    """YAML, whose strings may be JSON's."""
+    task = "text-to-video" if makes_videos(recipe.model) else "text-to-image"
+    tags = ["lora", "reinforcement-learning", recipe.algorithm.name, task, "digenrl"]
+    return "\n".join([
+        "---",
+        "library_name: diffusers",
+        f"pipeline_tag: {task}",
+        f"base_model: {json.dumps(base)}",
+        "base_model_relation: adapter",
+        f"tags: {json.dumps(tags)}",
+        "---",
+    ])  # fmt: skip
+
+
+def _example(recipe: Recipe) -> str:
+    try:
+        return read_prompts(recipe.evaluation.prompts or recipe.data.prompts)[0].text
+    except UserError:  # not on this host
+        return "..."
+
+
+def _results(recipe: Recipe, summary: Summary, labels: Mapping[str, str]) -> str:
+    evaluation, rewards = recipe.evaluation, summary.reward_per_step
+    prompts = "held-out prompts" if evaluation.prompts else "the prompts of training"
+    rows = [
+        f"| {label} | {_figure(before)} | {_figure(after)} |"
+        for label, before, after in _figures(summary.before, summary.after, labels)
+    ]
+    return "\n".join([
+        "## Results",
+        "",
+        f"Mean reward of the first batch {_figure(rewards[0])}, of the last {_figure(rewards[-1])} "
+        f"(sampled with noise). Below: {summary.after.num_samples} samples of {prompts}, without "
+        f"noise, with the same start (seed {evaluation.seed}) before and after.",
+        "",
+        "| | before | after |",
+        "|---|---|---|",
+        *rows,
+        *(f"\n**Reward hacking?** {alarm}" for alarm in summary.alarms),
+    ])  # fmt: skip
+
+
+def _figures(
+    before: Quality, after: Quality, labels: Mapping[str, str]
+) -> Iterator[tuple[str, float, float]]:
+    for label, field in labels.items():
+        if getattr(before, field) is not None:
+            yield label, getattr(before, field), getattr(after, field)
+    for name, value in after.rewards.items():
+        yield f"`{name}` (trained on)", before.rewards[name], value
+    for name, value in after.gold.items():
+        yield f"`{name}` (gold: never trained on)", before.gold[name], value
+
+
+def _figure(value: float) -> str:
+    return f"{value:.4g}"
+
+
+def _toml(recipe: Recipe) -> str:
+    plain = recipe.model_dump(mode="json")
+    return "\n\n".join(
+        "\n".join([f"[{table}]", *_lines(plain[table], keys)]) for table, keys in RECIPE.items()
+    )
+
+
+def _lines(table: Mapping[str, Any], keys: Iterable[str]) -> Iterator[str]:
+    for key in keys:
+        value = table[key]
+        if isinstance(value, dict):
+            inner = ", ".join(_lines(value, value))
+            yield f"{key} = {{ {inner} }}"
+        elif value is not None:
+            yield f"{key} = {json.dumps(value)}"
+
+
+def _rewards(recipe: Recipe) -> str:
+    rows = [
+        f"| `{scorer.name}` | {scorer.type} | {scorer.weight:g} |"
+        for scorer in recipe.reward.scorers
+    ]
+    return "\n".join(["## Rewards", "", "| scorer | type | weight |", "|---|---|---|", *rows])
+
+
+def _data(recipe: Recipe) -> str:
+    path = recipe.data.prompts
+    try:
+        known = f", {len(read_prompts(path))} prompts, sha256 `{digest(path)}`"
+    except UserError:  # not on this host, where only held-out prompts are needed
+        known = ""
+    return f"## Data\n\n`{path.name}`{known}"

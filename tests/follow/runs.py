@@ -1,0 +1,54 @@
+"""A run in a folder of objects, without the services that make one."""
+
+import asyncio
+import os
+from pathlib import Path
+
+from shared.commits import CommitRecord, commit
+from shared.recipe import load_recipe, override
+from shared.run_store import store_recipe
+from shared.settings import ServiceSettings
+from shared.store import ObjectStore
+from shared.store.folder import FolderBackend
+from tests import examples
+
+RUN = "test"
+DIGITS = Path(__file__).parents[2] / "recipes" / "digits.toml"
+
+
+class Run:
+    def __init__(self, objects: Path, trainer: str = "trainer-0") -> None:
+        self.store = ObjectStore(FolderBackend(objects))
+        self.settings = ServiceSettings(run=RUN, store_url=f"file://{objects}")
+        self.trainer = trainer
+        self.head: CommitRecord | None = None
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Of a process that is to find it."""
+        return {**os.environ, "DIGENRL_STORE_URL": self.settings.store_url}
+
+    def begin(self) -> "Run":
+        recipe = override(load_recipe(DIGITS), {"run.name": RUN})
+        asyncio.run(store_recipe(self.store, recipe))
+        self.commit(1)
+        return self
+
+    def commit(self, count: int) -> None:
+        for _ in range(count):
+            version = 0 if self.head is None else self.head.policy.version + 1
+            self.head = CommitRecord(
+                run=RUN,
+                policy=examples.policy(version),
+                parent=None if self.head is None else self.head.digest(),
+                weights=examples.ref("weights"),
+                checkpoint=examples.ref("checkpoint"),
+                metrics=metrics_of(version) if version else {},
+                worker=self.trainer,
+            )
+            asyncio.run(commit(self.store, self.head))
+
+
+def metrics_of(step: int) -> dict[str, float]:
+    """Numbers that are exact in 32 bits."""
+    return {"reward_mean": step / 4, "reward_mean/proxy": step / 8, "loss": -step * 0.5}

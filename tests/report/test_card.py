@@ -1,0 +1,154 @@
+"""The model card says what the run was and what came of it, and its code works."""
+
+import hashlib
+import json
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import yaml
+
+from digenrl.report.card import write_card
+from digenrl.report.export import export_adapter
+from digenrl.report.make import ROWS, summarise
+from digenrl.report.schedule import summarise_schedule
+from digenrl.report.summary import Quality, Summary
+from digenrl.sampling import Sampler
+from shared.commits import CommitRecord, TrainedGroup
+from shared.diffusion.lora import adapter_tensors
+from shared.recipe import Recipe, load_recipe, override
+from tests import examples, tiny_models
+from tests.report.tiny_recipes import HEIGHT, WIDTH, recipe_of
+from tests.tiny_models import PROMPT
+
+DIGITS = Path(__file__).parents[2] / "recipes" / "digits.toml"
+PICTURE = b"a picture"
+BEFORE = Quality(
+    reward=0.25, num_samples=40, rewards={"proxy": 0.125}, gold={"taste": 5.5}, gold_accuracy=0.5
+)
+AFTER = Quality(
+    reward=0.75, num_samples=40, rewards={"proxy": 0.875}, gold={"taste": 4.5}, gold_accuracy=0.9375
+)
+
+
+def record(version: int) -> CommitRecord:
+    group = TrainedGroup(
+        group=0, attempt=0, policy_version=version - 1 if version else 0, fragments=((0, 4, 0),),
+        workers=("a-0",), rewards=(0.0, 1.0, 1.0, 0.0), parts={},
+    )  # fmt: skip
+    return CommitRecord(
+        run="test", policy=examples.policy(version), parent=None, weights=examples.ref("w"),
+        checkpoint=examples.ref("c"), trained=(group,) if version else (), worker="t-0",
+        metrics={"reward_mean": 0.1 + version / 16, "onpolicy_ratio_error": 0.0} if version else {},
+    )  # fmt: skip
+
+
+def summary_of(recipe: Recipe) -> Summary:
+    chain = [record(version) for version in range(4)]
+    return summarise(
+        recipe, chain, summarise_schedule(chain, []), BEFORE, AFTER, adapter_sha256="0" * 64,
+        wall_seconds=1.0, report_seconds=1.0,
+    )  # fmt: skip
+
+
+def card(recipe: Recipe, folder: Path) -> str:
+    folder.mkdir(exist_ok=True)
+    (folder.parent / "curve.png").write_bytes(PICTURE)
+    path = write_card(folder, recipe, summary_of(recipe), folder.parent / "curve.png", ROWS)
+    assert path == folder / "README.md"
+    return path.read_text()
+
+
+def block(text: str, language: str) -> str:
+    [found] = re.findall(rf"```{language}\n(.*?)```", text, flags=re.DOTALL)
+    return str(found)
+
+
+def test_a_hub_finds_what_the_adapter_is_for(tmp_path: Path) -> None:
+    text = card(load_recipe(DIGITS), tmp_path / "adapter")
+    assert text.startswith("---\n")
+    assert yaml.safe_load(text.split("---\n")[1]) == {
+        "library_name": "diffusers",
+        "pipeline_tag": "text-to-image",
+        "base_model": "digits",
+        "base_model_relation": "adapter",
+        "tags": ["lora", "reinforcement-learning", "flow-grpo", "text-to-image", "digenrl"],
+    }
+    [picture] = re.findall(r"!\[[^]]+\]\((.*?)\)", text)
+    assert (tmp_path / "adapter" / picture).read_bytes() == PICTURE
+
+
+def test_the_figures_are_the_run_s_own(tmp_path: Path) -> None:
+    recipe = load_recipe(DIGITS)
+    text = card(recipe, tmp_path / "adapter")
+    assert "3 optimizer steps on 12 samples" in text
+    assert "reward of the first batch 0.1625, of the last 0.2875" in text
+    assert "40 samples of the prompts of training" in text
+    for row in (
+        "| training reward | 0.25 | 0.75 |",
+        "| gold accuracy (held-out MLP) | 0.5 | 0.9375 |",
+        "| `proxy` (trained on) | 0.125 | 0.875 |",
+        "| `taste` (gold: never trained on) | 5.5 | 4.5 |",
+        "| `proxy` | digit-probability | 1 |",
+    ):
+        assert row in text.splitlines()
+    assert "SVM" not in text, "which nobody measured"
+    assert "the gold reward taste fell from 5.5 to 4.5" in text
+    data = hashlib.sha256(recipe.data.prompts.read_bytes()).hexdigest()
+    assert f"`digits.prompts.jsonl`, 40 prompts, sha256 `{data}`" in text
+    assert "The licence of the base model `digits` applies" in text
+    assert str(DIGITS.parents[1]) not in text, "a path of this machine"
+
+
+def test_its_recipe_is_what_decided_the_update(tmp_path: Path) -> None:
+    changes = {"sampling.sigmas": [1.0, 0.8, 0.5, 0.2, 0.0], "sampling.steps": 4,
+               "sampling.window": 2, "sampling.first_window_starts": [0, 1],
+               "trainer.learning_rate": 1e-5}  # fmt: skip
+    recipe = override(load_recipe(DIGITS), {})
+    plain = recipe.model_dump()
+    for key, value in changes.items():
+        table, name = key.split(".")
+        plain[table][name] = value
+    recipe = Recipe.model_validate(plain)
+    found = tomllib.loads(block(card(recipe, tmp_path / "adapter"), "toml"))
+    said = json.loads(recipe.model_dump_json())
+    for table, keys in found.items():
+        assert keys == {key: said[table][key] for key in keys}
+    assert found["trainer"]["learning_rate"] == 1e-5
+    assert found["model"]["lora"] == {"rank": 16, "alpha": 32.0, "targets": []}
+    assert found["sampling"]["sigmas"] == [1.0, 0.8, 0.5, 0.2, 0.0]
+    assert found["run"] == {"seed": 0, "steps": 30}
+
+
+def test_prompts_that_are_elsewhere_are_named_all_the_same(tmp_path: Path) -> None:
+    recipe = load_recipe(DIGITS)
+    moved = recipe.data.model_copy(update={"prompts": tmp_path / "elsewhere.parquet"})
+    text = card(recipe.model_copy(update={"data": moved}), tmp_path / "adapter")
+    assert text.split("## Data\n\n")[1].startswith("`elsewhere.parquet`\n")
+
+
+@pytest.mark.parametrize("family", tiny_models.FAMILIES)
+def test_its_code_makes_a_sample_with_the_adapter(
+    family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = recipe_of(family, tmp_path)
+    adapter = tmp_path / "adapter"
+    network = Sampler(recipe).model.transformer
+    tensors = {name: torch.full_like(one, 0.01) for name, one in adapter_tensors(network).items()}
+    export_adapter(adapter, tensors, recipe)
+    code = block(card(recipe, adapter), "python")
+    assert json.dumps(PROMPT) in code and 'from_pretrained("model"' in code
+
+    monkeypatch.chdir(adapter)
+    Path("model").symlink_to(recipe.model.folder)  # which is how it is called on no hub
+    seen: dict[str, Any] = {}
+    exec(code, seen)
+    assert seen["pipeline"].get_active_adapters() == ["default_0"]
+    if family in tiny_models.VIDEO:
+        assert np.asarray(seen["video"]).shape[0] == recipe.model.frames
+    else:
+        assert seen["image"].size == (WIDTH, HEIGHT)
