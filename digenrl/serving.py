@@ -47,7 +47,7 @@ def serve_one_scorer(kind: str, folder: Path | None, *, host: str, port: int) ->
     """Raises UserError if there is no such scorer, or it cannot be loaded."""
     from services.reward.scorer import build_scorers
     from services.reward.server import create_app
-    from shared.recipe import Scorer
+    from shared.recipe_rewards import Scorer
     from shared.service import Health, serve
 
     configure_logs(service="scorer", worker=kind, run="")

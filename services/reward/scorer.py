@@ -11,7 +11,7 @@ from typing import Literal, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from shared import recipe
+from shared import recipe_rewards
 from shared.contracts import Prompt
 from shared.errors import UserError
 
@@ -65,13 +65,13 @@ class WeightedScorer:
 class Kind:
     """What a recipe may name as a scorer's type. To add one: CONTRIBUTING.md."""
 
-    build: Callable[[recipe.Scorer], Scorer]
+    build: Callable[[recipe_rewards.Scorer], Scorer]
     needs: Literal["folder", "url"] | None = None
     """Of the recipe's table."""
     takes: Literal["images", "videos", "both"] = "images"
 
 
-def build_scorers(tables: Sequence[recipe.Scorer]) -> list[WeightedScorer]:
+def build_scorers(tables: Sequence[recipe_rewards.Scorer]) -> list[WeightedScorer]:
     """Load what a recipe's ``reward.scorers`` name.
 
     Raises:
@@ -80,7 +80,7 @@ def build_scorers(tables: Sequence[recipe.Scorer]) -> list[WeightedScorer]:
     return [_build(f"reward.scorers.{table.name}", table) for table in tables]
 
 
-def kind_of(table: recipe.Scorer) -> Kind:
+def kind_of(table: recipe_rewards.Scorer) -> Kind:
     """Raises UserError if there is no such type, or its folder is not there."""
     field = f"reward.scorers.{table.name}"
     if table.type not in KINDS:
@@ -96,7 +96,7 @@ def kind_of(table: recipe.Scorer) -> Kind:
     return kind
 
 
-def _build(field: str, table: recipe.Scorer) -> WeightedScorer:
+def _build(field: str, table: recipe_rewards.Scorer) -> WeightedScorer:
     kind = kind_of(table)
     try:
         scorer = kind.build(table)
@@ -105,39 +105,39 @@ def _build(field: str, table: recipe.Scorer) -> WeightedScorer:
     return WeightedScorer(table.name, table.weight, scorer, kind.takes)
 
 
-def _digit_probability(table: recipe.Scorer) -> Scorer:
+def _digit_probability(table: recipe_rewards.Scorer) -> Scorer:
     from services.reward.scorers.digits import DigitProbability
 
     assert table.folder is not None  # kind_of has looked
     return DigitProbability(table.folder)
 
 
-def _jpeg_incompressibility(_: recipe.Scorer) -> Scorer:
+def _jpeg_incompressibility(_: recipe_rewards.Scorer) -> Scorer:
     from services.reward.scorers.jpeg import JpegIncompressibility
 
     return JpegIncompressibility()
 
 
-def _jpeg_compressibility(_: recipe.Scorer) -> Scorer:
+def _jpeg_compressibility(_: recipe_rewards.Scorer) -> Scorer:
     from services.reward.scorers.jpeg import JpegCompressibility
 
     return JpegCompressibility()
 
 
-def _temporal_consistency(_: recipe.Scorer) -> Scorer:
+def _temporal_consistency(_: recipe_rewards.Scorer) -> Scorer:
     from services.reward.scorers.video import TemporalConsistency
 
     return TemporalConsistency()
 
 
-def _remote(table: recipe.Scorer) -> Scorer:
+def _remote(table: recipe_rewards.Scorer) -> Scorer:
     from services.reward.scorers.remote import RemoteScorer
 
     assert table.url is not None  # kind_of has looked
     return RemoteScorer(table.url, patience=table.patience)
 
 
-def _ocr(_: recipe.Scorer) -> Scorer:
+def _ocr(_: recipe_rewards.Scorer) -> Scorer:
     try:
         from services.reward.scorers.ocr import OcrText
     except ImportError as error:

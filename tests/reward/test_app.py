@@ -9,7 +9,7 @@ import safetensors.numpy
 from services.reward.app import RewardApp, weighted_sum
 from services.reward.scorer import WeightedScorer, build_scorers
 from shared.errors import ScoringError, UserError
-from shared.recipe import Scorer
+from shared.recipe_rewards import Scorer
 from tests import examples
 
 PROXY = Scorer(
