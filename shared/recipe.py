@@ -17,8 +17,8 @@ from shared.errors import UserError
 from shared.pipeline_sigmas import pipeline_sigmas
 from shared.recipe_faults import describe
 from shared.recipe_files import read_tables
-from shared.recipe_rewards import Evaluation, Reward, Scorer
-from shared.recipe_sampling import Algorithm, Sampling
+from shared.recipe_rewards import Evaluation, Reward, Scorer, check_evaluation
+from shared.recipe_sampling import Algorithm, Sampling, SigmaGrid
 from shared.recipe_table import NonNegative, Positive, Rate, Table
 
 MAX_FRAGMENTS_PER_GROUP = 64
@@ -168,6 +168,7 @@ class Recipe(Table):
         _check_at_most(self.schedule.tag, self.batch.groups, "schedule.tag", "batch.groups")
         self._check_devices()
         self._check_variant()
+        check_evaluation(self.evaluation, self.sampling)
         return self
 
     def _check_variant(self) -> None:
@@ -246,12 +247,7 @@ def _resolved(recipe: Recipe, base: Path) -> Recipe:
         return table.model_copy(update=update)
 
     evaluation, folder = recipe.evaluation, (base / recipe.model.folder).resolve()
-    sigmas = recipe.sampling.sigmas
-    if sigmas == "model" and folder.is_dir():
-        size = recipe.model
-        steps = recipe.sampling.steps
-        sigmas = pipeline_sigmas(folder, steps, height=size.height, width=size.width)
-
+    sigmas, evaluation_sigmas = _sigmas(recipe, folder)
     return recipe.model_copy(
         update={
             "model": updated(recipe.model, folder=folder),
@@ -260,12 +256,31 @@ def _resolved(recipe: Recipe, base: Path) -> Recipe:
             "reward": updated(recipe.reward, scorers=scorers(recipe.reward.scorers)),
             "evaluation": updated(
                 evaluation,
+                sigmas=evaluation_sigmas,
                 scorers=scorers(evaluation.scorers),
                 digits=absolute(evaluation.digits),
                 prompts=absolute(evaluation.prompts),
             ),
         }
     )
+
+
+def _sigmas(recipe: Recipe, folder: Path) -> tuple[SigmaGrid, SigmaGrid | None]:
+    """Of sampling and of the evaluation: the model's own as numbers, if the model is here."""
+    sampling, evaluation, size = recipe.sampling, recipe.evaluation, recipe.model
+    trained, evaluated = sampling.sigmas, evaluation.sigmas
+    if not folder.is_dir():
+        return trained, evaluated
+    if (evaluated or trained) == "model":  # other steps and sizes have other numbers
+        evaluated = pipeline_sigmas(
+            folder,
+            evaluation.steps or sampling.steps,
+            height=evaluation.height or size.height,
+            width=evaluation.width or size.width,
+        )
+    if trained == "model":
+        trained = pipeline_sigmas(folder, sampling.steps, height=size.height, width=size.width)
+    return trained, evaluated
 
 
 def _check_divides(part: int, whole: int, field: str, of: str) -> None:

@@ -6,6 +6,7 @@ from typing import Annotated, Self
 from pydantic import Field, model_validator
 
 from shared.contracts import Token
+from shared.recipe_sampling import Sampling, SigmaGrid, check_sigmas
 from shared.recipe_table import NonNegative, Positive, Table, check_unique
 
 
@@ -34,14 +35,25 @@ class Reward(Table):
 
 
 class Evaluation(Table):
-    """What `digenrl report` measures before and after, by ODE and at a fixed seed."""
+    """What is measured before, after and during a run: by ODE, and at a fixed seed."""
 
+    every: Positive | None = None
+    """Optimizer steps from one evaluation to the next, while the run goes on. Without it, versions
+    are measured before and after only."""
     seed: NonNegative = 0
     samples_per_prompt: Positive = 4
+    steps: Annotated[int, Field(ge=2, le=1000)] | None = None
+    """Denoising steps; without it, as in training. So are sigmas, height and width."""
+    sigmas: SigmaGrid | None = None
+    height: Positive | None = None
+    """Of the images, in pixels."""
+    width: Positive | None = None
+    threads: Positive = 1
+    """CPU threads of whoever evaluates."""
     prompts: Path | None = None
     """Held out, read as `data.prompts` is; relative to the recipe. Without it, training's."""
     scorers: tuple[Scorer, ...] = ()
-    """Gold rewards: measured before and after, and never trained on."""
+    """Gold rewards: measured at evaluations, and never trained on."""
     digits: Path | None = None
     """Folder of the held-out judges of handwritten digits, never used in training; relative to
     the recipe. Without it only the training rewards are compared."""
@@ -50,3 +62,16 @@ class Evaluation(Table):
     def _names_differ(self) -> Self:
         check_unique("scorers", [scorer.name for scorer in self.scorers])
         return self
+
+
+def check_evaluation(table: Evaluation, sampling: Sampling) -> None:
+    """Raises ValueError, which names the key, if the evaluation has no noise schedule."""
+    steps = table.steps or sampling.steps
+    if table.sigmas is None:
+        if steps != sampling.steps and not isinstance(sampling.sigmas, str):
+            raise ValueError(
+                f"evaluation.steps: sampling.sigmas are numbers, for {sampling.steps} steps; give "
+                f"evaluation.sigmas as well, {steps + 1} numbers or the name of a schedule"
+            )
+    elif not isinstance(table.sigmas, str):
+        check_sigmas("evaluation.sigmas", table.sigmas, steps)
