@@ -4,17 +4,15 @@ import asyncio
 import math
 import time
 
-import numpy as np
-import numpy.typing as npt
 import safetensors.numpy
 import structlog
 from safetensors import SafetensorError
 
-from services.reward.scorer import WeightedScorer, told_of
+from services.reward.scorer import WeightedScorer, checked_scores, told_of
 from shared import subjects
 from shared.bus import Bus
 from shared.contracts import FragmentFailed, FragmentGenerated, FragmentScored
-from shared.errors import ContractError, DigenRLError, ScoringError, SlotPoisoned, Unavailable
+from shared.errors import ContractError, DigenRLError, SlotPoisoned, Unavailable
 from shared.store import ObjectStore
 from shared.telemetry import FRAGMENTS, STAGE_SECONDS
 from shared.worker import Worker
@@ -83,7 +81,7 @@ class RewardApp:
         except (SafetensorError, KeyError) as error:
             raise ContractError(f"the media of {event.fragment.slot} hold no images") from error
         metadata = [told_of(event.prompt)] * len(images)
-        return {s.name: _scores(s, images, metadata) for s in self._scorers}
+        return {s.name: checked_scores(s, images, metadata) for s in self._scorers}
 
     async def _fail(self, event: FragmentGenerated, error: DigenRLError) -> None:
         log.error("fragment_failed", slot=str(event.fragment.slot), error=str(error))
@@ -103,19 +101,3 @@ def weighted_sum(
     """One reward per sample: the sum of its scores, each times its scorer's weight."""
     columns = [[scorer.weight * score for score in parts[scorer.name]] for scorer in scorers]
     return tuple(math.fsum(scores) for scores in zip(*columns, strict=True))
-
-
-def _scores(
-    scorer: WeightedScorer, images: npt.NDArray[np.uint8], metadata: list[dict[str, object]]
-) -> tuple[float, ...]:
-    try:
-        scores = scorer.score(images, metadata)
-    except Exception as error:  # a scorer is anybody's code; its fault is this fragment's alone
-        log.exception("scorer_failed", scorer=scorer.name)
-        raise ScoringError(f"{scorer.name}: {type(error).__name__}: {error}") from error
-    if len(scores) != len(images) or not all(math.isfinite(score) for score in scores):
-        raise ScoringError(
-            f"{scorer.name} gave {len(scores)} scores for {len(images)} samples, "
-            "or one that is not finite"
-        )
-    return tuple(scores)

@@ -4,16 +4,20 @@ A scorer takes a fragment's media and the metadata of its prompt, and gives one 
 An exception means that the fragment could not be scored; it is never turned into a number.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
+import structlog
 
 from shared import recipe_rewards
 from shared.contracts import Prompt
-from shared.errors import UserError
+from shared.errors import ScoringError, UserError
+
+log = structlog.get_logger()
 
 Media = npt.NDArray[np.uint8]
 """Images (n, C, H, W) or videos (n, F, C, H, W)."""
@@ -59,6 +63,25 @@ class WeightedScorer:
             raise ValueError(f"gave {len(scores)} scores for {len(frames)} frames")
         means: list[float] = scores.reshape(-1, num_frames).mean(1).tolist()
         return means
+
+
+def checked_scores(scorer: WeightedScorer, media: Media, metadata: Metadata) -> tuple[float, ...]:
+    """One finite number per sample.
+
+    Raises:
+        ScoringError: if the scorer fails, or gives something else.
+    """
+    try:
+        scores = scorer.score(media, metadata)
+    except Exception as error:  # a scorer is anybody's code; its fault is these samples' alone
+        log.exception("scorer_failed", scorer=scorer.name)
+        raise ScoringError(f"{scorer.name}: {type(error).__name__}: {error}") from error
+    if len(scores) != len(media) or not all(math.isfinite(score) for score in scores):
+        raise ScoringError(
+            f"{scorer.name} gave {len(scores)} scores for {len(media)} samples, "
+            "or one that is not finite"
+        )
+    return tuple(scores)
 
 
 @dataclass(frozen=True, slots=True)
