@@ -1,5 +1,7 @@
 """Samples of a policy version at a fixed seed, by ODE, and how good they are."""
 
+import math
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,9 +9,10 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from digenrl.report.summary import Quality
+from digenrl.evaluation.quality import Quality
+from digenrl.evaluation.settings import as_evaluated
 from digenrl.sampling import Media, Sampler
-from services.reward.scorer import WeightedScorer, build_scorers, told_of
+from services.reward.scorer import WeightedScorer, build_scorers, checked_scores, told_of
 from shared.diffusion.lora import load_adapter
 from shared.diffusion.tensors import unpack
 from shared.prompts import read_prompts
@@ -30,11 +33,13 @@ class Samples:
 
 
 class Evaluator:
-    """Samples the recipe's prompts with one set of weights after the other."""
+    """Samples the recipe's prompts, at its evaluation's settings, with one set of weights after
+    the other."""
 
-    def __init__(self, recipe: Recipe) -> None:
+    def __init__(self, recipe: Recipe, stopping: threading.Event | None = None) -> None:
+        """``stopping`` is the sampler's."""
         self._table = recipe.evaluation
-        self._sampler = Sampler(recipe)
+        self._sampler = Sampler(as_evaluated(recipe), stopping)
         self._prompts = read_prompts(recipe.evaluation.prompts or recipe.data.prompts)
 
     def sample(self, weights: bytes) -> Samples:
@@ -49,38 +54,48 @@ class Evaluator:
         )
 
 
-def quality(recipe: Recipe, samples: Samples) -> Quality:
-    """The training reward of the samples and, for digits, what the held-out judges say."""
-    scorers = build_scorers(recipe.reward.scorers)
-    rewards = _means(scorers, samples)
-    found = Quality(
-        reward=sum(scorer.weight * rewards[scorer.name] for scorer in scorers),
-        num_samples=len(samples.images),
-        rewards=rewards,
-        gold=_means(build_scorers(recipe.evaluation.scorers), samples),
-    )
-    if recipe.evaluation.digits is None:
-        return found
-    return found.model_copy(update=_digit_figures(recipe.evaluation.digits, samples))
+class Judges:
+    """The scorers of training and of the evaluation, loaded once."""
+
+    def __init__(self, recipe: Recipe) -> None:
+        self._trained = build_scorers(recipe.reward.scorers)
+        self._gold = build_scorers(recipe.evaluation.scorers)
+        self._digits = recipe.evaluation.digits
+
+    def quality(self, samples: Samples) -> Quality:
+        """Mean rewards of the samples and, for digits, what the held-out judges say.
+
+        Raises:
+            ScoringError: if a scorer fails: that is no number.
+        """
+        rewards = _means(self._trained, samples)
+        found = Quality(
+            reward=sum(scorer.weight * rewards[scorer.name] for scorer in self._trained),
+            num_samples=len(samples.images),
+            rewards=rewards,
+            gold=_means(self._gold, samples),
+        )
+        if self._digits is None:
+            return found
+        return found.model_copy(update=_digit_figures(self._digits, samples))
+
+    def right(self, samples: Samples) -> npt.NDArray[np.bool_] | None:
+        """(n,) whether the held-out judge sees the digit asked for; None without such a judge."""
+        if self._digits is None:
+            return None
+        from services.reward.scorers.digits import DigitProbability, wanted_digit
+
+        wanted = np.array([wanted_digit(metadata) for metadata in samples.metadata])
+        predicted = DigitProbability(self._digits, "gold_mlp").predict(samples.images)
+        return np.asarray(predicted == wanted, dtype=np.bool_)
 
 
 def _means(scorers: list[WeightedScorer], samples: Samples) -> dict[str, float]:
     """Over all samples, of each scorer."""
     return {
-        scorer.name: float(np.mean(scorer.score(samples.images, samples.metadata)))
+        scorer.name: float(np.mean(checked_scores(scorer, samples.images, samples.metadata)))
         for scorer in scorers
     }
-
-
-def taken_for_right(recipe: Recipe, samples: Samples) -> npt.NDArray[np.bool_] | None:
-    """(n,) whether the held-out judge sees the digit asked for; None without such a judge."""
-    if recipe.evaluation.digits is None:
-        return None
-    from services.reward.scorers.digits import DigitProbability, wanted_digit
-
-    wanted = np.array([wanted_digit(metadata) for metadata in samples.metadata])
-    predicted = DigitProbability(recipe.evaluation.digits, "gold_mlp").predict(samples.images)
-    return np.asarray(predicted == wanted, dtype=np.bool_)
 
 
 def _digit_figures(folder: Path, samples: Samples) -> dict[str, object]:
@@ -96,7 +111,7 @@ def _digit_figures(folder: Path, samples: Samples) -> dict[str, object]:
 
     wanted = np.array([wanted_digit(metadata) for metadata in samples.metadata])
     right = DigitProbability(folder, "gold_mlp").predict(samples.images) == wanted
-    per_digit = [float(right[wanted == digit].mean()) for digit in range(NUM_DIGITS)]
+    per_digit = [_number(right[wanted == digit].mean()) for digit in range(NUM_DIGITS)]
     made = Half(to_model_space(samples.images), wanted)
     nn, div = nearest_real(made, load_real(folder)), diversity(made)
     proxy = DigitProbability(folder).predict(samples.images)
@@ -105,9 +120,14 @@ def _digit_figures(folder: Path, samples: Samples) -> dict[str, object]:
         "gold_accuracy": float(right.mean()),
         "gold_svm_accuracy": float((DigitSvm(folder).predict(samples.images) == wanted).mean()),
         "gold_accuracy_per_digit": per_digit,
-        "gold_worst_digit": min(per_digit),
-        "gold_nn": float(nn.mean()),
-        "gold_div": float(div.mean()),
-        "gold_nn_per_digit": nn.tolist(),
-        "gold_div_per_digit": div.tolist(),
+        "gold_worst_digit": min((share for share in per_digit if share is not None), default=None),
+        "gold_nn": _number(nn.mean()),
+        "gold_div": _number(div.mean()),
+        "gold_nn_per_digit": [_number(distance) for distance in nn],
+        "gold_div_per_digit": [_number(distance) for distance in div],
     }
+
+
+def _number(value: float) -> float | None:
+    """None where there was nothing to take the mean of: one sample has no distance to another."""
+    return None if math.isnan(value) else float(value)
