@@ -229,6 +229,30 @@ def follow(
     asyncio.run(follow_run(settings, targets, once=once))
 
 
+@app.command()
+def evaluate(
+    run: Annotated[str, typer.Option(envvar="DIGENRL_RUN", help="name of the run")] = "",
+    once: Annotated[
+        bool, typer.Option("--once", help="evaluate what is due by now, then end")
+    ] = False,
+    every: Annotated[
+        int | None, typer.Option(min=1, help="optimizer steps, in place of the recipe's")
+    ] = None,
+    worker: Annotated[
+        str, typer.Option(help="name of this evaluator; by default host and process")
+    ] = "",
+    nice: Annotated[
+        int, typer.Option(min=0, max=19, help="19: only take what others leave of the CPU")
+    ] = 0,
+    host: Annotated[str, typer.Option(help="address of its HTTP side")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="port of its HTTP side")] = 8000,
+) -> None:
+    """Evaluate a run's policy versions while it goes on, every so many optimizer steps."""
+    from digenrl.serving import evaluate_run
+
+    evaluate_run(run=run, worker=worker, once=once, every=every, nice=nice, host=host, port=port)
+
+
 class Variant(StrEnum):
     lora = "lora"
     full = "full"

@@ -1,5 +1,6 @@
 """Images and videos as files."""
 
+from io import BytesIO
 from pathlib import Path
 
 import numpy as np
@@ -10,28 +11,40 @@ FRAMES_PER_SECOND = 16
 EVEN = 2
 """Height and width of a video are multiples of it: its colours have half the resolution."""
 
+Pixels = npt.NDArray[np.uint8]
 
-def save(folder: Path, name: str, sample: npt.NDArray[np.uint8]) -> list[Path]:
+
+def save(folder: Path, name: str, sample: Pixels) -> list[Path]:
     """An image (C, H, W) as PNG; a video (F, C, H, W) as mp4, with its frames beside it."""
     folder.mkdir(parents=True, exist_ok=True)
     if sample.ndim == 3:
-        return [_save_image(folder / f"{name}.png", sample)]
+        return [_write(folder / f"{name}.png", as_png(sample))]
     frames = folder / name
     frames.mkdir(exist_ok=True)
-    stills = [_save_image(frames / f"{n:04d}.png", frame) for n, frame in enumerate(sample)]
-    return [_save_video(folder / f"{name}.mp4", sample), *stills]
+    stills = [_write(frames / f"{n:04d}.png", as_png(frame)) for n, frame in enumerate(sample)]
+    return [_write(folder / f"{name}.mp4", as_mp4(sample)), *stills]
 
 
-def _save_image(path: Path, image: npt.NDArray[np.uint8]) -> Path:
-    Image.fromarray(_rows(image)).save(path)
-    return path
+def as_png(image: Pixels) -> bytes:
+    """An image (C, H, W), gray or in colour."""
+    file = BytesIO()
+    Image.fromarray(_rows(image)).save(file, format="PNG")
+    return file.getvalue()
 
 
-def _save_video(path: Path, video: npt.NDArray[np.uint8]) -> Path:
+def from_png(data: bytes) -> Pixels:
+    """The image (C, H, W) that `as_png` was given."""
+    rows = np.asarray(Image.open(BytesIO(data)), dtype=np.uint8)
+    return rows[None] if rows.ndim == 2 else np.ascontiguousarray(rows.transpose(2, 0, 1))
+
+
+def as_mp4(video: Pixels) -> bytes:
+    """A video (F, C, H, W); an odd row or column at the edge is left out."""
     import av
 
+    file = BytesIO()
     height, width = (size - size % EVEN for size in video.shape[-2:])
-    with av.open(str(path), "w") as container:
+    with av.open(file, "w", format="mp4") as container:
         stream = container.add_stream("libx264", rate=FRAMES_PER_SECOND)
         stream.width, stream.height, stream.pix_fmt = width, height, "yuv420p"
         for image in video:
@@ -40,10 +53,15 @@ def _save_video(path: Path, video: npt.NDArray[np.uint8]) -> Path:
                 container.mux(packet)
         for packet in stream.encode():
             container.mux(packet)
+    return file.getvalue()
+
+
+def _write(path: Path, data: bytes) -> Path:
+    path.write_bytes(data)
     return path
 
 
-def _rows(image: npt.NDArray[np.uint8], *, gray: bool = True) -> npt.NDArray[np.uint8]:
+def _rows(image: Pixels, *, gray: bool = True) -> Pixels:
     """(H, W) if it is gray and may be, otherwise (H, W, 3)."""
     if image.shape[0] == 1 and gray:
         return np.ascontiguousarray(image[0])

@@ -1,15 +1,17 @@
 """Samples without noise in between: what the report measures, and `digenrl generate` makes."""
 
+import threading
 from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 
 from shared.diffusion.generation import to_uint8
-from shared.diffusion.models import ModelAdapter, repeat_rows
+from shared.diffusion.models import Conditions, ModelAdapter, repeat_rows
 from shared.diffusion.policy import LoadedPolicy, load_policy, sampling_plan
-from shared.diffusion.sampler import Denoising, denoise
+from shared.diffusion.sampler import Denoising, Velocity, denoise
 from shared.recipe import Recipe
 from shared.seeds import derive
 
@@ -19,13 +21,19 @@ Media = npt.NDArray[np.uint8]
 PROMPTS_AT_ONCE = 4
 
 
+class Stopped(Exception):
+    """Somebody asked for it."""
+
+
 class Sampler:
     """Holds the network, and samples it with whatever adapter is in use."""
 
-    def __init__(self, recipe: Recipe) -> None:
+    def __init__(self, recipe: Recipe, stopping: threading.Event | None = None) -> None:
+        """``stopping``: set, it makes a `sample` in another thread end with `Stopped`."""
         torch.set_num_threads(recipe.rollout.threads)
         self._recipe = recipe
         self._policy: LoadedPolicy = load_policy(recipe, {"transformer", "text", "decoder"})
+        self._stopping = stopping or threading.Event()
 
     @property
     def model(self) -> ModelAdapter:
@@ -57,11 +65,18 @@ class Sampler:
             shape=model.latent_shape(height=table.height, width=table.width, frames=table.frames),
             device=self._policy.device,
         )
-        latents = denoise(
-            lambda latents, sigma: model.velocity(latents, sigma, rows, guidance=table.guidance),
-            denoising,
-        )
+        latents = denoise(self._velocity(rows), denoising)
         return np.asarray(to_uint8(model.decode(latents)).numpy(), dtype=np.uint8)
+
+    def _velocity(self, rows: Conditions) -> Velocity:
+        guidance = self._recipe.model.guidance
+
+        def velocity(latents: Tensor, sigma: Tensor) -> Tensor:
+            if self._stopping.is_set():
+                raise Stopped
+            return self.model.velocity(latents, sigma, rows, guidance=guidance)
+
+        return velocity
 
 
 def noise_seed(seed: int, prompt: int, index: int) -> int:

@@ -1,6 +1,7 @@
 """One service in this process."""
 
 import asyncio
+import os
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -18,9 +19,10 @@ def serve_scheduler(
         raise UserError("--recipe: the scheduler needs the run's recipe")
     changes = {"run.steps": steps, "run.name": run or None}
     recipe: Recipe = override(load_recipe(recipe_file), changes)
-    if recipe.sampling.sigmas == "model":
+    if "model" in (recipe.sampling.sigmas, recipe.evaluation.sigmas):
         raise UserError(
-            f'sampling.sigmas: "model" needs {recipe.model.folder} on this host, or numbers'
+            f'sampling.sigmas, evaluation.sigmas: "model" needs {recipe.model.folder} on this '
+            "host, or numbers"
         )
     settings = settings_of(run=recipe.run.name, worker="scheduler", host=host, port=port)
     configure_logs(service="scheduler", worker="scheduler", run=settings.run)
@@ -43,11 +45,25 @@ def serve_worker(service: str, *, run: str, worker: str, host: str, port: int) -
     asyncio.run(run_service(settings))
 
 
+def evaluate_run(
+    *, run: str, worker: str, once: bool, every: int | None, nice: int, host: str, port: int
+) -> None:
+    settings = settings_of(run=run, worker=worker, host=host, port=port)
+    configure_logs(service="evaluation", worker=settings.worker, run=settings.run)
+    os.nice(nice)
+    from digenrl.evaluation import service
+
+    if once:
+        asyncio.run(service.catch_up(settings, every=every))
+    else:
+        asyncio.run(service.follow(settings, every=every))
+
+
 def serve_one_scorer(kind: str, folder: Path | None, *, host: str, port: int) -> None:
     """Raises UserError if there is no such scorer, or it cannot be loaded."""
     from services.reward.scorer import build_scorers
     from services.reward.server import create_app
-    from shared.recipe import Scorer
+    from shared.recipe_rewards import Scorer
     from shared.service import Health, serve
 
     configure_logs(service="scorer", worker=kind, run="")

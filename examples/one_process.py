@@ -8,13 +8,13 @@ when it can, and that any of them may die.
 """
 
 import argparse
+import math
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import safetensors.numpy
 from rich import print
 
-from services.reward.app import weighted_sum
 from services.reward.scorer import build_scorers, told_of
 from services.trainer.engine import TrainerEngine
 from shared.advantages import batch_scale
@@ -68,8 +68,13 @@ class Loop:
         made = self._rollout.generate(task)
         images = safetensors.numpy.load(made.media)["images"]
         metadata = [told_of(prompt)] * len(images)
-        parts = {s.name: tuple(s.score(images, metadata)) for s in self._scorers}
-        rewards = weighted_sum(parts, self._scorers)
+        parts = {s.name: s.score(images, metadata) for s in self._scorers}
+        columns = zip(*(parts[s.name] for s in self._scorers), strict=True)
+        weights = [s.weight for s in self._scorers]
+        rewards = tuple(
+            math.fsum(w * score for w, score in zip(weights, scores, strict=True))
+            for scores in columns
+        )
         rule = self.recipe.advantages
         given = self._advantages
         advantages = rule.of(rewards, parts) if given is None else given(rewards)

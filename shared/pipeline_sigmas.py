@@ -18,9 +18,7 @@ from shared.diffusion.schedule import (
 )
 from shared.diffusion_families import pipeline_class
 from shared.errors import UserError
-
-PACKED = ("FluxPipeline", "QwenImagePipeline")
-"""Tokens of 2 x 2 latents; their number decides the shift."""
+from shared.model_size import PACKED, pixels_per_token
 
 
 def pipeline_sigmas(folder: Path, num_steps: int, *, height: int, width: int) -> Sigmas:
@@ -33,7 +31,7 @@ def pipeline_sigmas(folder: Path, num_steps: int, *, height: int, width: int) ->
         return default_sigmas(num_steps, shift)
     if not config.get("use_dynamic_shifting"):
         return evenly_to(1 / num_steps, num_steps, shift)
-    side = 2 * _decoder_factor(folder, pipeline)
+    side = pixels_per_token(folder)
     return dynamic_sigmas(
         num_steps,
         _mu(config, (height // side) * (width // side)),
@@ -47,14 +45,6 @@ def _mu(config: dict[str, Any], num_tokens: int) -> float:
     fewest, most = config.get("base_image_seq_len", 256), config.get("max_image_seq_len", 4096)
     low, high = config.get("base_shift", 0.5), config.get("max_shift", 1.15)
     return float(low + (num_tokens - fewest) * (high - low) / (most - fewest))
-
-
-def _decoder_factor(folder: Path, pipeline: str) -> int:
-    """Pixels per latent, each way."""
-    config = _read(folder / "vae" / "config.json")
-    if pipeline == "QwenImagePipeline":
-        return int(2 ** len(config["temperal_downsample"]))
-    return int(2 ** (len(config["block_out_channels"]) - 1))
 
 
 def _read(file: Path) -> dict[str, Any]:

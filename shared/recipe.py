@@ -18,9 +18,9 @@ from shared.pipeline_sigmas import pipeline_sigmas
 from shared.recipe_checks import check_at_most, check_devices, check_divides
 from shared.recipe_faults import describe
 from shared.recipe_files import read_tables
-from shared.recipe_judge import Judge
-from shared.recipe_sampling import Algorithm, Sampling
-from shared.recipe_table import NonNegative, Positive, Rate, Table, check_unique
+from shared.recipe_rewards import Evaluation, Reward, Scorer, check_evaluation
+from shared.recipe_sampling import Algorithm, Sampling, SigmaGrid
+from shared.recipe_table import NonNegative, Positive, Rate, Table
 from shared.recipe_trainer import Trainer
 
 MAX_FRAGMENTS_PER_GROUP = 64
@@ -105,63 +105,6 @@ class Rollout(Table):
     """Whether rollout devices compute gradients of whole groups while the trainer is behind."""
 
 
-class Scorer(Table):
-    name: Token
-    type: Token
-    """Which scorer; docs/rewards.md lists them."""
-    weight: Annotated[float, Field(allow_inf_nan=False)] = 1.0
-    folder: Path | None = None
-    """Where its weights are; relative to the recipe."""
-    url: str | None = None
-    """Of the server of a remote scorer, or of the API of a judge."""
-    patience: Annotated[float, Field(gt=0, le=3600)] = 120.0
-    """Seconds that a remote scorer or a judge may be without an answer."""
-    judge: Judge | None = None
-    """Of a judge: which model is asked, and how."""
-
-    def at(self, base: Path) -> Self:
-        """With its paths relative to ``base`` made absolute."""
-        update: dict[str, Any] = {}
-        if self.folder is not None:
-            update["folder"] = (base / self.folder).resolve()
-        if self.judge is not None and self.judge.key_file is not None:
-            key_file = (base / self.judge.key_file).resolve()
-            update["judge"] = self.judge.model_copy(update={"key_file": key_file})
-        return self.model_copy(update=update)
-
-
-class Reward(Table):
-    workers: Positive = 1
-    threads: Positive = 1
-    scorers: tuple[Scorer, ...] = Field(min_length=1)
-    max_failed: Annotated[float, Field(ge=0, lt=1)] = 0.5
-    """Of a group's samples, what share may be without a reward; with more the group is dropped."""
-
-    @model_validator(mode="after")
-    def _names_differ(self) -> Self:
-        check_unique("scorers", [scorer.name for scorer in self.scorers])
-        return self
-
-
-class Evaluation(Table):
-    """What `digenrl report` measures before and after, by ODE and at a fixed seed."""
-
-    seed: NonNegative = 0
-    samples_per_prompt: Positive = 4
-    prompts: Path | None = None
-    """Held out, read as `data.prompts` is; relative to the recipe. Without it, training's."""
-    scorers: tuple[Scorer, ...] = ()
-    """Gold rewards: measured before and after, and never trained on."""
-    digits: Path | None = None
-    """Folder of the held-out judges of handwritten digits, never used in training; relative to
-    the recipe. Without it only the training rewards are compared."""
-
-    @model_validator(mode="after")
-    def _names_differ(self) -> Self:
-        check_unique("scorers", [scorer.name for scorer in self.scorers])
-        return self
-
-
 class Recipe(Table):
     run: Run
     model: Model
@@ -214,6 +157,7 @@ class Recipe(Table):
         check_at_most(self.schedule.tag, self.batch.groups, "schedule.tag", "batch.groups")
         check_devices(self)
         self._check_variant()
+        check_evaluation(self.evaluation, self.sampling)
         return self
 
     def _check_variant(self) -> None:
@@ -268,12 +212,7 @@ def _resolved(recipe: Recipe, base: Path) -> Recipe:
         return table.model_copy(update=update)
 
     evaluation, folder = recipe.evaluation, (base / recipe.model.folder).resolve()
-    sigmas = recipe.sampling.sigmas
-    if sigmas == "model" and folder.is_dir():
-        size = recipe.model
-        steps = recipe.sampling.steps
-        sigmas = pipeline_sigmas(folder, steps, height=size.height, width=size.width)
-
+    sigmas, evaluation_sigmas = _sigmas(recipe, folder)
     return recipe.model_copy(
         update={
             "model": updated(recipe.model, folder=folder),
@@ -282,9 +221,28 @@ def _resolved(recipe: Recipe, base: Path) -> Recipe:
             "reward": updated(recipe.reward, scorers=scorers(recipe.reward.scorers)),
             "evaluation": updated(
                 evaluation,
+                sigmas=evaluation_sigmas,
                 scorers=scorers(evaluation.scorers),
                 digits=absolute(evaluation.digits),
                 prompts=absolute(evaluation.prompts),
             ),
         }
     )
+
+
+def _sigmas(recipe: Recipe, folder: Path) -> tuple[SigmaGrid, SigmaGrid | None]:
+    """Of sampling and of the evaluation: the model's own as numbers, if the model is here."""
+    sampling, evaluation, size = recipe.sampling, recipe.evaluation, recipe.model
+    trained, evaluated = sampling.sigmas, evaluation.sigmas
+    if not folder.is_dir():
+        return trained, evaluated
+    if (evaluated or trained) == "model":  # other steps and sizes have other numbers
+        evaluated = pipeline_sigmas(
+            folder,
+            evaluation.steps or sampling.steps,
+            height=evaluation.height or size.height,
+            width=evaluation.width or size.width,
+        )
+    if trained == "model":
+        trained = pipeline_sigmas(folder, sampling.steps, height=size.height, width=size.width)
+    return trained, evaluated

@@ -10,10 +10,13 @@ from shared.algorithms import ALGORITHMS, Name, Variant
 from shared.recipe_table import NonNegative, Positive, Rate, Sigma, Table
 from shared.windows import Moves, Windows
 
+SigmaGrid = Literal["linear", "shifted", "default", "model"] | tuple[Sigma, ...]
+"""`Sampling.sigmas` says what each is."""
+
 
 class Sampling(Table):
     steps: Annotated[int, Field(ge=2, le=1000)] = 10
-    sigmas: Literal["linear", "shifted", "default", "model"] | tuple[Sigma, ...] = "linear"
+    sigmas: SigmaGrid = "linear"
     """linear 1..0; shifted: linear, shifted once; default: diffusers' own grid for that shift;
     model: that of the model's own pipeline, as numbers from when the recipe is read; or numbers,
     one more than steps."""
@@ -50,14 +53,7 @@ class Sampling(Table):
     @model_validator(mode="after")
     def _sigmas_descend(self) -> Self:
         if not isinstance(self.sigmas, str):
-            if len(self.sigmas) != self.steps + 1:
-                raise ValueError(
-                    f"sigmas: {len(self.sigmas)} numbers; {self.steps} steps need {self.steps + 1}"
-                )
-            if any(after >= before for before, after in pairwise(self.sigmas)):
-                raise ValueError("sigmas: every number must be smaller than the one before")
-            if self.sigmas[-1] != 0:
-                raise ValueError(f"sigmas: the last number must be 0, not {self.sigmas[-1]}")
+            check_sigmas("sigmas", self.sigmas, self.steps)
         return self
 
     @model_validator(mode="after")
@@ -74,6 +70,16 @@ class Sampling(Table):
                 f"the last that may be stochastic of {self.steps}; {remedy}"
             )
         return self
+
+
+def check_sigmas(field: str, sigmas: tuple[float, ...], steps: int) -> None:
+    """Raises ValueError, which names the field, unless they take so many steps down to 0."""
+    if len(sigmas) != steps + 1:
+        raise ValueError(f"{field}: {len(sigmas)} numbers; {steps} steps need {steps + 1}")
+    if any(after >= before for before, after in pairwise(sigmas)):
+        raise ValueError(f"{field}: every number must be smaller than the one before")
+    if sigmas[-1] != 0:
+        raise ValueError(f"{field}: the last number must be 0, not {sigmas[-1]}")
 
 
 class Algorithm(Table):

@@ -6,6 +6,7 @@
 <run>/checkpoints/<sha256>...        optimizer and random state of each version
 <run>/conditions/<sha256>...         what the network is told about each prompt
 <run>/usage/<batch>.json             what the devices did in that batch, and what TAG decided
+<run>/evaluations/<settings>/...     what was measured, and the pictures (docs/evaluation.md)
 <run>/batches/<batch>/<sha256>...    trajectories and media, until no recovery needs them
 """
 
@@ -24,8 +25,9 @@ MAY_CHANGE = {
     "trainer.ranks", "trainer.sharded",
     "reward.workers", "reward.threads",
     "schedule.mode", "schedule.tag", "schedule.early_fraction",
-    "evaluation.seed", "evaluation.samples_per_prompt", "evaluation.digits",
-    "evaluation.prompts", "evaluation.scorers",
+    "evaluation.every", "evaluation.seed", "evaluation.samples_per_prompt", "evaluation.digits",
+    "evaluation.prompts", "evaluation.scorers", "evaluation.steps", "evaluation.sigmas",
+    "evaluation.height", "evaluation.width", "evaluation.threads",
 }  # fmt: skip
 """Keys that a resumed run may set anew: they do not change what any batch is."""
 
@@ -52,6 +54,10 @@ def batch_folder(run: str, batch: int) -> str:
 
 def usage_folder(run: str) -> str:
     return f"{run}/usage"
+
+
+def evaluations_folder(run: str) -> str:
+    return f"{run}/evaluations"
 
 
 def usage_key(run: str, batch: int) -> str:

@@ -10,6 +10,7 @@ ROOT = Path(__file__).parents[1]
 TORCH_FREE = [
     "digenrl.cli",
     "digenrl.bench.cli",
+    "digenrl.evaluation.service",
     "digenrl.follow.steps",
     "digenrl.local.up",
     "digenrl.local.preflight",

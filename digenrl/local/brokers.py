@@ -41,6 +41,8 @@ class Program:
     argv: list[str]
     environment: dict[str, str] = field(default_factory=dict)
     ready: Callable[[], Awaitable[bool]]
+    optional: bool = False
+    """Whether others go on if it cannot be kept running."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

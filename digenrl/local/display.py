@@ -49,6 +49,10 @@ class Display:
         else:
             self._live.update(self._render({}, []))
 
+    def warn(self, line: str) -> None:
+        """Said once, and stays on the screen."""
+        self.console.print(line, style="bold red", highlight=False)
+
     def update(self, run: dict[str, Any], workers: list[dict[str, Any]]) -> None:
         stepped = run["step"] != self._last_step
         if stepped and run["reward_mean"] is not None and run["step"] > 0:

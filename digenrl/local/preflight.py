@@ -14,6 +14,7 @@ from digenrl.local.ports import free_ports, port_is_free
 from services.reward.scorer import kind_of
 from shared.diffusion_families import VIDEO, adapter_of, pipeline_class
 from shared.errors import UserError
+from shared.model_size import check_size
 from shared.prompts import read_prompts
 from shared.recipe import Recipe, load_recipe, override
 from shared.run_store import check_same_run
@@ -95,6 +96,7 @@ def check_inputs(recipe: Recipe) -> None:
         raise UserError(
             f"model.folder: {recipe.model.folder}/transformer holds no safetensors file"
         )
+    _check_sizes(recipe)
     check_rest(recipe)
     for scorer in (*recipe.reward.scorers, *recipe.evaluation.scorers):
         if kind_of(scorer).takes == "videos" and not makes_videos:
@@ -102,6 +104,17 @@ def check_inputs(recipe: Recipe) -> None:
                 f"reward.scorers.{scorer.name}.type: {scorer.type} scores videos, and "
                 f"{recipe.model.folder} makes images"
             )
+
+
+def _check_sizes(recipe: Recipe) -> None:
+    folder, trained, evaluated = recipe.model.folder, recipe.model, recipe.evaluation
+    check_size(folder, "model", height=trained.height, width=trained.width)
+    check_size(
+        folder,
+        "evaluation",
+        height=evaluated.height or trained.height,
+        width=evaluated.width or trained.width,
+    )
 
 
 def check_rest(recipe: Recipe) -> None:

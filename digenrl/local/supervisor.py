@@ -85,6 +85,11 @@ class Supervisor:
         for child in wanted:
             self.children.pop(child.program.name, None)
 
+    def is_kept(self, name: str) -> bool:
+        """Whether that child was started and runs, or will again."""
+        child = self.children.get(name)
+        return child is not None and child.keeper is not None and not child.keeper.done()
+
     async def _spawn(self, child: Child) -> None:
         with child.log_path.open("ab") as output:
             child.process = await asyncio.create_subprocess_exec(
@@ -117,8 +122,10 @@ class Supervisor:
             await self._spawn(child)
 
     def _fail(self, child: Child, status: int) -> None:
-        if not self.failed.done():
-            last = last_line(child.log_path)
+        last = last_line(child.log_path)
+        if child.program.optional:
+            log.warning("child_given_up", name=child.program.name, status=status, last=last)
+        elif not self.failed.done():
             self.failed.set_exception(
                 ChildFailed(f"{child.program.name} ended with status {status}: {last}")
             )

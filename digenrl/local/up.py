@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -13,6 +14,8 @@ from rich.console import Console
 
 from digenrl.local.brokers import Brokers, Program, plan_brokers
 from digenrl.local.display import Display
+from digenrl.local.evaluation import NAME as EVALUATOR
+from digenrl.local.evaluation import LocalEvaluation
 from digenrl.local.ports import free_ports
 from digenrl.local.preflight import LocalRun
 from digenrl.local.supervisor import Supervisor
@@ -53,13 +56,18 @@ async def run_locally(local: LocalRun) -> int:
     display = Display(console, api.url, str(local.folder / "logs"))
     brokers = plan_brokers(local.folder, local.password)
     supervisor = Supervisor(local.folder / "logs", brokers.environment)
+    evaluation = _evaluation(local, supervisor, display, client)
     interrupted = _on_interrupt()
     began = time.monotonic()
     try:
         with display.shown():
-            outcome = await _run(local, brokers, supervisor, display, api, interrupted)
+            run = _start_and_watch(local, brokers, supervisor, display, api, evaluation)
+            outcome = await _until(run, supervisor, interrupted)
             wall_seconds = time.monotonic() - began
             display.say("draining the services")
+            await _stop_services(supervisor, but=[EVALUATOR])
+            if outcome == "finished" and evaluation is not None:
+                outcome = await _until(_finish(evaluation), supervisor, interrupted)
             await _stop_services(supervisor)
         if outcome == "finished":
             return await _report(local, supervisor.environment, wall_seconds)
@@ -70,19 +78,20 @@ async def run_locally(local: LocalRun) -> int:
         await client.aclose()
 
 
-async def _stop_services(supervisor: Supervisor) -> None:
-    await supervisor.stop([name for name in supervisor.children if name not in BROKERS])
+async def _stop_services(supervisor: Supervisor, but: Sequence[str] = ()) -> None:
+    kept = [*BROKERS, *but]
+    await supervisor.stop([name for name in supervisor.children if name not in kept])
 
 
-async def _run(
-    local: LocalRun,
-    brokers: Brokers,
-    supervisor: Supervisor,
-    display: Display,
-    api: Api,
-    interrupted: asyncio.Event,
+async def _until(
+    work: Coroutine[Any, Any, Outcome], supervisor: Supervisor, interrupted: asyncio.Event
 ) -> Outcome:
-    running = asyncio.create_task(_start_and_watch(local, brokers, supervisor, display, api))
+    """The outcome of ``work``, unless somebody interrupts it.
+
+    Raises:
+        ChildFailed: if a child that is needed cannot be kept running.
+    """
+    running = asyncio.create_task(work)
     stopped = asyncio.create_task(interrupted.wait())
     try:
         awaited: set[asyncio.Future[Any]] = {running, stopped, supervisor.failed}
@@ -96,8 +105,18 @@ async def _run(
         await asyncio.gather(running, stopped, return_exceptions=True)
 
 
+async def _finish(evaluation: LocalEvaluation) -> Outcome:
+    await evaluation.finish()
+    return "finished"
+
+
 async def _start_and_watch(
-    local: LocalRun, brokers: Brokers, supervisor: Supervisor, display: Display, api: Api
+    local: LocalRun,
+    brokers: Brokers,
+    supervisor: Supervisor,
+    display: Display,
+    api: Api,
+    evaluation: LocalEvaluation | None,
 ) -> Outcome:
     display.say(f"run {local.recipe.run.name}: starting NATS, Valkey and the object store")
     await asyncio.gather(*(supervisor.start(program) for program in brokers.programs))
@@ -108,10 +127,14 @@ async def _start_and_watch(
     await supervisor.start(scheduler)
     if local.targets:
         await supervisor.start(_follower(local, api), wait=False)
-    return await _watch(local, display, api)
+    if evaluation is not None:  # now the store has this start's recipe
+        await evaluation.start()
+    return await _watch(local, display, api, evaluation)
 
 
-async def _watch(local: LocalRun, display: Display, api: Api) -> Outcome:
+async def _watch(
+    local: LocalRun, display: Display, api: Api, evaluation: LocalEvaluation | None
+) -> Outcome:
     resume = local.resumed
     while True:
         run, workers = await api.get("/v1/run"), await api.get("/v1/workers")
@@ -128,6 +151,8 @@ async def _watch(local: LocalRun, display: Display, api: Api) -> Outcome:
                 return phase  # type: ignore[no-any-return]
             elif phase == "running":
                 resume = False
+        if evaluation is not None:
+            await evaluation.look()
         await asyncio.sleep(POLL_S)
 
 
@@ -172,6 +197,15 @@ def _follower(local: LocalRun, api: Api) -> Program:
         argv=_command("follow", "--run", local.recipe.run.name, *given),
         ready=api.ready,
     )
+
+
+def _evaluation(
+    local: LocalRun, supervisor: Supervisor, display: Display, client: httpx.AsyncClient
+) -> LocalEvaluation | None:
+    if local.recipe.evaluation.every is None:
+        return None
+    [port] = free_ports(1)
+    return LocalEvaluation(local.recipe.run.name, port, supervisor, client, display)
 
 
 async def _report(local: LocalRun, environment: dict[str, str], wall_seconds: float) -> int:

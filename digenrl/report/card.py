@@ -10,7 +10,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from digenrl.report.summary import Quality, Summary
+from digenrl.evaluation.quality import Quality
+from digenrl.report.summary import Summary
 from digenrl.report.usage import base_model, makes_videos, usage
 from shared.errors import UserError
 from shared.prompts import digest, read_prompts

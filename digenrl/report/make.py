@@ -2,16 +2,18 @@
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import httpx
 from rich.console import Console
 from rich.table import Table
 
+from digenrl.evaluation.quality import alarms
+from digenrl.evaluation.records import EvaluationRecord
 from digenrl.report.schedule import read_schedule, schedule_rows
-from digenrl.report.summary import Quality, ScheduleSummary, Summary
+from digenrl.report.stored import first_of_prompts, side_of, stills_of
+from digenrl.report.summary import Evaluated, ScheduleSummary, Summary
 from shared.commits import CommitRecord, commit_chain
 from shared.errors import DigenRLError, UserError
 from shared.recipe import Recipe
@@ -19,12 +21,13 @@ from shared.run_store import read_recipe
 from shared.settings import ServiceSettings
 from shared.store import ObjectStore, open_store
 
-if TYPE_CHECKING:
-    from digenrl.report.evaluate import Samples
-
 POLL_S = 2.0
 VIDEOS = 8
 """Prompts of which videos are kept."""
+FILES = (
+    "summary.json", "curve.png", "gallery.png", "evaluations.png", "progress.png", "adapter"
+)  # fmt: skip
+"""That a report may write, besides videos."""
 ROWS = {
     "training reward": "reward",
     "proxy accuracy (training classifier)": "proxy_accuracy",
@@ -62,68 +65,78 @@ async def make_report(run: str, out: Path, *, scheduler: str, wall_seconds: floa
     console.print(_table(summary))
     for alarm in summary.alarms:
         console.print(f"reward hacking? {alarm}", style="bold red")
-    for name in ("summary.json", "curve.png", "gallery.png", "adapter"):
-        console.print(f"{out / name}", highlight=False, soft_wrap=True)
+    for path in await asyncio.to_thread(_written, out):
+        console.print(f"{path}", highlight=False, soft_wrap=True)
+
+
+def _written(out: Path) -> list[Path]:
+    return [out / name for name in FILES if (out / name).exists()]
 
 
 async def _measure(
     store: ObjectStore, recipe: Recipe, chain: list[CommitRecord], out: Path, *, wall_seconds: float
 ) -> Summary:
+    from digenrl.evaluation.run import RunEvaluator
+    from digenrl.evaluation.weights import weights_to_use
     from digenrl.report.card import write_card
-    from digenrl.report.evaluate import Evaluator, quality, taken_for_right
+    from digenrl.report.evaluations import draw_evaluations, draw_progress
     from digenrl.report.export import export_adapter
     from digenrl.report.export_network import export_network
-    from digenrl.report.pictures import Side, draw_curve, draw_gallery
-    from digenrl.report.weights import weights_to_use
+    from digenrl.report.pictures import draw_curve, draw_gallery
     from shared.diffusion.tensors import unpack
 
     began = time.monotonic()
-    first, last = [await weights_to_use(store, recipe, each) for each in (chain[0], chain[-1])]
-    evaluator = await asyncio.to_thread(Evaluator, recipe)
-    before = await asyncio.to_thread(evaluator.sample, first)
-    after = await asyncio.to_thread(evaluator.sample, last)
+    evaluator = RunEvaluator(store, recipe, worker="report")
+    before, after = [await evaluator.record_of(commit) for commit in (chain[0], chain[-1])]
+    last = chain[-1].policy.version  # the run may go on meanwhile
+    evaluated = [each for each in await evaluator.evaluations.read_all() if each.version <= last]
+    trained = unpack(await weights_to_use(store, recipe, chain[-1]))
     export = export_network if recipe.model.trained == "full" else export_adapter
     summary = summarise(
         recipe,
         chain,
         await read_schedule(store, chain),
-        quality(recipe, before),
-        quality(recipe, after),
-        adapter_sha256=export(out / "adapter", unpack(last), recipe),
+        evaluated,
+        adapter_sha256=export(out / "adapter", trained, recipe),
         wall_seconds=wall_seconds,
         report_seconds=time.monotonic() - began,
     )
     draw_curve(out / "curve.png", chain, summary)
     write_card(out / "adapter", recipe, summary, out / "curve.png", ROWS)
-    sides = [Side(samples, taken_for_right(recipe, samples)) for samples in (before, after)]
-    draw_gallery(out / "gallery.png", *sides)
-    _save_videos(out / "videos", {"before": before, "after": after})
+    draw_gallery(out / "gallery.png", *[await side_of(store, each) for each in (before, after)])
+    if len(evaluated) > 2:
+        draw_evaluations(out / "evaluations.png", evaluated)
+        draw_progress(out / "progress.png", await stills_of(store, evaluated))
+    await _save_videos(store, out / "videos", {"before": before, "after": after})
     return summary
 
 
-def _save_videos(folder: Path, sides: Mapping[str, "Samples"]) -> None:
+async def _save_videos(
+    store: ObjectStore, folder: Path, sides: Mapping[str, EvaluationRecord]
+) -> None:
     """The first one of each prompt, before and after, for a model of videos."""
-    from digenrl.media import save
-
-    for when, samples in sides.items():
-        if samples.images.ndim == 4:
-            continue
-        firsts = dict(zip(reversed(samples.prompts), reversed(samples.images), strict=True))
-        for number, video in enumerate(list(reversed(firsts.values()))[:VIDEOS]):
-            save(folder, f"{number:02d}-{when}", video)
+    for when, record in sides.items():
+        firsts = list(first_of_prompts(record).values())[:VIDEOS]
+        for number, sample in enumerate(firsts):
+            if sample.media != sample.still:
+                video = await store.get(sample.media)
+                await asyncio.to_thread(folder.mkdir, parents=True, exist_ok=True)
+                path = folder / f"{number:02d}-{when}.mp4"
+                await asyncio.to_thread(path.write_bytes, video)
 
 
 def summarise(
     recipe: Recipe,
     chain: list[CommitRecord],
     schedule: ScheduleSummary,
-    before: Quality,
-    after: Quality,
+    evaluated: Sequence[EvaluationRecord],
     *,
     adapter_sha256: str,
     wall_seconds: float,
     report_seconds: float,
 ) -> Summary:
+    """``evaluated``: of the first version, the last, and maybe some in between, in this order."""
+    before, after = evaluated[0].quality, evaluated[-1].quality
     trained = [record for record in chain if record.trained]
     pairs = {
         f"{name}_{when}": getattr(quality, name)
@@ -142,24 +155,16 @@ def summarise(
         onpolicy_ratio_error_max=max(r.metrics["onpolicy_ratio_error"] for r in trained),
         adapter_sha256=adapter_sha256,
         weights_digest=chain[-1].policy.weights_digest,
-        alarms=alarms(before, after),
+        alarms=alarms([record.quality for record in evaluated]),
+        evaluations=[
+            Evaluated(version=record.version, quality=record.quality, alarms=list(record.alarms))
+            for record in evaluated
+        ],
         schedule=schedule,
         before=before,
         after=after,
         **pairs,
     )
-
-
-def alarms(before: Quality, after: Quality) -> list[str]:
-    """A line for each gold reward that fell while the training reward rose."""
-    if after.reward <= before.reward:
-        return []
-    return [
-        f"the training reward rose from {before.reward:.4g} to {after.reward:.4g} while the gold "
-        f"reward {name} fell from {before.gold[name]:.4g} to {value:.4g}"
-        for name, value in after.gold.items()
-        if value < before.gold[name]
-    ]
 
 
 def _table(summary: Summary) -> Table:

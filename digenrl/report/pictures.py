@@ -1,6 +1,5 @@
 """The reward curve and the before/after gallery of a run."""
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -8,9 +7,9 @@ import matplotlib
 import numpy as np
 import numpy.typing as npt
 
-from digenrl.report.evaluate import Samples
+from digenrl.media import Pixels
+from digenrl.report.stored import Side
 from digenrl.report.summary import Summary
-from digenrl.sampling import Media
 from shared.commits import CommitRecord
 
 matplotlib.use("Agg")
@@ -18,18 +17,9 @@ matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 from matplotlib.patches import Rectangle
 
-BEFORE, AFTER, WRONG = "#9aa5b1", "#1f6feb", "#d1242f"
+BEFORE, AFTER, GOLD, WRONG = "#9aa5b1", "#1f6feb", "#bf8700", "#d1242f"
 GALLERY_COLUMNS = 10
 GALLERY_ROWS = 8
-
-
-@dataclass(frozen=True, slots=True)
-class Side:
-    """Before, or after."""
-
-    samples: Samples
-    right: npt.NDArray[np.bool_] | None
-    """(n,) what the held-out judge says."""
 
 
 def draw_curve(path: Path, chain: list[CommitRecord], summary: Summary) -> None:
@@ -83,16 +73,15 @@ def _draw_accuracies(axes: Any, summary: Summary) -> None:
 def draw_gallery(path: Path, before: Side, after: Side) -> None:
     """The same prompts and the same noise, before and after; one column per prompt. What the
     held-out judge takes for something else is framed."""
-    chosen = _columns(before.samples)
+    chosen = _columns(before.prompts)
     figure, pair = plt.subplots(1, 2, figsize=(14, 6), layout="constrained")
     for axes, side_of, title in zip(pair, (before, after), ("before", "after"), strict=True):
-        samples = side_of.samples
-        axes.imshow(_mosaic(samples.stills, chosen), cmap="gray_r", vmin=0, vmax=255)
+        axes.imshow(mosaic(side_of.stills, chosen), cmap="gray_r", vmin=0, vmax=255)
         _frame_wrong(axes, side_of, chosen)
         axes.set_title(title, fontsize=12)
-        side = samples.stills.shape[-1] + 1
+        side = side_of.stills.shape[-1] + 1
         places = [(column + 0.5) * side for column in range(len(chosen))]
-        labels = [samples.prompts[rows[0]].split()[-1] for rows in chosen]
+        labels = [side_of.prompts[rows[0]].split()[-1] for rows in chosen]
         axes.set_xticks(places, labels, fontsize=9)
         axes.set_yticks([])
         axes.tick_params(length=0)
@@ -103,7 +92,7 @@ def draw_gallery(path: Path, before: Side, after: Side) -> None:
 def _frame_wrong(axes: Any, side_of: Side, columns: list[list[int]]) -> None:
     if side_of.right is None:
         return
-    height, width = side_of.samples.stills.shape[-2:]
+    height, width = side_of.stills.shape[-2:]
     for x, column in enumerate(columns):
         for y, index in enumerate(column):
             if not side_of.right[index]:
@@ -112,15 +101,15 @@ def _frame_wrong(axes: Any, side_of: Side, columns: list[list[int]]) -> None:
                 axes.add_patch(frame)
 
 
-def _columns(samples: Samples) -> list[list[int]]:
+def _columns(prompts: list[str]) -> list[list[int]]:
     """Which samples each column shows: those of the first prompts, one after the other."""
     first_of: dict[str, list[int]] = {}
-    for index, prompt in enumerate(samples.prompts):
+    for index, prompt in enumerate(prompts):
         first_of.setdefault(prompt, []).append(index)
     return [rows[:GALLERY_ROWS] for rows in list(first_of.values())[:GALLERY_COLUMNS]]
 
 
-def _mosaic(images: Media, columns: list[list[int]]) -> npt.NDArray[np.uint8]:
+def mosaic(images: Pixels, columns: list[list[int]]) -> npt.NDArray[np.uint8]:
     """Images side by side with a line of white between them. Digits are drawn dark on light."""
     channels, height, width = images.shape[1:]
     rows = max(len(column) for column in columns)

@@ -2,31 +2,7 @@
 
 from pydantic import BaseModel
 
-
-class Quality(BaseModel):
-    """Of the samples of one policy version, at the evaluation's fixed seed."""
-
-    reward: float
-    """Mean training reward."""
-    num_samples: int
-    rewards: dict[str, float] = {}
-    """Mean score of each scorer of training, without its weight."""
-    gold: dict[str, float] = {}
-    """Mean score of each scorer of `evaluation.scorers`, which is never trained on."""
-    proxy_accuracy: float | None = None
-    """Share of samples that the training reward's own classifier takes for the digit asked for."""
-    gold_accuracy: float | None = None
-    """The same by a network of another kind, taught on the other half of the data."""
-    gold_svm_accuracy: float | None = None
-    """The same by a support vector machine."""
-    gold_accuracy_per_digit: list[float] | None = None
-    gold_worst_digit: float | None = None
-    gold_nn: float | None = None
-    """Mean L2 distance to the nearest real image of the held-out half; rises when glyphs break."""
-    gold_div: float | None = None
-    """Mean L2 distance within a digit; falls when samples collapse to one."""
-    gold_nn_per_digit: list[float] | None = None
-    gold_div_per_digit: list[float] | None = None
+from digenrl.evaluation.quality import Quality
 
 
 class TagDecision(BaseModel):
@@ -60,6 +36,15 @@ class ScheduleSummary(BaseModel):
     samples_helped: int
     """Samples that the trainer's device generated."""
     tag: list[TagDecision]
+
+
+class Evaluated(BaseModel):
+    """One policy version, as an evaluation found it."""
+
+    version: int
+    quality: Quality
+    alarms: list[str]
+    """Compared with the versions before it."""
 
 
 class Summary(BaseModel):
@@ -96,7 +81,9 @@ class Summary(BaseModel):
     weights_digest: str
     """Of the final policy version, as commit records and trajectories carry it."""
     alarms: list[str] = []
-    """Gold rewards that fell while the training reward rose."""
+    """Gold rewards that fell while the training reward rose, as the last evaluation found them."""
+    evaluations: list[Evaluated] = []
+    """Of every version that was evaluated, before and after among them."""
     schedule: ScheduleSummary
     before: Quality
     after: Quality

@@ -9,26 +9,18 @@ import safetensors.numpy
 import structlog
 from safetensors import SafetensorError
 
-from services.reward.scorer import Media, Metadata, WeightedScorer, told_of
+from services.reward.scorer import WeightedScorer, told_of
+from services.reward.scoring import scores_of
 from shared import subjects
 from shared.bus import Bus
 from shared.contracts import FragmentFailed, FragmentGenerated, FragmentScored
-from shared.errors import (
-    ContractError,
-    DigenRLError,
-    ScorerUnavailable,
-    ScoringError,
-    SlotPoisoned,
-    Unavailable,
-)
+from shared.errors import ContractError, DigenRLError, SlotPoisoned, Unavailable
 from shared.store import ObjectStore
-from shared.telemetry import FRAGMENTS, SAMPLES_FAILED, STAGE_SECONDS
+from shared.telemetry import FRAGMENTS, STAGE_SECONDS
 from shared.worker import Worker
 
 IN_HAND = 2
 """While one fragment is scored, the media of the next is fetched."""
-RETRIES = 2
-"""Of a sample that fails, alone."""
 LAST_ATTEMPT = 2
 """From this attempt on a fragment's samples may all be without a score: it is not the device that
 generated them."""
@@ -95,9 +87,7 @@ class RewardApp:
             raise ContractError(f"the media of {event.fragment.slot} hold no images") from error
         metadata = [told_of(event.prompt)] * len(images)
         is_last = event.fragment.attempt >= LAST_ATTEMPT
-        return {
-            s.name: _scores(s, images, metadata, may_all_fail=is_last) for s in self._scorers
-        }
+        return {s.name: scores_of(s, images, metadata, may_all_fail=is_last) for s in self._scorers}
 
     async def _fail(self, event: FragmentGenerated, error: DigenRLError) -> None:
         log.error("fragment_failed", slot=str(event.fragment.slot), error=str(error))
@@ -126,43 +116,3 @@ def _weighted(scores: Sequence[float | None], weights: Sequence[float]) -> float
     if len(known) < len(scores):
         return None
     return math.fsum(weight * score for weight, score in zip(weights, known, strict=True))
-
-
-def _scores(
-    scorer: WeightedScorer, images: Media, metadata: Metadata, *, may_all_fail: bool
-) -> tuple[float | None, ...]:
-    """All together, then those that failed one by one; None for a sample that fails again.
-
-    Raises:
-        ScoringError: if the scorer gives other than one number per sample, or, unless
-            ``may_all_fail``, none at all.
-    """
-    scores, reason = _tried(scorer, images, metadata)
-    for _ in range(RETRIES):
-        for sample in [number for number, score in enumerate(scores) if score is None]:
-            alone = slice(sample, sample + 1)
-            [scores[sample]], reason = _tried(scorer, images[alone], metadata[alone])
-    failed = scores.count(None)
-    if failed == len(scores) and not may_all_fail:
-        raise ScoringError(f"{scorer.name}: {reason}")
-    if failed:
-        SAMPLES_FAILED.labels(scorer=scorer.name).inc(failed)
-        log.error("samples_failed", scorer=scorer.name, failed=failed, reason=reason)
-    return tuple(scores)
-
-
-def _tried(
-    scorer: WeightedScorer, images: Media, metadata: Metadata
-) -> tuple[list[float | None], str]:
-    """A finite number for each sample, or None, and why."""
-    try:
-        scores = scorer.score(images, metadata)
-    except ScorerUnavailable:
-        raise
-    except Exception as error:  # a scorer is anybody's code; its fault is these samples' alone
-        log.exception("scorer_failed", scorer=scorer.name)
-        return [None] * len(images), f"{type(error).__name__}: {error}"
-    if len(scores) != len(images):
-        raise ScoringError(f"{scorer.name} gave {len(scores)} scores for {len(images)} samples")
-    finite = [score if math.isfinite(score) else None for score in scores]
-    return finite, "a score that is not finite"

@@ -14,7 +14,7 @@ from typing import Literal, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from shared import recipe
+from shared import recipe_rewards
 from shared.contracts import Prompt
 from shared.errors import UserError
 from shared.recipe_judge import Judge
@@ -69,7 +69,7 @@ class WeightedScorer:
 class Kind:
     """What a recipe may name as a scorer's type. To add one: CONTRIBUTING.md."""
 
-    build: Callable[[recipe.Scorer], Scorer]
+    build: Callable[[recipe_rewards.Scorer], Scorer]
     """A UserError that it raises begins with the key of the recipe's table that is wrong."""
     needs: Literal["folder", "url", "judge"] | None = None
     """Of the recipe's table; with a judge, also the address where it is asked."""
@@ -80,7 +80,7 @@ class Kind:
     """Of pyproject.toml, which installs what it imports."""
 
 
-def build_scorers(tables: Sequence[recipe.Scorer]) -> list[WeightedScorer]:
+def build_scorers(tables: Sequence[recipe_rewards.Scorer]) -> list[WeightedScorer]:
     """Load what a recipe's ``reward.scorers`` name.
 
     Raises:
@@ -89,7 +89,7 @@ def build_scorers(tables: Sequence[recipe.Scorer]) -> list[WeightedScorer]:
     return [_build(f"reward.scorers.{table.name}", table) for table in tables]
 
 
-def kind_of(table: recipe.Scorer) -> Kind:
+def kind_of(table: recipe_rewards.Scorer) -> Kind:
     """Raises UserError if there is no such type, or what it needs is not there."""
     field = f"reward.scorers.{table.name}"
     if table.type not in KINDS:
@@ -128,7 +128,7 @@ def _check_judge(field: str, judge: Judge | None) -> None:
         read_key(judge)
 
 
-def _build(field: str, table: recipe.Scorer) -> WeightedScorer:
+def _build(field: str, table: recipe_rewards.Scorer) -> WeightedScorer:
     kind = kind_of(table)
     try:
         with _of(field):
@@ -151,86 +151,86 @@ def _of(field: str) -> Iterator[None]:
         raise UserError(f"{field}.{error}") from error
 
 
-def _folder(table: recipe.Scorer) -> Path:
+def _folder(table: recipe_rewards.Scorer) -> Path:
     assert table.folder is not None  # kind_of has looked
     return table.folder
 
 
-def _digit_probability(table: recipe.Scorer) -> Scorer:
+def _digit_probability(table: recipe_rewards.Scorer) -> Scorer:
     from services.reward.scorers.digits import DigitProbability
 
     return DigitProbability(_folder(table))
 
 
-def _jpeg_incompressibility(_: recipe.Scorer) -> Scorer:
+def _jpeg_incompressibility(_: recipe_rewards.Scorer) -> Scorer:
     from services.reward.scorers.jpeg import JpegIncompressibility
 
     return JpegIncompressibility()
 
 
-def _jpeg_compressibility(_: recipe.Scorer) -> Scorer:
+def _jpeg_compressibility(_: recipe_rewards.Scorer) -> Scorer:
     from services.reward.scorers.jpeg import JpegCompressibility
 
     return JpegCompressibility()
 
 
-def _temporal_consistency(_: recipe.Scorer) -> Scorer:
+def _temporal_consistency(_: recipe_rewards.Scorer) -> Scorer:
     from services.reward.scorers.video import TemporalConsistency
 
     return TemporalConsistency()
 
 
-def _remote(table: recipe.Scorer) -> Scorer:
+def _remote(table: recipe_rewards.Scorer) -> Scorer:
     from services.reward.scorers.remote import RemoteScorer
 
     assert table.url is not None  # kind_of has looked
     return RemoteScorer(table.url, patience=table.patience)
 
 
-def _ocr(_: recipe.Scorer) -> Scorer:
+def _ocr(_: recipe_rewards.Scorer) -> Scorer:
     from services.reward.scorers.ocr import OcrText
 
     return OcrText()
 
 
-def _clip_score(table: recipe.Scorer) -> Scorer:
+def _clip_score(table: recipe_rewards.Scorer) -> Scorer:
     from services.reward.scorers.clip_score import ClipScore
 
     return ClipScore(_folder(table))
 
 
-def _pick_score(table: recipe.Scorer) -> Scorer:
+def _pick_score(table: recipe_rewards.Scorer) -> Scorer:
     from services.reward.scorers.pick_score import PickScore
 
     return PickScore(_folder(table))
 
 
-def _hpsv2(table: recipe.Scorer) -> Scorer:
+def _hpsv2(table: recipe_rewards.Scorer) -> Scorer:
     from services.reward.scorers.hpsv2 import HpsV2
 
     return HpsV2(_folder(table))
 
 
-def _aesthetic(table: recipe.Scorer) -> Scorer:
+def _aesthetic(table: recipe_rewards.Scorer) -> Scorer:
     from services.reward.scorers.aesthetic import Aesthetic
 
     return Aesthetic(_folder(table))
 
 
-def _image_reward(table: recipe.Scorer) -> Scorer:
+def _image_reward(table: recipe_rewards.Scorer) -> Scorer:
     from services.reward.scorers.image_reward import ImageReward
 
     return ImageReward(_folder(table))
 
 
-def _judge(table: recipe.Scorer) -> Scorer:
+def _judge(table: recipe_rewards.Scorer) -> Scorer:
     from services.reward.scorers.judge import JudgeScorer
 
     assert table.url is not None and table.judge is not None  # kind_of has looked
     return JudgeScorer(table.url, table.judge, patience=table.patience)
 
 
-def _from_folder(build: Callable[[recipe.Scorer], Scorer], *files: str) -> Kind:
+def _from_folder(build: Callable[[recipe_rewards.Scorer], Scorer], *files: str) -> Kind:
     """Of a network that transformers loads."""
     return Kind(build, needs="folder", files=("config.json", *files), extra="reward-models")
 

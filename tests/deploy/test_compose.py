@@ -21,7 +21,9 @@ ROOT = Path(__file__).parents[2]
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
 DOCKERFILE = (ROOT / "deploy/Dockerfile").read_text()
-OURS = ("scheduler", "rollout", "reward", "trainer", "report")
+OURS = ("scheduler", "rollout", "reward", "trainer", "evaluation", "report")
+DERIVED = {"trainer": "rollout", "evaluation": "report"}
+"""Images that are another one with another command."""
 BROKERS = ("nats", "redis", "s3")
 PROJECT = "digenrl-test"
 
@@ -67,6 +69,7 @@ def required_by(package: str) -> list[str]:
 def test_it_is_one_container_per_process_and_two_rollout_workers() -> None:
     assert set(SERVICES) == {*OURS, *BROKERS}
     assert SERVICES["rollout"]["scale"] == "${DIGENRL_ROLLOUT_WORKERS:-2}"
+    assert [name for name in SERVICES if "profiles" in SERVICES[name]] == ["evaluation"]
 
 
 @every_service
@@ -119,8 +122,9 @@ def test_a_service_starts_when_the_brokers_answer(name: str) -> None:
 def test_a_service_is_a_target_of_the_one_dockerfile(name: str) -> None:
     build = SERVICES[name]["build"]
     assert (build["dockerfile"], build["target"]) == ("deploy/Dockerfile", name)
-    assert "USER 65532:65532" in stages()[name][1] or name == "trainer"
-    assert stages()["trainer"][0] == "rollout"
+    image = DERIVED.get(name, name)
+    assert "USER 65532:65532" in stages()[image][1]
+    assert image == name or stages()[name][0] == image
 
 
 @pytest.mark.parametrize("name", OURS)
@@ -139,7 +143,7 @@ def test_the_schedulers_image_has_no_torch() -> None:
 def test_a_change_of_the_code_installs_nothing() -> None:
     for name in OURS:
         parent = stages()[name][0]
-        assert "COPY --from=code" not in stages()[parent][1] or parent == "rollout"
+        assert "COPY --from=code" not in stages()[parent][1] or parent == DERIVED.get(name)
     assert all("install-packages" not in stages()[name][1] for name in OURS)
 
 

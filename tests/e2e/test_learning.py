@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from digenrl.report.evaluate import Evaluator, quality
-from digenrl.report.summary import Quality
+from digenrl.evaluation.quality import Quality
+from digenrl.evaluation.samples import Evaluator, Judges
 from examples.one_process import Advantages, Loop
 from shared.advantages import group_advantages
 from shared.recipe import Recipe, load_recipe, override
@@ -28,7 +28,7 @@ def trained(recipe: Recipe, advantages: Advantages) -> Quality:
     loop = Loop(recipe, advantages=advantages)
     for _ in loop.steps(STEPS):
         pass
-    return quality(recipe, Evaluator(recipe).sample(loop.trainer.weights().adapter))
+    return Judges(recipe).quality(Evaluator(recipe).sample(loop.trainer.weights().adapter))
 
 
 def test_held_out_accuracy_rises_and_with_shuffled_advantages_it_does_not(recipe: Recipe) -> None:
@@ -41,7 +41,7 @@ def test_held_out_accuracy_rises_and_with_shuffled_advantages_it_does_not(recipe
 
     torch.manual_seed(0)
     untrained = Loop(recipe).trainer.weights().adapter
-    base = quality(recipe, Evaluator(recipe).sample(untrained))
+    base = Judges(recipe).quality(Evaluator(recipe).sample(untrained))
     taught, control = trained(recipe, group_advantages), trained(recipe, shuffled)
     assert base.gold_accuracy and taught.gold_accuracy and control.gold_accuracy
     assert taught.gold_accuracy > base.gold_accuracy + 0.1

@@ -41,6 +41,8 @@ def recipe_with(tmp_path: Path, old: str, new: str) -> Path:
         ('/models/digits"', '/recipes"', "is not a diffusers model"),
         ('type = "digit-probability"', 'type = "magic"', "known are: aesthetic, clip-score, "),
         ("digits.prompts.jsonl", "nowhere.jsonl", "cannot read"),
+        ("[evaluation]", "[evaluation]\nwidth = 7", "evaluation.width: 7 is not a multiple of 2"),
+        ("[evaluation]", "[evaluation]\nheight = 16", "evaluation.height: 16 is more than this"),
     ],
 )
 def test_a_faulty_recipe(tmp_path: Path, old: str, new: str, said: str) -> None:

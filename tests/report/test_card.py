@@ -12,14 +12,16 @@ import pytest
 import torch
 import yaml
 
+from digenrl.evaluation.quality import Quality
+from digenrl.evaluation.records import EvaluationRecord
 from digenrl.report.card import write_card
 from digenrl.report.export import export_adapter
 from digenrl.report.make import ROWS, summarise
 from digenrl.report.schedule import summarise_schedule
-from digenrl.report.summary import Quality, Summary
+from digenrl.report.summary import Summary
 from digenrl.sampling import Sampler
 from shared.commits import CommitRecord, TrainedGroup
-from shared.diffusion.lora import adapter_tensors
+from shared.diffusion.weights import trained_tensors
 from shared.recipe import Recipe, load_recipe, override
 from tests import examples, tiny_models
 from tests.report.tiny_recipes import HEIGHT, WIDTH, recipe_of
@@ -47,10 +49,20 @@ def record(version: int) -> CommitRecord:
     )  # fmt: skip
 
 
+def evaluated(chain: list[CommitRecord]) -> list[EvaluationRecord]:
+    return [
+        EvaluationRecord(
+            run="test", policy=each.policy, settings="0" * 64, quality=quality, samples=(),
+            worker="report", seconds=1.0,
+        )
+        for each, quality in ((chain[0], BEFORE), (chain[-1], AFTER))
+    ]  # fmt: skip
+
+
 def summary_of(recipe: Recipe) -> Summary:
     chain = [record(version) for version in range(4)]
     return summarise(
-        recipe, chain, summarise_schedule(chain, []), BEFORE, AFTER, adapter_sha256="0" * 64,
+        recipe, chain, summarise_schedule(chain, []), evaluated(chain), adapter_sha256="0" * 64,
         wall_seconds=1.0, report_seconds=1.0,
     )  # fmt: skip
 
@@ -138,7 +150,7 @@ def test_its_code_makes_a_sample_with_the_adapter(
     recipe = recipe_of(family, tmp_path)
     adapter = tmp_path / "adapter"
     network = Sampler(recipe).model.transformer
-    tensors = {name: torch.full_like(one, 0.01) for name, one in adapter_tensors(network).items()}
+    tensors = {name: torch.full_like(one, 0.01) for name, one in trained_tensors(network).items()}
     export_adapter(adapter, tensors, recipe)
     code = block(card(recipe, adapter), "python")
     assert json.dumps(PROMPT) in code and 'from_pretrained("model"' in code

@@ -10,11 +10,11 @@ from prometheus_client import REGISTRY
 
 from services.reward.app import RewardApp, weighted_sum
 from services.reward.scorer import Scorer, WeightedScorer, build_scorers
+from shared import recipe_rewards
 from shared.errors import ScoringError, UserError
-from shared import recipe
 from tests import examples
 
-PROXY = recipe.Scorer(
+PROXY = recipe_rewards.Scorer(
     name="proxy",
     type="digit-probability",
     folder=Path(__file__).parents[2] / "models" / "digits-rewards",
@@ -112,4 +112,4 @@ def test_rewards_are_the_weighted_sum_of_the_scores() -> None:
 
 def test_an_unknown_scorer_is_named_with_the_known_ones() -> None:
     with pytest.raises(UserError, match=r"reward\.scorers\.x\.type.*digit-probability"):
-        build_scorers([recipe.Scorer(name="x", type="magic")])
+        build_scorers([recipe_rewards.Scorer(name="x", type="magic")])

@@ -22,7 +22,7 @@ from services.reward.scorers.remote import RemoteScorer
 from services.reward.server import create_app
 from services.reward.wire import JSON, MSGPACK
 from shared.errors import ScorerUnavailable, ScoringError, UserError
-from shared.recipe import Scorer
+from shared.recipe_rewards import Scorer
 from shared.service import Health
 
 NUM_ITEMS, AT_ONCE = 1000, 20

@@ -1,6 +1,8 @@
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from services.scheduler.lending import has_ready
 from services.scheduler.machine import (
     DeviceReported,

@@ -228,3 +228,67 @@ def test_what_does_not_go_together_is_refused_with_a_remedy(
         override(load_recipe(DIGITS), {**base, **changes})
     assert said in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def with_evaluation(tmp_path: Path, lines: str, sampling: str = "") -> Path:
+    """The demo's recipe with these lines in its evaluation, and these instead of its sigmas."""
+    text = DIGITS.read_text().replace("[evaluation]", f"[evaluation]\n{lines}", 1)
+    if sampling:
+        text = text.replace('sigmas = "linear"', sampling, 1)
+    path = tmp_path / "recipe.toml"
+    path.write_text(text)
+    return path
+
+
+TEN = "[1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0.0]"
+
+
+@pytest.mark.parametrize(
+    ("lines", "sampling", "said"),
+    [
+        ("every = 0", "", "evaluation.every: input should be greater than 0, not 0"),
+        ("evry = 3", "", "evaluation.evry: unknown key; did you mean every?"),
+        ("steps = 1", "", "evaluation.steps: input should be greater than or equal to 2, not 1"),
+        ("height = 0", "", "evaluation.height: input should be greater than 0"),
+        (
+            "steps = 4\nsigmas = [1.0, 0.5, 0.0]",
+            "",
+            "evaluation.sigmas: 3 numbers; 4 steps need 5",
+        ),
+        ("steps = 2\nsigmas = [1.0, 1.0, 0.0]", "", "evaluation.sigmas: every number must be"),
+        ('sigmas = "liner"', "", "evaluation.sigmas: "),
+        (
+            "steps = 40",
+            f"sigmas = {TEN}",
+            "evaluation.steps: sampling.sigmas are numbers, for 10 steps; give evaluation.sigmas "
+            "as well, 41 numbers",
+        ),
+    ],
+)
+def test_an_evaluation_that_does_not_work_out_is_refused(
+    tmp_path: Path, lines: str, sampling: str, said: str
+) -> None:
+    assert said in fault(with_evaluation(tmp_path, lines, sampling))
+
+
+def test_an_evaluation_may_have_settings_of_its_own(tmp_path: Path) -> None:
+    lines = 'every = 5\nsteps = 40\nsigmas = "shifted"'
+    evaluation = load_recipe(with_evaluation(tmp_path, lines, f"sigmas = {TEN}")).evaluation
+    assert (evaluation.every, evaluation.steps, evaluation.sigmas) == (5, 40, "shifted")
+
+
+def test_the_models_own_sigmas_are_numbers_for_the_evaluations_steps_too(tmp_path: Path) -> None:
+    path = with_evaluation(tmp_path, "steps = 4", 'sigmas = "model"')
+    text = path.read_text().replace('"../', f'"{DIGITS.parents[1]}/')
+    path.write_text(text.replace('"digits.prompts', f'"{DIGITS.parent}/digits.prompts'))
+    recipe = load_recipe(path)
+    assert len(recipe.sampling.sigmas) == 11
+    assert recipe.evaluation.sigmas is not None and len(recipe.evaluation.sigmas) == 5
+    assert override(recipe, {}) == recipe, "numbers are checked as numbers"
+
+
+def test_a_resumed_run_may_be_evaluated_in_another_way() -> None:
+    recipe = load_recipe(DIGITS)
+    changes = {"every": 2, "steps": 30, "sigmas": "shifted", "height": 4, "width": 4, "threads": 2}
+    others = {f"evaluation.{key}": value for key, value in changes.items()}
+    check_same_run(recipe, override(recipe, others))

@@ -255,7 +255,7 @@ async def test_advantages_are_said_as_they_count_in_the_gradient(trainer: Start)
         run.run_freely()
         await run.send(0, 0, 1, advantages=(1.5, -1.5, 0.5, -0.5))
         record = await run.commit(1)
-    rewards = [reward for group in record.trained for reward in group.rewards]
+    rewards = [reward or 0.0 for group in record.trained for reward in group.rewards]
     wanted = batch_scale(rewards) * population_std([1.5, -1.5, 0.5, -0.5])
     assert batch_scale(rewards) != 1
     assert record.metrics["advantage_std"] == pytest.approx(wanted)

@@ -11,11 +11,16 @@ from shared.diffusion.training.loss import Surrogate
 from shared.diffusion.training.tally import Tally
 
 
-def group(number: int, version: int, **scores: tuple[float, ...]) -> TrainedGroup:
-    rewards = tuple(map(sum, zip(*scores.values(), strict=True)))
+def group(
+    number: int, version: int, dropped: str | None = None, **scores: tuple[float | None, ...]
+) -> TrainedGroup:
+    rewards = tuple(
+        None if None in given else math.fsum(score for score in given if score is not None)
+        for given in zip(*scores.values(), strict=True)
+    )
     return TrainedGroup(
         group=number, attempt=0, policy_version=version, fragments=((0, len(rewards), 0),),
-        workers=("a",), rewards=rewards, parts=scores,
+        workers=("a",), rewards=rewards, parts=scores, dropped=dropped,
     )  # fmt: skip
 
 
@@ -55,3 +60,12 @@ def test_the_approximate_kl_is_a_mean_over_the_rows_that_were_seen() -> None:
 
 def test_a_ratio_that_has_underflowed_leaves_it_finite() -> None:
     assert math.isfinite(tally(0.0, 1.0).metrics()["approx_kl"])
+
+
+def test_samples_without_a_score_count_in_no_mean() -> None:
+    groups = [group(0, 4, taste=(1.0, None)), group(1, 4, "2 of 2 failed", taste=(None, None))]
+    metrics = batch_metrics(4, groups, [0.0] * 4)
+    assert (metrics["reward_mean"], metrics["reward_mean/taste"]) == (1.0, 1.0)
+    assert (metrics["failed_fraction"], metrics["dropped_groups"]) == (0.75, 1.0)
+    nothing = batch_metrics(4, groups[1:], [0.0] * 2)
+    assert (nothing["reward_mean"], nothing["failed_fraction"]) == (0.0, 1.0)

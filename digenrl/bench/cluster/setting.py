@@ -14,6 +14,7 @@ from services.scheduler.sim.profiled import ScheduleChoice
 from shared import recipe
 from shared.contracts import Record, Token
 from shared.recipe import Recipe
+from shared.recipe_rewards import Reward, Scorer
 from shared.recipe_sampling import Sampling
 from shared.recipe_trainer import Trainer
 
@@ -128,7 +129,7 @@ def recipe_of(setting: Setting, folder: Path) -> Recipe:
         batch=recipe.Batch(groups=shape.groups, group_size=shape.group_size),
         trainer=Trainer(learning_rate=1e-4, devices=setting.num_trainer),
         rollout=recipe.Rollout(workers=setting.num_rollout, can_train=setting.can_train),
-        reward=recipe.Reward(scorers=(recipe.Scorer(name="emulated", type="emulated"),)),
+        reward=Reward(scorers=(Scorer(name="emulated", type="emulated"),)),
         schedule=recipe.Schedule(
             mode=setting.mode,
             fragment_size=setting.fragment_size,

@@ -14,7 +14,7 @@ import structlog
 
 from services.reward.scorers.patience import ask
 from services.reward.wire import MSGPACK, Item, ScoreRequest, decode_response, encode
-from shared.errors import ContractError, ScorerUnavailable, ScoringError
+from shared.errors import ContractError, ScoringError
 
 log = structlog.get_logger()
 

@@ -8,12 +8,14 @@ import pytest
 import torch
 from torch import Tensor
 
+from shared.diffusion.families.base import Family
 from shared.diffusion.families.packed import pack, unpack
 from shared.diffusion.lora import LoraSpec, attach_lora
 from shared.diffusion.models import ModelAdapter, load_model, repeat_rows
 from shared.diffusion.sampler import Denoising, SamplingPlan, denoise
 from shared.diffusion.weights import trained_parameters
 from shared.errors import UserError
+from shared.model_size import check_size, pixels_per_token
 from shared.pipeline_sigmas import pipeline_sigmas
 from tests import tiny_models
 from tests.shared.diffusion import ratio_error
@@ -35,6 +37,7 @@ class Tiny:
     family: str
     pipeline: Any
     model: ModelAdapter
+    folder: Path
 
     @property
     def frames(self) -> int:
@@ -57,7 +60,7 @@ def tiny(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     family = request.param
     folder = tiny_models.save(family, tmp_path_factory.mktemp(family))
     model = load_model(folder, {"transformer", "text", "decoder"}, device=CPU, dtype=torch.float32)
-    return Tiny(family, tiny_models.build(family), model)
+    return Tiny(family, tiny_models.build(family), model, folder)
 
 
 def guidances(family: str) -> list[float]:
@@ -190,3 +193,11 @@ def test_checkpointed_blocks_give_the_same_gradient(tmp_path: Path, tiny: Tiny) 
     assert kept.keys() == again.keys() and len(kept) > 0
     for name, tensor in kept.items():
         torch.testing.assert_close(again[name], tensor, rtol=1e-5, atol=1e-7)
+
+
+def test_sizes_are_refused_before_anything_is_loaded(tiny: Tiny) -> None:
+    multiple = pixels_per_token(tiny.folder)
+    assert isinstance(tiny.model, Family) and multiple == tiny.model.pixels_per_token
+    check_size(tiny.folder, "evaluation", height=SIZE, width=multiple)
+    with pytest.raises(UserError, match=rf"evaluation\.width: {SIZE + 1} is not .* is {SIZE}"):
+        check_size(tiny.folder, "evaluation", height=SIZE, width=SIZE + 1)

@@ -1,0 +1,118 @@
+"""Evaluates policy versions of one run, each of them once."""
+
+import asyncio
+import threading
+import time
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from digenrl.evaluation.quality import Quality, alarms
+from digenrl.evaluation.records import EvaluationRecord, Evaluations, KeptSample
+from digenrl.evaluation.samples import Evaluator, Judges, Samples
+from digenrl.evaluation.settings import settings_digest
+from digenrl.evaluation.weights import weights_to_use
+from digenrl.media import as_mp4, as_png
+from shared.commits import CommitRecord
+from shared.prompts import read_prompts
+from shared.recipe import Recipe
+from shared.store import ObjectStore
+
+PUTS_AT_ONCE = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    samples: Samples
+    quality: Quality
+    right: npt.NDArray[np.bool_] | None
+    """(n,) what the held-out judge says, for digits."""
+
+
+class RunEvaluator:
+    """The network and the scorers are loaded when a version is evaluated for the first time."""
+
+    def __init__(self, store: ObjectStore, recipe: Recipe, *, worker: str) -> None:
+        self.recipe = recipe
+        prompts = read_prompts(recipe.evaluation.prompts or recipe.data.prompts)
+        settings = settings_digest(recipe, prompts)
+        self.evaluations = Evaluations(store, recipe.run.name, settings)
+        self._store = store
+        self._worker = worker
+        self._stopping = threading.Event()
+        self._evaluator: Evaluator | None = None
+        self._judges: Judges | None = None
+
+    async def record_of(self, commit: CommitRecord) -> EvaluationRecord:
+        """The record of that version, which is evaluated if there is none yet.
+
+        Raises:
+            IntegrityError: if its weights are not in the store.
+            ScoringError: if a scorer fails.
+        """
+        known = await self.evaluations.read(commit.policy.version)
+        if known is not None:
+            return known
+        made = await self._evaluate(commit)
+        if await self.evaluations.add(made):
+            return made
+        first = await self.evaluations.read(made.version)  # somebody else was faster
+        assert first is not None, "records are never deleted"
+        return first
+
+    async def _evaluate(self, commit: CommitRecord) -> EvaluationRecord:
+        began = time.monotonic()
+        weights = await weights_to_use(self._store, self.recipe, commit)
+        try:
+            measured = await asyncio.to_thread(self._measure, weights)
+        except asyncio.CancelledError:
+            self._stopping.set()  # a thread cannot be cancelled
+            raise
+        kept = await self._keep(measured)
+        earlier = [
+            record.quality
+            for record in await self.evaluations.read_all()
+            if record.version < commit.policy.version
+        ]
+        return EvaluationRecord(
+            run=commit.run,
+            policy=commit.policy,
+            settings=self.evaluations.settings,
+            quality=measured.quality,
+            alarms=tuple(alarms([*earlier, measured.quality])),
+            samples=kept,
+            worker=self._worker,
+            seconds=round(time.monotonic() - began, 3),
+        )
+
+    def _measure(self, weights: bytes) -> Measured:
+        self._evaluator = self._evaluator or Evaluator(self.recipe, self._stopping)
+        self._judges = self._judges or Judges(self.recipe)
+        samples = self._evaluator.sample(weights)
+        return Measured(samples, self._judges.quality(samples), self._judges.right(samples))
+
+    async def _keep(self, measured: Measured) -> tuple[KeptSample, ...]:
+        """Put every sample into the store."""
+        limit = asyncio.Semaphore(PUTS_AT_ONCE)
+
+        async def keep(index: int) -> KeptSample:
+            async with limit:
+                return await self._keep_sample(measured, index)
+
+        indices = range(len(measured.samples.prompts))
+        return tuple(await asyncio.gather(*(keep(index) for index in indices)))
+
+    async def _keep_sample(self, measured: Measured, index: int) -> KeptSample:
+        samples, folder = measured.samples, self.evaluations.media_folder
+        png = await asyncio.to_thread(as_png, samples.stills[index])
+        media = still = await self._store.put(folder, png, suffix=".png")
+        if samples.images.ndim == 5:
+            mp4 = await asyncio.to_thread(as_mp4, samples.images[index])
+            media = await self._store.put(folder, mp4, suffix=".mp4")
+        return KeptSample(
+            prompt=samples.prompts[index],
+            media=media,
+            still=still,
+            right=None if measured.right is None else bool(measured.right[index]),
+        )

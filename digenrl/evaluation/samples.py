@@ -1,0 +1,138 @@
+"""Samples of a policy version at a fixed seed, by ODE, and how good they are."""
+
+import math
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from digenrl.evaluation.quality import Quality
+from digenrl.evaluation.settings import as_evaluated
+from digenrl.sampling import Media, Sampler
+from services.reward.scorer import WeightedScorer, build_scorers, told_of
+from services.reward.scoring import scores_of
+from shared.diffusion.tensors import unpack
+from shared.diffusion.weights import load_weights
+from shared.prompts import read_prompts
+from shared.recipe import Recipe
+
+
+@dataclass(frozen=True, slots=True)
+class Samples:
+    images: Media
+    metadata: list[Mapping[str, object]]
+    """Of each image's prompt."""
+    prompts: list[str]
+
+    @property
+    def stills(self) -> Media:
+        """(n, C, H, W): the images, or a frame from the middle of each video."""
+        return self.images if self.images.ndim == 4 else self.images[:, self.images.shape[1] // 2]
+
+
+class Evaluator:
+    """Samples the recipe's prompts, at its evaluation's settings, with one set of weights after
+    the other."""
+
+    def __init__(self, recipe: Recipe, stopping: threading.Event | None = None) -> None:
+        """``stopping`` is the sampler's."""
+        self._table = recipe.evaluation
+        self._sampler = Sampler(as_evaluated(recipe), stopping)
+        self._prompts = read_prompts(recipe.evaluation.prompts or recipe.data.prompts)
+
+    def sample(self, weights: bytes) -> Samples:
+        """The same prompts, and the same noise for each, whatever the weights."""
+        load_weights(self._sampler.model.transformer, unpack(weights))
+        texts, num_each = [prompt.text for prompt in self._prompts], self._table.samples_per_prompt
+        repeated = [prompt for prompt in self._prompts for _ in range(num_each)]
+        return Samples(
+            images=self._sampler.sample(texts, num_each=num_each, seed=self._table.seed),
+            metadata=[told_of(prompt) for prompt in repeated],
+            prompts=[prompt.text for prompt in repeated],
+        )
+
+
+class Judges:
+    """The scorers of training and of the evaluation, loaded once."""
+
+    def __init__(self, recipe: Recipe) -> None:
+        self._trained = build_scorers(recipe.reward.scorers)
+        self._gold = build_scorers(recipe.evaluation.scorers)
+        self._digits = recipe.evaluation.digits
+
+    def quality(self, samples: Samples) -> Quality:
+        """Mean rewards of the samples and, for digits, what the held-out judges say.
+
+        Raises:
+            ScoringError: if a scorer fails: that is no number.
+        """
+        rewards = _means(self._trained, samples)
+        found = Quality(
+            reward=sum(scorer.weight * rewards[scorer.name] for scorer in self._trained),
+            num_samples=len(samples.images),
+            rewards=rewards,
+            gold=_means(self._gold, samples),
+        )
+        if self._digits is None:
+            return found
+        return found.model_copy(update=_digit_figures(self._digits, samples))
+
+    def right(self, samples: Samples) -> npt.NDArray[np.bool_] | None:
+        """(n,) whether the held-out judge sees the digit asked for; None without such a judge."""
+        if self._digits is None:
+            return None
+        from services.reward.scorers.digits import DigitProbability, wanted_digit
+
+        wanted = np.array([wanted_digit(metadata) for metadata in samples.metadata])
+        predicted = DigitProbability(self._digits, "gold_mlp").predict(samples.images)
+        return np.asarray(predicted == wanted, dtype=np.bool_)
+
+
+def _means(scorers: list[WeightedScorer], samples: Samples) -> dict[str, float]:
+    """Over all samples that it could score, of each scorer."""
+    return {
+        scorer.name: _mean(scores_of(scorer, samples.images, samples.metadata))
+        for scorer in scorers
+    }
+
+
+def _digit_figures(folder: Path, samples: Samples) -> dict[str, object]:
+    from digenrl.digits.classifiers import load_real
+    from digenrl.digits.data import NUM_DIGITS, Half
+    from digenrl.digits.guards import diversity, nearest_real
+    from services.reward.scorers.digits import (
+        DigitProbability,
+        DigitSvm,
+        to_model_space,
+        wanted_digit,
+    )
+
+    wanted = np.array([wanted_digit(metadata) for metadata in samples.metadata])
+    right = DigitProbability(folder, "gold_mlp").predict(samples.images) == wanted
+    per_digit = [_number(right[wanted == digit].mean()) for digit in range(NUM_DIGITS)]
+    made = Half(to_model_space(samples.images), wanted)
+    nn, div = nearest_real(made, load_real(folder)), diversity(made)
+    proxy = DigitProbability(folder).predict(samples.images)
+    return {
+        "proxy_accuracy": float((proxy == wanted).mean()),
+        "gold_accuracy": float(right.mean()),
+        "gold_svm_accuracy": float((DigitSvm(folder).predict(samples.images) == wanted).mean()),
+        "gold_accuracy_per_digit": per_digit,
+        "gold_worst_digit": min((share for share in per_digit if share is not None), default=None),
+        "gold_nn": _number(nn.mean()),
+        "gold_div": _number(div.mean()),
+        "gold_nn_per_digit": [_number(distance) for distance in nn],
+        "gold_div_per_digit": [_number(distance) for distance in div],
+    }
+
+
+def _mean(scores: Sequence[float | None]) -> float:
+    return float(np.mean([score for score in scores if score is not None]))
+
+
+def _number(value: float) -> float | None:
+    """None where there was nothing to take the mean of: one sample has no distance to another."""
+    return None if math.isnan(value) else float(value)

@@ -1,0 +1,51 @@
+"""Starts the evaluator of a run: connections are opened here and passed down."""
+
+import os
+
+from digenrl.evaluation.progress import Progress, routes
+from shared.errors import UserError
+from shared.recipe import Recipe
+from shared.run_store import read_recipe, wait_for_recipe
+from shared.service import Health, serve, worker_app
+from shared.settings import ServiceSettings
+from shared.store import open_store
+
+
+async def follow(settings: ServiceSettings, *, every: int | None) -> None:
+    """Evaluate what is due while the run goes on, and answer probes; end when asked to."""
+    health, progress = Health(), Progress()
+    app = worker_app("evaluation", health)
+    app.include_router(routes(progress))
+
+    async def work() -> None:
+        store = open_store(settings.store)
+        _limit_threads(await wait_for_recipe(store, settings.run))
+        from digenrl.evaluation.follow import Follower  # torch, once the probes answer
+
+        follower = Follower(store, settings.run, progress, worker=settings.worker, every=every)
+        health.is_ready()
+        await follower.follow()
+
+    await serve(app, work(), host=settings.host, port=settings.port)
+
+
+async def catch_up(settings: ServiceSettings, *, every: int | None) -> None:
+    """Evaluate what is due by now.
+
+    Raises:
+        UserError: if the store holds no such run.
+    """
+    store = open_store(settings.store)
+    recipe = await read_recipe(store, settings.run)
+    if recipe is None:
+        raise UserError(f"--run: the store holds no run {settings.run!r}")
+    _limit_threads(recipe)
+    from digenrl.evaluation.follow import Follower
+
+    follower = Follower(store, settings.run, Progress(), worker=settings.worker, every=every)
+    await follower.catch_up()
+
+
+def _limit_threads(recipe: Recipe) -> None:
+    """Read by the numerical libraries when they are imported, which is later."""
+    os.environ["OMP_NUM_THREADS"] = str(recipe.evaluation.threads)

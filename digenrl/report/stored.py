@@ -1,0 +1,72 @@
+"""Pictures of evaluations, fetched from the run's object store."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from digenrl.evaluation.records import EvaluationRecord, KeptSample
+from digenrl.media import Pixels, from_png
+from shared.store import ObjectStore
+
+GETS_AT_ONCE = 8
+PROMPTS = 8
+"""That show how a run went on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """Before, or after."""
+
+    stills: Pixels
+    """(n, C, H, W)"""
+    prompts: list[str]
+    right: npt.NDArray[np.bool_] | None
+    """(n,) what the held-out judge says."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stills:
+    """The first sample of some prompts, by one version."""
+
+    version: int
+    images: Pixels
+    """(prompts, C, H, W)"""
+
+
+async def side_of(store: ObjectStore, record: EvaluationRecord) -> Side:
+    judged = [sample.right for sample in record.samples if sample.right is not None]
+    return Side(
+        stills=await _fetch(store, record.samples),
+        prompts=[sample.prompt for sample in record.samples],
+        right=np.array(judged) if len(judged) == len(record.samples) else None,
+    )
+
+
+async def stills_of(store: ObjectStore, records: Sequence[EvaluationRecord]) -> list[Stills]:
+    chosen = [list(first_of_prompts(record).values())[:PROMPTS] for record in records]
+    return [
+        Stills(record.version, await _fetch(store, samples))
+        for record, samples in zip(records, chosen, strict=True)
+    ]
+
+
+def first_of_prompts(record: EvaluationRecord) -> dict[str, KeptSample]:
+    """The first sample of each prompt."""
+    firsts: dict[str, KeptSample] = {}
+    for sample in record.samples:
+        firsts.setdefault(sample.prompt, sample)
+    return firsts
+
+
+async def _fetch(store: ObjectStore, samples: Sequence[KeptSample]) -> Pixels:
+    limit = asyncio.Semaphore(GETS_AT_ONCE)
+
+    async def fetch(sample: KeptSample) -> bytes:
+        async with limit:
+            return await store.get(sample.still)
+
+    pngs = await asyncio.gather(*(fetch(sample) for sample in samples))
+    return np.stack([from_png(png) for png in pngs])

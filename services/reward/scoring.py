@@ -1,0 +1,55 @@
+"""The scores of samples, however a scorer behaves."""
+
+import math
+
+import structlog
+
+from services.reward.scorer import Media, Metadata, WeightedScorer
+from shared.errors import ScorerUnavailable, ScoringError
+from shared.telemetry import SAMPLES_FAILED
+
+RETRIES = 2
+"""Of a sample that fails, alone."""
+
+log = structlog.get_logger()
+
+
+def scores_of(
+    scorer: WeightedScorer, images: Media, metadata: Metadata, *, may_all_fail: bool = False
+) -> tuple[float | None, ...]:
+    """All together, then those that failed one by one; None for a sample that fails again.
+
+    Raises:
+        ScorerUnavailable: if it runs elsewhere, and does not answer.
+        ScoringError: if the scorer gives other than one number per sample, or, unless
+            ``may_all_fail``, none at all.
+    """
+    scores, reason = _tried(scorer, images, metadata)
+    for _ in range(RETRIES):
+        for sample in [number for number, score in enumerate(scores) if score is None]:
+            alone = slice(sample, sample + 1)
+            [scores[sample]], reason = _tried(scorer, images[alone], metadata[alone])
+    failed = scores.count(None)
+    if failed == len(scores) and not may_all_fail:
+        raise ScoringError(f"{scorer.name}: {reason}")
+    if failed:
+        SAMPLES_FAILED.labels(scorer=scorer.name).inc(failed)
+        log.error("samples_failed", scorer=scorer.name, failed=failed, reason=reason)
+    return tuple(scores)
+
+
+def _tried(
+    scorer: WeightedScorer, images: Media, metadata: Metadata
+) -> tuple[list[float | None], str]:
+    """A finite number for each sample, or None, and why."""
+    try:
+        scores = scorer.score(images, metadata)
+    except ScorerUnavailable:
+        raise
+    except Exception as error:  # a scorer is anybody's code; its fault is these samples' alone
+        log.exception("scorer_failed", scorer=scorer.name)
+        return [None] * len(images), f"{type(error).__name__}: {error}"
+    if len(scores) != len(images):
+        raise ScoringError(f"{scorer.name} gave {len(scores)} scores for {len(images)} samples")
+    finite = [score if math.isfinite(score) else None for score in scores]
+    return finite, "a score that is not finite"

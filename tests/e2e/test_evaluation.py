@@ -1,0 +1,73 @@
+"""A run whose policy is evaluated while it is trained."""
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from digenrl.local.brokers import plan_brokers
+from shared.recipe import load_recipe, override
+from shared.settings import ServiceSettings
+from shared.store import open_store
+from tests.conftest import StartProgram, program
+from tests.e2e.conftest import DIGITS, SMALL, StartRun, wait_until
+from tests.e2e.test_schedule import child, logged
+
+pytestmark = [pytest.mark.run, pytest.mark.timeout(600)]
+
+DUE = [0, 2, 4, 5]
+CHANGES = SMALL | {
+    "evaluation.every": 2,
+    "evaluation.steps": 14,
+    "evaluation.scorers": [{"name": "smooth", "type": "jpeg-compressibility"}],
+}
+
+
+def test_versions_are_evaluated_while_a_run_goes_on_and_the_evaluator_may_be_killed(
+    start_run: StartRun, start: StartProgram, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "evaluated.json"
+    path.write_text(override(load_recipe(DIGITS), CHANGES).model_dump_json())
+    run = start_run("--steps", "5", recipe=path)
+    wait_until(lambda: bool(run_log(run.folder)), 120)
+    child(run, "evaluate").kill()
+    summary = run.finish()
+
+    assert [each["version"] for each in summary["evaluations"]] == DUE
+    assert all(each["quality"]["num_samples"] == 40 for each in summary["evaluations"])
+    assert summary["evaluations"][0]["quality"] == summary["before"]
+    assert summary["evaluations"][-1]["quality"] == summary["after"]
+    for name in ("evaluations.png", "progress.png", "gallery.png", "curve.png"):
+        with Image.open(run.folder / name) as picture:
+            assert picture.width > 400 and picture.height > 300
+    done = [entry["version"] for entry in logged(run, "evaluator", "evaluated")]
+    assert done == DUE, "each once, over both starts, and none is left to the report"
+
+    brokers = plan_brokers(run.folder, (run.folder / "password").read_text())
+    start(program(brokers, "objects"))
+    for key, value in brokers.environment.items():
+        monkeypatch.setenv(key, value)
+    keys, found = asyncio.run(kept())
+    assert [record["policy"]["version"] for record in found] == DUE
+    assert {record["worker"] for record in found} == {"evaluator"}
+    named = {sample["media"]["key"] for record in found for sample in record["samples"]}
+    assert {key for key in keys if key.endswith(".png")} == named
+    assert len(named) > 40, "other pictures by other versions"
+
+
+async def kept() -> tuple[list[str], list[dict[str, Any]]]:
+    """Keys of all that evaluations have left in the store, and their records."""
+    store = open_store(ServiceSettings(run="small").store)
+    keys = await store.keys("small/evaluations")
+    found = [json.loads(await store.read(key) or b"") for key in keys if key.endswith(".json")]
+    return keys, found
+
+
+def run_log(folder: Path) -> list[str]:
+    """Lines of the evaluator that say that a version is being evaluated."""
+    path = folder / "logs" / "evaluator.log"
+    lines = path.read_text().splitlines() if path.exists() else []
+    return [line for line in lines if '"evaluating"' in line]

@@ -1,0 +1,56 @@
+"""A run in a store, of which nothing was trained: each version has an adapter of its own."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from digenrl.sampling import Sampler
+from shared.commits import CommitRecord, commit, newest_commit
+from shared.contracts import Policy
+from shared.diffusion.tensors import pack
+from shared.diffusion.weights import trained_tensors, weights_digest
+from shared.recipe import Recipe, load_recipe, override
+from shared.run_store import store_recipe, weights_folder
+from shared.store import ObjectStore
+
+DIGITS = Path(__file__).parents[2] / "recipes" / "digits.toml"
+SMALL = {"run.steps": 5, "evaluation.every": 2, "evaluation.samples_per_prompt": 2}
+NUM_PROMPTS = 40
+
+
+def recipe_with(changes: dict[str, Any]) -> Recipe:
+    return override(load_recipe(DIGITS), SMALL | changes)
+
+
+async def begin(store: ObjectStore, **changes: Any) -> Recipe:
+    """Store the recipe of a run; keys have a double underscore for the dot."""
+    named = {key.replace("__", "."): value for key, value in changes.items()}
+    recipe = recipe_with(named)
+    await store_recipe(store, recipe)
+    return recipe
+
+
+async def commit_up_to(store: ObjectStore, recipe: Recipe, last: int) -> None:
+    """Commit the versions that are missing; weights depend on the version alone."""
+    parent = await newest_commit(store, recipe.run.name)
+    base = trained_tensors(Sampler(recipe).model.transformer)
+    for version in range(0 if parent is None else parent.policy.version + 1, last + 1):
+        generator = torch.Generator().manual_seed(version)
+        tensors = {
+            name: tensor + 0.1 * version * torch.randn(tensor.shape, generator=generator)
+            for name, tensor in base.items()
+        }
+        weights = await store.put(
+            weights_folder(recipe.run.name), pack(tensors), suffix=".safetensors"
+        )
+        record = CommitRecord(
+            run=recipe.run.name,
+            policy=Policy(version=version, weights_digest=weights_digest(tensors)),
+            parent=None if parent is None else parent.digest(),
+            weights=weights,
+            checkpoint=weights,
+            worker="trainer-0",
+        )
+        await commit(store, record)
+        parent = record
