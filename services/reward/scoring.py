@@ -44,8 +44,9 @@ def _tried(
     """A finite number for each sample, or None, and why."""
     try:
         scores = scorer.score(images, metadata)
-    except ScorerUnavailable:
-        raise
+    except ScorerUnavailable as error:
+        log.error("scorer_unavailable", scorer=scorer.name, error=str(error))
+        raise ScorerUnavailable(f"{scorer.name}: {error}") from error
     except Exception as error:  # a scorer is anybody's code; its fault is these samples' alone
         log.exception("scorer_failed", scorer=scorer.name)
         return [None] * len(images), f"{type(error).__name__}: {error}"

@@ -201,7 +201,7 @@ def test_adopting_hashes_nothing(
     policy: LoadedPolicy, generator: Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     staged = generator.stage(adapter(policy, 3))
-    monkeypatch.setattr("shared.diffusion.lora.hashlib", None)
+    monkeypatch.setattr("shared.diffusion.weights.hashlib", None)
     assert generator.adopt(staged) == generator.weights_digest() == staged.digest
 
 
