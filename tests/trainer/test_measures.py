@@ -35,7 +35,8 @@ def test_rewards_are_said_together_and_by_scorer() -> None:
         "reward_mean/taste": 4.0, "reward_std/taste": math.sqrt(5.0),
         "reward_mean/text": 0.5, "reward_std/text": 0.5,
         "advantage_mean": 0.5, "advantage_std": math.sqrt(4.5 / 4),
-        "failed_fraction": 0.0, "dropped_groups": 0.0, "advantage_min": -1.0, "advantage_max": 2.0, "staleness_mean": 0.5,
+        "failed_fraction": 0.0, "dropped_groups": 0.0,
+        "advantage_min": -1.0, "advantage_max": 2.0, "staleness_mean": 0.5,
     })  # fmt: skip
 
 

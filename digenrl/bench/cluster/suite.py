@@ -69,7 +69,7 @@ def quick() -> list[Planned]:
 def _of(workload: str) -> list[Planned]:
     equal = Request(workload=workload, batches=2, one_step_batches=4)
     once = replace(equal, rounds=1, one_step_batches=5)
-    slow = replace(once, one_step_batches=3)
+    slow = replace(once, one_step_batches=4)
     # Qwen-Image's batches are shorter than a slow device's fragment, and come in cycles.
     unequal = replace(once, one_step_batches=12 if workload == "qwen-image" else 5)
     return [
