@@ -6,7 +6,6 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import groupby
 from typing import TypeVar
 
 import structlog
@@ -59,8 +58,6 @@ KEPT_BATCHES = 2
 """Committed batches whose messages and trajectories are kept, for people to look at."""
 RETRY_S = 0.5
 TICK_S = 1.0
-EVENTS_AT_ONCE = 8
-"""Whose commands are sent together, if they are there already."""
 
 T = TypeVar("T")
 
@@ -158,37 +155,23 @@ class Scheduler:
 
     async def _handle(self) -> None:
         while True:
-            events = [await self._inbox.get()]
-            while len(events) < EVENTS_AT_ONCE and not self._inbox.empty():
-                events.append(self._inbox.get_nowait())
-            for is_version, together in groupby(events, lambda e: isinstance(e, PolicyPublished)):
-                if is_version:
-                    for event in together:
-                        assert isinstance(event, PolicyPublished)
-                        await self._record(event)
-                else:
-                    await self._apply(*together)
-            for event in events:
-                if isinstance(event, FragmentGenerated):
-                    self._note_lag(event)
+            event = await self._inbox.get()
+            if isinstance(event, PolicyPublished):
+                await self._record(event)
+            else:
+                await self._apply(event)
+            if isinstance(event, FragmentGenerated):
+                self._note_lag(event)
 
-    async def _apply(self, *events: Input) -> None:
-        """Devices that finish at the same time do not wait for one another's commands."""
-        state, commands = self.state, list[Command]()
-        steps = []
-        for event in events:
-            now = time.monotonic()
-            self.meter.advance(now, uses(self.plan, state))
-            before = state
-            state, more = step(self.plan, before, event, now)
-            commands += more
-            steps.append((before, state))
+    async def _apply(self, event: Input) -> None:
+        now = time.monotonic()
+        self.meter.advance(now, uses(self.plan, self.state))
+        state, commands = step(self.plan, self.state, event, now)
         # At once: each has a subject of its own, and fifty that wait for one another take 40 ms.
         await asyncio.gather(*(self._send(command) for command in commands))
-        for before, after in steps:
-            if after.phase != before.phase:
-                log.info("phase", phase=after.phase, failure=after.failure)
-            self.horizon.note(before, after)
+        if state.phase != self.state.phase:
+            log.info("phase", phase=state.phase, failure=state.failure)
+        self.horizon.note(self.state, state)
         self.state = state  # last: an event whose commands could not be sent is as if never seen
 
     async def _send(self, command: Command) -> None:
