@@ -74,6 +74,8 @@ class Follower:
     def _train(self, message: Message) -> Message:
         values = message.values
         group = self._group(values["group"], message)
+        if group is None:
+            return Message("unknown")
         self.engine.num_steps = values["num_steps"]
         chunk = values["chunk"] and Chunk(*values["chunk"])
         self.engine.train(group.piece(plain_cut(values["cut"])), chunk)
@@ -96,10 +98,13 @@ class Follower:
     def _digest(self) -> Message:
         return Message("digest", {"digest": self.engine.weights_digest()})
 
-    def _group(self, number: int, message: Message) -> TrainingGroup:
+    def _group(self, number: int, message: Message) -> TrainingGroup | None:
+        """None if it was not kept, and is not sent."""
         for known, group in self._groups:
             if known == number:
                 return group
+        if not message.blobs:
+            return None
         *trajectories, conditions = message.blobs
         data = GroupData(
             trajectories=tuple(trajectories),

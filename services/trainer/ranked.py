@@ -10,27 +10,26 @@ import asyncio
 import itertools
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from services.trainer.additions import Additions
 from services.trainer.engine import TrainerEngine
 from services.trainer.follower import KEPT_GROUPS, cut_values, load_engine
 from services.trainer.links import Link, Message, join
 from services.trainer.replicas import CACHED_GROUPS, ParsedGroups, Replica
+from services.trainer.threads import TrainingOnThreads
 from services.trainer.world import num_ranks
 from shared.diffusion.training.chunks import Chunk
-from shared.engines import GradientPart, GroupData, TrainingDevice, Weights
+from shared.engines import GroupData, TrainingDevice, Weights
 from shared.errors import ContractError, IntegrityError, UserError
 from shared.pieces import Cut
 from shared.recipe import Recipe
 
 
-class RankedTraining:
+class RankedTraining(TrainingOnThreads):
     def __init__(self, recipe: Recipe, engine: TrainerEngine, links: Sequence[Link]) -> None:
         """``engine``: of this rank. ``links``: to the others, which follow."""
-        self._first = engine
+        super().__init__(recipe, engine)
         self._links = links
-        self._additions = Additions(recipe, engine)
         self._groups = ParsedGroups(engine.read, CACHED_GROUPS)
         mine = Replica(engine, self._groups)
         others = [FollowingRank(link, engine) for link in links]
@@ -42,26 +41,10 @@ class RankedTraining:
     def weights_digest(self) -> str:
         return self._digest
 
-    async def restore(self, adapter: bytes, checkpoint: bytes) -> None:
-        await asyncio.to_thread(self._restore, adapter, checkpoint)
-
     def begin(self) -> None:
         """The other ranks begin with the step, or the weights, that came before."""
-        self._first.begin()
-        self._additions.forget()
+        super().begin()
         self._groups.forget()
-
-    def skip(self, num_samples: int) -> None:
-        self._first.skip(num_samples)
-
-    async def add(self, part: GradientPart) -> None:
-        await self._additions.add(part)
-
-    async def step(self, batch: int, scale: float = 1.0) -> dict[str, float]:
-        return await asyncio.to_thread(self._step, batch, scale)
-
-    async def weights(self) -> Weights:
-        return await asyncio.to_thread(self._weights)
 
     def end(self) -> None:
         """Let the other ranks go."""
@@ -111,6 +94,7 @@ class FollowingRank:
     first: TrainerEngine
     """Of the first rank, which knows how far the batch is."""
     _known: deque[tuple[int, GroupData]] = field(default_factory=lambda: deque(maxlen=KEPT_GROUPS))
+    _asked: tuple[Message, GroupData] = field(init=False)
     _numbers: "itertools.count[int]" = field(default_factory=itertools.count)
 
     async def accumulate(self, group: GroupData, cut: Cut) -> None:
@@ -131,10 +115,16 @@ class FollowingRank:
             "staleness": group.staleness,
             "num_steps": self.first.num_steps,
         }
-        self.link.send(Message("train", values, blobs))
+        message = Message("train", values, blobs)
+        self._asked = (message, group)
+        self.link.send(message)
 
     def finish(self) -> None:
         answer = self.link.receive()
+        if answer.name == "unknown":  # it was refused when its first piece came
+            message, group = self._asked
+            self.link.send(replace(message, blobs=_blobs_of(group)))
+            answer = self.link.receive()
         if answer.name == "refused":
             raise ContractError(answer.values["reason"])
 
@@ -145,7 +135,11 @@ class FollowingRank:
                 return number, ()
         number = next(self._numbers)
         self._known.append((number, group))
-        return number, (*group.trajectories, group.conditions)
+        return number, _blobs_of(group)
+
+
+def _blobs_of(group: GroupData) -> tuple[bytes, ...]:
+    return (*group.trajectories, group.conditions)
 
 
 @dataclass(frozen=True, slots=True)

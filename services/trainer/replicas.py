@@ -12,12 +12,12 @@ from dataclasses import dataclass
 
 import torch
 
-from services.trainer.additions import Additions
 from services.trainer.engine import TrainerEngine
+from services.trainer.threads import TrainingOnThreads
 from shared.diffusion.models import Part
 from shared.diffusion.policy import LoadedPolicy, load_policy
 from shared.diffusion.training.group import TrainingGroup
-from shared.engines import GradientPart, GroupData, Weights
+from shared.engines import GroupData, Weights
 from shared.errors import UserError
 from shared.pieces import Cut, piece_size
 from shared.recipe import Recipe
@@ -26,44 +26,31 @@ CACHED_GROUPS = 2
 """Groups are trained one after the other: at most two at the same time, one just begun."""
 
 
-class ReplicatedTraining:
+class ReplicatedTraining(TrainingOnThreads):
     def __init__(self, recipe: Recipe, loaded: Sequence[LoadedPolicy]) -> None:
         """``loaded``: the same policy on each device."""
         num_samples = piece_size(recipe.batch.group_size, len(loaded))
-        self._engines = [TrainerEngine(recipe, each, num_samples=num_samples) for each in loaded]
-        self._first = self._engines[0]
-        self._others = self._engines[1:]
+        engines = [TrainerEngine(recipe, each, num_samples=num_samples) for each in loaded]
+        super().__init__(recipe, engines[0])
+        self._others = engines[1:]
         self._groups = ParsedGroups(self._first.read, CACHED_GROUPS if self._others else 0)
-        self._additions = Additions(recipe, self._first)
-        self.devices = tuple(Replica(engine, self._groups) for engine in self._engines)
+        self.devices = tuple(Replica(engine, self._groups) for engine in engines)
 
     def weights_digest(self) -> str:
         return self._first.weights_digest()
 
-    async def restore(self, adapter: bytes, checkpoint: bytes) -> None:
-        def restore() -> None:
-            self._first.restore(adapter, checkpoint)
-            self._copy_weights()
-
-        await asyncio.to_thread(restore)
-
     def begin(self) -> None:
-        for engine in self._engines:
+        super().begin()
+        for engine in self._others:
             engine.begin()
-        self._additions.forget()
         self._groups.forget()
 
-    def skip(self, num_samples: int) -> None:
-        self._first.skip(num_samples)
+    def _restore(self, adapter: bytes, checkpoint: bytes) -> None:
+        self._first.restore(adapter, checkpoint)
+        self._copy_weights()
 
-    async def add(self, part: GradientPart) -> None:
-        await self._additions.add(part)
-
-    async def step(self, batch: int, scale: float = 1.0) -> dict[str, float]:
-        return await asyncio.to_thread(self._step, batch, scale)
-
-    async def weights(self) -> Weights:
-        return await asyncio.to_thread(self._first.weights)
+    def _weights(self) -> Weights:
+        return self._first.weights()
 
     def _step(self, batch: int, scale: float) -> dict[str, float]:
         for engine in self._others:
