@@ -87,4 +87,5 @@ def settings_of(**given: object) -> ServiceSettings:
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         name = str(first["loc"][0])
-        raise UserError(f"--{name} or DIGENRL_{name.upper()}: {first['msg'].lower()}") from error
+        fault = first["msg"][0].lower() + first["msg"][1:]
+        raise UserError(f"--{name} or DIGENRL_{name.upper()}: {fault}") from error
