@@ -4,6 +4,7 @@ import asyncio
 import os
 from pathlib import Path
 
+import uvloop
 from pydantic import ValidationError
 
 from shared.errors import UserError
@@ -29,7 +30,7 @@ def serve_scheduler(
 
     from services.scheduler.service import run as run_scheduler
 
-    asyncio.run(run_scheduler(settings, recipe))
+    uvloop.run(run_scheduler(settings, recipe))
 
 
 def serve_worker(service: str, *, run: str, worker: str, host: str, port: int) -> None:
@@ -42,7 +43,7 @@ def serve_worker(service: str, *, run: str, worker: str, host: str, port: int) -
             from services.reward.service import run as run_service
         case _:
             from services.trainer.service import run as run_service
-    asyncio.run(run_service(settings))
+    uvloop.run(run_service(settings))
 
 
 def evaluate_run(

@@ -4,6 +4,7 @@ The same for a rollout worker and for a trainer's device that is lent to generat
 """
 
 import asyncio
+from collections.abc import Callable
 from typing import Literal
 
 import structlog
@@ -25,19 +26,35 @@ from shared.telemetry import FRAGMENTS, STAGE_SECONDS
 from shared.worker import Worker
 
 RETRY_S = 0.5
+KEPT_CONDITIONS = 64
+"""Prompts of which is known where their conditions are stored; a group's fragments come soon after
+one another."""
 
 log = structlog.get_logger()
 
 
 class FragmentPublisher:
     def __init__(
-        self, device: GeneratingDevice, bus: Bus, store: ObjectStore, worker: Worker
+        self,
+        device: GeneratingDevice,
+        bus: Bus,
+        store: ObjectStore,
+        worker: Worker,
+        *,
+        keep: Callable[[ObjectRef, bytes], None] | None = None,
     ) -> None:
+        """``keep``: is told of each trajectory that is stored."""
         self._device = device
         self._bus = bus
         self._store = store
         self._worker = worker
-        self._conditions: dict[str, ObjectRef] = {}
+        self._keep = keep
+        self._conditions: dict[str, asyncio.Task[ObjectRef]] = {}
+        """By prompt."""
+
+    def prepare(self, task: GenerateFragment) -> None:
+        """Store the conditions of a fragment that is begun, beside what the device does."""
+        self._storing(task.prompt.text)
 
     async def publish(self, task: GenerateFragment, generated: Generated) -> None:
         """Store and report the fragment; goes on until the store takes it, or says why not."""
@@ -58,8 +75,10 @@ class FragmentPublisher:
         trajectory, media, conditions = await asyncio.gather(
             self._store.put(folder, generated.trajectory, suffix=".safetensors"),
             self._store.put(folder, generated.media, suffix=".media.safetensors"),
-            self._stored_conditions(task.prompt.text),
+            asyncio.shield(self._storing(task.prompt.text)),
         )
+        if self._keep is not None:
+            self._keep(trajectory, generated.trajectory)
         event = FragmentGenerated(
             fragment=task.fragment,
             policy=task.policy,
@@ -77,13 +96,20 @@ class FragmentPublisher:
         self._worker.num_done += first
         FRAGMENTS.labels(stage="rollout", outcome="done" if first else "duplicate").inc()
 
-    async def _stored_conditions(self, prompt: str) -> ObjectRef:
-        """Once per prompt; the fragment was generated with them, so they are at hand."""
-        if prompt not in self._conditions:
-            packed = await self._device.conditions(prompt)
-            folder = conditions_folder(self._bus.run)
-            self._conditions[prompt] = await self._store.put(folder, packed, suffix=".safetensors")
-        return self._conditions[prompt]
+    def _storing(self, prompt: str) -> asyncio.Task[ObjectRef]:
+        """Once per prompt, unless it has failed."""
+        known = self._conditions.get(prompt)
+        if known is None or (known.done() and (known.cancelled() or known.exception())):
+            known = self._conditions[prompt] = asyncio.create_task(self._store_conditions(prompt))
+            while len(self._conditions) > KEPT_CONDITIONS:
+                del self._conditions[next(iter(self._conditions))]
+        return known
+
+    async def _store_conditions(self, prompt: str) -> ObjectRef:
+        """The fragment is generated with them, so they are at hand."""
+        packed = await self._device.conditions(prompt)
+        folder = conditions_folder(self._bus.run)
+        return await self._store.put(folder, packed, suffix=".safetensors")
 
     async def release(
         self, task: GenerateFragment, reason: Literal["stale", "returned", "draining"]

@@ -1,6 +1,7 @@
 """The reward worker: scores generated fragments, and reports numbers or the reason why not."""
 
 import asyncio
+import contextlib
 import math
 import time
 from collections.abc import Mapping, Sequence
@@ -20,7 +21,8 @@ from shared.telemetry import FRAGMENTS, STAGE_SECONDS
 from shared.worker import Worker
 
 IN_HAND = 2
-"""While one fragment is scored, the media of the next is fetched."""
+"""While one fragment is scored, the media of the next is fetched; scores are stored and told beside
+both."""
 LAST_ATTEMPT = 2
 """From this attempt on a fragment's samples may all be without a score: it is not the device that
 generated them."""
@@ -44,21 +46,39 @@ class RewardApp:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._worker.report(self._bus))
             for _ in range(IN_HAND):
-                tasks.create_task(self._work())
+                tasks.create_task(self._work(tasks))
 
-    async def _work(self) -> None:
+    async def _work(self, tasks: asyncio.TaskGroup) -> None:
         queue = self._bus.queue(subjects.TRAJ, "reward")
         while True:
-            async with await queue.next() as event:
+            async with contextlib.AsyncExitStack() as stack:
+                event = await stack.enter_async_context(await queue.next())
                 assert isinstance(event, FragmentGenerated)
                 try:
-                    await self._score(event)
+                    scored = await self._score(event)
                 except Unavailable:
                     raise
                 except DigenRLError as error:
                     await self._fail(event, error)
+                else:
+                    tasks.create_task(self._tell(event, scored, stack.pop_all()))
 
-    async def _score(self, event: FragmentGenerated) -> None:
+    async def _tell(
+        self, event: FragmentGenerated, scored: FragmentScored, delivery: contextlib.AsyncExitStack
+    ) -> None:
+        """The result first, then the acknowledgement, which is to leave ``delivery``."""
+        async with delivery:
+            try:
+                first = await self._bus.publish(scored)
+            except Unavailable:
+                raise
+            except DigenRLError as error:
+                await self._fail(event, error)
+            else:
+                self._worker.num_done += first
+                FRAGMENTS.labels(stage="reward", outcome="done" if first else "duplicate").inc()
+
+    async def _score(self, event: FragmentGenerated) -> FragmentScored:
         media = await self._store.get(event.stored.media)
         async with self._device:
             began = time.monotonic()
@@ -66,7 +86,7 @@ class RewardApp:
                 parts = await asyncio.to_thread(self._parts, media, event)
             seconds = time.monotonic() - began
         STAGE_SECONDS.labels(stage="reward").observe(seconds)
-        scored = FragmentScored(
+        return FragmentScored(
             fragment=event.fragment,
             policy=event.policy,
             stored=event.stored,
@@ -76,9 +96,6 @@ class RewardApp:
             worker=self._worker.address,
             seconds=seconds,
         )
-        first = await self._bus.publish(scored)
-        self._worker.num_done += first
-        FRAGMENTS.labels(stage="reward", outcome="done" if first else "duplicate").inc()
 
     def _parts(self, media: bytes, event: FragmentGenerated) -> dict[str, tuple[float | None, ...]]:
         try:

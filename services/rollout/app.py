@@ -121,6 +121,7 @@ class RolloutApp:
 
     async def _denoised(self, task: GenerateFragment) -> Generated:
         work = await self._device.begin(task)
+        self._publisher.prepare(task)
         while not work.done:
             await work.advance()
         return await work.finish()

@@ -14,6 +14,7 @@ from redis.exceptions import RedisError
 from services.scheduler.deaths import death_of
 from services.scheduler.facts import holders
 from services.scheduler.horizon import Horizon
+from services.scheduler.inbox import Inbox
 from services.scheduler.machine import (
     DeviceReported,
     Input,
@@ -93,11 +94,11 @@ class Scheduler:
     horizon: Horizon = field(init=False)
     _published_at: float | None = None
     """When the newest version was announced, until a worker has generated with it."""
-    _inbox: "asyncio.Queue[Input]" = field(default_factory=asyncio.Queue)
+    _inbox: Inbox = field(default_factory=Inbox)
     _to_forget: "asyncio.Queue[int]" = field(default_factory=asyncio.Queue)
 
     def __post_init__(self) -> None:
-        self.horizon = Horizon(self.plan, self._inbox.put_nowait)
+        self.horizon = Horizon(self.plan, self._inbox.put)
 
     async def run(self) -> None:
         """Recover from the commit records, then handle events for ever."""
@@ -128,7 +129,7 @@ class Scheduler:
         for received in found:
             message = received.message
             if isinstance(message, PolicyPublished):
-                self._inbox.put_nowait(message)  # one may have come since the chain was read
+                self._inbox.put(message)  # one may have come since the chain was read
                 continue
             if isinstance(message, Event | GenerateFragment | TrainGroup | ComputeGradient):
                 await self._apply(message)
@@ -137,12 +138,12 @@ class Scheduler:
     async def _follow(self, stream: subjects.Stream, *, after: int) -> None:
         async for received in self.bus.follow(stream, after=after):
             if isinstance(received.message, Event):
-                self._inbox.put_nowait(received.message)
+                self._inbox.put(received.message)
 
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(TICK_S)
-            self._inbox.put_nowait(Tick())
+            self._inbox.put(Tick())
 
     async def _follow_deaths(self) -> None:
         async for received in self.bus.follow(subjects.DLQ):
@@ -151,7 +152,7 @@ class Scheduler:
                 DLQ_MESSAGES.set(self.num_quarantined)
             died = await death_of(self.bus, received)
             if died is not None:
-                self._inbox.put_nowait(died)
+                self._inbox.put(died)
 
     async def _handle(self) -> None:
         while True:
@@ -179,7 +180,7 @@ class Scheduler:
             await self.bus.publish(command)
         except SlotPoisoned as error:
             assert not isinstance(command, SetDevice)  # it has no slot
-            self._inbox.put_nowait(_poisoned(command, str(error)))
+            self._inbox.put(_poisoned(command, str(error)))
 
     async def _record(self, event: PolicyPublished) -> None:
         """A version is announced: believe its commit record, open its batch, index it."""
@@ -261,7 +262,7 @@ class Scheduler:
         self.seen[address] = Seen(status, time.monotonic())
         if status.loan is not None and status.device.refusal is None:
             report = DeviceReported(address, status.loan.generation, status.loan.mode)
-            self._inbox.put_nowait(report)
+            self._inbox.put(report)
 
     def _welcome(self, status: WorkerStatus) -> None:
         earlier = [a for a, seen in self.seen.items() if seen.status.worker == status.worker]
@@ -272,7 +273,7 @@ class Scheduler:
             log.error("worker_refused", name=status.worker, reason=refusal)
             return
         log.info("worker_joined", name=status.worker, service=status.service)
-        self._inbox.put_nowait(
+        self._inbox.put(
             WorkerJoined(
                 status.address,
                 status.worker,
@@ -292,7 +293,7 @@ class Scheduler:
             for address in [address for address, at in last_seen.items() if at < silent]:
                 self.expected.pop(address, None)
                 self.seen.pop(address, None)
-                self._inbox.put_nowait(WorkerLeft(address))
+                self._inbox.put(WorkerLeft(address))
                 log.warning("worker_left", address=address)
 
 

@@ -45,17 +45,25 @@ class BatchUsage(BaseModel):
 
 def uses(plan: Plan, state: State) -> dict[str, Use]:
     """What every live worker does, by its name."""
-    return {worker.name: _use(plan, state, worker) for worker in state.workers.values()}
+    waits_for = _waits_for(plan, state)  # the same for all: fragments are counted once
+    scores: Use = "scoring" if _num(state, "generated") else waits_for
+    found: dict[str, Use] = {}
+    for worker in state.workers.values():
+        match worker.service:
+            case "trainer":
+                found[worker.name] = _use_of_trainer(state, worker)
+            case "reward":
+                found[worker.name] = scores
+            case _:
+                found[worker.name] = _use_of_rollout(worker) or waits_for
+    return found
 
 
-def _use(plan: Plan, state: State, worker: WorkerState) -> Use:
-    if worker.service == "trainer":
-        return _use_of_trainer(state, worker)
-    if worker.service == "reward":
-        return "scoring" if _num(state, "generated") else _waits_for(plan, state)
+def _use_of_rollout(worker: WorkerState) -> Use | None:
+    """None if it waits."""
     if worker.computes is not None:
         return "training"
-    return "generating" if worker.in_hand else _waits_for(plan, state)
+    return "generating" if worker.in_hand else None
 
 
 def _use_of_trainer(state: State, worker: WorkerState) -> Use:

@@ -23,6 +23,7 @@ import structlog
 from services.trainer.batch import BatchTraining
 from services.trainer.helper import Helper
 from services.trainer.intake import Intake
+from services.trainer.kept import KeptTrajectories
 from services.trainer.lane import Generates, Lane
 from services.trainer.lanes import Lanes
 from services.trainer.versions import NewVersion, Versions
@@ -74,14 +75,15 @@ class TrainerApp:
         self._worker = worker
         self._max_staleness = recipe.schedule.staleness_limit
         self._scales_batches = recipe.algorithm.advantage_std == "batch"
+        kept = KeptTrajectories()
         lanes = [Lane(trains=device) for device in training.devices]
         for lane, generator in zip(lanes, generators, strict=bool(generators)):
-            publisher = FragmentPublisher(generator, bus, store, worker)
+            publisher = FragmentPublisher(generator, bus, store, worker, keep=kept.keep)
             lane.generates = Generates(generator, publisher)
         self._helper = Helper(lanes, bus, worker) if generators else None
         self._lanes = Lanes(lanes, worker, self._helper, trained_steps=recipe.sampling.window)
         self._versions = Versions(bus, store, worker)
-        intake = Intake(recipe, bus, store)
+        intake = Intake(recipe, bus, store, kept)
         self._batches = BatchTraining(training, self._lanes, intake, recipe, bus, worker)
         self._stepped_at = 0.0
         """Monotonic seconds of the last optimizer step, or of the beginning."""

@@ -14,11 +14,11 @@ from typing import Literal
 
 import structlog
 
-from services.trainer.lane import Lane
+from services.trainer.lane import Generates, Lane
 from shared import subjects
 from shared.bus import Bus
 from shared.contracts import DeviceLoan, GenerateFragment, Policy, SetDevice
-from shared.engines import Generated, GeneratingDevice
+from shared.engines import Generated
 from shared.errors import DigenRLError, IntegrityError
 from shared.loan import Loan, apply, may_generate, tick
 from shared.telemetry import LOAN_RETURN_SECONDS
@@ -73,7 +73,7 @@ class Helper:
         lane.is_generating = True
         try:
             with lane.use.use("generation"), self._worker.doing("generating"):
-                generated = await self._advanced(lane, generates.device, task)
+                generated = await self._advanced(lane, generates, task)
             if generated is not None and _let_go(lane, task):
                 self._tell(generates.publisher.publish(task, generated))
         except IntegrityError:
@@ -87,17 +87,19 @@ class Helper:
             self._note_return()
 
     async def _advanced(
-        self, lane: Lane, device: GeneratingDevice, task: GenerateFragment
+        self, lane: Lane, generates: Generates, task: GenerateFragment
     ) -> Generated | None:
         work = lane.begun
         if work is None:
             if task.policy != self._policy:
                 raise IntegrityError(f"version {task.policy.version} is not what this device holds")
-            work = await device.begin(task)
+            work = await generates.device.begin(task)
         elif not work.done:
             before = work.seconds
             await work.advance()
             self._step_ms = round(1000 * (work.seconds - before), 3)
+            if not before:  # all devices are at work by now
+                generates.publisher.prepare(task)
         else:
             return await work.finish()
         if lane.task is task:  # it may have been taken back meanwhile

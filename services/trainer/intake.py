@@ -2,12 +2,13 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Container
+from collections.abc import AsyncGenerator, Container, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import structlog
 
+from services.trainer.kept import KeptTrajectories
 from shared import subjects
 from shared.admission import Admissible, check_admission
 from shared.bus import Bus
@@ -39,11 +40,14 @@ class AdmittedGroup:
 
 
 class Intake:
-    def __init__(self, recipe: Recipe, bus: Bus, store: ObjectStore) -> None:
+    def __init__(
+        self, recipe: Recipe, bus: Bus, store: ObjectStore, kept: KeptTrajectories
+    ) -> None:
+        """``kept``: of the trainer's own devices."""
         self._skips_zeros = recipe.algorithm.kl_beta == 0
         self._bus = bus
         self._store = store
-        self._conditions: dict[str, bytes] = {}
+        self._kept = kept
 
     async def groups(
         self, admissible: Admissible, counted: Container[int], committed: asyncio.Future[Any]
@@ -133,9 +137,15 @@ class Intake:
         return GradientPart(gradient=await self._store.get(ref), tally=contribution.tally)
 
     async def _data(self, command: TrainGroup) -> GroupData | None:
-        fetched = await asyncio.gather(*(self._fragment(each) for each in command.fragments))
-        whole = [each for each in fetched if each is not None]
-        if len(whole) < len(fetched):
+        """None, and those are refused, if fragments are faulty."""
+        stored = [fragment.stored for fragment in command.fragments]
+        # The conditions of one prompt are one object, or few: each is read once.
+        refs = {ref for each in stored for ref in (each.trajectory, each.conditions)}
+        read = {ref: asyncio.ensure_future(self._get(ref)) for ref in refs}
+        await asyncio.gather(*read.values(), return_exceptions=True)
+        fragments = [await self._fragment(each, read) for each in command.fragments]
+        whole = [each for each in fragments if each is not None]
+        if len(whole) < len(fragments):
             return None
         return GroupData(
             trajectories=tuple(trajectory for trajectory, _ in whole),
@@ -144,19 +154,20 @@ class Intake:
             staleness=command.batch - command.policy.version,
         )
 
-    async def _fragment(self, fragment: FragmentScored) -> tuple[bytes, bytes] | None:
+    async def _get(self, ref: ObjectRef) -> bytes:
+        kept = self._kept.take(ref)
+        return await self._store.get(ref) if kept is None else kept
+
+    async def _fragment(
+        self, fragment: FragmentScored, read: Mapping[ObjectRef, asyncio.Future[bytes]]
+    ) -> tuple[bytes, bytes] | None:
         """Its trajectory and its prompt's conditions; None, and it is refused, if one is faulty."""
+        stored = fragment.stored
         try:
-            trajectory = await self._store.get(fragment.stored.trajectory)
-            return trajectory, await self._fetch_conditions(fragment.stored.conditions)
+            return read[stored.trajectory].result(), read[stored.conditions].result()
         except (IntegrityError, ContractError) as error:
             await self._refuse(fragment, error)
             return None
-
-    async def _fetch_conditions(self, ref: ObjectRef) -> bytes:
-        if ref.sha256 not in self._conditions:
-            self._conditions[ref.sha256] = await self._store.get(ref)
-        return self._conditions[ref.sha256]
 
     async def _refuse(self, fragment: FragmentScored, error: DigenRLError) -> None:
         log.error("fragment_refused", slot=str(fragment.fragment.slot), error=str(error))

@@ -16,7 +16,7 @@ from shared.errors import ContractError, IntegrityError, UserError
 _KEY = re.compile(r"\A[A-Za-z0-9][A-Za-z0-9_.-]*(?:/[A-Za-z0-9][A-Za-z0-9_.-]*)*\Z")
 
 
-LARGE = 1 << 17
+LARGE = 1 << 19
 """Bytes whose digest takes longer than to go to a thread and back."""
 
 

@@ -92,6 +92,25 @@ async def test_what_a_sleep_took_too_long_is_taken_off_the_work_behind_it() -> N
     assert overshoot([held]).median_ms == pytest.approx(3.0)
 
 
+async def test_what_a_sleep_took_too_little_is_added_to_the_work_behind_it() -> None:
+    now = 0.0
+    slept: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        nonlocal now
+        slept.append(seconds)
+        now += seconds - 0.0004
+
+    held = Held("d", scale=1, clock=lambda: now)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(asyncio, "sleep", sleep)
+        await held.hold(0.1, "generate", samples=4)
+        await held.hold(0.1, "generate", samples=4)
+    assert slept == pytest.approx([0.1, 0.1004])
+    assert [interval.samples for interval in held.intervals] == [4, 4], "it is done all the same"
+    assert overshoot([held]).median_ms == 0
+
+
 async def test_work_that_is_cut_off_counts_as_far_as_it_went() -> None:
     held = Held("d", scale=1)
     task = asyncio.create_task(held.hold(0.2, "generate", samples=4))

@@ -1,8 +1,9 @@
 """Emulated devices: each is held for the seconds that its work takes, divided by the scale.
 
-A sleep ends late, by a tenth of a millisecond or by several on a busy machine. What a device slept
-too long is taken off the work that follows at once, as a real device would not have lost it;
-after a pause it is forgotten.
+A sleep ends late, by a tenth of a millisecond or by several on a busy machine, or half a
+millisecond early. What a device slept too long is taken off the work that follows at once, as a
+real device would not have lost it, and what it slept too little is added; after a pause it is
+forgotten.
 """
 
 import asyncio
@@ -42,6 +43,7 @@ class Held:
     """Seconds that each sleep was too long."""
     clock: Callable[[], float] = time.monotonic
     _owed: float = 0.0
+    """Seconds of the work before that are to be taken off the next."""
     _free_at: float = 0.0
     _busy: bool = False
 
@@ -61,16 +63,18 @@ class Held:
         begin = self.clock()
         wanted = seconds / self.scale
         owed = self._owed if begin - self._free_at < AT_ONCE_S else 0.0
+        is_done = False
         try:
             await asyncio.sleep(max(0.0, wanted - owed))
+            is_done = True
         finally:  # work that is cut off counts as far as it went
             self._busy = False
             self._free_at = self.clock()
             spent = self._free_at - begin + owed
-            done = samples * min(1.0, spent / wanted) if wanted else samples
+            done = samples if is_done else samples * min(1.0, spent / wanted)
             self.intervals.append(Interval(self.name, use, begin, self._free_at, done))
-        self._owed = max(0.0, spent - wanted)
-        self.overshoot.append(self._owed)
+        self._owed = spent - wanted
+        self.overshoot.append(max(0.0, self._owed))
         return wanted
 
 

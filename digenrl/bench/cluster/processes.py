@@ -12,8 +12,11 @@ import json
 import signal
 import sys
 from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
+
+import uvloop
 
 from digenrl.bench.cluster.build import Emulation, nodes, rollout_devices, training
 from digenrl.bench.cluster.generation import EmulatedRollout
@@ -126,6 +129,8 @@ async def run_until_told(work: Work) -> None:
     Everything is cancelled, and again if need be: in Python 3.11 `wait_for` loses a cancellation
     that comes in the same moment as what it waits for.
     """
+    # Of all emulated hosts, on a folder in memory: more threads only wait for one another's lock.
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
     task, told = asyncio.create_task(work.running), asyncio.Event()
     for signum in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(signum, told.set)
@@ -144,7 +149,7 @@ def main(service: str, folder: Path) -> None:
     configure_logs(service=service, worker=service, run=setting.run)
     work = SERVICES[service](Emulation.of(setting))
     keep_what_is_there()
-    asyncio.run(run_until_told(work))
+    uvloop.run(run_until_told(work))
     found = {
         "intervals": [each._asdict() for held in work.held for each in held.intervals],
         "overshoot": asdict(overshoot(work.held)),
