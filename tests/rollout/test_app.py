@@ -9,8 +9,9 @@ import pytest
 
 from shared.contracts import FragmentFailed, FragmentGenerated, FragmentReleased
 from shared.errors import IntegrityError, Unavailable
+from shared.run_store import conditions_folder
 from tests import examples
-from tests.rollout.worker import ADDRESS, Cluster, cluster
+from tests.rollout.worker import ADDRESS, RUN, Cluster, cluster
 
 pytestmark = pytest.mark.broker
 
@@ -37,6 +38,41 @@ async def test_a_fragment_is_stored_and_reported_with_the_weights_that_made_it(
         assert (event.worker, event.seconds) == (ADDRESS, 0.25)
         assert await cluster.store.get(event.stored.trajectory) == b"3"
         assert await cluster.store.get(event.stored.conditions) == event.prompt.text.encode()
+
+
+async def test_conditions_are_stored_while_their_fragment_is_generated(worker: Start) -> None:
+    async with worker() as cluster:
+        await cluster.generate(3, 4)
+        folder = cluster.backend._root / conditions_folder(RUN)
+        await cluster.until(lambda: bool(list(folder.glob("*.safetensors"))))
+        stored = await cluster.store.keys(conditions_folder(RUN))
+        assert cluster.device.done == [], "it is at its first fragment"
+        cluster.device.free.set()
+        events = await cluster.told("fragment_generated", 2)
+        assert [e.stored.conditions.key for e in events if isinstance(e, FragmentGenerated)] == [
+            *stored, *stored,
+        ]  # fmt: skip
+
+
+async def test_conditions_that_could_not_be_stored_are_stored_with_the_fragment(
+    worker: Start,
+) -> None:
+    async with worker() as cluster:
+        await cluster.generate(3)
+        await cluster.until(lambda: cluster.device.begun == ["fragment 3"])
+        cluster.device.free.set()
+        await cluster.told("fragment_generated")
+        cluster.device.free.clear()
+        cluster.backend.outages = 1
+        task = examples.task(batch=0, group=4)
+        other = task.prompt.model_copy(update={"text": "another prompt"})
+        update = {"policy": examples.policy(0), "prompt": other}
+        await cluster.bus.publish(task.model_copy(update=update))
+        await cluster.until(lambda: not cluster.backend.outages)
+        cluster.device.free.set()
+        event = (await cluster.told("fragment_generated", 2))[-1]
+        assert isinstance(event, FragmentGenerated)
+        assert await cluster.store.get(event.stored.conditions) == b"another prompt"
 
 
 async def test_a_new_version_is_used_after_the_fragment_under_way(worker: Start) -> None:

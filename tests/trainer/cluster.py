@@ -45,8 +45,7 @@ class Backend(FolderBackend):
         super().__init__(root)
         self.held_back: int | None = None
         self.given = asyncio.Event()
-        self.num_parts_read = 0
-        """Gradients that were computed elsewhere."""
+        self.keys_read: list[str] = []
 
     async def create(self, key: str, data: bytes) -> bool:
         if self.held_back is not None and key == commit_key(RUN, self.held_back):
@@ -54,7 +53,7 @@ class Backend(FolderBackend):
         return await super().create(key, data)
 
     async def read(self, key: str) -> bytes | None:
-        self.num_parts_read += key.endswith(PART)
+        self.keys_read.append(key)
         return await super().read(key)
 
 

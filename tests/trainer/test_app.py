@@ -13,7 +13,7 @@ from shared.contracts import (
     PolicyPublished,
 )
 from shared.metrics import STEP_METRICS, scorer_of
-from tests.trainer.cluster import Start
+from tests.trainer.cluster import PART, Start
 
 pytestmark = pytest.mark.broker
 
@@ -38,6 +38,15 @@ async def test_one_device_trains_whole_groups_and_commits_once_all_are_in(traine
         assert [e.policy for e in await run.told(PolicyPublished, 2)] == [
             first.policy, second.policy,
         ]  # fmt: skip
+
+
+async def test_each_object_of_a_group_is_read_once(trainer: Start) -> None:
+    async with trainer() as run:
+        run.run_freely()
+        await run.send(0, 0, 1)
+        await run.commit(1)
+        paths = [key for key in run.backend.keys_read if key.startswith("test/batches/")]
+        assert len(paths) == len(set(paths)) + 1, "the conditions, once for each of two groups"
 
 
 async def test_in_index_order_a_group_that_was_none_is_taken_when_it_comes_again(
@@ -112,7 +121,7 @@ async def test_what_was_fetched_twice_before_its_turn_is_counted_once(trainer: S
     async with trainer(batch__groups=4) as run:
         await run.send(0, 0, 1, 2, 3)
         await run.send(0, 3, attempt=1, contribution=await run.part(0, b"0/3"))
-        await run.until(lambda: run.backend.num_parts_read == 1)
+        await run.until(lambda: any(key.endswith(PART) for key in run.backend.keys_read))
         run.run_freely()
         assert [group.attempt for group in (await run.commit(1)).trained] == [0] * 4
 

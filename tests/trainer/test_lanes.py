@@ -66,6 +66,23 @@ async def test_a_single_device_trains_first_and_goes_on_with_its_fragment(traine
         assert await run.store.get(made.stored.media) == b"media"
 
 
+async def test_what_its_own_device_has_generated_is_not_read_back(trainer: Start) -> None:
+    async with trainer() as run:
+        run.run_freely()
+        await run.lend(1)
+        await run.generate(0, 0)
+        [made] = await run.told(FragmentGenerated)
+        own = made.stored.trajectory.key
+        assert await run.store.get(made.stored.trajectory) == b"path", "it is stored all the same"
+        num_read = run.backend.keys_read.count(own)
+        await run.send(0, 0, content="path")
+        await run.send(0, 1)
+        record = await run.commit(1)
+        assert [group.group for group in record.trained] == [0, 1]
+        assert run.backend.keys_read.count(own) == num_read
+        assert made.stored.conditions.key not in run.backend.keys_read
+
+
 async def test_a_device_that_is_called_back_is_so_after_a_step_and_keeps_its_fragment(
     trainer: Start,
 ) -> None:
