@@ -21,8 +21,7 @@ from shared.telemetry import FRAGMENTS, STAGE_SECONDS
 from shared.worker import Worker
 
 IN_HAND = 2
-"""While one fragment is scored, the media of the next is fetched; scores are stored and told beside
-both."""
+"""While one fragment is scored, the media of the next is fetched; scores are told beside both."""
 LAST_ATTEMPT = 2
 """From this attempt on a fragment's samples may all be without a score: it is not the device that
 generated them."""

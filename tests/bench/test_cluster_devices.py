@@ -72,43 +72,30 @@ async def test_a_device_is_held_for_the_seconds_over_the_scale() -> None:
     assert interval.samples == 4
 
 
-async def test_what_a_sleep_took_too_long_is_taken_off_the_work_behind_it() -> None:
+@pytest.mark.parametrize(
+    ("late", "second", "overshoot_ms"), [(0.003, 0.097, 3.0), (-0.0004, 0.1004, 0.0)]
+)
+async def test_what_a_sleep_took_too_long_or_too_little_is_made_up_for_by_the_work_behind_it(
+    late: float, second: float, overshoot_ms: float
+) -> None:
     now = 0.0
     slept: list[float] = []
 
     async def sleep(seconds: float) -> None:
         nonlocal now
         slept.append(seconds)
-        now += seconds + 0.003
+        now += seconds + late
 
     held = Held("d", scale=1, clock=lambda: now)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(asyncio, "sleep", sleep)
-        await held.hold(0.1, "train")
-        await held.hold(0.1, "train")
+        await held.hold(0.1, "generate", samples=4)
+        await held.hold(0.1, "generate", samples=4)
         now += 1.0
-        await held.hold(0.1, "train")
-    assert slept == pytest.approx([0.1, 0.097, 0.1])
-    assert overshoot([held]).median_ms == pytest.approx(3.0)
-
-
-async def test_what_a_sleep_took_too_little_is_added_to_the_work_behind_it() -> None:
-    now = 0.0
-    slept: list[float] = []
-
-    async def sleep(seconds: float) -> None:
-        nonlocal now
-        slept.append(seconds)
-        now += seconds - 0.0004
-
-    held = Held("d", scale=1, clock=lambda: now)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(asyncio, "sleep", sleep)
         await held.hold(0.1, "generate", samples=4)
-        await held.hold(0.1, "generate", samples=4)
-    assert slept == pytest.approx([0.1, 0.1004])
-    assert [interval.samples for interval in held.intervals] == [4, 4], "it is done all the same"
-    assert overshoot([held]).median_ms == 0
+    assert slept == pytest.approx([0.1, second, 0.1])
+    assert [interval.samples for interval in held.intervals] == [4, 4, 4]
+    assert overshoot([held]).median_ms == pytest.approx(overshoot_ms)
 
 
 async def test_work_that_is_cut_off_counts_as_far_as_it_went() -> None:
