@@ -87,7 +87,8 @@ async def read_recipe(store: ObjectStore, run: str) -> Recipe | None:
 
 
 async def wait_for_recipe(store: ObjectStore, run: str) -> Recipe:
-    """The recipe, as soon as the scheduler has stored it."""
+    """The recipe, as soon as the scheduler has stored it; says once that it waits for it."""
+    told = False
     while True:
         try:
             recipe = await read_recipe(store, run)
@@ -96,6 +97,9 @@ async def wait_for_recipe(store: ObjectStore, run: str) -> Recipe:
             recipe = None
         if recipe is not None:
             return recipe
+        if not told:
+            log.info("waiting_for_recipe")
+            told = True
         await asyncio.sleep(POLL_S)
 
 
