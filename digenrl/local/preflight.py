@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from digenrl.follow.steps import Targets, check_installed
-from digenrl.local.ports import free_ports, port_is_free
+from digenrl.local.ports import free_ports, hold_port
 from services.reward.scorer import kind_of
 from shared.diffusion_families import VIDEO, adapter_of, pipeline_class
 from shared.errors import UserError
@@ -61,7 +61,7 @@ def prepare(request: Request) -> LocalRun:
     recipe = override(load_recipe(request.recipe), request.overrides)
     check_inputs(recipe)
     check_installed(request.targets)
-    if request.port and not port_is_free(request.port):
+    if request.port and not hold_port(request.port):
         raise UserError(f"--port: {request.port} is occupied; choose another, or 0 for a free one")
     _check_space(request.runs)
     folder = request.runs / recipe.run.name
