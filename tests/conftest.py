@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from digenrl.local.brokers import Brokers, Program, plan_brokers, wait_ready
+from digenrl.local.ports import ports_let_go
 from shared.settings import ServiceSettings
 from shared.store import ObjectStore, open_store
 from shared.store.folder import FolderBackend
@@ -22,6 +23,12 @@ settings.load_profile("default")
 PASSWORD = "a-password-of-the-tests"
 
 StartProgram = Callable[[Program], "subprocess.Popen[bytes]"]
+
+
+@pytest.fixture(autouse=True)
+def ports_of_this_test() -> Iterator[None]:
+    with ports_let_go():
+        yield
 
 
 @pytest.fixture

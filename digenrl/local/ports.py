@@ -1,19 +1,25 @@
 """Ports of this machine for child processes to listen on.
 
 A port that is only looked at may be taken before the child listens: by another run, or by another
-child of the same one. So this process holds what it gives out, for as long as it lives.
+child of the same one. So this process holds what it gives out, until it ends or lets go.
 """
 
+import contextlib
+import os
 import random
 import socket
 import sys
+from collections.abc import Iterator
 
 from shared.errors import UserError
 
 FIRST, LAST = 20000, 32000
 """Below the range that Linux hands out to clients."""
 
-_held: set[int] = set()
+NO_SOCKET = -1
+
+_held: dict[int, int] = {}
+"""Port -> file descriptor of the socket that holds it."""
 
 
 def hold_port(port: int) -> bool:
@@ -31,10 +37,21 @@ def hold_port(port: int) -> bool:
             holder.bind(("127.0.0.1", port))
         except OSError:
             return False
-        if sys.platform == "linux":
-            holder.detach()  # open until this process ends
-    _held.add(port)
+        _held[port] = holder.detach() if sys.platform == "linux" else NO_SOCKET
     return True
+
+
+@contextlib.contextmanager
+def ports_let_go() -> Iterator[None]:
+    """Let go, at the end, of the ports that were held since: the children there have ended."""
+    before = set(_held)
+    try:
+        yield
+    finally:
+        for port in set(_held) - before:
+            holder = _held.pop(port)
+            if holder != NO_SOCKET:
+                os.close(holder)
 
 
 def free_ports(count: int, *, paired_at: int = 0) -> list[int]:

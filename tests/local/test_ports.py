@@ -10,7 +10,7 @@ import pytest
 
 from digenrl.local import ports
 from digenrl.local.brokers import GRPC_OFFSET, plan_brokers
-from digenrl.local.ports import free_ports, hold_port
+from digenrl.local.ports import free_ports, hold_port, ports_let_go
 from shared.errors import UserError
 
 CHOOSES = """
@@ -83,6 +83,15 @@ def test_a_child_listens_where_its_parent_holds_the_port_again_and_again() -> No
             with httpx.Client(transport=transport) as client:
                 assert client.get(f"http://127.0.0.1:{port}/").text == "here"
             child.terminate()
+
+
+def test_ports_that_are_let_go_can_be_given_out_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    few = few_ports(monkeypatch, 8)
+    assert hold_port(few[0])
+    for _ in range(3):
+        with ports_let_go():
+            assert few[0] not in free_ports(6)
+    assert few[0] not in free_ports(6)
 
 
 def test_a_port_that_somebody_listens_on_cannot_be_held() -> None:

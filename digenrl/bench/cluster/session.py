@@ -20,7 +20,7 @@ from digenrl.bench.cluster.processes import SERVICES, SETTING
 from digenrl.bench.cluster.setting import Setting, recipe_of, write_prompts
 from digenrl.bench.two_devices.placement import cpu_seconds
 from digenrl.local.brokers import Program, plan_brokers
-from digenrl.local.ports import free_ports
+from digenrl.local.ports import free_ports, ports_let_go
 from digenrl.local.supervisor import Supervisor, last_line
 from services.scheduler.usage import BatchUsage
 from shared import subjects
@@ -126,7 +126,13 @@ class Session:
 @contextlib.asynccontextmanager
 async def opened(parent: Path) -> AsyncIterator[Session]:
     """A session with brokers of its own; nothing of it is left but logs if it fails."""
-    folder, objects = _folders(parent)
+    with ports_let_go():
+        async with _opened(*_folders(parent)) as session:
+            yield session
+
+
+@contextlib.asynccontextmanager
+async def _opened(folder: Path, objects: Path) -> AsyncIterator[Session]:
     plan = plan_brokers(folder, secrets.token_urlsafe(24))
     environment = plan.environment | {"DIGENRL_STORE_URL": f"file://{objects}"}
     brokers = Supervisor(folder / "logs", environment)

@@ -13,6 +13,7 @@ from pydantic import SecretStr
 from digenrl.bench.two_devices.pinned import pinned
 from digenrl.bench.two_devices.placement import Placement
 from digenrl.local.brokers import Program, plan_brokers
+from digenrl.local.ports import ports_let_go
 from digenrl.local.supervisor import Supervisor
 from shared.store import ObjectStore, StoreSettings, open_store
 
@@ -43,7 +44,7 @@ class Session:
 async def open_session(folder: Path, placement: Placement) -> AsyncIterator[Session]:
     """Real brokers, off the devices' cores where there are others; gone at the end."""
     (folder / "logs").mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder, prefix="brokers-") as data:
+    with ports_let_go(), tempfile.TemporaryDirectory(dir=folder, prefix="brokers-") as data:
         brokers = plan_brokers(Path(data), secrets.token_urlsafe(24))
         supervisor = Supervisor(folder / "logs", brokers.environment)
         names = [program.name for program in brokers.programs]
