@@ -57,6 +57,8 @@ SILENCE_S = 5.0
 WATCH_S = 0.5
 KEPT_BATCHES = 2
 """Committed batches whose messages and trajectories are kept, for people to look at."""
+FORGET_AFTER_S = 1.0
+"""After a commit: until then devices wait for the first fragments of the next batch."""
 RETRY_S = 0.5
 TICK_S = 1.0
 
@@ -205,7 +207,8 @@ class Scheduler:
         await self._keep_usage(record)
         number = record.policy.version
         if number > KEPT_BATCHES:
-            self._to_forget.put_nowait(number - 1 - KEPT_BATCHES)
+            forget, old = self._to_forget.put_nowait, number - 1 - KEPT_BATCHES
+            asyncio.get_running_loop().call_later(FORGET_AFTER_S, forget, old)
 
     async def _forget_old(self) -> None:
         """Remove what no recovery needs, beside the handling of events."""

@@ -9,6 +9,7 @@ to end, it leaves FOLDER/<service>.json: what its devices did, and how much too 
 import asyncio
 import contextlib
 import json
+import os
 import signal
 import sys
 from collections.abc import Callable, Coroutine
@@ -130,7 +131,7 @@ async def run_until_told(work: Work) -> None:
     that comes in the same moment as what it waits for.
     """
     # Of all emulated hosts, on a folder in memory: more threads only wait for one another's lock.
-    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(os.cpu_count()))
     task, told = asyncio.create_task(work.running), asyncio.Event()
     for signum in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(signum, told.set)
