@@ -10,6 +10,7 @@ import pytest
 from digenrl.bench.two_devices.modes import COLOCATED, Part, modes_of
 from digenrl.bench.two_devices.pinned import pinned
 from digenrl.bench.two_devices.placement import cpu_seconds, place
+from digenrl.bench.two_devices.program import about
 from digenrl.bench.two_devices.shapes import (
     ALIKE,
     GROUPS,
@@ -65,6 +66,12 @@ def test_only_the_slowed_part_is_slowed_and_has_a_run_of_the_fast_device_alone()
     assert study.slowdown == 3.0
     alone = next(each for each in study.modes if each.name == "fast alone")
     assert recipe_of(study, alone, 0).rollout.workers == 0
+
+
+def test_what_is_kept_of_a_study_names_the_model_and_not_where_it_is() -> None:
+    told = about([planned("equal")], place())["changes"]["equal"]
+    assert told.startswith("model.folder = model, ")
+    assert "/" not in told
 
 
 def test_a_mode_that_no_part_has_is_refused_by_name() -> None:

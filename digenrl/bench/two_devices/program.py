@@ -98,8 +98,11 @@ async def _run(
 
 
 def words(study: Study) -> str:
-    """What is set anew in the recipe, for all modes of a part."""
-    return ", ".join(f"{key} = {value}" for key, value in study.changes.items())
+    """What is set anew in the recipe, for all modes of a part; folders by their names only."""
+    return ", ".join(
+        f"{key} = {value.name if isinstance(value, Path) else value}"
+        for key, value in study.changes.items()
+    )
 
 
 def about(studies: Sequence[Study], placement: Placement) -> dict[str, Any]:
