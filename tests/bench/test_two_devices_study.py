@@ -69,7 +69,7 @@ def test_only_the_slowed_part_is_slowed_and_has_a_run_of_the_fast_device_alone()
 
 
 def test_what_is_kept_of_a_study_names_the_model_and_not_where_it_is() -> None:
-    told = about([planned("equal")], place())["changes"]["equal"]
+    told = about([planned("equal")], place([0, 1], str))["changes"]["equal"]
     assert told.startswith("model.folder = model, ")
     assert "/" not in told
 
