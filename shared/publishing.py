@@ -49,12 +49,12 @@ class FragmentPublisher:
         self._store = store
         self._worker = worker
         self._keep = keep
-        self._conditions: dict[str, asyncio.Task[ObjectRef]] = {}
-        """By prompt."""
+        self._conditions: dict[tuple[str, int], asyncio.Task[ObjectRef]] = {}
+        """By prompt, and attempt."""
 
     def prepare(self, task: GenerateFragment) -> None:
         """Store the conditions of a fragment that is begun, beside what the device does."""
-        self._storing(task.prompt.text)
+        self._storing(task)
 
     async def publish(self, task: GenerateFragment, generated: Generated) -> None:
         """Store and report the fragment; goes on until the store takes it, or says why not."""
@@ -75,7 +75,7 @@ class FragmentPublisher:
         trajectory, media, conditions = await asyncio.gather(
             self._store.put(folder, generated.trajectory, suffix=".safetensors"),
             self._store.put(folder, generated.media, suffix=".media.safetensors"),
-            asyncio.shield(self._storing(task.prompt.text)),
+            asyncio.shield(self._storing(task)),
         )
         if self._keep is not None:
             self._keep(trajectory, generated.trajectory)
@@ -96,20 +96,23 @@ class FragmentPublisher:
         self._worker.num_done += first
         FRAGMENTS.labels(stage="rollout", outcome="done" if first else "duplicate").inc()
 
-    def _storing(self, prompt: str) -> asyncio.Task[ObjectRef]:
+    def _storing(self, task: GenerateFragment) -> asyncio.Task[ObjectRef]:
         """Once per prompt, unless it has failed."""
-        known = self._conditions.get(prompt)
+        which = (task.prompt.text, task.fragment.attempt)
+        known = self._conditions.get(which)
         if known is None or (known.done() and (known.cancelled() or known.exception())):
-            known = self._conditions[prompt] = asyncio.create_task(self._store_conditions(prompt))
+            known = self._conditions[which] = asyncio.create_task(self._store_conditions(*which))
             while len(self._conditions) > KEPT_CONDITIONS:
                 del self._conditions[next(iter(self._conditions))]
         return known
 
-    async def _store_conditions(self, prompt: str) -> ObjectRef:
-        """The fragment is generated with them, so they are at hand."""
+    async def _store_conditions(self, prompt: str, attempt: int) -> ObjectRef:
+        """The fragment is generated with them, so they are at hand; other devices that generate
+        the group may have stored them. Where an attempt has failed, what is stored may be at fault.
+        """
         packed = await self._device.conditions(prompt)
-        folder = conditions_folder(self._bus.run)
-        return await self._store.put(folder, packed, suffix=".safetensors")
+        put = self._store.put if attempt else self._store.put_once
+        return await put(conditions_folder(self._bus.run), packed, suffix=".safetensors")
 
     async def release(
         self, task: GenerateFragment, reason: Literal["stale", "returned", "draining"]

@@ -23,6 +23,9 @@ class FolderBackend:
     async def read(self, key: str) -> bytes | None:
         return await asyncio.to_thread(self._read, key)
 
+    async def size(self, key: str) -> int | None:
+        return await asyncio.to_thread(self._size, key)
+
     async def keys(self, prefix: str) -> list[str]:
         return await asyncio.to_thread(self._keys, prefix)
 
@@ -70,6 +73,12 @@ class FolderBackend:
     def _read(self, key: str) -> bytes | None:
         try:
             return (self._root / key).read_bytes()
+        except FileNotFoundError:
+            return None
+
+    def _size(self, key: str) -> int | None:
+        try:
+            return (self._root / key).stat().st_size
         except FileNotFoundError:
             return None
 

@@ -28,6 +28,10 @@ class Backend(Protocol):
         """As `write`, but False and nothing changed if the key exists already."""
 
     async def read(self, key: str) -> bytes | None: ...
+
+    async def size(self, key: str) -> int | None:
+        """Bytes of the object; None if there is none."""
+
     async def keys(self, prefix: str) -> list[str]: ...
     async def delete(self, keys: list[str]) -> None: ...
 
@@ -38,10 +42,16 @@ class ObjectStore:
 
     async def put(self, folder: str, data: bytes, *, suffix: str) -> ObjectRef:
         """Store ``data`` under ``folder``, named by its content."""
-        digest = await _sha256(data)
-        key = checked_key(f"{folder}/{digest}{suffix}")
-        await self.backend.write(key, data)
-        return ObjectRef(key=key, sha256=digest, size=len(data))
+        ref = await _named(folder, data, suffix)
+        await self.backend.write(ref.key, data)
+        return ref
+
+    async def put_once(self, folder: str, data: bytes, *, suffix: str) -> ObjectRef:
+        """As `put`, for what many workers store: only the first of them sends it."""
+        ref = await _named(folder, data, suffix)
+        if await self.backend.size(ref.key) != ref.size:
+            await self.backend.write(ref.key, data)
+        return ref
 
     async def get(self, ref: ObjectRef) -> bytes:
         """The object that ``ref`` names.
@@ -74,6 +84,12 @@ class ObjectStore:
         keys = await self.keys(folder)
         await self.backend.delete(keys)
         return len(keys)
+
+
+async def _named(folder: str, data: bytes, suffix: str) -> ObjectRef:
+    digest = await _sha256(data)
+    key = checked_key(f"{folder}/{digest}{suffix}")
+    return ObjectRef(key=key, sha256=digest, size=len(data))
 
 
 async def _sha256(data: bytes) -> str:

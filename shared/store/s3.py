@@ -61,6 +61,14 @@ class S3Backend:
         except BaseError as error:
             raise _unavailable(error) from error
 
+    async def size(self, key: str) -> int | None:
+        try:
+            return (await obstore.head_async(self._store, key))["size"]
+        except (NotFoundError, FileNotFoundError):
+            return None
+        except BaseError as error:
+            raise _unavailable(error) from error
+
     async def keys(self, prefix: str) -> list[str]:
         try:
             pages = obstore.list(self._store, prefix=prefix)

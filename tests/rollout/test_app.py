@@ -75,6 +75,35 @@ async def test_conditions_that_could_not_be_stored_are_stored_with_the_fragment(
         assert await cluster.store.get(event.stored.conditions) == b"another prompt"
 
 
+async def test_conditions_that_another_device_has_stored_are_not_sent_again(worker: Start) -> None:
+    async with worker() as cluster:
+        packed = examples.PROMPTS[0].text.encode()
+        await cluster.store.put(conditions_folder(RUN), packed, suffix=".safetensors")
+        cluster.device.free.set()
+        await cluster.generate(3)
+        [event] = await cluster.told("fragment_generated")
+        assert isinstance(event, FragmentGenerated)
+        assert await cluster.store.get(event.stored.conditions) == packed
+        folder = conditions_folder(RUN)
+        assert [key for key in cluster.backend.written if key.startswith(folder)] == [
+            event.stored.conditions.key
+        ], "by the test only"
+
+
+async def test_another_attempt_stores_the_conditions_anew(worker: Start) -> None:
+    async with worker() as cluster:
+        cluster.device.free.set()
+        await cluster.generate(3)
+        [event] = await cluster.told("fragment_generated")
+        assert isinstance(event, FragmentGenerated)
+        conditions = event.stored.conditions
+        await cluster.store.write(conditions.key, b"x" * conditions.size)
+        again = examples.task(batch=0, group=3, attempt=1)
+        await cluster.bus.publish(again.model_copy(update={"policy": examples.policy(0)}))
+        await cluster.told("fragment_generated", 2)
+        assert await cluster.store.get(conditions) == event.prompt.text.encode()
+
+
 async def test_a_new_version_is_used_after_the_fragment_under_way(worker: Start) -> None:
     async with worker() as cluster:
         await cluster.generate(0, 1)

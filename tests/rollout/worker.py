@@ -120,9 +120,12 @@ class Backend(FolderBackend):
         self.held_back: str | None = None
         """Key that is not given yet."""
         self.given = asyncio.Event()
+        self.written: list[str] = []
+        """Keys, as often as they were."""
 
     async def write(self, key: str, data: bytes) -> None:
         self._answer()
+        self.written.append(key)
         await super().write(key, data)
 
     async def read(self, key: str) -> bytes | None:

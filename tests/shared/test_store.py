@@ -42,6 +42,19 @@ async def a_wrong_or_missing_object_is_refused(store: ObjectStore) -> None:
         await store.get(ObjectRef(key="run/x/none", sha256=ref.sha256, size=5))
 
 
+async def what_is_there_whole_is_not_sent_again(store: ObjectStore) -> None:
+    ref = await store.put_once("run/x", b"right", suffix=".bin")
+    assert await store.get(ref) == b"right"
+    await store.write(ref.key, b"wrong")  # as long, so that sending it would show
+    assert await store.put_once("run/x", b"right", suffix=".bin") == ref
+    assert await store.read(ref.key) == b"wrong"
+    assert await store.put("run/x", b"right", suffix=".bin") == ref
+    assert await store.get(ref) == b"right"
+    await store.write(ref.key, b"cut")
+    assert await store.put_once("run/x", b"right", suffix=".bin") == ref
+    assert await store.get(ref) == b"right"
+
+
 async def folders_are_listed_and_deleted(store: ObjectStore) -> None:
     for key in ("run/batches/1/a", "run/batches/1/b", "run/batches/10/c", "run/other"):
         await store.write(key, b"")
@@ -56,6 +69,7 @@ CASES = [
     a_name_can_be_created_once,
     of_many_creators_one_wins,
     a_wrong_or_missing_object_is_refused,
+    what_is_there_whole_is_not_sent_again,
     folders_are_listed_and_deleted,
 ]
 
