@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from digenrl.bench.cluster.measured import measure
-from digenrl.bench.cluster.session import RunRecord, opened
+from digenrl.bench.cluster.session import RunRecord, Session, opened
 from digenrl.bench.cluster.setting import Setting
 from services.scheduler.costs.floor import floor_seconds
 from services.scheduler.costs.profile import PROFILES
@@ -53,6 +53,13 @@ def samples_by(run: RunRecord, role: str) -> float:
     )
 
 
+def services_as_they_joined(session: Session, run: RunRecord) -> list[str]:
+    """By the scheduler's log."""
+    log = (session.folder / run.setting.run / "logs" / "scheduler.log").read_text()
+    events = [json.loads(line) for line in log.splitlines() if line.startswith("{")]
+    return [event["service"] for event in events if event["event"] == "worker_joined"]
+
+
 async def test_strict_and_one_step_runs_of_emulated_devices_are_measured(tmp_path: Path) -> None:
     """In one session: the second run shares the brokers, and nothing else, with the first."""
     versions: list[int] = []
@@ -60,9 +67,12 @@ async def test_strict_and_one_step_runs_of_emulated_devices_are_measured(tmp_pat
         strict = await session.run(setting(tmp_path), WARM_UP, LAST, versions.append)
         changes = {"max_staleness": 1, "gradient_help": True, "run": "ahead"}
         ahead = await session.run(setting(tmp_path, **changes), WARM_UP, LAST, lambda _: None)
+        joined = {run.setting.run: services_as_they_joined(session, run) for run in (strict, ahead)}
     check(strict)
     check(ahead)
     assert versions == list(range(LAST + 1))
+    for services in joined.values():
+        assert services[-1] == "trainer" and services.count("rollout") == 2, services
     batches = LAST - WARM_UP
     total = samples_by(strict, "rollout") + samples_by(strict, "trainer")
     assert total == pytest.approx(batches * GROUPS * GROUP_SIZE), "on-policy, all in its batch"

@@ -34,13 +34,14 @@ from shared.contracts import Device
 from shared.garbage import keep_what_is_there
 from shared.run_store import wait_for_recipe, weights_folder
 from shared.settings import ServiceSettings
-from shared.store import open_store
+from shared.store import ObjectStore, open_store
 from shared.telemetry import configure_logs
 from shared.worker import Worker, host_memory
 
 SETTING = "setting.json"
-LEAST_REWARD_WORKERS = 2
 AGAIN_S = 1.0
+JOINING_S = 0.02
+"""Between two looks at whether all have joined."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,16 +80,14 @@ async def _run_host(emulation: Emulation, name: str, devices: list[EmulatedRollo
 
 
 def reward(emulation: Emulation) -> Work:
-    """As many workers as there are hosts: in the profiles, samples are scored where they are."""
     settings = _settings(emulation, "reward")
-    number = max(LEAST_REWARD_WORKERS, emulation.setting.num_nodes)
     scorers = [WeightedScorer("emulated", 1.0, EmulatedScorer())]
     device = Device(memory_bytes=host_memory())
 
     async def run() -> None:
         store = open_store(settings.store)
         async with settings.connect_bus() as bus, asyncio.TaskGroup() as tasks:
-            for each in range(number):
+            for each in range(emulation.setting.num_reward):
                 worker = Worker("reward", f"reward-{each}", "waiting_for_rollout", device)
                 tasks.create_task(RewardApp(scorers, bus, store, worker).run())
 
@@ -109,8 +108,26 @@ async def _train(emulation: Emulation, engine: EmulatedTraining) -> None:
     worker = Worker("trainer", "trainer", "waiting_for_rollout", registered)
     async with settings.connect_bus() as bus:
         recipe = await wait_for_recipe(store, setting.run)
+        await _until_joined(store, setting.run)
         app = TrainerApp(engine, recipe, bus, store, worker, generators=engine.generating)
         await app.run()
+
+
+async def _until_joined(store: ObjectStore, run: str) -> None:
+    while True:
+        if await store.read(joined_key(run)) is not None:
+            return
+        await asyncio.sleep(JOINING_S)
+
+
+def joined_key(run: str) -> str:
+    """Of the object that says that the trainer may publish the first version.
+
+    A run begins with all devices, as in the simulator. Which ones the first batch lacks would show
+    in every later one: where a batch is hardly more than one fragment per device, who has what goes
+    on from batch to batch.
+    """
+    return f"{run}/joined"
 
 
 def _settings(emulation: Emulation, name: str) -> ServiceSettings:

@@ -16,7 +16,7 @@ from typing import TypeVar
 import httpx
 
 from digenrl.bench.cluster.hold import Interval
-from digenrl.bench.cluster.processes import SERVICES, SETTING
+from digenrl.bench.cluster.processes import SERVICES, SETTING, joined_key
 from digenrl.bench.cluster.setting import Setting, recipe_of, write_prompts
 from digenrl.bench.two_devices.placement import cpu_seconds
 from digenrl.local.brokers import Program, plan_brokers
@@ -41,6 +41,7 @@ MALLOC = {
 }
 """So that the emulated hosts, all on this machine, use memory again: a new page costs as much time
 as filling it does."""
+JOINING_S = 0.1
 SILENCE_S = 60.0
 """Without a commit for this long, a run has failed."""
 USAGE_TRIES = 100
@@ -101,11 +102,14 @@ class Session:
         services = Supervisor(folder / "logs", self.environment)
         settings = _settings(self.environment, setting.run)
         emulated = [name for name in SERVICES if name != "rollout" or setting.num_rollout]
+        [port] = free_ports(1)
         async with settings.connect_bus() as bus:
             watch = _Watch(self, services, bus, setting.run, sampled)
             try:
-                for program in _programs(folder, emulated):
+                for program in _programs(folder, emulated, port):
                     await services.start(program, wait=False)
+                await watch.until_joined(port, setting)
+                await open_store(settings.store).create(joined_key(setting.run), b"")
                 await watch.until(last, note)
                 usage = await _usage(open_store(settings.store), setting.run, last)
             finally:
@@ -168,6 +172,10 @@ class _Watch:
     commits: list[float] = field(default_factory=list)
     samples: dict[int, Sample] = field(default_factory=dict)
 
+    async def until_joined(self, port: int, setting: Setting) -> None:
+        """Until the scheduler, at ``port``, knows all workers but the trainer."""
+        await self._or_died(_all_joined(port, setting))
+
     async def until(self, last: int, note: OnCommit) -> None:
         await self._or_died(self.bus.wait_for_streams())
         subject = subjects.event_subject(self.run, "policy_published")
@@ -228,9 +236,19 @@ def _prepare(folder: Path, setting: Setting) -> None:
     (folder / "recipe.json").write_text(recipe_of(setting, folder).model_dump_json(indent=1))
 
 
-def _programs(folder: Path, emulated: Sequence[str]) -> list[Program]:
+async def _all_joined(port: int, setting: Setting) -> None:
+    wanted = {"rollout": setting.num_rollout, "reward": setting.num_reward}
+    async with httpx.AsyncClient(verify=False) as client:
+        while True:
+            with contextlib.suppress(httpx.TransportError):
+                run = (await client.get(f"http://127.0.0.1:{port}/v1/run")).json()
+                if all(run["num_workers"][service] == wanted[service] for service in wanted):
+                    return
+            await asyncio.sleep(JOINING_S)
+
+
+def _programs(folder: Path, emulated: Sequence[str], port: int) -> list[Program]:
     """The scheduler as it is always run, and the emulation of the others."""
-    [port] = free_ports(1)
     scheduler = [
         sys.executable, "-m", "digenrl", "serve", "scheduler",
         "--recipe", str(folder / "recipe.json"), "--port", str(port),

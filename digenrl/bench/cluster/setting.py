@@ -19,6 +19,7 @@ from shared.recipe_sampling import Sampling
 from shared.recipe_trainer import Trainer
 
 DEVICES_PER_NODE = 8
+LEAST_REWARD_WORKERS = 2
 REFERENCE_DEVICES = 32
 SCALES = {"qwen-image": 10.0, "flux1-dev": 15.0, "wan2.1-14b": 100.0, "hunyuanvideo": 200.0}
 """At 32 H100s: a batch lasts about four seconds."""
@@ -58,6 +59,11 @@ class Setting(Record):
     def num_nodes(self) -> int:
         """Hosts that fetch adapters."""
         return math.ceil(self.num_rollout / DEVICES_PER_NODE)
+
+    @property
+    def num_reward(self) -> int:
+        """Workers: as many as hosts, since in the profiles samples are scored where they are."""
+        return max(LEAST_REWARD_WORKERS, self.num_nodes)
 
     @property
     def lends(self) -> bool:
