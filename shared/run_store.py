@@ -49,7 +49,18 @@ def conditions_folder(run: str) -> str:
 
 
 def batch_folder(run: str, batch: int) -> str:
-    return f"{run}/batches/{batch:08d}"
+    return f"{_batches_folder(run)}/{batch:08d}"
+
+
+async def stored_batches(store: ObjectStore, run: str) -> list[int]:
+    """Batches of which there are trajectories or media."""
+    folder = _batches_folder(run)
+    keys = await store.keys(folder)
+    return sorted({int(key.removeprefix(f"{folder}/").split("/")[0]) for key in keys})
+
+
+def _batches_folder(run: str) -> str:
+    return f"{run}/batches"
 
 
 def usage_folder(run: str) -> str:

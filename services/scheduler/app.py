@@ -46,7 +46,7 @@ from shared.contracts import (
     WorkerStatus,
 )
 from shared.errors import SlotPoisoned, Unavailable
-from shared.run_store import batch_folder, usage_key
+from shared.run_store import batch_folder, stored_batches, usage_key
 from shared.service import Health
 from shared.store import ObjectStore
 from shared.telemetry import DLQ_MESSAGES, PUBLISH_LAG, STALENESS, STEP
@@ -211,7 +211,12 @@ class Scheduler:
             asyncio.get_running_loop().call_later(FORGET_AFTER_S, forget, old)
 
     async def _forget_old(self) -> None:
-        """Remove what no recovery needs, beside the handling of events."""
+        """Remove what no recovery needs, beside the handling of events; first what a scheduler that
+        died has left."""
+        newest = len(self.chain) - 1
+        for batch in await _retry(partial(stored_batches, self.store, self.bus.run)):
+            if batch < newest - KEPT_BATCHES:
+                self._to_forget.put_nowait(batch)
         while True:
             batch = await self._to_forget.get()
             folder = batch_folder(self.bus.run, batch)

@@ -12,6 +12,7 @@ from services.scheduler.app import Scheduler
 from shared.bus import Bus
 from shared.commits import CommitRecord, commit, commit_chain
 from shared.contracts import PolicyPublished
+from shared.run_store import batch_folder, stored_batches
 from shared.service import Health
 from shared.store import ObjectStore
 from shared.versions import VersionIndex
@@ -91,6 +92,15 @@ class Live:
             and all(found and found.policy.version == n for n, found in enumerate(indexed))
         )
 
+    async def keeps(self, batches: list[int]) -> bool:
+        """Whether the trajectories of these, and of no other, are left in some seconds."""
+        store = self.trainer.store
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(WAIT_S):
+                while await stored_batches(store, RUN) != batches:  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
+        return await stored_batches(store, RUN) == batches
+
 
 @pytest.fixture
 async def live(nats_url: str, redis_url: str, folder_store: ObjectStore) -> AsyncIterator[Live]:
@@ -132,6 +142,31 @@ async def test_the_very_first_version_may_be_announced_while_it_recovers(
     after_reading_the_chain(monkeypatch, lambda: live.trainer.commit(announce=True))
     async with live.running():
         assert await live.knows(0)
+
+
+@pytest.mark.parametrize("has_died", [False, True])
+async def test_of_committed_batches_two_are_kept(
+    live: Live, monkeypatch: pytest.MonkeyPatch, has_died: bool
+) -> None:
+    """By a scheduler that sees them committed, or by one that is started afterwards."""
+    monkeypatch.setattr(app, "FORGET_AFTER_S", 0.01)
+    store = live.trainer.store
+    for batch in range(5):
+        await store.put(batch_folder(RUN, batch), b"a trajectory", suffix=".safetensors")
+    await live.trainer.commit(announce=True)
+    if has_died:
+        for _ in range(4):
+            await live.trainer.commit(announce=True)
+    async with live.running():
+        await live.recovered()
+        if not has_died:
+            for _ in range(4):
+                await live.trainer.commit(announce=True)
+        assert await live.knows(4)
+        assert await live.keeps([2, 3, 4])
+        await live.trainer.commit(announce=True)
+        assert await live.knows(5)
+        assert await live.keeps([3, 4])
 
 
 async def test_a_version_whose_announcement_is_lost_is_caught_up_with_the_next(live: Live) -> None:

@@ -40,7 +40,7 @@ from shared.worker import Worker, host_memory
 
 SETTING = "setting.json"
 AGAIN_S = 1.0
-JOINING_S = 0.02
+JOINING_S = 0.05
 """Between two looks at whether all have joined."""
 
 

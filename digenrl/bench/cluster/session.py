@@ -16,7 +16,7 @@ from typing import TypeVar
 import httpx
 
 from digenrl.bench.cluster.hold import Interval
-from digenrl.bench.cluster.processes import SERVICES, SETTING, joined_key
+from digenrl.bench.cluster.processes import JOINING_S, SERVICES, SETTING, joined_key
 from digenrl.bench.cluster.setting import Setting, recipe_of, write_prompts
 from digenrl.bench.two_devices.placement import cpu_seconds
 from digenrl.local.brokers import Program, plan_brokers
@@ -41,7 +41,6 @@ MALLOC = {
 }
 """So that the emulated hosts, all on this machine, use memory again: a new page costs as much time
 as filling it does."""
-JOINING_S = 0.1
 SILENCE_S = 60.0
 """Without a commit for this long, a run has failed."""
 USAGE_TRIES = 100
