@@ -303,6 +303,9 @@ class Device(Record):
     and then trains, whatever the others do. If not, all of them change over together."""
     can_train: bool = False
     """A rollout device that computes gradients of whole groups if it is asked to."""
+    gpu: Text = ""
+    """Which of its host's accelerators, as CUDA_VISIBLE_DEVICES counts them ("2", "4,5"); empty if
+    it uses none."""
 
     @property
     def refusal(self) -> str | None:
@@ -335,6 +338,10 @@ class WorkerStatus(Record):
     """Spent on each activity since it was started."""
     device: Device = Device()
     loan: DeviceLoan | None = None
+    host: Text = ""
+    """Name of the machine that it runs on."""
+    url: Text = ""
+    """Of its probes and metrics, as http://10.0.0.3:8000; empty if it serves none."""
 
 
 Slotted = (

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import os
+import socket
 import time
 import uuid
 from collections.abc import Iterator
@@ -36,6 +37,9 @@ class Worker:
     """What it waits for when it is not busy."""
     device: Device = field(default_factory=Device)
     address: str = ""
+    host: str = field(default_factory=socket.gethostname)
+    url: str = ""
+    """Of its probes, once they are served."""
     policy_version: int | None = None
     loan: DeviceLoan | None = None
     num_done: int = 0
@@ -100,6 +104,8 @@ class Worker:
             seconds={activity: round(spent, 3) for activity, spent in self.seconds.items()},
             device=self.device,
             loan=self.loan,
+            host=self.host,
+            url=self.url,
         )
 
 

@@ -44,7 +44,14 @@ class WorkerView(BaseModel):
     num_done: int
     busy_seconds: float
     num_quarantined: int
+    host: str
+    """Name of the machine that it runs on."""
+    url: str
+    """Of its probes and metrics; empty if it has not said."""
     device: str
+    """Kind of its device, as its maker calls it."""
+    gpu: str
+    """Which of its host's accelerators; empty if it uses none."""
     memory_bytes: int
     refused: str | None
     """Why it takes no part, if it does not."""
@@ -201,7 +208,10 @@ def _worker_view(
         num_done=status.num_done,
         busy_seconds=status.busy_seconds,
         num_quarantined=status.num_quarantined,
+        host=status.host,
+        url=status.url,
         device=status.device.kind,
+        gpu=status.device.gpu,
         memory_bytes=status.device.memory_bytes,
         refused=status.device.refusal,
         lent=status.loan is not None and status.loan.mode == "generate",

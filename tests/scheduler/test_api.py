@@ -179,6 +179,24 @@ def test_workers_show_what_they_wait_for_and_why_they_are_refused(
     assert refused["use"] is None
 
 
+def test_workers_show_their_host_their_gpu_and_where_their_probes_are(
+    client: TestClient, scheduler: Scheduler
+) -> None:
+    status = WorkerStatus(
+        service="trainer",
+        worker="trainer-0",
+        address="trainer-0-a",
+        activity="training",
+        device=Device(kind="H100", gpu="2,3"),
+        host="node7",
+        url="http://10.0.0.7:8001",
+    )
+    scheduler.seen["trainer-0-a"] = Seen(status, 0.0)
+    _, trainer = client.get("/v1/workers").json()
+    assert (trainer["host"], trainer["gpu"]) == ("node7", "2,3")
+    assert trainer["url"] == "http://10.0.0.7:8001"
+
+
 def test_a_finished_run_takes_no_requests(client: TestClient, scheduler: Scheduler) -> None:
     scheduler.state, _ = step(scheduler.plan, scheduler.state, examples.published(3), 2.0)
     assert client.post("/v1/run/stop").status_code == 409
