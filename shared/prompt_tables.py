@@ -14,6 +14,7 @@ from pydantic import ValidationError
 
 from shared.contracts import Prompt
 from shared.errors import UserError
+from shared.extras import how_to_install
 
 PARQUET, ARROW = ".parquet", ".arrow"
 PROMPT, METADATA = "prompt", "metadata"
@@ -36,7 +37,7 @@ def read_table(path: Path) -> Iterator[Prompt]:
     try:
         import pyarrow  # noqa: F401
     except ImportError as error:
-        raise UserError(f"data.prompts: {path} needs the extra digenrl[data]: {error}") from error
+        raise UserError(f"data.prompts: {path} {how_to_install('data')} ({error})") from error
     for file in data_files(path):
         yield from _read_file(file)
 

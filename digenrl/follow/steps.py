@@ -20,6 +20,7 @@ import structlog
 
 from shared.commits import CommitRecord, read_commit
 from shared.errors import Unavailable, UserError
+from shared.extras import how_to_install
 from shared.recipe import Recipe
 from shared.run_store import read_recipe
 from shared.settings import ServiceSettings
@@ -75,7 +76,7 @@ def check_installed(targets: Targets) -> None:
         try:
             import_module(f"digenrl.follow.{extra}")
         except ImportError as error:
-            raise UserError(f"--{extra} needs the extra digenrl[{extra}]: {error}") from error
+            raise UserError(f"--{extra} {how_to_install(extra)} ({error})") from error
 
 
 async def follow(settings: ServiceSettings, targets: Targets, *, once: bool = False) -> None:

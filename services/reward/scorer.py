@@ -17,6 +17,7 @@ import numpy.typing as npt
 from shared import recipe_rewards
 from shared.contracts import Prompt
 from shared.errors import UserError
+from shared.extras import how_to_install
 from shared.recipe_judge import Judge
 
 Media = npt.NDArray[np.uint8]
@@ -135,7 +136,7 @@ def _build(field: str, table: recipe_rewards.Scorer) -> WeightedScorer:
             scorer = kind.build(table)
     except ImportError as error:
         raise UserError(
-            f"{field}.type: {table.type} needs the extra digenrl[{kind.extra}]: {error}"
+            f"{field}.type: {table.type} {how_to_install(kind.extra)} ({error})"
         ) from error
     except OSError as error:
         raise UserError(f"{field}.folder: cannot load {table.folder}: {error}") from error

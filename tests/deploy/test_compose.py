@@ -166,6 +166,16 @@ def test_brokers_keep_what_they_have_acknowledged() -> None:
     assert {"appendonly yes", "appendfsync always", "maxmemory-policy noeviction"} <= set(redis)
 
 
+def test_brokers_are_their_authors_images_and_those_from_wheels_are_asked_for() -> None:
+    wheels = (ROOT / "deploy/brokers-from-wheels.env").read_text().splitlines()
+    arguments = COMPOSE["x-build"]["args"]
+    for name in ("NATS_IMAGE", "REDIS_IMAGE", "S3_IMAGE"):
+        image = arguments[name].removeprefix(f"${{{name}:-").removesuffix("}")
+        assert re.fullmatch(r"(?:nats|redis|chrislusf/seaweedfs):[0-9.]+(?:-alpine)?", image)
+        assert f"ARG {name}={image}" in DOCKERFILE.splitlines()
+        assert f"{name}=brokers" in wheels
+
+
 def test_no_password_is_in_an_image() -> None:
     for path in (ROOT / "deploy").rglob("*"):
         if path.is_file():

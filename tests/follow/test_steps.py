@@ -115,7 +115,7 @@ def test_an_extra_that_is_not_installed_is_named(
     monkeypatch.delitem(sys.modules, f"digenrl.follow.{extra}", raising=False)
     monkeypatch.setitem(sys.modules, extra, None)
     targets = Targets(tmp_path) if extra == "tensorboard" else Targets(wandb="project")
-    with pytest.raises(UserError, match=re.escape(f"--{extra} needs the extra digenrl[{extra}]")):
+    with pytest.raises(UserError, match=re.escape(f'--{extra} needs the extra "{extra}"; ')):
         check_installed(targets)
 
 

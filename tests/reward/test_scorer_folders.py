@@ -128,6 +128,6 @@ def test_what_is_not_installed_is_named_by_its_extra(
     save_file(layers, folder / HEAD)
     monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(
-        UserError, match=rf"reward\.scorers\.x\.type: {kind} needs the extra digenrl\[reward-models"
+        UserError, match=rf'reward\.scorers\.x\.type: {kind} needs the extra "reward-models"; '
     ):
         scorer(kind, folder)

@@ -139,5 +139,10 @@ def test_without_pyarrow_the_extra_is_named(
 ) -> None:
     path = parquet(tmp_path, {"prompt": ["a"]})
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(UserError, match=re.escape("needs the extra digenrl[data]")):
+    with pytest.raises(
+        UserError,
+        match=re.escape(
+            'run make install, or .venv/bin/uv pip install -c constraints.txt -e ".[data]"'
+        ),
+    ):
         read_prompts(path)
