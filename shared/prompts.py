@@ -1,18 +1,23 @@
 """The prompts of a run, and which of them each batch takes: a function of the seed alone."""
 
+import csv
 import hashlib
+import io
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 from pydantic import ValidationError
 
 from shared.contracts import Prompt
 from shared.errors import UserError
-from shared.prompt_tables import data_files, is_table, read_table
+from shared.prompt_tables import PROMPT, data_files, is_table, read_table
 from shared.seeds import permutation
+
+CSV = ".csv"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +44,8 @@ def _epoch_order(seed: int, size: int, epoch: int) -> list[int]:
 
 def read_prompts(path: Path) -> tuple[Prompt, ...]:
     """Prompts from JSON lines, ``{"prompt": "...", "metadata": {...}}``; from a text file (.txt)
-    that has one on each line; or from a table (`shared.prompt_tables`).
+    that has one on each line; from a .csv file whose header has a column ``prompt``, the other
+    columns being metadata; or from a table (`shared.prompt_tables`).
 
     Raises:
         UserError: naming the line, or the row and column, that is none.
@@ -60,16 +66,19 @@ def digest(path: Path) -> str:
 
 def _read_lines(path: Path) -> Iterator[Prompt]:
     try:
-        lines = path.read_text().splitlines()
+        text = path.read_text(encoding="utf-8-sig")
     except OSError as error:
         raise UserError(f"data.prompts: cannot read {path}: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise UserError(
-            f"data.prompts: {path} is no text; prompts are .txt, JSON lines, .parquet, or a folder "
-            "made by save_to_disk"
+            f"data.prompts: {path} is no text; prompts are .txt, .csv, JSON lines, .parquet, or a "
+            "folder made by save_to_disk"
         ) from error
+    if path.suffix == CSV:
+        yield from _rows(path, text)
+        return
     read = _plain_prompt if path.suffix == ".txt" else _prompt
-    for number, line in _numbered(lines):
+    for number, line in _numbered(text.splitlines()):
         yield read(path, number, line)
 
 
@@ -78,18 +87,54 @@ def _numbered(lines: Sequence[str]) -> list[tuple[int, str]]:
 
 
 def _plain_prompt(path: Path, number: int, line: str) -> Prompt:
+    return _made(path, number, line.strip(), {})
+
+
+def _rows(path: Path, text: str) -> Iterator[Prompt]:
+    """Of a CSV file. Metadata are texts; an empty cell is left out."""
+    rows = csv.DictReader(io.StringIO(text, newline=""), restval="", strict=True)
     try:
-        return Prompt(text=line.strip())
-    except ValidationError as error:
-        reason = error.errors(include_url=False)[0]["msg"]
-        raise UserError(f"data.prompts: {path} line {number}: {reason}") from error
+        names = rows.fieldnames or []
+        if PROMPT not in names:
+            raise UserError(
+                f'data.prompts: {path} has no column "{PROMPT}" in its first line, but '
+                f"{', '.join(names) or 'nothing'}; name the one that holds the prompts so"
+            )
+        for row in rows:
+            if None in row:  # cells beyond the last name
+                raise UserError(
+                    f"data.prompts: {path} line {rows.line_num}: more cells than the first line "
+                    "has names; put text that has a comma in double quotes"
+                )
+            told = {name: cell for name, cell in row.items() if cell and name != PROMPT}
+            yield _made(path, rows.line_num, row[PROMPT], told)
+    except csv.Error as error:
+        raise UserError(f"data.prompts: {path} after line {rows.line_num}: {error}") from error
 
 
 def _prompt(path: Path, number: int, line: str) -> Prompt:
     try:
         plain = json.loads(line)
-        return Prompt(text=plain["prompt"], metadata=plain.get("metadata", {}))
-    except (ValueError, KeyError, TypeError, AttributeError, ValidationError) as error:
+        text, metadata = plain["prompt"], plain.get("metadata", {})
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(
             f'data.prompts: {path} line {number} is not {{"prompt": "...", "metadata": {{...}}}}'
         ) from error
+    return _made(path, number, text, metadata)
+
+
+def _made(path: Path, number: int, text: Any, metadata: Any) -> Prompt:
+    """Raises UserError, which names the line and what is wrong in it."""
+    where = f"data.prompts: {path} line {number}"
+    for name, value in metadata.items() if isinstance(metadata, dict) else ():
+        if not isinstance(value, str | int | float):  # bool is an int
+            raise UserError(
+                f"{where}: metadata.{name}: {json.dumps(value)[:40]} is no text, number or bool, "
+                "as metadata must be; write it as text, or leave it out"
+            )
+    try:
+        return Prompt(text=text, metadata=metadata)
+    except ValidationError as error:
+        fault = error.errors(include_url=False)[0]
+        key = "prompt" if fault["loc"][0] == "text" else "metadata"
+        raise UserError(f"{where}: {key}: {fault['msg']}") from error

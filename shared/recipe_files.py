@@ -9,8 +9,19 @@ from typing import Any
 from shared.errors import UserError
 
 BASE = "base"
-"""Key of a file, beside this one, whose tables are taken where this one says nothing."""
+"""Key of a file, relative to this one, whose tables are taken where this one says nothing."""
 MOST_BASES = 8
+PATHS = (
+    ("model", "folder"),
+    ("data", "prompts"),
+    ("evaluation", "prompts"),
+    ("evaluation", "digits"),
+    ("reward", "scorers", "folder"),
+    ("reward", "scorers", "judge", "key_file"),
+    ("evaluation", "scorers", "folder"),
+    ("evaluation", "scorers", "judge", "key_file"),
+)
+"""Keys that name a file or a folder, relative to the recipe that they stand in."""
 
 
 def read_tables(path: Path, depth: int = 0) -> dict[str, Any]:
@@ -23,7 +34,24 @@ def read_tables(path: Path, depth: int = 0) -> dict[str, Any]:
         raise UserError(f"{path}: base: the name of a file, not {base!r}")
     if depth == MOST_BASES:
         raise UserError(f"{path}: base: {MOST_BASES} files are based on one another; is it a ring?")
-    return _over(read_tables(path.parent / base, depth + 1), plain)
+    below = read_tables(path.parent / base, depth + 1)
+    for keys in PATHS:
+        _put_below(below, keys, Path(base).parent)
+    return _over(below, plain)
+
+
+def _put_below(table: Any, keys: tuple[str, ...], folder: Path) -> None:
+    """The path that ``keys`` lead to, relative to ``folder``, as one relative to the folder that
+    holds ``folder``. What is no path is left for the recipe's own checks."""
+    key, *rest = keys
+    if isinstance(table, list):
+        for each in table:
+            _put_below(each, keys, folder)
+    elif isinstance(table, dict) and key in table:
+        if rest:
+            _put_below(table[key], tuple(rest), folder)
+        elif isinstance(table[key], str):
+            table[key] = str(folder / table[key])
 
 
 def _read(path: Path) -> dict[str, Any]:

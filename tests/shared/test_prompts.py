@@ -25,9 +25,28 @@ def test_json_lines_have_metadata(tmp_path: Path) -> None:
     assert [dict(prompt.metadata) for prompt in read_prompts(path)] == [{"digit": 3}, {}]
 
 
+def test_columns_of_a_csv_file_but_the_prompt_are_metadata(tmp_path: Path) -> None:
+    text = '\ufeffprompt,digit,note\r\n"a sign, ""hi""\nbelow",3,\r\n\r\na fox,,red\r\n'
+    prompts = read_prompts(file(tmp_path, "p.csv", text))
+    assert [(prompt.text, dict(prompt.metadata)) for prompt in prompts] == [
+        ('a sign, "hi"\nbelow', {"digit": "3"}),
+        ("a fox", {"note": "red"}),
+    ]
+
+
 @pytest.mark.parametrize(
     ("name", "text", "said"),
     [
+        ("p.csv", "text,digit\na,1", 'no column "prompt" in its first line, but text, digit'),
+        ("p.csv", "prompt\na fox, red", "line 2: more cells than the first line has names"),
+        ("p.csv", 'prompt\n"a fox', "after line 1: unexpected end of data"),
+        ("p.csv", "prompt,digit\n,3", "line 2: prompt: "),
+        (
+            "p.jsonl",
+            '{"prompt": "a", "metadata": {"box": [1, 2]}}',
+            "line 1: metadata.box: .1, 2. is no",
+        ),
+        ("p.jsonl", '{"prompt": 3}', "line 1: prompt: "),
         ("p.jsonl", '{"prompt": "a"}\na fox', "line 2 is not"),
         ("p.txt", "\n \n", "holds no prompt"),
         ("p.txt", "a" * 100_000, "line 1: "),

@@ -41,6 +41,31 @@ def test_a_resolved_recipe_can_be_read_back(tmp_path: Path) -> None:
     assert load_recipe(path) == recipe
 
 
+def test_a_base_in_another_folder_reads_the_files_beside_it(tmp_path: Path) -> None:
+    path = tmp_path / "mine" / "recipe.toml"
+    path.parent.mkdir()
+    (tmp_path / "there").symlink_to(DIGITS.parents[1])
+    path.write_text('base = "../there/recipes/digits.toml"\n[run]\nname = "mine"')
+    recipe, base = load_recipe(path), load_recipe(DIGITS)
+    assert recipe.run.name == "mine"
+    assert recipe.model_copy(update={"run": base.run}) == base
+
+
+def test_what_a_recipe_says_itself_is_beside_it_whatever_its_base(tmp_path: Path) -> None:
+    (tmp_path / "below").mkdir()
+    (tmp_path / "below" / "base.toml").write_text(
+        f'base = "{DIGITS}"\n[data]\nprompts = "p.txt"\n'
+        '[[evaluation.scorers]]\nname = "gold"\ntype = "clip-score"\nfolder = "clip"'
+    )
+    path = tmp_path / "recipe.toml"
+    path.write_text('base = "below/base.toml"\n[model]\nfolder = "model"')
+    recipe = load_recipe(path)
+    assert recipe.model.folder == tmp_path / "model"
+    assert recipe.data.prompts == tmp_path / "below" / "p.txt"
+    assert recipe.evaluation.scorers[0].folder == tmp_path / "below" / "clip"
+    assert recipe.evaluation.digits == load_recipe(DIGITS).evaluation.digits
+
+
 def test_an_unknown_key_names_the_nearest_known_one(tmp_path: Path) -> None:
     path = changed(tmp_path, "clip_range =", "clip_rnage =")
     assert "algorithm.clip_rnage: unknown key; did you mean clip_range?" in fault(path)
