@@ -1,7 +1,13 @@
-"""Which model families there are, told from a folder without torch."""
+"""Which model families there are, and what their adapters know, told from a folder without torch.
+
+A folder may hold more than its adapter uses: the second expert of Wan2.2-A14B, say, which has the
+same pipeline as Wan2.1. Its samples would be those of half a model, so it is refused.
+"""
 
 import json
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from shared.errors import UserError
 
@@ -15,6 +21,49 @@ FAMILIES = {
 """The pipeline that a model folder names -> its adapter."""
 VIDEO = ("WanPipeline", "HunyuanVideoPipeline")
 """Of them, those whose samples are videos."""
+
+_ONE_ENCODER = {"text_encoder", "tokenizer"}
+_TWO_ENCODERS = _ONE_ENCODER | {"text_encoder_2", "tokenizer_2"}
+COMPONENTS = {
+    "StableDiffusion3Pipeline": _TWO_ENCODERS | {"text_encoder_3", "tokenizer_3"},
+    "FluxPipeline": _TWO_ENCODERS,
+    "QwenImagePipeline": _ONE_ENCODER,
+    "WanPipeline": _ONE_ENCODER,
+    "HunyuanVideoPipeline": _TWO_ENCODERS,
+}
+"""What a folder may hold besides `_NEEDED`: all that the adapter uses of ``model_index.json``."""
+_NEEDED = {"transformer", "scheduler", "vae"}
+
+NETWORK_KEYS = {
+    "StableDiffusion3Pipeline": {
+        "attention_head_dim", "caption_projection_dim", "dual_attention_layers", "in_channels",
+        "joint_attention_dim", "num_attention_heads", "num_layers", "out_channels", "patch_size",
+        "pooled_projection_dim", "pos_embed_max_size", "qk_norm", "sample_size",
+    },
+    "FluxPipeline": {
+        "attention_head_dim", "axes_dims_rope", "guidance_embeds", "in_channels",
+        "joint_attention_dim", "num_attention_heads", "num_layers", "num_single_layers",
+        "out_channels", "patch_size", "pooled_projection_dim",
+    },
+    "QwenImagePipeline": {
+        "attention_head_dim", "axes_dims_rope", "in_channels", "joint_attention_dim",
+        "num_attention_heads", "num_layers", "out_channels", "patch_size",
+        "pooled_projection_dim",  # in the published folder, and used by no network
+    },
+    "WanPipeline": {
+        "attention_head_dim", "cross_attn_norm", "eps", "ffn_dim", "freq_dim", "in_channels",
+        "num_attention_heads", "num_layers", "out_channels", "patch_size", "qk_norm",
+        "rope_max_seq_len", "text_dim",
+    },
+    "HunyuanVideoPipeline": {
+        "attention_head_dim", "guidance_embeds", "in_channels", "mlp_ratio", "num_attention_heads",
+        "num_layers", "num_refiner_layers", "num_single_layers", "out_channels", "patch_size",
+        "patch_size_t", "pooled_projection_dim", "qk_norm", "rope_axes_dim", "rope_theta",
+        "text_embed_dim",
+    },
+}  # fmt: skip
+"""Keys of the network's configuration that an adapter knows. Any other is a switch that has to be
+off: null or false, as `image_dim` (image-to-video) and `zero_cond_t` (editing) are here."""
 
 
 def pipeline_class(folder: Path) -> str:
@@ -32,10 +81,36 @@ def adapter_of(folder: Path) -> str:
     """The import string of the folder's adapter.
 
     Raises:
-        UserError: if the folder is not a diffusers model, or of a family without an adapter.
+        UserError: if the folder is not a diffusers model, of a family without an adapter, or has
+            parts or settings that its family's adapter does not know.
     """
     pipeline = pipeline_class(folder)
     if pipeline not in FAMILIES:
         known = ", ".join(sorted(FAMILIES))
         raise UserError(f"model.folder: {folder} holds a {pipeline}; supported are: {known}")
+    _check_known(folder, pipeline)
     return FAMILIES[pipeline]
+
+
+def _check_known(folder: Path, pipeline: str) -> None:
+    unknown = [
+        *_unknown(folder / "model_index.json", COMPONENTS[pipeline] | _NEEDED),
+        *_unknown(folder / "transformer" / "config.json", NETWORK_KEYS[pipeline]),
+    ]
+    if unknown:
+        raise UserError(
+            f"model.folder: {folder} has {', '.join(unknown)}, which the adapter of {pipeline} "
+            "does not know: it would leave them out and make other samples; choose another model"
+        )
+
+
+def _unknown(file: Path, known: set[str]) -> Iterator[str]:
+    """What is switched on in ``file`` and not in ``known``, as "name" or "name = value"."""
+    try:
+        plain: Mapping[str, Any] = json.loads(file.read_text()) if file.is_file() else {}
+    except ValueError as error:
+        raise UserError(f"model.folder: {file} is no JSON") from error
+    for name, value in plain.items():
+        if name in known or name.startswith("_") or value in (None, False, [None, None]):
+            continue
+        yield name if isinstance(value, list) else f"{name} = {json.dumps(value)}"

@@ -1,5 +1,6 @@
 """Every model family against diffusers' own pipeline, on small random models."""
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from shared.diffusion.lora import LoraSpec, attach_lora
 from shared.diffusion.models import ModelAdapter, load_model, repeat_rows
 from shared.diffusion.sampler import Denoising, SamplingPlan, denoise
 from shared.diffusion.weights import trained_parameters
+from shared.diffusion_families import adapter_of
 from shared.errors import UserError
 from shared.model_size import check_size, pixels_per_token
 from shared.pipeline_sigmas import pipeline_sigmas
@@ -201,3 +203,42 @@ def test_sizes_are_refused_before_anything_is_loaded(tiny: Tiny) -> None:
     check_size(tiny.folder, "evaluation", height=SIZE, width=multiple)
     with pytest.raises(UserError, match=rf"evaluation\.width: {SIZE + 1} is not .* is {SIZE}"):
         check_size(tiny.folder, "evaluation", height=SIZE, width=SIZE + 1)
+
+
+def described(tiny: Tiny, folder: Path) -> Path:
+    """What a model folder says of itself, without weights."""
+    for name in ("model_index.json", "transformer/config.json"):
+        file = folder / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes((tiny.folder / name).read_bytes())
+    return folder
+
+
+def with_keys(file: Path, keys: dict[str, Any]) -> None:
+    file.write_text(json.dumps({**json.loads(file.read_text()), **keys}))
+
+
+def test_a_part_that_the_adapter_would_leave_out_is_refused(tiny: Tiny, tmp_path: Path) -> None:
+    folder = described(tiny, tmp_path)
+    assert adapter_of(folder) == adapter_of(tiny.folder)
+    second = {"transformer_2": ["diffusers", "SomeTransformer"], "boundary_ratio": 0.875}
+    with_keys(folder / "model_index.json", second)
+    with pytest.raises(UserError) as refused:
+        load_model(folder, {"transformer"}, device=CPU, dtype=torch.float32)
+    said = str(refused.value)
+    assert "transformer_2" in said and "boundary_ratio = 0.875" in said and "\n" not in said
+    with_keys(folder / "model_index.json", {"transformer_2": [None, None], "boundary_ratio": None})
+    assert adapter_of(folder) == adapter_of(tiny.folder)
+
+
+def test_a_network_with_a_switch_that_the_adapter_does_not_know_is_refused(
+    tiny: Tiny, tmp_path: Path
+) -> None:
+    folder = described(tiny, tmp_path)
+    with_keys(folder / "transformer" / "config.json", {"zero_cond_t": False, "image_dim": None})
+    assert adapter_of(folder) == adapter_of(tiny.folder)
+    with_keys(folder / "transformer" / "config.json", {"zero_cond_t": True, "image_dim": 1280})
+    with pytest.raises(UserError, match=r"zero_cond_t = true.*does not know"):
+        adapter_of(folder)
+    with pytest.raises(UserError, match=r"image_dim = 1280"):
+        adapter_of(folder)
