@@ -106,6 +106,8 @@ def _rows(path: Path, text: str) -> Iterator[Prompt]:
                     f"data.prompts: {path} line {rows.line_num}: more cells than the first line "
                     "has names; put text that has a comma in double quotes"
                 )
+            if not row[PROMPT]:
+                raise UserError(f"data.prompts: {path} line {rows.line_num}: prompt: is empty")
             told = {name: cell for name, cell in row.items() if cell and name != PROMPT}
             yield _made(path, rows.line_num, row[PROMPT], told)
     except csv.Error as error:
