@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from digenrl.bench.cluster.blobs import digest_of
+from digenrl.bench.cluster.blobs import digest_of, samples_of, trajectory_blob
 from digenrl.bench.cluster.build import Emulation, named, nodes, rollout_devices, training
 from digenrl.bench.cluster.generation import EmulatedRollout
 from digenrl.bench.cluster.hold import Held, Interval, overshoot
@@ -50,10 +50,13 @@ def task(samples: int = 4, batch: int = 0, digest: str = "0" * 64) -> GenerateFr
     )
 
 
-def whole_group(size: int = 16) -> GroupData:
+def whole_group(size: int = 16, group: int = 1) -> GroupData:
+    fragment = Fragment(batch=0, group=group, first_sample=0, num_samples=size)
+    samples = samples_of(task().model_copy(update={"fragment": fragment}), "0" * 64)
     return GroupData(
-        trajectories=(b"12345678" * 4,), conditions=b"", advantages=tuple([1.0] * size)
-    )
+        trajectories=(trajectory_blob(samples, 256),), conditions=b"",
+        advantages=tuple([1.0] * size),
+    )  # fmt: skip
 
 
 def rollout(setting: Setting = SETTING) -> EmulatedRollout:
@@ -235,12 +238,12 @@ async def test_devices_of_a_host_share_an_adapter(tmp_path: Path) -> None:
 async def test_a_step_needs_the_gradient_of_every_sample_once() -> None:
     trained, device = engine(), rollout()
     trained.begin()
-    part = await device.gradient(whole_group())
+    part = await device.gradient(whole_group(group=0))
     await trained.add(part)
-    trained.skip(512 - 16 - 4)
-    await trained.devices[2].accumulate(whole_group(), Cut(range(3)))
-    await trained.devices[1].accumulate(whole_group(), Cut(range(3, 4), 0, 2))
-    await trained.devices[3].accumulate(whole_group(), Cut(range(3, 4), 1, 2))
+    trained.skip(512 - 16 - 16)
+    await trained.devices[2].accumulate(whole_group(), Cut(range(15)))
+    await trained.devices[1].accumulate(whole_group(), Cut(range(15, 16), 0, 2))
+    await trained.devices[3].accumulate(whole_group(), Cut(range(15, 16), 1, 2))
     assert (await trained.step(0))["onpolicy_ratio_error"] == 0.0
     trained.begin()
     trained.skip(511)

@@ -9,20 +9,11 @@ from digenrl.bench.cluster.measured import measure
 from digenrl.bench.cluster.session import RunRecord, Session, opened
 from digenrl.bench.cluster.setting import Setting
 from services.scheduler.costs.floor import floor_seconds
-from services.scheduler.costs.profile import PROFILES
+from tests.bench.tiny import GROUP_SIZE, GROUPS, tiny_profile
 
 pytestmark = [pytest.mark.run, pytest.mark.timeout(120)]
 
-GROUPS, GROUP_SIZE = 4, 4
 WARM_UP, LAST = 1, 3
-
-
-def tiny_profile(folder: Path) -> Path:
-    plain = json.loads((PROFILES / "qwen-image.json").read_text())
-    plain["shape"] |= {"groups": GROUPS, "group_size": GROUP_SIZE}
-    path = folder / "tiny.json"
-    path.write_text(json.dumps(plain))
-    return path
 
 
 def setting(folder: Path, **changes: object) -> Setting:

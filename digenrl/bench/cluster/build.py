@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from digenrl.bench.cluster.blobs import EmulatedWeights
 from digenrl.bench.cluster.generation import EmulatedDevice, EmulatedRollout
 from digenrl.bench.cluster.hold import Held
+from digenrl.bench.cluster.ledger import Ledger
 from digenrl.bench.cluster.payloads import Scaled, scaled
 from digenrl.bench.cluster.setting import DEVICES_PER_NODE, Setting
 from digenrl.bench.cluster.training import EmulatedTraining, lanes
@@ -53,7 +54,7 @@ class Emulation:
 
 
 def rollout_devices(emulation: Emulation) -> list[EmulatedRollout]:
-    first = EmulatedWeights.first(emulation.setting.run).digest
+    first = EmulatedWeights.first(emulation.setting.seed).digest
     return [
         EmulatedRollout(emulation.profile, each.kind, emulation.held(each), emulation.sizes, first)
         for each in named("rollout", emulation.setting.rollout)
@@ -62,7 +63,8 @@ def rollout_devices(emulation: Emulation) -> list[EmulatedRollout]:
 
 def training(emulation: Emulation) -> EmulatedTraining:
     setting, profile = emulation.setting, emulation.profile
-    weights = EmulatedWeights.first(setting.run)
+    weights = EmulatedWeights.first(setting.seed)
+    ledger = Ledger(profile.shape.group_size, profile.shape.trained_steps)
     pool = [(each.kind, emulation.held(each)) for each in named("trainer", setting.trainer)]
     generating = [
         # Step by step: between two steps a commit, or a lone device's training, may interrupt.
@@ -73,10 +75,11 @@ def training(emulation: Emulation) -> EmulatedTraining:
     ]
     return EmulatedTraining(
         profile=profile,
-        devices=lanes(profile, pool, setting.trainer, tsp=setting.tsp),
+        devices=lanes(profile, pool, setting.trainer, ledger, tsp=setting.tsp),
         generating=generating if setting.lends else (),
         sizes=emulation.sizes,
         weights_in_use=weights,
+        ledger=ledger,
     )
 
 

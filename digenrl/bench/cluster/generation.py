@@ -1,15 +1,23 @@
 """Emulated devices that generate: on their own, or as part of a trainer."""
 
+import asyncio
 from dataclasses import dataclass
 
-from digenrl.bench.cluster.blobs import digest_of, filled, media_blob
+from digenrl.bench.cluster.blobs import (
+    digest_of,
+    filled,
+    gradient_blob,
+    media_blob,
+    samples_of,
+    trajectory_blob,
+)
 from digenrl.bench.cluster.hold import Held
+from digenrl.bench.cluster.ledger import entries_of, group_entry
 from digenrl.bench.cluster.payloads import Scaled
 from services.scheduler.costs.profile import Profile, fragment_seconds, train_group_seconds
 from shared.contracts import GenerateFragment
 from shared.engines import Generated, Generation, GradientPart, GroupData, Staged
 from shared.errors import ContractError, IntegrityError
-from shared.seeds import sample_seed
 
 
 @dataclass(slots=True)
@@ -65,14 +73,10 @@ class EmulatedGeneration:
     async def finish(self) -> Generated:
         if self.device.weights != self.digest:
             raise IntegrityError(f"{self.device.held.name}: other weights are in use")
-        fragment, sizes = self.task.fragment, self.device.sizes
-        seeds = [
-            sample_seed(0, fragment.batch, fragment.group, sample) for sample in fragment.samples
-        ]
-        head = b"".join(seed.to_bytes(8, "big") for seed in seeds)
+        samples, sizes = samples_of(self.task, self.digest), self.device.sizes
         return Generated(
-            trajectory=filled(head, sizes.window * fragment.num_samples),
-            media=media_blob(seeds, sizes.media),
+            trajectory=trajectory_blob(samples, sizes.window),
+            media=media_blob(samples, sizes.media),
             weights_digest=self.digest,
             seconds=self.seconds,
         )
@@ -88,10 +92,14 @@ class EmulatedRollout(EmulatedDevice):
     async def gradient(self, group: GroupData) -> GradientPart:
         check_group(self.profile, group)
         seconds = train_group_seconds(self.profile, {self.kind: 1})
+        size, weights = len(group.advantages), self.weights
+        # Beside the hold, so that it takes none of the device's time.
+        reading = asyncio.create_task(asyncio.to_thread(entries_of, group, range(size)))
         await self.held.hold(self.held.drawn(seconds), "train")
+        entry = group_entry(await reading)
         return GradientPart(
-            gradient=filled(group.trajectories[0][:8], self.sizes.gradient),
-            tally={"samples": float(len(group.advantages))},
+            gradient=gradient_blob(entry, weights, self.sizes.gradient),
+            tally={"samples": float(size)},
         )
 
 

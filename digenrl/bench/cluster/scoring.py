@@ -7,7 +7,8 @@ import numpy as np
 import numpy.typing as npt
 
 HEAD = 64
-"""Bytes of a sample that its score follows from."""
+"""Bytes of a sample that its score follows from: its key is among them, and the rest is of no
+sample in particular."""
 
 
 class EmulatedScorer:

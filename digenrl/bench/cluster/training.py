@@ -3,16 +3,17 @@
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from fractions import Fraction
 
 from digenrl.bench.cluster.blobs import (
     EmulatedWeights,
     adapter_blob,
     digest_of,
     filled,
+    read_gradient,
 )
 from digenrl.bench.cluster.generation import EmulatedDevice, check_group
 from digenrl.bench.cluster.hold import Held
+from digenrl.bench.cluster.ledger import Ledger, entries_of
 from digenrl.bench.cluster.payloads import Scaled
 from services.scheduler.costs.profile import Profile, train_group_seconds
 from shared.engines import GradientPart, GroupData, Weights
@@ -31,21 +32,23 @@ class TrainingLane:
     held: Held
     seconds_per_sample: float
     """On an unscaled clock."""
-    num_trained: Fraction = Fraction(0)
-    """Samples, since the batch began."""
+    ledger: Ledger
+    """Of the batch, which all lanes share."""
 
     async def accumulate(self, group: GroupData, cut: Cut) -> None:
         check_group(self.profile, group)
         trained_steps = self.profile.shape.trained_steps
-        samples = Fraction(len(cut.samples) * len(cut.steps(trained_steps)), trained_steps)
-        seconds = self.held.drawn(float(samples) * self.seconds_per_sample)
+        samples = len(cut.samples) * len(cut.steps(trained_steps)) / trained_steps
+        seconds = self.held.drawn(samples * self.seconds_per_sample)
+        # Beside the hold, so that it takes none of the device's time.
+        reading = asyncio.create_task(asyncio.to_thread(entries_of, group, cut.samples))
         await self.held.hold(seconds, "train")
-        self.num_trained += samples
+        self.ledger.take(await reading, cut)
 
 
 @dataclass(slots=True)
 class EmulatedTraining:
-    """Of which only the counts of samples are real: a step checks that none is missing."""
+    """Its weights are an account of what was trained, from the first batch on."""
 
     profile: Profile
     devices: Sequence[TrainingLane]
@@ -53,36 +56,35 @@ class EmulatedTraining:
     """The same devices, where they may be lent: all of them have the weights."""
     sizes: Scaled
     weights_in_use: EmulatedWeights
-    num_elsewhere: int = 0
-    """Samples that were skipped, or whose gradient was added."""
+    ledger: Ledger
 
     def weights_digest(self) -> str:
         return self.weights_in_use.digest
 
     async def restore(self, adapter: bytes, checkpoint: bytes) -> None:
+        if digest_of(checkpoint) != digest_of(adapter):
+            raise ContractError("the checkpoint is not that of these weights")
         self._use(EmulatedWeights(digest_of(adapter)))
 
     def begin(self) -> None:
-        self.num_elsewhere = 0
-        for lane in self.devices:
-            lane.num_trained = Fraction(0)
+        self.ledger.clear()
 
     def skip(self, num_samples: int) -> None:
-        self.num_elsewhere += num_samples
+        self.ledger.num_skipped += num_samples
 
     async def add(self, part: GradientPart) -> None:
         if len(part.gradient) != self.sizes.gradient:
             raise ContractError(f"a gradient of {len(part.gradient)} bytes is not one of these")
-        self.num_elsewhere += round(part.tally["samples"])
+        self.ledger.add(read_gradient(part.gradient, self.weights_in_use.digest))
 
     async def step(self, batch: int, scale: float = 1.0) -> dict[str, float]:
-        trained = self.num_elsewhere + sum(lane.num_trained for lane in self.devices)
-        if trained != self.profile.shape.samples:
-            raise RuntimeError(f"batch {batch} has {trained} samples in its gradient")
+        """Raises RuntimeError if not every sample of the batch was trained exactly once."""
+        samples, before = self.profile.shape.samples, self.weights_in_use.digest
         seconds = self.profile.shape.updates * self.profile.variant.optimizer_seconds
         steps = (lane.held.hold(seconds, "commit") for lane in self.devices)
-        await asyncio.gather(*steps)
-        self._use(self.weights_in_use.after(batch))
+        closing = asyncio.to_thread(self.ledger.close, batch, samples, before)
+        after, _ = await asyncio.gather(closing, asyncio.gather(*steps))
+        self._use(EmulatedWeights(after))
         return {"onpolicy_ratio_error": 0.0, "grad_norm": 1.0}
 
     async def weights(self) -> Weights:
@@ -100,15 +102,20 @@ class EmulatedTraining:
 
 
 def lanes(
-    profile: Profile, pool: Sequence[tuple[str, Held]], devices: Mapping[str, int], *, tsp: bool
+    profile: Profile,
+    pool: Sequence[tuple[str, Held]],
+    devices: Mapping[str, int],
+    ledger: Ledger,
+    *,
+    tsp: bool,
 ) -> list[TrainingLane]:
     """One for each (kind, device) of the pool. Without TSP the pool is one lane, which takes a
     group in the time of its slowest share."""
     size = profile.shape.group_size
     if tsp:
         return [
-            TrainingLane(profile, held, train_group_seconds(profile, {kind: 1}) / size)
+            TrainingLane(profile, held, train_group_seconds(profile, {kind: 1}) / size, ledger)
             for kind, held in pool
         ]
     whole = train_group_seconds(profile, devices, tsp=False)
-    return [TrainingLane(profile, pool[0][1], whole / size)]
+    return [TrainingLane(profile, pool[0][1], whole / size, ledger)]

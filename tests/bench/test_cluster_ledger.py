@@ -1,0 +1,207 @@
+"""The emulated weights are an account of what was trained: planted bugs change it or end the run.
+
+A batch is trained in one process with emulated devices, once as it should be, and once with a bug.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+import pytest
+import safetensors.numpy
+
+from digenrl.bench.cluster.blobs import EmulatedWeights, media_blob, samples_of, trajectory_blob
+from digenrl.bench.cluster.build import Emulation, rollout_devices, training
+from digenrl.bench.cluster.scoring import EmulatedScorer
+from digenrl.bench.cluster.setting import Setting
+from shared.advantages import group_advantages
+from shared.contracts import Fragment, GenerateFragment, Policy, Prompt
+from shared.engines import GroupData
+from shared.errors import ContractError
+from shared.pieces import Cut, cuts
+from tests.bench.tiny import tiny_profile
+
+GROUPS, SIZE, STEPS = 4, 4, 2
+WINDOW, MEDIA = 256, 256
+FIRST = EmulatedWeights.first(0).digest
+
+
+@pytest.fixture
+def emulation(tmp_path_factory: pytest.TempPathFactory) -> Emulation:
+    profile = str(tiny_profile(tmp_path_factory.mktemp("profile")))
+    setting = Setting(
+        run="ledger", profile=profile, rollout={"H100": 1}, trainer={"H100": 2}, scale=1e6,
+        steps=2, gradient_help=True,
+    )  # fmt: skip
+    return Emulation.of(setting)
+
+
+def generated(
+    group: int, *, weights: str = FIRST, attempt: int = 0, fragments: Sequence[int] = (SIZE,)
+) -> GroupData:
+    """By fragments of so many samples, with the rewards that the emulated scorer gives."""
+    trajectories, rewards, first = [], [], 0
+    for number in fragments:
+        task = GenerateFragment(
+            fragment=Fragment(
+                batch=0, group=group, first_sample=first, num_samples=number, attempt=attempt
+            ),
+            policy=Policy(version=0, weights_digest=weights),
+            prompt=Prompt(text=f"prompt {group}"),
+            window_start=0,
+            worker=f"device-{number}",
+        )
+        samples = samples_of(task, weights)
+        trajectories.append(trajectory_blob(samples, WINDOW))
+        images = safetensors.numpy.load(media_blob(samples, MEDIA))["images"]
+        rewards += EmulatedScorer().score(images, [{}] * number)
+        first += number
+    return GroupData(
+        trajectories=tuple(trajectories), conditions=b"", advantages=group_advantages(rewards)
+    )
+
+
+@dataclass
+class Batch:
+    """What a trainer does with a batch."""
+
+    groups: list[GroupData] = field(default_factory=lambda: list(map(generated, range(GROUPS))))
+    pieces: list[tuple[int, Cut]] = field(
+        default_factory=lambda: [(group, Cut(range(SIZE))) for group in range(GROUPS)]
+    )
+    """(group, cut), in this order, on the devices in turn."""
+    helped: tuple[int, ...] = ()
+    """Groups whose gradient a rollout device computes."""
+
+    async def trained(self, emulation: Emulation) -> str:
+        engine, [helper] = training(emulation), rollout_devices(emulation)
+        engine.begin()
+        for number, (group, cut) in enumerate(self.pieces):
+            if group not in self.helped:
+                await engine.devices[number % 2].accumulate(self.groups[group], cut)
+        for group in self.helped:
+            await engine.add(await helper.gradient(self.groups[group]))
+        await engine.step(0)
+        return engine.weights_digest()
+
+
+def with_samples(data: GroupData, change: Callable[[list[bytes]], None]) -> GroupData:
+    joined = b"".join(data.trajectories)
+    rows = [joined[at : at + WINDOW] for at in range(0, len(joined), WINDOW)]
+    change(rows)
+    return replace(data, trajectories=(b"".join(rows),))
+
+
+def swap(rows: list[bytes]) -> None:
+    rows[1], rows[2] = rows[2], rows[1]
+
+
+async def test_whoever_trains_a_batch_and_in_whatever_pieces_the_weights_are_the_same(
+    emulation: Emulation,
+) -> None:
+    plain = await Batch().trained(emulation)
+    fine = [(g, cut) for g in (3, 1, 0, 2) for cut in cuts(SIZE, 2, STEPS, is_last=g != 1)]
+    assert await Batch(pieces=fine[::-1]).trained(emulation) == plain
+    assert await Batch(helped=(1, 3)).trained(emulation) == plain
+    again = [generated(group, attempt=1, fragments=(1, 3)) for group in range(GROUPS)]
+    assert await Batch(groups=again).trained(emulation) == plain
+    assert plain != FIRST
+
+
+@pytest.mark.parametrize("bug", ["bytes", "rewards", "version", "prompt", "step"])
+async def test_a_sample_that_is_not_the_one_meant_makes_other_weights(
+    bug: str, emulation: Emulation
+) -> None:
+    batch, data = Batch(), generated(2)
+    adv = data.advantages
+    wrong = {
+        "bytes": with_samples(data, lambda rows: rows.__setitem__(1, rows[1][:-1] + b"\0")),
+        "rewards": replace(data, advantages=(adv[0], adv[2], adv[1], adv[3])),
+        "version": generated(2, weights=EmulatedWeights.first(1).digest),
+        "prompt": with_samples(data, lambda rows: rows.__setitem__(0, rows[0][:40] + rows[1][40:])),
+        "step": data,
+    }
+    batch.groups[2] = wrong[bug]
+    if bug == "step":
+        with pytest.raises(RuntimeError, match="batch 0: the steps"):
+            await Batch(pieces=[*batch.pieces[1:], (0, Cut(range(SIZE), 0, 2))]).trained(emulation)
+    else:
+        assert await batch.trained(emulation) != await Batch().trained(emulation)
+
+
+async def test_two_samples_whose_bytes_are_exchanged_are_no_group(emulation: Emulation) -> None:
+    batch = Batch()
+    batch.groups[0] = with_samples(batch.groups[0], swap)
+    with pytest.raises(ContractError, match="not the samples of one group"):
+        await Batch(groups=batch.groups, helped=(0,)).trained(emulation)
+    assert await batch.trained(emulation) != await Batch().trained(emulation)
+
+
+async def test_a_sample_that_is_left_out_ends_the_run(emulation: Emulation) -> None:
+    pieces = [*Batch().pieces[:3], (3, Cut(range(3)))]
+    with pytest.raises(RuntimeError, match="3 samples of group 3"):
+        await Batch(pieces=pieces).trained(emulation)
+
+
+async def test_a_sample_left_out_in_place_of_one_that_is_added_twice_ends_the_run(
+    emulation: Emulation,
+) -> None:
+    """As many samples as there should be, so that counting them finds nothing."""
+    left_out = [*Batch().pieces[:3], (3, Cut(range(3))), (0, Cut(range(1)))]
+    with pytest.raises(RuntimeError, match="batch 0"):
+        await Batch(pieces=left_out).trained(emulation)
+    pieces = [*Batch().pieces[:3], (2, Cut(range(SIZE)))]
+    with pytest.raises(RuntimeError, match="batch 0"):
+        await Batch(pieces=pieces).trained(emulation)
+
+
+async def test_a_group_that_is_trained_and_added_as_well_ends_the_run(
+    emulation: Emulation,
+) -> None:
+    engine, [helper] = training(emulation), rollout_devices(emulation)
+    engine.begin()
+    for group in range(GROUPS - 1):
+        await engine.devices[0].accumulate(generated(group), Cut(range(SIZE)))
+    await engine.add(await helper.gradient(generated(1)))
+    with pytest.raises(RuntimeError, match=r"groups \[1\] twice"):
+        await engine.step(0)
+
+
+async def test_a_gradient_of_other_weights_is_refused(emulation: Emulation) -> None:
+    engine, [helper] = training(emulation), rollout_devices(emulation)
+    helper.weights = EmulatedWeights.first(1).digest
+    with pytest.raises(ContractError, match="other weights"):
+        await engine.add(await helper.gradient(generated(1)))
+
+
+async def test_a_group_without_advantage_counts_as_skipped_whoever_has_it(
+    emulation: Emulation,
+) -> None:
+    flat = replace(generated(2), advantages=(0.0,) * SIZE)
+    groups = [generated(0), generated(1), flat, generated(3)]
+    trained = await Batch(groups=groups).trained(emulation)
+    assert await Batch(groups=groups, helped=(2,)).trained(emulation) == trained
+    engine = training(emulation)
+    engine.begin()
+    engine.skip(SIZE)
+    for group in (0, 1, 3):
+        await engine.devices[0].accumulate(groups[group], Cut(range(SIZE)))
+    await engine.step(0)
+    assert engine.weights_digest() == trained
+
+
+async def test_every_batch_is_in_all_later_weights(emulation: Emulation) -> None:
+    """The same samples, trained from other weights, make other weights."""
+    one, other = training(emulation), training(emulation)
+    await other.restore(*_stored(EmulatedWeights.first(1)))
+    for engine in (one, other):
+        engine.begin()
+        for group in range(GROUPS):
+            await engine.devices[0].accumulate(generated(group), Cut(range(SIZE)))
+        await engine.step(0)
+    assert one.weights_digest() != other.weights_digest()
+    with pytest.raises(ContractError, match="checkpoint"):
+        await one.restore(_stored(EmulatedWeights.first(1))[0], (await one.weights()).checkpoint)
+
+
+def _stored(weights: EmulatedWeights) -> tuple[bytes, bytes]:
+    return weights.digest.encode(), weights.digest.encode()

@@ -1,0 +1,17 @@
+"""A workload whose batches are over at once."""
+
+import json
+from pathlib import Path
+
+from services.scheduler.costs.profile import PROFILES
+
+GROUPS, GROUP_SIZE = 4, 4
+
+
+def tiny_profile(folder: Path) -> Path:
+    """Qwen-Image's costs, in batches of 4 groups of 4."""
+    plain = json.loads((PROFILES / "qwen-image.json").read_text())
+    plain["shape"] |= {"groups": GROUPS, "group_size": GROUP_SIZE}
+    path = folder / "tiny.json"
+    path.write_text(json.dumps(plain))
+    return path
