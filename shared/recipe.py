@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, ValidationError, model_validator
 
 from shared.advantages import Advantages
-from shared.algorithms import ALGORITHMS, with_sampling
+from shared.algorithms import ALGORITHMS, with_implied
 from shared.contracts import MAX_GROUP_SIZE, Token
 from shared.errors import UserError
 from shared.pipeline_sigmas import pipeline_sigmas
@@ -20,6 +20,7 @@ from shared.recipe_faults import describe
 from shared.recipe_files import read_tables
 from shared.recipe_rewards import Evaluation, Reward, Scorer, check_evaluation
 from shared.recipe_sampling import Algorithm, Sampling, SigmaGrid
+from shared.recipe_stored import settled
 from shared.recipe_table import NonNegative, Positive, Rate, Table
 from shared.recipe_trainer import Trainer
 
@@ -136,7 +137,7 @@ class Recipe(Table):
     @model_validator(mode="before")
     @classmethod
     def _implied_by_the_algorithm(cls, plain: Any) -> Any:
-        return with_sampling(plain) if isinstance(plain, Mapping) else plain
+        return with_implied(plain) if isinstance(plain, Mapping) else plain
 
     @model_validator(mode="after")
     def _parts_make_up_the_whole(self) -> Self:
@@ -180,6 +181,15 @@ def load_recipe(path: Path) -> Recipe:
         return _resolved(Recipe.model_validate(plain), path.resolve().parent)
     except ValidationError as error:
         raise UserError(f"{path}: {describe(error, Recipe)}") from error
+
+
+def stored_recipe(data: bytes) -> Recipe:
+    """The recipe of a run that this release or an earlier one has stored, as it meant it.
+
+    Raises:
+        ValueError: if it is none; pydantic's ValidationError is one.
+    """
+    return Recipe.model_validate(settled(data))
 
 
 def override(recipe: Recipe, changes: Mapping[str, Any]) -> Recipe:

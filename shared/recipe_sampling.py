@@ -1,12 +1,13 @@
 """The tables of a recipe that say how samples are made, and what is learned from them."""
 
 import math
+from collections.abc import Mapping
 from itertools import pairwise
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from shared.algorithms import ALGORITHMS, Name, Variant
+from shared.algorithms import ALGORITHMS, DEFAULT, Name, Variant
 from shared.recipe_table import NonNegative, Positive, Rate, Sigma, Table
 from shared.windows import Moves, Windows
 
@@ -24,6 +25,7 @@ class Sampling(Table):
     variant: Variant = "flow"
     """Of the stochastic steps; by default the algorithm's."""
     noise_level: Annotated[float, Field(gt=0, le=10)] = 0.7
+    """By default the algorithm's."""
     window: Positive
     """How many denoising steps are stochastic and trained; for an algorithm without stochastic
     steps, at how many of the schedule's sigmas a sample is trained."""
@@ -33,8 +35,12 @@ class Sampling(Table):
     """group: drawn for each group. random: drawn for every `window_batches` batches. progressive:
     from the first to the last, `window_batches` at each. decay: fewer and fewer at each."""
     window_stride: Positive | None = None
-    """Steps by which a progressive window moves; without it, by its own length."""
+    """Steps by which a moving window moves; without it, by its own length. mix-grpo: 1."""
+    roll_back: bool = False
+    """Whether a window that has reached its last position begins again at its first, and does not
+    stay there. mix-grpo: true."""
     window_batches: Positive = 25
+    """Batches at each position; of random windows 1, unless the recipe says otherwise."""
     window_batches_last: Positive = 1
     """decay: at the last position; in between linear."""
 
@@ -48,6 +54,7 @@ class Sampling(Table):
             stride=self.window_stride or self.window,
             batches=self.window_batches,
             batches_last=self.window_batches_last,
+            rolls_back=self.roll_back,
         )
 
     @model_validator(mode="after")
@@ -83,9 +90,10 @@ def check_sigmas(field: str, sigmas: tuple[float, ...], steps: int) -> None:
 
 
 class Algorithm(Table):
-    name: Name = "flow-grpo"
+    name: Name = DEFAULT
     """docs/algorithms has a page for each."""
     clip_range: Annotated[float, Field(gt=0, lt=1)] = 1e-4
+    """Of the ratio; by default the algorithm's."""
     advantage_clip: Annotated[float, Field(gt=0)] = 5.0
     kl_beta: Rate = 0.0
     """Weight of the KL divergence to the base model; 0 does not compute it."""
@@ -100,13 +108,21 @@ class Algorithm(Table):
     rewards: Literal["sum", "normalised"] = "sum"
     """Of several scorers. sum: rewards are weighted sums of scores. normalised: each score is made
     an advantage of its own, and these are summed by weight."""
-    nft_beta: Annotated[float, Field(gt=0, le=10)] = 1.0
-    """diffusion-nft: how far the two branches are from the policy that generated."""
 
     @property
     def advantage_limit(self) -> float:
         """Advantages are cut off there. Not those that are still to be scaled."""
         return math.inf if self.advantage_std == "batch" else self.advantage_clip
+
+    @model_validator(mode="before")
+    @classmethod
+    def _no_key_does_nothing(cls, plain: Any) -> Any:
+        if isinstance(plain, Mapping) and "nft_beta" in plain:
+            raise ValueError(
+                "nft_beta: it cancels out of the gradient as long as diffusion-nft has no old "
+                "policy of its own (docs/algorithms/diffusion-nft.md); leave it out"
+            )
+        return plain
 
     @model_validator(mode="after")
     def _parts_agree(self) -> Self:

@@ -19,6 +19,9 @@ class Trainer(Table):
     on, samples are by weights that have moved since."""
     ema: Annotated[float, Field(gt=0, lt=1)] | None = None
     """Decay of a moving average of what is trained, which is then what is exported."""
+    ema_warmup: bool = True
+    """Whether the decay rises with the optimizer steps, so that the average of a short run does not
+    remember the untrained weights."""
     gradient_checkpointing: bool = False
     """Whether the backward pass computes a block's activations again instead of keeping them."""
     micro_batch: Positive | Literal["auto"] = "auto"

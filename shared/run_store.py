@@ -14,10 +14,9 @@ import asyncio
 from typing import Any
 
 import structlog
-from pydantic import ValidationError
 
 from shared.errors import ContractError, Unavailable, UserError
-from shared.recipe import Recipe
+from shared.recipe import Recipe, stored_recipe
 from shared.store import ObjectStore
 
 MAY_CHANGE = {
@@ -92,8 +91,8 @@ async def read_recipe(store: ObjectStore, run: str) -> Recipe | None:
     if data is None:
         return None
     try:
-        return Recipe.model_validate_json(data)
-    except ValidationError as error:
+        return stored_recipe(data)
+    except ValueError as error:
         raise ContractError(f"{run}/recipe.json is not a recipe of this release") from error
 
 

@@ -1,7 +1,8 @@
 """Where a group's window of trained steps begins: drawn, or moving over the run's batches.
 
 MixGRPO (Li et al. 2025) moves the window from the first steps, which decide what an image shows,
-to the last ones. Here it stays at the last full window when it gets there: it is never empty.
+to the last ones. After the last full window it begins again at the first, or stays there: it is
+never empty.
 """
 
 from dataclasses import dataclass
@@ -26,6 +27,8 @@ class Windows:
     """Steps from one position to the next."""
     batches: int = 1
     batches_last: int = 1
+    rolls_back: bool = False
+    """Whether a window that has been everywhere begins again; otherwise it stays at the last."""
 
     def start(self, seed: int, batch: int, group: int) -> int:
         if self.moves == "group":
@@ -37,9 +40,10 @@ class Windows:
 
     def _position(self, batch: int) -> int:
         starts: list[int] = [*range(self.first, self.last, self.stride), self.last]
-        left = batch
-        for place, start in enumerate(starts):
-            left -= self._stay(place, len(starts))
+        stays = [self._stay(place, len(starts)) for place in range(len(starts))]
+        left = batch % sum(stays) if self.rolls_back else batch
+        for start, stay in zip(starts, stays, strict=True):
+            left -= stay
             if left < 0:
                 return start
         return self.last

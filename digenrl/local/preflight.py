@@ -16,7 +16,7 @@ from shared.diffusion_families import VIDEO, adapter_of, pipeline_class
 from shared.errors import UserError
 from shared.model_size import check_size
 from shared.prompts import read_prompts
-from shared.recipe import Recipe, load_recipe, override
+from shared.recipe import Recipe, load_recipe, override, stored_recipe
 from shared.run_store import check_same_run
 
 NEEDED_BYTES = 1 << 30
@@ -145,7 +145,14 @@ def _check_resumable(folder: Path, recipe: Recipe) -> None:
     stored = folder / "recipe.json"
     if not stored.is_file():
         raise UserError(f"--resume: there is no run in {folder}; start it without --resume")
-    check_same_run(load_recipe(stored), recipe)
+    check_same_run(_stored(stored), recipe)
+
+
+def _stored(path: Path) -> Recipe:
+    try:
+        return stored_recipe(path.read_bytes())
+    except ValueError as error:
+        raise UserError(f"--resume: {path} is not a recipe of this release") from error
 
 
 def _lock(runs: Path, name: str) -> TextIO:

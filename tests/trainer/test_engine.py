@@ -1,12 +1,13 @@
 """Commit and restore: what a resumed trainer does is what it would have done."""
 
+import math
 from functools import partial
 
 import pytest
 import torch
 
 from services.trainer.checkpoint import averaged
-from services.trainer.engine import TrainerEngine, learning_rate
+from services.trainer.engine import TrainerEngine, average_decay, learning_rate
 from shared.diffusion.policy import load_policy
 from shared.diffusion.tensors import pack, unpack
 from shared.diffusion.training.chunks import Chunk
@@ -174,17 +175,31 @@ def test_the_random_state_is_part_of_a_checkpoint(recipe: Recipe) -> None:
     assert torch.equal(torch.rand(3), expected)
 
 
+def test_the_average_of_a_short_run_has_forgotten_the_untrained_weights(recipe: Recipe) -> None:
+    def left_of_the_first(**table: object) -> float:
+        trainer = recipe.trainer.model_copy(update={"ema": 0.99, **table})
+        return math.prod(average_decay(trainer, step) for step in range(30))
+
+    # (1 x 2 x ... x 30) / (10 x 11 x ... x 39)
+    assert left_of_the_first() == pytest.approx(1 / math.comb(39, 9), rel=1e-12)
+    assert left_of_the_first(ema_warmup=False) == pytest.approx(0.99**30)
+    assert average_decay(recipe.trainer.model_copy(update={"ema": 0.99}), 5000) == 0.99
+
+
+@pytest.mark.parametrize(
+    ("warmup", "decays"), [(True, (1 / 10, 2 / 11, 3 / 12)), (False, (0.75, 0.75, 0.75))]
+)
 def test_an_average_follows_the_weights_and_survives_a_restart(
-    recipe: Recipe, groups: list[Group]
+    recipe: Recipe, groups: list[Group], warmup: bool, decays: tuple[float, ...]
 ) -> None:
-    averaging = override(recipe, {"trainer.ema": 0.75})
+    averaging = override(recipe, {"trainer.ema": 0.75, "trainer.ema_warmup": warmup})
     engine = TrainerEngine(averaging)
     wanted = unpack(engine.weights().adapter)
-    for batch in range(3):
+    for batch, decay in enumerate(decays):
         train(engine, groups, batch)
         saved = engine.weights()
         new = unpack(saved.adapter)
-        wanted = {name: 0.75 * wanted[name] + 0.25 * new[name] for name in new}
+        wanted = {name: decay * wanted[name] + (1 - decay) * new[name] for name in new}
         if batch == 1:
             engine = TrainerEngine(averaging)
             engine.restore(saved.adapter, saved.checkpoint)

@@ -9,8 +9,9 @@ branches, of which a good sample strengthens the first and a bad one the second:
     loss of a branch = mean |x0(v) - x0|^2 / max(mean |x0(v) - x0|, 1e-5), divisor without gradient
     loss = c (p loss+ + (1 - p) loss-) / b,    p = 1/2 + A / 2c,  A clipped to +-c
 
-The old policy is the one that the batch is trained from: its velocity is v without gradient. So the
-gradient is A (cut off) times that of a denoising loss, and zero where all rewards are equal.
+The published old policy is a slow average of the trained one, which generates the samples and
+holds v back. Here there is none: v_old is v without gradient. So b cancels out of the gradient,
+which is A (cut off) times that of a denoising loss, and zero where all rewards are equal.
 """
 
 from collections.abc import Iterator
@@ -32,6 +33,8 @@ from shared.recipe import Recipe
 from shared.seeds import derive, permutation
 
 LEAST_DISTANCE = 1e-5
+BETA = 1.0
+"""b. It scales the reported loss, and no gradient."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,7 +114,7 @@ class NoisedSamples:
 
 
 def branches(
-    velocity: Tensor, rows: NoisedSamples, *, beta: float, advantage_clip: float
+    velocity: Tensor, rows: NoisedSamples, *, advantage_clip: float, beta: float = BETA
 ) -> Surrogate:
     """The loss of each row, as the module says it. There is no ratio in it: it counts as 1."""
     velocity = velocity.to(torch.promote_types(velocity.dtype, torch.float32))

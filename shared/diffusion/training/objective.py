@@ -67,11 +67,10 @@ def guarded(algorithm: Algorithm, rows: TakenSteps, network: Network) -> Evaluat
 
 
 def nft(algorithm: Algorithm, rows: NoisedSamples, network: Network) -> Evaluated:
-    """DiffusionNFT: supervised, on finished samples, towards good ones and away from bad ones."""
+    """DiffusionNFT without its old policy: supervised, on finished samples, towards good ones and
+    away from bad ones."""
     velocity = network.velocity(rows.noised, rows.sigma, rows.conditions)
-    surrogate = branches(
-        velocity, rows, beta=algorithm.nft_beta, advantage_clip=algorithm.advantage_clip
-    )
+    surrogate = branches(velocity, rows, advantage_clip=algorithm.advantage_clip)
     if not algorithm.kl_beta:
         return Evaluated(surrogate, None)
     reference = network.reference_velocity(rows.noised, rows.sigma, rows.conditions)
