@@ -1,5 +1,10 @@
-"""Messages to bytes and back: msgpack within bounds, then strict validation."""
+"""Messages to bytes and back: msgpack within bounds, then strict validation.
 
+A message of many fragments names the same run, keys and devices again and again: what is larger
+than `PLAIN_BYTES` goes through zlib, whose first byte no plain message begins with.
+"""
+
+import zlib
 from collections.abc import Hashable
 from typing import Any
 
@@ -10,16 +15,31 @@ from shared.contracts import MAX_MESSAGE_BYTES, Message
 from shared.errors import ContractError
 
 MAX_DEPTH = 16
+PLAIN_BYTES = 16 * 1024
+"""Messages up to this size are msgpack as it is."""
+MAX_PLAIN_BYTES = 1024 * 1024
+"""What zlib may make of a message, so that a small one cannot fill the memory."""
+ZLIB = b"\x78"
+"""First byte of a zlib stream; as msgpack it is the number 120, and no map."""
 
 _MESSAGE: TypeAdapter[Message] = TypeAdapter(Message)
 
 
 def encode(message: Message) -> bytes:
     """Raises ContractError if the message is too large for the bus."""
-    packed: bytes = msgpack.packb(message.model_dump())
-    if len(packed) > MAX_MESSAGE_BYTES:
-        raise ContractError(f"a {message.kind} of {len(packed)} bytes exceeds {MAX_MESSAGE_BYTES}")
+    plain: bytes = msgpack.packb(message.model_dump())
+    packed = plain if len(plain) <= PLAIN_BYTES else zlib.compress(plain)
+    for size, limit in ((len(plain), MAX_PLAIN_BYTES), (len(packed), MAX_MESSAGE_BYTES)):
+        if size > limit:
+            raise ContractError(f"a {message.kind} of {size} bytes exceeds {limit}")
     return packed
+
+
+def group_bytes(samples: int, fragments: int, scorers: int) -> int:
+    """What a message about a whole group takes at most, with names of 64 characters that have
+    nothing in common: digests, addresses and numbers are what zlib cannot make smaller."""
+    names = 2048 + 64 * scorers
+    return 4096 + names + (440 + 4 * scorers) * fragments + 9 * samples * (2 + scorers)
 
 
 def decode(data: bytes) -> Message:
@@ -28,7 +48,7 @@ def decode(data: bytes) -> Message:
         raise ContractError(f"{len(data)} bytes exceed the limit of {MAX_MESSAGE_BYTES}")
     try:
         plain = msgpack.unpackb(
-            data,
+            _plain(data) if data.startswith(ZLIB) else data,
             use_list=False,
             strict_map_key=True,
             object_pairs_hook=_unique,
@@ -46,8 +66,17 @@ def decode(data: bytes) -> Message:
         msgpack.UnpackException,
         ValidationError,
         RecursionError,
+        zlib.error,
     ) as error:
         raise ContractError(f"not a message: {_first_line(error)}") from error
+
+
+def _plain(data: bytes) -> bytes:
+    unpacking = zlib.decompressobj()
+    plain = unpacking.decompress(data, MAX_PLAIN_BYTES)
+    if not unpacking.eof or unpacking.unused_data:
+        raise ContractError(f"no zlib stream of at most {MAX_PLAIN_BYTES} bytes")
+    return plain
 
 
 def _unique(pairs: list[tuple[Hashable, Any]]) -> dict[Hashable, Any]:

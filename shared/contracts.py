@@ -23,12 +23,16 @@ does right now. Tensors never travel here: a message names objects in the store.
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, field_validator
 
 from shared.tokens import TOKEN_PATTERN
 
 MAX_MESSAGE_BYTES = 64 * 1024
 MAX_GROUP_SIZE = 1024
+MAX_FRAGMENTS_PER_GROUP = 64
+MAX_SCORERS = 32
+MAX_METADATA = 16 * 1024
+"""Bytes of a prompt's metadata, names and texts together."""
 
 Count = Annotated[int, Field(ge=0, lt=2**63)]
 """Numbers things from zero, and fits the 64 bits that the wire has."""
@@ -58,6 +62,20 @@ class Prompt(Record):
     text: Text
     metadata: dict[str, str | int | float | bool] = Field(default_factory=dict, max_length=32)
     """What scorers need to know about the prompt."""
+
+    @field_validator("metadata")
+    @classmethod
+    def _fits_a_message(
+        cls, metadata: dict[str, str | int | float | bool]
+    ) -> dict[str, str | int | float | bool]:
+        for name, value in metadata.items():
+            if isinstance(value, int) and not -(2**63) <= value < 2**63:
+                raise ValueError(f"{name} has more than 64 bits; write it as text")
+        texts = [text for text in (*metadata, *metadata.values()) if isinstance(text, str)]
+        length = len("".join(texts).encode())
+        if length > MAX_METADATA:
+            raise ValueError(f"{length} bytes are too many; at most {MAX_METADATA}")
+        return metadata
 
 
 class Policy(Record):
@@ -143,7 +161,7 @@ class FragmentScored(Record):
     stored: Trajectories
     rewards: Annotated[tuple[Score, ...], Field(max_length=MAX_GROUP_SIZE)]
     """The weighted sum per sample, in order."""
-    parts: dict[Token, tuple[Score, ...]] = Field(max_length=32)
+    parts: dict[Token, tuple[Score, ...]] = Field(max_length=MAX_SCORERS)
     """Each scorer's own values, by its name in the recipe."""
     generated_by: Token
     """Address of the device that generated it."""

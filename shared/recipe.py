@@ -12,10 +12,10 @@ from pydantic import Field, ValidationError, model_validator
 
 from shared.advantages import Advantages
 from shared.algorithms import ALGORITHMS, with_implied
-from shared.contracts import MAX_GROUP_SIZE, Token
+from shared.contracts import MAX_FRAGMENTS_PER_GROUP, MAX_GROUP_SIZE, Token
 from shared.errors import UserError
 from shared.pipeline_sigmas import pipeline_sigmas
-from shared.recipe_checks import check_at_most, check_devices, check_divides
+from shared.recipe_checks import check_at_most, check_devices, check_divides, check_messages
 from shared.recipe_faults import describe
 from shared.recipe_files import read_tables
 from shared.recipe_rewards import Evaluation, Reward, Scorer, check_evaluation
@@ -23,9 +23,6 @@ from shared.recipe_sampling import Algorithm, Sampling, SigmaGrid
 from shared.recipe_stored import settled
 from shared.recipe_table import NonNegative, Positive, Rate, Table
 from shared.recipe_trainer import Trainer
-
-MAX_FRAGMENTS_PER_GROUP = 64
-"""What one TrainGroup message can name."""
 
 
 class Run(Table):
@@ -152,6 +149,7 @@ class Recipe(Table):
                 raise ValueError(
                     f"schedule.fragment_size: too small for this group; at least {smallest}"
                 )
+        check_messages(self)
         check_at_most(
             self.schedule.tsp_steps, self.sampling.window, "schedule.tsp_steps", "sampling.window"
         )

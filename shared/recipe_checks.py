@@ -5,6 +5,9 @@ Each raises ValueError, which names the field and the remedy.
 
 from typing import TYPE_CHECKING
 
+from shared.codec import group_bytes
+from shared.contracts import MAX_FRAGMENTS_PER_GROUP, MAX_MESSAGE_BYTES, MAX_SCORERS
+
 if TYPE_CHECKING:
     from shared.recipe import Recipe
 
@@ -90,6 +93,26 @@ def _check_full(recipe: "Recipe") -> None:
     if recipe.rollout.can_train:
         raise ValueError(
             "rollout.can_train: gradients of all weights are too large to send; set it to false"
+        )
+
+
+def check_messages(recipe: "Recipe") -> None:
+    """A group with all its scores goes to the trainer as one message."""
+    scorers, size = len(recipe.reward.scorers), recipe.batch.group_size
+    if scorers > MAX_SCORERS:
+        raise ValueError(f"reward.scorers: {scorers} are too many; at most {MAX_SCORERS}")
+    fixed = recipe.schedule.fragment_size
+    step = fixed if isinstance(fixed, int) else 1
+
+    def fits(samples: int) -> bool:
+        fragments = min(samples // step, MAX_FRAGMENTS_PER_GROUP)
+        return group_bytes(samples, fragments, scorers) <= MAX_MESSAGE_BYTES
+
+    if not fits(size):
+        most = max(samples for samples in range(0, size, step) if fits(samples))
+        raise ValueError(
+            f"batch.group_size: {size} samples with {scorers} scores each are more than a message "
+            f"takes; at most {most}, or fewer reward.scorers"
         )
 
 

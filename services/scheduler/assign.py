@@ -25,7 +25,7 @@ from services.scheduler.state import (
     State,
     WorkerState,
 )
-from shared.contracts import Fragment, GenerateFragment, Policy
+from shared.contracts import MAX_FRAGMENTS_PER_GROUP, Fragment, GenerateFragment, Policy
 
 FRAGMENTS_PER_DEVICE = 5
 """Of a batch: enough for the first groups to be early, and few enough to use the device well."""
@@ -250,8 +250,15 @@ def full_size(plan: Plan, num_lanes: int) -> int:
     if plan.fragment_size is not None:
         return plan.fragment_size
     share = plan.num_groups * plan.group_size // (FRAGMENTS_PER_DEVICE * max(1, num_lanes))
-    return max(n for n in range(1, max(1, min(share, plan.group_size)) + 1)
-               if plan.group_size % n == 0)  # fmt: skip
+    most = max(_smallest(plan), min(share, plan.group_size))
+    divisors = [n for n in range(1, plan.group_size + 1) if plan.group_size % n == 0]
+    fitting = [n for n in divisors if _smallest(plan) <= n <= most]
+    return max(fitting) if fitting else min(n for n in divisors if n >= most)
+
+
+def _smallest(plan: Plan) -> int:
+    """Samples of a fragment, so that one message can name all of a group."""
+    return math.ceil(plan.group_size / MAX_FRAGMENTS_PER_GROUP)
 
 
 def next_size(plan: Plan, full: int, samples: int, num_lanes: int) -> int:
@@ -260,7 +267,7 @@ def next_size(plan: Plan, full: int, samples: int, num_lanes: int) -> int:
     if plan.fragment_size is not None or (plan.max_staleness and plan.early_groups):
         return full
     share = math.ceil(samples / (2 * max(1, num_lanes)))
-    return max(1, full // SMALLEST_PART, min(full, share))
+    return max(_smallest(plan), full // SMALLEST_PART, min(full, share))
 
 
 def _next_work(plan: Plan, batch: BatchState, limit: int, size: int, *, last: bool) -> Work | None:

@@ -12,6 +12,7 @@ from services.scheduler.machine import (
 from services.scheduler.state import State
 from services.scheduler.tag.estimates import Costs
 from shared.contracts import (
+    MAX_FRAGMENTS_PER_GROUP,
     Command,
     FragmentFailed,
     FragmentReleased,
@@ -124,6 +125,13 @@ def test_fragments_that_are_chosen_freely_fill_every_group() -> None:
     sizes = [[f.fragment.num_samples for f in train.fragments] for train in trained]
     assert [sum(cut) for cut in sizes] == [12] * 5
     assert min(min(cut) for cut in sizes) < max(max(cut) for cut in sizes)  # smaller at the end
+
+
+def test_one_message_can_name_all_fragments_of_a_group_however_many_devices_there_are() -> None:
+    names = [f"w{number}" for number in range(70)]
+    machine = Machine(*names, num_groups=1, group_size=130, fragment_size=None)
+    [train] = machine.finish(machine.tasks(examples.published(0)))
+    assert len(train.fragments) <= MAX_FRAGMENTS_PER_GROUP
 
 
 def test_the_last_commit_finishes_the_run() -> None:

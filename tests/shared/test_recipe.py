@@ -1,6 +1,7 @@
 """A recipe that is wrong says where and what to do, in one line."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -393,3 +394,19 @@ def test_a_resumed_run_may_be_evaluated_in_another_way() -> None:
     changes = {"every": 2, "steps": 30, "sigmas": "shifted", "height": 4, "width": 4, "threads": 2}
     others = {f"evaluation.{key}": value for key, value in changes.items()}
     check_same_run(recipe, override(recipe, others))
+
+
+def test_a_group_that_no_message_takes_is_refused_with_the_largest_that_one_takes() -> None:
+    recipe = load_recipe(DIGITS)
+    scorers = recipe.reward.scorers * 4
+    many = [scorer.model_copy(update={"name": f"s{n}"}) for n, scorer in enumerate(scorers)]
+    plain = recipe.model_copy(update={"reward": recipe.reward.model_copy(
+        update={"scorers": tuple(many)}
+    )})  # fmt: skip
+    plain = override(plain, {"trainer.micro_batch": 1})
+    override(plain, {"batch.group_size": 64, "schedule.fragment_size": 1})
+    with pytest.raises(UserError, match=r"batch\.group_size: 1024 .* at most (\d+)") as refused:
+        override(plain, {"batch.group_size": 1024, "schedule.fragment_size": "auto"})
+    found = re.search(r"at most (\d+)", str(refused.value))
+    assert found is not None
+    override(plain, {"batch.group_size": int(found[1]), "schedule.fragment_size": "auto"})
