@@ -6,7 +6,7 @@ ARGS ?=
 UV_EXTRA ?=
 SOURCES := pyproject.toml constraints.txt
 
-.PHONY: install demo bench bench-quick test check lint types compose-up compose-down clean
+.PHONY: install demo bench bench-quick test test-fast test-all check lint types compose-up compose-down clean
 
 install: $(VENV)/.installed
 demo: $(VENV)/.installed
@@ -20,8 +20,25 @@ bench: $(VENV)/.installed
 bench-quick: $(VENV)/.installed
 	$(VENV)/bin/digenrl bench all --quick --results runs/bench-quick --pictures runs/bench-quick $(ARGS)
 
+# What needs a whole machine, whole runs and tests of seconds, comes after the rest, one by one.
+PYTEST = $(TEST_VENV)/bin/python -m pytest $(ARGS)
+SIDE_BY_SIDE = --numprocesses 2 --dist loadfile
+NOTHING_FOUND = 5
+
 test: $(TEST_VENV)/.installed
-	$(TEST_VENV)/bin/python -m pytest $(ARGS)
+	$(PYTEST) $(SIDE_BY_SIDE) -m "not (run or clock or slow or night)" || [ $$? = $(NOTHING_FOUND) ]
+	$(PYTEST) -m "(run or clock) and not (slow or night)" || [ $$? = $(NOTHING_FOUND) ]
+
+# Without brokers and whole runs, in a minute.
+test-fast: $(TEST_VENV)/.installed
+	$(PYTEST) $(SIDE_BY_SIDE) -m "not (broker or run or clock or slow or night)"
+
+# Everything: breadth, 10,000 fault schedules, other examples each time.
+test-all: export DIGENRL_FAULT_SEEDS = 10000
+test-all: export DIGENRL_EXAMPLES = random
+test-all: $(TEST_VENV)/.installed
+	$(PYTEST) $(SIDE_BY_SIDE) -m "not (run or clock)" || [ $$? = $(NOTHING_FOUND) ]
+	$(PYTEST) -m "run or clock" || [ $$? = $(NOTHING_FOUND) ]
 
 check: lint types test
 

@@ -16,11 +16,27 @@ from shared.store import ObjectStore, open_store
 from shared.store.folder import FolderBackend
 
 settings.register_profile(
-    "default", deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=100
+    "same",
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+    max_examples=100,
+    derandomize=True,
 )
-settings.load_profile("default")
+settings.register_profile("random", settings.get_profile("same"), derandomize=False)
+settings.load_profile(os.environ.get("DIGENRL_EXAMPLES", "same"))
 
 PASSWORD = "a-password-of-the-tests"
+
+BROKERS = {"brokers", "start_run"}
+"""Fixtures that start brokers; the others of brokers ask for these."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the tests whose fixtures start a broker."""
+    for item in items:
+        if BROKERS.intersection(getattr(item, "fixturenames", ())):
+            item.add_marker(pytest.mark.broker)
+
 
 StartProgram = Callable[[Program], "subprocess.Popen[bytes]"]
 

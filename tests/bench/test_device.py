@@ -153,6 +153,7 @@ def test_changing_over_leaves_the_gradient_as_it_is_and_says_so() -> None:
     assert not changing_over(network, denoise=meddle, train=train, repeats=1).gradient_unchanged
 
 
+@pytest.mark.clock
 def test_what_is_published_is_the_adapter_that_is_then_in_use() -> None:
     network = tiny(ModelName.qwen_image)
     before = weights_digest(dict(enumerate_names(network)))

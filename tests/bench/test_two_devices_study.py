@@ -112,6 +112,7 @@ def test_a_pinned_program_runs_on_its_core_at_its_priority() -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.clock
 def test_cpu_seconds_are_those_of_the_process_and_none_once_it_is_gone() -> None:
     burn = "import time\nwhile time.process_time() < 0.3: pass\nprint(flush=True); input()"
     process = subprocess.Popen(

@@ -73,6 +73,7 @@ def records(tmp_path: Path) -> dict[int, str]:
     return {int(path.stem): path.read_text() for path in found if not path.name.startswith(".")}
 
 
+@pytest.mark.slow
 async def test_a_killed_evaluator_goes_on_and_two_of_them_do_no_harm(
     folder_store: ObjectStore, tmp_path: Path, start: Start
 ) -> None:

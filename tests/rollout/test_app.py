@@ -13,8 +13,6 @@ from shared.run_store import conditions_folder
 from tests import examples
 from tests.rollout.worker import ADDRESS, RUN, Cluster, cluster
 
-pytestmark = pytest.mark.broker
-
 Start = Callable[..., AbstractAsyncContextManager[Cluster]]
 
 

@@ -12,8 +12,6 @@ from shared.errors import IntegrityError
 from tests import examples
 from tests.rollout.worker import ADDRESS, RUN, Cluster, cluster
 
-pytestmark = pytest.mark.broker
-
 Start = Callable[..., AbstractAsyncContextManager[Cluster]]
 Damage = Callable[[ComputeGradient, Cluster], Awaitable[ComputeGradient]]
 

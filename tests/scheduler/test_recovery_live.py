@@ -18,8 +18,6 @@ from shared.store import ObjectStore
 from shared.versions import VersionIndex
 from tests import examples
 
-pytestmark = pytest.mark.broker
-
 RUN = "test"
 WAIT_S = 15.0
 METRICS = {"reward_mean": 0.5, "onpolicy_ratio_error": 0.0}

@@ -14,8 +14,6 @@ from shared.errors import SlotPoisoned, Unavailable
 from tests import examples
 from tests.conftest import StartProgram, program
 
-pytestmark = pytest.mark.broker
-
 
 async def take(bus: Bus, stream: subjects.Stream, count: int) -> list[Received]:
     found: list[Received] = []

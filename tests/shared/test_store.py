@@ -79,7 +79,6 @@ async def test_in_a_folder(folder_store: ObjectStore, case: Case) -> None:
     await case(folder_store)
 
 
-@pytest.mark.broker
 def test_on_a_real_s3_server(s3_store: ObjectStore) -> None:
     async def every_case() -> None:
         for case in CASES:

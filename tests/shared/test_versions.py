@@ -7,8 +7,6 @@ from shared.errors import IntegrityError
 from shared.versions import Version, VersionIndex
 from tests import examples
 
-pytestmark = pytest.mark.broker
-
 
 def version(number: int) -> Version:
     return Version(policy=examples.policy(number), weights=examples.ref(f"weights-{number}"))

@@ -1,28 +1,39 @@
 """What torchrun starts in the tests of ranks: the trainer's own ranks, with batches from here.
 
-    python -m torch.distributed.run ... -m tests.trainer.ranked_program FOLDER
+    python -m torch.distributed.run ... -m tests.trainer.ranked_program PIPES
 
-The first rank reads ``recipe.json`` and, if they are there, ``adapter`` and ``checkpoint``, trains
-``job.json``'s batches, and writes what it has before and after each, and the exchanges that it saw.
+Importing takes most of the time, so the two ranks serve many jobs, each in processes of its own
+that they fork. A rank reads jobs from the pipe ``PIPES/jobs-RANK`` and answers each with an exit
+code in ``PIPES/answers-RANK``.
+
+In the job ``train`` the first rank reads ``recipe.json`` and, if they are there, ``adapter`` and
+``checkpoint`` of the job's folder, trains ``job.json``'s batches, and writes what it has before and
+after each. In the job ``count`` each rank writes how many exchanges a batch takes.
 """
 
 import asyncio
 import json
+import os
 import sys
+import traceback
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from services.trainer.engine import TrainerEngine
-from services.trainer.follower import follow
+from services.trainer.follower import follow, load_engine
+from services.trainer.links import join
 from services.trainer.ranked import RankedTraining, start_ranks
 from services.trainer.world import this_rank
+from shared.diffusion.policy import load_policy
 from shared.engines import GroupData, Training, Weights
 from shared.pieces import Cut, cuts
 from shared.recipe import Recipe, load_recipe
 from tests.trainer.batches import make_batch
+
+DIGITS = Path(__file__).parents[2] / "recipes" / "digits.toml"
 
 
 class Exchanges(TorchDispatchMode):
@@ -98,8 +109,7 @@ def exchanges_of_a_batch(engine: TrainerEngine, groups: list[GroupData]) -> list
     return [*counts, step.count]
 
 
-def main(folder: Path) -> None:
-    torch.set_num_threads(1)
+def train(folder: Path) -> None:
     if this_rank():
         follow()
         return
@@ -110,15 +120,48 @@ def main(folder: Path) -> None:
 
 
 def count(folder: Path) -> None:
-    from services.trainer.follower import load_engine
-    from services.trainer.links import join
-
-    torch.set_num_threads(1)
     join()
     recipe = load_recipe(folder / "recipe.json")
     counts = exchanges_of_a_batch(load_engine(recipe), groups_of(recipe))
     (folder / f"exchanges-{this_rank()}.json").write_text(json.dumps(counts))
 
 
+class Job(NamedTuple):
+    """A line in a rank's pipe of jobs."""
+
+    what: str
+    folder: str
+    port: int
+    """The ranks of this job meet there."""
+
+
+def do(job: Job) -> None:
+    os.environ |= {"MASTER_PORT": str(job.port), "TORCHELASTIC_USE_AGENT_STORE": "False"}
+    {"train": train, "count": count}[job.what](Path(job.folder))
+
+
+def forked(job: Job) -> int:
+    """The exit code of a child that does the job."""
+    child = os.fork()
+    if child:
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    try:
+        do(job)
+    except BaseException:
+        traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(1)
+    os._exit(0)
+
+
+def main(pipes: Path) -> None:
+    torch.set_num_threads(1)
+    load_policy(load_recipe(DIGITS), {"transformer"})  # so that its modules are imported once
+    rank = this_rank()
+    with (pipes / f"jobs-{rank}").open() as jobs, (pipes / f"answers-{rank}").open("w") as answers:
+        for line in jobs:
+            print(forked(Job(*json.loads(line))), file=answers, flush=True)
+
+
 if __name__ == "__main__":
-    main(Path(sys.argv[1])) if sys.argv[2] == "train" else count(Path(sys.argv[1]))
+    main(Path(sys.argv[1]))

@@ -15,8 +15,6 @@ from shared.contracts import (
 from shared.metrics import STEP_METRICS, scorer_of
 from tests.trainer.cluster import PART, Start
 
-pytestmark = pytest.mark.broker
-
 PAUSE_S = 0.5
 
 
@@ -237,6 +235,7 @@ async def test_a_version_that_another_trainer_made_first_ends_what_was_begun_fro
         assert run.training.adapter == b"another+8"
 
 
+@pytest.mark.clock
 async def test_a_commit_says_what_its_batch_was(trainer: Start) -> None:
     began = time.monotonic()
     async with trainer(schedule__max_staleness=1) as run:

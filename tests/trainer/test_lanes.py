@@ -10,8 +10,6 @@ from shared.contracts import (
 )
 from tests.trainer.cluster import Start
 
-pytestmark = pytest.mark.broker
-
 
 def fine(group: str) -> list[str]:
     """The last groups of a batch, all of it by device 1."""

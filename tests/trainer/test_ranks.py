@@ -2,23 +2,28 @@
 
 import asyncio
 import json
+import os
+import select
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from torch import Tensor
 
+from digenrl.local.ports import free_ports
 from services.trainer.replicas import ReplicatedTraining
 from shared.diffusion.policy import load_policy
 from shared.diffusion.tensors import unpack
 from shared.engines import Weights
 from shared.recipe import Recipe, override
-from tests.trainer.ranked_program import groups_of, train_batch
+from tests.trainer.ranked_program import Job, groups_of, train_batch
 
 RANKS = 2
 TOLERANCE = 1e-5
+PATIENCE_S = 240
 LORA = {"model.trained": "lora", "trainer.sharded": False}
 KINDS = {
     "replicated": LORA,
@@ -56,17 +61,53 @@ class Versions:
         return {name: t for name, t in tensors.items() if name.startswith("exp_avg/")}
 
 
-def torchrun(folder: Path, what: str) -> None:
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    program = ["--nproc-per-node", str(RANKS), "-m", "tests.trainer.ranked_program"]
-    done = subprocess.run(
-        [*command, *program, str(folder), what], capture_output=True, text=True, timeout=240
-    )
-    assert done.returncode == 0, done.stderr
+class Ranks:
+    """Two ranks that torchrun has started, and that are given one job after the other."""
+
+    def __init__(self, folder: Path) -> None:
+        self.log = folder / "log"
+        names = [f"{kind}-{rank}" for kind in ("jobs", "answers") for rank in range(RANKS)]
+        for name in names:
+            os.mkfifo(folder / name)
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+        program = ["--nproc-per-node", str(RANKS), "-m", "tests.trainer.ranked_program"]
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(
+                [*command, *program, str(folder)], stdout=log, stderr=subprocess.STDOUT
+            )
+        # A pipe is opened for both directions, so that nobody waits for a rank that has died.
+        opened = {name: os.open(folder / name, os.O_RDWR) for name in names}
+        self._jobs = [opened[f"jobs-{rank}"] for rank in range(RANKS)]
+        self._answers = [opened[f"answers-{rank}"] for rank in range(RANKS)]
+
+    def do(self, what: str, folder: Path) -> None:
+        job = json.dumps(Job(what, str(folder), free_ports(1)[0])).encode() + b"\n"
+        for jobs in self._jobs:
+            os.write(jobs, job)
+        for answers in self._answers:
+            ready, _, _ = select.select([answers], [], [], PATIENCE_S)
+            assert ready and os.read(answers, 100) == b"0\n", self.log.read_text()
+
+    def end(self) -> None:
+        self.process.terminate()
+        self.process.wait()
+        for pipe in [*self._jobs, *self._answers]:
+            os.close(pipe)
+
+
+@pytest.fixture(scope="session")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
+    started = Ranks(tmp_path_factory.mktemp("pipes"))
+    yield started
+    started.end()
 
 
 def on_two(
-    recipe: Recipe, folder: Path, batches: tuple[int, int], start: Weights | None = None
+    ranks: Ranks,
+    recipe: Recipe,
+    folder: Path,
+    batches: tuple[int, int],
+    start: Weights | None = None,
 ) -> Versions:
     folder.mkdir()
     (folder / "recipe.json").write_text(recipe.model_dump_json())
@@ -74,7 +115,7 @@ def on_two(
     if start is not None:
         (folder / "adapter").write_bytes(start.adapter)
         (folder / "checkpoint").write_bytes(start.checkpoint)
-    torchrun(folder, "train")
+    ranks.do("train", folder)
     return Versions([
         Weights("", *((folder / f"{n}.{name}").read_bytes() for name in ("adapter", "checkpoint")))
         for n in (0, *range(batches[0] + 1, batches[1] + 1))
@@ -102,8 +143,8 @@ def distance(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> float:
 
 
 @pytest.fixture(scope="module")
-def trained(two: Recipe, tmp_path_factory: pytest.TempPathFactory) -> Versions:
-    return on_two(two, tmp_path_factory.mktemp("ranks") / "first", (0, 2))
+def trained(ranks: Ranks, two: Recipe, tmp_path_factory: pytest.TempPathFactory) -> Versions:
+    return on_two(ranks, two, tmp_path_factory.mktemp("ranks") / "first", (0, 2))
 
 
 def test_two_ranks_have_the_gradient_of_one(one: Recipe, trained: Versions) -> None:
@@ -113,7 +154,7 @@ def test_two_ranks_have_the_gradient_of_one(one: Recipe, trained: Versions) -> N
 
 
 def test_one_rank_goes_on_where_two_were_and_two_where_one_was(
-    one: Recipe, two: Recipe, trained: Versions, tmp_path: Path
+    ranks: Ranks, one: Recipe, two: Recipe, trained: Versions, tmp_path: Path
 ) -> None:
     before = trained.weights[1]
     alone = on_one(one, (1, 2), before)
@@ -121,7 +162,7 @@ def test_one_rank_goes_on_where_two_were_and_two_where_one_was(
     assert alone.weights[0].adapter == before.adapter
     assert distance(alone.moments(1), trained.moments(2)) <= TOLERANCE
 
-    back = on_two(two, tmp_path / "back", (2, 3), alone.weights[1])
+    back = on_two(ranks, two, tmp_path / "back", (2, 3), alone.weights[1])
     assert back.weights[0].checkpoint == alone.weights[1].checkpoint
     assert back.weights[0].adapter == alone.weights[1].adapter
     moved = distance(unpack(back.weights[1].adapter), unpack(back.weights[0].adapter))
@@ -129,10 +170,10 @@ def test_one_rank_goes_on_where_two_were_and_two_where_one_was(
 
 
 def test_what_lies_whole_on_every_rank_is_exchanged_once_per_batch(
-    kind: str, two: Recipe, tmp_path: Path
+    ranks: Ranks, kind: str, two: Recipe, tmp_path: Path
 ) -> None:
     (tmp_path / "recipe.json").write_text(two.model_dump_json())
-    torchrun(tmp_path, "count")
+    ranks.do("count", tmp_path)
     counts = [json.loads((tmp_path / f"exchanges-{n}.json").read_text()) for n in range(RANKS)]
     assert counts[0] == counts[1]
     in_passes, in_step = counts[0]

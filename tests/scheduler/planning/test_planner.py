@@ -4,6 +4,7 @@ import time
 from dataclasses import dataclass, replace
 
 import pytest
+from _pytest.mark.structures import ParameterSet
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -62,7 +63,13 @@ ROWS = [
 ]
 
 
-@pytest.mark.parametrize("row", ROWS, ids=str)
+def _quick(row: Row) -> ParameterSet:
+    """Marks the rows of all models but two as slow."""
+    marks = [] if row.profile in ("qwen-image", "flux1-dev") else [pytest.mark.slow]
+    return pytest.param(row, id=str(row), marks=marks)
+
+
+@pytest.mark.parametrize("row", [_quick(row) for row in ROWS])
 @pytest.mark.parametrize("mode", ["one_step", "strict"])
 def test_best_splits_come_near_the_bound_and_are_no_worse_than_the_studys(
     row: Row, mode: str

@@ -15,8 +15,8 @@ from services.scheduler.sim.nemesis import FAULTS
 from tests.scheduler.sim.mutants import MUTANTS
 from tests.scheduler.sim.planting import Mutant
 
-NUM_SEEDS = int(os.environ.get("DIGENRL_FAULT_SEEDS", "10000"))
-CHUNK = 500
+NUM_SEEDS = int(os.environ.get("DIGENRL_FAULT_SEEDS", "1000"))
+CHUNK = 250
 CAUGHT_WITHIN = 500
 
 

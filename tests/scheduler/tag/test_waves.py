@@ -182,6 +182,7 @@ def test_time_has_no_unit(seed: int, factor: float) -> None:
     assert makespan(scaled, best_groups(scaled)) == pytest.approx(makespan(scaled, best_groups(s)))
 
 
+@pytest.mark.clock
 def test_the_scan_of_a_large_pool_is_fast() -> None:
     rng = random.Random("large")
     s = replace(

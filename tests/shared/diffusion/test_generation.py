@@ -136,6 +136,7 @@ def test_a_fragment_with_steps_left_cannot_be_finished(generator: Generator) -> 
         generator.finish(work)
 
 
+@pytest.mark.clock
 def test_the_seconds_of_a_fragment_leave_out_its_pauses(generator: Generator) -> None:
     began = time.monotonic()
     work = generator.begin(task())
@@ -245,6 +246,7 @@ def test_staging_beside_generation_changes_no_sample(
     assert beside == straight
 
 
+@pytest.mark.clock
 def test_adoption_interrupts_generation_for_milliseconds(
     policy: LoadedPolicy, generator: Generator
 ) -> None:

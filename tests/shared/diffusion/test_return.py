@@ -122,6 +122,7 @@ def generator(policy: LoadedPolicy) -> Generator:
     return made
 
 
+@pytest.mark.clock
 async def test_a_device_is_returned_within_one_denoising_step(
     policy: LoadedPolicy, generator: Generator
 ) -> None:
