@@ -12,7 +12,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -58,12 +58,13 @@ def rollout(emulation: Emulation) -> Work:
     async def run() -> None:
         async with asyncio.TaskGroup() as tasks:
             for number, host in enumerate(nodes(devices)):
-                tasks.create_task(_run_host(emulation, f"host-{number}", host))
+                tasks.create_task(run_host(emulation, f"host-{number}", host))
 
     return Work([device.held for device in devices], run())
 
 
-async def _run_host(emulation: Emulation, name: str, devices: list[EmulatedRollout]) -> None:
+async def run_host(emulation: Emulation, name: str, devices: list[EmulatedRollout]) -> None:
+    """Rollout devices that share a connection to the bus, and the adapters that they fetch."""
     setting, settings = emulation.setting, _settings(emulation, name)
     backend = open_store(settings.store).backend
     store = NodeStore(backend, weights_folder(setting.run), emulation.move_seconds)
@@ -80,18 +81,19 @@ async def _run_host(emulation: Emulation, name: str, devices: list[EmulatedRollo
 
 
 def reward(emulation: Emulation) -> Work:
+    return Work([], run_reward(emulation, range(emulation.setting.num_reward)))
+
+
+async def run_reward(emulation: Emulation, numbers: Iterable[int]) -> None:
+    """The workers of these numbers, on one connection to the bus."""
     settings = _settings(emulation, "reward")
     scorers = [WeightedScorer("emulated", 1.0, EmulatedScorer())]
     device = Device(memory_bytes=host_memory())
-
-    async def run() -> None:
-        store = open_store(settings.store)
-        async with settings.connect_bus() as bus, asyncio.TaskGroup() as tasks:
-            for each in range(emulation.setting.num_reward):
-                worker = Worker("reward", f"reward-{each}", "waiting_for_rollout", device)
-                tasks.create_task(RewardApp(scorers, bus, store, worker).run())
-
-    return Work([], run())
+    store = open_store(settings.store)
+    async with settings.connect_bus() as bus, asyncio.TaskGroup() as tasks:
+        for each in numbers:
+            worker = Worker("reward", f"reward-{each}", "waiting_for_rollout", device)
+            tasks.create_task(RewardApp(scorers, bus, store, worker).run())
 
 
 def trainer(emulation: Emulation) -> Work:
