@@ -19,8 +19,9 @@ async def _work(process: WorkerProcess) -> None:
 
     settings, recipe = process.settings, process.recipe
     registered = this_device(
-        recipe, slots=1, memory_gib=settings.memory_gib, can_train=recipe.rollout.can_train
-    )
+        recipe, ("transformer", "text", "decoder"), trains=False,
+        slots=1, memory_gib=settings.memory_gib, can_train=recipe.rollout.can_train,
+    )  # fmt: skip
     worker = Worker("rollout", settings.worker, "waiting_for_trainer", device=registered)
     async with settings.connect_bus() as bus, settings.connect_index() as index:
         await process.refuse_or_go_on(worker, bus)

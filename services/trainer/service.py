@@ -4,6 +4,7 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from services.trainer.world import num_ranks, this_rank
+from shared.model_memory import Part
 from shared.recipe import Recipe
 from shared.settings import ServiceSettings
 from shared.worker import Worker
@@ -33,6 +34,8 @@ async def _work(process: WorkerProcess) -> None:
     num_devices, helps = recipe.trainer.devices, recipe.trainer_may_help
     device = this_device(
         recipe,
+        _parts(helps),
+        trains=True,
         slots=num_devices if helps else 0,
         memory_gib=settings.memory_gib,
         fluid=num_devices > 1,
@@ -54,12 +57,15 @@ def _load(recipe: Recipe) -> "tuple[Training, list[LocalGenerator]]":
     from services.trainer.replicas import ReplicatedTraining, load_replicas
     from shared.diffusion.devices import LocalGenerator
     from shared.diffusion.generation import Generator
-    from shared.diffusion.models import Part
 
     if num_ranks() > 1 or recipe.trainer.ranks > 1:
         return start_ranks(recipe), []
     helps = recipe.trainer_may_help
-    parts: set[Part] = {"transformer", "text", "decoder"} if helps else {"transformer"}
-    loaded = load_replicas(recipe, parts)
+    loaded = load_replicas(recipe, _parts(helps))
     generators = [LocalGenerator(Generator(recipe, each)) for each in loaded] if helps else []
     return ReplicatedTraining(recipe, loaded), generators
+
+
+def _parts(helps: bool) -> set[Part]:
+    """Of the model, what the trainer's devices hold: all of it if they are lent to generate."""
+    return {"transformer", "text", "decoder"} if helps else {"transformer"}

@@ -1,16 +1,21 @@
 """The device of this process, as a worker registers it."""
 
+from collections.abc import Collection
+
 import torch
 
 from shared.contracts import Device
-from shared.model_memory import weight_bytes
+from shared.diffusion.models import adapter_class
+from shared.model_memory import Part, adapter_bytes, weight_bytes
 from shared.recipe import Recipe
 from shared.worker import host_memory
 
 
 def this_device(
     recipe: Recipe,
+    parts: Collection[Part],
     *,
+    trains: bool,
     slots: int,
     memory_gib: float | None,
     fluid: bool = False,
@@ -18,6 +23,8 @@ def this_device(
 ) -> Device:
     """What it is, what it has, and what it will need; asked before anything is loaded.
 
+    ``parts`` are those of the model that it will hold; ``trains`` says whether it will hold an
+    optimizer's state.
     ``memory_gib`` limits what it has, where others use the same device.
     """
     if torch.cuda.is_available():
@@ -27,12 +34,31 @@ def this_device(
         kind, memory = "cpu", host_memory()
     if memory_gib is not None:
         memory = min(memory, int(memory_gib * 2**30))
-    needs = weight_bytes(recipe.model.folder, recipe.model.dtype)
     return Device(
         kind=kind,
         memory_bytes=memory,
-        needs_bytes=needs,
+        needs_bytes=held_bytes(recipe, parts, trains=trains),
         slots=slots,
         fluid=fluid,
         can_train=can_train,
     )
+
+
+def held_bytes(recipe: Recipe, parts: Collection[Part], *, trains: bool) -> int:
+    """Bytes that a device holds from when it is loaded: weights, what is trained of them, and to
+    train a gradient and two moments of each number, or to generate the version that is next.
+
+    Raises:
+        UserError: if the model's folder is none.
+    """
+    model, trainer = recipe.model, recipe.trainer
+    held = weight_bytes(model.folder, model.dtype, parts)
+    if model.trained == "full":
+        network = weight_bytes(model.folder, model.dtype, {"transformer"})
+        if not trains:
+            return held + network
+        shared_by = trainer.ranks if trainer.sharded else 1
+        return max(held, held - network + 4 * network // shared_by)  # loaded first, then sharded
+    targets = model.lora.targets or adapter_class(model.folder).lora_targets
+    adapter = adapter_bytes(model.folder, model.lora.rank, targets)
+    return held + adapter * (4 if trains else 2)

@@ -3,18 +3,16 @@
 import importlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from shared.diffusion_families import adapter_of
+from shared.model_memory import Part as Part
 
 Conditions = dict[str, Tensor]
 """What the network is told about one prompt: named tensors, each with a leading dimension of 1."""
-
-Part = Literal["transformer", "text", "decoder"]
-"""transformer: the network that is trained; text: prompt encoders; decoder: latents to pixels."""
 
 DTYPES = {
     "float64": torch.float64,
@@ -71,10 +69,18 @@ def load_model(
     Raises:
         UserError: if the folder is not a diffusers model, or of a family without an adapter.
     """
-    module, name = adapter_of(folder).split(":")
-    adapter = getattr(importlib.import_module(module), name)
-    loaded: ModelAdapter = adapter.load(folder, parts, device=device, dtype=dtype)
+    loaded: ModelAdapter = adapter_class(folder).load(folder, parts, device=device, dtype=dtype)
     return loaded
+
+
+def adapter_class(folder: Path) -> Any:
+    """The class of the adapter for a folder, with what it says of every model of its family.
+
+    Raises:
+        UserError: if the folder is not a diffusers model, or of a family without an adapter.
+    """
+    module, name = adapter_of(folder).split(":")
+    return getattr(importlib.import_module(module), name)
 
 
 def repeat_rows(conditions: Conditions, rows: int) -> Conditions:

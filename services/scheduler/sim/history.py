@@ -41,11 +41,17 @@ class History:
     commit_times: list[float] = field(default_factory=list)
     intervals: list[Interval] = field(default_factory=list)
     facts: list[Fact] = field(default_factory=list)
+    beyond_mean: dict[str, float] = field(default_factory=dict)
+    """Device -> seconds that noise has added to its work so far, or taken from it."""
     _num_generations: int = 0
 
     def drawn(self, device: str, seconds: float) -> float:
         """What the device's next work takes, which takes so many seconds on average."""
-        return seconds * self.noise.factor(device) if seconds else 0.0
+        if not seconds:
+            return 0.0
+        drawn = seconds * self.noise.factor(device)
+        self.beyond_mean[device] = self.beyond_mean.get(device, 0.0) + drawn - seconds
+        return drawn
 
     def stored(self, subject: str, message: Message, accepted: bool) -> None:
         if self.keep_intervals:

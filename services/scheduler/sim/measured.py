@@ -1,7 +1,7 @@
 """What a simulated run shows: seconds per batch, and what its devices did or waited for."""
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -34,7 +34,9 @@ class TagBatch:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Simulated:
     step_seconds: float
-    """Per batch, mean over the measured ones."""
+    """Per batch, mean over the measured ones. What noise has added to the work of the devices, or
+    taken from it, is left out: few pieces of work do not average out, and a step of less than the
+    bound would be luck. What they wait for one another because of it stays."""
     balanced_seconds: float
     """Per batch, of all measured batches, with what generation has gained or lost on training."""
     floor_seconds: float
@@ -78,6 +80,8 @@ class Mark:
     """(device, use) -> seconds."""
     waited: Mapping[tuple[str, Cause], float]
     """(device, cause) -> seconds."""
+    beyond_mean: float = 0.0
+    """Seconds that noise has added to a device's work until then, on average over devices."""
 
 
 @dataclass(slots=True)
@@ -123,6 +127,7 @@ class Watch:
             generated=generated + _under_way(cluster),
             busy=dict(cluster.history.busy),
             waited=waited,
+            beyond_mean=_mean(cluster.history.beyond_mean.values()),
         )
 
 
@@ -138,6 +143,11 @@ class Window:
     @property
     def seconds(self) -> float:
         return self.end.time - self.begin.time
+
+    @property
+    def luck(self) -> float:
+        """Seconds per batch that noise has added to a device's work, on average."""
+        return (self.end.beyond_mean - self.begin.beyond_mean) / (self.last - self.first)
 
     def from_stock(self, batch_samples: int) -> float:
         """Batches that were trained and not generated in it, per batch."""
@@ -164,7 +174,7 @@ def measure(watch: Watch, warm_up: int, pools: Pools, floor_seconds: float) -> S
     whole = Window(warm_up, len(watch.marks) - 1, watch.marks[warm_up], watch.marks[-1])
     stock = whole.from_stock(batch_samples) if cluster.plan.max_staleness else 0.0
     return Simulated(
-        step_seconds=_step_seconds(window, batch_samples, pools.generation_seconds),
+        step_seconds=_step_seconds(window, batch_samples, pools.generation_seconds) - window.luck,
         balanced_seconds=balanced(
             whole.seconds / (whole.last - whole.first),
             stock,
@@ -227,6 +237,10 @@ def _step_seconds(window: Window, batch_samples: int, generation_seconds: float)
     """What was taken from stock has to be generated some time: by all devices, at best."""
     taken = max(0.0, window.from_stock(batch_samples))
     return window.seconds / (window.last - window.first) + taken * generation_seconds
+
+
+def _mean(values: Collection[float]) -> float:
+    return sum(values) / len(values) if values else 0.0
 
 
 def _generated(cluster: Cluster) -> list[FragmentGenerated]:
