@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from shared.errors import UserError
 from shared.recipe import Recipe, load_recipe, override
-from shared.settings import ServiceSettings
+from shared.settings import HttpSettings, ServiceSettings
 from shared.telemetry import configure_logs
 
 
@@ -63,7 +63,7 @@ def evaluate_run(
 def serve_one_scorer(kind: str, folder: Path | None, *, host: str, port: int) -> None:
     """Raises UserError if there is no such scorer, or it cannot be loaded."""
     from services.reward.scorer import build_scorers
-    from services.reward.server import create_app
+    from services.reward.server import BODIES, create_app
     from shared.recipe_rewards import Scorer
     from shared.service import Health, serve
 
@@ -75,7 +75,15 @@ def serve_one_scorer(kind: str, folder: Path | None, *, host: str, port: int) ->
     [scorer] = build_scorers([table])
     health = Health()
     health.is_ready()
-    asyncio.run(serve(create_app(scorer, health), _for_ever(), host=host, port=port))
+    serving = serve(
+        create_app(scorer, health),
+        _for_ever(),
+        host=host,
+        port=port,
+        allowed_hosts=HttpSettings().allowed_hosts,
+        bodies=BODIES,
+    )
+    asyncio.run(serving)
 
 
 async def _for_ever() -> None:

@@ -8,6 +8,8 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
+PROBLEM_JSON = "application/problem+json"
+
 
 class Problem(BaseModel):
     """What went wrong, and with what."""
@@ -22,20 +24,25 @@ def add_problems(app: FastAPI) -> None:
     """Whatever is raised in ``app`` for the caller is answered as a problem."""
     app.add_exception_handler(HTTPException, _http_problem)
     app.add_exception_handler(RequestValidationError, _validation_problem)
+    app.add_exception_handler(Exception, _unexpected_problem)
 
 
-def _problem(status: int, detail: str) -> JSONResponse:
-    problem = Problem(title=HTTPStatus(status).phrase, status=status, detail=detail)
-    return JSONResponse(problem.model_dump(), status, media_type="application/problem+json")
+def problem(status: int, detail: str) -> JSONResponse:
+    said = Problem(title=HTTPStatus(status).phrase, status=status, detail=detail)
+    return JSONResponse(said.model_dump(), status, media_type=PROBLEM_JSON)
 
 
 def _http_problem(_: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, HTTPException)
-    return _problem(error.status_code, str(error.detail))
+    return problem(error.status_code, str(error.detail))
 
 
 def _validation_problem(_: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, RequestValidationError)
     first = error.errors()[0]
     where = ".".join(str(part) for part in first["loc"])
-    return _problem(422, f"{where}: {first['msg']}")
+    return problem(422, f"{where}: {first['msg']}")
+
+
+def _unexpected_problem(_: Request, error: Exception) -> JSONResponse:
+    return problem(500, f"{type(error).__name__}; the log of this service has more")

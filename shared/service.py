@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import signal
-from collections.abc import Coroutine
+from collections.abc import Collection, Coroutine
 from dataclasses import dataclass
 
 import uvicorn
@@ -11,6 +11,8 @@ from fastapi import APIRouter, FastAPI, Response
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from shared.garbage import keep_what_is_there
+from shared.http_guard import BODIES, Bodies, Guard, own_names
+from shared.http_patience import PatientH11
 
 GRACE_S = 10
 
@@ -59,8 +61,16 @@ def worker_app(service: str, health: Health) -> FastAPI:
     return app
 
 
-async def serve(app: FastAPI, work: Coroutine[None, None, None], *, host: str, port: int) -> None:
-    """Serve ``app`` while ``work`` runs.
+async def serve(
+    app: FastAPI,
+    work: Coroutine[None, None, None],
+    *,
+    host: str,
+    port: int,
+    allowed_hosts: Collection[str] = (),
+    bodies: Bodies = BODIES,
+) -> None:
+    """Serve ``app``, behind a guard, while ``work`` runs.
 
     SIGTERM ends both in order and returns. An error in ``work`` ends both and is raised, so that
     a service whose work has died never keeps answering its probes.
@@ -72,7 +82,12 @@ async def serve(app: FastAPI, work: Coroutine[None, None, None], *, host: str, p
         loop.add_signal_handler(signum, lambda: None)
 
     config = uvicorn.Config(
-        app, host=host, port=port, log_level="warning", timeout_graceful_shutdown=GRACE_S
+        Guard(app, own_names(host, allowed_hosts), bodies),
+        host=host,
+        port=port,
+        http=PatientH11,
+        log_level="warning",
+        timeout_graceful_shutdown=GRACE_S,
     )
     server = uvicorn.Server(config)
 

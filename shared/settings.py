@@ -7,9 +7,10 @@ DIGENRL_SECRETS_DIR=/run/secrets        # one file per setting, named digenrl_<s
 import os
 import socket
 from contextlib import AbstractAsyncContextManager
+from typing import Annotated
 
-from pydantic import Field, SecretStr
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic import BeforeValidator, Field, SecretStr
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from shared.bus import Bus
 from shared.contracts import Token
@@ -17,15 +18,23 @@ from shared.store import StoreSettings
 from shared.versions import VersionIndex
 
 
+def _names(given: str | tuple[str, ...]) -> tuple[str, ...]:
+    """``a,b`` of a variable as names."""
+    return tuple(given.replace(",", " ").split()) if isinstance(given, str) else given
+
+
+CONFIG = SettingsConfigDict(
+    env_prefix="digenrl_",
+    secrets_dir=os.environ.get("DIGENRL_SECRETS_DIR"),
+    extra="ignore",
+    frozen=True,
+)
+
+
 class Endpoints(BaseSettings):
     """Secrets are never part of a log line: they print as asterisks."""
 
-    model_config = SettingsConfigDict(
-        env_prefix="digenrl_",
-        secrets_dir=os.environ.get("DIGENRL_SECRETS_DIR"),
-        extra="ignore",
-        frozen=True,
-    )
+    model_config = CONFIG
 
     nats_url: SecretStr = SecretStr("nats://127.0.0.1:4222")
     redis_url: SecretStr = SecretStr("redis://127.0.0.1:6379")
@@ -44,7 +53,17 @@ class Endpoints(BaseSettings):
         )
 
 
-class ServiceSettings(Endpoints):
+class HttpSettings(BaseSettings):
+    """Of the HTTP side of a process."""
+
+    model_config = CONFIG
+
+    allowed_hosts: Annotated[tuple[str, ...], NoDecode, BeforeValidator(_names)] = ()
+    """Names, besides the machine's own, by which its HTTP side may be asked; `*.name` is every name
+    below."""
+
+
+class ServiceSettings(Endpoints, HttpSettings):
     run: Token
     worker: Token = Field(default_factory=lambda: _default_worker())
     host: str = "127.0.0.1"

@@ -53,4 +53,10 @@ async def run_worker(
         await work(WorkerProcess(settings, recipe, store, health))
 
     app = worker_app(service, health)
-    await serve(app, begin(), host=settings.host, port=settings.port)
+    await serve(
+        app,
+        begin(),
+        host=settings.host,
+        port=settings.port,
+        allowed_hosts=settings.allowed_hosts,
+    )

@@ -26,7 +26,13 @@ async def follow(settings: ServiceSettings, *, every: int | None) -> None:
         health.is_ready()
         await follower.follow()
 
-    await serve(app, work(), host=settings.host, port=settings.port)
+    await serve(
+        app,
+        work(),
+        host=settings.host,
+        port=settings.port,
+        allowed_hosts=settings.allowed_hosts,
+    )
 
 
 async def catch_up(settings: ServiceSettings, *, every: int | None) -> None:

@@ -24,19 +24,24 @@ from services.reward.wire import (
     encode,
 )
 from shared.errors import ContractError
+from shared.http_docs import add_docs
+from shared.http_guard import Bodies
 from shared.problems import add_problems
 from shared.service import Health, probes
 
 MAX_BODY = 256 << 20
 """Bytes."""
+BODIES = Bodies(content_types=(MSGPACK, JSON), most=None)
+"""They are read as they come, up to that size."""
 
 log = structlog.get_logger()
 
 
 def create_app(scorer: WeightedScorer, health: Health) -> FastAPI:
-    app = FastAPI(title=f"digenrl scorer {scorer.name}", version="1", redoc_url=None)
+    app = FastAPI(title=f"digenrl scorer {scorer.name}", version="1", docs_url=None, redoc_url=None)
     app.include_router(probes(health))
     add_problems(app)
+    add_docs(app)
     device = asyncio.Lock()
 
     @app.post("/score", tags=["score"])

@@ -8,6 +8,7 @@ from fastapi import FastAPI, HTTPException, Path, Query
 from services.scheduler import views
 from services.scheduler.app import Scheduler
 from shared.contracts import OperatorRequest, TagRequest
+from shared.http_docs import add_docs
 from shared.problems import Problem, add_problems
 from shared.service import probes
 
@@ -21,9 +22,10 @@ ERRORS: dict[int | str, dict[str, object]] = {
 
 
 def create_app(scheduler: Scheduler) -> FastAPI:
-    app = FastAPI(title="DigenRL scheduler", version="1", redoc_url=None)
+    app = FastAPI(title="DigenRL scheduler", version="1", docs_url=None, redoc_url=None)
     app.include_router(probes(scheduler.health))
     add_problems(app)
+    add_docs(app)
 
     @app.get("/v1/run", tags=["run"])
     def run() -> views.RunView:

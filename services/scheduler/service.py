@@ -50,4 +50,10 @@ async def run(settings: ServiceSettings, recipe: Recipe) -> None:
     async with settings.connect_bus() as bus, settings.connect_index() as index:
         scheduler = Scheduler(plan, bus, store, index, Health(), state=first_state(recipe))
         app = create_app(scheduler)
-        await serve(app, scheduler.run(), host=settings.host, port=settings.port)
+        await serve(
+            app,
+            scheduler.run(),
+            host=settings.host,
+            port=settings.port,
+            allowed_hosts=settings.allowed_hosts,
+        )
