@@ -34,6 +34,15 @@ COMPONENTS = {
 """What a folder may hold besides `_NEEDED`: all that the adapter uses of ``model_index.json``."""
 _NEEDED = {"transformer", "scheduler", "vae"}
 
+TEXT_TOKENS = {
+    "StableDiffusion3Pipeline": (128, 512),
+    "FluxPipeline": (512, 512),
+    "QwenImagePipeline": (1024, 1024),
+    "WanPipeline": (512, 512),
+    "HunyuanVideoPipeline": (256, 256),
+}
+"""Tokens of its longest prompt, and the most that its pipeline takes."""
+
 NETWORK_KEYS = {
     "StableDiffusion3Pipeline": {
         "attention_head_dim", "caption_projection_dim", "dual_attention_layers", "in_channels",
@@ -90,6 +99,21 @@ def adapter_of(folder: Path) -> str:
         raise UserError(f"model.folder: {folder} holds a {pipeline}; supported are: {known}")
     _check_known(folder, pipeline)
     return FAMILIES[pipeline]
+
+
+def text_tokens(folder: Path, wanted: int | None) -> int:
+    """Where a prompt is cut off, and padded to where the family has no text mask: ``wanted``, or
+    by default what the family is used with.
+
+    Raises:
+        UserError: if the model does not take as many.
+    """
+    default, most = TEXT_TOKENS[pipeline_class(folder)]
+    if wanted is not None and wanted > most:
+        raise UserError(
+            f"model.text_tokens: {wanted} is more than this model takes; at most {most}"
+        )
+    return default if wanted is None else wanted
 
 
 def _check_known(folder: Path, pipeline: str) -> None:

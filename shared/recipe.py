@@ -49,6 +49,9 @@ class Model(Table):
     guidance: Rate = 1.0
     """In sampling and training: classifier-free, or told to the network where it takes that
     (FLUX.1, HunyuanVideo). 1 is none."""
+    text_tokens: Positive | None = None
+    """Tokens at which a prompt is cut off in sampling and training, and to which it is padded where
+    the family has no text mask; by default the family's (docs/recipes.md)."""
     dtype: Literal["float64", "float32", "bfloat16", "float16"] = "float32"
     """Of the weights. Latents, log-probs and what is trained are float32 at least."""
     trained: Literal["lora", "full"] = "lora"

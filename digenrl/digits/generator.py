@@ -20,6 +20,7 @@ from digenrl.digits.text import CLIP_WIDTH, T5_WIDTH, build_text_parts
 from digenrl.digits.vae import build_vae
 from shared.diffusion.families.sd3 import StableDiffusion3
 from shared.diffusion.models import Conditions
+from shared.diffusion_families import TEXT_TOKENS
 
 Report = Callable[[str], None]
 
@@ -82,7 +83,10 @@ def save_pipeline(pipeline: Any, folder: Path) -> None:
 
 def pretrain(pipeline: Any, data: Half, recipe: Pretraining, *, seed: int, report: Report) -> None:
     """Flow matching on real digits; leaves the exponential moving average in the transformer."""
-    model = StableDiffusion3(pipeline, device=torch.device("cpu"), dtype=torch.float32)
+    tokens, _ = TEXT_TOKENS[StableDiffusion3.pipeline_name]
+    model = StableDiffusion3(
+        pipeline, device=torch.device("cpu"), dtype=torch.float32, text_tokens=tokens
+    )
     transformer = model.transformer.requires_grad_(True).train()
     average = {name: tensor.detach().clone() for name, tensor in transformer.named_parameters()}
     optimizer = torch.optim.AdamW(transformer.parameters(), lr=recipe.learning_rate, fused=True)

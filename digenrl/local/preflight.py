@@ -12,7 +12,7 @@ from typing import Any, TextIO
 from digenrl.follow.steps import Targets, check_installed
 from digenrl.local.ports import free_ports, hold_port
 from services.reward.scorer import kind_of
-from shared.diffusion_families import VIDEO, adapter_of, pipeline_class
+from shared.diffusion_families import VIDEO, adapter_of, pipeline_class, text_tokens
 from shared.errors import UserError
 from shared.model_size import check_size
 from shared.prompts import read_prompts
@@ -97,6 +97,7 @@ def check_inputs(recipe: Recipe) -> None:
             f"model.folder: {recipe.model.folder}/transformer holds no safetensors file"
         )
     _check_sizes(recipe)
+    text_tokens(recipe.model.folder, recipe.model.text_tokens)
     check_rest(recipe)
     for scorer in (*recipe.reward.scorers, *recipe.evaluation.scorers):
         if kind_of(scorer).takes == "videos" and not makes_videos:

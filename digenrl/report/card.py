@@ -20,16 +20,18 @@ from shared.recipe import Recipe
 CARD, CURVE = "README.md", "curve.png"
 RECIPE = {
     "run": ("seed", "steps"),
-    "model": ("height", "width", "frames", "guidance", "dtype", "lora"),
+    "model": ("height", "width", "frames", "guidance", "text_tokens", "dtype", "lora"),
     "sampling": (
         "steps", "sigmas", "shift", "variant", "noise_level", "window", "first_window_starts",
-        "windows",
+        "windows", "window_stride", "roll_back", "window_batches", "window_batches_last",
     ),
     "batch": ("groups", "group_size"),
     "algorithm": (
         "name", "clip_range", "advantage_clip", "advantage_std", "rewards", "kl_beta", "stale_loss",
     ),
-    "trainer": ("learning_rate", "decay_steps", "betas", "weight_decay", "max_grad_norm"),
+    "trainer": (
+        "learning_rate", "decay_steps", "betas", "weight_decay", "max_grad_norm", "updates", "ema",
+    ),
     "schedule": ("max_staleness",),
 }  # fmt: skip
 """Keys that decide the update."""

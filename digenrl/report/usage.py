@@ -1,16 +1,24 @@
-"""How plain diffusers samples a recipe's model with an exported adapter: code to copy."""
+"""How plain diffusers samples a recipe's model with an exported adapter: code to copy.
+
+It takes the steps that the evaluation takes, from the noise of its first sample. A pipeline's own
+grid is another one, and its scheduler would shift ours once more: hence a scheduler that does not.
+"""
 
 import json
 import re
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from shared.diffusion_families import VIDEO, pipeline_class
+from digenrl.evaluation.settings import as_evaluated
+from digenrl.sampling import noise_seed
+from shared.diffusion.policy import sampling_plan
+from shared.diffusion_families import VIDEO, pipeline_class, text_tokens
 from shared.recipe import Model, Recipe
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
-_SD3_TOKENS = 128
-"""Of the T5 prompt, as sampling and training have it; diffusers' own default is longer."""
+_PER_LINE = 8
+"""Sigmas."""
 
 
 def base_model(folder: Path) -> str:
@@ -25,40 +33,72 @@ def makes_videos(model: Model) -> bool:
 
 
 def usage(recipe: Recipe, prompt: str) -> str:
-    """Python that loads the adapter from its own folder and makes a sample of ``prompt``."""
-    model = recipe.model
-    sizes = {"height": model.height, "width": model.width}
-    if makes_videos(model):
-        sizes["num_frames"] = model.frames
-    arguments = {**sizes, "num_inference_steps": recipe.sampling.steps, **_told(model)}
+    """Python that loads the adapter from its own folder and makes a sample of ``prompt``, which in
+    float32 is the evaluation's if it is the first one's prompt."""
+    model = as_evaluated(recipe).model
+    sigmas = sampling_plan(as_evaluated(recipe), window_start=None).sigmas[:-1]
+    arguments = {
+        "num_inference_steps": "len(sigmas)",
+        **_sizes(model),
+        **_told(model),
+        "generator": f"torch.Generator().manual_seed({noise_seed(recipe.evaluation.seed, 0, 0)})",
+    }
+    takes_sigmas = pipeline_class(model.folder) != "WanPipeline"
+    if takes_sigmas:
+        arguments["sigmas"] = "sigmas"
     made, taken = ("video", "frames[0]") if makes_videos(model) else ("image", "images[0]")
     base = base_model(model.folder)
     where = "" if "/" in base else "  # the base model's folder"
     return "\n".join([
+        *([] if takes_sigmas else ["from functools import partial", ""]),
         "import torch",
-        "from diffusers import DiffusionPipeline",
+        "from diffusers import DiffusionPipeline, FlowMatchEulerDiscreteScheduler",
         "",
         f"pipeline = DiffusionPipeline.from_pretrained("
         f"{json.dumps(base)}, dtype=torch.{model.dtype}){where}",
         'pipeline.load_lora_weights(".")  # this folder, or the repository that it is in',
+        "sigmas = [",
+        *_lines(sigmas),
+        "]  # as they are: this scheduler does not shift them",
+        "pipeline.scheduler = FlowMatchEulerDiscreteScheduler()",
+        *([] if takes_sigmas else [_GIVEN]),
         f"{made} = pipeline(",
         f"    {json.dumps(prompt, ensure_ascii=False)},",
-        *(f"    {name}={value!r}," for name, value in arguments.items()),
+        *(f"    {name}={value}," for name, value in arguments.items()),
         f").{taken}",
     ])  # fmt: skip
 
 
+_GIVEN = (
+    "pipeline.scheduler.set_timesteps = partial(pipeline.scheduler.set_timesteps, sigmas=sigmas)"
+)
+"""Where a pipeline has no argument for sigmas."""
+
+
+def _lines(sigmas: Sequence[float]) -> Iterator[str]:
+    for first in range(0, len(sigmas), _PER_LINE):
+        numbers = sigmas[first : first + _PER_LINE]
+        yield "    " + " ".join(f"{number!r}," for number in numbers)
+
+
+def _sizes(model: Model) -> dict[str, int]:
+    sizes = {"height": model.height, "width": model.width}
+    return sizes | {"num_frames": model.frames} if makes_videos(model) else sizes
+
+
 def _told(model: Model) -> dict[str, Any]:
     """What the pipeline is told as the network was told it in training."""
+    tokens = text_tokens(model.folder, model.text_tokens)
     match pipeline_class(model.folder):
         case "QwenImagePipeline":
-            return {"true_cfg_scale": model.guidance, "negative_prompt": ""}
+            guidance = {"true_cfg_scale": model.guidance, "negative_prompt": '""'}
         case "StableDiffusion3Pipeline":
             tokenizer = _read(model.folder / "tokenizer_3" / "tokenizer_config.json")
-            tokens = min(_SD3_TOKENS, int(tokenizer.get("model_max_length", _SD3_TOKENS)))
-            return {"guidance_scale": model.guidance, "max_sequence_length": tokens}
+            tokens = min(tokens, int(tokenizer.get("model_max_length", tokens)))
+            guidance = {"guidance_scale": model.guidance}
         case _:
-            return {"guidance_scale": model.guidance}
+            guidance = {"guidance_scale": model.guidance}
+    return {**guidance, "max_sequence_length": tokens}
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from shared.diffusion_families import adapter_of
+from shared.diffusion_families import adapter_of, text_tokens
 from shared.model_memory import Part as Part
 
 Conditions = dict[str, Tensor]
@@ -63,13 +63,19 @@ def load_model(
     *,
     device: torch.device,
     dtype: torch.dtype,
+    max_text_tokens: int | None = None,
 ) -> ModelAdapter:
     """Load a diffusers folder through the adapter that its ``model_index.json`` names.
+
+    ``max_text_tokens``: of a prompt, where the family's own number is not wanted.
 
     Raises:
         UserError: if the folder is not a diffusers model, or of a family without an adapter.
     """
-    loaded: ModelAdapter = adapter_class(folder).load(folder, parts, device=device, dtype=dtype)
+    tokens = text_tokens(folder, max_text_tokens)
+    loaded: ModelAdapter = adapter_class(folder).load(
+        folder, parts, device=device, dtype=dtype, text_tokens=tokens
+    )
     return loaded
 
 

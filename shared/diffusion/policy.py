@@ -31,7 +31,13 @@ def load_policy(recipe: Recipe, parts: set[Part], index: int = 0) -> LoadedPolic
     """
     device = torch.device(f"cuda:{index}" if torch.cuda.is_available() else "cpu")
     table = recipe.model
-    model = load_model(table.folder, parts, device=device, dtype=DTYPES[table.dtype])
+    model = load_model(
+        table.folder,
+        parts,
+        device=device,
+        dtype=DTYPES[table.dtype],
+        max_text_tokens=table.text_tokens,
+    )
     if table.trained == "full":
         model.transformer.requires_grad_(True)
     else:

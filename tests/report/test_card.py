@@ -14,6 +14,7 @@ import yaml
 
 from digenrl.evaluation.quality import Quality
 from digenrl.evaluation.records import EvaluationRecord
+from digenrl.evaluation.settings import as_evaluated
 from digenrl.report.card import write_card
 from digenrl.report.export import export_adapter
 from digenrl.report.make import ROWS, summarise
@@ -21,7 +22,7 @@ from digenrl.report.schedule import summarise_schedule
 from digenrl.report.summary import Summary
 from digenrl.sampling import Sampler
 from shared.commits import CommitRecord, TrainedGroup
-from shared.diffusion.weights import trained_tensors
+from shared.diffusion.weights import load_weights, trained_tensors
 from shared.recipe import Recipe, load_recipe, override
 from tests import examples, tiny_models
 from tests.report.tiny_recipes import HEIGHT, WIDTH, recipe_of
@@ -144,14 +145,19 @@ def test_prompts_that_are_elsewhere_are_named_all_the_same(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("family", tiny_models.FAMILIES)
-def test_its_code_makes_a_sample_with_the_adapter(
+def test_its_code_draws_the_evaluation_s_own_first_sample(
     family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    recipe = recipe_of(family, tmp_path)
+    """By steps that no pipeline takes of itself, with a text of another length than its own."""
+    changes = {"evaluation.steps": 4, "evaluation.sigmas": "shifted", "sampling.shift": 7.0}
+    recipe = override(recipe_of(family, tmp_path), {**changes, "model.text_tokens": 20})
     adapter = tmp_path / "adapter"
-    network = Sampler(recipe).model.transformer
-    tensors = {name: torch.full_like(one, 0.01) for name, one in trained_tensors(network).items()}
+    sampler = Sampler(as_evaluated(recipe))
+    network = sampler.model.transformer
+    tensors = {name: torch.full_like(one, 0.05) for name, one in trained_tensors(network).items()}
     export_adapter(adapter, tensors, recipe)
+    load_weights(network, tensors)
+    [wanted] = sampler.sample([PROMPT], num_each=1, seed=recipe.evaluation.seed)
     code = block(card(recipe, adapter), "python")
     assert json.dumps(PROMPT) in code and 'from_pretrained("model"' in code
 
@@ -161,6 +167,10 @@ def test_its_code_makes_a_sample_with_the_adapter(
     exec(code, seen)
     assert seen["pipeline"].get_active_adapters() == ["default_0"]
     if family in tiny_models.VIDEO:
-        assert np.asarray(seen["video"]).shape[0] == recipe.model.frames
+        drawn = np.asarray(seen["video"]).transpose(0, 3, 1, 2)
+        drawn = drawn if drawn.dtype == np.uint8 else drawn * 255
+        assert drawn.shape == (recipe.model.frames, 3, HEIGHT, WIDTH)
     else:
-        assert seen["image"].size == (WIDTH, HEIGHT)
+        drawn = np.asarray(seen["image"]).transpose(2, 0, 1)
+    np.testing.assert_allclose(drawn, wanted, atol=1)  # of 255, which are rounded
+    assert np.std(wanted) > 1, "something is to be seen"

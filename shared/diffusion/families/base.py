@@ -34,7 +34,12 @@ class Family(ABC):
     embeds_guidance: ClassVar[bool] = False
     """Whether the network is told the guidance, so that one forward pass is enough."""
 
-    def __init__(self, pipeline: Any, *, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(
+        self, pipeline: Any, *, device: torch.device, dtype: torch.dtype, text_tokens: int
+    ) -> None:
+        """``text_tokens``: where a prompt is cut off. A family without a text mask has one fixed
+        length in sampling and training, and pads to it."""
+        self.text_tokens = text_tokens
         self.pipeline = pipeline
         self.device = device
         self.dtype = dtype
@@ -43,7 +48,13 @@ class Family(ABC):
 
     @classmethod
     def load(
-        cls, folder: Path, parts: set[Part], *, device: torch.device, dtype: torch.dtype
+        cls,
+        folder: Path,
+        parts: set[Part],
+        *,
+        device: torch.device,
+        dtype: torch.dtype,
+        text_tokens: int,
     ) -> Self:
         """Raises UserError if the folder is not whole."""
         diffusers = _quiet_diffusers()
@@ -64,7 +75,7 @@ class Family(ABC):
         pipeline.set_progress_bar_config(disable=True)
         pipeline.to(device)
         pipeline.transformer.requires_grad_(False).eval()
-        return cls(pipeline, device=device, dtype=dtype)
+        return cls(pipeline, device=device, dtype=dtype, text_tokens=text_tokens)
 
     def encode(self, prompt: str, *, guidance: float) -> Conditions:
         with torch.no_grad():

@@ -7,9 +7,6 @@ from shared.diffusion.families.base import JOINT_ATTENTION, decode_image
 from shared.diffusion.families.packed import PackedImages, pack, unpack
 from shared.diffusion.models import Conditions
 
-MAX_T5_TOKENS = 512
-"""One fixed length in sampling and training, because this family has no text mask."""
-
 
 class Flux(PackedImages):
     pipeline_name = "FluxPipeline"
@@ -18,7 +15,7 @@ class Flux(PackedImages):
 
     def encode_prompt(self, prompt: str, *, negative: bool) -> Conditions:
         text, pooled, _ = self.pipeline.encode_prompt(
-            prompt, prompt, max_sequence_length=MAX_T5_TOKENS
+            prompt, prompt, max_sequence_length=self.text_tokens
         )
         return {"text": text, "pooled": pooled}
 

@@ -6,8 +6,6 @@ from shared.diffusion.families.base import JOINT_ATTENTION
 from shared.diffusion.families.video import Videos
 from shared.diffusion.models import Conditions
 
-MAX_TOKENS = 256
-
 
 class HunyuanVideo(Videos):
     pipeline_name = "HunyuanVideoPipeline"
@@ -18,7 +16,7 @@ class HunyuanVideo(Videos):
 
     def encode_prompt(self, prompt: str, *, negative: bool) -> Conditions:
         text, pooled, mask = self.pipeline.encode_prompt(
-            prompt, prompt, max_sequence_length=MAX_TOKENS
+            prompt, prompt, max_sequence_length=self.text_tokens
         )
         return {"text": text, "pooled": pooled, "mask": mask}
 

@@ -19,8 +19,10 @@ class QwenImage(PackedImages):
         "img_mlp.net.0.proj", "img_mlp.net.2", "txt_mlp.net.0.proj", "txt_mlp.net.2",
     )  # fmt: skip
 
-    def __init__(self, pipeline: Any, *, device: torch.device, dtype: torch.dtype) -> None:
-        super().__init__(pipeline, device=device, dtype=dtype)
+    def __init__(
+        self, pipeline: Any, *, device: torch.device, dtype: torch.dtype, text_tokens: int
+    ) -> None:
+        super().__init__(pipeline, device=device, dtype=dtype, text_tokens=text_tokens)
         # What the last block makes of the text is not used: it never has a gradient.
         last = f"transformer_blocks.{self.config.num_layers - 1}"
         self.lora_excluded = tuple(
@@ -67,7 +69,7 @@ class QwenImage(PackedImages):
 
     def _text(self, prompt: str) -> Tensor:
         """(1, L, width), without padding."""
-        text: Tensor = self.pipeline.encode_prompt(prompt)[0]
+        text: Tensor = self.pipeline.encode_prompt(prompt, max_sequence_length=self.text_tokens)[0]
         return text
 
 

@@ -5,18 +5,15 @@ from torch import Tensor
 from shared.diffusion.families.base import JOINT_ATTENTION, NEGATIVE, Family, decode_image
 from shared.diffusion.models import Conditions
 
-MAX_T5_TOKENS = 128
-"""Longest T5 prompt; shorter where the folder's tokenizer says so. One fixed length in sampling
-and training, because this family has no text mask."""
-
 
 class StableDiffusion3(Family):
     pipeline_name = "StableDiffusion3Pipeline"
     lora_targets = JOINT_ATTENTION
 
     def encode_prompt(self, prompt: str, *, negative: bool) -> Conditions:
-        tokenizer = self.pipeline.tokenizer_3  # the T5 encoder may be left out of a folder
-        tokens = min(tokenizer.model_max_length, MAX_T5_TOKENS) if tokenizer else MAX_T5_TOKENS
+        tokenizer, tokens = self.pipeline.tokenizer_3, self.text_tokens
+        if tokenizer:  # the T5 encoder may be left out of a folder
+            tokens = min(tokens, tokenizer.model_max_length)
         text, empty_text, pooled, empty_pooled = self.pipeline.encode_prompt(
             prompt, prompt, prompt, do_classifier_free_guidance=negative, max_sequence_length=tokens
         )

@@ -6,9 +6,6 @@ from shared.diffusion.families.base import NEGATIVE
 from shared.diffusion.families.video import Videos, standardised
 from shared.diffusion.models import Conditions
 
-MAX_TOKENS = 512
-"""One fixed length in sampling and training, because this family has no text mask."""
-
 
 class Wan(Videos):
     pipeline_name = "WanPipeline"
@@ -20,7 +17,7 @@ class Wan(Videos):
 
     def encode_prompt(self, prompt: str, *, negative: bool) -> Conditions:
         text, empty = self.pipeline.encode_prompt(
-            prompt, "", do_classifier_free_guidance=negative, max_sequence_length=MAX_TOKENS
+            prompt, "", do_classifier_free_guidance=negative, max_sequence_length=self.text_tokens
         )
         return {"text": text, NEGATIVE + "text": empty} if negative else {"text": text}
 
