@@ -72,8 +72,8 @@ def load_model(
     Raises:
         UserError: if the folder is not a diffusers model, or of a family without an adapter.
     """
-    tokens = text_tokens(folder, max_text_tokens)
-    loaded: ModelAdapter = adapter_class(folder).load(
+    adapter, tokens = adapter_class(folder), text_tokens(folder, max_text_tokens)
+    loaded: ModelAdapter = adapter.load(
         folder, parts, device=device, dtype=dtype, text_tokens=tokens
     )
     return loaded
