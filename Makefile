@@ -29,9 +29,11 @@ test: $(TEST_VENV)/.installed
 	$(PYTEST) $(SIDE_BY_SIDE) -m "not (run or clock or slow or night)" || [ $$? = $(NOTHING_FOUND) ]
 	$(PYTEST) -m "(run or clock) and not (slow or night)" || [ $$? = $(NOTHING_FOUND) ]
 
-# Without brokers and whole runs, in a minute.
+# The core, in a minute: scheduler, simulator, mathematics and formats, without brokers and whole runs.
+FAST = tests/scheduler tests/shared tests/rollout tests/follow tests/test_architecture.py
 test-fast: $(TEST_VENV)/.installed
-	$(PYTEST) $(SIDE_BY_SIDE) -m "not (broker or run or clock or slow or night)"
+	$(PYTEST) $(SIDE_BY_SIDE) -m "not (broker or run or clock or slow or night)" \
+	    --ignore tests/scheduler/planning $(FAST)
 
 # Everything: breadth, 10,000 fault schedules, other examples each time.
 test-all: export DIGENRL_FAULT_SEEDS = 10000

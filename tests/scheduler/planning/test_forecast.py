@@ -127,7 +127,13 @@ def test_gradient_help_is_never_forecast_to_cost_much(profile, generate, train, 
 
 
 @pytest.mark.parametrize(
-    ("name", "size"), [("flux1-dev", 8), ("wan2.1-14b", 4), ("qwen-image", 8), ("hunyuanvideo", 4)]
+    ("name", "size"),
+    [
+        ("flux1-dev", 8),
+        ("qwen-image", 8),
+        pytest.param("wan2.1-14b", 4, marks=pytest.mark.slow),
+        pytest.param("hunyuanvideo", 4, marks=pytest.mark.slow),
+    ],
 )
 def test_forecasts_of_gradient_help_rank_splits(name: str, size: int) -> None:
     profile, schedule = load_profile(name), replace(ONE_STEP, tag=0, gradient_help=True)
