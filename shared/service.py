@@ -9,10 +9,12 @@ from dataclasses import dataclass
 import uvicorn
 from fastapi import APIRouter, FastAPI, Response
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from pydantic import BaseModel, ConfigDict
 
 from shared.garbage import keep_what_is_there
 from shared.http_guard import BODIES, Bodies, Guard, own_names
 from shared.http_patience import PatientH11
+from shared.problems import add_problems
 
 GRACE_S = 10
 
@@ -32,21 +34,41 @@ class Health:
         self.ready, self.reason = False, reason
 
 
+class ProbeView(BaseModel):
+    """What a probe found."""
+
+    model_config = ConfigDict(
+        use_attribute_docstrings=True, json_schema_extra={"examples": [{"status": "ready"}]}
+    )
+
+    status: str
+    """alive, ready, or why it cannot work now."""
+
+
 def probes(health: Health) -> APIRouter:
     router = APIRouter(tags=["probes"])
 
-    @router.get("/livez")
-    def livez() -> dict[str, str]:
+    @router.get("/livez", operation_id="get_livez")
+    def livez() -> ProbeView:
         """Whether the process answers at all."""
-        return {"status": "alive"}
+        return ProbeView(status="alive")
 
-    @router.get("/readyz")
-    def readyz(response: Response) -> dict[str, str]:
+    not_ready = {"model": ProbeView, "description": "it cannot; the status says why"}
+
+    @router.get("/readyz", operation_id="get_readyz", responses={503: not_ready})
+    def readyz(response: Response) -> ProbeView:
         """Whether the service can do its work: 200 or 503 with the reason."""
         response.status_code = 200 if health.ready else 503
-        return {"status": health.reason}
+        return ProbeView(status=health.reason)
 
-    @router.get("/metrics")
+    text = {"text/plain": {"schema": {"type": "string"}, "example": "digenrl_step 12.0\n"}}
+
+    @router.get(
+        "/metrics",
+        operation_id="get_metrics",
+        response_class=Response,
+        responses={200: {"content": text, "description": "in Prometheus' text format"}},
+    )
     def metrics() -> Response:
         """Prometheus metrics of this process."""
         return Response(generate_latest(), media_type=CONTENT_TYPE_LATEST)
@@ -58,6 +80,7 @@ def worker_app(service: str, health: Health) -> FastAPI:
     """The HTTP side of a service that has probes only."""
     app = FastAPI(title=f"digenrl {service}", docs_url=None, redoc_url=None)
     app.include_router(probes(health))
+    add_problems(app)
     return app
 
 

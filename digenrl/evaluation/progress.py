@@ -18,7 +18,7 @@ class Progress:
 def routes(progress: Progress) -> APIRouter:
     router = APIRouter(tags=["evaluation"])
 
-    @router.get("/v1/evaluation")
+    @router.get("/v1/evaluation", operation_id="get_evaluation")
     def evaluation() -> Progress:
         """Which versions are evaluated, which are to be, and the alarms that were raised."""
         return progress

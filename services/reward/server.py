@@ -44,7 +44,7 @@ def create_app(scorer: WeightedScorer, health: Health) -> FastAPI:
     add_docs(app)
     device = asyncio.Lock()
 
-    @app.post("/score", tags=["score"])
+    @app.post("/score", tags=["score"], operation_id="score")
     async def score(request: Request) -> Response:
         """Score each item of a `ScoreRequest`, or say what is wrong with it."""
         content_type = request.headers.get("content-type", "").split(";")[0].strip()

@@ -1,150 +1,25 @@
-"""What the HTTP API answers with: typed views of the scheduler's state and the commit records."""
+"""What the HTTP API answers: views of the scheduler's state and of the commit records."""
 
 import itertools
 import time
 from collections.abc import Iterable
-from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
-
+from services.scheduler.api_models import (
+    BatchDetail,
+    BatchView,
+    GroupView,
+    RunView,
+    TagDecisionView,
+    TagView,
+    VersionView,
+    WaitsFor,
+    WorkerView,
+)
 from services.scheduler.app import Scheduler, Seen
-from services.scheduler.state import BatchState, Phase, Stage, State, TagRecord
+from services.scheduler.state import BatchState, Plan, Stage, State, TagRecord
 from services.scheduler.usage import Use, uses
 from shared.commits import CommitRecord
-from shared.contracts import Activity, Service, TagMode
-
-
-class RunView(BaseModel):
-    run: str
-    phase: Phase
-    step: int
-    """Optimizer steps committed."""
-    steps: int
-    policy_version: int | None
-    reward_mean: float | None
-    """Of the newest committed batch."""
-    seconds_per_step: float | None
-    eta_seconds: float | None
-    waiting_for: Literal["rollout", "reward", "trainer", "nothing"]
-    """What the batch in flight waits for."""
-    num_workers: dict[Service, int]
-    num_quarantined: int
-    failure: str | None
-
-
-class WorkerView(BaseModel):
-    worker: str
-    address: str
-    """This start of it."""
-    service: Service
-    activity: Activity
-    use: Use | None
-    """What the scheduler sees it do, and if it waits, for whom."""
-    policy_version: int | None
-    num_done: int
-    busy_seconds: float
-    num_quarantined: int
-    host: str
-    """Name of the machine that it runs on."""
-    url: str
-    """Of its probes and metrics; empty if it has not said."""
-    device: str
-    """Kind of its device, as its maker calls it."""
-    gpu: str
-    """Which of its host's accelerators; empty if it uses none."""
-    memory_bytes: int
-    refused: str | None
-    """Why it takes no part, if it does not."""
-    lent: bool
-    """TAG: a trainer's device that generates."""
-    seconds_per_sample: float | None
-    """Of generation, as measured."""
-    num_in_hand: int
-    """Fragments that it has."""
-    trains_group: int | None
-    """Group of the current batch whose gradient it computes for the trainer."""
-    seconds_per_gradient: float | None
-    """Of a whole group, as measured."""
-    seconds_since_seen: float
-
-
-class TagDecisionView(BaseModel):
-    batch: int
-    groups: int
-    """That the trainer may generate."""
-    reason: str
-    predicted_seconds: float | None
-    predicted_gain: float | None
-    """Over the batch without help."""
-    measured_seconds: float | None
-    measured_gain: float | None
-
-
-class TagView(BaseModel):
-    mode: TagMode
-    groups: int
-    """Of mode fixed."""
-    lent: bool
-    generation: int
-    """Of the newest command to the trainer's device."""
-    samples_left: int
-    """That the trainer may still take in the current batch."""
-    costs: dict[str, float | None]
-    """Learned seconds."""
-    decisions: list[TagDecisionView]
-    """Newest first."""
-
-
-class BatchView(BaseModel):
-    batch: int
-    status: Literal["in_flight", "early", "committed"]
-    """early: begun with the version before, while the batch before it is trained."""
-    staleness: dict[int, int]
-    """Samples by staleness, so far."""
-    reward_mean: float | None = None
-    metrics: dict[str, float] = {}
-    num_fragments: dict[str, int] = {}
-    """By stage, while the batch is in flight."""
-
-
-class GroupView(BaseModel):
-    group: int
-    attempt: int
-    policy_version: int | None
-    """The version that generated it."""
-    stages: list[str]
-    """Of its fragments."""
-    trained_by: str | None
-    """Address of the rollout device that computes its gradient; None: the trainer."""
-    rewards: list[float | None]
-
-
-class BatchDetail(BatchView):
-    groups: list[GroupView]
-
-
-class VersionView(BaseModel):
-    version: int
-    weights_digest: str
-    weights: str
-    """Object key."""
-    trained_from_batch: int | None
-    onpolicy_ratio_error: float | None
-
-
-class Accepted(BaseModel):
-    action: Literal["pause", "resume", "stop", "tag"]
-    id: str
-
-
-class TagBody(BaseModel):
-    """What an operator asks of TAG; it holds from the next batch on, off at once."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    mode: TagMode
-    groups: Annotated[int, Field(ge=0)] | None = None
-    """fixed: groups of every batch that the trainer generates."""
+from shared.contracts import Service, WorkerStatus
 
 
 def run_view(scheduler: Scheduler) -> RunView:
@@ -164,8 +39,9 @@ def run_view(scheduler: Scheduler) -> RunView:
         reward_mean=newest.get("reward_mean"),
         seconds_per_step=pace,
         eta_seconds=None if pace is None else pace * (plan.num_batches - step),
-        waiting_for=_waiting_for(state.batch),
+        waiting_for=waiting_for(state),
         num_workers=counts,
+        missing_workers=missing_workers(plan, state),
         num_quarantined=scheduler.num_quarantined,
         failure=state.failure,
     )
@@ -178,13 +54,30 @@ def seconds_per_step(committed_at: list[float], *, window: int = 10) -> float | 
     return gaps[len(gaps) // 2] if gaps else None
 
 
-def _waiting_for(batch: BatchState | None) -> Literal["rollout", "reward", "trainer", "nothing"]:
-    if batch is None:
+def waiting_for(state: State) -> WaitsFor:
+    """Whose work, or whose word, the run goes on with."""
+    if state.phase == "finished":
         return "nothing"
+    if state.phase in ("paused", "stopped", "failed"):
+        return "operator"
+    batch = state.batch
+    if batch is None:
+        return "trainer"  # commits the first version
     cut = sum(group.num_cut for group in batch.groups)
     if batch.count("pending") or batch.count("issued") or not cut:
         return "rollout"
     return "reward" if batch.count("generated") else "trainer"
+
+
+def missing_workers(plan: Plan, state: State) -> list[Service]:
+    """Services without which the run cannot go on, and of which no worker takes part."""
+    if state.phase not in ("waiting", "running"):
+        return []
+    needed: tuple[Service, ...] = ("rollout", "reward", "trainer")
+    if plan.mode == "colocated":
+        needed = ("reward", "trainer")
+    there = {worker.service for worker in state.workers.values()}
+    return [service for service in needed if service not in there]
 
 
 def worker_views(scheduler: Scheduler) -> list[WorkerView]:
@@ -215,12 +108,21 @@ def _worker_view(
         memory_bytes=status.device.memory_bytes,
         refused=status.device.refusal,
         lent=status.loan is not None and status.loan.mode == "generate",
-        seconds_per_sample=scheduler.state.costs.rollout_seconds(status.address),
+        seconds_per_sample=_generation_seconds(scheduler, status),
         num_in_hand=0 if known is None else len(known.in_hand),
         trains_group=known.computes.group if known is not None and known.computes else None,
         seconds_per_gradient=_gradient_seconds(scheduler, status.address),
         seconds_since_seen=round(now - seen.at, 3),
     )
+
+
+def _generation_seconds(scheduler: Scheduler, status: WorkerStatus) -> float | None:
+    """Of this device's own samples; None if none of them has been measured."""
+    costs = scheduler.state.costs
+    if status.service == "trainer":
+        return costs.help.value
+    measured = costs.rollout.get(status.address)
+    return None if measured is None else measured.value
 
 
 def _gradient_seconds(scheduler: Scheduler, address: str) -> float | None:

@@ -1,21 +1,25 @@
 """The HTTP API over a scheduler in mid-run."""
 
+from dataclasses import replace
 from typing import Any, cast
 
 import pytest
 from fastapi.testclient import TestClient
 from prometheus_client import REGISTRY
+from pydantic import BaseModel
 
+from services.scheduler import api_models
 from services.scheduler.api import create_app
 from services.scheduler.app import Scheduler, Seen
 from services.scheduler.machine import WorkerJoined, step
-from services.scheduler.state import State
+from services.scheduler.state import Phase, State
 from services.scheduler.step_metrics import StepMetrics
 from services.scheduler.views import seconds_per_step
 from shared.bus import Bus
 from shared.commits import CommitRecord, TrainedGroup
 from shared.contracts import Device, Message, WorkerStatus
-from shared.service import Health
+from shared.problems import Problem
+from shared.service import Health, ProbeView
 from shared.store import ObjectStore
 from shared.versions import VersionIndex
 from tests import examples
@@ -82,6 +86,12 @@ def scheduler() -> Scheduler:
 @pytest.fixture
 def client(scheduler: Scheduler) -> TestClient:
     return TestClient(create_app(scheduler))
+
+
+@pytest.fixture
+def schema(scheduler: Scheduler) -> dict[str, Any]:
+    """Of the API, as it describes itself."""
+    return create_app(scheduler).openapi()
 
 
 def test_the_run_says_where_it_is_and_what_it_waits_for(client: TestClient) -> None:
@@ -239,13 +249,103 @@ def test_staleness_is_counted_from_the_version_that_generated_a_group(
     assert (counted("0") - fresh, counted("1") - stale) == (4.0, 4.0)
 
 
-def test_every_route_is_described(client: TestClient) -> None:
-    paths: dict[str, Any] = client.get("/openapi.json").json()["paths"]
+def test_every_route_is_described(schema: dict[str, Any]) -> None:
+    paths = schema["paths"]
     assert {"/v1/run", "/v1/workers", "/v1/batches", "/v1/batches/{batch}", "/v1/versions",
             "/v1/run/pause", "/v1/run/resume", "/v1/run/stop", "/livez", "/readyz",
             "/metrics"} <= set(paths)  # fmt: skip
+    names = []
     for path, methods in paths.items():
-        assert all(method["description"] for method in methods.values()), path
+        for method, operation in methods.items():
+            assert operation["description"], path
+            assert all(parameter["description"] for parameter in operation.get("parameters", []))
+            names.append(operation["operationId"])
+            assert operation["operationId"].split("_")[0] in (
+                "get", "list", "set", "pause", "resume", "stop"
+            ), f"{method} {path}"  # fmt: skip
+    assert len(set(names)) == len(names)
+
+
+def test_every_field_is_described_and_every_model_has_an_example_that_it_accepts(
+    schema: dict[str, Any],
+) -> None:
+    known = {
+        each.__name__: each
+        for each in (*vars(api_models).values(), Problem, ProbeView)
+        if isinstance(each, type) and issubclass(each, BaseModel)
+    }
+    described = schema["components"]["schemas"]
+    assert len(described) >= 12
+    for name, model in described.items():
+        for field, about in model["properties"].items():
+            assert about.get("description"), f"{name}.{field}"
+        assert model["examples"], name
+        [example] = known[name].model_json_schema()["examples"]  # FastAPI leaves nulls out
+        assert set(example) == set(model["properties"]), name
+        known[name].model_validate(example)
+
+
+def test_every_error_is_documented_as_it_is_answered(schema: dict[str, Any]) -> None:
+    problem = {"application/problem+json": {"schema": {"$ref": "#/components/schemas/Problem"}}}
+    for path, methods in schema["paths"].items():
+        for method, operation in methods.items():
+            answers = operation["responses"]
+            errors = {status for status in answers if int(status) >= 400}
+            wanted = {"421"} | ({"403", "413", "415"} if method == "post" else set())
+            assert wanted <= errors, path
+            for status in errors - {"503"}:
+                assert answers[status]["content"] == problem, f"{path} {status}"
+    probe = schema["paths"]["/readyz"]["get"]["responses"]
+    assert probe["503"]["content"] == probe["200"]["content"]
+    assert set(schema["paths"]["/metrics"]["get"]["responses"]["200"]["content"]) == {"text/plain"}
+
+
+def test_a_run_without_workers_says_what_it_waits_for_and_who_is_missing(
+    client: TestClient, scheduler: Scheduler
+) -> None:
+    scheduler.state = State()
+    run = client.get("/v1/run").json()
+    assert (run["phase"], run["waiting_for"]) == ("waiting", "trainer")
+    assert run["missing_workers"] == ["rollout", "reward", "trainer"]
+    joined = WorkerJoined("trainer-0-a", "trainer-0", "trainer")
+    scheduler.state, _ = step(scheduler.plan, scheduler.state, joined, 0.0)
+    assert client.get("/v1/run").json()["missing_workers"] == ["rollout", "reward"]
+    scheduler.plan = replace(scheduler.plan, mode="colocated")
+    assert client.get("/v1/run").json()["missing_workers"] == ["reward"]
+
+
+@pytest.mark.parametrize(
+    ("phase", "waits_for"),
+    [("paused", "operator"), ("stopped", "operator"), ("failed", "operator"),
+     ("finished", "nothing")],
+)  # fmt: skip
+def test_a_run_that_does_not_go_on_waits_for_no_worker(
+    client: TestClient, scheduler: Scheduler, phase: Phase, waits_for: str
+) -> None:
+    scheduler.state = replace(scheduler.state, phase=phase)
+    run = client.get("/v1/run").json()
+    assert (run["waiting_for"], run["missing_workers"]) == (waits_for, [])
+
+
+def test_a_worker_shows_its_own_seconds_per_sample_and_nobody_elses(
+    client: TestClient, scheduler: Scheduler
+) -> None:
+    for service in ("reward", "trainer", "rollout"):
+        address = f"{service}-9-a"
+        status = WorkerStatus(
+            service=service, worker=f"{service}-9", address=address, activity="starting"
+        )
+        scheduler.seen[address] = Seen(status, 0.0)
+    costs = scheduler.state.costs.observe_rollout("rollout-0-a", 0.5)
+    scheduler.state = replace(scheduler.state, costs=costs)
+
+    def shown() -> dict[str, float | None]:
+        workers = client.get("/v1/workers").json()
+        return {worker["worker"]: worker["seconds_per_sample"] for worker in workers}
+
+    assert shown() == {"rollout-0": 0.5, "reward-9": None, "rollout-9": None, "trainer-9": None}
+    scheduler.state = replace(scheduler.state, costs=costs.observe_help(0.7))
+    assert shown()["trainer-9"] == 0.7
 
 
 def test_the_pace_is_the_median_of_the_newest_steps() -> None:
