@@ -42,6 +42,7 @@ class Endpoints(BaseSettings):
     s3_endpoint: str | None = None
     s3_access_key: SecretStr | None = None
     s3_secret_key: SecretStr | None = None
+    s3_session_token: SecretStr | None = None
 
     @property
     def store(self) -> StoreSettings:
@@ -50,6 +51,7 @@ class Endpoints(BaseSettings):
             endpoint=self.s3_endpoint,
             access_key=self.s3_access_key,
             secret_key=self.s3_secret_key,
+            session_token=self.s3_session_token,
         )
 
 

@@ -5,12 +5,14 @@ folder of its own, listens on the loopback interface only, and asks for a passwo
 """
 
 import asyncio
+import json
 import shutil
 import sysconfig
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from urllib.parse import quote
 
 import httpx
 import nats
@@ -30,6 +32,11 @@ READY_S = 60.0
 GRPC_OFFSET = 10_000
 """SeaweedFS serves gRPC this far above each of its ports."""
 NATS_STORE_BYTES = 1 << 30
+FSYNC_RULE = {"locations": [{"locationPrefix": "/", "fsync": True}]}
+"""For SeaweedFS's filer: an object is on the disk before its put is answered."""
+INDEX_AND_START = '"$0" fix -ignoreError=true "$1"; shift; exec "$0" mini "$@"'
+"""Shell: makes the indexes of the volumes ($1) from their data, then starts SeaweedFS. The rule
+flushes the data of an object, but not its entry in the index, which a power cut may take."""
 
 log = structlog.get_logger()
 
@@ -149,7 +156,8 @@ def _seaweedfs(folder: Path, ports: list[int], password: str) -> Program:
     folder.mkdir(parents=True, exist_ok=True)
     s3, master, volume, filer, admin = ports
     argv = [
-        _binary("weed"), "mini", f"-dir={folder}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1",
+        "/bin/sh", "-c", INDEX_AND_START, _binary("weed"), str(folder),
+        f"-dir={folder}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1",
         f"-s3.port={s3}", f"-master.port={master}", f"-volume.port={volume}",
         f"-filer.port={filer}", f"-admin.port={admin}",
         "-s3.port.iceberg=0", "-s3.port.lance=0", "-s3.iam=false", "-admin.ui=false",
@@ -165,6 +173,9 @@ def _seaweedfs(folder: Path, ports: list[int], password: str) -> Program:
     async def ready() -> bool:
         async with httpx.AsyncClient(verify=False) as client:  # a refusal answers at once
             await client.get(f"http://127.0.0.1:{s3}/")
+            conf = {"file": ("filer.conf", json.dumps(FSYNC_RULE).encode())}
+            set_rule = await client.post(f"http://127.0.0.1:{filer}/etc/seaweedfs/", files=conf)
+            set_rule.raise_for_status()
         await open_store(settings).write("digenrl-ready", b"")
         return True
 
@@ -175,9 +186,24 @@ def _seaweedfs(folder: Path, ports: list[int], password: str) -> Program:
             "AWS_ACCESS_KEY_ID": USER,
             "AWS_SECRET_ACCESS_KEY": password,
             "GOMEMLIMIT": "512MiB",
+            **names_in_sqlite(folder),
         },
         ready=ready,
     )
+
+
+def names_in_sqlite(folder: Path) -> dict[str, str]:
+    """Where SeaweedFS keeps which object is where: in a database that flushes every change, as its
+    default, LevelDB, never does. A store that was begun with LevelDB keeps it."""
+    if any((folder / "filerldb2").glob("*")):
+        log.warning("objects_without_fsync", folder=str(folder))
+        return {}
+    pragmas = "_pragma=journal_mode(WAL)&_pragma=synchronous(FULL)"
+    return {
+        "WEED_LEVELDB2_ENABLED": "false",
+        "WEED_SQLITE_ENABLED": "true",
+        "WEED_SQLITE_DBFILE": f"file:{quote(str(folder))}/filer.db?{pragmas}",
+    }
 
 
 async def wait_ready(program: Program, *, seconds: float = READY_S) -> None:

@@ -1,6 +1,7 @@
 """Objects by key: tensors, media, weights, checkpoints and the commit records.
 
-Two backends, chosen by URL: ``file:///folder`` for one host, ``s3://bucket/prefix`` for many.
+Two backends, chosen by URL: ``file:///folder`` for one host; ``s3://bucket/prefix``, ``gs://`` or
+``az://`` for many.
 """
 
 from shared.store.objects import ObjectStore, StoreSettings, open_store

@@ -16,6 +16,8 @@ from shared.errors import ContractError, IntegrityError, UserError
 _KEY = re.compile(r"\A[A-Za-z0-9][A-Za-z0-9_.-]*(?:/[A-Za-z0-9][A-Za-z0-9_.-]*)*\Z")
 
 
+BUCKETS = ("s3", "gs", "az")
+"""Kinds of URL that name a bucket."""
 LARGE = 1 << 19
 """Bytes whose digest takes longer than to go to a thread and back."""
 
@@ -106,6 +108,8 @@ class StoreSettings:
     """Of an S3 service that is not Amazon's."""
     access_key: SecretStr | None = None
     secret_key: SecretStr | None = None
+    session_token: SecretStr | None = None
+    """Beside temporary keys."""
 
 
 def open_store(settings: StoreSettings) -> ObjectStore:
@@ -115,11 +119,12 @@ def open_store(settings: StoreSettings) -> ObjectStore:
         from shared.store.folder import FolderBackend
 
         return ObjectStore(FolderBackend(Path(parts.path)))
-    if parts.scheme == "s3" and parts.netloc:
+    if parts.scheme in BUCKETS and parts.netloc:
         from shared.store.s3 import S3Backend
 
-        return ObjectStore(S3Backend(parts.netloc, parts.path.strip("/"), settings))
-    raise UserError(f"store_url: {settings.url!r} is neither file:///folder nor s3://bucket")
+        return ObjectStore(S3Backend(settings))
+    known = ", ".join(f"{scheme}://bucket" for scheme in BUCKETS)
+    raise UserError(f"store_url: {settings.url!r} is neither file:///folder nor one of {known}")
 
 
 def checked_key(key: str) -> str:

@@ -1,49 +1,73 @@
-"""Objects in an S3 bucket (Amazon, SeaweedFS, Ceph ...), through obstore.
+"""Objects in a bucket: S3 (Amazon, SeaweedFS, Ceph ...), Google Cloud Storage or Azure, through
+obstore.
 
-Exclusive create is ``If-None-Match: *``; `StoreSettings` names the service and its credentials.
+Exclusive create is the service's own conditional put (``If-None-Match: *`` on S3 and Azure,
+generation 0 on Google). What finds the service and its credentials: `StoreSettings` for S3, where
+they are set; otherwise the variables and files that each cloud's own tools read (``AWS_REGION``,
+``AWS_SESSION_TOKEN``, ``GOOGLE_APPLICATION_CREDENTIALS``, ``AZURE_STORAGE_ACCOUNT_NAME`` ...).
 """
 
-from typing import TYPE_CHECKING
+import os
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
 
 import obstore
 from obstore.exceptions import AlreadyExistsError, BaseError, NotFoundError
-from obstore.store import S3Store
+from obstore.store import from_url
 
-from shared.errors import Unavailable
+from shared.errors import Unavailable, UserError
 
 if TYPE_CHECKING:
     from shared.store.objects import StoreSettings
 
-# A single request up to this size: conditional create works on whole puts only.
-MAX_SINGLE_PUT = 64 * 1024 * 1024
+CONNECT = timedelta(seconds=10)
+SILENCE = timedelta(seconds=60)
+"""How long the service may say nothing: between two pieces of an answer, and while one request's
+body is sent. A request as a whole may take as long as it takes."""
+RETRIES = timedelta(seconds=60)
+"""After these no further attempt is begun."""
+PART = 5 * 1024 * 1024
+"""Bytes of a part of a large object: small enough to be sent within `SILENCE` on a slow line."""
+PARTS_AT_ONCE = 2
+MAX_SINGLE_PUT = PART * PARTS_AT_ONCE
+FOR_EVER = timedelta(days=365)
+DEFAULT_REGION = "us-east-1"
 
 
 class S3Backend:
-    def __init__(self, bucket: str, prefix: str, settings: "StoreSettings") -> None:
-        config: dict[str, str] = {"region": "us-east-1"}
-        if settings.access_key and settings.secret_key:
-            config["access_key_id"] = settings.access_key.get_secret_value()
-            config["secret_access_key"] = settings.secret_key.get_secret_value()
-        if settings.endpoint:
-            config["endpoint"] = settings.endpoint
-            config["virtual_hosted_style_request"] = "false"
-        plain_http = (settings.endpoint or "").startswith("http://")
-        self._store = S3Store(
-            bucket,
-            prefix=prefix or None,
-            config=config,  # type: ignore[arg-type]
-            client_options={"allow_http": plain_http, "timeout": "30s"},
-        )
+    def __init__(self, settings: "StoreSettings") -> None:
+        """Raises UserError if something that the store needs to be found by is not set."""
+        options: dict[str, Any] = {
+            "client_options": {
+                "allow_http": (settings.endpoint or "").startswith("http://"),
+                "connect_timeout": CONNECT,
+                "read_timeout": SILENCE,
+                "timeout": FOR_EVER,
+            },
+            "retry_config": {"retry_timeout": RETRIES},
+        }
+        if settings.url.startswith("s3:"):
+            options |= _s3_options(settings)
+        try:
+            self._store = from_url(settings.url, **options)
+        except (BaseError, ValueError) as error:
+            raise UserError(f"store_url: {settings.url!r} cannot be used: {error}") from error
 
     async def write(self, key: str, data: bytes) -> None:
         try:
             await obstore.put_async(
-                self._store, key, data, use_multipart=len(data) > MAX_SINGLE_PUT
+                self._store,
+                key,
+                data,
+                use_multipart=len(data) > MAX_SINGLE_PUT,
+                chunk_size=PART,
+                max_concurrency=PARTS_AT_ONCE,
             )
         except BaseError as error:
             raise _unavailable(error) from error
 
     async def create(self, key: str, data: bytes) -> bool:
+        """In one request, whatever its size: a condition holds for a whole put only."""
         try:
             await obstore.put_async(self._store, key, data, mode="create", use_multipart=False)
         except AlreadyExistsError:
@@ -85,6 +109,26 @@ class S3Backend:
             return
         except BaseError as error:
             raise _unavailable(error) from error
+
+
+def _s3_options(settings: "StoreSettings") -> dict[str, Any]:
+    region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
+    config = {"region": region or DEFAULT_REGION}
+    if settings.endpoint:
+        config["endpoint"] = settings.endpoint
+        config["virtual_hosted_style_request"] = "false"
+    options: dict[str, Any] = {"config": config}
+    access_key, secret_key = settings.access_key, settings.secret_key
+    if access_key and secret_key:
+        token = settings.session_token
+        # Not in the config, where a session token of the environment would be added to them.
+        options["credential_provider"] = lambda: {
+            "access_key_id": access_key.get_secret_value(),
+            "secret_access_key": secret_key.get_secret_value(),
+            "token": token and token.get_secret_value(),
+            "expires_at": None,
+        }
+    return options
 
 
 def _unavailable(error: Exception) -> Unavailable:

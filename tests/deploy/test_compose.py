@@ -10,11 +10,13 @@ from collections.abc import Callable, Iterator
 from importlib.metadata import PackageNotFoundError, requires
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs
 
 import httpx
 import pytest
 import yaml
 
+from digenrl.local.brokers import names_in_sqlite
 from digenrl.local.ports import free_ports
 
 ROOT = Path(__file__).parents[2]
@@ -164,6 +166,12 @@ def test_brokers_keep_what_they_have_acknowledged() -> None:
     assert "sync_interval: always" in (ROOT / "deploy/brokers/nats.conf").read_text()
     redis = (ROOT / "deploy/brokers/redis.conf").read_text().splitlines()
     assert {"appendonly yes", "appendfsync always", "maxmemory-policy noeviction"} <= set(redis)
+    s3 = (ROOT / "deploy/brokers/s3").read_text()  # tests/local/test_power_cut.py: why each
+    pragmas = parse_qs(names_in_sqlite(Path("/data"))["WEED_SQLITE_DBFILE"].split("?")[1])
+    assert all(f"_pragma={pragma}" in s3 for pragma in pragmas["_pragma"])
+    assert "fs.configure -locationPrefix=/ -fsync=true -apply" in s3
+    assert s3.index("weed fix -ignoreError=true /data") < s3.index("exec weed mini")
+    assert COMPOSE["x-build"]["args"]["S3_IMAGE"].endswith("_full}")  # the build with SQLite
 
 
 def test_brokers_are_their_authors_images_and_those_from_wheels_are_asked_for() -> None:
@@ -171,7 +179,7 @@ def test_brokers_are_their_authors_images_and_those_from_wheels_are_asked_for() 
     arguments = COMPOSE["x-build"]["args"]
     for name in ("NATS_IMAGE", "REDIS_IMAGE", "S3_IMAGE"):
         image = arguments[name].removeprefix(f"${{{name}:-").removesuffix("}")
-        assert re.fullmatch(r"(?:nats|redis|chrislusf/seaweedfs):[0-9.]+(?:-alpine)?", image)
+        assert re.fullmatch(r"(?:nats|redis|chrislusf/seaweedfs):[0-9.]+(?:-alpine|_full)?", image)
         assert f"ARG {name}={image}" in DOCKERFILE.splitlines()
         assert f"{name}=brokers" in wheels
 
