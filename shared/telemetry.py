@@ -27,6 +27,9 @@ PUBLISH_LAG = Histogram(
     "From an optimizer step to the first fragment generated with its result",
     buckets=(0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60),
 )
+ANNOUNCEMENTS_REFUSED = Counter(
+    "digenrl_announcements_refused_total", "Versions announced of which there is no commit record"
+)
 WEIGHTS_LOAD_SECONDS = Histogram(
     "digenrl_weights_load_seconds", "Fetching and staging new weights, beside generation"
 )

@@ -2,18 +2,23 @@
 
 import asyncio
 import time
+from collections.abc import Awaitable, Callable
 
 import structlog
 from redis.exceptions import RedisError
 
 from shared import subjects
 from shared.bus import Bus
-from shared.commits import read_commit
+from shared.commits import CommitRecord, newest_commit, read_commit
 from shared.contracts import ObjectRef, Policy, PolicyPublished
 from shared.engines import RolloutDevice, Staged
-from shared.errors import DigenRLError, IntegrityError, Unavailable
+from shared.errors import ContractError, DigenRLError, IntegrityError, Unavailable
 from shared.store import ObjectStore
-from shared.telemetry import WEIGHTS_LOAD_SECONDS, WEIGHTS_PAUSE_SECONDS
+from shared.telemetry import (
+    ANNOUNCEMENTS_REFUSED,
+    WEIGHTS_LOAD_SECONDS,
+    WEIGHTS_PAUSE_SECONDS,
+)
 from shared.versions import VersionIndex
 from shared.worker import Worker
 
@@ -44,15 +49,44 @@ class Weights:
         """Highest version that this worker knows to be published."""
 
     async def follow(self) -> None:
-        """Stage each version as it is published, for ever."""
+        """Stage each version as it is published, for ever; first the newest that is committed."""
+        record = await self._read(lambda: newest_commit(self._store, self._bus.run))
+        if record is not None:
+            self._published(record)
         subject = subjects.event_subject(self._bus.run, "policy_published")
         async for received in self._bus.follow(subjects.EVT, [subject]):
             event = received.message
             if isinstance(event, PolicyPublished) and event.policy.version > self.newest:
-                self.newest = event.policy.version
-                if self._staging is not None:
-                    self._staging[1].cancel()
-                self._staging = event.policy, asyncio.create_task(self._stage(event.weights))
+                await self._announced(event.policy)
+
+    async def _announced(self, policy: Policy) -> None:
+        """Believe its commit record: anybody who may publish at all could announce anything."""
+        record = await self._read(lambda: read_commit(self._store, self._bus.run, policy.version))
+        if record is None or record.policy != policy:
+            ANNOUNCEMENTS_REFUSED.inc()
+            log.error("announcement_without_commit", version=policy.version)
+            return
+        self._published(record)
+
+    def _published(self, record: CommitRecord) -> None:
+        self.newest = record.policy.version
+        if self._staging is not None:
+            self._staging[1].cancel()
+        self._staging = record.policy, asyncio.create_task(self._stage(record.weights))
+
+    async def _read(
+        self, read: Callable[[], Awaitable[CommitRecord | None]]
+    ) -> CommitRecord | None:
+        """A commit record, over outages of the store; None if there is none that can be read."""
+        while True:
+            try:
+                return await read()
+            except Unavailable as error:
+                log.warning("commits_unavailable", error=str(error))
+                await asyncio.sleep(RETRY_S)
+            except ContractError as error:
+                log.error("commit_unreadable", error=str(error))
+                return None
 
     async def adopt(self, policy: Policy) -> bool:
         """Put ``policy`` in use, if it is not yet; goes on until its weights can be had.

@@ -49,7 +49,7 @@ from shared.errors import SlotPoisoned, Unavailable
 from shared.run_store import batch_folder, stored_batches, usage_key
 from shared.service import Health
 from shared.store import ObjectStore
-from shared.telemetry import DLQ_MESSAGES, PUBLISH_LAG, STALENESS, STEP
+from shared.telemetry import ANNOUNCEMENTS_REFUSED, DLQ_MESSAGES, PUBLISH_LAG, STALENESS, STEP
 from shared.versions import Version, VersionIndex
 
 SILENCE_S = 5.0
@@ -191,6 +191,7 @@ class Scheduler:
             record = await _retry(partial(read_commit, self.store, self.bus.run, number))
             is_last = number == event.policy.version
             if record is None or (is_last and record.policy != event.policy):
+                ANNOUNCEMENTS_REFUSED.inc()
                 log.error("announcement_without_commit", version=event.policy.version)
                 return
             await self._extend(record, event if is_last else _announcement(record))

@@ -7,9 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from shared.contracts import FragmentFailed, FragmentGenerated, FragmentReleased
+from shared.contracts import (
+    FragmentFailed,
+    FragmentGenerated,
+    FragmentReleased,
+    PolicyPublished,
+)
 from shared.errors import IntegrityError, Unavailable
 from shared.run_store import conditions_folder
+from shared.telemetry import ANNOUNCEMENTS_REFUSED
 from tests import examples
 from tests.rollout.worker import ADDRESS, RUN, Cluster, cluster
 
@@ -126,6 +132,23 @@ async def test_a_version_whose_announcement_is_missed_is_found_in_its_commit(
         await cluster.generate(0, version=1)
         await cluster.told("fragment_generated")
         assert cluster.device.done == ["fragment 0 by 1"]
+
+
+async def test_a_version_that_nobody_has_committed_is_not_believed(worker: Start) -> None:
+    async with worker() as cluster:
+        cluster.device.free.set()
+        refused = ANNOUNCEMENTS_REFUSED._value.get()
+        for forged in (examples.policy(2**40), examples.policy(1)):
+            event = PolicyPublished(policy=forged, weights=examples.ref("w"), worker="trainer-0")
+            await cluster.bus.publish(event)
+        await cluster.until(lambda: ANNOUNCEMENTS_REFUSED._value.get() == refused + 2)
+        await cluster.generate(0)
+        await cluster.told("fragment_generated")
+        await cluster.publish_version(1)
+        await cluster.until(lambda: cluster.app._weights.newest == 1)
+        await cluster.generate(1, version=1)
+        await cluster.told("fragment_generated", 2)
+        assert cluster.device.done == ["fragment 0 by 0", "fragment 1 by 1"]
 
 
 @pytest.mark.parametrize("fault", [IntegrityError("cut off"), Unavailable("the store is away")])
