@@ -152,7 +152,13 @@ def serve(
     recipe: Annotated[Path | None, typer.Option(help="scheduler only: the run's recipe")] = None,
     steps: Annotated[int | None, typer.Option(help="scheduler only: optimizer steps")] = None,
     host: Annotated[str, typer.Option(help="address of its HTTP side")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="port of its HTTP side")] = 8000,
+    port: Annotated[
+        int | None,
+        typer.Option(help="port of its HTTP side; the scheduler's is 8000, workers take free ones"),
+    ] = None,
+    stay: Annotated[
+        bool, typer.Option("--stay", help="workers: outlive a finished run, for when it is resumed")
+    ] = False,
 ) -> None:
     """Run one service in this process; endpoints come from DIGENRL_* variables."""
     from digenrl.serving import serve_scheduler, serve_worker
@@ -160,7 +166,7 @@ def serve(
     if service is ServiceName.scheduler:
         serve_scheduler(recipe, run=run, steps=steps, host=host, port=port)
     else:
-        serve_worker(service.value, run=run, worker=worker, host=host, port=port)
+        serve_worker(service.value, run=run, worker=worker, host=host, port=port, stay=stay)
 
 
 @app.command()
@@ -245,12 +251,16 @@ def evaluate(
         int, typer.Option(min=0, max=19, help="19: only take what others leave of the CPU")
     ] = 0,
     host: Annotated[str, typer.Option(help="address of its HTTP side")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="port of its HTTP side")] = 8000,
+    port: Annotated[int, typer.Option(help="port of its HTTP side; 0 takes a free one")] = 0,
+    stay: Annotated[
+        bool, typer.Option("--stay", help="outlive a finished run, for when it is resumed")
+    ] = False,
 ) -> None:
     """Evaluate a run's policy versions while it goes on, every so many optimizer steps."""
-    from digenrl.serving import evaluate_run
+    from digenrl.serving import evaluate_run, settings_of
 
-    evaluate_run(run=run, worker=worker, once=once, every=every, nice=nice, host=host, port=port)
+    settings = settings_of(run=run, worker=worker, host=host, port=port, stay=stay or None)
+    evaluate_run(settings, once=once, every=every, nice=nice)
 
 
 class Variant(StrEnum):

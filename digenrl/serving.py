@@ -3,6 +3,7 @@
 import asyncio
 import os
 from pathlib import Path
+from typing import Any
 
 import uvloop
 from pydantic import ValidationError
@@ -12,9 +13,12 @@ from shared.recipe import Recipe, load_recipe, override
 from shared.settings import HttpSettings, ServiceSettings
 from shared.telemetry import configure_logs
 
+SCHEDULER_PORT = 8000
+"""Where people look for its API; workers, of which there may be many on a host, take free ports."""
+
 
 def serve_scheduler(
-    recipe_file: Path | None, *, run: str, steps: int | None, host: str, port: int
+    recipe_file: Path | None, *, run: str, steps: int | None, host: str, port: int | None
 ) -> None:
     if recipe_file is None:
         raise UserError("--recipe: the scheduler needs the run's recipe")
@@ -25,7 +29,12 @@ def serve_scheduler(
             f'sampling.sigmas, evaluation.sigmas: "model" needs {recipe.model.folder} on this '
             "host, or numbers"
         )
-    settings = settings_of(run=recipe.run.name, worker="scheduler", host=host, port=port)
+    settings = settings_of(
+        run=recipe.run.name,
+        worker="scheduler",
+        host=host,
+        port=SCHEDULER_PORT if port is None else port,
+    )
     configure_logs(service="scheduler", worker="scheduler", run=settings.run)
 
     from services.scheduler.service import run as run_scheduler
@@ -33,8 +42,10 @@ def serve_scheduler(
     uvloop.run(run_scheduler(settings, recipe))
 
 
-def serve_worker(service: str, *, run: str, worker: str, host: str, port: int) -> None:
-    settings = settings_of(run=run, worker=worker, host=host, port=port)
+def serve_worker(
+    service: str, *, run: str, worker: str, host: str, port: int | None, stay: bool
+) -> None:
+    settings = settings_of(run=run, worker=worker, host=host, port=port, stay=stay or None)
     configure_logs(service=service, worker=settings.worker, run=settings.run)
     match service:
         case "rollout":
@@ -46,10 +57,7 @@ def serve_worker(service: str, *, run: str, worker: str, host: str, port: int) -
     uvloop.run(run_service(settings))
 
 
-def evaluate_run(
-    *, run: str, worker: str, once: bool, every: int | None, nice: int, host: str, port: int
-) -> None:
-    settings = settings_of(run=run, worker=worker, host=host, port=port)
+def evaluate_run(settings: ServiceSettings, *, once: bool, every: int | None, nice: int) -> None:
     configure_logs(service="evaluation", worker=settings.worker, run=settings.run)
     os.nice(nice)
     from digenrl.evaluation import service
@@ -65,9 +73,10 @@ def serve_one_scorer(kind: str, folder: Path | None, *, host: str, port: int) ->
     from services.reward.scorer import build_scorers
     from services.reward.server import BODIES, create_app
     from shared.recipe_rewards import Scorer
-    from shared.service import Health, serve
+    from shared.service import Health, listen, serve
 
     configure_logs(service="scorer", worker=kind, run="")
+    listener = listen(host, port)
     try:
         table = Scorer(name=kind, type=kind, folder=folder and folder.resolve())
     except ValidationError as error:
@@ -78,8 +87,7 @@ def serve_one_scorer(kind: str, folder: Path | None, *, host: str, port: int) ->
     serving = serve(
         create_app(scorer, health),
         _for_ever(),
-        host=host,
-        port=port,
+        listener=listener,
         allowed_hosts=HttpSettings().allowed_hosts,
         bodies=BODIES,
     )
@@ -90,9 +98,12 @@ async def _for_ever() -> None:
     await asyncio.Event().wait()
 
 
-def settings_of(**given: object) -> ServiceSettings:
+def settings_of(**given: Any) -> ServiceSettings:
+    """Raises UserError, which names the option and the variable, if a value will not do."""
     try:
-        return ServiceSettings(**{key: value for key, value in given.items() if value != ""})  # type: ignore[arg-type]
+        return ServiceSettings(
+            **{key: value for key, value in given.items() if value not in ("", None)}
+        )
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         name = str(first["loc"][0])

@@ -24,6 +24,7 @@ from nats.js import JetStreamContext, api
 from nats.js.errors import APIError, NotFoundError
 
 from shared import subjects
+from shared.bus_connection import open_connection
 from shared.cancellation import cancellable
 from shared.codec import decode, encode
 from shared.contracts import Message, WorkerStatus
@@ -34,7 +35,6 @@ from shared.telemetry import QUARANTINED, REDELIVERED
 MIN_SERVER = (2, 11)
 ACK_WAIT_S = 10.0
 MAX_DELIVER = 5
-CONNECT_S = 30.0
 PUBLISH_TIMEOUT_S = 5.0
 FETCH_TIMEOUT_S = 2.0
 HEARTBEAT_S = 1.0
@@ -120,7 +120,7 @@ class Queue:
 
     async def _subscribe(self) -> JetStreamContext.PullSubscription:
         [subject] = subjects.run_subjects(self._bus.run, self._stream)
-        return await self._bus.jetstream.pull_subscribe(
+        subscribing = self._bus.jetstream.pull_subscribe(
             subject,
             durable=f"{self._durable}-{self._bus.run}",
             stream=self._stream.name,
@@ -128,6 +128,7 @@ class Queue:
                 ack_policy=api.AckPolicy.EXPLICIT, ack_wait=ACK_WAIT_S, max_deliver=MAX_DELIVER
             ),
         )
+        return await cancellable(subscribing)
 
 
 class Bus:
@@ -143,8 +144,9 @@ class Bus:
 
         Raises:
             Unavailable: if nobody answers within some seconds, or the server is too old.
+            UserError: if the server refuses the user or the password.
         """
-        client = await _connect(url, name)
+        client = await open_connection(url, name)
         try:
             version = client.connected_server_version
             if (version.major, version.minor) < MIN_SERVER:
@@ -164,14 +166,14 @@ class Bus:
     async def ensure_streams(self) -> None:
         """Create the streams that are missing. The scheduler's task alone."""
         for stream in subjects.STREAMS:
-            await self.jetstream.add_stream(_stream_config(stream))
+            await cancellable(self.jetstream.add_stream(_stream_config(stream)))
 
     async def wait_for_streams(self) -> None:
         """Until the scheduler has created them."""
         for stream in subjects.STREAMS:
             while True:
                 try:
-                    await self.jetstream.stream_info(stream.name)
+                    await cancellable(self.jetstream.stream_info(stream.name))
                     break
                 except (NotFoundError, nats.errors.Error):
                     await asyncio.sleep(RETRY_S)
@@ -273,7 +275,9 @@ class Bus:
     async def stored_subject(self, stream: str, sequence: int) -> str | None:
         """The subject of one stored message; None if it is gone."""
         try:
-            found: str | None = (await self.jetstream.get_msg(stream, sequence)).subject
+            found: str | None = (
+                await cancellable(self.jetstream.get_msg(stream, sequence))
+            ).subject
         except NotFoundError:
             return None
         return found
@@ -283,12 +287,12 @@ class Bus:
         for stream in subjects.STREAMS:
             if stream.slots:
                 subject = subjects.batch_subject(self.run, stream, batch)
-                await self.jetstream.purge_stream(stream.name, subject=subject)
+                await cancellable(self.jetstream.purge_stream(stream.name, subject=subject))
 
     async def _check_slot(self, subject: str) -> None:
         stream = subjects.stream_of(subject)
         with contextlib.suppress(NotFoundError):  # purged meanwhile: nobody needs it any more
-            stored = await self.jetstream.get_last_msg(stream.name, subject)
+            stored = await cancellable(self.jetstream.get_last_msg(stream.name, subject))
             try:
                 decode(stored.data or b"")
             except ContractError as error:
@@ -365,28 +369,3 @@ def _stream_config(stream: Stream) -> api.StreamConfig:
         max_msg_size=64 * 1024 + 4096,  # the body's limit, and its headers
         duplicate_window=120.0,
     )
-
-
-async def _connect(url: str, name: str) -> Client:
-    async def on_error(error: Exception) -> None:
-        log.warning("nats_error", error=repr(error))
-
-    client = Client()
-    try:
-        async with asyncio.timeout(CONNECT_S):
-            await client.connect(
-                url,
-                name=name,
-                error_cb=on_error,
-                connect_timeout=2,
-                max_reconnect_attempts=-1,
-                reconnect_time_wait=0.5,
-                ping_interval=5,
-                max_outstanding_pings=2,
-                pending_size=-1,  # nothing is buffered while the broker is away and replayed later
-                allow_reconnect=True,
-            )
-    except (nats.errors.Error, OSError) as error:  # TimeoutError is an OSError
-        await client.close()
-        raise Unavailable(f"NATS does not answer within {CONNECT_S:.0f} s") from error
-    return client

@@ -1,10 +1,12 @@
-"""Cancelling what awaits the NATS client."""
+"""Cancelling what awaits a library that may lose a cancellation, as the NATS client does."""
 
 import asyncio
 from collections.abc import Awaitable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 T = TypeVar("T")
+AGAIN_S = 6.0
+"""Longer than any of our tasks takes to clean up."""
 
 
 async def cancellable(call: Awaitable[T]) -> T:
@@ -21,3 +23,14 @@ async def cancellable(call: Awaitable[T]) -> T:
     finally:
         if task.cancelling() > before:
             raise asyncio.CancelledError
+
+
+async def stop(*tasks: "asyncio.Task[Any]") -> list[BaseException | None]:
+    """Cancel ``tasks`` and wait for their ends, again and again where a cancellation was lost;
+    returns the errors that they ended with, None for each that ended otherwise."""
+    pending = set(tasks)
+    while pending:
+        for task in pending:
+            task.cancel()
+        _, pending = await asyncio.wait(pending, timeout=AGAIN_S)
+    return [None if task.cancelled() else task.exception() for task in tasks]

@@ -11,6 +11,7 @@
 """
 
 import asyncio
+import time
 from typing import Any
 
 import structlog
@@ -31,6 +32,7 @@ MAY_CHANGE = {
 """Keys that a resumed run may set anew: they do not change what any batch is."""
 
 POLL_S = 0.5
+REPEAT_S = 30.0
 
 log = structlog.get_logger()
 
@@ -96,21 +98,38 @@ async def read_recipe(store: ObjectStore, run: str) -> Recipe | None:
         raise ContractError(f"{run}/recipe.json is not a recipe of this release") from error
 
 
-async def wait_for_recipe(store: ObjectStore, run: str) -> Recipe:
-    """The recipe, as soon as the scheduler has stored it; says once that it waits for it."""
-    told = False
+async def wait_for_recipe(store: ObjectStore, run: str, *, place: str = "") -> Recipe:
+    """The recipe, as soon as the scheduler has stored it.
+
+    While it is not there, the log says so every `REPEAT_S` seconds, with the run's name, the
+    ``place`` of the store, and what decides both.
+    """
+    told = -REPEAT_S
     while True:
         try:
-            recipe = await read_recipe(store, run)
-        except Unavailable as error:
-            log.warning("store_unavailable", error=str(error))
-            recipe = None
+            recipe, error = await read_recipe(store, run), ""
+        except Unavailable as unavailable:
+            recipe, error = None, str(unavailable)
         if recipe is not None:
+            log.info("run_found", store=place, steps=recipe.run.steps)
             return recipe
-        if not told:
-            log.info("waiting_for_recipe")
-            told = True
+        if time.monotonic() - told >= REPEAT_S:
+            told = time.monotonic()
+            _say_what_is_waited_for(run, place, error)
         await asyncio.sleep(POLL_S)
+
+
+def _say_what_is_waited_for(run: str, place: str, error: str) -> None:
+    if error:
+        log.warning("store_unavailable", store=place, setting="DIGENRL_STORE_URL", error=error)
+    else:
+        log.info(
+            "waiting_for_recipe",
+            run=run,
+            store=place,
+            hint="no scheduler has stored a recipe of this run there; if one has, look at --run "
+            "(DIGENRL_RUN) and DIGENRL_STORE_URL",
+        )
 
 
 def check_same_run(stored: Recipe, given: Recipe) -> None:

@@ -1,22 +1,38 @@
 """How a service runs: HTTP for people and probes, and its work, starting and stopping together."""
 
 import asyncio
-import contextlib
+import errno
+import os
 import signal
+import socket
+import threading
 from collections.abc import Collection, Coroutine
 from dataclasses import dataclass
+from types import FrameType
 
+import structlog
 import uvicorn
 from fastapi import APIRouter, FastAPI, Response
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from pydantic import BaseModel, ConfigDict
 
+from shared.cancellation import stop
+from shared.errors import UserError
 from shared.garbage import keep_what_is_there
 from shared.http_guard import BODIES, Bodies, Guard, own_names
 from shared.http_patience import PatientH11
 from shared.problems import add_problems
 
 GRACE_S = 10
+"""For requests that are under way when the process is asked to end."""
+LAST_S = 18.0
+"""After this long a process that was asked to end is gone."""
+EXIT_KILLED = 143
+"""What a shell says of a process that SIGTERM has ended."""
+BACKLOG = 2048
+EVERYWHERE = ("0.0.0.0", "::", "")
+
+log = structlog.get_logger()
 
 
 @dataclass(slots=True)
@@ -84,42 +100,96 @@ def worker_app(service: str, health: Health) -> FastAPI:
     return app
 
 
+@dataclass(frozen=True, slots=True)
+class Listener:
+    """A port that this process has, from before any work begins; `serve` answers on it."""
+
+    socket: socket.socket
+    host: str
+    url: str
+    """Where others reach it: a server on all interfaces names its host."""
+
+
+def listen(host: str, port: int) -> Listener:
+    """Take a port, 0 for one that is free, and say which in the log.
+
+    Raises:
+        UserError: if the port is occupied, or ``host`` is no address of this machine.
+    """
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        taken = socket.create_server((host, port), family=family, backlog=BACKLOG)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise UserError(
+                f"--port: {port} is occupied on {host}; choose another, or 0 for a free one"
+            ) from error
+        if error.errno == errno.EACCES:
+            raise UserError(
+                f"--port: {port} may not be used by this user; choose another"
+            ) from error
+        raise UserError(f"--host: cannot listen on {host!r}: {error.strerror}") from error
+    listener = Listener(taken, host, _url(host, taken.getsockname()[1]))
+    log.info("listening", url=listener.url)
+    return listener
+
+
+def _url(host: str, port: int) -> str:
+    if host in EVERYWHERE:
+        host = socket.gethostname()
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
 async def serve(
     app: FastAPI,
     work: Coroutine[None, None, None],
     *,
-    host: str,
-    port: int,
+    listener: Listener,
     allowed_hosts: Collection[str] = (),
     bodies: Bodies = BODIES,
 ) -> None:
-    """Serve ``app``, behind a guard, while ``work`` runs.
+    """Serve ``app``, behind a guard, while ``work`` runs; both end when ``work`` ends.
 
-    SIGTERM ends both in order and returns. An error in ``work`` ends both and is raised, so that
-    a service whose work has died never keeps answering its probes.
+    SIGTERM ends both in order and returns, within `LAST_S` whatever the threads of the process do.
+    An error in ``work`` ends both and is raised, so that a service whose work has died never keeps
+    answering its probes.
     """
     # uvicorn raises the signal that it caught once more when it has shut down. With no handler of
     # ours in place that second signal would kill the process before `work` could clean up.
     loop = asyncio.get_running_loop()
     for signum in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(signum, lambda: None)
+        loop.add_signal_handler(signum, _end_soon)
 
     config = uvicorn.Config(
-        Guard(app, own_names(host, allowed_hosts), bodies),
-        host=host,
-        port=port,
+        Guard(app, own_names(listener.host, allowed_hosts), bodies),
         http=PatientH11,
         log_level="warning",
         timeout_graceful_shutdown=GRACE_S,
     )
-    server = uvicorn.Server(config)
+    server = Server(config)
 
     def stop_serving(_: asyncio.Task[None]) -> None:
         server.should_exit = True
 
     task = asyncio.create_task(work)
     task.add_done_callback(stop_serving)
-    await server.serve()
-    task.cancel()
-    with contextlib.suppress(asyncio.CancelledError):
-        await task
+    try:
+        await server.serve(sockets=[listener.socket])
+    finally:  # uvicorn leaves with SystemExit where it cannot start
+        [error] = await stop(task)
+    if error is not None:
+        raise error
+
+
+class Server(uvicorn.Server):
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        _end_soon()
+        super().handle_exit(sig, frame)
+
+
+def _end_soon() -> None:
+    """A thread that reads weights, or waits for a device, cannot be interrupted and would keep the
+    process; what it holds can be made anew."""
+    timer = threading.Timer(LAST_S, os._exit, (EXIT_KILLED,))
+    timer.daemon = True
+    timer.start()

@@ -9,13 +9,17 @@ import socket
 from contextlib import AbstractAsyncContextManager
 from typing import Annotated
 
+import structlog
 from pydantic import BeforeValidator, Field, SecretStr
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from shared.bus import Bus
 from shared.contracts import Token
+from shared.places import public
 from shared.store import StoreSettings
 from shared.versions import VersionIndex
+
+log = structlog.get_logger()
 
 
 def _names(given: str | tuple[str, ...]) -> tuple[str, ...]:
@@ -54,6 +58,21 @@ class Endpoints(BaseSettings):
             session_token=self.s3_session_token,
         )
 
+    @property
+    def store_place(self) -> str:
+        """Where the store is, for a log."""
+        place = public(self.store_url)
+        return f"{place} at {public(self.s3_endpoint)}" if self.s3_endpoint else place
+
+    def say_store(self) -> None:
+        """A store that nobody has chosen is named: other hosts do not see its folder."""
+        if "store_url" not in self.model_fields_set:
+            log.warning(
+                "store_by_default",
+                store=self.store_place,
+                hint="a folder of this host; set DIGENRL_STORE_URL to where the whole run looks",
+            )
+
 
 class HttpSettings(BaseSettings):
     """Of the HTTP side of a process."""
@@ -69,7 +88,10 @@ class ServiceSettings(Endpoints, HttpSettings):
     run: Token
     worker: Token = Field(default_factory=lambda: _default_worker())
     host: str = "127.0.0.1"
-    port: int = Field(default=8000, ge=1, le=65535)
+    port: int = Field(default=0, ge=0, le=65535)
+    """Of its HTTP side; 0 takes a free one."""
+    stay: bool = False
+    """Whether a worker outlives its finished run."""
     memory_gib: float | None = Field(default=None, gt=0)
     """What this worker may take of its device, where others use it too."""
     slowdown: float = Field(default=1.0, ge=1)

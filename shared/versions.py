@@ -10,12 +10,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import redis.asyncio as redis
+import structlog
 from pydantic import ValidationError
 from redis.exceptions import WatchError
 
 from shared.commits import CommitRecord
 from shared.contracts import ObjectRef, Policy, Record
-from shared.errors import ContractError, IntegrityError, Unavailable
+from shared.errors import ContractError, IntegrityError, Unavailable, UserError
+from shared.places import public
+
+log = structlog.get_logger()
 
 
 class Version(Record):
@@ -31,8 +35,11 @@ class VersionIndex:
     @classmethod
     @asynccontextmanager
     async def connect(cls, url: str, *, run: str) -> AsyncIterator["VersionIndex"]:
+        """Raises UserError if Redis refuses the user or the password; one that does not answer yet
+        is waited for by whoever looks something up."""
         client = redis.from_url(url, socket_timeout=5, socket_connect_timeout=5)
         try:
+            await _look(client, public(url))
             yield cls(client, run)
         finally:
             await client.aclose()
@@ -89,6 +96,21 @@ class VersionIndex:
 
     def _key(self, number: int) -> str:
         return f"{self._head}:{number}"
+
+
+async def _look(client: "redis.Redis", address: str) -> None:
+    try:
+        await client.ping()
+    except redis.AuthenticationError as error:
+        raise UserError(
+            f"DIGENRL_REDIS_URL: Redis at {address} refuses this user or password"
+        ) from error
+    except (redis.ConnectionError, redis.TimeoutError) as error:
+        log.warning(
+            "redis_unavailable", redis=address, setting="DIGENRL_REDIS_URL", error=str(error)
+        )
+    else:
+        log.info("connected", redis=address)
 
 
 def _decode(data: Any) -> Version:

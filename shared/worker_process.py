@@ -1,19 +1,30 @@
-"""The process around a worker: probes from the start, the run's recipe, then its work."""
+"""The process around a worker: probes from the start, the run's recipe, then its work.
 
+It ends with its run, with status 0, so that its device is free; with ``--stay`` it waits for the
+run to be resumed.
+"""
+
+import asyncio
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import structlog
 
+from shared import subjects
 from shared.bus import Bus
+from shared.cancellation import stop
+from shared.contracts import Device, PolicyPublished
+from shared.errors import Unavailable
 from shared.recipe import Recipe
-from shared.run_store import wait_for_recipe
-from shared.service import Health, serve, worker_app
+from shared.run_store import read_recipe, wait_for_recipe
+from shared.service import Health, listen, serve, worker_app
 from shared.settings import ServiceSettings
 from shared.store import ObjectStore, open_store
 from shared.worker import Worker
+
+RETRY_S = 1.0
 
 log = structlog.get_logger()
 
@@ -26,6 +37,8 @@ class WorkerProcess:
     recipe: Recipe
     store: ObjectStore
     health: Health
+    url: str
+    """Of its probes."""
 
     async def refuse_or_go_on(self, worker: Worker, bus: Bus) -> None:
         """A device that cannot hold the model is never used: it says why until it is stopped."""
@@ -36,6 +49,53 @@ class WorkerProcess:
         worker.activity = "refused"
         await worker.report(bus)
 
+    def is_ready(self, device: Device) -> None:
+        self.health.is_ready()
+        log.info("ready", device=device.kind, gpu=device.gpu)
+
+    async def run(self, work: Coroutine[Any, Any, None], bus: Bus) -> bool:
+        """Do ``work`` until the run is finished, then stop it and return True."""
+        if self.settings.stay:
+            await work
+            return False
+        working, finishing = (
+            asyncio.create_task(each)
+            for each in (work, until_finished(bus, self.store, self.recipe))
+        )
+        try:
+            await asyncio.wait({working, finishing}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            errors = await stop(working, finishing)
+        for error in errors:
+            if error is not None:
+                raise error
+        log.info("run_finished", hint="--stay keeps a worker for when the run is resumed")
+        return True
+
+
+async def until_finished(bus: Bus, store: ObjectStore, recipe: Recipe) -> None:
+    """Return when the run has made all its optimizer steps, also those that it is given later."""
+    steps = recipe.run.steps
+    subject = subjects.event_subject(bus.run, "policy_published")
+    async for received in bus.follow(subjects.EVT, [subject]):
+        event = received.message
+        if isinstance(event, PolicyPublished) and event.policy.version >= steps:
+            steps = await _steps(store, bus.run)
+            if event.policy.version >= steps:
+                return
+
+
+async def _steps(store: ObjectStore, run: str) -> int:
+    """As the store has it now: a run that is resumed may have more."""
+    while True:
+        try:
+            recipe = await read_recipe(store, run)
+        except Unavailable as error:
+            log.warning("store_unavailable", error=str(error))
+        else:
+            return 0 if recipe is None else recipe.run.steps
+        await asyncio.sleep(RETRY_S)
+
 
 async def run_worker(
     service: Literal["rollout", "reward", "trainer"],
@@ -43,20 +103,16 @@ async def run_worker(
     work: Callable[[WorkerProcess], Awaitable[None]],
 ) -> None:
     """Answer probes while ``work`` goes on; end when it ends, or when asked to."""
-    health = Health()
+    listener, health = listen(settings.host, settings.port), Health()
+    settings.say_store()
 
     async def begin() -> None:
         store = open_store(settings.store)
-        recipe = await wait_for_recipe(store, settings.run)
+        recipe = await wait_for_recipe(store, settings.run, place=settings.store_place)
         # Read by the numerical libraries when they are imported, which is later.
         os.environ["OMP_NUM_THREADS"] = str(getattr(recipe, service).threads)
-        await work(WorkerProcess(settings, recipe, store, health))
+        log.info("loading", model=str(recipe.model.folder))
+        await work(WorkerProcess(settings, recipe, store, health, listener.url))
 
     app = worker_app(service, health)
-    await serve(
-        app,
-        begin(),
-        host=settings.host,
-        port=settings.port,
-        allowed_hosts=settings.allowed_hosts,
-    )
+    await serve(app, begin(), listener=listener, allowed_hosts=settings.allowed_hosts)

@@ -43,8 +43,9 @@ class Follower:
         self._every = every
         self._evaluator: RunEvaluator | None = None
 
-    async def follow(self) -> None:
-        """Evaluate what is due as soon as it is committed, for ever."""
+    async def follow(self, *, stay: bool = True) -> None:
+        """Evaluate what is due as soon as it is committed: for ever, or if it is not to ``stay``
+        until every version of the run is evaluated."""
         while True:
             try:
                 found = await self._evaluate_next()
@@ -52,6 +53,9 @@ class Follower:
                 log.warning("store_unavailable", error=str(error))
                 found = False
             if not found:
+                if not stay and self._progress.pending == []:
+                    log.info("run_evaluated")
+                    return
                 await asyncio.sleep(POLL_S)
 
     async def catch_up(self) -> None:

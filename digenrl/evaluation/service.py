@@ -6,33 +6,30 @@ from digenrl.evaluation.progress import Progress, routes
 from shared.errors import UserError
 from shared.recipe import Recipe
 from shared.run_store import read_recipe, wait_for_recipe
-from shared.service import Health, serve, worker_app
+from shared.service import Health, listen, serve, worker_app
 from shared.settings import ServiceSettings
 from shared.store import open_store
 
 
 async def follow(settings: ServiceSettings, *, every: int | None) -> None:
-    """Evaluate what is due while the run goes on, and answer probes; end when asked to."""
+    """Evaluate what is due while the run goes on, and answer probes; end with the run, or when
+    asked to."""
+    listener = listen(settings.host, settings.port)
     health, progress = Health(), Progress()
     app = worker_app("evaluation", health)
     app.include_router(routes(progress))
 
     async def work() -> None:
         store = open_store(settings.store)
-        _limit_threads(await wait_for_recipe(store, settings.run))
+        recipe = await wait_for_recipe(store, settings.run, place=settings.store_place)
+        _limit_threads(recipe)
         from digenrl.evaluation.follow import Follower  # torch, once the probes answer
 
         follower = Follower(store, settings.run, progress, worker=settings.worker, every=every)
         health.is_ready()
-        await follower.follow()
+        await follower.follow(stay=settings.stay)
 
-    await serve(
-        app,
-        work(),
-        host=settings.host,
-        port=settings.port,
-        allowed_hosts=settings.allowed_hosts,
-    )
+    await serve(app, work(), listener=listener, allowed_hosts=settings.allowed_hosts)
 
 
 async def catch_up(settings: ServiceSettings, *, every: int | None) -> None:

@@ -34,7 +34,7 @@ class LocalEvaluation:
         """To be called when the store has the run's recipe."""
         argv = [
             sys.executable, "-m", "digenrl", "evaluate", "--run", self.run, "--worker", NAME,
-            "--nice", str(NICE), "--port", str(self.port),
+            "--nice", str(NICE), "--port", str(self.port), "--stay",
         ]  # fmt: skip
         program = Program(name=NAME, argv=argv, ready=self._ready, optional=True)
         await self.supervisor.start(program, wait=False)

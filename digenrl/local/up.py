@@ -170,6 +170,7 @@ def _services(local: LocalRun, api: Api) -> tuple[Program, list[Program]]:
             argv=_launched(
                 recipe.trainer.ranks if service == "trainer" else 1,
                 "serve", service, "--worker", worker, "--port", str(port),
+                "--stay",  # stopped here, in order
             ),
             environment={"DIGENRL_RUN": run},  # torchrun takes --run for one of its own
             ready=api.ready,

@@ -18,7 +18,9 @@ async def _work(process: WorkerProcess) -> None:
 
     scorers = await asyncio.to_thread(build_scorers, process.recipe.reward.scorers)
     device = Device(memory_bytes=host_memory())
-    worker = Worker("reward", process.settings.worker, "waiting_for_rollout", device=device)
+    worker = Worker(
+        "reward", process.settings.worker, "waiting_for_rollout", device=device, url=process.url
+    )
     async with process.settings.connect_bus() as bus:
-        process.health.is_ready()
-        await RewardApp(scorers, bus, process.store, worker).run()
+        process.is_ready(device)
+        await process.run(RewardApp(scorers, bus, process.store, worker).run(), bus)

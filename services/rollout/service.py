@@ -22,14 +22,16 @@ async def _work(process: WorkerProcess) -> None:
         recipe, ("transformer", "text", "decoder"), trains=False,
         slots=1, memory_gib=settings.memory_gib, can_train=recipe.rollout.can_train,
     )  # fmt: skip
-    worker = Worker("rollout", settings.worker, "waiting_for_trainer", device=registered)
+    worker = Worker(
+        "rollout", settings.worker, "waiting_for_trainer", device=registered, url=process.url
+    )
     async with settings.connect_bus() as bus, settings.connect_index() as index:
         await process.refuse_or_go_on(worker, bus)
         engine = await asyncio.to_thread(RolloutEngine, recipe)
         device = SlowedDevice(engine, settings.slowdown) if settings.slowdown > 1 else engine
-        process.health.is_ready()
+        process.is_ready(registered)
         app = RolloutApp(
             device, bus, process.store, index, worker,
             max_staleness=recipe.schedule.staleness_limit,
         )  # fmt: skip
-        await app.run()
+        await process.run(app.run(), bus)

@@ -7,7 +7,7 @@ from services.scheduler.tag.controller import Controller
 from shared.prompts import PromptOrder, read_prompts
 from shared.recipe import Recipe
 from shared.run_store import store_recipe
-from shared.service import Health, serve
+from shared.service import Health, listen, serve
 from shared.settings import ServiceSettings
 from shared.store import open_store
 
@@ -44,16 +44,11 @@ def first_state(recipe: Recipe) -> State:
 
 
 async def run(settings: ServiceSettings, recipe: Recipe) -> None:
+    listener = listen(settings.host, settings.port)
     plan = plan_of(recipe)
     store = open_store(settings.store)
     await store_recipe(store, recipe)
     async with settings.connect_bus() as bus, settings.connect_index() as index:
         scheduler = Scheduler(plan, bus, store, index, Health(), state=first_state(recipe))
         app = create_app(scheduler)
-        await serve(
-            app,
-            scheduler.run(),
-            host=settings.host,
-            port=settings.port,
-            allowed_hosts=settings.allowed_hosts,
-        )
+        await serve(app, scheduler.run(), listener=listener, allowed_hosts=settings.allowed_hosts)

@@ -28,6 +28,7 @@ async def run(settings: ServiceSettings) -> None:
 
 async def _work(process: WorkerProcess) -> None:
     from services.trainer.app import TrainerApp  # torch, once the probes answer
+    from services.trainer.ranked import RankedTraining
     from shared.diffusion.device import this_device
 
     settings, recipe = process.settings, process.recipe
@@ -42,13 +43,16 @@ async def _work(process: WorkerProcess) -> None:
     )
     if device.kind == "cpu":  # where all of them share the memory
         device = device.model_copy(update={"needs_bytes": num_devices * device.needs_bytes})
-    worker = Worker("trainer", settings.worker, "waiting_for_rollout", device=device)
+    worker = Worker(
+        "trainer", settings.worker, "waiting_for_rollout", device=device, url=process.url
+    )
     async with settings.connect_bus() as bus:
         await process.refuse_or_go_on(worker, bus)
         training, generators = await asyncio.to_thread(_load, recipe)
-        process.health.is_ready()
+        process.is_ready(device)
         app = TrainerApp(training, recipe, bus, process.store, worker, generators=generators)
-        await app.run()
+        if await process.run(app.run(), bus) and isinstance(training, RankedTraining):
+            await asyncio.to_thread(training.end)
 
 
 def _load(recipe: Recipe) -> "tuple[Training, list[LocalGenerator]]":

@@ -129,6 +129,17 @@ def test_a_service_is_a_target_of_the_one_dockerfile(name: str) -> None:
     assert image == name or stages()[name][0] == image
 
 
+@pytest.mark.parametrize("name", ["scheduler", "rollout", "reward", "trainer", "evaluation"])
+def test_a_service_listens_where_its_probe_asks_and_stays_when_its_run_is_finished(
+    name: str,
+) -> None:
+    asked = SERVICES[name]["healthcheck"]["test"][-1]
+    command = SERVICES[name]["command"]
+    assert "http://127.0.0.1:8000/" in asked and "--host 0.0.0.0 --port 8000" in command
+    assert '"--host", "0.0.0.0", "--port", "8000"' in stages()[name][1]
+    assert name == "scheduler" or "--stay" in command
+
+
 @pytest.mark.parametrize("name", OURS)
 def test_an_image_holds_the_extra_named_after_its_service(name: str) -> None:
     assert f"--extra {name}" in " ".join(installed(name))

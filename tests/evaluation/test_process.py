@@ -85,7 +85,10 @@ async def test_a_killed_evaluator_goes_on_and_two_of_them_do_no_harm(
     killed.process.wait()
     before = records(tmp_path)
 
-    both = [start("--worker", "one"), start("--worker", "other", "--nice", "19")]
+    both = [
+        start("--stay", "--worker", "one"),
+        start("--stay", "--worker", "other", "--nice", "19"),
+    ]
     wait_for(lambda: all(each.progress()["pending"] == [4, 5] for each in both))
     assert all(each.get("/readyz").status_code == 200 for each in both), "it waits for commits"
     await commit_up_to(folder_store, recipe, 5)

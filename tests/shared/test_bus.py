@@ -157,8 +157,10 @@ async def test_work_that_is_never_finished_is_reported(
 
 
 async def test_nobody_answering_is_an_error_that_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shared.bus.CONNECT_S", 1.0)
-    with pytest.raises(Unavailable, match="NATS does not answer"):
+    monkeypatch.setattr("shared.bus_connection.CONNECT_S", 1.0)
+    with pytest.raises(
+        Unavailable, match=r"DIGENRL_NATS_URL: NATS at nats://127\.0\.0\.1:1 does not answer"
+    ):
         async with Bus.connect("nats://127.0.0.1:1", run="x", name="x"):
             pass
 

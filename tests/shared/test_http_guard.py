@@ -16,7 +16,7 @@ from shared.http_docs import add_docs
 from shared.http_guard import BODIES, Bodies, Guard, own_names
 from shared.http_patience import PatientH11
 from shared.problems import add_problems
-from shared.service import serve
+from shared.service import listen, serve
 from shared.settings import HttpSettings
 
 NAMES = own_names("0.0.0.0", ["scheduler", "*.cluster.example"])
@@ -165,15 +165,14 @@ def test_names_come_from_a_variable(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @asynccontextmanager
 async def served(app: FastAPI, bodies: Bodies = BODIES) -> AsyncIterator[int]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    listener = listen("127.0.0.1", 0)
+    port = listener.socket.getsockname()[1]
     done = asyncio.Event()
 
     async def work() -> None:
         await done.wait()
 
-    serving = asyncio.create_task(serve(app, work(), host="127.0.0.1", port=port, bodies=bodies))
+    serving = asyncio.create_task(serve(app, work(), listener=listener, bodies=bodies))
     while True:
         with contextlib.suppress(OSError):
             async with asked(port):

@@ -25,4 +25,4 @@ async def test_a_worker_says_once_that_it_waits_for_the_recipe(
         assert not waiting.done()
         await store_recipe(store, recipe)
         assert await waiting == recipe
-    assert [entry["event"] for entry in logs] == ["waiting_for_recipe"]
+    assert [entry["event"] for entry in logs] == ["waiting_for_recipe", "run_found"]

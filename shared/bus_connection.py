@@ -1,0 +1,92 @@
+"""A connection to NATS, and what is said while there is none."""
+
+import asyncio
+import time
+from dataclasses import dataclass, field
+
+import nats.errors
+import structlog
+from nats.aio.client import Client
+
+from shared.errors import Unavailable, UserError
+from shared.places import public
+
+CONNECT_S = 30.0
+REPEAT_S = 30.0
+"""After this long the log says again what is still so."""
+
+log = structlog.get_logger()
+
+
+async def open_connection(url: str, name: str) -> Client:
+    """A client that reconnects by itself.
+
+    Raises:
+        Unavailable: if nobody answers within some seconds.
+        UserError: if the server refuses the user or the password.
+    """
+    client, refused = Client(), asyncio.get_running_loop().create_future()
+    told = _Errors(public(url))
+
+    async def on_error(error: Exception) -> None:
+        told.say(error)
+        if _refuses(error) and not refused.done():
+            refused.set_result(None)
+
+    connecting = asyncio.create_task(
+        client.connect(
+            url,
+            name=name,
+            error_cb=on_error,
+            connect_timeout=2,
+            max_reconnect_attempts=-1,
+            reconnect_time_wait=0.5,
+            ping_interval=5,
+            max_outstanding_pings=2,
+            pending_size=-1,  # nothing is buffered while the broker is away and replayed later
+            allow_reconnect=True,
+        )
+    )
+    try:
+        await asyncio.wait(
+            {connecting, refused}, timeout=CONNECT_S, return_when=asyncio.FIRST_COMPLETED
+        )
+        if refused.done():
+            raise UserError(
+                f"DIGENRL_NATS_URL: NATS at {told.address} refuses this user or password"
+            )
+        if not connecting.done():
+            raise Unavailable(
+                f"DIGENRL_NATS_URL: NATS at {told.address} does not answer within {CONNECT_S:.0f} s"
+            )
+        await connecting
+    except (UserError, Unavailable, asyncio.CancelledError):
+        connecting.cancel()
+        await client.close()
+        raise
+    except (nats.errors.Error, OSError) as error:
+        await client.close()
+        raise Unavailable(f"DIGENRL_NATS_URL: NATS at {told.address}: {error}") from error
+    log.info("connected", nats=told.address)
+    return client
+
+
+def _refuses(error: Exception) -> bool:
+    """Whether it is the user or the password that is wrong."""
+    return "authorization violation" in str(error).lower()
+
+
+@dataclass(slots=True)
+class _Errors:
+    """Says what the client met: the same once in `REPEAT_S`, however often it tries."""
+
+    address: str
+    said: dict[str, float] = field(default_factory=dict)
+
+    def say(self, error: Exception) -> None:
+        text, now = str(error) or repr(error), time.monotonic()
+        if now - self.said.get(text, -REPEAT_S) >= REPEAT_S:
+            self.said[text] = now
+            log.warning(
+                "nats_unavailable", nats=self.address, setting="DIGENRL_NATS_URL", error=text
+            )
