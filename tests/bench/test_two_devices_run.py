@@ -10,7 +10,7 @@ import pytest
 
 from shared.recipe import load_recipe, override
 
-pytestmark = [pytest.mark.run, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.run, pytest.mark.slow, pytest.mark.slow, pytest.mark.timeout(300)]
 
 DIGITS = Path(__file__).parents[2] / "recipes" / "digits.toml"
 TINY = {

@@ -1,4 +1,4 @@
-"""A run whose policy is evaluated while it is trained."""
+"""A run that is evaluated and followed while it is trained, and what it leaves."""
 
 import asyncio
 import json
@@ -7,17 +7,20 @@ from typing import Any
 
 import pytest
 from PIL import Image
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from digenrl.local.brokers import plan_brokers
+from shared.metrics import STEP_METRICS
 from shared.recipe import load_recipe, override
 from shared.settings import ServiceSettings
 from shared.store import open_store
 from tests.conftest import StartProgram, program
-from tests.e2e.conftest import DIGITS, SMALL, StartRun, wait_until
+from tests.e2e.conftest import DIGITS, SMALL, LocalRun, StartRun, wait_until
 from tests.e2e.test_schedule import child, logged
 
 pytestmark = [pytest.mark.run, pytest.mark.timeout(600)]
 
+STEPS = 5
 DUE = [0, 2, 4, 5]
 CHANGES = SMALL | {
     "evaluation.every": 2,
@@ -26,25 +29,18 @@ CHANGES = SMALL | {
 }
 
 
-def test_versions_are_evaluated_while_a_run_goes_on_and_the_evaluator_may_be_killed(
+def test_versions_are_evaluated_and_steps_followed_while_a_run_goes_on_and_it_is_reported(
     start_run: StartRun, start: StartProgram, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "evaluated.json"
     path.write_text(override(load_recipe(DIGITS), CHANGES).model_dump_json())
-    run = start_run("--steps", "5", recipe=path)
+    run = start_run("--steps", str(STEPS), "--tensorboard", str(tmp_path / "tb"), recipe=path)
     wait_until(lambda: bool(run_log(run.folder)), 120)
     child(run, "evaluate").kill()
     summary = run.finish()
-
-    assert [each["version"] for each in summary["evaluations"]] == DUE
-    assert all(each["quality"]["num_samples"] == 40 for each in summary["evaluations"])
-    assert summary["evaluations"][0]["quality"] == summary["before"]
-    assert summary["evaluations"][-1]["quality"] == summary["after"]
-    for name in ("evaluations.png", "progress.png", "gallery.png", "curve.png"):
-        with Image.open(run.folder / name) as picture:
-            assert picture.width > 400 and picture.height > 300
-    done = [entry["version"] for entry in logged(run, "evaluator", "evaluated")]
-    assert done == DUE, "each once, over both starts, and none is left to the report"
+    check_evaluations(run, summary)
+    check_curves(tmp_path / "tb", summary)
+    check_card(run)
 
     brokers = plan_brokers(run.folder, (run.folder / "password").read_text())
     start(program(brokers, "objects"))
@@ -56,6 +52,38 @@ def test_versions_are_evaluated_while_a_run_goes_on_and_the_evaluator_may_be_kil
     named = {sample["media"]["key"] for record in found for sample in record["samples"]}
     assert {key for key in keys if key.endswith(".png")} == named
     assert len(named) > 40, "other pictures by other versions"
+
+
+def check_evaluations(run: LocalRun, summary: dict[str, Any]) -> None:
+    """Each due version was measured once, over both starts of the evaluator, and drawn."""
+    assert [each["version"] for each in summary["evaluations"]] == DUE
+    assert all(each["quality"]["num_samples"] == 40 for each in summary["evaluations"])
+    assert summary["evaluations"][0]["quality"] == summary["before"]
+    assert summary["evaluations"][-1]["quality"] == summary["after"]
+    for name in ("evaluations.png", "progress.png", "gallery.png", "curve.png"):
+        with Image.open(run.folder / name) as picture:
+            assert picture.width > 400 and picture.height > 300
+    done = [entry["version"] for entry in logged(run, "evaluator", "evaluated")]
+    assert done == DUE, "each once, over both starts, and none is left to the report"
+
+
+def check_curves(folder: Path, summary: dict[str, Any]) -> None:
+    """Every step is a point of every curve of the metrics."""
+    [run] = folder.iterdir()
+    curves = EventAccumulator(str(run)).Reload()
+    assert set(curves.Tags()["scalars"]) == {
+        *STEP_METRICS, "reward_mean/proxy", "reward_std/proxy"
+    }  # fmt: skip
+    for tag in curves.Tags()["scalars"]:
+        assert [event.step for event in curves.Scalars(tag)] == list(range(1, STEPS + 1)), tag
+    rewards = [event.value for event in curves.Scalars("reward_mean")]
+    assert rewards == pytest.approx(summary["reward_per_step"], abs=1e-5)
+
+
+def check_card(run: LocalRun) -> None:
+    card = (run.folder / "adapter" / "README.md").read_text()
+    assert f"{STEPS} optimizer steps on {STEPS * 12} samples" in card
+    assert (run.folder / "adapter" / "curve.png").stat().st_size > 10_000
 
 
 async def kept() -> tuple[list[str], list[dict[str, Any]]]:

@@ -23,6 +23,8 @@ ALGORITHMS = {
     "hunyuan-video": 'name = "diffusion-nft"',
 }
 BATCHES, GROUPS, SIZE = 2, 2, 4
+EVERY_TIME = ("flux", "wan")
+"""An image and a video family."""
 
 
 def recipe_of(family: str, folder: Path) -> Path:
@@ -85,7 +87,13 @@ weight = 0.1
 """
 
 
-@pytest.mark.parametrize("family", tiny_models.FAMILIES)
+@pytest.mark.parametrize(
+    "family",
+    [
+        pytest.param(family, marks=() if family in EVERY_TIME else pytest.mark.slow)
+        for family in tiny_models.FAMILIES
+    ],
+)
 def test_a_model_of_every_family_is_trained(
     family: str, tmp_path: Path, start_run: StartRun
 ) -> None:

@@ -12,7 +12,7 @@ from shared.recipe import load_recipe, override
 from tests.e2e.conftest import DIGITS, SMALL, LocalRun, StartRun
 from tests.e2e.test_schedule import child
 
-pytestmark = [pytest.mark.run, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.run, pytest.mark.slow, pytest.mark.timeout(900)]
 
 TRAINER_STARVED = SMALL | {
     "batch.groups": 10,

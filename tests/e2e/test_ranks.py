@@ -53,6 +53,7 @@ def test_two_ranks_train_and_when_one_dies_nothing_is_lost_or_trained_twice(
     assert summary["reward_before"] != summary["reward_after"]
 
 
+@pytest.mark.slow
 def test_all_weights_are_trained_by_ranks_that_hold_a_share_each(
     start_run: StartRun, recipe_with: Write
 ) -> None:

@@ -1,6 +1,7 @@
 """The promises of a whole run, with every service and broker real.
 
 Starting the services takes most of the time here, so each test does several things with its run.
+What needs no real model is shown on the emulated cluster as well, in seconds (test_emulated.py).
 """
 
 import asyncio
@@ -47,6 +48,7 @@ def test_killed_as_a_whole_and_resumed_with_other_workers_a_run_ends_with_the_sa
     assert found["weights_digest"] == expected["weights_digest"]
 
 
+@pytest.mark.slow
 def test_operators_steer_it_services_die_strangers_write_garbage_and_the_run_goes_on(
     start_run: StartRun,
 ) -> None:
@@ -68,6 +70,7 @@ def test_operators_steer_it_services_die_strangers_write_garbage_and_the_run_goe
     assert summary["samples_trained"] == 6 * SAMPLES
 
 
+@pytest.mark.slow
 def test_ctrl_c_leaves_no_process_behind_and_a_stop_ends_the_resumed_run(
     start_run: StartRun,
 ) -> None:

@@ -14,7 +14,7 @@ import pytest
 from shared.recipe import load_recipe, override
 from tests.e2e.conftest import DIGITS, SMALL, LocalRun, StartRun, wait_until
 
-pytestmark = [pytest.mark.run, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.run, pytest.mark.slow, pytest.mark.timeout(900)]
 
 LEASE_S = 6.0
 """A worker is missed after 5 s of silence, looked for twice a second."""

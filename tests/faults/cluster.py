@@ -162,7 +162,16 @@ class Cluster:
         async def look() -> bool:
             return await self.num_commits() > step
 
-        await until_true(look, seconds=seconds)
+        try:
+            await until_true(look, seconds=seconds)
+        except AssertionError as error:
+            view, deaths = await self.get("/v1/run"), self.num_deaths
+            raise AssertionError(f"no version {step}: {view}, started again: {deaths}") from error
+
+    @property
+    def num_deaths(self) -> dict[str, int]:
+        """Of every process that was started again."""
+        return {child.name: child.num_deaths for child in self.children.values()}
 
     async def num_commits(self) -> int:
         """Versions, with the first one; 0 while the store is away."""

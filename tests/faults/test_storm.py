@@ -22,6 +22,7 @@ async def test_forty_kills_and_stops_of_everything_lose_nothing_and_train_nothin
     storm = await through(tmp_path, seed=1, number=NUM_FAULTS)
     assert storm.violations == []
     assert Counter(fault.target for fault in storm.faults) == dict.fromkeys(EVERYTHING, 4)
+    assert storm.groups_by_rollout > 0 and storm.fragments_by_trainer > 0
     assert sum(storm.deaths.values()) >= NUM_FAULTS / 2
 
 
