@@ -12,9 +12,11 @@ acknowledge. What cannot be decoded is copied to the quarantine, counted, and ne
 
 import asyncio
 import contextlib
+import math
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import nats.errors
 import structlog
@@ -27,7 +29,7 @@ from shared import subjects
 from shared.bus_connection import open_connection
 from shared.cancellation import cancellable
 from shared.codec import decode, encode
-from shared.contracts import Message, WorkerStatus
+from shared.contracts import Message, Told, WorkerRefused, WorkerStatus
 from shared.errors import ContractError, SlotPoisoned, Unavailable
 from shared.subjects import Stream, subject_of
 from shared.telemetry import QUARANTINED, REDELIVERED
@@ -41,6 +43,8 @@ HEARTBEAT_S = 1.0
 RETRY_S = 0.5
 STORE_FAILED = 10077
 """JetStream's error code for a taken slot, and for a full stream; the text tells them apart."""
+
+ToldT = TypeVar("ToldT", WorkerStatus, WorkerRefused)
 
 log = structlog.get_logger()
 
@@ -62,10 +66,12 @@ class Incoming:
 
 
 class Delivery:
-    """A piece of work. Leaving the block acknowledges it; an exception hands it to others."""
+    """A piece of work. Leaving the block acknowledges it; an exception hands it to others, and so
+    does ``patience_s`` without either: whoever is first to publish its result has done it."""
 
     def __init__(self, message: Message, raw: Msg) -> None:
         self.message = message
+        self.patience_s = math.inf
         self._raw = raw
         self._alive: asyncio.Task[None] | None = None
 
@@ -81,10 +87,12 @@ class Delivery:
             await (self._raw.ack() if kind is None else self._raw.nak(delay=0.1))
 
     async def _keep_alive(self) -> None:
-        while True:
+        deadline = time.monotonic() + self.patience_s
+        while time.monotonic() < deadline:
             await asyncio.sleep(ACK_WAIT_S / 3)
             with contextlib.suppress(nats.errors.Error):
                 await self._raw.in_progress()
+        log.warning("work_is_late", subject=self._raw.subject)
 
 
 class Queue:
@@ -205,19 +213,29 @@ class Bus:
                 log.warning("publish_repeated", subject=subject, error=repr(error))
                 await asyncio.sleep(RETRY_S)
 
-    async def tell(self, status: WorkerStatus) -> None:
-        """Publish a status without storing it; lost while the broker is away."""
+    async def tell(self, message: Told) -> None:
+        """Publish without storing it; lost while the broker is away."""
         with contextlib.suppress(nats.errors.Error):
-            await self._client.publish(subject_of(self.run, status), encode(status))
+            await self._client.publish(subject_of(self.run, message), encode(message))
 
     async def on_status(self, handle: Callable[[WorkerStatus], Awaitable[None]]) -> None:
+        await self._hear(f"dg.{self.run}.live.>", WorkerStatus, handle)
+
+    async def on_refusal(
+        self, address: str, handle: Callable[[WorkerRefused], Awaitable[None]]
+    ) -> None:
+        await self._hear(subjects.refusals_for(self.run, address), WorkerRefused, handle)
+
+    async def _hear(
+        self, subject: str, kind: type[ToldT], handle: Callable[[ToldT], Awaitable[None]]
+    ) -> None:
         async def receive(raw: Msg) -> None:
             with contextlib.suppress(ContractError):
-                status = decode(raw.data)
-                if isinstance(status, WorkerStatus):
-                    await handle(status)
+                message = decode(raw.data)
+                if isinstance(message, kind):
+                    await handle(message)
 
-        await self._client.subscribe(f"dg.{self.run}.live.>", cb=receive)
+        await self._client.subscribe(subject, cb=receive)
 
     def queue(self, stream: Stream, service: str) -> Queue:
         return Queue(self, stream, service)

@@ -19,6 +19,7 @@ does right now. Tensors never travel here: a message names objects in the store.
     OperatorRequest       API -> scheduler         pause, resume, stop
     TagRequest            API -> scheduler         TAG: auto, off or fixed
     WorkerStatus          every worker -> scheduler, once a second and at changes, not stored
+    WorkerRefused         scheduler -> one worker  it takes no part, and ends; not stored
 """
 
 from typing import Annotated, Literal
@@ -362,6 +363,15 @@ class WorkerStatus(Record):
     """Of its probes and metrics, as http://10.0.0.3:8000; empty if it serves none."""
 
 
+class WorkerRefused(Record):
+    """Told again with every status of the worker, for as long as there are some."""
+
+    kind: Literal["worker_refused"] = "worker_refused"
+    worker: Token
+    """Address of the worker."""
+    reason: Text
+
+
 Slotted = (
     GenerateFragment | FragmentGenerated | FragmentScored | TrainGroup
     | ComputeGradient | GradientComputed
@@ -381,4 +391,6 @@ Event = (
     | TagRequest
 )
 Command = GenerateFragment | TrainGroup | ComputeGradient | SetDevice
-Message = Annotated[Event | Command | WorkerStatus, Field(discriminator="kind")]
+Told = WorkerStatus | WorkerRefused
+"""Messages that are not stored."""
+Message = Annotated[Event | Command | Told, Field(discriminator="kind")]

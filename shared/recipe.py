@@ -86,6 +86,9 @@ class Schedule(Table):
     """1: at the tail of batch k, rollout begins batch k + 1 with version k. auto: 1."""
     early_fraction: Annotated[float, Field(gt=0, le=1)] | Literal["auto"] = "auto"
     """Of the next batch's groups, how many may be begun early."""
+    slot_deadline_s: Annotated[float, Field(gt=0)] | Literal["auto"] = "auto"
+    """Seconds after which what a device has not finished is given to another one beside it. auto:
+    ten times what it took before, 120 at least; 1,800 for one that has not finished anything."""
 
     @property
     def staleness_limit(self) -> int:

@@ -24,7 +24,7 @@ MAY_CHANGE = {
     "run.steps", "rollout.workers", "rollout.threads", "rollout.can_train", "trainer.devices",
     "trainer.ranks", "trainer.sharded",
     "reward.workers", "reward.threads",
-    "schedule.mode", "schedule.tag", "schedule.early_fraction",
+    "schedule.mode", "schedule.tag", "schedule.early_fraction", "schedule.slot_deadline_s",
     "evaluation.every", "evaluation.seed", "evaluation.samples_per_prompt", "evaluation.digits",
     "evaluation.prompts", "evaluation.scorers", "evaluation.steps", "evaluation.sigmas",
     "evaluation.height", "evaluation.width", "evaluation.threads",

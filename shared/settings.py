@@ -5,6 +5,7 @@ DIGENRL_SECRETS_DIR=/run/secrets        # one file per setting, named digenrl_<s
 """
 
 import os
+import secrets
 import socket
 from contextlib import AbstractAsyncContextManager
 from typing import Annotated
@@ -105,5 +106,7 @@ class ServiceSettings(Endpoints, HttpSettings):
 
 
 def _default_worker() -> str:
+    """Of this process: containers may share the name of their host, and have the same numbers of
+    processes."""
     name = "".join(char if char.isalnum() else "-" for char in socket.gethostname()).strip("-")
-    return f"{name or 'worker'}-{os.getpid()}"[:64]
+    return f"{(name or 'worker')[:45]}-{os.getpid()}-{secrets.token_hex(3)}"

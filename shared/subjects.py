@@ -10,6 +10,7 @@
     dg.<run>.evt.<kind>                                        DG_EVT     everything else
     dg.<run>.quarantine.<stream>.<sequence>                    DG_DLQ     bytes that are no message
     dg.<run>.live.<service>.<worker>                           (none)     WorkerStatus
+    dg.<run>.refused.<worker>                                  (none)     WorkerRefused
 
 The first six streams keep one message per subject and refuse a second, for ever and over
 restarts: whoever does a piece of work twice finds its slot taken. A task (fragment or gradient)
@@ -32,6 +33,7 @@ from shared.contracts import (
     Message,
     SetDevice,
     TrainGroup,
+    WorkerRefused,
     WorkerStatus,
 )
 
@@ -93,6 +95,8 @@ def _subject_without_slot(run: str, message: Message) -> str:
             return f"dg.{run}.device.{message.worker}"
         case WorkerStatus():
             return f"dg.{run}.live.{message.service}.{message.worker}"
+        case WorkerRefused():
+            return refusals_for(run, message.worker)
         case _:
             return f"dg.{run}.evt.{message.kind}"
 
@@ -117,6 +121,10 @@ def tasks_for(run: str, address: str) -> str:
 def gradients_for(run: str, address: str) -> str:
     """Every group whose gradient one device is to compute."""
     return f"dg.{run}.grad.{address}.>"
+
+
+def refusals_for(run: str, address: str) -> str:
+    return f"dg.{run}.refused.{address}"
 
 
 def device_subject(run: str, address: str) -> str:

@@ -11,7 +11,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from shared.bus import Bus
-from shared.contracts import Activity, Device, DeviceLoan, Service, WorkerStatus
+from shared.contracts import (
+    Activity,
+    Device,
+    DeviceLoan,
+    Service,
+    WorkerRefused,
+    WorkerStatus,
+)
+from shared.errors import UserError
 from shared.telemetry import QUARANTINED
 
 STATUS_S = 1.0
@@ -45,6 +53,8 @@ class Worker:
     num_done: int = 0
     busy_seconds: float = 0.0
     seconds: dict[Activity, float] = field(default_factory=dict)
+    _refused: str | None = None
+    """Why the scheduler does not let it take part."""
     _activity: Activity = "starting"
     _doing: list[Activity] = field(default_factory=list)
     _since: float = field(default_factory=time.monotonic)
@@ -81,14 +91,24 @@ class Worker:
         self._changed.set()
 
     async def report(self, bus: Bus) -> None:
-        """Tell the scheduler, for ever."""
-        while True:
+        """Tell the scheduler, for ever.
+
+        Raises:
+            UserError: if the scheduler does not let this worker take part.
+        """
+        await bus.on_refusal(self.address, self._note_refusal)
+        while self._refused is None:
             self._changed.clear()
             await bus.tell(self._status())
             # Not wait_for: in Python 3.11 it loses a cancellation that comes with its result.
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(STATUS_S):
                     await self._changed.wait()
+        raise UserError(self._refused)
+
+    async def _note_refusal(self, refusal: WorkerRefused) -> None:
+        self._refused = refusal.reason
+        self.report_now()
 
     def _status(self) -> WorkerStatus:
         self.activity = self.activity  # adds up its seconds

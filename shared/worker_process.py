@@ -6,7 +6,8 @@ run to be resumed.
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -16,7 +17,7 @@ from shared import subjects
 from shared.bus import Bus
 from shared.cancellation import stop
 from shared.contracts import Device, PolicyPublished
-from shared.errors import Unavailable
+from shared.errors import Unavailable, UserError
 from shared.recipe import Recipe
 from shared.run_store import read_recipe, wait_for_recipe
 from shared.service import Health, listen, serve, worker_app
@@ -97,6 +98,20 @@ async def _steps(store: ObjectStore, run: str) -> int:
         await asyncio.sleep(RETRY_S)
 
 
+@contextmanager
+def one_user_error() -> Iterator[None]:
+    """What a user can mend, if that has ended one of several tasks; anything else as it is."""
+    try:
+        yield
+    except BaseExceptionGroup as group:
+        found: BaseException | None = group.subgroup(UserError)
+        while isinstance(found, BaseExceptionGroup):
+            found = found.exceptions[0]
+        if found is None:
+            raise
+        raise found from None
+
+
 async def run_worker(
     service: Literal["rollout", "reward", "trainer"],
     settings: ServiceSettings,
@@ -112,7 +127,8 @@ async def run_worker(
         # Read by the numerical libraries when they are imported, which is later.
         os.environ["OMP_NUM_THREADS"] = str(getattr(recipe, service).threads)
         log.info("loading", model=str(recipe.model.folder))
-        await work(WorkerProcess(settings, recipe, store, health, listener.url))
+        with one_user_error():
+            await work(WorkerProcess(settings, recipe, store, health, listener.url))
 
     app = worker_app(service, health)
     await serve(app, begin(), listener=listener, allowed_hosts=settings.allowed_hosts)

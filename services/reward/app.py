@@ -14,7 +14,7 @@ from services.reward.scorer import WeightedScorer, told_of
 from services.reward.scoring import scores_of
 from shared import subjects
 from shared.bus import Bus
-from shared.contracts import FragmentFailed, FragmentGenerated, FragmentScored
+from shared.contracts import FragmentFailed, FragmentGenerated, FragmentScored, Message
 from shared.errors import ContractError, DigenRLError, SlotPoisoned, Unavailable
 from shared.store import ObjectStore
 from shared.telemetry import FRAGMENTS, STAGE_SECONDS
@@ -22,6 +22,9 @@ from shared.worker import Worker
 
 IN_HAND = 2
 """While one fragment is scored, the media of the next is fetched; scores are told beside both."""
+TIMES_LEARNED, SHORTEST_S, UNLEARNED_S = 10, 120.0, 1800.0
+"""A fragment may take so many times longer than the slowest one before; no fewer seconds than the
+second, and before any is scored the third."""
 LAST_ATTEMPT = 2
 """From this attempt on a fragment's samples may all be without a score: it is not the device that
 generated them."""
@@ -31,13 +34,24 @@ log = structlog.get_logger()
 
 class RewardApp:
     def __init__(
-        self, scorers: list[WeightedScorer], bus: Bus, store: ObjectStore, worker: Worker
+        self,
+        scorers: list[WeightedScorer],
+        bus: Bus,
+        store: ObjectStore,
+        worker: Worker,
+        *,
+        deadline_s: float | None = None,
     ) -> None:
+        """``deadline_s``: after so long others may score what this worker is at; None: by what it
+        took before."""
         self._scorers = scorers
         self._bus = bus
         self._store = store
         self._worker = worker
         self._device = asyncio.Lock()
+        self._deadline_s = deadline_s
+        self._seconds: float | None = None
+        """That a sample takes at most, as far as it has been seen."""
 
     async def run(self) -> None:
         await self._bus.wait_for_streams()
@@ -51,7 +65,9 @@ class RewardApp:
         queue = self._bus.queue(subjects.TRAJ, "reward")
         while True:
             async with contextlib.AsyncExitStack() as stack:
-                event = await stack.enter_async_context(await queue.next())
+                delivery = await queue.next()
+                delivery.patience_s = self._patience(delivery.message)
+                event = await stack.enter_async_context(delivery)
                 assert isinstance(event, FragmentGenerated)
                 try:
                     scored = await self._score(event)
@@ -61,6 +77,15 @@ class RewardApp:
                     await self._fail(event, error)
                 else:
                     tasks.create_task(self._tell(event, scored, stack.pop_all()))
+
+    def _patience(self, message: Message) -> float:
+        """Seconds until others may score it as well: this worker may hang, and still report."""
+        if self._deadline_s is not None:
+            return self._deadline_s
+        if self._seconds is None or not isinstance(message, FragmentGenerated):
+            return UNLEARNED_S
+        one = message.fragment.num_samples * self._seconds
+        return max(SHORTEST_S, TIMES_LEARNED * IN_HAND * one)
 
     async def _tell(
         self, event: FragmentGenerated, scored: FragmentScored, delivery: contextlib.AsyncExitStack
@@ -84,6 +109,7 @@ class RewardApp:
             with self._worker.doing("scoring"):
                 parts = await asyncio.to_thread(self._parts, media, event)
             seconds = time.monotonic() - began
+        self._seconds = max(self._seconds or 0.0, seconds / event.fragment.num_samples)
         STAGE_SECONDS.labels(stage="reward").observe(seconds)
         return FragmentScored(
             fragment=event.fragment,

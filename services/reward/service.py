@@ -23,4 +23,9 @@ async def _work(process: WorkerProcess) -> None:
     )
     async with process.settings.connect_bus() as bus:
         process.is_ready(device)
-        await process.run(RewardApp(scorers, bus, process.store, worker).run(), bus)
+        deadline = process.recipe.schedule.slot_deadline_s
+        app = RewardApp(
+            scorers, bus, process.store, worker,
+            deadline_s=None if deadline == "auto" else deadline,
+        )  # fmt: skip
+        await process.run(app.run(), bus)

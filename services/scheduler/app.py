@@ -3,7 +3,7 @@ version index, the metrics and the history up to date with the commit records.""
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar
@@ -11,20 +11,19 @@ from typing import TypeVar
 import structlog
 from redis.exceptions import RedisError
 
+from services.scheduler.asking import newly_not_asked
 from services.scheduler.deaths import death_of
 from services.scheduler.facts import holders
 from services.scheduler.horizon import Horizon
 from services.scheduler.inbox import Inbox
 from services.scheduler.machine import (
-    DeviceReported,
     Input,
     Recovered,
     Tick,
-    WorkerJoined,
-    WorkerLeft,
     step,
 )
 from services.scheduler.recovery import READ_BACK
+from services.scheduler.roster import Roster, Seen
 from services.scheduler.state import Plan, State, TagRecord
 from services.scheduler.step_metrics import NEWEST_STEP
 from services.scheduler.usage import BatchUsage, Meter, TagUsage, uses
@@ -43,7 +42,6 @@ from shared.contracts import (
     PolicyPublished,
     SetDevice,
     TrainGroup,
-    WorkerStatus,
 )
 from shared.errors import SlotPoisoned, Unavailable
 from shared.run_store import batch_folder, stored_batches, usage_key
@@ -52,26 +50,18 @@ from shared.store import ObjectStore
 from shared.telemetry import ANNOUNCEMENTS_REFUSED, DLQ_MESSAGES, PUBLISH_LAG, STALENESS, STEP
 from shared.versions import Version, VersionIndex
 
-SILENCE_S = 5.0
-"""The lease of a worker: one that has not reported for this long has left."""
-WATCH_S = 0.5
 KEPT_BATCHES = 2
 """Committed batches whose messages and trajectories are kept, for people to look at."""
 FORGET_AFTER_S = 1.0
 """After a commit: until then devices wait for the first fragments of the next batch."""
 RETRY_S = 0.5
 TICK_S = 1.0
+SENT_AT_ONCE = 128
+"""Commands; in between, statuses are heard."""
 
 T = TypeVar("T")
 
 log = structlog.get_logger()
-
-
-@dataclass(slots=True)
-class Seen:
-    status: WorkerStatus
-    at: float
-    """Monotonic seconds."""
 
 
 @dataclass(slots=True)
@@ -83,10 +73,6 @@ class Scheduler:
     health: Health
     state: State = field(default_factory=lambda: State(recovering=True))
     chain: list[CommitRecord] = field(default_factory=list)
-    seen: dict[str, Seen] = field(default_factory=dict)
-    """By address."""
-    expected: dict[str, float] = field(default_factory=dict)
-    """Addresses that have work from before a restart and are still silent, since when."""
     meter: Meter = field(default_factory=Meter)
     usage: list[BatchUsage] = field(default_factory=list)
     """Of the batches that this process has seen."""
@@ -94,6 +80,7 @@ class Scheduler:
     """Monotonic seconds of the commits that this process has seen."""
     num_quarantined: int = 0
     horizon: Horizon = field(init=False)
+    roster: Roster = field(init=False)
     _published_at: float | None = None
     """When the newest version was announced, until a worker has generated with it."""
     _inbox: Inbox = field(default_factory=Inbox)
@@ -101,6 +88,12 @@ class Scheduler:
 
     def __post_init__(self) -> None:
         self.horizon = Horizon(self.plan, self._inbox.put)
+        self.roster = Roster(self.bus, self._inbox.put, lambda: self.state, self.meter)
+
+    @property
+    def seen(self) -> dict[str, Seen]:
+        """What workers have said last, by address."""
+        return self.roster.seen
 
     async def run(self) -> None:
         """Recover from the commit records, then handle events for ever."""
@@ -112,15 +105,15 @@ class Scheduler:
             self._measure(self.chain[-1])
         last = {stream.name: await self._read(stream) for stream in READ_BACK}
         await self._apply(Recovered())
-        self.expected = dict.fromkeys(holders(self.state), time.monotonic())
-        await self.bus.on_status(self._note_status)
+        self.roster.leases.expect(holders(self.state), time.monotonic())
+        await self.bus.on_status(self.roster.note)
         self.health.is_ready()
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self.horizon.run())
             for stream in (subjects.TRAJ, subjects.REW, subjects.PART, subjects.EVT):
                 tasks.create_task(self._follow(stream, after=last[stream.name]))
             tasks.create_task(self._follow_deaths())
-            tasks.create_task(self._watch_workers())
+            tasks.create_task(self.roster.watch())
             tasks.create_task(self._forget_old())
             tasks.create_task(self._tick())
             tasks.create_task(self._handle())
@@ -165,15 +158,19 @@ class Scheduler:
                 await self._apply(event)
             if isinstance(event, FragmentGenerated):
                 self._note_lag(event)
+            await asyncio.sleep(0)  # statuses are heard between two events
 
     async def _apply(self, event: Input) -> None:
         now = time.monotonic()
         self.meter.advance(now, uses(self.plan, self.state))
         state, commands = step(self.plan, self.state, event, now)
         # At once: each has a subject of its own, and fifty that wait for one another take 40 ms.
-        await asyncio.gather(*(self._send(command) for command in commands))
+        for some in _portions(commands):
+            await asyncio.gather(*(self._send(command) for command in some))
         if state.phase != self.state.phase:
             log.info("phase", phase=state.phase, failure=state.failure)
+        for worker in newly_not_asked(self.state, state, event):
+            log.warning("worker_not_asked", name=worker.name, reason=worker.not_asked)
         self.horizon.note(self.state, state)
         self.state = state  # last: an event whose commands could not be sent is as if never seen
 
@@ -258,53 +255,6 @@ class Scheduler:
         PUBLISH_LAG.observe(max(0.0, lag))
         self._published_at = None
 
-    async def _note_status(self, status: WorkerStatus) -> None:
-        address, before = status.address, self.seen.get(status.address)
-        self.expected.pop(address, None)
-        if before is None:
-            self._welcome(status)
-        if before is not None:
-            loading = status.seconds.get("loading_weights", 0.0)
-            loading -= before.status.seconds.get("loading_weights", 0.0)
-            if status.service == "rollout" and loading > 0:
-                self.meter.move(status.worker, loading, "generating", "waiting_for_weights")
-        self.seen[address] = Seen(status, time.monotonic())
-        if status.loan is not None and status.device.refusal is None:
-            report = DeviceReported(address, status.loan.generation, status.loan.mode)
-            self._inbox.put(report)
-
-    def _welcome(self, status: WorkerStatus) -> None:
-        earlier = [a for a, seen in self.seen.items() if seen.status.worker == status.worker]
-        for address in earlier:
-            del self.seen[address]
-        refusal = status.device.refusal
-        if refusal is not None:
-            log.error("worker_refused", name=status.worker, reason=refusal)
-            return
-        log.info("worker_joined", name=status.worker, service=status.service)
-        self._inbox.put(
-            WorkerJoined(
-                status.address,
-                status.worker,
-                status.service,
-                slots=status.device.slots,
-                kind=status.device.kind,
-                fluid=status.device.fluid,
-                can_train=status.device.can_train,
-            )
-        )
-
-    async def _watch_workers(self) -> None:
-        while True:
-            await asyncio.sleep(WATCH_S)
-            silent = time.monotonic() - SILENCE_S
-            last_seen = {address: seen.at for address, seen in self.seen.items()} | self.expected
-            for address in [address for address, at in last_seen.items() if at < silent]:
-                self.expected.pop(address, None)
-                self.seen.pop(address, None)
-                self._inbox.put(WorkerLeft(address))
-                log.warning("worker_left", address=address)
-
 
 def _tag_usage(entry: TagRecord, record: CommitRecord) -> TagUsage:
     helped = sum(
@@ -321,6 +271,11 @@ def _tag_usage(entry: TagRecord, record: CommitRecord) -> TagUsage:
         predicted_gain=entry.predicted_gain,
         measured_gain=entry.measured_gain,
     )
+
+
+def _portions(commands: list[Command]) -> Iterator[list[Command]]:
+    for first in range(0, len(commands), SENT_AT_ONCE):
+        yield commands[first : first + SENT_AT_ONCE]
 
 
 def _announcement(record: CommitRecord) -> PolicyPublished:

@@ -9,7 +9,7 @@ from services.scheduler.state import State, WorkerState
 
 def devices_of(state: State) -> list[WorkerState]:
     """That generate and train, in a fixed order."""
-    able = [w for w in state.workers.values() if w.slots and _trains(w)]
+    able = [w for w in state.workers.values() if w.slots and _trains(w) and w.not_asked is None]
     return sorted(able, key=lambda worker: worker.address)
 
 

@@ -179,12 +179,17 @@ def failed_by(plan: Plan, state: State, event: FragmentFailed, now: float) -> St
 def released(state: State, event: FragmentReleased, now: float) -> State:
     """A device gives a fragment back without having finished it."""
     state = taken_out_of_hand(state, event.slot, event.worker, now)
-    found = find(state, event.slot)
+    return given_back_by(state, event.slot, event.worker)
+
+
+def given_back_by(state: State, slot: FragmentSlot, address: str) -> State:
+    """Unless another device has it as well, it is anybody's, under its next attempt."""
+    found = find(state, slot)
     if found is None or found.stage not in ("pending", "issued"):
         return state
-    if found.stage == "issued" and found.worker != event.worker:
-        return with_fragment(state, event.slot, replace(found, spent=True))
-    return _given_to_anybody(state, event.slot, found)
+    if found.stage == "issued" and found.worker != address:
+        return with_fragment(state, slot, replace(found, spent=True))
+    return _given_to_anybody(state, slot, found)
 
 
 def lost(plan: Plan, state: State, address: str) -> State:
@@ -194,7 +199,7 @@ def lost(plan: Plan, state: State, address: str) -> State:
             for fragment in group.fragments:
                 if fragment.stage == "issued" and fragment.worker == address:
                     slot = slot_of(batch.index, index, fragment)
-                    state = _lost_fragment(plan, state, slot, fragment)
+                    state = lost_fragment(plan, state, slot, fragment)
                 if group.computed_by == address and group.contribution is None:
                     state = computed_by_nobody(state, batch.index, index)
     return replace(state, workers={a: w for a, w in state.workers.items() if a != address})
@@ -206,8 +211,11 @@ def computed_by_nobody(state: State, batch: int, index: int) -> State:
     return state.with_group(batch, index, given_anew(group))
 
 
-def _lost_fragment(plan: Plan, state: State, slot: FragmentSlot, found: FragmentState) -> State:
-    losses = found.num_losses + 1
+def lost_fragment(
+    plan: Plan, state: State, slot: FragmentSlot, found: FragmentState, *, counts: bool = True
+) -> State:
+    """Anybody's again, in the same slots. ``counts``: it may be what its device died of."""
+    losses = found.num_losses + counts
     attempt = found.attempt + found.spent
     again = replace(
         found, stage="pending", worker=None, num_losses=losses, attempt=attempt, spent=False

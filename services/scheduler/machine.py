@@ -22,7 +22,7 @@ a whole group at a time.
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from services.scheduler import facts, recovery, training_facts
+from services.scheduler import asking, facts, recovery, training_facts
 from services.scheduler.assign import assign
 from services.scheduler.gradients import send_groups
 from services.scheduler.lending import (
@@ -84,6 +84,14 @@ class DeviceReported:
 
 
 @dataclass(frozen=True, slots=True)
+class WorkerStood:
+    """Seen by the shell: what a worker says it does instead of the work that it has."""
+
+    address: str
+    doing: Literal["loading", "nothing"]
+
+
+@dataclass(frozen=True, slots=True)
 class HelpRefined:
     """The shell's look-ahead: how many groups of the batch the trainer had better generate."""
 
@@ -103,7 +111,7 @@ class Tick:
 
 Input = (
     Event | GenerateFragment | TrainGroup | ComputeGradient
-    | WorkerJoined | WorkerLeft | DeviceReported | HelpRefined | Recovered | Tick
+    | WorkerJoined | WorkerLeft | WorkerStood | DeviceReported | HelpRefined | Recovered | Tick
 )  # fmt: skip
 Step = tuple[State, list[Command]]
 
@@ -111,7 +119,7 @@ Step = tuple[State, list[Command]]
 def step(plan: Plan, state: State, event: Input, now: float) -> Step:
     """Apply one event. An event seen before changes nothing that matters and commands nothing."""
     before, state = state, _noted(plan, state, event, now)
-    if state.recovering or (state is before and isinstance(event, DeviceReported)):
+    if state.recovering or (state is before and isinstance(event, DeviceReported | WorkerStood)):
         return state, []  # a device says once a second what it is used for
     return _commanded(plan, state, now)
 
@@ -119,15 +127,16 @@ def step(plan: Plan, state: State, event: Input, now: float) -> Step:
 def _noted(plan: Plan, state: State, event: Input, now: float) -> State:
     match event:
         case FragmentGenerated():
-            return facts.generated(state, event, now)
+            return asking.finished_something(facts.generated(state, event, now), event.worker)
         case FragmentScored():
             return facts.scored(plan, state, event, now)
         case FragmentReleased():
-            return facts.released(state, event, now)
+            return facts.released(asking.gave_back(plan, state, event, now), event, now)
         case FragmentFailed():
             return facts.failed_by(plan, state, event, now)
         case PolicyPublished(policy=policy):
-            return facts.opened(plan, state, policy, now)
+            opened = facts.opened(plan, state, policy, now)
+            return state if opened is state else asking.forgiven(opened)
         case _:
             return _noted_of_groups(plan, state, event, now)
 
@@ -139,7 +148,8 @@ def _noted_of_groups(plan: Plan, state: State, event: Input, now: float) -> Stat
         case GroupFailed():
             return training_facts.group_failed(plan, state, event)
         case GradientComputed():
-            return training_facts.gradient_computed(state, event, now)
+            state = training_facts.gradient_computed(state, event, now)
+            return asking.finished_something(state, event.contribution.worker)
         case GradientReleased():
             return training_facts.gradient_released(state, event, now)
         case _:
@@ -147,20 +157,33 @@ def _noted_of_groups(plan: Plan, state: State, event: Input, now: float) -> Stat
 
 
 def _noted_of_others(plan: Plan, state: State, event: Input, now: float) -> State:
-    """What operators, workers and the shell say."""
+    """What the shell sees of workers."""
+    match event:
+        case WorkerJoined():
+            return _joined(plan, state, event, now)
+        case WorkerLeft(address=address):
+            return facts.lost(plan, state, address)
+        case WorkerStood(address=address, doing="loading"):
+            return asking.loads(state, address, now)
+        case WorkerStood(address=address):
+            return asking.idles(state, address)
+        case DeviceReported(address=address, generation=generation, mode=mode):
+            return reported(state, address, generation, mode, now)
+        case _:
+            return _noted_of_operators(plan, state, event, now)
+
+
+def _noted_of_operators(plan: Plan, state: State, event: Input, now: float) -> State:
+    """What operators say, and that time has passed."""
     match event:
         case OperatorRequest(action=action):
             return _operated(state, action)
         case TagRequest():
             return requested(state, event)
-        case WorkerJoined():
-            return _joined(plan, state, event)
-        case WorkerLeft(address=address):
-            return facts.lost(plan, state, address)
-        case DeviceReported(address=address, generation=generation, mode=mode):
-            return reported(state, address, generation, mode, now)
         case HelpRefined(batch=batch, groups=groups):
             return refine(plan, state, batch, groups)
+        case Tick() if not state.recovering:
+            return asking.time_passed(plan, state, now)
         case _:
             return _read_back(plan, state, event)
 
@@ -180,7 +203,7 @@ def _read_back(plan: Plan, state: State, event: Input) -> State:
             return state
 
 
-def _joined(plan: Plan, state: State, event: WorkerJoined) -> State:
+def _joined(plan: Plan, state: State, event: WorkerJoined, now: float) -> State:
     """A worker that was started again is another one; what the first had is lost."""
     for old in [w.address for w in state.workers.values() if w.name == event.name]:
         if old != event.address:
@@ -197,6 +220,7 @@ def _joined(plan: Plan, state: State, event: WorkerJoined) -> State:
         can_train=event.can_train,
         in_hand=facts.held_by(state, event.address),
         computes=training_facts.computed_by(state, event.address),
+        clock_from=now,
     )
     if worker.service == "trainer":
         tag = replace(state.tag, mode="train", generation=0, observed=(0, "train"))
@@ -209,7 +233,7 @@ def _operated(state: State, action: Literal["pause", "resume", "stop"]) -> State
         case "pause", "running":
             return replace(state, phase="paused")
         case "resume", "paused" | "stopped" | "failed":
-            return replace(state, phase="running", failure=None)
+            return asking.forgiven(replace(state, phase="running", failure=None))
         case "stop", "waiting" | "running" | "paused":
             return replace(state, phase="stopped")
         case _:

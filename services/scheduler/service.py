@@ -18,6 +18,7 @@ def plan_of(recipe: Recipe) -> Plan:
     whole = batch.group_size if in_order else None  # the same bytes need the same cuts
     early = 1.0 if schedule.early_fraction == "auto" else schedule.early_fraction
     staleness = schedule.staleness_limit
+    deadline = schedule.slot_deadline_s
     return Plan(
         prompts=PromptOrder(read_prompts(recipe.data.prompts), recipe.run.seed),
         num_batches=recipe.run.steps,
@@ -31,6 +32,7 @@ def plan_of(recipe: Recipe) -> Plan:
         windows=recipe.sampling.moving_window,
         advantages=recipe.advantages,
         seed=recipe.run.seed,
+        slot_deadline=None if deadline == "auto" else deadline,
     )
 
 

@@ -17,6 +17,9 @@ Phase = Literal["waiting", "running", "paused", "stopped", "finished", "failed"]
 
 Stage = Literal["pending", "issued", "generated", "scored"]
 
+NotAsked = Literal["late", "returns", "leaves"]
+"""late: past its deadline. returns: it gives back everything. leaves: it is about to end."""
+
 DECISIONS_KEPT = 64
 
 
@@ -44,6 +47,11 @@ class Plan:
     """A fragment that failed this often fails the run."""
     max_losses: int = 5
     """A fragment that lost this many workers fails the run: it may be what kills them."""
+    max_returns: int = 16
+    """A device with one slot that has given back so many fragments of the newest version, one after
+    another, is asked no more until there is another version."""
+    slot_deadline: float | None = None
+    """Seconds that a device may take for a fragment. None: by what it has taken before."""
     fragments_per_slot: int = 2
     """One in hand, one that waits on the device, so that it never waits for a message."""
     loan_seconds: float = 20.0
@@ -143,6 +151,12 @@ class WorkerState:
     """A rollout device that computes gradients of whole groups."""
     in_hand: tuple[InHand, ...] = ()
     computes: "Computing | None" = None
+    not_asked: NotAsked | None = None
+    """Why it is given no work."""
+    num_returned: int = 0
+    """Fragments that it has given back since it has finished one."""
+    clock_from: float = 0.0
+    """Deadlines count from here at the earliest: it has joined, or was loading."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -203,6 +217,8 @@ class State:
     tag: Tag = field(default_factory=Tag)
     trained_at: float = 0.0
     """When the last group of the current batch was trained."""
+    ticked_at: float = 0.0
+    """Of the last tick."""
     failure: str | None = None
 
     @property
@@ -219,7 +235,8 @@ class State:
 
     @property
     def rollout(self) -> list[WorkerState]:
-        return [worker for worker in self.workers.values() if worker.service == "rollout"]
+        """Rollout devices that are asked for work."""
+        return [w for w in self.workers.values() if w.service == "rollout" and w.not_asked is None]
 
     def find_batch(self, index: int) -> BatchState | None:
         for batch in self.batches:

@@ -15,7 +15,8 @@ from services.scheduler.api_models import (
     WaitsFor,
     WorkerView,
 )
-from services.scheduler.app import Scheduler, Seen
+from services.scheduler.app import Scheduler
+from services.scheduler.roster import Seen
 from services.scheduler.state import BatchState, Plan, Stage, State, TagRecord
 from services.scheduler.usage import Use, uses
 from shared.commits import CommitRecord
@@ -106,7 +107,7 @@ def _worker_view(
         device=status.device.kind,
         gpu=status.device.gpu,
         memory_bytes=status.device.memory_bytes,
-        refused=status.device.refusal,
+        refused=status.device.refusal or seen.refused,
         lent=status.loan is not None and status.loan.mode == "generate",
         seconds_per_sample=_generation_seconds(scheduler, status),
         num_in_hand=0 if known is None else len(known.in_hand),

@@ -10,8 +10,9 @@ from pydantic import BaseModel
 
 from services.scheduler import api_models
 from services.scheduler.api import create_app
-from services.scheduler.app import Scheduler, Seen
+from services.scheduler.app import Scheduler
 from services.scheduler.machine import WorkerJoined, step
+from services.scheduler.roster import Seen
 from services.scheduler.state import Phase, State
 from services.scheduler.step_metrics import StepMetrics
 from services.scheduler.views import seconds_per_step
@@ -70,7 +71,7 @@ def scheduler() -> Scheduler:
     status = WorkerStatus(
         service="rollout", worker="rollout-0", address="rollout-0-a", activity="generating"
     )
-    return Scheduler(
+    scheduler = Scheduler(
         plan,
         cast(Bus, Outbox()),
         cast(ObjectStore, None),
@@ -78,9 +79,10 @@ def scheduler() -> Scheduler:
         Health(),
         state=state,
         chain=[commit(0), commit(1)],
-        seen={"rollout-0-a": Seen(status, 0.0)},
         committed_at=[0.0, 2.0, 4.0, 7.0],
     )
+    scheduler.seen["rollout-0-a"] = Seen(status, 0.0)
+    return scheduler
 
 
 @pytest.fixture

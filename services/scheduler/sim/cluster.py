@@ -123,7 +123,8 @@ class Cluster:
         if worker.process.is_cut_off or self.world.random.random() < self.status_loss:
             return
         loan = worker.loan if isinstance(worker, Trainer) and joined.slots else None
-        scheduler, status = self.scheduler, Status(joined, loan)
+        idles = isinstance(worker, SimRollout) and worker.idles
+        scheduler, status = self.scheduler, Status(joined, loan, idles)
 
         def arrive() -> None:
             if not scheduler.process.is_cut_off:

@@ -44,6 +44,7 @@ BRANCHES = (
     "second gradient refused", "gradient comes too late", "gradient lost, trained by the trainer",
     "died with a gradient", "helper killed", "helper hung", "helper drained",
     "group contributed", "stale group contributed",
+    "name taken", "not asked: late", "not asked: leaves", "not asked: returns",
     "trained in pieces", "trained beside publication", "batch begun anew after a conflict",
 )  # fmt: skip
 REFUSED = {

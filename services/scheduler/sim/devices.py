@@ -72,6 +72,8 @@ class SimRollout:
     """A fault: it dies when its next gradient is stored, before it says so."""
     gradient_failure: float = 0.0
     """Probability that a gradient fails."""
+    hangs: bool = False
+    """A fault: it reports, and finishes nothing any more."""
     newest: int = -1
     """Version that it has heard of."""
     version: int = -1
@@ -92,6 +94,10 @@ class SimRollout:
                 self.process, subjects.GRAD, self._asked,
                 lambda m: isinstance(m, ComputeGradient) and m.worker == self.address,
             )  # fmt: skip
+
+    @property
+    def idles(self) -> bool:
+        return self._current is None and not self._gradients and not self._tasks
 
     def drain(self) -> None:
         """As on SIGTERM: give back what is not done, and end."""
@@ -151,6 +157,8 @@ class SimRollout:
         self.history.works(self.address, "generate", load, seconds)
 
         def done() -> None:
+            if self.hangs:
+                return
             self._current = None
             result = result_of(task, weights, self.address, seconds, generation)
             self.broker.send(self.process, result)
@@ -187,6 +195,8 @@ class SimRollout:
         self.history.works(self.address, "train", load, seconds)
 
         def done() -> None:
+            if self.hangs:
+                return
             if self.dies_with_gradient:
                 self.history.fault("died with a gradient", self.address)
                 self.process.kill()

@@ -19,6 +19,8 @@ OPERATOR_S = 3.0
 ZOMBIE_S = 9.0
 """A process that has a successor lives on for so long at most."""
 MOST_DEVICES = 5
+FORGED = 2**40
+"""A version that nobody has made."""
 RESUMED = {"failed": "failure", "paused": "pause", "stopped": "stop"}
 FAILPOINTS = (
     "issued", "sent a group", "gave a gradient", "lent", "called back", "took back", "took back",
@@ -136,6 +138,28 @@ class Nemesis:
             return None
         self._drain(worker)
         return worker.address
+
+    def hang_rollout(self) -> str | None:
+        """It reports and finishes nothing any more, in peace neither."""
+        worker = self._dispensable()
+        if worker is None:
+            return None
+        worker.hangs = True
+        return worker.address
+
+    def blind_rollout(self) -> str | None:
+        """It believes in a version that nobody has made, in peace as well."""
+        worker = self._dispensable()
+        if worker is None:
+            return None
+        worker.newest = FORGED
+        return worker.address
+
+    def _dispensable(self) -> SimRollout | None:
+        """A device beside which there is another one that works."""
+        rollout = self.cluster.rollout.values()
+        able = [w for w in rollout if not w.hangs and w.newest < FORGED]
+        return self._random.choice(able) if len(able) > 1 else None
 
     def join(self) -> str | None:
         if len(self.cluster.rollout) >= MOST_DEVICES:
@@ -332,6 +356,8 @@ FAULTS: tuple[tuple[str, Make], ...] = (
     *((f"pause {kind}", partial(Nemesis.hold, kind=kind, how=Process.pause)) for kind in KINDS),
     *((f"cut off {kind}", partial(Nemesis.hold, kind=kind, how=Process.cut_off)) for kind in KINDS),
     ("drain rollout", Nemesis.drain_rollout),
+    ("hang rollout", Nemesis.hang_rollout),
+    ("blind rollout", Nemesis.blind_rollout),
     ("join", Nemesis.join),
     ("succeed rollout", Nemesis.succeed_rollout),
     ("kill helper", Nemesis.kill_helper),

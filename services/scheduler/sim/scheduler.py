@@ -5,7 +5,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from services.scheduler.asking import newly_not_asked
 from services.scheduler.facts import holders
+from services.scheduler.leases import Leases
 from services.scheduler.machine import (
     DeviceReported,
     HelpRefined,
@@ -14,6 +16,7 @@ from services.scheduler.machine import (
     Tick,
     WorkerJoined,
     WorkerLeft,
+    WorkerStood,
     step,
 )
 from services.scheduler.recovery import READ_BACK
@@ -40,7 +43,6 @@ from shared.loan import Loan
 from shared.subjects import Stream
 
 FOLLOWED = (subjects.TRAJ, subjects.REW, subjects.PART, subjects.EVT)
-SILENCE_S = 5.0
 WATCH_S = 0.5
 LookAhead = Callable[[Plan, State, float], int | None]
 """(plan, state, now) -> how many groups of the current batch the trainer had better generate."""
@@ -51,6 +53,8 @@ class Status(NamedTuple):
 
     worker: WorkerJoined
     loan: Loan | None = None
+    idles: bool = False
+    """It says that it has nothing to do."""
 
 
 @dataclass(slots=True)
@@ -80,10 +84,7 @@ class SimScheduler:
     """Found in the stream, but not among the commits that were read before it."""
     _followed: dict[str, int] = field(default_factory=dict)
     """Stream -> messages read by recovery."""
-    _seen: dict[str, tuple[float, str]] = field(default_factory=dict)
-    """Address -> when it last reported, and its name."""
-    _expected: dict[str, float] = field(default_factory=dict)
-    """Addresses that have work from before a restart and are still silent, since when."""
+    _leases: Leases = field(default_factory=Leases)
     _inbox: deque[Input] = field(default_factory=deque)
     _refined: int = -1
     """The batch that was last looked ahead for."""
@@ -119,7 +120,7 @@ class SimScheduler:
     def _follow(self) -> None:
         self._apply(Recovered())
         self.is_ready = True
-        self._expected = dict.fromkeys(sorted(holders(self.state)), self.process.world.now)
+        self._leases.expect(sorted(holders(self.state)), self.process.world.now)
         for announcement in self._announced:
             if announcement.policy.version >= self._num_commits:
                 self.history.fault("announced during recovery")
@@ -140,24 +141,22 @@ class SimScheduler:
         """A status has arrived."""
         if not self.is_ready:
             return
-        worker, known = status.worker, status.worker.address in self._seen
-        self._expected.pop(worker.address, None)
-        if not known:
-            for address in [a for a, (_, name) in self._seen.items() if name == worker.name]:
-                del self._seen[address]
-        self._seen[worker.address] = (self.process.world.now, worker.name)
-        if not known:
+        worker = status.worker
+        heard = self._leases.hear(worker.address, worker.name, self.process.world.now)
+        if heard in ("waits", "refused"):
+            self.history.fault("name taken" if heard == "refused" else "name waits")
+            return
+        if heard == "joined":
             self._handle(worker)
+        known = self.state.workers.get(worker.address)
+        if status.idles and known is not None and known.not_asked == "late":
+            self._handle(WorkerStood(worker.address, "nothing"))
         if status.loan is not None:
             loan = status.loan
             self._handle(DeviceReported(worker.address, loan.generation, loan.mode))
 
     def _watch(self) -> None:
-        silent = self.process.world.now - SILENCE_S
-        last_seen = {address: at for address, (at, _) in self._seen.items()} | self._expected
-        for address in [address for address, at in last_seen.items() if at < silent]:
-            self._expected.pop(address, None)
-            self._seen.pop(address, None)
+        for address in self._leases.end(self.process.world.now):
             self.history.fault("lease ended", address)
             self._handle(WorkerLeft(address))
         self.process.after(WATCH_S, self._watch)
@@ -203,6 +202,8 @@ class SimScheduler:
                 self.history.fault(f"died after it {self.failpoint}")
                 self.process.kill()
                 return
+        for worker in newly_not_asked(self.state, state, event):
+            self.history.fault(f"not asked: {worker.not_asked}", worker.address)
         self.state = state
         self._look(event)
 

@@ -99,6 +99,8 @@ def _plan(random: Random, behind: bool) -> Plan:
         max_losses=random.choice((2, 4, 50)),
         fragments_per_slot=random.choice((1, 1, 2, 2, 3)),
         loan_seconds=random.choice((0.5, 1.5, 4.0, 10.0)),
+        slot_deadline=random.choice((2.0, 5.0, 5.0, 15.0)),
+        max_returns=random.choice((2, 8, 16)),
     )
 
 

@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 from unittest.mock import patch
 
-from services.scheduler import assign, facts, lending
+from services.scheduler import asking, assign, facts, lending
 from services.scheduler.recovery import READ_BACK
 from services.scheduler.sim import batches, devices, fluid, nemesis, scheduler, trainer
 from services.scheduler.sim.devices import SimReward, SimRollout
@@ -235,6 +235,25 @@ def a_device_keeps_in_hand_what_another_has_done() -> AbstractContextManager[Non
     return patched((facts, "generated", generated), (nemesis, "FAULTS", lost))
 
 
+def a_device_that_hangs_keeps_its_fragments() -> AbstractContextManager[None]:
+    return patched((asking, "_given_to_others", lambda plan, state, worker: state))
+
+
+def a_device_that_hangs_is_asked_again() -> AbstractContextManager[None]:
+    original = asking._given_to_others
+
+    def given(plan: Plan, state: State, worker: WorkerState) -> State:
+        state = original(plan, state, worker)
+        again = replace(state.workers[worker.address], not_asked=None, in_hand=())
+        return state.with_worker(again)
+
+    return patched((asking, "_given_to_others", given))
+
+
+def a_device_that_gives_everything_back_is_asked_for_ever() -> AbstractContextManager[None]:
+    return patched((asking, "gave_back", lambda plan, state, event, now: state))
+
+
 MUTANTS: tuple[Mutant, ...] = (
     slots_take_any_number_of_messages,
     a_version_is_committed_twice,
@@ -260,5 +279,8 @@ MUTANTS: tuple[Mutant, ...] = (
     an_old_trainer_is_believed,
     rewards_are_acknowledged_before_they_are_published,
     a_device_keeps_in_hand_what_another_has_done,
+    a_device_that_hangs_keeps_its_fragments,
+    a_device_that_hangs_is_asked_again,
+    a_device_that_gives_everything_back_is_asked_for_ever,
     *TRAINING_MUTANTS,
 )

@@ -1,5 +1,7 @@
 """The simulated cluster without faults: nothing fails, so nothing may be done twice."""
 
+from dataclasses import replace
+
 import pytest
 
 from services.scheduler.sim.check import violations
@@ -12,8 +14,9 @@ from shared.contracts import FragmentGenerated, FragmentReleased
 
 def run(seed: int) -> Cluster:
     schedule = draw(seed)
+    plan = replace(schedule.plan, slot_deadline=None)  # one shorter than what work takes is a fault
     cluster = build(
-        schedule.plan, schedule.timing, rollout=schedule.rollout,
+        plan, schedule.timing, rollout=schedule.rollout,
         trainer_slots=schedule.trainer_slots, seed=seed, leases=True, tick=1.0,
         first_state=State(recovering=True, tag=Tag(controller=schedule.tag)), keep_intervals=True,
         lanes=schedule.lanes, can_train=schedule.can_train,

@@ -1,0 +1,83 @@
+"""A reward worker that hangs and still reports: another one scores what it was at."""
+
+import asyncio
+import contextlib
+import threading
+
+import numpy as np
+import pytest
+import safetensors.numpy
+
+from services.reward.app import SHORTEST_S, UNLEARNED_S, RewardApp
+from services.reward.scorer import WeightedScorer
+from shared import bus as bus_module
+from shared import subjects
+from shared.bus import Bus
+from shared.contracts import FragmentScored
+from shared.store import ObjectStore
+from shared.worker import Worker
+from tests import examples
+
+
+class Stuck:
+    """Until it is let go."""
+
+    def __init__(self) -> None:
+        self.began, self.let_go = threading.Event(), threading.Event()
+
+    def score(self, images: object, metadata: object, /) -> list[float]:
+        self.began.set()
+        self.let_go.wait()
+        return [0.0, 0.0]
+
+
+class Works:
+    def score(self, images: object, metadata: object, /) -> list[float]:
+        return [0.5, 0.5]
+
+
+@pytest.mark.broker
+@pytest.mark.slow
+async def test_what_a_scorer_hangs_at_is_scored_by_another_and_the_first_result_counts(
+    nats_url: str, folder_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bus_module, "ACK_WAIT_S", 1.0)
+    stuck = Stuck()
+    async with Bus.connect(nats_url, run="test", name="test") as bus:
+        await bus.ensure_streams()
+        images = safetensors.numpy.save({"images": np.zeros((2, 8, 8), np.uint8)})
+        media = await folder_store.put("test", images, suffix=".safetensors")
+        event = examples.generated(examples.task())
+        stored = event.stored.model_copy(update={"media": media})
+        await bus.publish(event.model_copy(update={"stored": stored}))
+
+        def start(scorer: Stuck | Works, name: str) -> asyncio.Task[None]:
+            worker = Worker("reward", name, "waiting_for_rollout")
+            scorers = [WeightedScorer("proxy", 1.0, scorer)]
+            app = RewardApp(scorers, bus, folder_store, worker, deadline_s=0.5)
+            return asyncio.create_task(app.run())
+
+        first = start(stuck, "first")
+        async with asyncio.timeout(30):
+            await asyncio.to_thread(stuck.began.wait)
+            second = start(Works(), "second")
+            async with contextlib.aclosing(bus.follow(subjects.REW)) as scores:
+                received = await anext(scores)
+        stuck.let_go.set()
+        assert isinstance(received.message, FragmentScored)
+        assert received.message.rewards == (0.5, 0.5)
+        for task in (first, second):
+            task.cancel()
+        await asyncio.gather(first, second, return_exceptions=True)
+        found, _ = await bus.stored(subjects.REW)
+        assert len(found) == 1
+
+
+def test_a_scorer_may_take_ten_times_what_it_took_before() -> None:
+    app = RewardApp([], None, None, None)  # type: ignore[arg-type]
+    event = examples.generated(examples.task())
+    assert app._patience(event) == UNLEARNED_S
+    app._seconds = 0.01
+    assert app._patience(event) == SHORTEST_S
+    app._seconds = 60.0
+    assert app._patience(event) == 10 * 2 * 2 * 60.0
