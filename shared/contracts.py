@@ -15,6 +15,7 @@ does right now. Tensors never travel here: a message names objects in the store.
     GroupTrained          trainer -> scheduler     its gradient is added up
     GroupFailed           any -> scheduler         the group must be sent to the trainer again
     PolicyPublished       trainer -> everybody     an optimizer step is committed
+    RunFailed             trainer -> scheduler     the batch cannot be trained, and why
     SetDevice             scheduler -> trainer     TAG: what a trainer's device is to be used for
     OperatorRequest       API -> scheduler         pause, resume, stop
     TagRequest            API -> scheduler         TAG: auto, off or fixed
@@ -257,6 +258,16 @@ class GroupFailed(Record):
     reason: Text
 
 
+class RunFailed(Record):
+    """The batch cannot be trained, however often it is tried. The trainer waits to be resumed."""
+
+    kind: Literal["run_failed"] = "run_failed"
+    batch: Count
+    worker: Token
+    """Address of the trainer."""
+    reason: Text
+
+
 class PolicyPublished(Record):
     kind: Literal["policy_published"] = "policy_published"
     policy: Policy
@@ -387,6 +398,7 @@ Event = (
     | GroupTrained
     | GroupFailed
     | PolicyPublished
+    | RunFailed
     | OperatorRequest
     | TagRequest
 )

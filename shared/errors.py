@@ -7,6 +7,8 @@ DigenRLError
     IntegrityError        a stored object is not what its reference says
     AdmissionError        a trajectory may not be trained: wrong version, wrong weights
     CommitConflict        another trainer has committed this batch already
+    BatchFailed           a batch may not be trained: trying again would end in the same way
+    OutOfMemory           what was asked of a device does not fit its memory
     ScoringError          a scorer could not score, or gave something that is no score
     Unavailable           a broker or store does not answer (yet)
 """
@@ -38,6 +40,19 @@ class AdmissionError(DigenRLError):
 
 class CommitConflict(DigenRLError):
     """Another trainer has committed this batch already."""
+
+
+class BatchFailed(DigenRLError):
+    """A batch may not be trained, and trying again would end in the same way: the run fails."""
+
+
+class OutOfMemory(DigenRLError):
+    """What was asked of a device does not fit its memory; the message has sizes and the remedy."""
+
+    def __init__(self, reason: str, *, smaller: bool = False) -> None:
+        """``smaller``: the next attempt needs less."""
+        super().__init__(reason)
+        self.smaller = smaller
 
 
 class ScoringError(DigenRLError):

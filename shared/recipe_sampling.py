@@ -15,6 +15,12 @@ SigmaGrid = Literal["linear", "shifted", "default", "model"] | tuple[Sigma, ...]
 """`Sampling.sigmas` says what each is."""
 
 
+LEAST_FIRST_SIGMA = 0.9
+LONGEST_STEP = 10.0
+"""Of the second step, over what its start lacks to 1: the standard deviation of its noise is the
+noise level times the square root of that. The grids in use have 1 to 3."""
+
+
 class Sampling(Table):
     steps: Annotated[int, Field(ge=2, le=1000)] = 10
     sigmas: SigmaGrid = "linear"
@@ -80,13 +86,23 @@ class Sampling(Table):
 
 
 def check_sigmas(field: str, sigmas: tuple[float, ...], steps: int) -> None:
-    """Raises ValueError, which names the field, unless they take so many steps down to 0."""
+    """Raises ValueError, which names the field, unless they take so many steps from noise to 0."""
     if len(sigmas) != steps + 1:
         raise ValueError(f"{field}: {len(sigmas)} numbers; {steps} steps need {steps + 1}")
     if any(after >= before for before, after in pairwise(sigmas)):
         raise ValueError(f"{field}: every number must be smaller than the one before")
     if sigmas[-1] != 0:
         raise ValueError(f"{field}: the last number must be 0, not {sigmas[-1]}")
+    if sigmas[0] < LEAST_FIRST_SIGMA:
+        raise ValueError(
+            f"{field}: samples begin as noise, so the first number must be 1, or nearly; "
+            f"not {sigmas[0]}"
+        )
+    if steps > 2 and sigmas[1] - sigmas[2] > LONGEST_STEP * (1 - sigmas[1]):
+        raise ValueError(
+            f"{field}: only the first number may be as good as 1, and {sigmas[1]} is as well: the "
+            "noise of the step from there would drown the sample; leave it out"
+        )
 
 
 class Algorithm(Table):

@@ -16,6 +16,7 @@ from digenrl.report.stored import first_of_prompts, side_of, stills_of
 from digenrl.report.summary import Evaluated, ScheduleSummary, Summary
 from shared.commits import CommitRecord, commit_chain
 from shared.errors import DigenRLError, UserError
+from shared.metrics import ALARMING_RATIO_ERROR
 from shared.recipe import Recipe
 from shared.run_store import read_recipe
 from shared.settings import ServiceSettings
@@ -65,6 +66,8 @@ async def make_report(run: str, out: Path, *, scheduler: str, wall_seconds: floa
     console.print(_table(summary))
     for alarm in summary.alarms:
         console.print(f"reward hacking? {alarm}", style="bold red")
+    for warning in summary.warnings:
+        console.print(warning, style="bold red", highlight=False)
     for path in await asyncio.to_thread(_written, out):
         console.print(f"{path}", highlight=False, soft_wrap=True)
 
@@ -156,6 +159,7 @@ def summarise(
         adapter_sha256=adapter_sha256,
         weights_digest=chain[-1].policy.weights_digest,
         alarms=alarms([record.quality for record in evaluated]),
+        warnings=ratio_warnings(trained),
         evaluations=[
             Evaluated(version=record.version, quality=record.quality, alarms=list(record.alarms))
             for record in evaluated
@@ -165,6 +169,18 @@ def summarise(
         after=after,
         **pairs,
     )
+
+
+def ratio_warnings(trained: Sequence[CommitRecord]) -> list[str]:
+    """What the batches' largest on-policy ratio error says, if it is more than rounding."""
+    errors = {r.policy.version: r.metrics["onpolicy_ratio_error"] for r in trained}
+    version = max(errors, key=lambda each: errors[each])
+    if errors[version] <= ALARMING_RATIO_ERROR:
+        return []
+    return [
+        f"on-policy ratios were off by {errors[version]:.2g} in step {version}: rollout and "
+        "trainer compute other values from the same weights"
+    ]
 
 
 def _table(summary: Summary) -> Table:

@@ -82,6 +82,8 @@ class Summary(BaseModel):
     """Of the final policy version, as commit records and trajectories carry it."""
     alarms: list[str] = []
     """Gold rewards that fell while the training reward rose, as the last evaluation found them."""
+    warnings: list[str] = []
+    """Of on-policy ratios that are further from 1 than rounding explains."""
     evaluations: list[Evaluated] = []
     """Of every version that was evaluated, before and after among them."""
     schedule: ScheduleSummary

@@ -11,7 +11,7 @@ from shared.diffusion.generation import Generator
 from shared.diffusion.policy import LoadedPolicy, load_policy
 from shared.diffusion.weights import StagedTensors
 from shared.engines import GradientPart, GroupData
-from shared.errors import UserError
+from shared.errors import OutOfMemory
 from shared.recipe import Recipe
 
 
@@ -46,15 +46,13 @@ class RolloutEngine(LocalGenerator):
 
         Raises:
             ContractError: if the fragments do not make up a group of this run.
-            UserError: if the device has not the memory.
+            OutOfMemory: if the device has not the memory.
         """
         assert self._gradient is not None
         try:
             return await asyncio.to_thread(self._gradient, group)
-        except torch.OutOfMemoryError as error:
-            raise UserError(
-                "rollout.can_train: a gradient does not fit this device's memory; set it to false"
-            ) from error
+        except OutOfMemory as error:
+            raise OutOfMemory(f"{error}; or set rollout.can_train to false") from None
 
 
 def _gradient(recipe: Recipe, loaded: LoadedPolicy) -> Callable[[GroupData], GradientPart]:

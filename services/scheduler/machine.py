@@ -49,6 +49,7 @@ from shared.contracts import (
     GroupTrained,
     OperatorRequest,
     PolicyPublished,
+    RunFailed,
     TagRequest,
     TrainGroup,
 )
@@ -147,6 +148,8 @@ def _noted_of_groups(plan: Plan, state: State, event: Input, now: float) -> Stat
             return training_facts.trained(state, event, now)
         case GroupFailed():
             return training_facts.group_failed(plan, state, event)
+        case RunFailed():
+            return training_facts.run_failed(state, event)
         case GradientComputed():
             state = training_facts.gradient_computed(state, event, now)
             return asking.finished_something(state, event.contribution.worker)

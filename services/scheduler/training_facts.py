@@ -4,7 +4,13 @@ from dataclasses import replace
 
 from services.scheduler.facts import computed_by_nobody, given_anew, group_at, with_failure
 from services.scheduler.state import Computing, InHand, Plan, State
-from shared.contracts import GradientComputed, GradientReleased, GroupFailed, GroupTrained
+from shared.contracts import (
+    GradientComputed,
+    GradientReleased,
+    GroupFailed,
+    GroupTrained,
+    RunFailed,
+)
 
 
 def trained(state: State, event: GroupTrained, now: float) -> State:
@@ -61,6 +67,13 @@ def gradient_released(state: State, event: GradientReleased, now: float) -> Stat
     if group.contribution is not None:
         return state  # stored before it was given back
     return computed_by_nobody(state, event.batch, event.group)
+
+
+def run_failed(state: State, event: RunFailed) -> State:
+    """Of the current batch alone: what an earlier one failed at was mended."""
+    if state.batch is None or state.batch.index != event.batch:
+        return state
+    return with_failure(state, f"batch {event.batch}: {event.reason}")
 
 
 def _computes_no_more(state: State, address: str, batch: int, group: int, now: float) -> State:

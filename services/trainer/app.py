@@ -15,25 +15,34 @@ those of the version before may be trained, and are there. The next optimizer st
 import asyncio
 import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import structlog
 
 from services.trainer.batch import BatchTraining
+from services.trainer.failures import Failures
 from services.trainer.helper import Helper
 from services.trainer.intake import Intake
 from services.trainer.kept import KeptTrajectories
 from services.trainer.lane import Generates, Lane
 from services.trainer.lanes import Lanes
 from services.trainer.versions import NewVersion, Versions
+from shared import subjects
 from shared.admission import Admissible
 from shared.advantages import batch_scale
 from shared.bus import Bus
 from shared.commits import CommitRecord, newest_commit, read_commit
-from shared.contracts import Policy
+from shared.contracts import OperatorRequest, Policy, RunFailed
 from shared.engines import GeneratingDevice, Training
-from shared.errors import CommitConflict, IntegrityError
+from shared.errors import (
+    BatchFailed,
+    CommitConflict,
+    DigenRLError,
+    IntegrityError,
+    OutOfMemory,
+)
+from shared.metrics import ALARMING_RATIO_ERROR
 from shared.publishing import FragmentPublisher
 from shared.recipe import Recipe
 from shared.store import ObjectStore
@@ -85,6 +94,7 @@ class TrainerApp:
         self._versions = Versions(bus, store, worker)
         intake = Intake(recipe, bus, store, kept)
         self._batches = BatchTraining(training, self._lanes, intake, recipe, bus, worker)
+        self._failures = Failures()
         self._stepped_at = 0.0
         """Monotonic seconds of the last optimizer step, or of the beginning."""
 
@@ -98,13 +108,35 @@ class TrainerApp:
                 tasks.create_task(self._helper.run())
 
     async def _train(self) -> None:
-        head = await self._recover()
+        head: Head | None = None
         while True:
             try:
-                head = await self._train_batch(head)
+                head = await (self._recover() if head is None else self._train_batch(head))
             except CommitConflict as error:
                 log.warning("commit_conflict", error=str(error))
-                head = await self._recover()
+                head = None
+            except (BatchFailed, OutOfMemory) as error:
+                batch = 0 if head is None else head.policy.version
+                head = None
+                if self._failures.is_final(batch, error):
+                    await self._fail_run(batch, error)
+
+    async def _fail_run(self, batch: int, error: DigenRLError) -> None:
+        """Say why it cannot go on, and wait until somebody resumes the run."""
+        self._worker.activity = self._worker.idle
+        failed = RunFailed(batch=batch, worker=self._worker.address, reason=str(error)[:4000])
+        log.error("run_failed", batch=batch, reason=failed.reason)
+        await self._bus.publish(failed)
+        kinds = ("run_failed", "operator_request")
+        wanted = [subjects.event_subject(self._bus.run, kind) for kind in kinds]
+        told = False
+        async with contextlib.aclosing(self._bus.follow(subjects.EVT, wanted)) as events:
+            async for received in events:
+                told = told or received.message == failed
+                event = received.message
+                if told and isinstance(event, OperatorRequest) and event.action == "resume":
+                    log.info("resumed", batch=batch)
+                    return
 
     async def _recover(self) -> Head:
         """Go back to the newest commit, or make the first one; announce it either way."""
@@ -154,6 +186,7 @@ class TrainerApp:
                 weights = await self._training.weights()
                 num_samples = sum(len(group.rewards) for group in batch.in_index_order)
                 metrics = batch.metrics(step, scale) | self._pace(num_samples)
+                _watch_ratio(metrics)
                 new = NewVersion(weights, parent, batch.in_index_order, metrics, began)
                 self._use(new.policy)
             committed = asyncio.create_task(self._versions.publish(new))
@@ -171,3 +204,10 @@ class TrainerApp:
     def _use(self, policy: Policy) -> None:
         if self._helper is not None:
             self._helper.use(policy)
+
+
+def _watch_ratio(metrics: Mapping[str, float]) -> None:
+    """Rounding explains smaller errors; larger ones end the run before their step is taken."""
+    error = metrics.get("onpolicy_ratio_error", 0.0)
+    if error > ALARMING_RATIO_ERROR:
+        log.warning("onpolicy_ratio_alarm", error=error, alarm_above=ALARMING_RATIO_ERROR)

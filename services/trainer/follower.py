@@ -14,7 +14,7 @@ from shared.diffusion.training.chunks import Chunk
 from shared.diffusion.training.group import TrainingGroup
 from shared.diffusion.weights import WeightsInUse
 from shared.engines import GroupData
-from shared.errors import ContractError
+from shared.errors import ContractError, OutOfMemory
 from shared.pieces import Cut
 from shared.recipe import Recipe
 
@@ -65,6 +65,10 @@ class Follower:
             return getattr(self, f"_{message.name}")(message)  # type: ignore[no-any-return]
         except ContractError as error:
             return Message("refused", {"reason": str(error)})
+        except OutOfMemory as error:
+            if self.engine.is_sharded or message.name != "train":
+                raise  # the other ranks are at the same, wait for this one, and cannot go on
+            return Message("out_of_memory", {"reason": str(error), "smaller": error.smaller})
 
     def _restore(self, message: Message) -> Message:
         self.engine.restore(*message.blobs)

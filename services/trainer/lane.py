@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from shared.contracts import GenerateFragment, TrainGroup
 from shared.engines import GeneratingDevice, Generation, GroupData, TrainingDevice
-from shared.errors import ContractError
+from shared.errors import ContractError, OutOfMemory
 from shared.loan import DeviceUse
 from shared.pieces import Cut, cuts
 from shared.publishing import FragmentPublisher
@@ -52,7 +52,7 @@ class Outcome:
     command: TrainGroup
     device_seconds: float = 0.0
     """That devices were busy with it, one after the other."""
-    error: ContractError | None = None
+    error: ContractError | OutOfMemory | None = None
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -68,7 +68,7 @@ class QueuedGroup:
     num_left: int = 0
     """Pieces that are not done yet."""
     seconds: float = 0.0
-    error: ContractError | None = None
+    error: ContractError | OutOfMemory | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,11 +78,11 @@ class Piece:
 
     @contextmanager
     def training(self) -> Iterator[None]:
-        """Around its training: takes the time, and notes it if the group is none."""
+        """Around its training: takes the time, and notes why the group cannot be trained."""
         group, began = self.group, time.monotonic()
         try:
             yield
-        except ContractError as error:
+        except (ContractError, OutOfMemory) as error:
             group.error = error
         group.seconds += time.monotonic() - began
         group.num_left -= 1

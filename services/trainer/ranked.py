@@ -9,7 +9,8 @@ same time.
 import asyncio
 import itertools
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from services.trainer.engine import TrainerEngine
@@ -20,7 +21,7 @@ from services.trainer.threads import TrainingOnThreads
 from services.trainer.world import num_ranks
 from shared.diffusion.training.chunks import Chunk
 from shared.engines import GroupData, TrainingDevice, Weights
-from shared.errors import ContractError, IntegrityError, UserError
+from shared.errors import ContractError, IntegrityError, OutOfMemory, UserError
 from shared.pieces import Cut
 from shared.recipe import Recipe
 
@@ -61,8 +62,10 @@ class RankedTraining(TrainingOnThreads):
         self._additions.into(self._first)
         for link in self._links:
             self._first.add({}, link.ask(Message("tally")).values)
+        self._first.check_on_policy()  # before the others wait for this rank's gradient
         self._send_all(Message("step", {"batch": batch, "scale": scale}))
-        metrics = self._first.step(batch, scale)
+        with _together():
+            metrics = self._first.step(batch, scale)
         for link in self._links:
             link.receive()
         return metrics
@@ -84,6 +87,16 @@ class RankedTraining(TrainingOnThreads):
             theirs = link.receive().values["digest"]
             if theirs != self._digest:
                 raise IntegrityError(f"ranks hold weights {self._digest[:12]} and {theirs[:12]}")
+
+
+@contextmanager
+def _together() -> Iterator[None]:
+    """Around what all ranks do at once: if it does not fit this one, the others would wait for it
+    for ever, so that all of them have to be started again."""
+    try:
+        yield
+    except OutOfMemory as error:
+        raise RuntimeError(str(error)) from error
 
 
 @dataclass(slots=True)
@@ -127,6 +140,8 @@ class FollowingRank:
             answer = self.link.receive()
         if answer.name == "refused":
             raise ContractError(answer.values["reason"])
+        if answer.name == "out_of_memory":
+            raise OutOfMemory(answer.values["reason"], smaller=answer.values["smaller"])
 
     def _blobs(self, group: GroupData) -> tuple[int, tuple[bytes, ...]]:
         """Its number there, and its content if it is not there yet."""
@@ -158,7 +173,8 @@ class ShardedRanks:
             chunk = self.engine.chunk
             for rank, share in zip(self.others, theirs, strict=True):
                 rank.begin(group, share, chunk)
-            self.engine.train(read.piece(mine))
+            with _together():
+                self.engine.train(read.piece(mine))
             for rank in self.others:
                 rank.finish()
 

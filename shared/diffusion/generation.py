@@ -6,14 +6,18 @@ conditions are its own, and no gradient, mode or random state of the network is 
 """
 
 import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 
+import structlog
 import torch
 from torch import Tensor
 
 from shared.algorithms import ALGORITHMS
 from shared.contracts import GenerateFragment
+from shared.diffusion.memory import fits, is_out_of_memory, release
 from shared.diffusion.models import Conditions, repeat_rows
 from shared.diffusion.policy import LoadedPolicy, sampling_plan
 from shared.diffusion.sampler import Denoising
@@ -27,6 +31,8 @@ from shared.seeds import sample_seed
 
 CACHED_PROMPTS = 64
 """Conditions kept on the device. A group's fragments come soon after one another."""
+
+log = structlog.get_logger()
 
 
 @dataclass(slots=True, kw_only=True)
@@ -63,6 +69,8 @@ class Generator:
         self._shape = self._model.latent_shape(
             height=size.height, width=size.width, frames=size.frames
         )
+        self._at_once: int | None = None
+        """Samples whose denoising steps are taken together, once all of a fragment did not fit."""
         self._encoded = lru_cache(maxsize=CACHED_PROMPTS)(self._encode)
 
     @property
@@ -75,8 +83,10 @@ class Generator:
         Raises:
             ContractError: if they are no tensors.
             IntegrityError: if they are those of another adapter.
+            OutOfMemory: if there is no room for both.
         """
-        return stage_weights(self._model.transformer, unpack(weights))
+        with fits(self._device, "weights beside those in use", "use a GPU with more memory"):
+            return stage_weights(self._model.transformer, unpack(weights))
 
     def adopt(self, staged: StagedTensors) -> str:
         """Put staged weights in use, once; returns their digest. Takes no time to speak of."""
@@ -94,7 +104,11 @@ class Generator:
         return pack(self._encoded(prompt))
 
     def begin(self, task: GenerateFragment) -> GenerationInProgress:
-        """The fragment as noise; no denoising step is taken yet."""
+        """The fragment as noise; no denoising step is taken yet. Raises OutOfMemory."""
+        with fits(self._device, "beginning a fragment", "use a GPU with more memory"):
+            return self._begun(task)
+
+    def _begun(self, task: GenerateFragment) -> GenerationInProgress:
         recipe = self._recipe
         return GenerationInProgress(
             task=task,
@@ -113,15 +127,13 @@ class Generator:
 
         Raises:
             IntegrityError: if other weights are in use than those that the fragment began with.
+            OutOfMemory: if even one sample at a time does not fit.
         """
         self._check_weights(work)
         began = time.monotonic()
-        work.denoising.advance(
-            lambda latents, sigma: self._model.velocity(
-                latents, sigma, work.conditions, guidance=self._recipe.model.guidance
-            )
-        )
-        self._wait()
+        with self._fits("a denoising step of", work):
+            work.denoising.advance(partial(self._velocity, work.conditions))
+            self._wait()
         work.seconds += time.monotonic() - began
 
     @torch.no_grad()
@@ -136,7 +148,8 @@ class Generator:
             raise ValueError("this fragment has denoising steps left")
         self._check_weights(work)
         began = time.monotonic()
-        images = to_uint8(self._model.decode(work.denoising.latents))
+        with self._fits("decoding", work):
+            images = self._decoded(work.denoising.latents)
         work.seconds += time.monotonic() - began
         return Generated(
             trajectory=self._to_train_on(work),
@@ -151,6 +164,45 @@ class Generator:
         while not work.done:
             self.advance(work)
         return self.finish(work)
+
+    def _decoded(self, latents: Tensor) -> Tensor:
+        """Images or videos (B, ...) on the host. One at a time: of a video the decoder takes more
+        memory than the network, and a batch is no faster."""
+        return torch.cat([to_uint8(self._model.decode(one)) for one in latents.split(1)])
+
+    def _velocity(self, conditions: Conditions, latents: Tensor, sigma: Tensor) -> Tensor:
+        """Of as many samples at a time as fit: half as many from when they do not. Each has its own
+        noise, so that it is the same sample either way, but for rounding."""
+        guidance = self._recipe.model.guidance
+        while True:
+            size = min(self._at_once or len(latents), len(latents))
+            try:
+                if size == len(latents):
+                    return self._model.velocity(latents, sigma, conditions, guidance=guidance)
+                parts = [
+                    self._model.velocity(
+                        latents[rows], sigma[rows], _rows(conditions, rows), guidance=guidance
+                    )
+                    for rows in _slices(len(latents), size)
+                ]
+                return torch.cat(parts)
+            except RuntimeError as error:
+                if not is_out_of_memory(error) or size == 1:
+                    raise
+            release(self._device)
+            self._at_once = (size + 1) // 2
+            log.warning("generates_fewer_at_a_time", samples=self._at_once, of=len(latents))
+
+    def _fits(self, what: str, work: GenerationInProgress) -> AbstractContextManager[None]:
+        size = self._recipe.model
+        shape = f"{size.height} x {size.width} x {size.frames}"
+        of = work.task.fragment.num_samples
+        return fits(
+            self._device,
+            f"{what} one sample of {shape} (fragment of {of})",
+            "use a GPU with more memory, a smaller model.height, width or frames, or model.dtype "
+            '= "bfloat16"',
+        )
 
     def _to_train_on(self, work: GenerationInProgress) -> bytes:
         """The path, or where the algorithm needs none the samples alone."""
@@ -177,6 +229,14 @@ class Generator:
         """Until the device has nothing queued: what comes next need not wait behind a step."""
         if self._device.type == "cuda":
             torch.cuda.current_stream(self._device).synchronize()
+
+
+def _rows(conditions: Conditions, rows: slice) -> Conditions:
+    return {name: tensor[rows] for name, tensor in conditions.items()}
+
+
+def _slices(total: int, size: int) -> Iterator[slice]:
+    return (slice(first, first + size) for first in range(0, total, size))
 
 
 def to_uint8(images: Tensor) -> Tensor:

@@ -4,7 +4,7 @@ Notation (docs/algorithms/flow-grpo.md): x_s = (1 - s) data + s noise, velocity 
 a step goes from sigma s to s' < s with dt = s' - s < 0. The transition is N(mean, std^2 I) with
 mean = c_x x + c_v v:
 
-    flow   g = a sqrt(s / (1 - s~)), s~ = sigma_max where s = 1      std = g sqrt(-dt)   Flow-GRPO
+    flow   g = a sqrt(s / (1 - s~)), s~ = min(s, sigma_max)          std = g sqrt(-dt)   Flow-GRPO
     dance  g = a                                                     std = g sqrt(-dt)   DanceGRPO
     cps    std = s' sin(a pi / 2)                                                         CPS
 
@@ -35,7 +35,8 @@ class Step:
     sigma_next: Tensor
     """(B,) float32, where it ends; smaller than ``sigma``."""
     sigma_max: float
-    """Stands in for a sigma of exactly 1 in the flow variant: the second sigma of the schedule."""
+    """The second sigma of the schedule: stands in for a larger one in the flow variant. That is the
+    first: 1, where g has no value, or as good as 1 (Wan's own grid begins at .999999)."""
     noise_level: float
     """The field's a (flow, cps) or eta (dance); positive."""
     variant: Variant = "flow"
@@ -115,8 +116,7 @@ def _coefficients(
 
     dt = sigma_next - sigma
     if step.variant == "flow":
-        capped = torch.where(sigma == 1, torch.full_like(sigma, step.sigma_max), sigma)
-        noise_scale = step.noise_level * torch.sqrt(sigma / (1 - capped))
+        noise_scale = step.noise_level * torch.sqrt(sigma / (1 - sigma.clamp(max=step.sigma_max)))
     else:
         noise_scale = torch.full_like(sigma, step.noise_level)
     drift = noise_scale**2 / (2 * sigma)

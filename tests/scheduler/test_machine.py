@@ -20,6 +20,7 @@ from shared.contracts import (
     GroupFailed,
     GroupTrained,
     OperatorRequest,
+    RunFailed,
     TrainGroup,
 )
 from tests import examples
@@ -380,3 +381,14 @@ def test_a_device_that_reports_nothing_new_changes_nothing() -> None:
     before = machine.state
     assert machine.handle(DeviceReported("trainer-0", 3, "train")) == []
     assert machine.state is before
+
+
+def test_a_batch_that_cannot_be_trained_fails_the_run_with_the_reason_until_it_is_resumed() -> None:
+    machine = Machine()
+    machine.handle(examples.published(0))
+    machine.handle(RunFailed(batch=1, worker="trainer-0", reason="of a batch that is not open"))
+    assert machine.state.phase == "running"
+    machine.handle(RunFailed(batch=0, worker="trainer-0", reason="70 GiB of 79"))
+    assert (machine.state.phase, machine.state.failure) == ("failed", "batch 0: 70 GiB of 79")
+    machine.handle(OperatorRequest(action="resume", id="one"))
+    assert (machine.state.phase, machine.state.failure) == ("running", None)

@@ -25,6 +25,7 @@ from shared.contracts import (
     ObjectRef,
     OperatorRequest,
     Policy,
+    RunFailed,
     SetDevice,
     TagRequest,
     TrainGroup,
@@ -48,6 +49,7 @@ messages: st.SearchStrategy[Message] = st.one_of(
         stage=st.sampled_from(["rollout", "reward", "admission", "delivery"]),
         reason=st.text(max_size=200),
     ),
+    st.builds(RunFailed, batch=counts, worker=st.just("trainer-0-a"), reason=st.text()),
     st.builds(GroupFailed, batch=counts, group=counts, attempt=counts, reason=st.text()),
     st.builds(
         TrainGroup,

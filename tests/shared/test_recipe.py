@@ -358,6 +358,16 @@ TEN = "[1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0.0]"
             "evaluation.sigmas: 3 numbers; 4 steps need 5",
         ),
         ("steps = 2\nsigmas = [1.0, 1.0, 0.0]", "", "evaluation.sigmas: every number must be"),
+        (
+            "steps = 2\nsigmas = [0.8, 0.5, 0.0]",
+            "",
+            "so the first number must be 1, or nearly",
+        ),
+        (
+            "steps = 3\nsigmas = [1.0, 0.999999, 0.5, 0.0]",
+            "",
+            "evaluation.sigmas: only the first number may be as good as 1, and 0.999999 is as well",
+        ),
         ('sigmas = "liner"', "", "evaluation.sigmas: "),
         (
             "steps = 40",

@@ -10,7 +10,7 @@ from fractions import Fraction
 
 from shared.contracts import GenerateFragment
 from shared.engines import Generated, GradientPart, GroupData, Weights
-from shared.errors import ContractError, IntegrityError
+from shared.errors import ContractError, DigenRLError, IntegrityError
 from shared.pieces import Cut
 
 SIZE = 4
@@ -97,6 +97,8 @@ class FakeTraining:
         """Of each sample, how much of its gradient."""
         self.num_skipped = 0
         self.adapter = b"fresh"
+        self.faults: list[DigenRLError] = []
+        """Of the next optimizer steps."""
         self.devices = [FakeDevice(f"d{index}", self) for index in range(num_devices)]
 
     def weights_digest(self) -> str:
@@ -122,6 +124,8 @@ class FakeTraining:
             self.counted[part.gradient.decode(), sample] += 1
 
     async def step(self, batch: int, scale: float = 1.0) -> dict[str, float]:
+        if self.faults:
+            raise self.faults.pop(0)
         assert not any(device.used_for for device in self.devices)
         assert set(self.counted.values()) <= {1}, "a sample was counted twice, or in part"
         total = len(self.counted) + self.num_skipped

@@ -10,8 +10,11 @@ from shared.contracts import (
     FragmentFailed,
     GroupFailed,
     GroupTrained,
+    OperatorRequest,
     PolicyPublished,
+    RunFailed,
 )
+from shared.errors import BatchFailed, OutOfMemory
 from shared.metrics import STEP_METRICS, scorer_of
 from tests.trainer.cluster import PART, Start
 
@@ -267,3 +270,41 @@ async def test_advantages_are_said_as_they_count_in_the_gradient(trainer: Start)
     wanted = batch_scale(rewards) * population_std([1.5, -1.5, 0.5, -0.5])
     assert batch_scale(rewards) != 1
     assert record.metrics["advantage_std"] == pytest.approx(wanted)
+
+
+async def test_a_batch_that_may_not_be_trained_fails_the_run_and_is_begun_again_when_it_is_resumed(
+    trainer: Start,
+) -> None:
+    async with trainer() as run:
+        run.run_freely()
+        run.training.faults = [BatchFailed("on-policy ratios are off by 0.3")]
+        await run.send(0, 0, 1)
+        [failed] = await run.told(RunFailed)
+        assert (failed.batch, failed.reason) == (0, "on-policy ratios are off by 0.3")
+        assert run.training.log.count("restore fresh") == 1, "it waits for an operator"
+        await run.bus.publish(OperatorRequest(action="resume", id="one"))
+        record = await run.commit(1)
+        assert run.training.log[3:] == [
+            "restore fresh", "d0 train 0/0 0-3", "d0 train 0/1 0-3", "step 0",
+        ]  # fmt: skip
+        assert len(record.trained) == 2
+
+
+async def test_memory_that_another_process_gives_back_in_time_fails_nothing(trainer: Start) -> None:
+    async with trainer() as run:
+        run.run_freely()
+        run.training.faults = [OutOfMemory("70 GiB of 79")]
+        await run.send(0, 0, 1)
+        await run.commit(1)
+        assert await run.all_told(RunFailed) == 0
+
+
+async def test_a_batch_that_does_not_fit_fails_the_run_at_the_second_attempt(
+    trainer: Start,
+) -> None:
+    async with trainer() as run:
+        run.run_freely()
+        run.training.faults = [OutOfMemory(f"70 GiB of 79, {n}") for n in range(2)]
+        await run.send(0, 0, 1)
+        [failed] = await run.told(RunFailed)
+        assert failed.reason == "70 GiB of 79, 1"

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import pytest
@@ -19,6 +20,7 @@ from shared.diffusion.training.gradient import GradientTransaction
 from shared.diffusion.training.reading import read_group
 from shared.diffusion.weights import trained_parameters
 from shared.engines import GroupData
+from shared.errors import BatchFailed
 from shared.recipe import Recipe, override
 from tests.trainer.batches import Group, generate, make_batch
 
@@ -28,7 +30,7 @@ WHOLE = Chunk(samples=4, steps=3)
 
 
 def row_loss(
-    model: ModelAdapter, recipe: Recipe, group: Group, sample: int, position: int
+    model: ModelAdapter, recipe: Recipe, group: Group, sample: int, position: int, staleness: int
 ) -> Tensor:
     """One trained step of one sample, written out as the formulas say it."""
     path, conditions = group.trajectory, unpack(group.conditions)
@@ -49,7 +51,9 @@ def row_loss(
     behaviour = path.log_probs[sample, position].double()
     clip, advantage = recipe.algorithm.clip_range, group.advantages[sample]
     proximal, weight = behaviour, 1.0
-    if recipe.algorithm.stale_loss == "decoupled":
+    if not staleness:
+        proximal = log_prob.detach()  # the weights that generated it, whatever was stored
+    elif recipe.algorithm.stale_loss == "decoupled":
         proximal = log_prob.detach()
         cap = 1 + recipe.algorithm.weight_cap * clip
         weight = min(math.exp(float(proximal - behaviour)), cap)
@@ -64,17 +68,17 @@ def row_loss(
 
 
 def one_shot_reference(
-    model: ModelAdapter, recipe: Recipe, groups: list[Group]
+    model: ModelAdapter, recipe: Recipe, group: Group, staleness: int
 ) -> dict[str, Tensor]:
-    """One row after the other, one sum, one division, one backward pass."""
+    """A group's part: one row after the other, one sum, one division, one backward pass."""
     parameters = trained_parameters(model.transformer)
     losses = [
-        row_loss(model, recipe, group, sample, position)
-        for group in groups
+        row_loss(model, recipe, group, sample, position, staleness)
         for sample in range(len(group.advantages))
         for position in range(recipe.sampling.window)
     ]
-    wanted = torch.autograd.grad(torch.stack(losses).sum() / len(losses), [*parameters.values()])
+    num_rows = recipe.batch.groups * len(losses)
+    wanted = torch.autograd.grad(torch.stack(losses).sum() / num_rows, [*parameters.values()])
     return dict(zip(parameters, wanted, strict=True))
 
 
@@ -87,12 +91,18 @@ def relative_error(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> float
 
 @dataclass(frozen=True)
 class Case:
-    """Off-policy groups of one precision and loss, and the gradient that they have to give."""
+    """Groups with moved log-probs, of one precision and loss, and the gradient that each of them
+    has to give when it is fresh and when it is stale."""
 
     recipe: Recipe
     model: ModelAdapter
     groups: list[Group]
-    reference: dict[str, Tensor]
+    references: list[list[dict[str, Tensor]]]
+
+    def reference(self, stale: set[int]) -> dict[str, Tensor]:
+        """Of the whole batch, these of its groups being stale."""
+        parts = [each[number in stale] for number, each in enumerate(self.references)]
+        return {name: torch.stack([part[name] for part in parts]).sum(0) for name in parts[0]}
 
 
 @pytest.fixture(
@@ -106,7 +116,11 @@ def case(request: pytest.FixtureRequest, recipe: Recipe) -> Case:
     recipe = override(recipe, changes)
     loaded = load_policy(recipe, {"transformer", "text", "decoder"})
     groups = make_batch(recipe, off_policy=OFF_POLICY, loaded=loaded)
-    return Case(recipe, loaded.model, groups, one_shot_reference(loaded.model, recipe, groups))
+    references = [
+        [one_shot_reference(loaded.model, recipe, group, staleness) for staleness in (0, 1)]
+        for group in groups
+    ]
+    return Case(recipe, loaded.model, groups, references)
 
 
 def accumulate(
@@ -161,13 +175,13 @@ def test_any_order_fragments_and_chunks_give_the_one_shot_gradient(
         for index, cut, chunk in zip(order, cuts, chunks, strict=True)
     ]
     gradient, metrics = accumulate(case.recipe, case.model, arriving)
-    assert relative_error(gradient, case.reference) <= TOLERANCE[case.recipe.model.dtype]
+    assert relative_error(gradient, case.reference(stale)) <= TOLERANCE[case.recipe.model.dtype]
     assert metrics["stale_fraction"] == pytest.approx(len(stale) / 3)
 
 
 def test_the_clip_or_the_cap_acts_on_some_rows_and_not_on_all(case: Case) -> None:
     """Otherwise the property above would say little."""
-    groups = [(group, (4,), WHOLE, 0) for group in case.groups]
+    groups = [(group, (4,), WHOLE, 1) for group in case.groups]
     _, metrics = accumulate(case.recipe, case.model, groups)
     clipped = metrics["clip_fraction_low"] + metrics["clip_fraction_high"]
     cap = 1 + case.recipe.algorithm.weight_cap * case.recipe.algorithm.clip_range
@@ -202,6 +216,37 @@ def test_on_policy_the_ratio_is_one_and_both_losses_are_the_same(
     assert same_metrics == pytest.approx(metrics, rel=1e-5, abs=1e-6)
     assert metrics["onpolicy_ratio_error"] <= 1e-6
     assert metrics["stale_ratio_error"] == metrics["stale_fraction"] == 0
+
+
+@pytest.mark.parametrize("name", ["flow-grpo", "grpo-guard"])
+def test_rounding_of_a_fresh_sample_s_log_prob_takes_no_row_s_gradient(
+    recipe: Recipe, loaded: LoadedPolicy, name: str
+) -> None:
+    """As large as in bfloat16, and seven times the clip range."""
+    changes = {"algorithm.name": name, "algorithm.clip_range": 1e-5}
+    noisy = override(recipe, changes)
+    exact = make_batch(noisy, loaded=loaded)
+    moved = make_batch(noisy, loaded=loaded, off_policy=7e-5)
+    wanted, _ = accumulate(noisy, loaded.model, [(g, (4,), WHOLE, 0) for g in exact])
+    found, metrics = accumulate(noisy, loaded.model, [(g, (4,), WHOLE, 0) for g in moved])
+    assert metrics["clip_fraction_low"] == metrics["clip_fraction_high"] == 0
+    assert relative_error(found, wanted) <= TOLERANCE["float32"]
+    assert 1e-5 < metrics["onpolicy_ratio_error"] < 1e-3, "the stored log-prob is what says it"
+
+    _, metrics = accumulate(noisy, loaded.model, [(g, (4,), WHOLE, 1) for g in moved])
+    assert metrics["clip_fraction_low"] + metrics["clip_fraction_high"] > 0.1, "a stale one may"
+
+
+def test_samples_of_other_weights_than_they_name_fail_the_batch(
+    recipe: Recipe, loaded: LoadedPolicy
+) -> None:
+    engine = TrainerEngine(recipe, loaded)
+    for moved, fails in ((0.0, False), (0.5, True)):
+        engine.begin()
+        for group in make_batch(recipe, loaded=loaded, off_policy=moved):
+            engine.accumulate(group.cut([4]), group.conditions, group.advantages)
+        with pytest.raises(BatchFailed, match="off by") if fails else nullcontext():
+            engine.check_on_policy()
 
 
 def test_stale_rows_have_a_ratio_error_of_their_own(

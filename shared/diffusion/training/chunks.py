@@ -75,6 +75,15 @@ class Tuner:
             return self
         return replace(self, measured=(*self.measured, measurement))
 
+    def without(self, chunk: Chunk) -> "Tuner":
+        """The next state if a chunk did not fit: it and larger ones are tried no more. The same if
+        there is none that is smaller."""
+        smaller = tuple(each for each in self.candidates if each.rows < chunk.rows)
+        if not smaller:
+            return self
+        measured = tuple(each for each in self.measured if each.chunk in smaller)
+        return replace(self, candidates=smaller, measured=measured)
+
     def _next(self) -> Chunk | None:
         """The candidate to measure, if the search goes on."""
         if not self.measured:

@@ -11,11 +11,12 @@ from torch import Tensor, nn
 
 from shared.diffusion.policy import LoadedPolicy
 from shared.diffusion.tensors import pack, unpack
+from shared.diffusion.training.group import TrainingGroup
 from shared.diffusion.training.reading import read_group
 from shared.diffusion.training.tuned import TunedTransaction
 from shared.diffusion.weights import trained_parameters
 from shared.engines import GradientPart, GroupData
-from shared.errors import ContractError
+from shared.errors import ContractError, OutOfMemory
 from shared.recipe import Recipe
 
 WEIGHTS = "weights_digest"
@@ -37,21 +38,30 @@ class GroupGradients:
         Raises:
             ContractError: if the fragments do not make up a group of this run, or its gradient is
                 not finite.
+            OutOfMemory: if it does not fit, however small its chunks.
         """
         read = read_group(self._recipe, group)
         if len(group.advantages) != self._recipe.batch.group_size:
             raise ContractError(f"{len(group.advantages)} samples are no whole group of this run")
-        self._transaction.inner.begin()
-        try:
-            self._transaction.accumulate(read)
-            gradient = {n: p.grad for n, p in self._parameters.items() if p.grad is not None}
-        finally:
-            for parameter in self._parameters.values():
-                parameter.grad = None
+        gradient = self._gradient(read)
         _check_finite(gradient)
         digest = bytes.fromhex(self._loaded.in_use.digest())
         gradient[WEIGHTS] = torch.tensor(list(digest), dtype=torch.uint8)
         return GradientPart(gradient=pack(gradient), tally=self._transaction.inner.tally.plain())
+
+    def _gradient(self, group: TrainingGroup) -> dict[str, Tensor]:
+        """In smaller and smaller chunks until they fit."""
+        while True:
+            self._transaction.inner.begin()
+            try:
+                self._transaction.accumulate(group)
+                return {n: p.grad for n, p in self._parameters.items() if p.grad is not None}
+            except OutOfMemory as error:
+                if not error.smaller:
+                    raise
+            finally:
+                for parameter in self._parameters.values():
+                    parameter.grad = None
 
 
 def read_gradient(

@@ -82,7 +82,7 @@ class GradientTransaction:
                 self._accumulate_rows(rows, group.staleness + self.num_steps)
 
     def _accumulate_rows(self, rows: Rows, staleness: int) -> None:
-        found = evaluate(self.algorithm, rows, self)
+        found = evaluate(self.algorithm, rows, self, on_policy=staleness == 0)
         per_row = found.surrogate.per_row
         if found.divergence is not None:
             per_row = per_row + self.algorithm.kl_beta * found.divergence

@@ -5,9 +5,14 @@ whole batch, a constant; so the gradient of a batch does not depend on how its r
 
 Three policies take part: the one that generated a sample and stored its log-probs (behaviour), the
 trainer's weights at the start of the batch (proximal), and those that the gradient is taken at.
+
+Of rows of staleness 0 before the first optimizer step of their batch all three are the same, and
+the ratio is 1. It is not computed from the stored log-prob, which differs by rounding where a
+sample was generated in a batch of another size or on another kind of GPU: in bfloat16 by more than
+published clip ranges, which would then act on rounding. The stored one is measured, not trained on.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -20,7 +25,8 @@ class Surrogate:
     per_row: Tensor
     """(B,) max of the unclipped and the clipped term, weighted."""
     ratio: Tensor
-    """(B,) to the behaviour policy, without gradient; 1 on-policy."""
+    """(B,) to the behaviour policy by its stored log-prob, without gradient; on-policy 1, but for
+    rounding."""
     clipped_ratio: Tensor
     """(B,) that the clip acts on, without gradient."""
     weight: Tensor
@@ -46,6 +52,22 @@ def clipped_surrogate(
     per_row = torch.maximum(-bounded * ratio, -bounded * clipped)
     ratio = ratio.detach()
     return Surrogate(per_row, ratio, ratio, torch.ones_like(ratio))
+
+
+def onpolicy_surrogate(
+    log_prob: Tensor,
+    stored_log_prob: Tensor,
+    advantage: Tensor,
+    *,
+    clip_range: float,
+    advantage_clip: float,
+) -> Surrogate:
+    """PPO's loss per row at the weights that generated it: the ratio is 1, and none is clipped."""
+    current = log_prob.detach()
+    surrogate = clipped_surrogate(
+        log_prob, current, advantage, clip_range=clip_range, advantage_clip=advantage_clip
+    )
+    return replace(surrogate, ratio=torch.exp(current - stored_log_prob))
 
 
 def decoupled_surrogate(
@@ -84,6 +106,7 @@ def guarded_surrogate(
     *,
     clip_range: float,
     advantage_clip: float,
+    on_policy: bool = False,
 ) -> Surrogate:
     """GRPO-Guard (Wang et al. 2025): a ratio with mean 1 and equal spread at every step, per row.
 
@@ -92,18 +115,25 @@ def guarded_surrogate(
     put right: log ratio = std (log-prob - old log-prob) + |new mean - old mean|^2 / 2 std, means
     of squares over elements. Gradients are divided by the step's length in sigma, which they are
     in proportion to, so that no step counts more than another.
+
+    ``on_policy``: at the weights that generated the rows. Their log-prob and mean then are the
+    current ones, as in `onpolicy_surrogate`.
     """
-    std = step.std
-    drift = ((step.mean - behaviour_mean) ** 2).flatten(1).mean(1)
-    log_ratio = std * (step.log_prob - behaviour_log_prob) + drift / (2 * std)
+    stored = _guarded_log_ratio(step, behaviour_log_prob, behaviour_mean)
+    log_ratio = stored
+    if on_policy:
+        log_ratio = _guarded_log_ratio(step, step.log_prob.detach(), step.mean.detach())
     surrogate = clipped_surrogate(
         log_ratio, torch.zeros_like(log_ratio), advantage,
         clip_range=clip_range, advantage_clip=advantage_clip,
     )  # fmt: skip
     weight = 1 / step.sqrt_neg_dt**2
-    return Surrogate(
-        weight * surrogate.per_row, surrogate.ratio, surrogate.clipped_ratio, surrogate.weight
-    )
+    return replace(surrogate, per_row=weight * surrogate.per_row, ratio=torch.exp(stored.detach()))
+
+
+def _guarded_log_ratio(step: Transition, old_log_prob: Tensor, old_mean: Tensor) -> Tensor:
+    drift = ((step.mean - old_mean) ** 2).flatten(1).mean(1)
+    return step.std * (step.log_prob - old_log_prob) + drift / (2 * step.std)
 
 
 def reference_kl(step: Transition, reference_mean: Tensor) -> Tensor:

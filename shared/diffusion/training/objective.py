@@ -1,6 +1,6 @@
 """From rows to a loss per row: one function for each objective (`shared.algorithms`)."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -15,6 +15,7 @@ from shared.diffusion.training.loss import (
     clipped_surrogate,
     decoupled_surrogate,
     guarded_surrogate,
+    onpolicy_surrogate,
     reference_kl,
 )
 from shared.diffusion.transition import Transition, transition
@@ -38,12 +39,16 @@ class Evaluated:
     """(B,) from the base model, where the algorithm holds the policy near it."""
 
 
-def clipped(algorithm: Algorithm, rows: TakenSteps, network: Network) -> Evaluated:
+def clipped(
+    algorithm: Algorithm, rows: TakenSteps, network: Network, *, on_policy: bool
+) -> Evaluated:
     """Flow-GRPO, CPS, DanceGRPO, MixGRPO: PPO's loss of the steps that were taken."""
     taken = _taken(rows, network)
     old, advantage = _like(rows.behaviour_log_prob, taken), _like(rows.advantage, taken)
     limits = {"clip_range": algorithm.clip_range, "advantage_clip": algorithm.advantage_limit}
-    if algorithm.stale_loss == "decoupled":
+    if on_policy:
+        surrogate = onpolicy_surrogate(taken.log_prob, old, advantage, **limits)
+    elif algorithm.stale_loss == "decoupled":
         limits["weight_cap"] = algorithm.weight_cap
         surrogate = decoupled_surrogate(taken.log_prob, old, advantage, **limits)
     else:
@@ -51,7 +56,9 @@ def clipped(algorithm: Algorithm, rows: TakenSteps, network: Network) -> Evaluat
     return Evaluated(surrogate, _divergence(algorithm, rows, taken, network))
 
 
-def guarded(algorithm: Algorithm, rows: TakenSteps, network: Network) -> Evaluated:
+def guarded(
+    algorithm: Algorithm, rows: TakenSteps, network: Network, *, on_policy: bool
+) -> Evaluated:
     """GRPO-Guard."""
     taken = _taken(rows, network)
     assert rows.behaviour_mean is not None  # read_paths has looked
@@ -62,13 +69,16 @@ def guarded(algorithm: Algorithm, rows: TakenSteps, network: Network) -> Evaluat
         _like(rows.advantage, taken),
         clip_range=algorithm.clip_range,
         advantage_clip=algorithm.advantage_limit,
+        on_policy=on_policy,
     )
     return Evaluated(surrogate, _divergence(algorithm, rows, taken, network))
 
 
-def nft(algorithm: Algorithm, rows: NoisedSamples, network: Network) -> Evaluated:
-    """DiffusionNFT without its old policy: supervised, on finished samples, towards good ones and
-    away from bad ones."""
+def nft(
+    algorithm: Algorithm, rows: NoisedSamples, network: Network, *, on_policy: bool
+) -> Evaluated:
+    """DiffusionNFT without its old policy: supervised, on finished samples, towards good ones and away from bad ones. It has no
+    ratio, so nothing of it depends on ``on_policy``."""
     velocity = network.velocity(rows.noised, rows.sigma, rows.conditions)
     surrogate = branches(velocity, rows, advantage_clip=algorithm.advantage_clip)
     if not algorithm.kl_beta:
@@ -77,16 +87,24 @@ def nft(algorithm: Algorithm, rows: NoisedSamples, network: Network) -> Evaluate
     return Evaluated(surrogate, ((velocity - reference) ** 2).flatten(1).mean(1))
 
 
-OBJECTIVES: Mapping[str, Callable[[Algorithm, Any, Network], Evaluated]] = {
+class Objective(Protocol):
+    def __call__(
+        self, algorithm: Algorithm, rows: Any, network: Network, *, on_policy: bool
+    ) -> Evaluated:
+        """``on_policy``: the weights in use are those that generated the rows."""
+
+
+OBJECTIVES: Mapping[str, Objective] = {
     "clipped": clipped,
     "guarded": guarded,
     "nft": nft,
 }
 
 
-def evaluate(algorithm: Algorithm, rows: Any, network: Network) -> Evaluated:
+def evaluate(algorithm: Algorithm, rows: Any, network: Network, *, on_policy: bool) -> Evaluated:
     """By the objective of the algorithm, whose rows these are."""
-    return OBJECTIVES[ALGORITHMS[algorithm.name].objective](algorithm, rows, network)
+    objective = OBJECTIVES[ALGORITHMS[algorithm.name].objective]
+    return objective(algorithm, rows, network, on_policy=on_policy)
 
 
 def _taken(rows: TakenSteps, network: Network) -> Transition:

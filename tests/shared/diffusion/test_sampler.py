@@ -12,6 +12,20 @@ CPU = torch.device("cpu")
 SHAPE = (2, 4, 4)
 
 
+def test_a_schedule_may_begin_a_rounding_below_one() -> None:
+    """Wan's own scheduler begins at .999999; one clamped nowhere has g = 695 there."""
+    later, states = (0.95, 0.88, 0.76, 0.0), []
+    for first in (1.0, 0.999999):
+        plan = SamplingPlan(sigmas=(first, *later), window=range(2), noise_level=0.7)
+        taken = transition(
+            torch.ones(2, 3), torch.ones(2, 3), plan.step(torch.tensor([0, 1])),
+            noise=torch.ones(2, 3),
+        )  # fmt: skip
+        states.append(taken.latents)
+        assert float(taken.std.max()) < 1
+    torch.testing.assert_close(*states, rtol=1e-4, atol=1e-4)
+
+
 def plan(window: range) -> SamplingPlan:
     return SamplingPlan(sigmas=linear_sigmas(6), window=window, noise_level=0.7)
 

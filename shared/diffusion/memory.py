@@ -1,0 +1,57 @@
+"""Turns a device's lack of memory into a typed failure that has its sizes and the remedy."""
+
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from shared.errors import OutOfMemory
+
+SIGNS = ("out of memory", "not enough memory", "can't allocate memory")
+"""What allocators write into a RuntimeError that has no type of its own."""
+MAX_REASON = 300
+"""Characters of what the allocator says."""
+
+
+@contextmanager
+def fits(device: torch.device, what: str, remedy: str) -> Iterator[None]:
+    """Around work on a device.
+
+    Raises:
+        OutOfMemory: if the work does not fit. What its frames held is let go by then.
+    """
+    reason = None
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        reason = " ".join(str(error).split())[:MAX_REASON]
+    if reason is not None:
+        has = f"{device} has {_gib(_total(device))}" if device.type == "cuda" else str(device)
+        release(device)
+        raise OutOfMemory(f"out of memory: {what} ({has}: {reason}); {remedy}")
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Of a GPU or of the host."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    said = str(error).lower()
+    return isinstance(error, RuntimeError) and any(sign in said for sign in SIGNS)
+
+
+def release(device: torch.device) -> None:
+    """Give back what nobody holds any more."""
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
+def _total(device: torch.device) -> int:
+    return int(torch.cuda.get_device_properties(device).total_memory)
+
+
+def _gib(size: float) -> str:
+    return f"{size / 2**30:.1f} GiB"
