@@ -51,6 +51,9 @@ class Program:
     ready: Callable[[], Awaitable[bool]]
     optional: bool = False
     """Whether others go on if it cannot be kept running."""
+    reports_work: bool = False
+    """Whether somebody says what it has done (`Supervisor.note_work`). Then its deaths are counted
+    until it has done something, however long it lives: loading a model may take minutes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

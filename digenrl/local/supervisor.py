@@ -22,8 +22,9 @@ from shared.errors import DigenRLError
 STOP_S = 20.0
 MAX_BACKOFF_S = 10.0
 STABLE_S = 30.0
-"""A child that lived this long starts with a short delay again."""
-MAX_QUICK_DEATHS = 8
+"""A child that lived this long, and does not report what it does, counts as useful."""
+MAX_DEATHS = 8
+"""One after the other, without anything done in between."""
 PR_SET_PDEATHSIG = 1
 EXIT_USER_ERROR = 2
 
@@ -41,6 +42,10 @@ class Child:
     process: asyncio.subprocess.Process | None = None
     num_restarts: int = 0
     stopping: bool = False
+    works: set[str] = field(default_factory=set)
+    """What it was said to have done."""
+    has_worked: bool = False
+    """Since it was started last."""
     keeper: "asyncio.Task[None] | None" = None
 
 
@@ -90,6 +95,13 @@ class Supervisor:
         child = self.children.get(name)
         return child is not None and child.keeper is not None and not child.keeper.done()
 
+    def note_work(self, name: str, work: str) -> None:
+        """The child has done ``work``, a word for each state of it: the same is no progress."""
+        child = self.children.get(name)
+        if child is not None and work not in child.works:
+            child.works.add(work)
+            child.has_worked = True
+
     async def _spawn(self, child: Child) -> None:
         with child.log_path.open("ab") as output:
             child.process = await asyncio.create_subprocess_exec(
@@ -103,19 +115,22 @@ class Supervisor:
             )
 
     async def _keep(self, child: Child) -> None:
-        quick_deaths = 0
+        deaths = 0
         while True:
             assert child.process is not None
             began = time.monotonic()
             status = await child.process.wait()
             if child.stopping:
                 return
-            quick_deaths = 0 if time.monotonic() - began > STABLE_S else quick_deaths + 1
-            if status == EXIT_USER_ERROR or quick_deaths > MAX_QUICK_DEATHS:
+            is_useful = time.monotonic() - began > STABLE_S
+            if child.program.reports_work:
+                is_useful, child.has_worked = child.has_worked, False
+            deaths = 0 if is_useful else deaths + 1
+            if status == EXIT_USER_ERROR or deaths > MAX_DEATHS:
                 self._fail(child, status)
                 return
             log.warning("child_died", name=child.program.name, status=status)
-            await asyncio.sleep(min(MAX_BACKOFF_S, 0.2 * 2 ** (quick_deaths - 1)))
+            await asyncio.sleep(min(MAX_BACKOFF_S, 0.2 * 2 ** (deaths - 1)))
             if child.stopping:
                 return
             child.num_restarts += 1

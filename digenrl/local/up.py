@@ -129,17 +129,31 @@ async def _start_and_watch(
         await supervisor.start(_follower(local, api), wait=False)
     if evaluation is not None:  # now the store has this start's recipe
         await evaluation.start()
-    return await _watch(local, display, api, evaluation)
+    return await _watch(local, supervisor, display, api, evaluation)
+
+
+def _note_work(supervisor: Supervisor, workers: list[dict[str, Any]]) -> None:
+    """A trainer has done something if there is a new version, others if anything is done."""
+    for worker in workers:
+        if worker["service"] == "trainer" and worker["policy_version"] is not None:
+            supervisor.note_work(worker["worker"], f"version {worker['policy_version']}")
+        elif worker["service"] != "trainer" and worker["num_done"]:
+            supervisor.note_work(worker["worker"], worker["address"])
 
 
 async def _watch(
-    local: LocalRun, display: Display, api: Api, evaluation: LocalEvaluation | None
+    local: LocalRun,
+    supervisor: Supervisor,
+    display: Display,
+    api: Api,
+    evaluation: LocalEvaluation | None,
 ) -> Outcome:
     resume = local.resumed
     while True:
         run, workers = await api.get("/v1/run"), await api.get("/v1/workers")
         if run is not None and workers is not None:
             display.update(run, workers)
+            _note_work(supervisor, workers)
             phase = run["phase"]
             if resume and phase in ("paused", "stopped", "failed"):
                 # Said by an operator, or by a failure, before this start.
@@ -174,6 +188,7 @@ def _services(local: LocalRun, api: Api) -> tuple[Program, list[Program]]:
             ),
             environment={"DIGENRL_RUN": run},  # torchrun takes --run for one of its own
             ready=api.ready,
+            reports_work=True,
         )
         for (service, worker), port in zip(names, ports, strict=True)
     ]  # fmt: skip

@@ -8,10 +8,10 @@ import torch
 
 from shared.diffusion.devices import LocalGenerator
 from shared.diffusion.generation import Generator
+from shared.diffusion.memory import fits
 from shared.diffusion.policy import LoadedPolicy, load_policy
 from shared.diffusion.weights import StagedTensors
 from shared.engines import GradientPart, GroupData
-from shared.errors import OutOfMemory
 from shared.recipe import Recipe
 
 
@@ -49,10 +49,9 @@ class RolloutEngine(LocalGenerator):
             OutOfMemory: if the device has not the memory.
         """
         assert self._gradient is not None
-        try:
+        remedy = "make trainer.micro_batch smaller or set rollout.can_train to false"
+        with fits(self._generator.device, "the gradient of a group", remedy):
             return await asyncio.to_thread(self._gradient, group)
-        except OutOfMemory as error:
-            raise OutOfMemory(f"{error}; or set rollout.can_train to false") from None
 
 
 def _gradient(recipe: Recipe, loaded: LoadedPolicy) -> Callable[[GroupData], GradientPart]:

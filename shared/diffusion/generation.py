@@ -74,8 +74,8 @@ class Generator:
         self._encoded = lru_cache(maxsize=CACHED_PROMPTS)(self._encode)
 
     @property
-    def device(self) -> str:
-        return str(self._device)
+    def device(self) -> torch.device:
+        return self._device
 
     def stage(self, weights: bytes) -> StagedTensors:
         """Prepare weights for `adopt`, in any thread and at any time.

@@ -8,7 +8,7 @@ from shared.contracts import Fragment, GenerateFragment, Policy, Prompt
 from shared.diffusion.tensors import pack, unpack
 from shared.diffusion.weights import weights_digest
 from shared.engines import Generated, GradientPart, GroupData
-from shared.errors import ContractError, IntegrityError, UserError
+from shared.errors import ContractError, IntegrityError, OutOfMemory
 from shared.recipe import override
 from tests.shared.diffusion.digits import PROMPT, adapter, load_digits
 from tests.shared.diffusion.digits import RECIPE as DIGITS
@@ -108,5 +108,5 @@ async def test_a_device_without_the_memory_says_so(
         raise torch.OutOfMemoryError("tried to allocate 20 GiB")
 
     monkeypatch.setattr(engine, "_gradient", needs_too_much)
-    with pytest.raises(UserError, match="can_train"):
+    with pytest.raises(OutOfMemory, match="can_train"):
         await engine.gradient(GroupData(trajectories=(), conditions=b"", advantages=()))

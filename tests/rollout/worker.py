@@ -21,7 +21,7 @@ from shared.contracts import (
     TrainGroup,
     Trajectories,
 )
-from shared.engines import Generated, GradientPart, GroupData
+from shared.engines import Generated, GradientPart, GroupData, RolloutDevice
 from shared.errors import DigenRLError, Unavailable
 from shared.store import ObjectStore
 from shared.store.folder import FolderBackend
@@ -253,19 +253,21 @@ class Cluster:
 
 
 @contextlib.asynccontextmanager
-async def cluster(nats_url: str, folder: Path, *, max_staleness: int = 0) -> AsyncIterator[Cluster]:
-    """With version 0 published."""
+async def cluster(
+    nats_url: str, folder: Path, *, max_staleness: int = 0, device: RolloutDevice | None = None
+) -> AsyncIterator[Cluster]:
+    """With version 0 published, whose weights mean something to a `FakeDevice` alone."""
     async with Bus.connect(nats_url, run=RUN, name="test") as bus:
         await bus.ensure_streams()
-        backend, device = Backend(folder), FakeDevice()
+        backend, fake = Backend(folder), FakeDevice()
         worker = Worker(
             "rollout", "rollout", "waiting_for_trainer", Device(can_train=True), address=ADDRESS
         )
         app = RolloutApp(
-            device, bus, ObjectStore(backend), EmptyIndex(), worker,  # type: ignore[arg-type]
+            device or fake, bus, ObjectStore(backend), EmptyIndex(), worker,  # type: ignore[arg-type]
             max_staleness=max_staleness,
         )  # fmt: skip
-        made = Cluster(bus, backend, device, app, asyncio.create_task(app.run()))
+        made = Cluster(bus, backend, fake, app, asyncio.create_task(app.run()))
         await made.publish_version(0)
         yield made
         await made.drain()

@@ -23,6 +23,7 @@ from shared.contracts import (
     TrainGroup,
     Trajectories,
 )
+from shared.engines import Training
 from shared.recipe import Recipe
 from shared.run_store import batch_folder
 from shared.store import ObjectStore
@@ -107,19 +108,25 @@ class Cluster:
         attempt: int = 0,
         advantages: Sequence[float] = (1.0, -1.0, 0.5, -0.5),
         content: str | None = None,
+        parts: Sequence[bytes] | None = None,
+        conditions: bytes = b"conditions",
         contribution: Contribution | None = None,
     ) -> None:
-        """Groups to the trainer, by default by the version of their batch."""
+        """Groups to the trainer, by default by the version of their batch; ``parts``: what is
+        stored of their two fragments."""
         policy = (await self.commit(batch if version is None else version)).policy
         for group in groups:
-            name = content or f"{batch}/{group}"
-            parts = [await self._scored(batch, group, first, policy, name) for first in (0, 2)]
+            names = parts or [(content or f"{batch}/{group}").encode()] * 2
+            scored = [
+                await self._scored(batch, group, first, policy, name, conditions)
+                for first, name in zip((0, 2), names, strict=True)
+            ]
             await self.bus.publish(TrainGroup(
                 batch=batch,
                 group=group,
                 attempt=attempt,
                 policy=policy,
-                fragments=tuple(parts),
+                fragments=tuple(scored),
                 advantages=tuple(advantages),
                 contribution=contribution,
             ))  # fmt: skip
@@ -129,18 +136,24 @@ class Cluster:
         return Contribution(gradient=ref, tally={"num_rows": 4.0}, worker="rollout-0")
 
     async def _scored(
-        self, batch: int, group: int, first: int, policy: Policy, content: str
+        self,
+        batch: int,
+        group: int,
+        first: int,
+        policy: Policy,
+        content: bytes,
+        conditions: bytes,
     ) -> FragmentScored:
         folder = batch_folder(RUN, batch)
         trajectory = examples.ref("gone")
-        if content != "gone":
-            trajectory = await self.store.put(folder, content.encode(), suffix=".safetensors")
+        if content != b"gone":
+            trajectory = await self.store.put(folder, content, suffix=".safetensors")
         return FragmentScored(
             fragment=examples.fragment(batch=batch, group=group, first_sample=first),
             policy=policy,
             stored=Trajectories(
                 trajectory=trajectory,
-                conditions=await self.store.put(folder, b"conditions", suffix=".safetensors"),
+                conditions=await self.store.put(folder, conditions, suffix=".safetensors"),
                 media=examples.ref("media"),
                 weights_digest=policy.weights_digest,
             ),
@@ -213,16 +226,18 @@ class Cluster:
 
 
 @contextlib.asynccontextmanager
-async def cluster(nats_url: str, folder: Path, recipe: Recipe) -> AsyncIterator[Cluster]:
+async def cluster(
+    nats_url: str, folder: Path, recipe: Recipe, *, training: Training | None = None
+) -> AsyncIterator[Cluster]:
     async with Bus.connect(nats_url, run=RUN, name="test") as bus:
         await bus.ensure_streams()
-        backend, training = Backend(folder), FakeTraining(recipe.trainer.devices)
+        backend, fake = Backend(folder), FakeTraining(recipe.trainer.devices)
         worker = Worker("trainer", "trainer", "waiting_for_rollout", Device(), address=ADDRESS)
         app = TrainerApp(
-            training, recipe, bus, ObjectStore(backend), worker,
-            generators=training.devices,
+            training or fake, recipe, bus, ObjectStore(backend), worker,
+            generators=() if training else fake.devices,
         )  # fmt: skip
-        made = Cluster(bus, backend, training, worker, app)
+        made = Cluster(bus, backend, fake, worker, app)
         running = asyncio.create_task(app.run())
         watching = asyncio.create_task(made.commit(0))
         try:

@@ -77,8 +77,8 @@ def guarded(
 def nft(
     algorithm: Algorithm, rows: NoisedSamples, network: Network, *, on_policy: bool
 ) -> Evaluated:
-    """DiffusionNFT without its old policy: supervised, on finished samples, towards good ones and away from bad ones. It has no
-    ratio, so nothing of it depends on ``on_policy``."""
+    """DiffusionNFT without its old policy: supervised, on finished samples, towards good ones and
+    away from bad ones. It has no ratio, so nothing of it depends on ``on_policy``."""
     velocity = network.velocity(rows.noised, rows.sigma, rows.conditions)
     surrogate = branches(velocity, rows, advantage_clip=algorithm.advantage_clip)
     if not algorithm.kl_beta:
