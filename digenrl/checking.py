@@ -1,55 +1,98 @@
 """`digenrl check`: whether a recipe can run, and what it takes on devices that one may have."""
 
+import json
 from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
+from digenrl.forecasting import Forecast, as_plain, forecast, lines
 from digenrl.local.preflight import check_inputs, check_rest
-from digenrl.planning import known_profiles, parse_devices
-from services.scheduler.costs.profile import load_profile
-from services.scheduler.planning.planner import plan_split
-from services.scheduler.planning.recipes import profile_of, schedule_of, with_shape_of
-from services.scheduler.planning.splits import words
+from services.scheduler.planning.runnable import HOST_GPUS
+from shared.errors import UserError
 from shared.recipe import Recipe, load_recipe
 
 
-def check(path: Path, devices: str | None, profile: str | None) -> Iterator[str]:
-    """What there is to say, a line at a time.
+@dataclass(frozen=True)
+class Checked:
+    """A recipe that can run."""
+
+    path: Path
+    recipe: Recipe
+    elsewhere: bool
+    """Whether the model and the rewards are on other hosts, and were not looked for here."""
+    forecast: Forecast | None
+    """On the devices that were given."""
+
+    @cached_property
+    def lines(self) -> list[str]:
+        """What there is to say."""
+        return list(_said(self))
+
+    @property
+    def as_json(self) -> str:
+        return json.dumps({
+            "recipe": str(self.path),
+            "ok": True,
+            "said": self.lines,
+            "forecast": None if self.forecast is None else as_plain(self.forecast),
+        }, indent=2)  # fmt: skip
+
+
+def check(
+    path: Path,
+    devices: str | None = None,
+    profile: str | None = None,
+    *,
+    host_gpus: int = HOST_GPUS,
+    elsewhere: bool = False,
+    timing: bool = True,
+) -> Checked:
+    """Look at everything that a run would stumble over at its start.
+
+    Args:
+        devices: as ``h100=8,a100=16``; without any, nothing is forecast.
+        profile: its name; by default the one that is named like the model.
+        host_gpus: of each host.
+        elsewhere: do not look for the model and the rewards here.
+        timing: forecast seconds, and look for a faster split; without it, memory only.
 
     Raises:
         UserError: the first thing that is wrong, and its remedy.
     """
     recipe = load_recipe(path)
-    batch, folder = recipe.batch, recipe.model.folder
-    if folder.exists():
-        check_inputs(recipe)
+    if elsewhere:
+        check_rest(recipe, elsewhere=True)
     else:
-        check_rest(recipe)
-    yield (
-        f"{path}: {recipe.run.steps} steps of {batch.groups} groups x {batch.group_size} samples "
-        f"in fragments of {recipe.schedule.fragment_size}"
-    )
-    if not folder.exists():
-        yield f"{folder} is not here: what the model's files say was not checked"
+        check_here(recipe)
+        check_inputs(recipe)
+    found = None
     if devices is not None:
-        yield from _planned(recipe, devices, profile)
+        found = forecast(recipe, devices, profile, host_gpus=host_gpus, timing=timing)
+    return Checked(path, recipe, elsewhere, found)
 
 
-def _planned(recipe: Recipe, devices: str, profile: str | None) -> Iterator[str]:
-    name = profile or profile_of(recipe, known_profiles())
-    costs = with_shape_of(load_profile(name), recipe)
-    kinds = parse_devices("--devices", devices, costs)
-    planned = plan_split(costs, kinds, schedule_of(recipe))
-    for reason in planned.excluded.values():
-        yield f"left out: {reason}"
-    best = planned.best
-    generating = words(best.split.rollout) if best.split.rollout else "none of their own"
+def failed_as_json(path: Path, error: UserError) -> str:
+    return json.dumps({"recipe": str(path), "ok": False, "error": str(error)}, indent=2)
+
+
+def check_here(recipe: Recipe) -> None:
+    """Raises UserError, which says how to get on, if the model's folder is not on this host."""
+    folder = recipe.model.folder
+    if not folder.is_dir():
+        raise UserError(
+            f"model.folder: {folder} is not here; put the model there as a diffusers folder (an "
+            "id of a hub is not read), or check the rest with --elsewhere"
+        )
+
+
+def _said(checked: Checked) -> Iterator[str]:
+    recipe, batch = checked.recipe, checked.recipe.batch
     yield (
-        f"by the cost profile {name}: {best.step_seconds:.0f} s per step, devices "
-        f"{best.simulated.utilisation:.0%} at work; generating {generating}, training "
-        f"{words(best.split.trainer)}"
+        f"{checked.path}: {recipe.run.steps} steps of {batch.groups} groups x {batch.group_size} "
+        f"samples in fragments of {recipe.schedule.fragment_size}"
     )
-    has = {kind: costs.devices[kind].memory_gib for kind in kinds}
-    yield (
-        f"memory: {costs.rollout.memory_gib:g} GiB to generate, {costs.variant.memory_gib:g} GiB "
-        "to train; " + ", ".join(f"{kind} has {gib:g}" for kind, gib in has.items())
-    )
+    if checked.elsewhere:
+        yield "the model and the rewards were not looked for: they are on other hosts"
+    if checked.forecast is not None:
+        yield from lines(checked.forecast)

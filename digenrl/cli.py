@@ -35,6 +35,11 @@ WandbProject = Annotated[
     str | None, typer.Option(help="project of Weights & Biases; offline with WANDB_MODE=offline")
 ]
 
+HostGpus = Annotated[
+    int, typer.Option(min=1, help="GPUs of a host: one trainer process has those of one host")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="print JSON instead of tables")]
+
 
 class ServiceName(StrEnum):
     scheduler = "scheduler"
@@ -134,12 +139,23 @@ def check(
     profile: Annotated[
         str | None, typer.Option(help="cost profile; by default the one named like the model")
     ] = None,
+    host_gpus: HostGpus = 8,
+    elsewhere: Annotated[
+        bool, typer.Option("--elsewhere", help="model and rewards are on other hosts")
+    ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Say whether a recipe can run, without starting anything."""
     from digenrl.checking import check as check_recipe
+    from digenrl.checking import failed_as_json
 
-    for line in check_recipe(recipe, devices, profile):
-        typer.echo(line)
+    try:
+        checked = check_recipe(recipe, devices, profile, host_gpus=host_gpus, elsewhere=elsewhere)
+    except UserError as error:
+        if as_json:
+            typer.echo(failed_as_json(recipe, error))
+        raise
+    typer.echo(checked.as_json if as_json else "\n".join(checked.lines))
 
 
 @app.command()
@@ -274,7 +290,6 @@ class Mode(StrEnum):
 
 
 ProfileVariant = Annotated[Variant, typer.Option(help="what is trained")]
-AsJson = Annotated[bool, typer.Option("--json", help="print JSON instead of tables")]
 
 
 @app.command()
@@ -290,6 +305,7 @@ def plan(
     staleness: Annotated[
         int | None, typer.Option(min=0, max=1, help="0 or 1, in place of the recipe's")
     ] = None,
+    host_gpus: HostGpus = 8,
     as_json: AsJson = False,
 ) -> None:
     """Say which devices should generate and which should train, and what that gains."""
@@ -297,8 +313,9 @@ def plan(
     from digenrl.planning_output import plan_as_json, show_plan, wide_console
 
     found = find_plan(
-        recipe, devices, profile=profile, variant=variant.value, staleness=_zero_or_one(staleness)
-    )
+        recipe, devices, profile=profile, variant=variant.value,
+        staleness=_zero_or_one(staleness), host_gpus=host_gpus,
+    )  # fmt: skip
     if as_json:
         typer.echo(plan_as_json(found))
     else:

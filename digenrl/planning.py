@@ -6,12 +6,14 @@ from typing import Literal
 
 from digenrl.planning_output import Comparison
 from services.scheduler.costs.colocated import colocated_seconds
+from services.scheduler.costs.memory import usual, with_memory
 from services.scheduler.costs.profile import PROFILES, Profile, VariantName, load_profile
 from services.scheduler.lookahead import look_ahead
 from services.scheduler.planning.planner import BASELINES, Planned, plan_split
 from services.scheduler.planning.recipes import (
     profile_of,
     schedule_of,
+    use_of,
     with_shape_of,
     with_staleness,
 )
@@ -19,7 +21,7 @@ from services.scheduler.planning.splits import Split
 from services.scheduler.planning.techniques import Technique, compare
 from services.scheduler.sim.profiled import ScheduleChoice, simulate
 from shared.errors import UserError
-from shared.recipe import load_recipe
+from shared.recipe import Recipe, load_recipe
 
 MOST_DEVICES = 256
 
@@ -48,24 +50,48 @@ def plan(
     profile: str | None,
     variant: VariantName,
     staleness: Literal[0, 1] | None,
+    host_gpus: int,
 ) -> Planned:
-    """What ``digenrl plan`` finds out.
+    """What ``digenrl plan`` finds out: only what a recipe can say, of hosts with so many GPUs.
 
     Raises:
         UserError: one line that names the option and the remedy.
     """
+    if variant == "full":
+        raise UserError(
+            "--variant: costs of all weights are those of bfloat16, and a run trains them in "
+            "float32; leave it out, or look at one split with digenrl sim"
+        )
     if recipe is None:
         if profile is None:
             raise UserError("give a recipe, or --profile; known are " + ", ".join(known_profiles()))
         costs = load_profile(profile, variant)
+        if costs.memory is not None:
+            costs = with_memory(costs, usual(costs.memory))
         schedule = ScheduleChoice(tag="auto")
     else:
         loaded = load_recipe(recipe)
-        name = profile or profile_of(loaded, known_profiles())
-        costs = with_shape_of(load_profile(name, variant), loaded)
+        costs = costs_of(loaded, profile or profile_of(loaded, known_profiles()))
         schedule = schedule_of(loaded)
     schedule = with_staleness(schedule, staleness)
-    return plan_split(costs, parse_devices("--devices", devices, costs), schedule)
+    kinds = parse_devices("--devices", devices, costs)
+    return plan_split(costs, kinds, schedule, host_gpus=host_gpus)
+
+
+def costs_of(recipe: Recipe, profile: str, *, fragment: int = 1) -> Profile:
+    """The profile's costs for this recipe's batch, with the memory that its model and its shape
+    take, in fragments of so many samples.
+
+    Raises:
+        UserError: if there is no such profile, or its costs are not those of this recipe.
+    """
+    if recipe.model.trained == "full":
+        raise UserError(
+            "model.trained: costs of all weights are those of bfloat16, and a run trains them in "
+            'float32; only "lora" can be planned'
+        )
+    costs = with_shape_of(load_profile(profile), recipe)
+    return with_memory(costs, use_of(recipe, costs, fragment=fragment))
 
 
 def simulated(request: SimRequest, *, comparing: bool) -> Comparison:

@@ -13,6 +13,7 @@ from rich.table import Table
 from services.scheduler.costs.colocated import Baseline
 from services.scheduler.costs.profile import Profile
 from services.scheduler.planning.planner import Choice, Planned
+from services.scheduler.planning.runnable import HOST_GPUS, as_toml, recipe_keys
 from services.scheduler.planning.splits import Devices, Split, words
 from services.scheduler.planning.techniques import Technique
 from services.scheduler.sim.measured import Simulated
@@ -63,6 +64,9 @@ def show_plan(planned: Planned, console: Console) -> None:
             _factor(choice.gain("2026-06")),
         )
     console.print(table)
+    console.print("to write into a recipe, in the same order:")
+    for choice in planned.choices[:SHOWN]:
+        console.print(f"  {as_toml(_keys(planned, choice))}", highlight=False, soft_wrap=True)
     looked, simulated = planned.num_forecast, len(planned.choices)
     console.print(f"{looked} ways forecast, the best {simulated} simulated")
     if planned.best.gain("tuned") < 1:
@@ -74,7 +78,10 @@ def plan_as_json(planned: Planned) -> str:
         **_head(planned.profile, planned.devices, planned.floor_seconds, planned.colocated),
         "excluded": dict(planned.excluded),
         "forecast": planned.num_forecast,
-        "choices": [_choice(choice) for choice in planned.choices],
+        "host_gpus": planned.host_gpus,
+        "choices": [
+            {**_choice(choice), "recipe": _keys(planned, choice)} for choice in planned.choices
+        ],
     }, indent=2)  # fmt: skip
 
 
@@ -178,6 +185,12 @@ def _choice(choice: Choice) -> dict[str, Any]:
         "utilisation": round(choice.simulated.utilisation, 4),
         "gain": {name: _finite(choice.gain(name)) for name in choice.colocated},
     }
+
+
+def _keys(planned: Planned, choice: Choice) -> dict[str, Any]:
+    return recipe_keys(
+        planned.profile, choice.split, choice.schedule, host_gpus=planned.host_gpus or HOST_GPUS
+    )
 
 
 def _technique(row: Technique) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import Any, TextIO
 
 from digenrl.follow.steps import Targets, check_installed
 from digenrl.local.ports import free_ports, hold_port
-from services.reward.scorer import kind_of
+from services.reward.scorer import check_packages, kind_of
 from shared.diffusion_families import VIDEO, adapter_of, pipeline_class, text_tokens
 from shared.errors import UserError
 from shared.model_size import check_size
@@ -118,14 +118,17 @@ def _check_sizes(recipe: Recipe) -> None:
     )
 
 
-def check_rest(recipe: Recipe) -> None:
-    """As `check_inputs`, of everything but the model."""
+def check_rest(recipe: Recipe, *, elsewhere: bool = False) -> None:
+    """As `check_inputs`, of everything but the model. ``elsewhere``: rewards are on other hosts,
+    with their packages and folders."""
     read_prompts(recipe.data.prompts)
     if recipe.evaluation.prompts is not None:
         read_prompts(recipe.evaluation.prompts)
     for scorer in (*recipe.reward.scorers, *recipe.evaluation.scorers):
-        kind_of(scorer)
-    judges = recipe.evaluation.digits
+        kind_of(scorer, here=not elsewhere)
+        if not elsewhere:
+            check_packages(scorer)
+    judges = None if elsewhere else recipe.evaluation.digits
     if judges is not None and not judges.is_dir():
         raise UserError(f"evaluation.digits: no folder {judges}")
 

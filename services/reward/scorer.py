@@ -8,6 +8,7 @@ not and nobody knows which; neither is ever turned into a number.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal, Protocol
 
@@ -81,6 +82,14 @@ class Kind:
     """Of pyproject.toml, which installs what it imports."""
 
 
+PACKAGES: Mapping[str, tuple[str, ...]] = {
+    "reward": ("PIL", "safetensors", "torch"),
+    "reward-models": ("torch", "transformers"),
+    "ocr": ("onnxruntime", "rapidfuzz", "rapidocr"),
+}
+"""What scorers import, by the extra that installs it."""
+
+
 def build_scorers(tables: Sequence[recipe_rewards.Scorer]) -> list[WeightedScorer]:
     """Load what a recipe's ``reward.scorers`` name.
 
@@ -90,8 +99,12 @@ def build_scorers(tables: Sequence[recipe_rewards.Scorer]) -> list[WeightedScore
     return [_build(f"reward.scorers.{table.name}", table) for table in tables]
 
 
-def kind_of(table: recipe_rewards.Scorer) -> Kind:
-    """Raises UserError if there is no such type, or what it needs is not there."""
+def kind_of(table: recipe_rewards.Scorer, *, here: bool = True) -> Kind:
+    """The kind that a recipe's table names. ``here``: its folder and its key are on this host.
+
+    Raises:
+        UserError: if there is no such type, or what it needs is not there.
+    """
     field = f"reward.scorers.{table.name}"
     if table.type not in KINDS:
         known = ", ".join(sorted(KINDS))
@@ -101,11 +114,24 @@ def kind_of(table: recipe_rewards.Scorer) -> Kind:
         raise UserError(f"{field}.folder: {table.type} needs the folder with its weights")
     if kind.needs in ("url", "judge") and not (table.url or "").startswith(("http://", "https://")):
         raise UserError(f"{field}.url: {table.type} needs the address of its server, http://...")
+    if not here:
+        return kind
     if table.folder is not None:
         _check_folder(field, table.folder, kind, of=table.type)
     if kind.needs == "judge":
         _check_judge(field, table.judge)
     return kind
+
+
+def check_packages(table: recipe_rewards.Scorer) -> None:
+    """Raises UserError if what the scorer imports is not installed; imports nothing itself."""
+    extra = KINDS[table.type].extra
+    missing = [name for name in PACKAGES[extra] if find_spec(name) is None]
+    if missing:
+        raise UserError(
+            f"reward.scorers.{table.name}.type: {table.type} {how_to_install(extra)} "
+            f"({', '.join(missing)} not found)"
+        )
 
 
 def _check_folder(field: str, folder: Path, kind: Kind, *, of: str) -> None:

@@ -59,7 +59,12 @@ class Rollout(Record):
     handoff_seconds: Seconds
     """From one service's result to the start of the next one's work, per hop."""
     memory_gib: Factor
-    """That a device needs: weights, decoder and activations; conditions come from a cache."""
+    """That a device needs. In a profile's file: weights, decoder and activations, with conditions
+    from a cache, as the study has it; `costs.memory` puts what a run really takes in its place."""
+    held_gib: Annotated[float, Field(ge=0)] = 0.0
+    """Of it, what is held all the time; 0 if that is not known."""
+    sample_gib: Annotated[float, Field(ge=0)] = 0.0
+    """Of the peak, what each sample of a fragment takes while it is denoised."""
 
 
 class Variant(Record):
@@ -71,6 +76,8 @@ class Variant(Record):
     """Forward and backward pass of a trained step over a step of a rollout."""
     memory_gib: Factor
     """That each training device needs."""
+    optimizer_gib: Annotated[float, Field(ge=0)] = 0.0
+    """Of it, what a rollout device does not have; 0 if that is not known."""
     sharded: bool
     """Over the devices of a node; if not, each device can be lent on its own."""
     optimizer_seconds: Seconds
@@ -98,6 +105,30 @@ class Colocated(Record):
     """One way, all of it."""
 
 
+class Memory(Record):
+    """What one model takes of a device, at one shape. GiB; network and text encoders in bfloat16,
+    decoder and adapter in float32."""
+
+    height: Positive
+    width: Positive
+    frames: Positive
+    forwards: Literal[1, 2]
+    """2: figures of a step or a row are with classifier-free guidance."""
+    network_gib: Factor
+    text_gib: Factor
+    decoder_gib: Factor
+    adapter_gib: Factor
+    adapter_rank: Positive
+    denoise_gib: Factor
+    """Peak of a denoising step, per sample."""
+    decode_gib: Factor
+    """Peak of decoding one sample."""
+    train_gib: Annotated[float, Field(ge=0)]
+    """Peak of a training pass with its gradients, whatever the number of its rows ..."""
+    row_gib: Factor
+    """... and for each of them, with gradient checkpointing."""
+
+
 class Device(Record):
     generation_speed: Factor
     """Relative to an H100."""
@@ -118,6 +149,7 @@ class _Costs(Record):
     embeds_guidance: bool = False
     """Whether the network is told the guidance, so that it costs no second pass."""
     rollout: Rollout
+    memory: Memory | None = None
     colocated: Colocated
     devices: Annotated[dict[Token, Device], Field(min_length=1)]
     sources: dict[str, Source]
@@ -202,7 +234,14 @@ def fits(profile: Profile, kind: str, role: Role) -> str | None:
     has = device(profile, kind).memory_gib
     if needed <= has:
         return None
-    return f"{profile.name} needs {needed:g} GiB on a {role} device; {kind} has {has:g} GiB"
+    return f"{profile.name} needs {needed:.4g} GiB on a {role} device; {kind} has {has:g} GiB"
+
+
+def holds_fragments(profile: Profile, kind: str, role: Role, samples: int) -> bool:
+    """Whether a device of this kind can denoise so many samples at a time."""
+    extra = profile.variant.optimizer_gib if role == "trainer" else 0.0
+    needed = profile.rollout.held_gib + extra + samples * profile.rollout.sample_gib
+    return needed <= device(profile, kind).memory_gib
 
 
 def speed(profile: Profile, kind: str, role: Role) -> float:

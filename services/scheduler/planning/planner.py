@@ -12,11 +12,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import zip_longest
+from typing import Any
 
 from services.scheduler.costs.colocated import Baseline, colocated_seconds
 from services.scheduler.costs.floor import floor_seconds
-from services.scheduler.costs.profile import Profile, Role, fits
+from services.scheduler.costs.profile import Profile, Role, fits, holds_fragments
 from services.scheduler.planning.forecast import NEGLIGIBLE_GAIN, Forecast, forecast
+from services.scheduler.planning.runnable import why_not
 from services.scheduler.planning.splits import Devices, Split, excluded, splits, words
 from services.scheduler.sim.measured import Simulated
 from services.scheduler.sim.profiled import ScheduleChoice, is_fluid, simulate
@@ -77,6 +79,9 @@ class Planned:
     """The best first."""
     num_forecast: int
     """Splits and fragment sizes that were looked at."""
+    host_gpus: int | None = None
+    """Where it counts that a trainer's devices are of one host: how many that has. All choices can
+    then be said by a recipe."""
 
     @cached_property
     def best(self) -> Choice:
@@ -87,24 +92,33 @@ class Planned:
 class _Candidate:
     split: Split
     size: int
+    schedule: ScheduleChoice
     forecast: Forecast
 
 
 def plan_split(
-    profile: Profile, devices: Devices, schedule: ScheduleChoice, *, effort: float = EFFORT
+    profile: Profile,
+    devices: Devices,
+    schedule: ScheduleChoice,
+    *,
+    effort: float = EFFORT,
+    host_gpus: int | None = None,
 ) -> Planned:
     """Rank splits of these devices. What ``schedule`` leaves open is chosen: ``fragment_size``
     None, ``tag`` "auto".
+
+    ``host_gpus``: GPUs of a host; what no recipe can say of such hosts is left out. None: devices
+    go together wherever they are, as the bounds and the emulated cluster have it.
 
     Raises:
         UserError: a kind that the profile does not know, or too few devices for two roles.
     """
     left_out = excluded(profile, devices)
-    candidates = _candidates(profile, devices, schedule)
+    candidates = _candidates(profile, devices, schedule, host_gpus)
     if not candidates:
-        raise UserError(_why_none(profile, devices))
+        raise UserError(_why_none(profile, devices, schedule, host_gpus))
     choices = sorted(
-        _simulated(profile, devices, candidates, schedule, effort),
+        _simulated(profile, devices, candidates, effort),
         key=lambda choice: choice.step_seconds,
     )
     best = _without_needless_help(profile, choices[0], schedule)
@@ -115,8 +129,8 @@ def plan_split(
         floor_seconds=floor_seconds(profile, devices),
         colocated=best.colocated,
         choices=(best, *choices[1:]),
-        num_forecast=len(_splits(profile, devices, schedule))
-        * len(fragment_sizes(profile, schedule)),
+        num_forecast=len({(str(each.split), each.size) for each in candidates}),
+        host_gpus=host_gpus,
     )
 
 
@@ -137,37 +151,77 @@ def _splits(profile: Profile, devices: Devices, schedule: ScheduleChoice) -> lis
     return [Split({}, able)] if able else []
 
 
-def _candidates(profile: Profile, devices: Devices, schedule: ScheduleChoice) -> list[_Candidate]:
+def _candidates(
+    profile: Profile, devices: Devices, schedule: ScheduleChoice, host_gpus: int | None
+) -> list[_Candidate]:
     """Every split in every fragment size, the best forecast first.
 
     Where a switch takes time, help is lent more rarely than forecasts think, which take it for one
     block; so each candidate with help is followed by one without.
     """
     ways = [
-        (split, size)
+        (split, size, way)
         for split in _splits(profile, devices, schedule)
+        if (way := _said(profile, split, schedule, host_gpus)) is not None
         for size in fragment_sizes(profile, schedule)
+        if _holds(profile, split, way, size)
     ]
 
-    def ranked(wanted: ScheduleChoice) -> list[_Candidate]:
+    def ranked(**changes: Any) -> list[_Candidate]:
         found = [
-            _Candidate(split, size, forecast(profile, split, size, wanted)) for split, size in ways
+            _Candidate(split, size, wanted, forecast(profile, split, size, wanted))
+            for split, size, way in ways
+            for wanted in [replace(way, **changes)]
         ]
         return sorted(found, key=lambda candidate: candidate.forecast.seconds)
 
-    found = ranked(schedule)
+    found = ranked()
     if schedule.tag != "auto" or not profile.variant.switch_seconds:
         return found
     helped = [candidate for candidate in found if candidate.forecast.groups]
-    pairs = zip_longest(helped, ranked(replace(schedule, tag=0)))
+    pairs = zip_longest(helped, ranked(tag=0))
     return [candidate for pair in pairs for candidate in pair if candidate is not None]
 
 
-def _why_none(profile: Profile, devices: Devices) -> str:
+def _said(
+    profile: Profile, split: Split, schedule: ScheduleChoice, host_gpus: int | None
+) -> ScheduleChoice | None:
+    """The schedule as a recipe can say it of this split: without help where the choice is open and
+    its trainer cannot be lent. None if there is no such recipe."""
+    ways = [schedule]
+    if schedule.tag == "auto" and schedule.mode == "pipelined":
+        ways.append(replace(schedule, tag=0))
+    if host_gpus is None:
+        return schedule
+    return next(
+        (way for way in ways if why_not(profile, split, way, host_gpus=host_gpus) is None), None
+    )
+
+
+def _holds(profile: Profile, split: Split, schedule: ScheduleChoice, size: int) -> bool:
+    """Whether all devices that generate have memory for so many samples at a time."""
+    roles: dict[Role, Devices] = {"rollout": split.rollout}
+    if schedule.may_help:
+        roles["trainer"] = split.trainer
+    return all(
+        holds_fragments(profile, kind, role, size)
+        for role, pool in roles.items()
+        for kind, count in pool.items()
+        if count
+    )
+
+
+def _why_none(
+    profile: Profile, devices: Devices, schedule: ScheduleChoice, host_gpus: int | None
+) -> str:
     given = [kind for kind, count in devices.items() if count]
     roles: tuple[Role, Role] = ("rollout", "trainer")
     reasons = [fits(profile, kind, role) for kind in given for role in roles]
     known = list(dict.fromkeys(reason for reason in reasons if reason is not None))
+    looked_at = _splits(profile, devices, schedule)
+    if looked_at and host_gpus is not None:
+        reason = why_not(profile, looked_at[0], schedule, host_gpus=host_gpus)
+        return f"no recipe says a split of {words(devices)}: {reason or 'fragments do not fit'}"
     if not known:
         return "one device cannot be split into rollout and trainer; give at least two"
     return f"no split of {words(devices)} can both generate and train: {'; '.join(known)}"
@@ -177,7 +231,6 @@ def _simulated(
     profile: Profile,
     devices: Devices,
     candidates: list[_Candidate],
-    schedule: ScheduleChoice,
     effort: float,
 ) -> Iterator[Choice]:
     """The best candidates, until the effort is spent or forecasts are hopeless."""
@@ -187,7 +240,7 @@ def _simulated(
     for candidate in candidates:
         if sum(seen.values()) >= MOST_SIMULATED:
             return
-        sized = replace(schedule, fragment_size=candidate.size)
+        sized = replace(candidate.schedule, fragment_size=candidate.size)
         chosen = with_help(profile, candidate.split, sized, candidate.forecast.groups)
         cost = _effort(profile, candidate.split, chosen)
         name = f"{candidate.split} {bool(candidate.forecast.groups)}"

@@ -1,13 +1,18 @@
 """What a recipe says of a cost profile's shape, and of how the devices are to be kept busy."""
 
+import math
 import re
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Literal
 
+from services.scheduler.assign import full_size
+from services.scheduler.costs.memory import Use
 from services.scheduler.costs.profile import Profile, Shape
-from services.scheduler.sim.profiled import ScheduleChoice
+from services.scheduler.sim.profiled import ScheduleChoice, steady_plan
+from shared.diffusion.training.chunks import make_tuner
 from shared.errors import UserError
+from shared.model_memory import ITEM_BYTES
 from shared.recipe import Recipe
 
 
@@ -33,7 +38,7 @@ def with_shape_of(profile: Profile, recipe: Recipe) -> Profile:
         group_size=recipe.batch.group_size,
         steps=recipe.sampling.steps,
         trained_steps=recipe.sampling.window,
-        updates=1,
+        updates=recipe.trainer.updates,
     )
     variant = profile.variant.model_copy(update={"forwards_per_step": forwards})
     return profile.model_copy(update={"shape": shape, "variant": variant})
@@ -45,7 +50,8 @@ def schedule_of(recipe: Recipe) -> ScheduleChoice:
     size = None if schedule.fragment_size == "auto" else schedule.fragment_size
     if in_order and size is None:
         size = recipe.batch.group_size  # as the scheduler does
-    tag = 0 if schedule.tag == "off" or schedule.mode != "pipelined" else schedule.tag
+    off = schedule.mode != "pipelined" or recipe.trainer.updates > 1
+    tag = 0 if off or schedule.tag == "off" else schedule.tag
     return ScheduleChoice(
         mode=schedule.mode,
         fragment_size=size,
@@ -55,6 +61,38 @@ def schedule_of(recipe: Recipe) -> ScheduleChoice:
         early_fraction=1.0 if schedule.early_fraction == "auto" else schedule.early_fraction,
         in_order=in_order,
         gradient_help=recipe.rollout.can_train and schedule.mode == "pipelined",
+    )
+
+
+def fragment_of(recipe: Recipe) -> int:
+    """Samples per fragment while there is plenty, on as many devices as the recipe starts."""
+    schedule = schedule_of(recipe)
+    plan = steady_plan(
+        groups=recipe.batch.groups,
+        group_size=recipe.batch.group_size,
+        batches=1,
+        schedule=schedule,
+    )
+    lent = recipe.trainer.devices if recipe.trainer_may_help else 0
+    return full_size(plan, recipe.rollout.workers + lent)
+
+
+def use_of(recipe: Recipe, profile: Profile, *, fragment: int) -> Use:
+    """What memory depends on. Training passes are of as few rows as the recipe allows."""
+    model, trainer = recipe.model, recipe.trainer
+    return Use(
+        height=model.height,
+        width=model.width,
+        frames=model.frames,
+        forwards=profile.variant.forwards_per_step,
+        item_bytes=ITEM_BYTES[model.dtype],
+        rank=model.lora.rank if model.trained == "lora" else 0,
+        rows=make_tuner(recipe, math.inf).candidates[0].rows,
+        fragment=fragment,
+        ranks=trainer.ranks if trainer.sharded else 1,
+        helps=recipe.trainer_may_help,
+        can_train=recipe.rollout.can_train,
+        averages=trainer.ema is not None,
     )
 
 

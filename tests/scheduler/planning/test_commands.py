@@ -72,7 +72,7 @@ def test_other_bad_input_is_refused_in_one_line() -> None:
 def test_a_plan_in_a_table_and_in_json() -> None:
     words = ("plan", "--profile", "qwen-image", "--devices", "h100=6,4090=2")
     table = _run(*words)
-    assert "left out: qwen-image needs 41.5 GiB on a rollout device; 4090 has 23 GiB" in table
+    assert "left out: qwen-image needs 58.8 GiB on a rollout device; 4090 has 23 GiB" in table
     found = json.loads(_run(*words, "--json"))
     assert found["devices"] == {"H100": 6, "4090": 2}
     best = found["choices"][0]

@@ -1,0 +1,176 @@
+"""What a recipe takes on devices that one may have: seconds of a step, and memory."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from digenrl.planning import known_profiles, parse_devices
+from services.scheduler.costs.memory import Needed, Use, rollout_needs, trainer_needs, with_memory
+from services.scheduler.costs.profile import Memory, Profile, load_profile
+from services.scheduler.lookahead import look_ahead
+from services.scheduler.planning.own_split import Own, own_split
+from services.scheduler.planning.planner import Choice, plan_split
+from services.scheduler.planning.recipes import (
+    fragment_of,
+    profile_of,
+    schedule_of,
+    use_of,
+    with_shape_of,
+)
+from services.scheduler.planning.runnable import as_toml, recipe_keys
+from services.scheduler.planning.splits import words
+from services.scheduler.sim.measured import Simulated
+from services.scheduler.sim.profiled import simulate
+from shared.model_memory import num_weights
+from shared.recipe import Recipe
+
+BATCHES_STRICT, BATCHES_ONE_STEP = 3, 6
+EFFORT = 50_000
+"""Of the search for a better split: a second or less."""
+BETTER = 0.97
+"""Of the recipe's own step: a split that gains less is not worth a word."""
+GIB = 2**30
+FIGURES_BYTES = 2
+"""Of a weight of network and text encoders, in a profile's table of memory."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forecast:
+    """Of one recipe on one set of devices."""
+
+    profile: Profile
+    own: Own
+    simulated: Simulated | None
+    """None if it was not asked for, or the profile has no costs for what the recipe trains."""
+    better: Choice | None
+    """What the planner would do on the same devices, if that is faster."""
+    needed: dict[str, Needed]
+    """Role -> what each of its devices takes; empty if the profile has no table of memory."""
+    host_gpus: int
+
+
+def forecast(
+    recipe: Recipe, devices: str, profile: str | None, *, host_gpus: int, timing: bool = True
+) -> Forecast:
+    """Of the recipe's own split, and unless it is colocated, what would be faster. Without
+    ``timing`` of memory only.
+
+    Raises:
+        UserError: if the devices are too few or too small for it, or nothing is known of them.
+    """
+    name = profile or profile_of(recipe, known_profiles())
+    costs = with_shape_of(load_profile(name), recipe)
+    use = use_of(recipe, costs, fragment=fragment_of(recipe))
+    costs = _with_weights(costs, recipe.model.folder)
+    kinds = parse_devices("--devices", devices, costs)
+    own = own_split(recipe, with_memory(costs, use), kinds, host_gpus=host_gpus)
+    simulated = better = None
+    if timing and recipe.model.trained == "lora":
+        simulated = _simulated(with_memory(costs, use), own)
+        if own.schedule.mode == "pipelined":
+            smallest = with_memory(costs, replace(use, fragment=1))
+            best = plan_split(
+                smallest, kinds, schedule_of(recipe), effort=EFFORT, host_gpus=host_gpus
+            ).best
+            better = best if best.step_seconds < BETTER * simulated.step_seconds else None
+    return Forecast(
+        profile=costs,
+        own=own,
+        simulated=simulated,
+        better=better,
+        needed=_needed(costs.memory, use, own),
+        host_gpus=host_gpus,
+    )
+
+
+def lines(found: Forecast) -> Iterator[str]:
+    """For people."""
+    split, name = found.own.split, found.profile.name
+    who = f"generating {words(split.rollout)}, training {words(split.trainer)}"
+    if not split.rollout:
+        who = f"generating and training by turns {words(split.trainer)}"
+    if found.simulated is None:
+        yield f"{who}; how long a step takes is not known: the costs of {name} are those of LoRA"
+    else:
+        yield (
+            f"by the cost profile {name}: {found.simulated.step_seconds:.0f} s per step, devices "
+            f"{found.simulated.utilisation:.0%} at work; {who}"
+        )
+    if found.better is not None:
+        yield (
+            f"faster on the same devices: {found.better.step_seconds:.0f} s per step with "
+            f"{as_toml(better_keys(found))}"
+        )
+    pools = {"generate": split.rollout, "train": split.trainer}
+    for role, needed in found.needed.items():
+        has = ", ".join(
+            f"{kind} has {found.profile.devices[kind].memory_gib:g}" for kind in pools[role]
+        )
+        yield f"memory to {role}, an estimate: {needed}; {has}"
+
+
+def as_plain(found: Forecast) -> dict[str, Any]:
+    """For programs."""
+    own, simulated, better = found.own, found.simulated, found.better
+    return {
+        "profile": found.profile.name,
+        "rollout": dict(own.split.rollout),
+        "trainer": dict(own.split.trainer),
+        "step_seconds": None if simulated is None else round(simulated.step_seconds, 3),
+        "utilisation": None if simulated is None else round(simulated.utilisation, 4),
+        "better": None
+        if better is None
+        else {"step_seconds": round(better.step_seconds, 3), "recipe": better_keys(found)},
+        "memory_gib": {
+            role: {
+                "network": round(needed.network, 2),
+                "text": round(needed.text, 2),
+                "decoder": round(needed.decoder, 2),
+                "trained": round(needed.trained, 2),
+                "peak": round(needed.peak, 2),
+                "total": round(needed.total, 2),
+            }
+            for role, needed in found.needed.items()
+        },
+    }
+
+
+def better_keys(found: Forecast) -> dict[str, Any]:
+    """Of the faster split, what to write into the recipe."""
+    assert found.better is not None
+    return recipe_keys(
+        found.profile, found.better.split, found.better.schedule, host_gpus=found.host_gpus
+    )
+
+
+def _with_weights(profile: Profile, folder: Path) -> Profile:
+    """With the sizes of the model that is here."""
+    if profile.memory is None or not (folder / "model_index.json").is_file():
+        return profile
+    sizes = {
+        "network_gib": num_weights(folder, "transformer") * FIGURES_BYTES / GIB,
+        "text_gib": num_weights(folder, "text") * FIGURES_BYTES / GIB,
+        "decoder_gib": num_weights(folder, "decoder") * 4 / GIB,
+    }
+    found = {name: gib for name, gib in sizes.items() if gib}
+    return profile.model_copy(update={"memory": profile.memory.model_copy(update=found)})
+
+
+def _simulated(profile: Profile, own: Own) -> Simulated:
+    return simulate(
+        profile,
+        rollout=own.split.rollout,
+        trainer=own.split.trainer,
+        schedule=own.schedule,
+        batches=BATCHES_ONE_STEP if own.schedule.max_staleness else BATCHES_STRICT,
+        look_ahead=look_ahead,
+        causes=False,
+    )
+
+
+def _needed(memory: Memory | None, use: Use, own: Own) -> dict[str, Needed]:
+    if memory is None:
+        return {}
+    found = {"train": trainer_needs(memory, use)}
+    return {"generate": rollout_needs(memory, use), **found} if own.split.rollout else found

@@ -1,0 +1,88 @@
+"""The split that a recipe itself asks for, on given devices."""
+
+from dataclasses import dataclass, replace
+
+from services.scheduler.costs.profile import Profile, fits
+from services.scheduler.planning.recipes import schedule_of
+from services.scheduler.planning.splits import Devices, Split, words
+from services.scheduler.sim.profiled import ScheduleChoice
+from shared.errors import UserError
+from shared.recipe import Recipe
+
+
+@dataclass(frozen=True, slots=True)
+class Own:
+    split: Split
+    schedule: ScheduleChoice
+    """What the recipe leaves open is decided while it runs, and so in its simulation."""
+
+
+def own_split(recipe: Recipe, profile: Profile, devices: Devices, *, host_gpus: int) -> Own:
+    """Which of the devices train, those that train fastest first, and which generate.
+
+    Raises:
+        UserError: if there are too few, or they do not hold what they are to hold.
+    """
+    _check_number(recipe, devices)
+    trainer = _trainer(recipe, profile, devices, host_gpus)
+    left = {kind: count - trainer.get(kind, 0) for kind, count in devices.items()}
+    rollout = _rollout(recipe, profile, left)
+    schedule = schedule_of(recipe)
+    if recipe.schedule.mode == "colocated":
+        return Own(Split({}, _sum(trainer, rollout)), schedule)
+    if not recipe.trainer_may_help:
+        schedule = replace(schedule, tag=0)
+    return Own(Split(rollout, trainer), schedule)
+
+
+def _check_number(recipe: Recipe, devices: Devices) -> None:
+    workers, (key, trains) = recipe.rollout.workers, _trains(recipe)
+    if workers + trains > sum(devices.values()):
+        raise UserError(
+            f"--devices: {words(devices)} are {sum(devices.values())}; the recipe wants "
+            f"{workers + trains}: {key} = {trains} and rollout.workers = {workers}"
+        )
+
+
+def _trains(recipe: Recipe) -> tuple[str, int]:
+    trainer = recipe.trainer
+    if trainer.ranks > 1:
+        return "trainer.ranks", trainer.ranks
+    return "trainer.devices", trainer.devices
+
+
+def _trainer(recipe: Recipe, profile: Profile, devices: Devices, host_gpus: int) -> Devices:
+    key, number = _trains(recipe)
+    if key == "trainer.devices" and number > host_gpus:
+        raise UserError(
+            f"trainer.devices: {number} GPUs of one host, and a host has {host_gpus} "
+            "(--host-gpus); use trainer.ranks"
+        )
+    enough = [kind for kind, count in devices.items() if count >= number]
+    if not enough:
+        raise UserError(f"{key}: {number} of one kind, which {words(devices)} are not")
+    able = [kind for kind in enough if fits(profile, kind, "trainer") is None]
+    if not able:
+        raise UserError(f"{key}: {fits(profile, enough[0], 'trainer')}")
+    return {max(able, key=lambda kind: profile.devices[kind].training_speed): number}
+
+
+def _rollout(recipe: Recipe, profile: Profile, devices: Devices) -> Devices:
+    wanted, chosen = recipe.rollout.workers, dict[str, int]()
+    able = [kind for kind in devices if fits(profile, kind, "rollout") is None]
+    for kind in sorted(able, key=lambda kind: -profile.devices[kind].generation_speed):
+        taken = min(devices[kind], wanted - sum(chosen.values()))
+        if taken:
+            chosen[kind] = taken
+    if sum(chosen.values()) < wanted:
+        reason = next(
+            reason
+            for kind, count in devices.items()
+            if count and (reason := fits(profile, kind, "rollout")) is not None
+        )
+        raise UserError(f"rollout.workers: {wanted} are to generate; {reason}")
+    return chosen
+
+
+def _sum(one: Devices, other: Devices) -> Devices:
+    return {kind: one.get(kind, 0) + other.get(kind, 0) for kind in dict.fromkeys([*one, *other])}

@@ -1,0 +1,93 @@
+"""Whether a recipe can say what a plan does, and the keys that say it.
+
+A trainer is one process, whose GPUs are of one host (`trainer.devices`), or several that torchrun
+starts with a GPU each (`trainer.ranks`), on one host or several. Ranks wait for one another in
+every group, so they are not lent to generate (docs/adr/0015-ranks.md).
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from services.scheduler.costs.profile import Profile, Role, fits
+from services.scheduler.planning.splits import Devices, Split, words
+from services.scheduler.sim.profiled import ScheduleChoice
+
+HOST_GPUS = 8
+"""Of a host, where nothing else is said."""
+
+
+def why_not(
+    profile: Profile, split: Split, schedule: ScheduleChoice, *, host_gpus: int
+) -> str | None:
+    """Why no recipe says this, in a few words; None if one does."""
+    number = sum(split.trainer.values())
+    several_hosts = number > host_gpus
+    lent = schedule.may_help
+    together = profile.variant.sharded
+    reasons = {
+        f"trains on unlike devices, {words(split.trainer)}": len(_kinds(split.trainer)) > 1,
+        f"lends a trainer of {number} devices, and a host has {host_gpus}": lent and several_hosts,
+        "lends ranks that share their weights": lent and together,
+        f"{number} ranks cannot share a group of {profile.shape.group_size}": together
+        and profile.shape.group_size % number != 0,
+        f"trains in index order on {number} devices": schedule.in_order and number > 1,
+    }
+    for reason, applies in reasons.items():
+        if applies:
+            return reason
+    return _too_small(profile, split)
+
+
+def needs_ranks(profile: Profile, trainer: Devices, *, host_gpus: int) -> bool:
+    """Whether the trainer is several processes (`trainer.ranks`)."""
+    return profile.variant.sharded or sum(trainer.values()) > host_gpus
+
+
+def recipe_keys(
+    profile: Profile, split: Split, schedule: ScheduleChoice, *, host_gpus: int
+) -> dict[str, Any]:
+    """What to write into a recipe, as ``table.key`` and value."""
+    ranks = needs_ranks(profile, split.trainer, host_gpus=host_gpus)
+    keys: dict[str, Any] = {
+        "rollout.workers": sum(split.rollout.values()),
+        "trainer.devices": 1 if ranks else sum(split.trainer.values()),
+    }
+    if ranks:
+        keys["trainer.ranks"] = sum(split.trainer.values())
+    if profile.variant.sharded:
+        keys["trainer.sharded"] = True
+    if schedule.gradient_help:
+        keys["rollout.can_train"] = True
+    if schedule.mode != "pipelined":
+        keys["schedule.mode"] = schedule.mode
+    if schedule.fragment_size is not None:
+        keys["schedule.fragment_size"] = schedule.fragment_size
+    if schedule.mode == "pipelined":
+        keys["schedule.tag"] = schedule.tag or "off"
+        keys["schedule.max_staleness"] = schedule.max_staleness
+    return keys
+
+
+def as_toml(keys: Mapping[str, Any]) -> str:
+    """On one line, with dotted keys as TOML takes them."""
+
+    def value(given: Any) -> str:
+        if isinstance(given, bool):
+            return str(given).lower()
+        return f'"{given}"' if isinstance(given, str) else str(given)
+
+    return ", ".join(f"{key} = {value(given)}" for key, given in keys.items())
+
+
+def _kinds(devices: Devices) -> list[str]:
+    return [kind for kind, count in devices.items() if count]
+
+
+def _too_small(profile: Profile, split: Split) -> str | None:
+    roles: dict[Role, Devices] = {"rollout": split.rollout, "trainer": split.trainer}
+    for role, devices in roles.items():
+        for kind in _kinds(devices):
+            reason = fits(profile, kind, role)
+            if reason is not None:
+                return reason
+    return None
