@@ -128,11 +128,11 @@ async def _freeze(run: Cluster, fault: Fault) -> None:
     run.send(fault.target, signal.SIGCONT)
 
 
-async def through(folder: Path, seed: int, number: int) -> Storm:
+async def through(folder: Path, seed: int, number: int, *, max_staleness: int = 0) -> Storm:
     """A run with everything on: TAG, a trainer of two devices, rollout devices that train."""
     setting = small(
         folder, groups=8, rollout={"H100": 3}, trainer={"H100": 2}, tag=1, gradient_help=True,
-        steps=10_000,
+        max_staleness=max_staleness, steps=10_000,
     )  # fmt: skip
     async with cluster(folder / "run", setting, stores_in="s3") as run:
         await run.until_step(1)
@@ -143,12 +143,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--faults", type=int, default=40)
+    parser.add_argument("--staleness", type=int, default=0)
     parser.add_argument("--folder", type=Path, help="for logs, which then stay")
     asked = parser.parse_args()
     folder = asked.folder or Path(tempfile.mkdtemp())
     folder.mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
-    found = asyncio.run(through(folder, asked.seed, asked.faults))
+    found = asyncio.run(through(folder, asked.seed, asked.faults, max_staleness=asked.staleness))
     lines = [
         *map(str, found.faults),
         f"{Counter(fault.kind for fault in found.faults)} in {time.monotonic() - began:.0f} s, "
