@@ -24,11 +24,6 @@ def serve_scheduler(
         raise UserError("--recipe: the scheduler needs the run's recipe")
     changes = {"run.steps": steps, "run.name": run or None}
     recipe: Recipe = override(load_recipe(recipe_file), changes)
-    if "model" in (recipe.sampling.sigmas, recipe.evaluation.sigmas):
-        raise UserError(
-            f'sampling.sigmas, evaluation.sigmas: "model" needs {recipe.model.folder} on this '
-            "host, or numbers"
-        )
     settings = settings_of(
         run=recipe.run.name,
         worker="scheduler",
@@ -39,7 +34,7 @@ def serve_scheduler(
 
     from services.scheduler.service import run as run_scheduler
 
-    uvloop.run(run_scheduler(settings, recipe))
+    uvloop.run(run_scheduler(settings, recipe, beside=recipe_file.resolve().parent))
 
 
 def serve_worker(

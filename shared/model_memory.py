@@ -65,7 +65,7 @@ def adapter_bytes(
 def _tensors(folder: Path, part: Part) -> Iterator[tuple[str, list[int]]]:
     """Names and shapes."""
     for name in _names(folder, part):
-        for file in _files(folder / name):
+        for file in weight_files(folder / name):
             for tensor, told in _header(file).items():
                 if tensor != "__metadata__":
                     yield tensor, told["shape"]
@@ -85,8 +85,9 @@ def _names(folder: Path, part: Part) -> list[str]:
     return [name for name in there if name.startswith(begin)]
 
 
-def _files(folder: Path) -> list[Path]:
-    """Those that are loaded: one file, or the pieces that an index names, or whatever there is."""
+def weight_files(folder: Path) -> list[Path]:
+    """Those of a part that are loaded: one file, or the pieces that an index names, or what there
+    is."""
     for name in WHOLE:
         if (folder / name).is_file():
             return [folder / name]

@@ -18,6 +18,7 @@ from shared.pipeline_sigmas import pipeline_sigmas
 from shared.recipe_checks import check_at_most, check_devices, check_divides, check_messages
 from shared.recipe_faults import describe
 from shared.recipe_files import read_tables
+from shared.recipe_paths import resolved
 from shared.recipe_rewards import Evaluation, Reward, Scorer, check_evaluation
 from shared.recipe_sampling import Algorithm, Sampling, SigmaGrid
 from shared.recipe_stored import settled
@@ -220,18 +221,18 @@ def _resolved(recipe: Recipe, base: Path) -> Recipe:
         return tuple(scorer.at(base) for scorer in given)
 
     def absolute(path: Path | None) -> Path | None:
-        return None if path is None else (base / path).resolve()
+        return None if path is None else resolved(path, base)
 
     def updated(table: Any, **update: Any) -> Any:
         return table.model_copy(update=update)
 
-    evaluation, folder = recipe.evaluation, (base / recipe.model.folder).resolve()
+    evaluation, folder = recipe.evaluation, resolved(recipe.model.folder, base)
     sigmas, evaluation_sigmas = _sigmas(recipe, folder)
     return recipe.model_copy(
         update={
             "model": updated(recipe.model, folder=folder),
             "sampling": updated(recipe.sampling, sigmas=sigmas),
-            "data": updated(recipe.data, prompts=(base / recipe.data.prompts).resolve()),
+            "data": updated(recipe.data, prompts=resolved(recipe.data.prompts, base)),
             "reward": updated(recipe.reward, scorers=scorers(recipe.reward.scorers)),
             "evaluation": updated(
                 evaluation,

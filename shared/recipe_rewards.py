@@ -7,6 +7,7 @@ from pydantic import Field, model_validator
 
 from shared.contracts import Token
 from shared.recipe_judge import Judge
+from shared.recipe_paths import resolved
 from shared.recipe_sampling import Sampling, SigmaGrid, check_sigmas
 from shared.recipe_table import NonNegative, Positive, Table, check_unique
 
@@ -29,9 +30,9 @@ class Scorer(Table):
         """With its paths relative to ``base`` made absolute."""
         update: dict[str, Any] = {}
         if self.folder is not None:
-            update["folder"] = (base / self.folder).resolve()
+            update["folder"] = resolved(self.folder, base)
         if self.judge is not None and self.judge.key_file is not None:
-            key_file = (base / self.judge.key_file).resolve()
+            key_file = resolved(self.judge.key_file, base)
             update["judge"] = self.judge.model_copy(update={"key_file": key_file})
         return self.model_copy(update=update)
 

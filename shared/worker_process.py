@@ -19,6 +19,7 @@ from shared.cancellation import stop
 from shared.contracts import Device, PolicyPublished
 from shared.errors import Unavailable, UserError
 from shared.recipe import Recipe
+from shared.run_files import check_files
 from shared.run_store import read_recipe, wait_for_recipe
 from shared.service import Health, listen, serve, worker_app
 from shared.settings import ServiceSettings
@@ -26,6 +27,10 @@ from shared.store import ObjectStore, open_store
 from shared.worker import Worker
 
 RETRY_S = 1.0
+READS = {
+    "rollout": ("model.folder",), "reward": ("reward.scorers.",), "trainer": ("model.folder",)
+}  # fmt: skip
+"""Keys, or how they begin, of what a service reads on its host."""
 
 log = structlog.get_logger()
 
@@ -124,6 +129,7 @@ async def run_worker(
     async def begin() -> None:
         store = open_store(settings.store)
         recipe = await wait_for_recipe(store, settings.run, place=settings.store_place)
+        await check_files(store, recipe, READS[service], needed=True)
         # Read by the numerical libraries when they are imported, which is later.
         os.environ["OMP_NUM_THREADS"] = str(getattr(recipe, service).threads)
         log.info("loading", model=str(recipe.model.folder))

@@ -5,7 +5,8 @@ import os
 from digenrl.evaluation.progress import Progress, routes
 from shared.errors import UserError
 from shared.recipe import Recipe
-from shared.run_store import read_recipe, wait_for_recipe
+from shared.run_files import check_files
+from shared.run_store import FILES, read_recipe, wait_for_recipe
 from shared.service import Health, listen, serve, worker_app
 from shared.settings import ServiceSettings
 from shared.store import open_store
@@ -22,6 +23,7 @@ async def follow(settings: ServiceSettings, *, every: int | None) -> None:
     async def work() -> None:
         store = open_store(settings.store)
         recipe = await wait_for_recipe(store, settings.run, place=settings.store_place)
+        await check_files(store, recipe, FILES, needed=False)
         _limit_threads(recipe)
         from digenrl.evaluation.follow import Follower  # torch, once the probes answer
 
@@ -42,6 +44,7 @@ async def catch_up(settings: ServiceSettings, *, every: int | None) -> None:
     recipe = await read_recipe(store, settings.run)
     if recipe is None:
         raise UserError(f"--run: the store holds no run {settings.run!r}")
+    await check_files(store, recipe, FILES, needed=False)
     _limit_threads(recipe)
     from digenrl.evaluation.follow import Follower
 

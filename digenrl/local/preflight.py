@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
 
+from pydantic import TypeAdapter
+
 from digenrl.follow.steps import Targets, check_installed
 from digenrl.local.ports import free_ports, hold_port
 from services.reward.scorer import check_packages, kind_of
@@ -17,8 +19,12 @@ from shared.errors import UserError
 from shared.model_size import check_size
 from shared.prompts import read_prompts
 from shared.recipe import Recipe, load_recipe, override, stored_recipe
-from shared.run_store import check_same_run
+from shared.run_files import FileRecord, matching, records_of
+from shared.run_store import FILES, check_same_run
 
+FILES_JSON = "files.json"
+"""In the folder of a run: digests of its model and of what its recipe names besides."""
+RECORDS = TypeAdapter(dict[str, FileRecord])
 NEEDED_BYTES = 1 << 30
 """What a run may write: JetStream's limit is the largest part of it."""
 
@@ -73,6 +79,7 @@ def prepare(request: Request) -> LocalRun:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "logs").mkdir(exist_ok=True)
     (folder / "recipe.json").write_text(recipe.model_dump_json(indent=1))
+    (folder / FILES_JSON).write_bytes(RECORDS.dump_json(records_of(recipe, FILES), indent=1))
     return LocalRun(
         recipe=recipe,
         folder=folder,
@@ -149,7 +156,19 @@ def _check_resumable(folder: Path, recipe: Recipe) -> None:
     stored = folder / "recipe.json"
     if not stored.is_file():
         raise UserError(f"--resume: there is no run in {folder}; start it without --resume")
-    check_same_run(_stored(stored), recipe)
+    check_same_run(_stored(stored), recipe, same=_same_files(folder, recipe))
+
+
+def _same_files(folder: Path, recipe: Recipe) -> set[str]:
+    """Keys of the files that are those of the run in ``folder``, wherever they were then.
+
+    Raises:
+        UserError: if they are other ones.
+    """
+    recorded = folder / FILES_JSON
+    if not recorded.is_file():
+        return set()
+    return matching(RECORDS.validate_json(recorded.read_bytes()), records_of(recipe, FILES))
 
 
 def _stored(path: Path) -> Recipe:

@@ -1,5 +1,7 @@
 """Starts the scheduler: connections are opened here and passed down."""
 
+from pathlib import Path
+
 from services.scheduler.api import create_app
 from services.scheduler.app import Scheduler
 from services.scheduler.state import Plan, State, Tag
@@ -45,11 +47,12 @@ def first_state(recipe: Recipe) -> State:
     return State(recovering=True, tag=Tag(controller=controller))
 
 
-async def run(settings: ServiceSettings, recipe: Recipe) -> None:
+async def run(settings: ServiceSettings, recipe: Recipe, *, beside: Path) -> None:
+    """``beside`` is the folder of the recipe's file."""
     listener = listen(settings.host, settings.port)
     plan = plan_of(recipe)
     store = open_store(settings.store)
-    await store_recipe(store, recipe)
+    recipe = await store_recipe(store, recipe, beside)
     async with settings.connect_bus() as bus, settings.connect_index() as index:
         scheduler = Scheduler(plan, bus, store, index, Health(), state=first_state(recipe))
         app = create_app(scheduler)
