@@ -6,6 +6,8 @@ Rows are workloads; a figure whose case or mode was not measured is a dash.
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from digenrl.bench.typed import NOTES, typed
+
 NAMES = {
     "qwen-image": "Qwen-Image",
     "flux1-dev": "FLUX.1-dev",
@@ -25,7 +27,7 @@ Mode = Mapping[str, Any]
 
 def summary(results: Sequence[Result]) -> str:
     found = _Measured(results)
-    return "\n".join([*_utilisation(found), *_ratios(found), *_ladder(found)])
+    return "\n".join([*_utilisation(found), *_ratios(found), *_ladder(found), "", NOTES])
 
 
 class _Measured:
@@ -72,11 +74,15 @@ def _utilisation(found: _Measured) -> Iterator[str]:
     yield from _head(columns)
     for workload, name in NAMES.items():
         modes = [found.mode(workload, devices, m, s) for devices, m, s in columns.values()]
-        yield _row(name, [_share(mode) for mode in modes])
+        yield _row(name, [_share(mode) + _mark(workload, mode) for mode in modes])
 
 
 def _share(mode: Mode | None) -> str:
     return MISSING if mode is None else f"{mode['utilisation']:.3f} ({mode['deviation']:+.1%})"
+
+
+def _mark(workload: str, mode: Mode | None) -> str:
+    return "" if mode is None else typed(workload, mode).mark
 
 
 def _ratios(found: _Measured) -> Iterator[str]:
@@ -90,12 +96,10 @@ def _ratios(found: _Measured) -> Iterator[str]:
     equal = [f"32 H100, {name}: 2026-06, tuned, ours" for name in ("on-policy", "one-step")]
     yield from _head([*equal, *unequal])
     for workload, name in NAMES.items():
-        cells = [
-            _over(found.mode(workload, EQUAL, mode), ours=True) for mode in ("tag", "one-step")
-        ]
-        cells += [
-            _over(found.mode(workload, {"H100": 16, kind: 16}, "one-step")) for kind in UNEQUAL
-        ]
+        equals = [found.mode(workload, EQUAL, mode) for mode in ("tag", "one-step")]
+        others = [found.mode(workload, {"H100": 16, kind: 16}, "one-step") for kind in UNEQUAL]
+        cells = [_over(mode, ours=True) + _mark(workload, mode) for mode in equals]
+        cells += [_over(mode) + _mark(workload, mode) for mode in others]
         yield _row(name, cells)
 
 
@@ -117,7 +121,7 @@ def _ladder(found: _Measured) -> Iterator[str]:
         modes = [found.mode(workload, EQUAL, mode) for mode in LADDER]
         case = found.case(workload, EQUAL, None)
         floor = MISSING if case is None else f"{case['floor_seconds']:.1f}"
-        yield _row(name, [*(_seconds(mode) for mode in modes), floor])
+        yield _row(name, [*(_seconds(mode) + _mark(workload, mode) for mode in modes), floor])
 
 
 def _seconds(mode: Mode | None) -> str:

@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from digenrl.bench.summary import summary
+from digenrl.bench.typed import counted, typed
 
 HEAD = (
     "mode", "split", "fragment", "TAG", "s per step", "utilisation", "simulator",
-    "2026-06", "tuned", "ours", "overhead",
+    "2026-06", "tuned", "ours", "overhead", "a recipe says it",
 )  # fmt: skip
 BEGINNING = """# Measured on the emulated cluster
 
@@ -30,12 +31,16 @@ LEGEND = """
   devices; *ours*: the same of our own colocated mode, measured in the same case.
 - *overhead*: milliseconds per batch more than the simulator's with messages that take no time, and
   its share of a real batch. It does not scale with the model.
+- *a recipe says it*: whether a run of today can be this row, on hosts with 8 GPUs each; *as ranks*:
+  with `trainer.ranks`, which the emulated cluster does not have.
+
 """
 
 
 def tables(results: Sequence[dict[str, Any]]) -> str:
     lines = (line for result in results for line in _table(result))
-    return "\n".join([BEGINNING, summary(results), LEGEND, *lines]) + "\n"
+    rows = [typed(result["workload"], mode) for result in results for mode in result["modes"]]
+    return "\n".join([BEGINNING, summary(results), LEGEND + counted(rows), *lines]) + "\n"
 
 
 def _table(result: dict[str, Any]) -> Iterator[str]:
@@ -49,7 +54,7 @@ def _table(result: dict[str, Any]) -> Iterator[str]:
     yield "| " + " | ".join(HEAD) + " |"
     yield "|---" * len(HEAD) + "|"
     for mode in result["modes"]:
-        yield "| " + " | ".join(_cells(mode)) + " |"
+        yield "| " + " | ".join(_cells(result["workload"], mode)) + " |"
 
 
 def _split_of(result: dict[str, Any]) -> str:
@@ -58,7 +63,7 @@ def _split_of(result: dict[str, Any]) -> str:
     return f", {found.pop()}" if len(found) == 1 else ""
 
 
-def _cells(mode: dict[str, Any]) -> list[str]:
+def _cells(workload: str, mode: dict[str, Any]) -> list[str]:
     ours = mode["over_colocated"]
     spread = f" ({mode['fastest']:.1f}–{mode['slowest']:.1f})" if _varies(mode) else ""
     return [
@@ -73,6 +78,7 @@ def _cells(mode: dict[str, Any]) -> list[str]:
         f"{mode['over_tuned']:.2f}",
         "" if ours is None else f"{ours:.2f}",
         f"{mode['overhead_ms']:.0f} ms, {mode['overhead_share']:.2%}",
+        typed(workload, mode).words,
     ]
 
 
