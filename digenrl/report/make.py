@@ -209,11 +209,15 @@ async def _wait_for_finish(scheduler: str) -> None:
     async with httpx.AsyncClient() as client:
         while True:
             try:
-                run = (await client.get(f"{scheduler}/v1/run", timeout=5)).json()
+                answer = await client.get(f"{scheduler}/v1/run", timeout=5)
+                run = answer.json()
             except (httpx.HTTPError, ValueError):
                 run = {"phase": "unknown"}
-            if run["phase"] == "finished":
+            else:
+                if answer.is_client_error:
+                    raise UserError(f"--scheduler: {scheduler} refuses: {run.get('detail')}")
+            if run.get("phase") == "finished":
                 return
-            if run["phase"] == "failed":
+            if run.get("phase") == "failed":
                 raise DigenRLError(f"the run has failed: {run['failure']}")
             await asyncio.sleep(POLL_S)
