@@ -182,7 +182,7 @@ BROKEN = {
         "group_size = 24\n[schedule]\nfragment_size = 7",
         "6 and 8",
     ),
-    "a window too long": ("window = 3", "window = 9", "window: 9 steps from step 2 reach past"),
+    "a window too long": ("window = 3", "window = 9", "window: 9 steps from step 0 reach past"),
     "another algorithm": ('name = "cps"', 'name = "csp"', "algorithm.name: "),
     "another transition": (
         "noise_level = 0.8",
@@ -191,7 +191,7 @@ BROKEN = {
     ),
     "no such reward": ('type = "ocr"', 'type = "orc"', "no scorer is called 'orc'"),
     "no prompts": ("prompts/signs.txt", "prompts/sings.txt", "data.prompts: cannot read"),
-    "no devices that generate": ("workers = 4", "workers = 0", "rollout.workers: 0 needs"),
+    "no devices that generate": ("workers = 1", "workers = 0", "rollout.workers: 0 needs"),
     "no size": ("height = 512", "height = 0", "model.height: "),
     "no TOML": ("[batch]", "[batch", "not TOML"),
     "a base that is not there": ("[run]", 'base = "nowhere.toml"\n[run]', "cannot read the recipe"),

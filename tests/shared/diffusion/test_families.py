@@ -15,7 +15,7 @@ from shared.diffusion.lora import LoraSpec, attach_lora
 from shared.diffusion.models import ModelAdapter, load_model, repeat_rows
 from shared.diffusion.sampler import Denoising, SamplingPlan, denoise
 from shared.diffusion.weights import trained_parameters
-from shared.diffusion_families import adapter_of
+from shared.diffusion_families import TEXT_TOKENS, adapter_of, pipeline_class, text_tokens
 from shared.errors import UserError
 from shared.model_size import check_size, pixels_per_token
 from shared.pipeline_sigmas import pipeline_sigmas
@@ -203,6 +203,21 @@ def test_sizes_are_refused_before_anything_is_loaded(tiny: Tiny) -> None:
     check_size(tiny.folder, "evaluation", height=SIZE, width=multiple)
     with pytest.raises(UserError, match=rf"evaluation\.width: {SIZE + 1} is not .* is {SIZE}"):
         check_size(tiny.folder, "evaluation", height=SIZE, width=SIZE + 1)
+
+
+def test_a_text_is_cut_off_where_the_recipe_says(tiny: Tiny) -> None:
+    default, most = TEXT_TOKENS[pipeline_class(tiny.folder)]
+    assert text_tokens(tiny.folder, None) == default
+    with pytest.raises(UserError, match=rf"model\.text_tokens: {most + 1} .* at most {most}"):
+        text_tokens(tiny.folder, most + 1)
+    short = load_model(
+        tiny.folder, {"transformer", "text", "decoder"}, device=CPU, dtype=torch.float32,
+        max_text_tokens=8,
+    )  # fmt: skip
+    text = short.encode("a handwritten five and a long tail of words", guidance=1.0)["text"]
+    assert isinstance(short, Family)
+    before = short.pipeline.tokenizer.model_max_length if tiny.family == "sd3" else 0  # CLIP's
+    assert text.shape[1] == before + 8
 
 
 def described(tiny: Tiny, folder: Path) -> Path:

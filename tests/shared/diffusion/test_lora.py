@@ -2,9 +2,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from diffusers import StableDiffusion3Pipeline
+from diffusers import FluxTransformer2DModel, StableDiffusion3Pipeline
 
+from digenrl.bench.device.models import ARCHITECTURES, ModelName
 from digenrl.report.export import FILE, export_adapter
+from shared.diffusion.lora import LoraSpec, attach_lora
 from shared.diffusion.policy import LoadedPolicy, load_policy
 from shared.diffusion.weights import (
     WeightsInUse,
@@ -16,6 +18,8 @@ from shared.diffusion.weights import (
 from shared.errors import IntegrityError
 from shared.recipe import Recipe, load_recipe, override
 
+BOTH_BLOCKS = {"attn.to_q", "attn.to_k", "attn.to_v"}
+"""Layers of FLUX.1 whose names are the same in blocks of both kinds."""
 ROOT = Path(__file__).parents[3]
 
 
@@ -85,3 +89,17 @@ def test_the_exported_adapter_does_in_diffusers_what_it_does_here(
         [base] = pipeline.transformer(**inputs)
     torch.testing.assert_close(theirs, ours, rtol=0, atol=1e-6)
     assert not torch.allclose(base, ours, atol=1e-3)
+
+
+def test_the_flux_recipe_adapts_the_published_layers_and_no_others() -> None:
+    config = {**ARCHITECTURES[ModelName.flux1_dev].config, "num_layers": 2, "num_single_layers": 2}
+    with torch.device("meta"):
+        network = FluxTransformer2DModel(**config)
+    targets = load_recipe(ROOT / "recipes" / "flux1-dev.toml").model.lora.targets
+    attach_lora(network, LoraSpec(rank=2, alpha=4.0, targets=targets, seed=0))
+    adapted = {name.split(".lora_")[0] for name in trained_parameters(network)}
+    assert adapted == {
+        *(f"transformer_blocks.{block}.{layer}" for block in range(2) for layer in targets),
+        *(f"single_transformer_blocks.{b}.{layer}" for b in range(2) for layer in BOTH_BLOCKS),
+    }
+    assert sum(".ff" in name for name in adapted) == 2 * 4

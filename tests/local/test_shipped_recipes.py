@@ -1,0 +1,82 @@
+"""What the recipes of published models say of themselves is so."""
+
+from pathlib import Path
+
+import pytest
+
+from digenrl.planning import known_profiles, parse_devices
+from services.scheduler.costs.floor import floor_seconds
+from services.scheduler.costs.profile import Profile, load_profile
+from services.scheduler.planning.planner import plan_split
+from services.scheduler.planning.recipes import profile_of, schedule_of, with_shape_of
+from shared.recipe import Recipe, load_recipe
+
+RECIPES = Path(__file__).parents[2] / "recipes"
+MODELS = ("sd35-medium", "flux1-dev", "qwen-image", "wan2.1-14b", "hunyuanvideo")
+DEVICES = {"": "h100=8", ".1-gpu": "h100=1", ".mixed": "h100=8,a100=16"}
+OCR_SECONDS = 0.2
+"""CPU time that RapidOCR takes for an image of 512 x 512 pixels."""
+OCR_FRAME_SECONDS = 0.3
+"""The same of a video's frame of 240 x 416, which it enlarges."""
+BUSY = 0.6
+"""Of a reward worker's time, at most; groups come in bursts."""
+
+
+def recipe_of(name: str) -> Recipe:
+    return load_recipe(RECIPES / f"{name}.toml")
+
+
+def costs_of(recipe: Recipe) -> Profile:
+    return with_shape_of(load_profile(profile_of(recipe, known_profiles())), recipe)
+
+
+@pytest.mark.parametrize("size", DEVICES)
+@pytest.mark.parametrize("model", MODELS)
+def test_reward_workers_keep_up_with_the_fastest_step_there_can_be(model: str, size: str) -> None:
+    recipe = recipe_of(f"{model}{size}")
+    if not any(scorer.type == "ocr" for scorer in recipe.reward.scorers):
+        return
+    frames = recipe.model.frames
+    each = frames * OCR_FRAME_SECONDS if frames > 1 else OCR_SECONDS
+    costs = costs_of(recipe)
+    step = floor_seconds(costs, parse_devices("--devices", DEVICES[size], costs))
+    work = recipe.batch.groups * recipe.batch.group_size * each
+    assert work / recipe.reward.workers <= BUSY * step
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_eight_gpus_are_split_as_the_planner_would(model: str) -> None:
+    recipe = recipe_of(model)
+    costs = costs_of(recipe)
+    best = plan_split(costs, parse_devices("--devices", "h100=8", costs), schedule_of(recipe)).best
+    assert dict(best.split.rollout) == {"H100": recipe.rollout.workers}
+    assert dict(best.split.trainer) == {"H100": recipe.trainer.devices}
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_a_header_says_what_is_published_and_what_is_not(model: str) -> None:
+    text = (RECIPES / f"{model}.toml").read_text()
+    header = text.split("\n[run]")[0].replace("\n#", "")
+    assert " Equal to " in header and "Differs from the published recipe in: " in header
+    recipe = recipe_of(model)
+    assert recipe.evaluation.steps is not None and 28 <= recipe.evaluation.steps <= 50
+    for said in (recipe.sampling.steps, recipe.sampling.noise_level, recipe.batch.group_size):
+        assert str(said) in header
+    lora = recipe.model.lora
+    assert f"{lora.rank}/{lora.alpha:g}" in header
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_a_mixed_recipe_says_which_cards_hold_it(model: str) -> None:
+    header = (RECIPES / f"{model}.mixed.toml").read_text().split("\nbase =")[0]
+    holds_on_48_gb = model not in ("qwen-image", "hunyuanvideo")
+    assert ("GPUs of 48 GB" in header) == holds_on_48_gb
+    assert ("GPUs of 80 GB" in header) != holds_on_48_gb
+
+
+def test_flux_has_the_published_window_text_and_layers() -> None:
+    recipe = recipe_of("flux1-dev")
+    assert recipe.model.text_tokens == 128
+    windows = recipe.sampling.moving_window
+    assert {windows.start(0, batch, group=1) for batch in range(50)} == {0}
+    assert len(recipe.model.lora.targets) == 12
