@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from fastapi import APIRouter
+from pydantic import BaseModel, ConfigDict
 
 
 @dataclass(slots=True)
@@ -15,12 +16,29 @@ class Progress:
     """Of all versions that this process has evaluated, oldest first."""
 
 
+class EvaluationView(BaseModel):
+    """How far the evaluation of a run is."""
+
+    model_config = ConfigDict(
+        use_attribute_docstrings=True,
+        from_attributes=True,
+        json_schema_extra={"examples": [{"evaluated": [0, 10], "pending": [20], "alarms": []}]},
+    )
+
+    evaluated: list[int]
+    """Policy versions that have a record."""
+    pending: list[int] | None
+    """Versions that are due and have none, committed or not; null before the first look."""
+    alarms: list[str]
+    """Of all versions that this process has evaluated, oldest first."""
+
+
 def routes(progress: Progress) -> APIRouter:
     router = APIRouter(tags=["evaluation"])
 
     @router.get("/v1/evaluation", operation_id="get_evaluation")
-    def evaluation() -> Progress:
+    def evaluation() -> EvaluationView:
         """Which versions are evaluated, which are to be, and the alarms that were raised."""
-        return progress
+        return EvaluationView.model_validate(progress)
 
     return router
