@@ -48,6 +48,8 @@ class Forecast:
     needed: dict[str, Needed]
     """Role -> what each of its devices takes; empty if the profile has no table of memory."""
     host_gpus: int
+    keeps_activations: bool
+    """Whether a pass keeps them for the way back, of which the profile has no figures."""
 
 
 def forecast(
@@ -81,6 +83,7 @@ def forecast(
         better=better,
         needed=_needed(costs.memory, use, own),
         host_gpus=host_gpus,
+        keeps_activations=not recipe.trainer.gradient_checkpointing,
     )
 
 
@@ -108,6 +111,11 @@ def lines(found: Forecast) -> Iterator[str]:
             f"{kind} has {found.profile.devices[kind].memory_gib:g}" for kind in pools[role]
         )
         yield f"memory to {role}, an estimate: {needed}; {has}"
+    if found.needed and found.keeps_activations:
+        yield (
+            "memory to train is that of trainer.gradient_checkpointing = true; without it a row "
+            "takes several times as much at work"
+        )
 
 
 def as_plain(found: Forecast) -> dict[str, Any]:

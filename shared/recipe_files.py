@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from shared.errors import UserError
+from shared.models_root import models_root
 
 BASE = "base"
 """Key of a file, relative to this one, whose tables are taken where this one says nothing."""
@@ -36,22 +37,25 @@ def read_tables(path: Path, depth: int = 0) -> dict[str, Any]:
         raise UserError(f"{path}: base: {MOST_BASES} files are based on one another; is it a ring?")
     below = read_tables(path.parent / base, depth + 1)
     for keys in PATHS:
-        _put_below(below, keys, Path(base).parent)
+        _put_below(below, keys, Path(base).parent, path.parent)
     return _over(below, plain)
 
 
-def _put_below(table: Any, keys: tuple[str, ...], folder: Path) -> None:
-    """The path that ``keys`` lead to, relative to ``folder``, as one relative to the folder that
-    holds ``folder``. What is no path is left for the recipe's own checks."""
+def _put_below(table: Any, keys: tuple[str, ...], folder: Path, beside: Path) -> None:
+    """The path that ``keys`` lead to, relative to ``folder``, as one relative to ``beside``, which
+    ``folder`` is relative to. What only the host's folder of models has stays as it is, and what
+    is no path is left for the recipe's own checks."""
     key, *rest = keys
     if isinstance(table, list):
         for each in table:
-            _put_below(each, keys, folder)
+            _put_below(each, keys, folder, beside)
     elif isinstance(table, dict) and key in table:
         if rest:
-            _put_below(table[key], tuple(rest), folder)
+            _put_below(table[key], tuple(rest), folder, beside)
         elif isinstance(table[key], str):
-            table[key] = str(folder / table[key])
+            below, root = folder / table[key], models_root()
+            if (beside / below).exists() or not (root and (root / table[key]).exists()):
+                table[key] = str(below)
 
 
 def _read(path: Path) -> dict[str, Any]:

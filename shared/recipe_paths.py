@@ -9,20 +9,12 @@ Another host takes the portable name below its own DIGENRL_MODELS. Without that 
 without such a name, it takes the path as it is on the scheduler's host.
 """
 
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from shared.models_root import models_root
 from shared.recipe_files import PATHS
-
-ROOT = "DIGENRL_MODELS"
-
-
-def models_root() -> Path | None:
-    """The folder of this host's models, rewards and prompts, if it is set."""
-    root = os.environ.get(ROOT, "")
-    return Path(root).resolve() if root else None
 
 
 def resolved(path: Path, base: Path) -> Path:

@@ -20,8 +20,9 @@ from pydantic import ValidationError
 from shared.contracts import Digest, Record, Text
 from shared.errors import ContractError, UserError
 from shared.model_memory import weight_files
+from shared.models_root import ROOT
 from shared.recipe import Recipe
-from shared.recipe_paths import ROOT, paths_of
+from shared.recipe_paths import paths_of
 from shared.store import ObjectStore
 
 WHOLE = 4 << 20

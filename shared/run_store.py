@@ -22,8 +22,9 @@ from typing import Any
 import structlog
 
 from shared.errors import ContractError, Unavailable, UserError
+from shared.models_root import models_root
 from shared.recipe import Recipe, override, stored_recipe
-from shared.recipe_paths import models_root, on_this_host, paths_of, portable_names, put_paths
+from shared.recipe_paths import on_this_host, paths_of, portable_names, put_paths
 from shared.run_files import check_files, same_files
 from shared.store import ObjectStore
 

@@ -10,10 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Literal, Protocol
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
 
 from shared import recipe_rewards
 from shared.contracts import Prompt
@@ -21,7 +18,11 @@ from shared.errors import UserError
 from shared.extras import how_to_install
 from shared.recipe_judge import Judge
 
-Media = npt.NDArray[np.uint8]
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+Media: TypeAlias = "npt.NDArray[np.uint8]"
 """Images (n, C, H, W) or videos (n, F, C, H, W)."""
 Metadata = Sequence[Mapping[str, object]]
 """Of each sample's prompt, with its text as ``prompt``."""
@@ -52,6 +53,8 @@ class WeightedScorer:
             ValueError: if a scorer of videos is given images, or a scorer of images gives other
                 than one number per frame.
         """
+        import numpy as np  # only where something is scored: recipes are checked without it
+
         is_video = media.ndim == 5
         if self.takes == "videos" and not is_video:
             raise ValueError(f"scores videos, and these are images of shape {media.shape[1:]}")

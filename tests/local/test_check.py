@@ -235,3 +235,28 @@ def test_json_says_what_was_found_and_what_was_wrong(tmp_path: Path) -> None:
     bad = run(recipe, "--devices", "h100=1")
     assert isinstance(bad.exception, UserError)
     assert json.loads(bad.stdout) == {"recipe": recipe, "ok": False, "error": str(bad.exception)}
+
+
+def test_the_schedulers_image_can_check_a_recipe_without_numpy_and_torch() -> None:
+    program = (
+        "import sys\n"
+        "for name in ('numpy', 'torch', 'PIL', 'safetensors', 'transformers', 'diffusers'):\n"
+        "    sys.modules[name] = None\n"
+        "from digenrl.cli import main\n"
+        f"sys.argv = ['digenrl', 'check', {str(RECIPES / 'flux1-dev.toml')!r}, '--elsewhere']\n"
+        "main()"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert "are on other hosts" in ended.stdout
+
+
+def test_activations_that_are_kept_are_said_to_be_in_no_figure(tmp_path: Path) -> None:
+    path = tmp_path / "kept.toml"
+    base = f'base = "{RECIPES / "sd35-medium.toml"}"\n[trainer]\ngradient_checkpointing = '
+    for keeps in (False, True):
+        path.write_text(base + str(not keeps).lower())
+        said = check(path, "h100=8", elsewhere=True, timing=False).lines
+        assert any("gradient_checkpointing = true" in line for line in said) == keeps

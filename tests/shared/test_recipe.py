@@ -54,6 +54,20 @@ def test_a_base_in_another_folder_reads_the_files_beside_it(tmp_path: Path) -> N
     assert recipe.model_copy(update={"run": base.run}) == base
 
 
+def test_a_base_in_another_folder_may_name_what_the_hosts_folder_of_models_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "models" / "mine").mkdir(parents=True)
+    monkeypatch.setenv("DIGENRL_MODELS", str(tmp_path / "models"))
+    (tmp_path / "below").mkdir()
+    (tmp_path / "below" / "base.toml").write_text(f'base = "{DIGITS}"\n[model]\nfolder = "mine"')
+    path = tmp_path / "recipe.toml"
+    path.write_text('base = "below/base.toml"')
+    assert load_recipe(path).model.folder == tmp_path / "models" / "mine"
+    (tmp_path / "below" / "mine").mkdir()
+    assert load_recipe(path).model.folder == tmp_path / "below" / "mine"
+
+
 def test_what_a_recipe_says_itself_is_beside_it_whatever_its_base(tmp_path: Path) -> None:
     (tmp_path / "below").mkdir()
     (tmp_path / "below" / "base.toml").write_text(

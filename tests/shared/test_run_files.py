@@ -9,8 +9,8 @@ import pytest
 from safetensors.numpy import save_file
 
 from shared.errors import UserError
+from shared.models_root import ROOT
 from shared.recipe import Recipe, load_recipe, override
-from shared.recipe_paths import ROOT
 from shared.run_files import check_files, digest_of
 from shared.run_store import FILES, check_same_run, read_recipe, store_recipe
 from shared.store import ObjectStore
