@@ -108,15 +108,15 @@ async def test_a_loan_of_the_trainer_s_device_ends_by_itself_if_the_scheduler_va
 async def test_unequal_workers_join_and_leave_and_the_fast_one_goes_on_alone(
     tmp_path: Path,
 ) -> None:
-    setting = small(tmp_path, rollout={"H100": 1, "H20": 1, "4090": 1}, scale=40.0, steps=9)
+    setting = small(tmp_path, rollout={"H100": 1, "H20": 1, "4090": 1}, scale=60.0, steps=1000)
     services = ["scheduler", "rollout-0", "reward-0", "trainer"]
     async with cluster(tmp_path / "run", setting, services=services) as run:
         await run.until_step(1)
         run.add("rollout-1")
         run.add("rollout-2")
         await run.until_run(lambda view: view["num_workers"]["rollout"] >= 2)
-        await until_true(lambda: is_at_work(run, "rollout-01-h20"), seconds=10)
-        await run.until_step(5)
+        await until_true(lambda: has_generated(run, "rollout-01-h20"))
+        await run.until_run(lambda view: view["num_workers"]["rollout"] == 3)
         fast, slow, tiny = [
             await worker(run, name)
             for name in ("rollout-00-h100", "rollout-01-h20", "rollout-02-4090")
@@ -127,8 +127,8 @@ async def test_unequal_workers_join_and_leave_and_the_fast_one_goes_on_alone(
         await run.remove("rollout-1")
         killed_at, step = time.monotonic(), await run.num_commits() - 1
         await run.until_step(step + 1)
-        assert time.monotonic() - killed_at <= LEASE_S + 1.5 * 16 * fast["seconds_per_sample"]
-        await run.until_step(setting.steps)
+        assert time.monotonic() - killed_at <= 2 * LEASE_S
+        await run.until_step(step + 3)
         assert await violations_of(run) == []
 
 
@@ -137,9 +137,9 @@ async def worker(run: Cluster, name: str) -> dict[str, Any] | None:
     return next((view for view in views if view["worker"] == name), None)
 
 
-async def is_at_work(run: Cluster, name: str) -> bool:
+async def has_generated(run: Cluster, name: str) -> bool:
     view = await worker(run, name)
-    return view is not None and view["num_in_hand"] > 0
+    return view is not None and view["seconds_per_sample"] is not None
 
 
 async def test_rollout_devices_train_for_a_trainer_that_is_behind_and_one_may_be_killed(

@@ -1,6 +1,7 @@
 """Whether a run has trained what it should have: read from its commit records, and the objects that
 they name, and from nothing else."""
 
+import signal
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -26,7 +27,11 @@ class Rules:
 
 
 async def violations_of(run: Cluster) -> list[str]:
-    """Every rule that the run has broken; with one step of staleness the digests may be any."""
+    """Every rule that the run has broken; with one step of staleness the digests may be any.
+
+    It goes no further: its trainer is stopped, so that nothing is deleted while it is judged.
+    """
+    run.send("trainer", signal.SIGSTOP)
     records = await run.commits()
     batch = run.recipe.batch
     rules = Rules(batch.groups, batch.group_size, run.recipe.schedule.staleness_limit)
