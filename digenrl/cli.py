@@ -197,10 +197,13 @@ def generate(
     seed: Annotated[int, typer.Option(min=0, help="of the noise")] = 0,
 ) -> None:
     """Make images or videos with a recipe's model and a trained adapter."""
-    from digenrl.generate import generate as make
     from shared.recipe import load_recipe
+    from shared.worker_process import prepare_libraries
 
     loaded = load_recipe(recipe)
+    prepare_libraries(loaded, threads=loaded.rollout.threads)
+    from digenrl.generate import generate as make
+
     for path in make(loaded, adapter, prompt, num_each=num, seed=seed, out=out):
         typer.echo(path)
 

@@ -39,6 +39,7 @@ ACK_WAIT_S = 10.0
 MAX_DELIVER = 5
 PUBLISH_TIMEOUT_S = 5.0
 FETCH_TIMEOUT_S = 2.0
+FLUSH_S = 3
 HEARTBEAT_S = 1.0
 RETRY_S = 0.5
 STORE_FAILED = 10077
@@ -164,8 +165,11 @@ class Bus:
                 )
             yield cls(client, run)
         finally:
+            # What was told is sent. Draining would wait for messages that nobody handles any more.
             with contextlib.suppress(nats.errors.Error, TimeoutError):
-                await asyncio.wait_for(client.drain(), 5)
+                if client.is_connected:
+                    await client.flush(FLUSH_S)
+            await client.close()
 
     @property
     def connected(self) -> bool:

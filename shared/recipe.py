@@ -55,6 +55,8 @@ class Model(Table):
     the family has no text mask; by default the family's (docs/recipes.md)."""
     dtype: Literal["float64", "float32", "bfloat16", "float16"] = "float32"
     """Of the weights. Latents, log-probs and what is trained are float32 at least."""
+    device: Literal["cpu"] | None = None
+    """cpu: every process leaves the GPUs alone. Without it, each takes one where there are any."""
     trained: Literal["lora", "full"] = "lora"
     """An adapter beside frozen weights, or all weights of the network."""
     lora: Lora = Lora()

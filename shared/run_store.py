@@ -29,7 +29,8 @@ from shared.run_files import check_files, same_files
 from shared.store import ObjectStore
 
 MAY_CHANGE = {
-    "run.steps", "rollout.workers", "rollout.threads", "rollout.can_train", "trainer.devices",
+    "run.steps", "model.device",
+    "rollout.workers", "rollout.threads", "rollout.can_train", "trainer.devices",
     "trainer.ranks", "trainer.sharded",
     "reward.workers", "reward.threads",
     "schedule.mode", "schedule.tag", "schedule.early_fraction", "schedule.slot_deadline_s",

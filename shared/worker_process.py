@@ -117,6 +117,13 @@ def one_user_error() -> Iterator[None]:
         raise found from None
 
 
+def prepare_libraries(recipe: Recipe, *, threads: int) -> None:
+    """Say in the environment what the numerical libraries read there when they are imported."""
+    os.environ["OMP_NUM_THREADS"] = str(threads)
+    if recipe.model.device == "cpu":
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
+
 async def run_worker(
     service: Literal["rollout", "reward", "trainer"],
     settings: ServiceSettings,
@@ -130,8 +137,7 @@ async def run_worker(
         store = open_store(settings.store)
         recipe = await wait_for_recipe(store, settings.run, place=settings.store_place)
         await check_files(store, recipe, READS[service], needed=True)
-        # Read by the numerical libraries when they are imported, which is later.
-        os.environ["OMP_NUM_THREADS"] = str(getattr(recipe, service).threads)
+        prepare_libraries(recipe, threads=getattr(recipe, service).threads)
         log.info("loading", model=str(recipe.model.folder))
         with one_user_error():
             await work(WorkerProcess(settings, recipe, store, health, listener.url))

@@ -1,15 +1,13 @@
 """Starts the evaluator of a run: connections are opened here and passed down."""
 
-import os
-
 from digenrl.evaluation.progress import Progress, routes
 from shared.errors import UserError
-from shared.recipe import Recipe
 from shared.run_files import check_files
 from shared.run_store import FILES, read_recipe, wait_for_recipe
 from shared.service import Health, listen, serve, worker_app
 from shared.settings import ServiceSettings
 from shared.store import open_store
+from shared.worker_process import prepare_libraries
 
 
 async def follow(settings: ServiceSettings, *, every: int | None) -> None:
@@ -24,7 +22,7 @@ async def follow(settings: ServiceSettings, *, every: int | None) -> None:
         store = open_store(settings.store)
         recipe = await wait_for_recipe(store, settings.run, place=settings.store_place)
         await check_files(store, recipe, FILES, needed=False)
-        _limit_threads(recipe)
+        prepare_libraries(recipe, threads=recipe.evaluation.threads)
         from digenrl.evaluation.follow import Follower  # torch, once the probes answer
 
         follower = Follower(store, settings.run, progress, worker=settings.worker, every=every)
@@ -45,13 +43,8 @@ async def catch_up(settings: ServiceSettings, *, every: int | None) -> None:
     if recipe is None:
         raise UserError(f"--run: the store holds no run {settings.run!r}")
     await check_files(store, recipe, FILES, needed=False)
-    _limit_threads(recipe)
+    prepare_libraries(recipe, threads=recipe.evaluation.threads)
     from digenrl.evaluation.follow import Follower
 
     follower = Follower(store, settings.run, Progress(), worker=settings.worker, every=every)
     await follower.catch_up()
-
-
-def _limit_threads(recipe: Recipe) -> None:
-    """Read by the numerical libraries when they are imported, which is later."""
-    os.environ["OMP_NUM_THREADS"] = str(recipe.evaluation.threads)

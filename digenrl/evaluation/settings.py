@@ -43,7 +43,7 @@ def settings_digest(recipe: Recipe, prompts: Sequence[Prompt]) -> str:
     evaluated, table = as_evaluated(recipe), recipe.evaluation
     scorers = {"reward": recipe.reward.scorers, "gold": table.scorers}
     told = {
-        "model": evaluated.model.model_dump(mode="json", exclude_none=True),
+        "model": evaluated.model.model_dump(mode="json", exclude_none=True, exclude={"device"}),
         "sampling": evaluated.sampling.model_dump(
             mode="json", include={"steps", "sigmas", "shift"}
         ),

@@ -80,14 +80,26 @@ class Display:
             f"  {_eta(run['eta_seconds'])}",
         )
         table = Table(box=None, padding=(0, 2))
-        for column in ("worker", "device", "does", "version", "done", "busy", "s/sample"):
+        for column in (
+            "worker",
+            "host",
+            "device",
+            "gpu",
+            "does",
+            "version",
+            "done",
+            "busy",
+            "s/sample",
+        ):
             table.add_column(column)
         for worker in workers:
             version, each = worker["policy_version"], worker["seconds_per_sample"]
             generates = worker["service"] == "rollout" and each is not None
             table.add_row(
                 worker["worker"],
+                worker["host"],
                 worker["device"],
+                worker["gpu"] or "-",
                 doing(worker),
                 "-" if version is None else str(version),
                 str(worker["num_done"]),

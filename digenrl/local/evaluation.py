@@ -1,16 +1,17 @@
 """The evaluator beside a local run: started with it, listened to, and waited for at the end."""
 
 import asyncio
-import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import httpx
 
 from digenrl.local.brokers import Program
 from digenrl.local.display import Display
+from digenrl.local.gpus import EVALUATOR
+from digenrl.local.processes import command
 from digenrl.local.supervisor import Supervisor
 
-NAME = "evaluator"
 POLL_S = 0.5
 ANSWER_S = 2.0
 """An evaluator that takes longer to answer is asked again later: the display does not wait."""
@@ -27,16 +28,26 @@ class LocalEvaluation:
     supervisor: Supervisor
     client: httpx.AsyncClient
     display: Display
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Besides what it inherits."""
     told: set[str] = field(default_factory=set)
     """Alarms that were shown."""
 
     async def start(self) -> None:
-        """To be called when the store has the run's recipe."""
-        argv = [
-            sys.executable, "-m", "digenrl", "evaluate", "--run", self.run, "--worker", NAME,
+        """Once, when the store has the run's recipe."""
+        if EVALUATOR in self.supervisor.children:
+            return
+        argv = command(
+            "evaluate", "--run", self.run, "--worker", EVALUATOR,
             "--nice", str(NICE), "--port", str(self.port), "--stay",
-        ]  # fmt: skip
-        program = Program(name=NAME, argv=argv, ready=self._ready, optional=True)
+        )  # fmt: skip
+        program = Program(
+            name=EVALUATOR,
+            argv=argv,
+            environment=dict(self.environment),
+            ready=self._ready,
+            optional=True,
+        )
         await self.supervisor.start(program, wait=False)
 
     async def look(self) -> list[int] | None:
@@ -56,7 +67,7 @@ class LocalEvaluation:
 
     async def finish(self) -> None:
         """Wait until every version that is due is evaluated, or the evaluator is given up."""
-        while self.supervisor.is_kept(NAME):
+        while self.supervisor.is_kept(EVALUATOR):
             pending = await self.look()
             if pending == []:
                 return

@@ -12,6 +12,7 @@ from typing import Any, TextIO
 from pydantic import TypeAdapter
 
 from digenrl.follow.steps import Targets, check_installed
+from digenrl.local.gpus import Assignment, assign_gpus, visible_gpus
 from digenrl.local.ports import free_ports, hold_port
 from services.reward.scorer import check_packages, kind_of
 from shared.diffusion_families import VIDEO, adapter_of, pipeline_class, text_tokens
@@ -52,6 +53,7 @@ class LocalRun:
     password: str
     resumed: bool
     targets: Targets
+    gpus: Assignment
     lock: TextIO
     """Held for as long as this process lives."""
 
@@ -67,6 +69,7 @@ def prepare(request: Request) -> LocalRun:
     recipe = override(load_recipe(request.recipe), request.overrides)
     check_inputs(recipe)
     check_installed(request.targets)
+    gpus = assign_gpus(recipe, () if recipe.model.device == "cpu" else visible_gpus())
     if request.port and not hold_port(request.port):
         raise UserError(f"--port: {request.port} is occupied; choose another, or 0 for a free one")
     _check_space(request.runs)
@@ -87,6 +90,7 @@ def prepare(request: Request) -> LocalRun:
         password=_password(folder),
         resumed=request.resume,
         targets=request.targets,
+        gpus=gpus,
         lock=lock,
     )
 

@@ -27,6 +27,8 @@ MAX_DEATHS = 8
 """One after the other, without anything done in between."""
 PR_SET_PDEATHSIG = 1
 EXIT_USER_ERROR = 2
+SAFE_PATH = {"PYTHONSAFEPATH": "1"}
+"""For every child: the folder that somebody works in may hold packages named as ours are."""
 
 log = structlog.get_logger()
 
@@ -109,7 +111,7 @@ class Supervisor:
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                env={**os.environ, **self.environment, **child.program.environment},
+                env={**os.environ, **self.environment, **child.program.environment, **SAFE_PATH},
                 start_new_session=True,  # Ctrl-C is for this process; it stops the others in order
                 preexec_fn=_die_with_parent if sys.platform == "linux" else None,
             )

@@ -3,22 +3,22 @@
 import asyncio
 import os
 import signal
-import sys
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import httpx
 from rich.console import Console
 
-from digenrl.local.brokers import Brokers, Program, plan_brokers
+from digenrl.local.brokers import Brokers, plan_brokers
 from digenrl.local.display import Display
-from digenrl.local.evaluation import NAME as EVALUATOR
 from digenrl.local.evaluation import LocalEvaluation
+from digenrl.local.gpus import EVALUATOR, REPORT
 from digenrl.local.ports import free_ports
 from digenrl.local.preflight import LocalRun
-from digenrl.local.supervisor import Supervisor
+from digenrl.local.processes import command, follower_of, scheduler_of, workers_of
+from digenrl.local.supervisor import SAFE_PATH, Supervisor
 
 POLL_S = 0.5
 EXIT_INTERRUPTED = 130
@@ -70,7 +70,8 @@ async def run_locally(local: LocalRun) -> int:
                 outcome = await _until(_finish(evaluation), supervisor, interrupted)
             await _stop_services(supervisor)
         if outcome == "finished":
-            return await _report(local, supervisor.environment, wall_seconds)
+            code = await _report(local, supervisor.environment, wall_seconds, interrupted)
+            return code if code != EXIT_INTERRUPTED else _explain("interrupted", local, console)
         return _explain(outcome, local, console)
     finally:
         await _stop_services(supervisor)
@@ -106,6 +107,7 @@ async def _until(
 
 
 async def _finish(evaluation: LocalEvaluation) -> Outcome:
+    await evaluation.start()  # if it has waited for a device
     await evaluation.finish()
     return "finished"
 
@@ -118,16 +120,18 @@ async def _start_and_watch(
     api: Api,
     evaluation: LocalEvaluation | None,
 ) -> Outcome:
+    for warning in local.gpus.warnings:
+        display.warn(warning)
     display.say(f"run {local.recipe.run.name}: starting NATS, Valkey and the object store")
     await asyncio.gather(*(supervisor.start(program) for program in brokers.programs))
     display.say(f"starting the services; the scheduler's API is {api.url}/docs")
-    scheduler, workers = _services(local, api)
-    for program in workers:
+    for program in workers_of(local, api.ready):
         await supervisor.start(program, wait=False)
-    await supervisor.start(scheduler)
+    await supervisor.start(scheduler_of(local, api.ready))
     if local.targets:
-        await supervisor.start(_follower(local, api), wait=False)
-    if evaluation is not None:  # now the store has this start's recipe
+        await supervisor.start(follower_of(local, api.ready), wait=False)
+    # Now the store has this start's recipe.
+    if evaluation is not None and not local.gpus.evaluates_at_end:
         await evaluation.start()
     return await _watch(local, supervisor, display, api, evaluation)
 
@@ -170,69 +174,38 @@ async def _watch(
         await asyncio.sleep(POLL_S)
 
 
-def _services(local: LocalRun, api: Api) -> tuple[Program, list[Program]]:
-    recipe, run = local.recipe, local.recipe.run.name
-    names = [
-        *(("rollout", f"rollout-{number}") for number in range(recipe.rollout.workers)),
-        *(("reward", f"reward-{number}") for number in range(recipe.reward.workers)),
-        ("trainer", "trainer-0"),
-    ]
-    ports = free_ports(len(names))
-    workers = [
-        Program(
-            name=worker,
-            argv=_launched(
-                recipe.trainer.ranks if service == "trainer" else 1,
-                "serve", service, "--worker", worker, "--port", str(port),
-                "--stay",  # stopped here, in order
-            ),
-            environment={"DIGENRL_RUN": run},  # torchrun takes --run for one of its own
-            ready=api.ready,
-            reports_work=True,
-        )
-        for (service, worker), port in zip(names, ports, strict=True)
-    ]  # fmt: skip
-    scheduler = Program(
-        name="scheduler",
-        argv=_command(
-            "serve", "scheduler", "--recipe", str(local.folder / "recipe.json"),
-            "--port", str(local.api_port),
-        ),
-        ready=api.ready,
-    )  # fmt: skip
-    return scheduler, workers
-
-
-def _follower(local: LocalRun, api: Api) -> Program:
-    """Writes the metrics of the steps; stopped with the services, after the last commit."""
-    targets = local.targets
-    wanted = {"--tensorboard": targets.tensorboard, "--wandb": targets.wandb}
-    given = [part for name, value in wanted.items() if value for part in (name, str(value))]
-    return Program(
-        name="follow",
-        argv=_command("follow", "--run", local.recipe.run.name, *given),
-        ready=api.ready,
-    )
-
-
 def _evaluation(
     local: LocalRun, supervisor: Supervisor, display: Display, client: httpx.AsyncClient
 ) -> LocalEvaluation | None:
     if local.recipe.evaluation.every is None:
         return None
     [port] = free_ports(1)
-    return LocalEvaluation(local.recipe.run.name, port, supervisor, client, display)
+    return LocalEvaluation(
+        local.recipe.run.name, port, supervisor, client, display,
+        environment=local.gpus.environments[EVALUATOR],
+    )  # fmt: skip
 
 
-async def _report(local: LocalRun, environment: dict[str, str], wall_seconds: float) -> int:
+async def _report(
+    local: LocalRun, environment: Mapping[str, str], wall_seconds: float, interrupted: asyncio.Event
+) -> int:
+    """The command's exit code, of an interrupted one too."""
     process = await asyncio.create_subprocess_exec(
-        *_command(
+        *command(
             "report", "--run", local.recipe.run.name, "--out", str(local.folder),
             "--wall-seconds", str(wall_seconds),
         ),
-        env={**os.environ, **environment},
+        env={**os.environ, **environment, **local.gpus.environments[REPORT], **SAFE_PATH},
+        start_new_session=True,  # Ctrl-C is for this process; it ends the other
     )  # fmt: skip
-    return await process.wait()
+    ending, asked = asyncio.create_task(process.wait()), asyncio.create_task(interrupted.wait())
+    await asyncio.wait({ending, asked}, return_when=asyncio.FIRST_COMPLETED)
+    if not ending.done():
+        process.terminate()
+        await ending
+        return EXIT_INTERRUPTED
+    asked.cancel()
+    return ending.result()
 
 
 def _explain(outcome: Outcome, local: LocalRun, console: Console) -> int:
@@ -245,18 +218,6 @@ def _explain(outcome: Outcome, local: LocalRun, console: Console) -> int:
         return 0
     console.print(f"the run has failed; see {local.folder / 'logs'}; {again}", highlight=False)
     return 1
-
-
-def _command(*arguments: str) -> list[str]:
-    return [sys.executable, "-m", "digenrl", *arguments]
-
-
-def _launched(num_ranks: int, *arguments: str) -> list[str]:
-    """By torchrun, if it is more than one process that belong together."""
-    if num_ranks == 1:
-        return _command(*arguments)
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    return [*torchrun, "--nproc-per-node", str(num_ranks), "-m", "digenrl", *arguments]
 
 
 def _on_interrupt() -> asyncio.Event:

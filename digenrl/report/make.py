@@ -21,6 +21,7 @@ from shared.recipe import Recipe
 from shared.run_store import read_recipe
 from shared.settings import ServiceSettings
 from shared.store import ObjectStore, open_store
+from shared.worker_process import prepare_libraries
 
 POLL_S = 2.0
 VIDEOS = 8
@@ -79,6 +80,7 @@ def _written(out: Path) -> list[Path]:
 async def _measure(
     store: ObjectStore, recipe: Recipe, chain: list[CommitRecord], out: Path, *, wall_seconds: float
 ) -> Summary:
+    prepare_libraries(recipe, threads=recipe.evaluation.threads)
     from digenrl.evaluation.run import RunEvaluator
     from digenrl.evaluation.weights import weights_to_use
     from digenrl.report.card import write_card

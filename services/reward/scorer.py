@@ -18,7 +18,7 @@ from shared.errors import UserError
 from shared.extras import how_to_install
 from shared.recipe_judge import Judge
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # what a recipe names is checked where no scorer is installed, too
     import numpy as np
     import numpy.typing as npt
 
@@ -60,6 +60,7 @@ class WeightedScorer:
             raise ValueError(f"scores videos, and these are images of shape {media.shape[1:]}")
         if self.takes != "images" or not is_video:
             return self.scorer.score(media, metadata)
+
         num_frames = media.shape[1]
         frames = media.reshape(-1, *media.shape[2:])
         repeated = [each for each in metadata for _ in range(num_frames)]

@@ -1,6 +1,7 @@
 """Starts a reward worker: connections are opened here and passed down."""
 
 import asyncio
+import os
 
 from shared.contracts import Device
 from shared.settings import ServiceSettings
@@ -17,7 +18,8 @@ async def _work(process: WorkerProcess) -> None:
     from services.reward.scorer import build_scorers
 
     scorers = await asyncio.to_thread(build_scorers, process.recipe.reward.scorers)
-    device = Device(memory_bytes=host_memory())
+    gpu = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    device = Device(memory_bytes=host_memory(), gpu=gpu)
     worker = Worker(
         "reward", process.settings.worker, "waiting_for_rollout", device=device, url=process.url
     )

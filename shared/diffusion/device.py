@@ -1,5 +1,6 @@
 """The device of this process, as a worker registers it."""
 
+import os
 from collections.abc import Collection
 
 import torch
@@ -27,7 +28,12 @@ def this_device(
     optimizer's state.
     ``memory_gib`` limits what it has, where others use the same device.
     """
+    gpu = ""
     if torch.cuda.is_available():
+        gpu = visible(
+            torch.cuda.device_count(),
+            max(recipe.trainer.devices, recipe.trainer.ranks) if trains else 1,
+        )
         properties = torch.cuda.get_device_properties(0)
         kind, memory = properties.name, properties.total_memory
     else:
@@ -36,6 +42,7 @@ def this_device(
         memory = min(memory, int(memory_gib * 2**30))
     return Device(
         kind=kind,
+        gpu=gpu,
         memory_bytes=memory,
         needs_bytes=held_bytes(recipe, parts, trains=trains),
         slots=slots,
@@ -62,3 +69,10 @@ def held_bytes(recipe: Recipe, parts: Collection[Part], *, trains: bool) -> int:
     targets = model.lora.targets or adapter_class(model.folder).lora_targets
     adapter = adapter_bytes(model.folder, model.lora.rank, targets)
     return held + adapter * (4 if trains else 2)
+
+
+def visible(count: int, used: int) -> str:
+    """The first ``used`` of ``count`` GPUs, as CUDA_VISIBLE_DEVICES names them."""
+    told = os.environ.get("CUDA_VISIBLE_DEVICES")
+    names = [str(number) for number in range(count)] if told is None else told.split(",")
+    return ",".join(name.strip() for name in names[:used])

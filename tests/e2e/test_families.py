@@ -40,6 +40,7 @@ steps = {BATCHES}
 
 [model]
 folder = "{model}"
+device = "cpu"
 height = 32
 width = 48
 guidance = {GUIDANCE[family]}

@@ -13,7 +13,8 @@ from rich.console import Console
 from digenrl.evaluation.progress import Progress, routes
 from digenrl.local.brokers import Program
 from digenrl.local.display import Display
-from digenrl.local.evaluation import NAME, LocalEvaluation
+from digenrl.local.evaluation import LocalEvaluation
+from digenrl.local.gpus import EVALUATOR as NAME
 from digenrl.local.supervisor import Supervisor
 from shared.service import Health, worker_app
 

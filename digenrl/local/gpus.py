@@ -1,0 +1,127 @@
+"""Which of this machine's GPUs each process of a local run is given, as its CUDA_VISIBLE_DEVICES.
+
+In this order: the trainer, the rollout workers, reward workers that hold a network, the evaluator.
+Training and generating wait for one another and need all their devices; the others can do without.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain, takewhile
+from pathlib import Path
+
+from services.reward.scorer import KINDS
+from shared.errors import UserError
+from shared.recipe import Recipe
+
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+TRAINER, EVALUATOR, REPORT = "trainer-0", "evaluator", "report"
+DRIVER = Path("/proc/driver/nvidia/gpus")
+"""Has a folder per GPU where the driver is, also without its programs."""
+ANSWER_S = 30
+
+Environments = Mapping[str, Mapping[str, str]]
+"""Of each process, by its name, besides what it inherits."""
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    environments: Environments
+    warnings: tuple[str, ...] = ()
+    evaluates_at_end: bool = False
+    """The evaluator has no GPU of its own: it starts when the others have ended."""
+
+
+def assign_gpus(recipe: Recipe, gpus: Sequence[str]) -> Assignment:
+    """``gpus``: as CUDA_VISIBLE_DEVICES names them.
+
+    Raises:
+        UserError: if they are too few to train and to generate.
+    """
+    rollouts = [f"rollout-{number}" for number in range(recipe.rollout.workers)]
+    rewards = [f"reward-{number}" for number in range(recipe.reward.workers)]
+    every = [TRAINER, *rollouts, *rewards, EVALUATOR, REPORT]
+    if recipe.model.device == "cpu":
+        return Assignment({name: {VISIBLE: ""} for name in every})
+    num_trained = max(recipe.trainer.devices, recipe.trainer.ranks)
+    _check_enough(recipe, num_trained, gpus)
+    needed = num_trained + len(rollouts)
+    given = {TRAINER: gpus[:num_trained], REPORT: gpus[:1]}
+    given |= {name: [gpu] for name, gpu in zip(rollouts, gpus[num_trained:], strict=False)}
+    left, warnings = list(gpus[needed:]), []
+    if _scores_with_networks(recipe):
+        shared, left = left[: len(rewards)], left[len(rewards) :]
+        for number, name in enumerate(rewards):
+            given[name] = [shared[number % len(shared)]] if shared else []
+        if not shared:
+            warnings.append(
+                f"reward.workers: no GPU is left for the networks of the rewards ({needed} of "
+                f"{len(gpus)} train and generate); they run on the CPU"
+            )
+    given[EVALUATOR] = left[:1] or gpus[:1]
+    return Assignment(
+        {name: {VISIBLE: ",".join(given.get(name, []))} for name in every},
+        tuple(warnings),
+        evaluates_at_end=not left,
+    )
+
+
+def _check_enough(recipe: Recipe, num_trained: int, gpus: Sequence[str]) -> None:
+    num_generating = recipe.rollout.workers
+    if num_trained + num_generating <= len(gpus):
+        return
+    key = "ranks" if recipe.trainer.ranks > 1 else "devices"
+    raise UserError(
+        f"trainer.{key}, rollout.workers: {num_trained + num_generating} GPUs wanted "
+        f"({num_trained} to train, {num_generating} to generate), {len(gpus) or 'none'} there; "
+        f'lower them, name the GPUs in {VISIBLE}, or set model.device = "cpu"'
+    )
+
+
+def _scores_with_networks(recipe: Recipe) -> bool:
+    return any(KINDS[scorer.type].extra == "reward-models" for scorer in recipe.reward.scorers)
+
+
+def visible_gpus() -> tuple[str, ...]:
+    """What this process may use, as CUDA_VISIBLE_DEVICES names them: those that the variable says,
+    otherwise all of the machine."""
+    told = os.environ.get(VISIBLE)
+    if told is not None:
+        return listed(told)
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        found = sorted(DRIVER.iterdir()) if DRIVER.is_dir() else []
+        return tuple(str(number) for number, _ in enumerate(found))
+    try:
+        answer = subprocess.run(
+            [program, "-L"], capture_output=True, text=True, timeout=ANSWER_S, check=True
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        raise UserError(
+            f"{program} -L does not say which GPUs there are ({error}); name them in {VISIBLE}"
+        ) from error
+    return told_by_nvidia_smi(answer.stdout)
+
+
+def listed(visible: str) -> tuple[str, ...]:
+    """Of the value of CUDA_VISIBLE_DEVICES; what comes after -1 is hidden.
+
+    >>> listed("2, GPU-8f1c")
+    ('2', 'GPU-8f1c')
+    """
+    names = (name.strip() for name in visible.split(","))
+    return tuple(takewhile(lambda name: name and name != "-1", names))
+
+
+def told_by_nvidia_smi(lines: str) -> tuple[str, ...]:
+    """Of the output of `nvidia-smi -L`: a number per GPU, or the slices that it is cut into."""
+    slices: dict[str, list[str]] = {}
+    for line in lines.splitlines():
+        if gpu := re.match(r"GPU (\d+):", line):
+            slices[gpu[1]] = []
+        elif (part := re.search(r"UUID: (MIG-[^)]+)\)", line)) and slices:
+            slices[list(slices)[-1]].append(part[1])
+    return tuple(chain.from_iterable(parts or [gpu] for gpu, parts in slices.items()))

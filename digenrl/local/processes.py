@@ -1,0 +1,69 @@
+"""The processes of a local run besides its brokers: how each is started."""
+
+import sys
+from collections.abc import Awaitable, Callable
+
+from digenrl.local.brokers import Program
+from digenrl.local.gpus import TRAINER
+from digenrl.local.ports import free_ports
+from digenrl.local.preflight import LocalRun
+
+Ready = Callable[[], Awaitable[bool]]
+
+
+def command(*arguments: str) -> list[str]:
+    """`digenrl` with these arguments, of this installation."""
+    return [sys.executable, "-m", "digenrl", *arguments]
+
+
+def workers_of(local: LocalRun, ready: Ready) -> list[Program]:
+    recipe, run = local.recipe, local.recipe.run.name
+    names = [
+        *(("rollout", f"rollout-{number}") for number in range(recipe.rollout.workers)),
+        *(("reward", f"reward-{number}") for number in range(recipe.reward.workers)),
+        ("trainer", TRAINER),
+    ]
+    ports = free_ports(len(names))
+    return [
+        Program(
+            name=worker,
+            argv=_launched(
+                recipe.trainer.ranks if service == "trainer" else 1,
+                "serve", service, "--worker", worker, "--port", str(port),
+                "--stay",  # stopped here, in order
+            ),
+            # torchrun takes --run for one of its own
+            environment={"DIGENRL_RUN": run, **local.gpus.environments[worker]},
+            ready=ready,
+            reports_work=True,
+        )
+        for (service, worker), port in zip(names, ports, strict=True)
+    ]  # fmt: skip
+
+
+def scheduler_of(local: LocalRun, ready: Ready) -> Program:
+    argv = command(
+        "serve", "scheduler", "--recipe", str(local.folder / "recipe.json"),
+        "--port", str(local.api_port),
+    )  # fmt: skip
+    return Program(name="scheduler", argv=argv, ready=ready)
+
+
+def follower_of(local: LocalRun, ready: Ready) -> Program:
+    """Writes the metrics of the steps; stopped with the services, after the last commit."""
+    targets = local.targets
+    wanted = {"--tensorboard": targets.tensorboard, "--wandb": targets.wandb}
+    given = [part for name, value in wanted.items() if value for part in (name, str(value))]
+    return Program(
+        name="follow",
+        argv=command("follow", "--run", local.recipe.run.name, *given),
+        ready=ready,
+    )
+
+
+def _launched(num_ranks: int, *arguments: str) -> list[str]:
+    """By torchrun, if it is more than one process that belong together."""
+    if num_ranks == 1:
+        return command(*arguments)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    return [*torchrun, "--nproc-per-node", str(num_ranks), "-m", "digenrl", *arguments]

@@ -1,0 +1,161 @@
+"""Each process of a local run has a GPU of its own, as far as there are any."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from digenrl.follow.steps import Targets
+from digenrl.local import preflight
+from digenrl.local.gpus import Assignment, assign_gpus, told_by_nvidia_smi, visible_gpus
+from digenrl.local.preflight import LocalRun
+from digenrl.local.processes import workers_of
+from shared.errors import UserError
+from shared.recipe import Recipe, load_recipe, override
+
+RECIPES = Path(__file__).parents[2] / "recipes"
+MODELS = ("sd35-medium", "flux1-dev", "qwen-image", "wan2.1-14b", "hunyuanvideo")
+STATED = {"": 8, ".1-gpu": 1, ".mixed": 24}
+"""GPUs of the machine that a recipe is for, by its name's end."""
+
+
+def recipe_of(name: str, **changes: object) -> Recipe:
+    given = {key.replace("__", "."): value for key, value in changes.items()}
+    return override(load_recipe(RECIPES / f"{name}.toml"), given)
+
+
+def numbers(count: int) -> list[str]:
+    return [str(number) for number in range(count)]
+
+
+def shown(assignment: Assignment) -> dict[str, str]:
+    return {name: told["CUDA_VISIBLE_DEVICES"] for name, told in assignment.environments.items()}
+
+
+async def ready() -> bool:
+    return True
+
+
+def environments(recipe: Recipe, gpus: list[str], folder: Path) -> dict[str, str]:
+    """CUDA_VISIBLE_DEVICES of each worker that `digenrl up` would start."""
+    with (folder / "lock").open("w") as lock:
+        local = LocalRun(
+            recipe=recipe, folder=folder, api_port=1, password="", resumed=False,
+            targets=Targets(), gpus=assign_gpus(recipe, gpus), lock=lock,
+        )  # fmt: skip
+        return {
+            program.name: program.environment["CUDA_VISIBLE_DEVICES"]
+            for program in workers_of(local, ready)
+        }
+
+
+@pytest.mark.parametrize("name", [f"{model}{size}" for model in MODELS for size in STATED])
+def test_a_shipped_recipe_fills_the_gpus_that_it_states(name: str, tmp_path: Path) -> None:
+    recipe = recipe_of(name)
+    gpus = numbers(STATED[next(size for size in (".1-gpu", ".mixed", "") if name.endswith(size))])
+    found = environments(recipe, gpus, tmp_path)
+    trained = recipe.trainer.devices
+    assert found["trainer-0"] == ",".join(gpus[:trained])
+    rollouts = [found[f"rollout-{number}"] for number in range(recipe.rollout.workers)]
+    assert rollouts == gpus[trained:], "one each, in order, and none is left over"
+    assert {found[f"reward-{number}"] for number in range(recipe.reward.workers)} == {""}
+    assert len(found) == 1 + recipe.rollout.workers + recipe.reward.workers
+
+
+def test_the_demo_leaves_gpus_alone() -> None:
+    assert set(shown(assign_gpus(recipe_of("digits"), numbers(8))).values()) == {""}
+    assert set(shown(assign_gpus(recipe_of("digits-nft"), ())).values()) == {""}
+
+
+def test_ranks_are_given_as_many_and_names_are_passed_on_as_they_are() -> None:
+    recipe = recipe_of("sd35-medium", trainer__devices=1, trainer__ranks=2, rollout__workers=1)
+    found = shown(assign_gpus(recipe, ["GPU-a", "GPU-b", "GPU-c"]))
+    assert (found["trainer-0"], found["rollout-0"]) == ("GPU-a,GPU-b", "GPU-c")
+    assert found["report"] == "GPU-a", "the others have ended by then"
+
+
+NETWORK = [{"name": "taste", "type": "pick-score", "folder": "."}]
+
+
+@pytest.mark.parametrize(
+    ("count", "rewards", "evaluator", "at_end", "warned"),
+    [
+        (2, ["", ""], "0", True, True),
+        (3, ["2", "2"], "0", True, False),
+        (4, ["2", "3"], "0", True, False),
+        (5, ["2", "3"], "4", False, False),
+    ],
+)
+def test_reward_networks_and_the_evaluator_take_what_is_left(
+    count: int, rewards: list[str], evaluator: str, at_end: bool, warned: bool
+) -> None:  # fmt: skip
+    recipe = recipe_of(
+        "sd35-medium", trainer__devices=1, rollout__workers=1, reward__workers=2,
+        reward__scorers=NETWORK, evaluation__every=5,
+    )  # fmt: skip
+    assignment = assign_gpus(recipe, numbers(count))
+    found = shown(assignment)
+    assert [found["reward-0"], found["reward-1"]] == rewards
+    assert (found["evaluator"], assignment.evaluates_at_end) == (evaluator, at_end)
+    assert bool(assignment.warnings) == warned
+    assert all("they run on the CPU" in warning for warning in assignment.warnings)
+
+
+@pytest.mark.parametrize(
+    ("count", "said"),
+    [
+        (7, "8 GPUs wanted (4 to train, 4 to generate), 7 there"),
+        (0, "8 GPUs wanted (4 to train, 4 to generate), none there"),
+    ],
+)
+def test_too_few_are_refused_in_one_line_with_the_remedies(count: int, said: str) -> None:
+    recipe = recipe_of("sd35-medium", trainer__devices=4, rollout__workers=4)
+    with pytest.raises(UserError) as raised:
+        assign_gpus(recipe, numbers(count))
+    line = str(raised.value)
+    assert line.startswith("trainer.devices, rollout.workers: ") and "\n" not in line
+    assert said in line and 'set model.device = "cpu"' in line and "CUDA_VISIBLE_DEVICES" in line
+
+
+PRINTED = """\
+GPU 0: NVIDIA A100-SXM4-80GB (UUID: GPU-5d5ba0d6)
+  MIG 3g.40gb     Device  0: (UUID: MIG-d184f67c)
+  MIG 3g.40gb     Device  1: (UUID: MIG-d184f67d)
+GPU 1: NVIDIA A100-SXM4-80GB (UUID: GPU-5d5ba0d7)
+"""
+
+
+def test_a_gpu_that_is_cut_into_slices_counts_as_them() -> None:
+    assert told_by_nvidia_smi(PRINTED) == ("MIG-d184f67c", "MIG-d184f67d", "1")
+
+
+def test_the_machine_is_asked_unless_the_variable_says_which(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "nvidia-smi"
+    program.write_text('#!/bin/sh\n[ "$1" = -L ] && printf "GPU 0: A\\nGPU 1: B\\n"\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert visible_gpus() == ("0", "1")
+    for told, seen in {"": (), "5,3": ("5", "3"), "2,-1,3": ("2",)}.items():
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", told)
+        assert visible_gpus() == seen
+    program.write_text("#!/bin/sh\nexit 9\n")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    with pytest.raises(UserError, match="name them in CUDA_VISIBLE_DEVICES"):
+        visible_gpus()
+
+
+def test_a_machine_without_enough_is_refused_before_anything_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    plain = recipe_of("digits").model_dump(mode="json")
+    del plain["model"]["device"]
+    path = tmp_path / "recipe.json"
+    path.write_text(Recipe.model_validate(plain).model_dump_json())
+    request = preflight.Request(path, {}, resume=False, port=0, runs=tmp_path / "runs")
+    with pytest.raises(UserError, match="3 GPUs wanted"):
+        preflight.prepare(request)
+    assert not (tmp_path / "runs").exists()
