@@ -9,6 +9,7 @@ from pathlib import Path
 from digenrl.forecasting import Forecast, as_plain, forecast, lines
 from digenrl.local.preflight import check_inputs, check_rest
 from services.scheduler.planning.runnable import HOST_GPUS
+from shared.algorithms import implied_values
 from shared.errors import UserError
 from shared.recipe import Recipe, load_recipe
 
@@ -35,6 +36,10 @@ class Checked:
             "recipe": str(self.path),
             "ok": True,
             "said": self.lines,
+            "implied": [
+                {"key": each.key, "implied": each.implied, "value": each.value}
+                for each in implied_values(self.recipe)
+            ],
             "forecast": None if self.forecast is None else as_plain(self.forecast),
         }, indent=2)  # fmt: skip
 
@@ -96,3 +101,6 @@ def _said(checked: Checked) -> Iterator[str]:
         yield "the model and the rewards were not looked for: they are on other hosts"
     if checked.forecast is not None:
         yield from lines(checked.forecast)
+    for each in implied_values(recipe):
+        has = f"; the recipe sets {json.dumps(each.value)}" if each.is_overridden else ""
+        yield f"{recipe.algorithm.name} implies {each.key} = {json.dumps(each.implied)}{has}"

@@ -1,9 +1,11 @@
 """What the recipes of published models say of themselves is so."""
 
+import json
 from pathlib import Path
 
 import pytest
 
+from digenrl.checking import check
 from digenrl.planning import known_profiles, parse_devices
 from services.scheduler.costs.floor import floor_seconds
 from services.scheduler.costs.profile import Profile, load_profile
@@ -80,3 +82,16 @@ def test_flux_has_the_published_window_text_and_layers() -> None:
     windows = recipe.sampling.moving_window
     assert {windows.start(0, batch, group=1) for batch in range(50)} == {0}
     assert len(recipe.model.lora.targets) == 12
+
+
+def test_check_tells_what_the_algorithm_s_name_implies_and_what_the_recipe_sets() -> None:
+    checked = check(RECIPES / "hunyuanvideo.toml", elsewhere=True)
+    told = [line for line in checked.lines if line.startswith("dance-grpo implies ")]
+    assert told == [
+        'dance-grpo implies sampling.variant = "dance"',
+        'dance-grpo implies sampling.windows = "group"',
+        "dance-grpo implies sampling.noise_level = 0.3; the recipe sets 0.25",
+        "dance-grpo implies algorithm.clip_range = 0.0001",
+    ]
+    found = {each["key"]: each for each in json.loads(checked.as_json)["implied"]}
+    assert found["sampling.noise_level"]["value"] == 0.25
