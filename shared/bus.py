@@ -16,7 +16,7 @@ import math
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import nats.errors
 import structlog
@@ -27,12 +27,21 @@ from nats.js.errors import APIError, NotFoundError
 
 from shared import subjects
 from shared.bus_connection import open_connection
+from shared.bus_streams import (
+    Incoming,
+    StreamMark,
+    answering,
+    contiguous,
+    follower_config,
+    make_stream,
+    stream_mark,
+)
 from shared.cancellation import cancellable
 from shared.codec import decode, encode
 from shared.contracts import Message, Told, WorkerRefused, WorkerStatus
 from shared.errors import ContractError, SlotPoisoned, Unavailable
 from shared.subjects import Stream, subject_of
-from shared.telemetry import QUARANTINED, REDELIVERED
+from shared.telemetry import QUARANTINED, REDELIVERED, STREAM_FULL
 
 MIN_SERVER = (2, 11)
 ACK_WAIT_S = 10.0
@@ -40,7 +49,6 @@ MAX_DELIVER = 5
 PUBLISH_TIMEOUT_S = 5.0
 FETCH_TIMEOUT_S = 2.0
 FLUSH_S = 3
-HEARTBEAT_S = 1.0
 RETRY_S = 0.5
 STORE_FAILED = 10077
 """JetStream's error code for a taken slot, and for a full stream; the text tells them apart."""
@@ -57,13 +65,6 @@ class Received:
     message: Message | None
     subject: str
     data: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class Incoming:
-    messages: AsyncIterator[Msg]
-    num_pending: int
-    """Messages that were stored before."""
 
 
 class Delivery:
@@ -145,6 +146,8 @@ class Bus:
         self._client = client
         self.run = run
         self.jetstream = client.jetstream(timeout=PUBLISH_TIMEOUT_S)
+        self.full: dict[str, str] = {}
+        """Subjects whose message waits for room, and their streams."""
 
     @classmethod
     @contextlib.asynccontextmanager
@@ -176,9 +179,26 @@ class Bus:
         return bool(self._client.is_connected)
 
     async def ensure_streams(self) -> None:
-        """Create the streams that are missing. The scheduler's task alone."""
-        for stream in subjects.STREAMS:
-            await cancellable(self.jetstream.add_stream(_stream_config(stream)))
+        """Create the streams that are missing. The scheduler's task alone. One that an operator has
+        given another size keeps it.
+
+        Raises:
+            Unavailable: if the server does not answer.
+        """
+        with answering():
+            for stream in subjects.STREAMS:
+                await make_stream(self.jetstream, stream)
+
+    async def marks(self) -> dict[str, StreamMark | None]:
+        """Of every stream, by name; None of one that is not there.
+
+        Raises:
+            Unavailable: if the server does not answer.
+        """
+        with answering():
+            marks = (stream_mark(self.jetstream, stream) for stream in subjects.STREAMS)
+            found = await asyncio.gather(*marks)
+        return {stream.name: mark for stream, mark in zip(subjects.STREAMS, found, strict=True)}
 
     async def wait_for_streams(self) -> None:
         """Until the scheduler has created them."""
@@ -197,25 +217,44 @@ class Bus:
         broker gives an answer: a slot makes the repetition harmless, and the events without one
         are read as if they were told twice.
 
+        Where the stream is full it waits for room, which the scheduler makes by forgetting old
+        batches, or an operator.
+
         Raises:
             SlotPoisoned: if what has taken the slot is no message.
-            Unavailable: if the stream is full.
         """
         subject, data = subject_of(self.run, message), encode(message)
         while True:
             try:
-                await cancellable(self.jetstream.publish(subject, data))
-                return True
-            except APIError as error:
-                if error.err_code != STORE_FAILED:
-                    raise
-                if "per subject" in (error.description or ""):
-                    await self._check_slot(subject)
-                    return False
-                raise Unavailable(f"{subject}: the stream is full") from error
-            except (nats.errors.Error, OSError) as error:
-                log.warning("publish_repeated", subject=subject, error=repr(error))
-                await asyncio.sleep(RETRY_S)
+                with answering():
+                    is_first = await self._store(subject, data)
+                if is_first is not None:
+                    self.full.pop(subject, None)
+                    return is_first
+            except Unavailable as error:
+                log.warning("publish_repeated", subject=subject, error=str(error))
+            await asyncio.sleep(RETRY_S)
+
+    async def _store(self, subject: str, data: bytes) -> bool | None:
+        """Whether it is the first one in its slot; None if there is no room for it."""
+        try:
+            await cancellable(self.jetstream.publish(subject, data))
+            return True
+        except APIError as error:
+            if error.err_code != STORE_FAILED:
+                raise
+            if "per subject" in (error.description or ""):
+                await self._check_slot(subject)
+                return False
+            self._note_full(subject)
+            return None
+
+    def _note_full(self, subject: str) -> None:
+        stream = subjects.stream_of(subject).name
+        STREAM_FULL.labels(stream=stream).inc()
+        if subject not in self.full:
+            log.error("stream_full", stream=stream, subject=subject)
+        self.full[subject] = stream
 
     async def tell(self, message: Told) -> None:
         """Publish without storing it; lost while the broker is away."""
@@ -265,11 +304,17 @@ class Bus:
     async def follow(
         self, stream: Stream, filters: Sequence[str] | None = None, *, after: int = 0
     ) -> AsyncGenerator[Received]:
-        """Every message of this run in ``stream`` behind number ``after``, in order, for ever."""
+        """Every message of this run in ``stream`` behind number ``after``, in order, for ever; all
+        of them anew if the stream was lost and made again."""
         wanted = list(filters or subjects.run_subjects(self.run, stream))
-        last = after
+        last, before = after, None
         while True:
             try:
+                mark = await stream_mark(self.jetstream, stream)
+                if mark is not None:
+                    if before is not None and before.is_lost_in(mark):
+                        last = 0
+                    before = mark
                 async with self._push_consumer(stream, wanted, start=last + 1) as incoming:
                     async for raw in incoming.messages:
                         last = raw.metadata.sequence.stream
@@ -305,11 +350,17 @@ class Bus:
         return found
 
     async def forget_batch(self, batch: int) -> None:
-        """Remove the slots of a batch that no recovery needs any more."""
+        """Remove the slots of a batch that no recovery needs any more.
+
+        Raises:
+            Unavailable: if the server does not answer.
+        """
         for stream in subjects.STREAMS:
             if stream.slots:
                 subject = subjects.batch_subject(self.run, stream, batch)
-                await cancellable(self.jetstream.purge_stream(stream.name, subject=subject))
+                with answering(), contextlib.suppress(NotFoundError):  # gone with its stream
+                    purge = self.jetstream.purge_stream(stream.name, subject=subject)
+                    await cancellable(purge)
 
     async def _check_slot(self, subject: str) -> None:
         stream = subjects.stream_of(subject)
@@ -337,22 +388,10 @@ class Bus:
         subscription = await self._client.subscribe(inbox)
         try:
             consumer = await cancellable(
-                self.jetstream.add_consumer(
-                    stream.name,
-                    api.ConsumerConfig(
-                        deliver_subject=inbox,
-                        deliver_policy=api.DeliverPolicy.BY_START_SEQUENCE,
-                        opt_start_seq=start,
-                        filter_subjects=filters,
-                        ack_policy=api.AckPolicy.NONE,
-                        idle_heartbeat=HEARTBEAT_S,
-                        inactive_threshold=30.0,
-                        mem_storage=True,
-                    ),
-                )
+                self.jetstream.add_consumer(stream.name, follower_config(inbox, filters, start))
             )
             try:
-                yield Incoming(_contiguous(subscription), consumer.num_pending or 0)
+                yield Incoming(contiguous(subscription), consumer.num_pending or 0)
             finally:
                 # An error here would take the place of a cancellation, and the reader never stop.
                 with contextlib.suppress(nats.errors.Error, APIError, OSError):
@@ -360,34 +399,3 @@ class Bus:
         finally:
             with contextlib.suppress(nats.errors.Error):
                 await subscription.unsubscribe()
-
-
-async def _contiguous(subscription: Any) -> AsyncIterator[Msg]:
-    """Messages while they come without a gap; ends when one is missing or the server is silent."""
-    expected = 1
-    while True:
-        try:
-            raw = await cancellable(subscription.next_msg(timeout=3 * HEARTBEAT_S))
-        except nats.errors.TimeoutError:
-            return
-        if raw.headers and raw.headers.get("Status") == "100":
-            continue
-        if raw.metadata.sequence.consumer != expected:
-            return
-        expected += 1
-        yield raw
-
-
-def _stream_config(stream: Stream) -> api.StreamConfig:
-    return api.StreamConfig(
-        name=stream.name,
-        subjects=list(stream.subjects),
-        retention=api.RetentionPolicy.LIMITS,
-        storage=api.StorageType.FILE,
-        discard=api.DiscardPolicy.NEW if stream.slots else api.DiscardPolicy.OLD,
-        discard_new_per_subject=stream.slots,
-        max_msgs_per_subject=1 if stream.slots or stream.newest else -1,
-        max_bytes=stream.max_bytes,
-        max_msg_size=64 * 1024 + 4096,  # the body's limit, and its headers
-        duplicate_window=120.0,
-    )

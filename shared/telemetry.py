@@ -9,6 +9,9 @@ import structlog
 from prometheus_client import Counter, Gauge, Histogram
 
 QUARANTINED = Counter("digenrl_quarantined_total", "Messages that could not be decoded", ["stream"])
+STREAM_FULL = Counter(
+    "digenrl_stream_full_total", "Attempts to store a message in a full stream", ["stream"]
+)
 REDELIVERED = Counter("digenrl_redeliveries_total", "Work delivered more than once", ["stream"])
 FRAGMENTS = Counter(
     "digenrl_fragments_total", "Fragments by stage and outcome", ["stage", "outcome"]

@@ -3,10 +3,11 @@ version index, the metrics and the history up to date with the commit records.""
 
 import asyncio
 import time
+import uuid
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import structlog
 from redis.exceptions import RedisError
@@ -22,10 +23,11 @@ from services.scheduler.machine import (
     Tick,
     step,
 )
-from services.scheduler.recovery import READ_BACK
+from services.scheduler.recovery import READ_BACK, beyond
 from services.scheduler.roster import Roster, Seen
-from services.scheduler.state import Plan, State, TagRecord
+from services.scheduler.state import Phase, Plan, State, TagRecord
 from services.scheduler.step_metrics import NEWEST_STEP
+from services.scheduler.streams import StreamsLost, StreamWatch
 from services.scheduler.usage import BatchUsage, Meter, TagUsage, uses
 from shared import subjects
 from shared.bus import Bus
@@ -39,11 +41,12 @@ from shared.contracts import (
     GenerateFragment,
     GradientReleased,
     GroupFailed,
+    OperatorRequest,
     PolicyPublished,
     SetDevice,
     TrainGroup,
 )
-from shared.errors import SlotPoisoned, Unavailable
+from shared.errors import IntegrityError, SlotPoisoned, Unavailable
 from shared.run_store import batch_folder, stored_batches, usage_key
 from shared.service import Health
 from shared.store import ObjectStore
@@ -58,6 +61,9 @@ RETRY_S = 0.5
 TICK_S = 1.0
 SENT_AT_ONCE = 128
 """Commands; in between, statuses are heard."""
+
+STANDING: dict[Phase, Literal["pause", "stop"]] = {"paused": "pause", "stopped": "stop"}
+"""What an operator has asked for, and is asked for again when the streams were lost."""
 
 T = TypeVar("T")
 
@@ -86,7 +92,15 @@ class Scheduler:
     _inbox: Inbox = field(default_factory=Inbox)
     _to_forget: "asyncio.Queue[int]" = field(default_factory=asyncio.Queue)
 
+    _hurried: set[int] = field(default_factory=set)
+    """Batches that were forgotten before their time, to make room."""
+    _first: State = field(init=False)
+
     def __post_init__(self) -> None:
+        self._first = self.state
+        self._begin()
+
+    def _begin(self) -> None:
         self.horizon = Horizon(self.plan, self._inbox.put)
         self.roster = Roster(self.bus, self._inbox.put, lambda: self.state, self.meter)
 
@@ -96,19 +110,25 @@ class Scheduler:
         return self.roster.seen
 
     async def run(self) -> None:
-        """Recover from the commit records, then handle events for ever."""
-        await self.bus.ensure_streams()
-        self.chain = await _retry(lambda: commit_chain(self.store, self.bus.run))
-        await _retry(lambda: self.index.rebuild(self.chain))
-        if self.chain:
-            await self._apply(_announcement(self.chain[-1]))
-            self._measure(self.chain[-1])
-        last = {stream.name: await self._read(stream) for stream in READ_BACK}
-        await self._apply(Recovered())
-        self.roster.leases.expect(holders(self.state), time.monotonic())
-        await self.bus.on_status(self.roster.note)
-        self.health.is_ready()
+        """Recover from the commit records, then handle events for ever; if streams are lost, make
+        them again and do the same once more."""
+        await self.bus.on_status(lambda status: self.roster.note(status))
+        before: State | None = None
+        while True:
+            try:
+                await self._run_on(before)
+            except* StreamsLost as lost:
+                log.error("streams_lost", lost=[str(error) for error in lost.exceptions])
+            self.health.is_not_ready("recovering: messages of NATS were lost")
+            before = self._begin_anew()
+
+    async def _run_on(self, before: State | None) -> None:
+        """Raises StreamsLost, in a group. ``before``: what was known when streams were lost."""
+        await _retry(self.bus.ensure_streams)
+        marks = await _retry(self.bus.marks)
         async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(StreamWatch(self.bus, self.health, self._make_room).run(marks))
+            last = await self._recover(before)
             tasks.create_task(self.horizon.run())
             for stream in (subjects.TRAJ, subjects.REW, subjects.PART, subjects.EVT):
                 tasks.create_task(self._follow(stream, after=last[stream.name]))
@@ -117,6 +137,42 @@ class Scheduler:
             tasks.create_task(self._forget_old())
             tasks.create_task(self._tick())
             tasks.create_task(self._handle())
+
+    async def _recover(self, before: State | None) -> dict[str, int]:
+        """Read what is stored; gives the number of the last message that was read, by stream."""
+        self.chain = await _retry(lambda: commit_chain(self.store, self.bus.run))
+        await _retry(lambda: self.index.rebuild(self.chain))
+        if before is not None:  # of what is left of the open batches, nothing is known to be whole
+            for batch in (len(self.chain) - 1, len(self.chain)):
+                await _retry(partial(self.bus.forget_batch, max(0, batch)))
+        if self.chain:
+            await self._apply(_announcement(self.chain[-1]))
+            self._measure(self.chain[-1])
+        last = {stream.name: await self._read(stream) for stream in READ_BACK}
+        if before is not None:
+            self.state = beyond(self.plan, self.state, before)
+        await self._apply(Recovered())
+        self.roster.leases.expect(holders(self.state), time.monotonic())
+        if before is not None and before.phase in STANDING:
+            request = OperatorRequest(action=STANDING[before.phase], id=uuid.uuid4().hex)
+            await self.bus.publish(request)
+        self.health.is_ready()
+        return last
+
+    def _begin_anew(self) -> State:
+        """Forget what follows from the streams; gives what was known."""
+        before, self.state = self.state, self._first
+        self._inbox = Inbox()
+        self.num_quarantined = 0
+        self._begin()
+        return before
+
+    def _make_room(self) -> None:
+        """Streams are nearly full: forget the messages of every committed batch."""
+        for batch in range(max(0, len(self.chain) - 1 - KEPT_BATCHES), len(self.chain) - 1):
+            if batch not in self._hurried:
+                self._hurried.add(batch)
+                self._to_forget.put_nowait(batch)
 
     async def _read(self, stream: subjects.Stream) -> int:
         """Apply what is stored, after a restart; gives the number of the last message."""
@@ -199,14 +255,20 @@ class Scheduler:
         self._published_at = time.monotonic() - event.seconds
         await self._apply(event)
         # Devices wait for the batch, and find the version in its record as well.
-        version = Version(policy=record.policy, weights=record.weights)
-        await _retry(lambda: self.index.publish(version))
+        await _retry(partial(self._index, record))
         self._measure(record)
         await self._keep_usage(record)
         number = record.policy.version
         if number > KEPT_BATCHES:
             forget, old = self._to_forget.put_nowait, number - 1 - KEPT_BATCHES
             asyncio.get_running_loop().call_later(FORGET_AFTER_S, forget, old)
+
+    async def _index(self, record: CommitRecord) -> None:
+        try:
+            await self.index.publish(Version(policy=record.policy, weights=record.weights))
+        except IntegrityError as error:  # Redis has lost what it had
+            log.warning("version_index_rebuilt", reason=str(error))
+            await self.index.rebuild(self.chain)
 
     async def _forget_old(self) -> None:
         """Remove what no recovery needs, beside the handling of events; first what a scheduler that

@@ -55,6 +55,27 @@ def issued_before(plan: Plan, state: State, task: GenerateFragment) -> State:
     return state.with_group(fragment.batch, fragment.group, group)
 
 
+def beyond(plan: Plan, state: State, before: State) -> State:
+    """``state``, read anew after streams were lost, with the batches of ``before`` that are open
+    still: nothing of them is done, and no attempt is one that somebody may be at since then. Its
+    late result would take the slot."""
+    if state.batch is None:
+        return state
+    known = {batch.index: batch for batch in before.batches if batch.index >= state.batch.index}
+    known.setdefault(state.batch.index, state.batch)
+    batches = tuple(
+        replace(known[index], groups=tuple(map(_beyond_group, known[index].groups)))
+        for index in sorted(known)
+    )
+    return replace(state, batches=batches[: 1 + bool(plan.max_staleness)])
+
+
+def _beyond_group(group: GroupState) -> GroupState:
+    attempts = [fragment.attempt + 1 for fragment in group.fragments]
+    again = max([group.first_attempt, *attempts])
+    return GroupState(first_attempt=again, attempt=group.attempt + 1)
+
+
 def _are_cut_in_order(fragments: tuple[FragmentState, ...]) -> bool:
     ends = accumulate((f.num_samples for f in fragments), initial=0)
     return all(f.first_sample == end for f, end in zip(fragments, ends, strict=False))
