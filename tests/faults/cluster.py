@@ -17,10 +17,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import httpx
-import psutil
 
 from digenrl.bench.cluster.processes import SETTING, joined_key
 from digenrl.bench.cluster.setting import Setting, recipe_of, write_prompts
@@ -118,7 +117,8 @@ class Cluster:
                 if child.kept and not child.is_alive:
                     child.num_deaths += 1
                     await asyncio.sleep(AGAIN_S)
-                    child.process = child.start()
+                    if child.kept:  # it may have been removed meanwhile
+                        child.process = child.start()
             await asyncio.sleep(LOOK_S)
 
     def send(self, name: str, signum: int) -> None:
@@ -203,14 +203,12 @@ async def cluster(
     *,
     changes: dict[str, Any] | None = None,
     services: Sequence[str] = (),
-    stores_in: str = "folder",
-    joined: bool = True,
+    stores_in: Literal["folder", "s3"] = "folder",
 ) -> AsyncIterator[Cluster]:
-    """A run that has begun.
+    """A run whose first version may be published: every worker has joined.
 
     ``changes``: to its recipe. ``services``: by default all rollout devices of the setting, two
-    reward workers, the trainer and the scheduler. ``stores_in``: a folder, or s3. ``joined``: the
-    first version waits for every worker.
+    reward workers, the trainer and the scheduler. ``stores_in``: a folder, or SeaweedFS.
     """
     recipe = _prepare(folder, setting, changes or {})
     plan = plan_brokers(folder, secrets.token_urlsafe(16))
@@ -226,8 +224,7 @@ async def cluster(
         for name in services or every_service(setting):
             run.add(name)
         keeping = asyncio.create_task(run.keep())
-        if joined:
-            await _until_joined(run)
+        await _until_joined(run)
         await run.store.create(joined_key(recipe.run.name), b"")
         yield run
     finally:
@@ -270,10 +267,6 @@ async def until_true(look: Callable[[], Awaitable[bool]], *, seconds: float = PA
     while not await look():
         assert time.monotonic() < deadline, "it did not get there"
         await asyncio.sleep(LOOK_S)
-
-
-def processes_of(run: Cluster) -> list[psutil.Process]:
-    return [psutil.Process(child.process.pid) for child in run.children.values()]
 
 
 def _die_with_parent() -> None:
