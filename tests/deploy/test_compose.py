@@ -111,6 +111,14 @@ def test_only_the_api_is_published_and_only_on_this_machine() -> None:
         assert service["networks"] == (["backend", "api"] if name == "scheduler" else ["backend"])
 
 
+def test_containers_may_ask_each_service_by_its_name() -> None:
+    """As the report asks the scheduler, and a Prometheus beside them all of them."""
+    serving = set(SERVICES) - {*BROKERS, "report"}
+    for name in serving:
+        allowed = SERVICES[name]["environment"]["DIGENRL_ALLOWED_HOSTS"]
+        assert set(allowed.partition(":-")[2].rstrip("}").split(",")) == serving
+
+
 @pytest.mark.parametrize("name", OURS)
 def test_a_service_starts_when_the_brokers_answer(name: str) -> None:
     assert set(SERVICES[name]["depends_on"]) == set(BROKERS)
