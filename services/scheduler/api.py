@@ -53,7 +53,7 @@ def create_app(scheduler: Scheduler) -> FastAPI:
     @app.get("/v1/batches", operation_id="list_batches", tags=["run"], responses={422: ERRORS[422]})
     def batches(limit: Limit = 50) -> list[models.BatchView]:
         """The newest batches, the one in flight first."""
-        return views.batch_views(scheduler)[:limit]
+        return views.batch_views(scheduler, limit)
 
     @app.get(
         "/v1/batches/{batch}",
@@ -73,7 +73,7 @@ def create_app(scheduler: Scheduler) -> FastAPI:
     )
     def versions(limit: Limit = 50) -> list[models.VersionView]:
         """The newest policy versions."""
-        return views.version_views(scheduler)[:limit]
+        return views.version_views(scheduler, limit)
 
     _add_tag(app, scheduler)
     _add_actions(app, scheduler)

@@ -11,11 +11,12 @@ With one-step asynchrony the next batch follows as soon as the current one has n
 
 import heapq
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from services.scheduler.colocated import devices_of
 from services.scheduler.facts import new_batch, slot_of
+from services.scheduler.lanes import Lanes, Schedule
 from services.scheduler.state import (
     BatchState,
     FragmentState,
@@ -34,16 +35,6 @@ SMALLEST_PART = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Lane:
-    """One place where fragments are generated, one after the other."""
-
-    free_at: float
-    seconds: float
-    """Per sample."""
-    address: str
-
-
-@dataclass(frozen=True, slots=True)
 class Work:
     """A fragment that could be issued now."""
 
@@ -52,14 +43,19 @@ class Work:
     fragment: FragmentState
 
 
+Choice = tuple[WorkerState, Work]
 Issued = tuple[State, list[GenerateFragment]]
 
 
 def assign(plan: Plan, state: State, now: float) -> Issued:
     """Give devices work while they have room and there is some."""
     tasks: list[GenerateFragment] = []
+    rollout = state.rollout
+    if not any(_has_room(plan, worker) for worker in (*rollout, *_lent(plan, state))):
+        return state, tasks
+    market = Shares(plan, now) if plan.mode == "colocated" else Market(plan, state, rollout, now)
     while True:
-        choice = _choose(plan, state, now)
+        choice = market.choose(state)
         if choice is None:
             return state, tasks
         worker, work = choice
@@ -67,65 +63,192 @@ def assign(plan: Plan, state: State, now: float) -> Issued:
         tasks.append(task)
 
 
-def _choose(plan: Plan, state: State, now: float) -> tuple[WorkerState, Work] | None:
-    """The next device and its fragment; None if none is to be issued now."""
-    lent = _lent(plan, state)
-    if not any(_has_room(plan, w) for w in (*state.rollout, *lent)):
-        return None
-    if plan.mode == "colocated":
-        return _choose_own(plan, state, now)
-    supply = _supply(plan, state)
-    if supply is None:
-        return None
-    batch, limit = supply
-    samples = _num_samples(plan, batch, limit)
-    help_work = _help(plan, state, batch, samples)
-    devices = [*state.rollout, *lent] if help_work is not None else state.rollout
-    lanes_by = {w.address: lanes_of(state, w, now) for w in devices}
-    lanes = [lane for each in lanes_by.values() for lane in each]
-    n = next_size(plan, full_size(plan, len(lanes)), samples, len(lanes))
-    open_to = [w for w in devices if _has_room(plan, w)]
-    for worker in sorted(open_to, key=lambda w: _free_at(lanes_by[w.address])):
-        if _is_first_to_finish(state, worker, lanes, n, samples, now):
-            helps = worker.service == "trainer"
-            work = help_work if helps else _next_work(plan, batch, limit, n, last=False)
-            if work is not None:
-                return worker, work
-    return None
-
-
-def _choose_own(plan: Plan, state: State, now: float) -> tuple[WorkerState, Work] | None:
+class Shares:
     """Colocated: of the groups that are a device's share."""
-    batch = state.batch
-    if batch is None:
+
+    def __init__(self, plan: Plan, now: float) -> None:
+        self._plan = plan
+        self._lanes = Lanes(now)
+
+    def choose(self, state: State) -> Choice | None:
+        batch, plan = state.batch, self._plan
+        if batch is None:
+            return None
+        devices = devices_of(state)
+        places = {worker.address: place for place, worker in enumerate(devices)}
+        able = [w for w in (*state.rollout, *_lent(plan, state)) if _has_room(plan, w)]
+        for worker in sorted(able, key=lambda w: self._lanes.free_at(state, w)):
+            place, step = places.get(worker.address), len(devices)
+            if place is None:
+                continue
+            size = plan.fragment_size or full_size(plan, worker.slots * step)
+            if worker.slots == 1 and plan.fragment_size is None:
+                size = plan.group_size
+            for index in range(place, len(batch.groups), step):
+                for fragment in _fragments_of(plan, batch.groups[index], size):
+                    return worker, Work(batch.index, index, fragment)
         return None
-    devices = devices_of(state)
-    able = [w for w in (*state.rollout, *_lent(plan, state)) if _has_room(plan, w) and w in devices]
-    for worker in sorted(able, key=lambda w: _free_at(lanes_of(state, w, now))):
-        place, step = devices.index(worker), len(devices)
-        own = range(place, len(batch.groups), step)
-        size = plan.fragment_size or full_size(plan, worker.slots * step)
-        if worker.slots == 1 and plan.fragment_size is None:
-            size = plan.group_size
-        for index in own:
-            for fragment in _fragments_of(plan, batch.groups[index], size):
-                return worker, Work(batch.index, index, fragment)
-    return None
 
 
-def _help(plan: Plan, state: State, batch: BatchState, samples: int) -> Work | None:
-    """What the trainer's device takes next, if it is lent, from the end of the batch.
+@dataclass(slots=True)
+class Round:
+    """Choices in which nothing changes but that devices have more and less is left."""
 
-    None if there is nothing that it may take. Then nothing may be left for it either: neither of
-    the next batch, for its weights change before that were done, nor what exceeds its share.
+    batch: int
+    size: int
+    """Samples of a fragment."""
+    helps: bool
+    """Whether the trainer's device is one of them."""
+    open_to: list[tuple[float, int]]
+    """A heap of devices that have room: when each is free, and its place."""
+    shares: Schedule | None = None
+    """Not needed yet, if None."""
+
+
+class Market:
+    """Who takes the next fragment: the first to be free that would not be the last to be done.
+
+    A device takes part if list scheduling of all that is left gives it a fragment. Issued to it,
+    that fragment leaves the others' as they were: so the schedule is made once for many choices,
+    and not at all while so much is left that everybody takes part.
     """
-    lent = _lent(plan, state)
-    if not lent or batch is not state.batch:
+
+    def __init__(
+        self, plan: Plan, state: State, rollout: Sequence[WorkerState], now: float
+    ) -> None:
+        self._plan = plan
+        self._now = now
+        self._lanes = Lanes(now)
+        trainer = state.trainer
+        self._addresses = [worker.address for worker in rollout]
+        self._trainer = trainer.address if trainer is not None and trainer.slots else None
+        self._num_lanes = sum(worker.slots for worker in rollout)
+        self._rate: float | None = None
+        """Samples per second of the rollout devices."""
+        most = plan.fragments_per_slot
+        self._room = [n for n, w in enumerate(rollout) if len(w.in_hand) < most * w.slots]
+        """Places of those that had room when the round began."""
+        self._supply: tuple[BatchState, int] | None = None
+        self._samples = 0
+        """Left of the supply."""
+        self._first = 0
+        """Groups of the supply's batch before this one have nothing to issue."""
+        self._round: Round | None = None
+        self._last: tuple[int, int] | None = None
+        """Place of the device that was chosen last, and its samples."""
+
+    def choose(self, state: State) -> Choice | None:
+        self._note_last(state)
+        if not self._samples and not self._next_supply(state):
+            return None
+        assert self._supply is not None
+        batch, limit = self._supply
+        batch = state.find_batch(batch.index) or batch
+        help_work = self._help(state, batch)
+        now = self._round_of(state, batch, help_work is not None)
+        while now.open_to:
+            _, place = heapq.heappop(now.open_to)
+            worker = self._device(state, place)
+            if self._takes_part(state, worker, now):
+                helps = place == len(self._addresses)
+                work = help_work if helps else self._next_work(batch, limit, now.size)
+                if work is not None:
+                    self._last = place, work.fragment.num_samples
+                    return worker, work
         return None
-    num_lanes = sum(worker.slots for worker in (*state.rollout, *lent))
-    n = next_size(plan, full_size(plan, num_lanes), samples, num_lanes)
-    work = _next_work(plan, batch, plan.num_groups, n, last=True)
-    return None if work is None or work.fragment.num_samples > state.tag.samples_left else work
+
+    def _device(self, state: State, place: int) -> WorkerState:
+        """The trainer's comes last."""
+        if place < len(self._addresses):
+            return state.workers[self._addresses[place]]
+        assert self._trainer is not None
+        return state.workers[self._trainer]
+
+    def _note_last(self, state: State) -> None:
+        """The device that was chosen has its fragment."""
+        if self._last is None or self._round is None:
+            return
+        (place, samples), self._last, now = self._last, None, self._round
+        self._samples -= samples
+        if samples != now.size:
+            self._round = None  # who took no part may do so now
+            return
+        worker = self._device(state, place)
+        if now.shares is not None:
+            now.shares.take(worker.address)
+        if _has_room(self._plan, worker):
+            heapq.heappush(now.open_to, (self._lanes.free_at(state, worker), place))
+
+    def _next_supply(self, state: State) -> bool:
+        self._supply, self._first, self._round = _supply(self._plan, state), 0, None
+        if self._supply is None:
+            return False
+        self._samples = _num_samples(self._plan, *self._supply)
+        return True
+
+    def _round_of(self, state: State, batch: BatchState, helps: bool) -> Round:
+        """The one that goes on, or another one."""
+        plan = self._plan
+        num_lanes = self._num_lanes
+        if helps:
+            num_lanes += self._device(state, len(self._addresses)).slots
+        size = next_size(plan, full_size(plan, num_lanes), self._samples, num_lanes)
+        now = self._round
+        if now is None or (now.batch, now.size, now.helps) != (batch.index, size, helps):
+            self._room = [n for n in self._room if _has_room(plan, self._device(state, n))]
+            trainers = [len(self._addresses)] * helps
+            places = [
+                *self._room,
+                *(n for n in trainers if _has_room(plan, self._device(state, n))),
+            ]
+            open_to = [(self._lanes.free_at(state, self._device(state, n)), n) for n in places]
+            heapq.heapify(open_to)
+            now = self._round = Round(batch.index, size, helps, open_to)
+        return now
+
+    def _takes_part(self, state: State, worker: WorkerState, now: Round) -> bool:
+        """Whether the others would not have done everything before ``worker`` is done with this."""
+        finish = self._lanes.free_at(state, worker) + self._lanes.seconds(state, worker) * now.size
+        rate = self._rate_of(state, now)
+        if (finish - self._now) * rate < 0.999 * (self._samples - now.size):
+            return True  # not even if they had nothing in hand
+        if now.shares is None:
+            places = range(len(self._addresses) + now.helps)
+            lanes = [lane for n in places for lane in self._lanes.of(state, self._device(state, n))]
+            now.shares = Schedule(lanes, now.size, math.ceil(self._samples / now.size))
+        return now.shares.has(worker.address)
+
+    def _rate_of(self, state: State, now: Round) -> float:
+        """Samples per second of all devices, however much they have in hand."""
+        if self._rate is None:
+            self._rate = self._lanes.rate(state, [state.workers[a] for a in self._addresses])
+        if not now.helps:
+            return self._rate
+        return self._rate + self._lanes.rate(state, [self._device(state, len(self._addresses))])
+
+    def _next_work(self, batch: BatchState, limit: int, size: int) -> Work | None:
+        work = _next_work(
+            self._plan, batch, range(self._first, min(limit, len(batch.groups))), size
+        )
+        if work is not None:
+            self._first = work.group
+        return work
+
+    def _help(self, state: State, batch: BatchState) -> Work | None:
+        """What the trainer's device takes next, if it is lent, from the end of the batch.
+
+        None if there is nothing that it may take. Then nothing may be left for it either: neither
+        of the next batch, for its weights change before that were done, nor what exceeds its share.
+        """
+        tag, plan = state.tag, self._plan
+        if self._trainer is None or tag.mode != "generate" or not tag.samples_left:
+            return None
+        if state.batch is None or batch.index != state.batch.index:
+            return None
+        num_lanes = self._num_lanes + state.workers[self._trainer].slots
+        size = next_size(plan, full_size(plan, num_lanes), self._samples, num_lanes)
+        work = _next_work(plan, batch, range(len(batch.groups) - 1, -1, -1), size)
+        return None if work is None or work.fragment.num_samples > tag.samples_left else work
 
 
 def _lent(plan: Plan, state: State) -> list[WorkerState]:
@@ -169,80 +292,12 @@ def num_unissued(plan: Plan, state: State) -> int:
 
 def _num_samples(plan: Plan, batch: BatchState, limit: int) -> int:
     """Samples that no device has yet."""
+    size = plan.group_size
     return sum(
-        plan.group_size - group.num_cut + (group.num_pending if group.fragments else 0)
+        size - group.num_cut + (group.num_pending if group.fragments else 0)
         for group in batch.groups[:limit]
+        if group.num_scored < size
     )
-
-
-def _is_first_to_finish(
-    state: State, worker: WorkerState, lanes: list[Lane], size: int, samples: int, now: float
-) -> bool:
-    """Whether the others would not have done everything before ``worker`` is done with this."""
-    mine = [lane for lane in lanes if lane.address == worker.address]
-    others = [lane for lane in lanes if lane.address != worker.address]
-    if not others:
-        return True
-    finish = min(lane.free_at for lane in mine) + mine[0].seconds * size
-    # First by flow: what the others can do until then, as if samples were a fluid.
-    done = sum(max(0.0, finish - lane.free_at) / lane.seconds for lane in others)
-    if done <= samples - size:
-        return True
-    return _takes_part(lanes, worker.address, size, samples)
-
-
-def _takes_part(lanes: list[Lane], address: str, size: int, samples: int) -> bool:
-    """Whether list scheduling of what is left gives ``address`` a fragment at all."""
-    ends = [(lane.free_at + lane.seconds * size, index) for index, lane in enumerate(lanes)]
-    heapq.heapify(ends)
-    for _ in range(math.ceil(samples / size)):
-        end, index = ends[0]
-        if lanes[index].address == address:
-            return True
-        heapq.heapreplace(ends, (end + lanes[index].seconds * size, index))
-    return False
-
-
-def lanes_of(state: State, worker: WorkerState, now: float) -> list[Lane]:
-    """Its slots, each with the time when it is free."""
-    seconds = sample_seconds(state, worker)
-    free = [now] * worker.slots  # a heap
-    for place, held in enumerate(worker.in_hand):
-        elapsed = now - held.since if place < worker.slots else 0.0
-        heapq.heapreplace(free, free[0] + max(0.0, held.num_samples * seconds - elapsed))
-    if worker.computes is not None:
-        heapq.heapreplace(free, free[0] + _gradient_left(state, worker, now))
-    return [Lane(at, seconds, worker.address) for at in free]
-
-
-def seconds_left(
-    state: State, worker: WorkerState, now: float, *, everything: bool = False
-) -> float:
-    """Until a device is done with the fragment that it generates, or with all that it has."""
-    seconds = sample_seconds(state, worker)
-    left = 0.0
-    for place, held in enumerate(worker.in_hand if everything else worker.in_hand[: worker.slots]):
-        elapsed = now - held.since if place < worker.slots else 0.0
-        left += max(0.0, held.num_samples * seconds - elapsed)
-    computing = _gradient_left(state, worker, now) if everything and worker.computes else 0.0
-    return left / worker.slots + computing
-
-
-def _gradient_left(state: State, worker: WorkerState, now: float) -> float:
-    assert worker.computes is not None
-    seconds = state.costs.gradient_seconds(worker.address) or state.costs.train_seconds()
-    return max(0.0, seconds - (now - worker.computes.since))
-
-
-def _free_at(lanes: list[Lane]) -> float:
-    return min(lane.free_at for lane in lanes)
-
-
-def sample_seconds(state: State, worker: WorkerState) -> float:
-    """Learned, or as fast as the others, or anything if nothing is known yet."""
-    costs = state.costs
-    known = costs.help_seconds() if worker.service == "trainer" else None
-    return known or costs.rollout_seconds(worker.address) or 1.0
 
 
 def full_size(plan: Plan, num_lanes: int) -> int:
@@ -270,9 +325,8 @@ def next_size(plan: Plan, full: int, samples: int, num_lanes: int) -> int:
     return max(_smallest(plan), full // SMALLEST_PART, min(full, share))
 
 
-def _next_work(plan: Plan, batch: BatchState, limit: int, size: int, *, last: bool) -> Work | None:
-    groups = range(min(limit, len(batch.groups)))
-    for index in reversed(groups) if last else groups:
+def _next_work(plan: Plan, batch: BatchState, groups: range, size: int) -> Work | None:
+    for index in groups:
         for fragment in _fragments_of(plan, batch.groups[index], size):
             return Work(batch.index, index, fragment)
     return None

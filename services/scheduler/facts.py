@@ -247,7 +247,16 @@ def taken_out_of_hand(state: State, slot: FragmentSlot, address: str, now: float
 def _out_of_every_hand(state: State, slot: FragmentSlot, now: float) -> State:
     """Its one result is stored: another device that has it as well will find the slot taken, and
     say nothing."""
-    for address in [w.address for w in state.workers.values() if _has(w, slot)]:
+    batch, group, first, attempt = slot.batch, slot.group, slot.first_sample, slot.attempt
+    holders = [
+        worker.address
+        for worker in state.workers.values()
+        for held in worker.in_hand  # spelt out: nothing is asked more often
+        if held.slot.group == group
+        and held.slot.first_sample == first
+        and (held.slot.batch, held.slot.attempt) == (batch, attempt)
+    ]
+    for address in holders:
         state = taken_out_of_hand(state, slot, address, now)
     return state
 

@@ -12,7 +12,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from services.scheduler import colocated
-from services.scheduler.assign import num_unissued, sample_seconds, seconds_left
+from services.scheduler.assign import num_unissued
+from services.scheduler.lanes import sample_seconds, seconds_left
 from services.scheduler.state import (
     BatchState,
     Computing,

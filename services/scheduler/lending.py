@@ -11,8 +11,9 @@ generation number that only grows; stating it twice, late or out of order does n
 
 from dataclasses import replace
 
-from services.scheduler.assign import full_size, lanes_of, sample_seconds
+from services.scheduler.assign import full_size
 from services.scheduler.facts import given_back
+from services.scheduler.lanes import Lanes, lanes_of, sample_seconds
 from services.scheduler.state import (
     DECISIONS_KEPT,
     BatchState,
@@ -205,10 +206,10 @@ def _next_ready(plan: Plan, state: State, now: float) -> float:
     """When the next group will be trainable, by the rollout workers alone."""
     batch = state.batch
     assert batch is not None
-    lanes = [lane for worker in state.rollout for lane in lanes_of(state, worker, now)]
-    if not lanes:
+    lanes = Lanes(now)
+    rate = sum(1 / lanes.seconds(state, w) for w in state.rollout for _ in range(w.slots))
+    if not rate:
         return now + plan.loan_seconds
-    rate = sum(1 / lane.seconds for lane in lanes)
     missing = min(
         plan.group_size
         - sum(f.num_samples for f in g.fragments if f.stage in ("generated", "scored"))

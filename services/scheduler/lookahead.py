@@ -10,8 +10,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 
-from services.scheduler.assign import sample_seconds
 from services.scheduler.gradients import gradient_seconds
+from services.scheduler.lanes import sample_seconds
 from services.scheduler.lending import situation
 from services.scheduler.sim.cluster import Cluster, build
 from services.scheduler.sim.measured import Watch, step_seconds

@@ -163,13 +163,13 @@ def _decision_view(record: TagRecord) -> TagDecisionView:
     )
 
 
-def batch_views(scheduler: Scheduler) -> list[BatchView]:
-    """Newest first."""
-    committed = [_committed(record) for record in scheduler.chain[1:]]
-    in_flight = [_in_flight(scheduler.state, batch) for batch in scheduler.state.batches]
-    return [BatchView(**view.model_dump(exclude={"groups"})) for view in committed + in_flight][
-        ::-1
-    ]
+def batch_views(scheduler: Scheduler, limit: int) -> list[BatchView]:
+    """The newest ``limit``, newest first; no other is looked at."""
+    chain, running = scheduler.chain, scheduler.state.batches
+    shown = [_in_flight(scheduler.state, batch) for batch in reversed(running)][:limit]
+    newest = range(len(chain) - 1, 0, -1)[: limit - len(shown)]
+    shown += [_committed(chain[version]) for version in newest]
+    return [BatchView(**view.model_dump(exclude={"groups"})) for view in shown]
 
 
 def batch_detail(scheduler: Scheduler, batch: int) -> BatchDetail | None:
@@ -179,8 +179,8 @@ def batch_detail(scheduler: Scheduler, batch: int) -> BatchDetail | None:
     return None if found is None else _in_flight(scheduler.state, found)
 
 
-def version_views(scheduler: Scheduler) -> list[VersionView]:
-    """Newest first."""
+def version_views(scheduler: Scheduler, limit: int) -> list[VersionView]:
+    """The newest ``limit``, newest first."""
     return [
         VersionView(
             version=record.policy.version,
@@ -189,7 +189,7 @@ def version_views(scheduler: Scheduler) -> list[VersionView]:
             trained_from_batch=record.batch,
             onpolicy_ratio_error=record.metrics.get("onpolicy_ratio_error"),
         )
-        for record in reversed(scheduler.chain)
+        for record in scheduler.chain[: -limit - 1 : -1]
     ]
 
 

@@ -8,7 +8,7 @@ from fastapi.testclient import TestClient
 from prometheus_client import REGISTRY
 from pydantic import BaseModel
 
-from services.scheduler import api_models
+from services.scheduler import api_models, views
 from services.scheduler.api import create_app
 from services.scheduler.app import Scheduler
 from services.scheduler.machine import WorkerJoined, step
@@ -103,6 +103,22 @@ def test_the_run_says_where_it_is_and_what_it_waits_for(client: TestClient) -> N
     assert run["reward_mean"] == 0.5
     assert run["eta_seconds"] == 2 * 2.0
     assert run["num_workers"] == {"rollout": 1, "reward": 0, "trainer": 0}
+
+
+def test_of_many_batches_only_those_are_looked_at_that_are_shown(
+    scheduler: Scheduler, client: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked_at: list[CommitRecord] = []
+    original = views._committed
+
+    def counted(record: CommitRecord) -> api_models.BatchDetail:
+        looked_at.append(record)
+        return original(record)
+
+    monkeypatch.setattr(views, "_committed", counted)
+    scheduler.chain = [scheduler.chain[0], *scheduler.chain[1:] * 3000]
+    assert len(client.get("/v1/batches?limit=4").json()) == 4
+    assert len(looked_at) == 3
 
 
 def test_batches_and_versions_are_listed_newest_first(client: TestClient) -> None:

@@ -5,8 +5,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from services.scheduler.assign import sample_seconds
 from services.scheduler.costs.profile import Role
+from services.scheduler.lanes import sample_seconds
 from services.scheduler.sim.cluster import Cluster
 from services.scheduler.sim.facts import Use
 from services.scheduler.state import State
