@@ -68,6 +68,6 @@ $(TEST_VENV)/.installed: EXTRA := dev
 %/.installed: $(SOURCES)
 	$(PYTHON) -m venv $*
 	$*/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt uv
-	$*/bin/uv pip install --quiet --python $*/bin/python $(if $(PIP_FIND_LINKS),--find-links $(PIP_FIND_LINKS)) \
+	$*/bin/uv pip install --python $*/bin/python $(if $(PIP_FIND_LINKS),--find-links $(PIP_FIND_LINKS)) \
 	    --compile-bytecode --constraint constraints.txt $(UV_EXTRA) --editable ".[$(EXTRA)]"
 	touch $@

@@ -4,12 +4,14 @@ import asyncio
 import contextlib
 import sys
 from enum import StrEnum
+from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
 from digenrl.bench.cli import bench
+from digenrl.cli_runs import TensorBoardFolder, WandbProject, evaluate, follow, report
 from shared.errors import DigenRLError, UserError
 
 EXIT_FAILED = 1
@@ -26,15 +28,27 @@ app = typer.Typer(
 model = typer.Typer(help="Make the demo's model, or the folder of a reward.", no_args_is_help=True)
 app.add_typer(model, name="model")
 app.add_typer(bench, name="bench")
+for command in (report, follow, evaluate):
+    app.command()(command)
+
+
+def _say_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"digenrl {version('digenrl')}")
+        raise typer.Exit
+
+
+@app.callback()
+def options_of_all(
+    version: Annotated[
+        bool,
+        typer.Option("--version", is_eager=True, callback=_say_version, help="say it, and end"),
+    ] = False,
+) -> None:
+    """Take the options that stand before a command."""
+
 
 RecipeFile = Annotated[Path, typer.Argument(help="the run's recipe, a TOML file")]
-TensorBoardFolder = Annotated[
-    Path | None, typer.Option(help="folder of TensorBoard, for a curve of each metric")
-]
-WandbProject = Annotated[
-    str | None, typer.Option(help="project of Weights & Biases; offline with WANDB_MODE=offline")
-]
-
 HostGpus = Annotated[
     int, typer.Option(min=1, help="GPUs of a host: one trainer process has those of one host")
 ]
@@ -55,7 +69,8 @@ def up(
         int | None, typer.Option(help="optimizer steps, in place of the recipe's")
     ] = None,
     seed: Annotated[int | None, typer.Option(help="seed, in place of the recipe's")] = None,
-    name: Annotated[str | None, typer.Option(help="name of the run")] = None,
+    run: Annotated[str | None, typer.Option(help="the run's name, not the recipe's")] = None,
+    name: Annotated[str | None, typer.Option(hidden=True)] = None,
     order: Annotated[
         str | None, typer.Option(help="arrival, or index for the same bytes each time")
     ] = None,
@@ -91,13 +106,13 @@ def up(
 ) -> None:
     """Run a recipe on this machine: brokers, services and report, without Docker."""
     from digenrl.follow.steps import Targets
-    from digenrl.local.preflight import Request, prepare
+    from digenrl.local.preflight import Request, prepare, resuming
     from digenrl.local.up import run_locally
 
     overrides = {
         "run.steps": steps,
         "run.seed": seed,
-        "run.name": name,
+        "run.name": run or name,
         "trainer.order": order,
         "rollout.workers": _rollout_workers(rollout_workers, mode),
         "rollout.can_train": can_train,
@@ -110,7 +125,7 @@ def up(
     }
     request = Request(
         recipe, overrides, resume=resume, port=port, runs=runs.resolve(),
-        targets=Targets(tensorboard, wandb),
+        targets=Targets(tensorboard, wandb), again=resuming(sys.argv),
     )  # fmt: skip
     raise typer.Exit(asyncio.run(run_locally(prepare(request))))
 
@@ -219,67 +234,6 @@ def serve_scorer(
     from digenrl.serving import serve_one_scorer
 
     serve_one_scorer(type, folder, host=host, port=port)
-
-
-@app.command()
-def report(
-    run: Annotated[str, typer.Option(envvar="DIGENRL_RUN", help="name of the run")],
-    out: Annotated[Path, typer.Option(help="folder for summary, pictures and adapter")],
-    scheduler: Annotated[str, typer.Option(help="wait for the run behind this API to finish")] = "",
-    wall_seconds: Annotated[float, typer.Option(help="how long the run took")] = 0.0,
-) -> None:
-    """Evaluate a run before and after, draw its curves and gallery, export its adapter."""
-    from digenrl.report.make import make_report
-
-    asyncio.run(make_report(run, out, scheduler=scheduler, wall_seconds=wall_seconds))
-
-
-@app.command()
-def follow(
-    run: Annotated[str, typer.Option(envvar="DIGENRL_RUN", help="name of the run")],
-    tensorboard: TensorBoardFolder = None,
-    wandb: WandbProject = None,
-    once: Annotated[
-        bool, typer.Option("--once", help="write the steps that are there, and end")
-    ] = False,
-) -> None:
-    """Write each step's metrics to TensorBoard or Weights & Biases as soon as it is committed."""
-    from digenrl.follow.steps import Targets
-    from digenrl.follow.steps import follow as follow_run
-    from digenrl.serving import settings_of
-    from shared.telemetry import configure_logs
-
-    settings, targets = settings_of(run=run), Targets(tensorboard, wandb)
-    configure_logs(service="follow", worker="follow", run=run)
-    asyncio.run(follow_run(settings, targets, once=once))
-
-
-@app.command()
-def evaluate(
-    run: Annotated[str, typer.Option(envvar="DIGENRL_RUN", help="name of the run")] = "",
-    once: Annotated[
-        bool, typer.Option("--once", help="evaluate what is due by now, then end")
-    ] = False,
-    every: Annotated[
-        int | None, typer.Option(min=1, help="optimizer steps, in place of the recipe's")
-    ] = None,
-    worker: Annotated[
-        str, typer.Option(help="name of this evaluator; by default host and process")
-    ] = "",
-    nice: Annotated[
-        int, typer.Option(min=0, max=19, help="19: only take what others leave of the CPU")
-    ] = 0,
-    host: Annotated[str, typer.Option(help="address of its HTTP side")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="port of its HTTP side; 0 takes a free one")] = 0,
-    stay: Annotated[
-        bool, typer.Option("--stay", help="outlive a finished run, for when it is resumed")
-    ] = False,
-) -> None:
-    """Evaluate a run's policy versions while it goes on, every so many optimizer steps."""
-    from digenrl.serving import evaluate_run, settings_of
-
-    settings = settings_of(run=run, worker=worker, host=host, port=port, stay=stay or None)
-    evaluate_run(settings, once=once, every=every, nice=nice)
 
 
 class Variant(StrEnum):

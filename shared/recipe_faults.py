@@ -5,6 +5,8 @@ from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 
+from shared.tokens import TOKEN_PATTERN, TOKEN_WORDS
+
 
 def describe(error: ValidationError, recipe: type[BaseModel]) -> str:
     """The first fault of what was to be a ``recipe``, as one line."""
@@ -23,10 +25,16 @@ def describe(error: ValidationError, recipe: type[BaseModel]) -> str:
             return f"{where}.{reason}" if where and "." not in reason.split(":")[0] else reason
         case _:
             # Of a key that takes values of several kinds, every kind has its fault.
-            wanted = [
-                fault["msg"].lower() for fault in faults if _keys_of(fault["loc"], recipe) == path
-            ]
+            wanted = [_wanted(fault) for fault in faults if _keys_of(fault["loc"], recipe) == path]
             return f"{where}: {', or '.join(wanted)}, not {first['input']!r}"
+
+
+def _wanted(fault: Any) -> str:
+    """What a value should have been."""
+    if fault["type"] == "string_pattern_mismatch" and fault["ctx"]["pattern"] == TOKEN_PATTERN:
+        return f"use {TOKEN_WORDS}"
+    message: str = fault["msg"]
+    return message[0].lower() + message[1:]
 
 
 def _keys_of(location: tuple[int | str, ...], recipe: type[BaseModel]) -> list[str]:

@@ -9,6 +9,8 @@ _TOKEN = r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}"
 TOKEN_PATTERN = rf"^{_TOKEN}$"
 """For pydantic, whose regular expressions take ``$`` as the very end, unlike Python's."""
 
+TOKEN_WORDS = "1 to 64 letters, digits, '-' and '_', starting with a letter or digit"
+
 
 def token(value: str, *, field: str) -> str:
     """``value`` itself, if it may be part of a subject, key or path.
@@ -17,8 +19,5 @@ def token(value: str, *, field: str) -> str:
         UserError: naming ``field``, if it may not.
     """
     if re.fullmatch(_TOKEN, value) is None:
-        raise UserError(
-            f"{field}: {value!r} is not a name; use 1 to 64 letters, digits, '-' and '_', "
-            "starting with a letter or digit"
-        )
+        raise UserError(f"{field}: {value!r} is not a name; use {TOKEN_WORDS}")
     return value

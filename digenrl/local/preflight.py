@@ -3,8 +3,10 @@
 import fcntl
 import os
 import secrets
+import shlex
 import shutil
-from collections.abc import Mapping
+import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
@@ -41,6 +43,8 @@ class Request:
     runs: Path
     targets: Targets = field(default_factory=Targets)
     """Of the metrics of its steps."""
+    again: str = "digenrl up RECIPE --resume"
+    """What is typed to go on with the run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +57,7 @@ class LocalRun:
     password: str
     resumed: bool
     targets: Targets
+    again: str
     gpus: Assignment
     lock: TextIO
     """Held for as long as this process lives."""
@@ -76,7 +81,7 @@ def prepare(request: Request) -> LocalRun:
     folder = request.runs / recipe.run.name
     if request.resume:
         _check_resumable(folder, recipe)
-    lock = _lock(request.runs, recipe.run.name)
+    lock = lock_run(request.runs, recipe.run.name)
     if not request.resume and folder.exists():
         _set_aside(folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -90,9 +95,23 @@ def prepare(request: Request) -> LocalRun:
         password=_password(folder),
         resumed=request.resume,
         targets=request.targets,
+        again=request.again,
         gpus=gpus,
         lock=lock,
     )
+
+
+def resuming(typed: Sequence[str]) -> str:
+    """The command line that goes on with the run of this one, ready to be pasted.
+
+    >>> resuming([".venv/bin/digenrl", "up", "my recipe.toml", "--seed", "1"])
+    ".venv/bin/digenrl up 'my recipe.toml' --seed 1 --resume"
+    """
+    program = [typed[0]]
+    if Path(typed[0]).name == "__main__.py":
+        program = [sys.executable, "-m", "digenrl"]
+    arguments = [argument for argument in typed[1:] if argument != "--resume"]
+    return shlex.join([*program, *arguments, "--resume"])
 
 
 def check_inputs(recipe: Recipe) -> None:
@@ -182,7 +201,8 @@ def _stored(path: Path) -> Recipe:
         raise UserError(f"--resume: {path} is not a recipe of this release") from error
 
 
-def _lock(runs: Path, name: str) -> TextIO:
+def lock_run(runs: Path, name: str) -> TextIO:
+    """Held until it is closed. Raises UserError if another process has it."""
     runs.mkdir(parents=True, exist_ok=True)
     lock = (runs / f".{name}.lock").open("w")
     try:

@@ -113,7 +113,7 @@ class Supervisor:
                 stderr=output,
                 env={**os.environ, **self.environment, **child.program.environment, **SAFE_PATH},
                 start_new_session=True,  # Ctrl-C is for this process; it stops the others in order
-                preexec_fn=_die_with_parent if sys.platform == "linux" else None,
+                preexec_fn=die_with_parent if sys.platform == "linux" else None,
             )
 
     async def _keep(self, child: Child) -> None:
@@ -160,5 +160,6 @@ def _signal(child: Child, signum: int) -> None:
             child.process.send_signal(signum)
 
 
-def _die_with_parent() -> None:
+def die_with_parent() -> None:
+    """Ask Linux to kill this process, which is about to become a program, when its parent ends."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)

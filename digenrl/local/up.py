@@ -209,14 +209,15 @@ async def _report(
 
 
 def _explain(outcome: Outcome, local: LocalRun, console: Console) -> int:
-    again = f"go on with: digenrl up ... --name {local.recipe.run.name} --resume"
+    again = f"go on with: {local.again}"
     if outcome == "interrupted":
-        console.print(f"interrupted; nothing is lost, {again}", highlight=False)
+        console.print(f"interrupted; nothing is lost, {again}", highlight=False, soft_wrap=True)
         return EXIT_INTERRUPTED
     if outcome == "stopped":
-        console.print(f"stopped as asked; {again}", highlight=False)
+        console.print(f"stopped as asked; {again}", highlight=False, soft_wrap=True)
         return 0
-    console.print(f"the run has failed; see {local.folder / 'logs'}; {again}", highlight=False)
+    logs = local.folder / "logs"
+    console.print(f"the run has failed; see {logs}; {again}", highlight=False, soft_wrap=True)
     return 1
 
 

@@ -112,7 +112,7 @@ def start_run(tmp_path: Path, small_recipe: Path) -> Iterator[StartRun]:
         port = free_ports(1)[0]
         process = subprocess.Popen(
             [
-                sys.executable, "-m", "digenrl", "up", str(recipe), "--name", name,
+                sys.executable, "-m", "digenrl", "up", str(recipe), "--run", name,
                 "--runs", str(tmp_path / "runs"), "--port", str(port), *arguments,
             ],
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,

@@ -36,6 +36,7 @@ def recipe_with(tmp_path: Path, old: str, new: str) -> Path:
     ("old", "new", "said"),
     [
         ("clip_range", "clip_rnage", "did you mean clip_range?"),
+        ('name = "digits"', 'name = "my run"', "run.name: use 1 to 64 letters, digits, '-' and"),
         ("fragment_size = ", "fragment_size = 1000", "nearest that do"),
         ("micro_batch = ", "micro_batch = 1000", "nearest that do"),
         ('/models/digits"', '/recipes"', "is not a diffusers model"),

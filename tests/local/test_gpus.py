@@ -41,7 +41,7 @@ def environments(recipe: Recipe, gpus: list[str], folder: Path) -> dict[str, str
     with (folder / "lock").open("w") as lock:
         local = LocalRun(
             recipe=recipe, folder=folder, api_port=1, password="", resumed=False,
-            targets=Targets(), gpus=assign_gpus(recipe, gpus), lock=lock,
+            targets=Targets(), again="", gpus=assign_gpus(recipe, gpus), lock=lock,
         )  # fmt: skip
         return {
             program.name: program.environment["CUDA_VISIBLE_DEVICES"]

@@ -1,0 +1,60 @@
+"""A run that `digenrl up` has left on this machine: its store, while a command needs it."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from digenrl.local.brokers import plan_brokers, wait_ready
+from digenrl.local.preflight import lock_run
+from digenrl.local.supervisor import STOP_S, die_with_parent
+from shared.settings import Endpoints
+
+STORE = "objects"
+
+
+@contextmanager
+def store_of(folder: Path) -> Iterator[bool]:
+    """Start the store of the run in ``folder``, and let the settings of this process name it.
+
+    Gives False and does nothing if the settings name a store already, or no run was left there.
+
+    Raises:
+        UserError: if the run is going on.
+    """
+    password = folder / "password"
+    if "store_url" in Endpoints().model_fields_set or not password.is_file():
+        yield False
+        return
+    with lock_run(folder.parent, folder.name):
+        brokers = plan_brokers(folder.resolve(), password.read_text())
+        [store] = [program for program in brokers.programs if program.name == STORE]
+        with (folder / "logs" / f"{STORE}.log").open("ab") as log:
+            process = subprocess.Popen(
+                store.argv,
+                stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                env={**os.environ, **store.environment},
+                start_new_session=True,  # Ctrl-C is for the command; it stops the store after it
+                preexec_fn=die_with_parent if sys.platform == "linux" else None,
+            )  # fmt: skip
+        try:
+            asyncio.run(wait_ready(store))
+            os.environ.update(brokers.environment)
+            yield True
+        finally:
+            for key in brokers.environment:
+                os.environ.pop(key, None)
+            _end(process)
+
+
+def _end(process: "subprocess.Popen[bytes]") -> None:
+    process.send_signal(signal.SIGTERM)
+    try:
+        process.wait(STOP_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()

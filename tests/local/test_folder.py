@@ -1,0 +1,102 @@
+"""Neither the folder that somebody works in nor what is not installed gets in the way."""
+
+import asyncio
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from digenrl.local.brokers import Program
+from digenrl.local.processes import command
+from digenrl.local.supervisor import Supervisor
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def foreign(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working folder with packages of other people that are named as ours are."""
+    for name in ("shared", "services", "digenrl"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text(f"raise RuntimeError('the other {name}')")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def when_written(log: Path) -> str:
+    """The log as soon as the worker has found its way, or an error its way into it."""
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        text = log.read_text()
+        if "waiting_for_recipe" in text or "Error" in text:
+            return text
+        time.sleep(0.1)
+    raise AssertionError("it says nothing")
+
+
+async def test_children_are_ours_in_a_folder_with_packages_of_the_same_names(foreign: Path) -> None:
+    async def ready() -> bool:
+        return True
+
+    supervisor = Supervisor(foreign, {"DIGENRL_STORE_URL": f"file://{foreign}/objects"})
+    serve = command("serve", "reward", "--run", "digits")
+    await supervisor.start(Program(name="reward-0", argv=serve, ready=ready), wait=False)
+    log = foreign / "reward-0.log"
+    text = await asyncio.to_thread(when_written, log)
+    await supervisor.stop(["reward-0"])
+    assert "Error" not in text, text
+
+
+def test_the_module_is_ours_there_too(tmp_path: Path) -> None:
+    (tmp_path / "shared").mkdir()
+    (tmp_path / "shared" / "__init__.py").write_text("raise RuntimeError('the other shared')")
+    ended = subprocess.run(
+        [sys.executable, "-m", "digenrl", "--version"], cwd=tmp_path,
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert (ended.returncode, ended.stdout[:8]) == (0, "digenrl "), ended.stderr
+
+
+def test_processes_that_tests_start_are_of_this_checkout(tmp_path: Path) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-P", "-c", "import shared; print(shared.__file__)"], cwd=tmp_path,
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert Path(ended.stdout.strip()) == ROOT / "shared" / "__init__.py"
+
+
+WITHOUT = """
+import importlib.machinery, sys
+find = importlib.machinery.PathFinder.find_spec
+def found(name, path=None, target=None):
+    absent = {"numpy", "torch", "diffusers", "transformers", "safetensors", "PIL", "sklearn"}
+    return None if name.split(".")[0] in absent else find(name, path, target)
+importlib.machinery.PathFinder.find_spec = found
+sys.argv = ["digenrl", *sys.argv[1:]]
+from digenrl.cli import main
+main()
+"""
+"""The command in an environment like that of the scheduler's image."""
+
+
+def without(*arguments: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [sys.executable, "-c", WITHOUT, *arguments], cwd=ROOT, env=dict(os.environ),
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("recipe", ["digits", "sd35-medium", "flux1-dev.mixed"])
+def test_a_recipe_is_checked_where_the_scheduler_alone_is_installed(recipe: str) -> None:
+    ended = without("check", f"recipes/{recipe}.toml", "--elsewhere")
+    assert ended.returncode == 0, ended.stderr
+    assert " optimizer steps " in ended.stdout or " steps of " in ended.stdout
+
+
+def test_what_is_missing_there_is_named_in_one_line() -> None:
+    ended = without("check", "recipes/digits.toml")
+    assert ended.returncode == 2 and ended.stderr.count("\n") == 1, ended.stderr
+    assert "not found)" in ended.stderr

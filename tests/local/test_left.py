@@ -1,0 +1,63 @@
+"""A local run that has ended can be looked at without any variable."""
+
+import asyncio
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from digenrl.local import preflight
+from digenrl.local.left import store_of
+from shared.errors import UserError
+from shared.recipe import load_recipe
+from shared.run_store import read_recipe, store_recipe
+from shared.settings import Endpoints
+from shared.store import open_store
+
+DIGITS = Path(__file__).parents[2] / "recipes" / "digits.toml"
+
+
+@pytest.fixture
+def left(tmp_path: Path) -> Path:
+    """The folder of a run that `digenrl up` has prepared and left."""
+    request = preflight.Request(DIGITS, {}, resume=False, port=0, runs=tmp_path / "runs")
+    local = preflight.prepare(request)
+    local.lock.close()
+    return local.folder
+
+
+@pytest.mark.broker
+def test_the_store_of_a_run_is_there_for_a_command_and_gone_after_it(left: Path) -> None:
+    recipe = load_recipe(DIGITS)
+    with store_of(left) as is_left:
+        assert is_left
+        asyncio.run(store_recipe(open_store(Endpoints().store), recipe))
+    assert "DIGENRL_STORE_URL" not in os.environ
+    with store_of(left):
+        assert asyncio.run(read_recipe(open_store(Endpoints().store), "digits")) == recipe
+
+
+def test_a_run_that_goes_on_keeps_its_store_to_itself(left: Path) -> None:
+    with (
+        preflight.lock_run(left.parent, left.name),
+        pytest.raises(UserError, match="going on in another process"),
+        store_of(left),
+    ):
+        raise AssertionError("two had the store")
+
+
+def test_a_store_that_the_settings_name_is_left_alone(
+    left: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DIGENRL_STORE_URL", "file:///somewhere")
+    with store_of(left) as is_left:
+        assert not is_left and Endpoints().store_url == "file:///somewhere"
+
+
+def test_a_command_that_is_told_no_run_says_so() -> None:
+    ended = subprocess.run(
+        [sys.executable, "-m", "digenrl", "report"], capture_output=True, text=True, check=False
+    )
+    assert ended.returncode == 2 and ended.stderr.startswith("digenrl: --run: say which run")
