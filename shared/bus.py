@@ -38,7 +38,7 @@ from shared.bus_streams import (
 )
 from shared.cancellation import cancellable
 from shared.codec import decode, encode
-from shared.contracts import Message, Told, WorkerRefused, WorkerStatus
+from shared.contracts import Message, Record, Told, WorkerRefused, WorkerStatus
 from shared.errors import ContractError, SlotPoisoned, Unavailable
 from shared.subjects import Stream, subject_of
 from shared.telemetry import QUARANTINED, REDELIVERED, STREAM_FULL
@@ -100,7 +100,8 @@ class Delivery:
 class Queue:
     """Work shared by all workers of a service."""
 
-    def __init__(self, bus: "Bus", stream: Stream, durable: str) -> None:
+    def __init__(self, bus: "Bus", stream: Stream, durable: str, of: type[Record]) -> None:
+        self._of = of
         self._bus = bus
         self._stream = stream
         self._durable = durable
@@ -123,7 +124,10 @@ class Queue:
             if raw.metadata.num_delivered > 1:
                 REDELIVERED.labels(stream=self._stream.name).inc()
             try:
-                return Delivery(decode(raw.data), raw)
+                message = decode(raw.data)
+                if not isinstance(message, self._of):
+                    raise ContractError(f"a {message.kind} is no {self._of.__name__}")
+                return Delivery(message, raw)
             except ContractError as error:
                 await self._bus.quarantine(self._stream, raw, error)
                 await raw.term()
@@ -280,8 +284,9 @@ class Bus:
 
         await self._client.subscribe(subject, cb=receive)
 
-    def queue(self, stream: Stream, service: str) -> Queue:
-        return Queue(self, stream, service)
+    def queue(self, stream: Stream, service: str, of: type[Record] = Record) -> Queue:
+        """``of``: what is work for that service; other messages are quarantined."""
+        return Queue(self, stream, service, of)
 
     async def stored(self, stream: Stream) -> tuple[list[Received], int]:
         """What this run has in ``stream`` now, in order, and the sequence number of the last."""

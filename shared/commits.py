@@ -10,7 +10,7 @@ from typing import Annotated
 
 from pydantic import Field, FiniteFloat, ValidationError
 
-from shared.contracts import Count, Digest, ObjectRef, Policy, Record, Score, Text, Token
+from shared.contracts import Count, Digest, ObjectRef, Policy, Record, Text, Token
 from shared.errors import CommitConflict, ContractError
 from shared.store import ObjectStore
 
@@ -24,8 +24,8 @@ class TrainedGroup(Record):
     """(first sample, number of samples, attempt) of each."""
     workers: tuple[Token, ...]
     """Addresses of the devices that generated them."""
-    rewards: tuple[Score, ...]
-    parts: dict[Token, tuple[Score, ...]]
+    rewards: tuple[FiniteFloat | None, ...]
+    parts: dict[Token, tuple[FiniteFloat | None, ...]]
     dropped: Text | None = None
     """Why nothing was learned of it."""
     contribution: ObjectRef | None = None

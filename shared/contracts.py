@@ -23,9 +23,9 @@ does right now. Tensors never travel here: a message names objects in the store.
     WorkerRefused         scheduler -> one worker  it takes no part, and ends; not stored
 """
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, field_validator
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, field_validator, model_validator
 
 from shared.tokens import TOKEN_PATTERN
 
@@ -42,8 +42,9 @@ Token = Annotated[str, Field(pattern=TOKEN_PATTERN)]
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Text = Annotated[str, Field(max_length=4096)]
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Score = FiniteFloat | None
-"""None: the sample could not be scored."""
+MAX_SCORE = 1e6
+Score = Annotated[float, Field(ge=-MAX_SCORE, le=MAX_SCORE, allow_inf_nan=False)] | None
+"""None: the sample could not be scored. Squares of larger ones would drown all others."""
 
 
 class Record(BaseModel):
@@ -169,6 +170,13 @@ class FragmentScored(Record):
     """Address of the device that generated it."""
     worker: Token
     seconds: Seconds
+
+    @model_validator(mode="after")
+    def _one_score_per_sample(self) -> Self:
+        for name, scores in {"rewards": self.rewards, **self.parts}.items():
+            if len(scores) != self.fragment.num_samples:
+                raise ValueError(f"{len(scores)} {name} for {self.fragment.num_samples} samples")
+        return self
 
 
 class FragmentFailed(Record):

@@ -4,6 +4,7 @@ DigenRLError
     UserError             the user can mend it: bad recipe, missing folder, occupied port
     ContractError         bytes are not a message, record or tensor file that we know
         SlotPoisoned      a slot of the bus is taken by bytes that are no message
+        Untrainable       the network cannot take the tensors of a group
     IntegrityError        a stored object is not what its reference says
     AdmissionError        a trajectory may not be trained: wrong version, wrong weights
     CommitConflict        another trainer has committed this batch already
@@ -28,6 +29,10 @@ class ContractError(DigenRLError):
 
 class SlotPoisoned(ContractError):
     """A slot of the bus is taken by bytes that are no message: the work needs another attempt."""
+
+
+class Untrainable(ContractError):
+    """The network cannot take the tensors of a group. A part of it may be in the gradient."""
 
 
 class IntegrityError(DigenRLError):

@@ -6,15 +6,14 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 
-import safetensors.numpy
 import structlog
-from safetensors import SafetensorError
 
+from services.reward.media import MediaSize, read_media
 from services.reward.scorer import WeightedScorer, told_of
 from services.reward.scoring import scores_of
 from shared import subjects
 from shared.bus import Bus
-from shared.contracts import FragmentFailed, FragmentGenerated, FragmentScored, Message
+from shared.contracts import MAX_SCORE, FragmentFailed, FragmentGenerated, FragmentScored, Message
 from shared.errors import ContractError, DigenRLError, SlotPoisoned, Unavailable
 from shared.store import ObjectStore
 from shared.telemetry import FRAGMENTS, STAGE_SECONDS
@@ -41,6 +40,7 @@ class RewardApp:
         worker: Worker,
         *,
         deadline_s: float | None = None,
+        size: MediaSize | None = None,
     ) -> None:
         """``deadline_s``: after so long others may score what this worker is at; None: by what it
         took before."""
@@ -50,6 +50,7 @@ class RewardApp:
         self._worker = worker
         self._device = asyncio.Lock()
         self._deadline_s = deadline_s
+        self._size = size
         self._seconds: float | None = None
         """That a sample takes at most, as far as it has been seen."""
 
@@ -62,7 +63,7 @@ class RewardApp:
                 tasks.create_task(self._work(tasks))
 
     async def _work(self, tasks: asyncio.TaskGroup) -> None:
-        queue = self._bus.queue(subjects.TRAJ, "reward")
+        queue = self._bus.queue(subjects.TRAJ, "reward", of=FragmentGenerated)
         while True:
             async with contextlib.AsyncExitStack() as stack:
                 delivery = await queue.next()
@@ -123,10 +124,7 @@ class RewardApp:
         )
 
     def _parts(self, media: bytes, event: FragmentGenerated) -> dict[str, tuple[float | None, ...]]:
-        try:
-            images = safetensors.numpy.load(media)["images"]
-        except (SafetensorError, KeyError) as error:
-            raise ContractError(f"the media of {event.fragment.slot} hold no images") from error
+        images = read_media(media, event.fragment.num_samples, self._size)
         metadata = [told_of(event.prompt)] * len(images)
         is_last = event.fragment.attempt >= LAST_ATTEMPT
         return {s.name: scores_of(s, images, metadata, may_all_fail=is_last) for s in self._scorers}
@@ -157,4 +155,10 @@ def _weighted(scores: Sequence[float | None], weights: Sequence[float]) -> float
     known = [score for score in scores if score is not None]
     if len(known) < len(scores):
         return None
-    return math.fsum(weight * score for weight, score in zip(weights, known, strict=True))
+    total = math.fsum(weight * score for weight, score in zip(weights, known, strict=True))
+    if abs(total) > MAX_SCORE:
+        raise ContractError(
+            f"a weighted sum of scores of {total:g}; at most {MAX_SCORE:g}: make the weights of "
+            "reward.scorers smaller"
+        )
+    return total

@@ -1,10 +1,9 @@
 """The scores of samples, however a scorer behaves."""
 
-import math
-
 import structlog
 
 from services.reward.scorer import Media, Metadata, WeightedScorer
+from shared.contracts import MAX_SCORE
 from shared.errors import ScorerUnavailable, ScoringError
 from shared.telemetry import SAMPLES_FAILED
 
@@ -52,5 +51,8 @@ def _tried(
         return [None] * len(images), f"{type(error).__name__}: {error}"
     if len(scores) != len(images):
         raise ScoringError(f"{scorer.name} gave {len(scores)} scores for {len(images)} samples")
-    finite = [score if math.isfinite(score) else None for score in scores]
-    return finite, "a score that is not finite"
+    return [_sane(score) for score in scores], f"a score that is not finite, or over {MAX_SCORE:g}"
+
+
+def _sane(score: float) -> float | None:
+    return float(score) if abs(score) <= MAX_SCORE else None  # false for what is no number

@@ -15,6 +15,7 @@ async def run(settings: ServiceSettings) -> None:
 
 async def _work(process: WorkerProcess) -> None:
     from services.reward.app import RewardApp
+    from services.reward.media import MediaSize
     from services.reward.scorer import build_scorers
 
     scorers = await asyncio.to_thread(build_scorers, process.recipe.reward.scorers)
@@ -29,5 +30,6 @@ async def _work(process: WorkerProcess) -> None:
         app = RewardApp(
             scorers, bus, process.store, worker,
             deadline_s=None if deadline == "auto" else deadline,
+            size=MediaSize.of(process.recipe),
         )  # fmt: skip
         await process.run(app.run(), bus)

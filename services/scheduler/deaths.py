@@ -1,11 +1,19 @@
 """Work that the broker gave up on, or whose bytes are no message, as events for the machine."""
 
 import json
+import re
+
+import structlog
 
 from services.scheduler.machine import Input
 from shared.bus import Bus, Received
 from shared.contracts import FragmentFailed, GroupFailed
-from shared.subjects import fragment_slot, group_slot
+from shared.subjects import STREAMS, fragment_slot, group_slot
+
+STREAM_NAMES = frozenset(stream.name for stream in STREAMS)
+SEQUENCE = re.compile(r"[1-9][0-9]{0,17}\Z", re.ASCII)
+
+log = structlog.get_logger()
 
 
 async def death_of(bus: Bus, received: Received) -> Input | None:
@@ -25,12 +33,15 @@ async def death_of(bus: Bus, received: Received) -> Input | None:
 async def _subject(bus: Bus, received: Received) -> tuple[str | None, str]:
     if not received.subject.startswith("$JS"):
         stream, sequence = received.subject.split(".")[-2:]
-        reason = "its message cannot be decoded"
+        reason = "its message cannot be decoded, or is of another kind"
     else:
         try:
             advisory = json.loads(received.data)
             stream, sequence = str(advisory["stream"]), str(int(advisory["stream_seq"]))
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             return None, ""
         reason = "it was delivered several times and never finished"
+    if stream not in STREAM_NAMES or not SEQUENCE.match(sequence):
+        log.error("dead_letter_of_nothing", subject=received.subject[:200])
+        return None, ""
     return await bus.stored_subject(stream, int(sequence)), reason

@@ -130,7 +130,9 @@ def scored(plan: Plan, state: State, event: FragmentScored, now: float) -> State
     found = find(state, slot)
     if found is None or found.stage == "scored":
         return state
-    if event.policy != _policy(state, slot) or len(event.rewards) != found.num_samples:
+    wanted = {name for name, _ in plan.advantages.weights}
+    fits = len(event.rewards) == found.num_samples and wanted <= event.parts.keys()
+    if event.policy != _policy(state, slot) or not fits:
         return failed(plan, state, slot, "reward: its scores do not fit its task", now)
     if found.stage == "generated":
         state = replace(state, costs=state.costs.observe_ready(max(0.0, now - found.generated_at)))

@@ -23,7 +23,7 @@ import structlog
 from services.trainer.batch import BatchTraining
 from services.trainer.failures import Failures
 from services.trainer.helper import Helper
-from services.trainer.intake import Intake
+from services.trainer.intake import CheckStored, Intake
 from services.trainer.kept import KeptTrajectories
 from services.trainer.lane import Generates, Lane
 from services.trainer.lanes import Lanes
@@ -41,6 +41,7 @@ from shared.errors import (
     DigenRLError,
     IntegrityError,
     OutOfMemory,
+    Untrainable,
 )
 from shared.metrics import ALARMING_RATIO_ERROR
 from shared.publishing import FragmentPublisher
@@ -75,9 +76,10 @@ class TrainerApp:
         worker: Worker,
         *,
         generators: Sequence[GeneratingDevice] = (),
+        check: CheckStored | None = None,
     ) -> None:
         """``generators``: one for each of the devices of ``training``, over the same weights; none
-        if they may not be lent."""
+        if they may not be lent. ``check``: of what is stored of a fragment."""
         self._training = training
         self._bus = bus
         self._store = store
@@ -92,7 +94,7 @@ class TrainerApp:
         self._helper = Helper(lanes, bus, worker) if generators else None
         self._lanes = Lanes(lanes, worker, self._helper, trained_steps=recipe.sampling.window)
         self._versions = Versions(bus, store, worker)
-        intake = Intake(recipe, bus, store, kept)
+        intake = Intake(recipe, bus, store, kept, check)
         self._batches = BatchTraining(training, self._lanes, intake, recipe, bus, worker)
         self._failures = Failures()
         self._stepped_at = 0.0
@@ -114,6 +116,9 @@ class TrainerApp:
                 head = await (self._recover() if head is None else self._train_batch(head))
             except CommitConflict as error:
                 log.warning("commit_conflict", error=str(error))
+                head = None
+            except Untrainable as error:
+                log.warning("batch_begun_again", reason=str(error))
                 head = None
             except (BatchFailed, OutOfMemory) as error:
                 batch = 0 if head is None else head.policy.version

@@ -15,7 +15,7 @@ from shared.bus import Bus
 from shared.commits import TrainedGroup
 from shared.contracts import GroupTrained, TrainGroup
 from shared.engines import GradientPart, GroupData, Training
-from shared.errors import ContractError, OutOfMemory
+from shared.errors import ContractError, OutOfMemory, Untrainable
 from shared.pieces import LAST_GROUPS
 from shared.recipe import Recipe
 from shared.telemetry import STAGE_SECONDS
@@ -92,6 +92,8 @@ class BatchTraining:
 
         Raises:
             OutOfMemory: if a group does not fit its device; the batch has to be begun again.
+            Untrainable: if the network cannot take a group's tensors; as well, and that group has
+                to be sent again.
             Exception: the one that ``unless`` ends with, if it does: then the devices still finish
                 what they are at, but nothing more of this batch is begun.
         """
@@ -147,8 +149,10 @@ class BatchTraining:
     async def _finish(self, batch: BatchInTraining) -> None:
         while len(batch.trained) < self._num_groups:
             outcome = await batch.outcomes.get()
-            if isinstance(outcome.error, OutOfMemory):
-                raise outcome.error  # a part of it may be in the gradient
+            if isinstance(outcome.error, OutOfMemory | Untrainable):  # partly in the gradient
+                if isinstance(outcome.error, Untrainable):
+                    await self._intake.fail(outcome.command, outcome.error)
+                raise outcome.error
             if outcome.error is None:
                 await self._trained(batch, outcome)
             else:

@@ -14,7 +14,7 @@ from shared.diffusion.training.chunks import Chunk
 from shared.diffusion.training.group import TrainingGroup
 from shared.diffusion.weights import WeightsInUse
 from shared.engines import GroupData
-from shared.errors import ContractError, OutOfMemory
+from shared.errors import ContractError, OutOfMemory, Untrainable
 from shared.pieces import Cut
 from shared.recipe import Recipe
 
@@ -63,6 +63,10 @@ class Follower:
     def answer(self, message: Message) -> Message:
         try:
             return getattr(self, f"_{message.name}")(message)  # type: ignore[no-any-return]
+        except Untrainable as error:
+            if self.engine.is_sharded:
+                raise  # as below
+            return Message("untrainable", {"reason": str(error)})
         except ContractError as error:
             return Message("refused", {"reason": str(error)})
         except OutOfMemory as error:

@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Container, Mapping
+from collections.abc import AsyncGenerator, Callable, Container, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,6 +32,10 @@ PREFETCHED_GROUPS = 2
 log = structlog.get_logger()
 
 
+CheckStored = Callable[[bytes, bytes, int], None]
+"""(trajectory, conditions, samples): raises ContractError unless they can be trained."""
+
+
 @dataclass(frozen=True, slots=True)
 class AdmittedGroup:
     command: TrainGroup
@@ -41,13 +45,22 @@ class AdmittedGroup:
 
 class Intake:
     def __init__(
-        self, recipe: Recipe, bus: Bus, store: ObjectStore, kept: KeptTrajectories
+        self,
+        recipe: Recipe,
+        bus: Bus,
+        store: ObjectStore,
+        kept: KeptTrajectories,
+        check: CheckStored | None = None,
     ) -> None:
-        """``kept``: of the trainer's own devices."""
+        """``kept``: of the trainer's own devices. ``check``: of each fragment, in a thread."""
+        self._check = check
         self._skips_zeros = recipe.algorithm.kl_beta == 0
         self._bus = bus
         self._store = store
         self._kept = kept
+        self._failed: set[tuple[int, int, int]] = set()
+        """(batch, group, attempt) that were told to have failed: not to be tried again when their
+        batch is."""
 
     async def groups(
         self, admissible: Admissible, counted: Container[int], committed: asyncio.Future[Any]
@@ -67,7 +80,7 @@ class Intake:
             async with contextlib.aclosing(self._bus.follow(subjects.TRAIN, [subject])) as stream:
                 async for received in stream:
                     command = received.message
-                    if isinstance(command, TrainGroup) and command.group not in counted:
+                    if isinstance(command, TrainGroup) and self._is_wanted(command, counted):
                         if command.policy.version == batch:
                             await asyncio.shield(committed)
                         group = await self._admitted(command, admissible)
@@ -89,8 +102,13 @@ class Intake:
             fetching.cancel()
             await asyncio.gather(upcoming, fetching, return_exceptions=True)
 
+    def _is_wanted(self, command: TrainGroup, counted: Container[int]) -> bool:
+        attempt = (command.batch, command.group, command.attempt)
+        return command.group not in counted and attempt not in self._failed
+
     async def fail(self, command: TrainGroup, error: DigenRLError) -> None:
         """The group has to be sent again."""
+        self._failed.add((command.batch, command.group, command.attempt))
         log.error("group_failed", batch=command.batch, group=command.group, error=str(error))
         await self._bus.publish(
             GroupFailed(
@@ -123,6 +141,8 @@ class Intake:
     ) -> bool:
         try:
             check_admission(fragment, command, admissible)
+            if fragment.parts.keys() != command.fragments[0].parts.keys():
+                raise AdmissionError("its scorers are not those of the others of its group")
         except AdmissionError as error:
             await self._refuse(fragment, error)
             return False
@@ -164,7 +184,10 @@ class Intake:
         """Its trajectory and its prompt's conditions; None, and it is refused, if one is faulty."""
         stored = fragment.stored
         try:
-            return read[stored.trajectory].result(), read[stored.conditions].result()
+            found = read[stored.trajectory].result(), read[stored.conditions].result()
+            if self._check is not None:
+                await asyncio.to_thread(self._check, *found, fragment.fragment.num_samples)
+            return found
         except (IntegrityError, ContractError) as error:
             await self._refuse(fragment, error)
             return None

@@ -21,7 +21,7 @@ from services.trainer.threads import TrainingOnThreads
 from services.trainer.world import num_ranks
 from shared.diffusion.training.chunks import Chunk
 from shared.engines import GroupData, TrainingDevice, Weights
-from shared.errors import ContractError, IntegrityError, OutOfMemory, UserError
+from shared.errors import ContractError, IntegrityError, OutOfMemory, Untrainable, UserError
 from shared.pieces import Cut
 from shared.recipe import Recipe
 
@@ -91,11 +91,11 @@ class RankedTraining(TrainingOnThreads):
 
 @contextmanager
 def _together() -> Iterator[None]:
-    """Around what all ranks do at once: if it does not fit this one, the others would wait for it
+    """Around what all ranks do at once: if this one cannot do it, the others would wait for it
     for ever, so that all of them have to be started again."""
     try:
         yield
-    except OutOfMemory as error:
+    except (OutOfMemory, Untrainable) as error:
         raise RuntimeError(str(error)) from error
 
 
@@ -140,6 +140,8 @@ class FollowingRank:
             answer = self.link.receive()
         if answer.name == "refused":
             raise ContractError(answer.values["reason"])
+        if answer.name == "untrainable":
+            raise Untrainable(answer.values["reason"])
         if answer.name == "out_of_memory":
             raise OutOfMemory(answer.values["reason"], smaller=answer.values["smaller"])
 

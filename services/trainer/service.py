@@ -1,6 +1,7 @@
 """Starts the trainer: connections are opened here and passed down."""
 
 import asyncio
+from functools import partial
 from typing import TYPE_CHECKING
 
 from services.trainer.world import num_ranks, this_rank
@@ -30,6 +31,7 @@ async def _work(process: WorkerProcess) -> None:
     from services.trainer.app import TrainerApp  # torch, once the probes answer
     from services.trainer.ranked import RankedTraining
     from shared.diffusion.device import this_device
+    from shared.diffusion.training.stored import check_stored
 
     settings, recipe = process.settings, process.recipe
     num_devices, helps = recipe.trainer.devices, recipe.trainer_may_help
@@ -50,7 +52,10 @@ async def _work(process: WorkerProcess) -> None:
         await process.refuse_or_go_on(worker, bus)
         training, generators = await asyncio.to_thread(_load, recipe)
         process.is_ready(device)
-        app = TrainerApp(training, recipe, bus, process.store, worker, generators=generators)
+        app = TrainerApp(
+            training, recipe, bus, process.store, worker,
+            generators=generators, check=partial(check_stored, recipe),
+        )  # fmt: skip
         if await process.run(app.run(), bus) and isinstance(training, RankedTraining):
             await asyncio.to_thread(training.end)
 

@@ -21,7 +21,7 @@ from shared.diffusion.memory import fits, is_out_of_memory, release
 from shared.diffusion.models import Conditions, repeat_rows
 from shared.diffusion.policy import LoadedPolicy, sampling_plan
 from shared.diffusion.sampler import Denoising
-from shared.diffusion.tensors import pack, pack_trajectory, unpack
+from shared.diffusion.tensors import check_latents, check_trajectory, pack, pack_trajectory, unpack
 from shared.diffusion.training.forward_process import pack_finished
 from shared.diffusion.weights import StagedTensors, stage_weights
 from shared.engines import Generated
@@ -142,6 +142,7 @@ class Generator:
 
         Raises:
             ValueError: if they are not.
+            ContractError: if they led to values that no working network gives.
             IntegrityError: as in `advance`.
         """
         if not work.done:
@@ -207,8 +208,11 @@ class Generator:
     def _to_train_on(self, work: GenerationInProgress) -> bytes:
         """The path, or where the algorithm needs none the samples alone."""
         if ALGORITHMS[self._recipe.algorithm.name].objective == "nft":
+            check_latents("samples", work.denoising.latents)
             return pack_finished(work.denoising.latents, self._seeds(work.task))
-        return pack_trajectory(work.denoising.trajectory())
+        path = work.denoising.trajectory()
+        check_trajectory(path)
+        return pack_trajectory(path)
 
     def _seeds(self, task: GenerateFragment) -> list[int]:
         fragment, seed = task.fragment, self._recipe.run.seed

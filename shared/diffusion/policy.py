@@ -31,6 +31,7 @@ def load_policy(recipe: Recipe, parts: set[Part], index: int = 0) -> LoadedPolic
     """
     device = torch.device(f"cuda:{index}" if torch.cuda.is_available() else "cpu")
     table = recipe.model
+    set_matmul_precision(recipe, device)
     model = load_model(
         table.folder,
         parts,
@@ -45,6 +46,13 @@ def load_policy(recipe: Recipe, parts: set[Part], index: int = 0) -> LoadedPolic
     if recipe.trainer.gradient_checkpointing:
         model.transformer.enable_gradient_checkpointing()  # type: ignore[operator]
     return LoadedPolicy(model, device, WeightsInUse(model.transformer))
+
+
+def set_matmul_precision(recipe: Recipe, device: torch.device) -> None:
+    """Of this process's products of float32 matrices. On a CPU they stay exact: some round them,
+    most do not, and equal runs are to give equal bytes there."""
+    if device.type == "cuda":
+        torch.set_float32_matmul_precision(recipe.model.matmul_precision)
 
 
 def _lora(recipe: Recipe, model: ModelAdapter) -> LoraSpec:

@@ -1,17 +1,21 @@
 """Tensors to safetensors bytes and back, with bounds checked before anything is allocated."""
 
-import json
 from dataclasses import fields
 
 import safetensors.torch
+import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
 from shared.diffusion.sampler import Trajectory
 from shared.errors import ContractError
+from shared.tensor_header import check_header
 
-MAX_HEADER_BYTES = 4 * 1024 * 1024
-MAX_TENSORS = 4096
+MAX_LATENT = 1e4
+MAX_LATENT_RMS = 1e3
+"""Latents of working networks stay within some tens."""
+MAX_LOG_PROB = 1e6
+"""Per element."""
 
 
 def pack(tensors: dict[str, Tensor]) -> bytes:
@@ -21,10 +25,10 @@ def pack(tensors: dict[str, Tensor]) -> bytes:
 
 def unpack(data: bytes) -> dict[str, Tensor]:
     """Raises ContractError unless ``data`` is a whole safetensors file of sane size."""
-    _check_header(data)
+    check_header(data)
     try:
         return safetensors.torch.load(data)
-    except (SafetensorError, ValueError, KeyError) as error:
+    except (SafetensorError, ValueError, KeyError, TypeError, RuntimeError) as error:
         raise ContractError(f"not a safetensors object: {error}") from error
 
 
@@ -40,29 +44,53 @@ def unpack_trajectory(data: bytes) -> Trajectory:
         trajectory = Trajectory(**tensors)
     except TypeError as error:
         raise ContractError(f"not a trajectory: it holds {sorted(tensors)}") from error
-    samples, states = trajectory.latents.shape[:2]
-    steps = trajectory.step_indices.shape[0]
-    if states != steps + 1 or trajectory.log_probs.shape != (samples, steps):
-        raise ContractError(
-            f"not a trajectory: {states} states, {steps} steps and log-probs of shape "
-            f"{tuple(trajectory.log_probs.shape)} do not fit"
-        )
-    means = trajectory.means
-    if means is not None and means.shape != (samples, steps, *trajectory.latents.shape[2:]):
-        raise ContractError(f"not a trajectory: means of shape {tuple(means.shape)} do not fit")
-    for values in (trajectory.latents, trajectory.log_probs, means):
-        if values is not None and not values.isfinite().all():
-            raise ContractError("not a trajectory: it holds values that are not finite")
+    check_trajectory(trajectory)
     return trajectory
 
 
-def _check_header(data: bytes) -> None:
-    size = int.from_bytes(data[:8], "little")
-    if len(data) < 8 or not 2 <= size <= min(MAX_HEADER_BYTES, len(data) - 8):
-        raise ContractError("not a safetensors object: its header is cut off or too large")
-    try:
-        header = json.loads(data[8 : 8 + size])
-    except ValueError as error:
-        raise ContractError("not a safetensors object: its header is not JSON") from error
-    if not isinstance(header, dict) or len(header) > MAX_TENSORS:
-        raise ContractError(f"not a safetensors object: more than {MAX_TENSORS} tensors")
+def check_trajectory(trajectory: Trajectory) -> None:
+    """Raises ContractError unless its tensors fit each other and hold sane values."""
+    _check_shapes(trajectory)
+    values = {"latents": trajectory.latents, "means": trajectory.means}
+    for name, tensor in values.items():
+        if tensor is not None:
+            check_latents(name, tensor)
+    log_probs = trajectory.log_probs
+    if not bool((log_probs.abs() <= MAX_LOG_PROB).all()):  # false for what is no number
+        raise ContractError(f"not a trajectory: a log-prob is not finite, or over {MAX_LOG_PROB:g}")
+
+
+def check_latents(name: str, latents: Tensor) -> None:
+    """Raises ContractError if a value is one that no sample of a working network has."""
+    largest = float(latents.abs().max())
+    if not largest <= MAX_LATENT:
+        raise ContractError(
+            f"not a trajectory: {name} of up to {largest:g}: not finite, or over {MAX_LATENT:g}"
+        )
+    rms = float(latents.double().square().mean().sqrt())
+    if rms > MAX_LATENT_RMS:
+        raise ContractError(f"not a trajectory: {name} of rms {rms:g}; at most {MAX_LATENT_RMS:g}")
+
+
+def _check_shapes(trajectory: Trajectory) -> None:
+    latents, log_probs, means = trajectory.latents, trajectory.log_probs, trajectory.means
+    indices, sigmas = trajectory.step_indices, trajectory.sigmas
+    samples, steps = log_probs.shape if log_probs.dim() == 2 else (0, 0)
+    fits = (
+        samples * steps > 0
+        and latents.dim() >= 4
+        and latents.shape[:2] == (samples, steps + 1)
+        and latents.numel() > 0
+        and indices.shape == (steps,)
+        and indices.dtype == torch.int64
+        and sigmas.dim() == 1
+        and (means is None or means.shape == (samples, steps, *latents.shape[2:]))
+        and all(t is None or t.is_floating_point() for t in (latents, log_probs, sigmas, means))
+    )
+    if not fits:
+        shapes = {
+            field.name: list(tensor.shape)
+            for field in fields(trajectory)
+            if (tensor := getattr(trajectory, field.name)) is not None
+        }
+        raise ContractError(f"not a trajectory: these do not fit each other: {shapes}")

@@ -50,7 +50,9 @@ def scores(
     app = RewardApp([WeightedScorer("proxy", 1.0, scorer)], None, None, None)  # type: ignore[arg-type]
     images = np.stack([np.full((1, 8, 8), each, np.uint8) for each in brightness])
     event = examples.generated(examples.task())
-    fragment = event.fragment.model_copy(update={"attempt": attempt})
+    fragment = event.fragment.model_copy(
+        update={"attempt": attempt, "num_samples": len(brightness)}
+    )
     media = safetensors.numpy.save({"images": images})
     return app._parts(media, event.model_copy(update={"fragment": fragment}))
 

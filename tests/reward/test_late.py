@@ -45,7 +45,7 @@ async def test_what_a_scorer_hangs_at_is_scored_by_another_and_the_first_result_
     stuck = Stuck()
     async with Bus.connect(nats_url, run="test", name="test") as bus:
         await bus.ensure_streams()
-        images = safetensors.numpy.save({"images": np.zeros((2, 8, 8), np.uint8)})
+        images = safetensors.numpy.save({"images": np.zeros((2, 1, 8, 8), np.uint8)})
         media = await folder_store.put("test", images, suffix=".safetensors")
         event = examples.generated(examples.task())
         stored = event.stored.model_copy(update={"media": media})

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from services.trainer.app import TrainerApp
+from services.trainer.intake import CheckStored
 from shared import subjects
 from shared.bus import Bus
 from shared.commits import CommitRecord, commit, commit_key, read_commit
@@ -227,7 +228,12 @@ class Cluster:
 
 @contextlib.asynccontextmanager
 async def cluster(
-    nats_url: str, folder: Path, recipe: Recipe, *, training: Training | None = None
+    nats_url: str,
+    folder: Path,
+    recipe: Recipe,
+    *,
+    training: Training | None = None,
+    check: CheckStored | None = None,
 ) -> AsyncIterator[Cluster]:
     async with Bus.connect(nats_url, run=RUN, name="test") as bus:
         await bus.ensure_streams()
@@ -235,7 +241,7 @@ async def cluster(
         worker = Worker("trainer", "trainer", "waiting_for_rollout", Device(), address=ADDRESS)
         app = TrainerApp(
             training or fake, recipe, bus, ObjectStore(backend), worker,
-            generators=() if training else fake.devices,
+            generators=() if training else fake.devices, check=check,
         )  # fmt: skip
         made = Cluster(bus, backend, fake, worker, app)
         running = asyncio.create_task(app.run())

@@ -67,7 +67,10 @@ class Family(ABC):
             left_out |= {"vae": None}
         try:
             pipeline = pipeline_class.from_pretrained(
-                folder, dtype=dtype, local_files_only=True, **left_out
+                folder,
+                dtype={"vae": decoder_dtype(dtype), "default": dtype},
+                local_files_only=True,
+                **left_out,
             )
         except (OSError, ValueError) as error:
             reason = str(error).splitlines()[0]
@@ -135,12 +138,17 @@ class Family(ABC):
 
     @torch.no_grad()
     def decode(self, latents: Tensor) -> Tensor:
-        pixels = self.decode_latents(latents.to(self.dtype))
+        pixels = self.decode_latents(latents.to(decoder_dtype(self.dtype)))
         return (pixels.float() / 2 + 0.5).clamp(0, 1)
 
     @abstractmethod
     def decode_latents(self, latents: Tensor) -> Tensor:
         """Images (B, C, H, W) or videos (B, F, C, H, W) in [-1, 1]."""
+
+
+def decoder_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Of the decoder, beside a network of ``dtype``: in half precision its pixels are others."""
+    return torch.promote_types(dtype, torch.float32)
 
 
 def decode_image(latents: Tensor, vae: Any) -> Tensor:

@@ -73,7 +73,10 @@ def read_gradient(
         ContractError: if it is one of another adapter or of other weights, or is not finite.
     """
     tensors = unpack(part.gradient)
-    digest = bytes(tensors.pop(WEIGHTS, torch.zeros(0)).to(torch.uint8).flatten().tolist()).hex()
+    stored = tensors.pop(WEIGHTS, None)
+    if stored is None or (stored.shape, stored.dtype) != ((32,), torch.uint8):
+        raise ContractError("a gradient does not say of which weights it is")
+    digest = bytes(stored.tolist()).hex()
     if digest != weights_digest:
         raise ContractError(
             f"a gradient of weights {digest[:12]} cannot be added at {weights_digest[:12]}"

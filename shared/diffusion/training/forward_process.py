@@ -22,12 +22,12 @@ from torch import Tensor
 
 from shared.diffusion.models import Conditions, repeat_rows
 from shared.diffusion.policy import sampling_plan
-from shared.diffusion.tensors import pack, unpack
+from shared.diffusion.tensors import pack
 from shared.diffusion.training.chunks import Chunk
-from shared.diffusion.training.group import check_size, chunks
+from shared.diffusion.training.group import check_alike, check_size, chunks
 from shared.diffusion.training.loss import Surrogate
+from shared.diffusion.training.stored import unpack_conditions, unpack_finished
 from shared.engines import GroupData
-from shared.errors import ContractError
 from shared.pieces import Cut
 from shared.recipe import Recipe
 from shared.seeds import derive, permutation
@@ -146,7 +146,8 @@ def read_finished(recipe: Recipe, data: GroupData) -> FinishedGroup:
     Raises:
         ContractError: if the fragments do not make up a group of this run.
     """
-    parts = [_unpack_finished(each) for each in data.trajectories]
+    parts = [unpack_finished(each) for each in data.trajectories]
+    check_alike([part for part, _ in parts])
     samples = torch.cat([part for part, _ in parts])
     seeds = [seed for _, part in parts for seed in part]
     check_size(len(samples), data)
@@ -158,16 +159,6 @@ def read_finished(recipe: Recipe, data: GroupData) -> FinishedGroup:
         indices=torch.tensor([permutation(seed, steps, "nft")[:window] for seed in seeds]),
         sigmas=sigmas,
         advantages=torch.tensor(data.advantages, dtype=torch.float64),
-        conditions=unpack(data.conditions),
+        conditions=unpack_conditions(data.conditions),
         staleness=data.staleness,
     )
-
-
-def _unpack_finished(data: bytes) -> tuple[Tensor, list[int]]:
-    tensors = unpack(data)
-    if tensors.keys() != {"samples", "seeds"}:
-        raise ContractError(f"not finished samples: it holds {sorted(tensors)}")
-    samples, seeds = tensors["samples"], tensors["seeds"]
-    if seeds.shape != samples.shape[:1] or not bool(samples.isfinite().all()):
-        raise ContractError("not finished samples: a seed is missing, or a value is not finite")
-    return samples, [int(seed) for seed in seeds]

@@ -10,19 +10,37 @@ Between two groups others may use the network, under the same weights and withou
 a pass needs of its state is set before each group.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
+from shared.diffusion.memory import is_out_of_memory
 from shared.diffusion.models import Conditions, ModelAdapter
 from shared.diffusion.training.chunks import Chunk
 from shared.diffusion.training.group import Rows, TrainingGroup
 from shared.diffusion.training.objective import evaluate
 from shared.diffusion.training.tally import Tally
 from shared.diffusion.weights import trained_parameters
+from shared.errors import Untrainable
 from shared.recipe import Recipe
 from shared.recipe_sampling import Algorithm
+
+
+@contextmanager
+def taken() -> Iterator[None]:
+    """Around a forward pass: tensors of shapes, types or names that the network does not take are
+    their group's fault. What a GPU or another rank fails at is not."""
+    try:
+        yield
+    except (RuntimeError, ValueError, IndexError, KeyError, TypeError) as error:
+        said = str(error)
+        if is_out_of_memory(error) or any(sign in said for sign in ("CUDA", "NCCL", "HIP")):
+            raise
+        reason = " ".join(f"{type(error).__name__}: {said}".split())[:300]
+        raise Untrainable(f"the network cannot take these tensors: {reason}") from error
 
 
 @dataclass(slots=True)
@@ -72,7 +90,11 @@ class GradientTransaction:
         return everything.metrics()
 
     def accumulate(self, group: TrainingGroup, chunk: Chunk) -> None:
-        """Add the gradient of one group, or a part of one, a chunk at a time."""
+        """Add the gradient of one group, or a part of one, a chunk at a time.
+
+        Raises:
+            Untrainable: if the network cannot take its tensors.
+        """
         network = self.model.transformer
         network.eval()  # as it samples: a replay equals its sample
         self._enable_adapter(True)
@@ -82,7 +104,8 @@ class GradientTransaction:
                 self._accumulate_rows(rows, group.staleness + self.num_steps)
 
     def _accumulate_rows(self, rows: Rows, staleness: int) -> None:
-        found = evaluate(self.algorithm, rows, self, on_policy=staleness == 0)
+        with taken():
+            found = evaluate(self.algorithm, rows, self, on_policy=staleness == 0)
         per_row = found.surrogate.per_row
         if found.divergence is not None:
             per_row = per_row + self.algorithm.kl_beta * found.divergence

@@ -14,8 +14,9 @@ from torch import Tensor
 from shared.diffusion.models import Conditions, repeat_rows
 from shared.diffusion.policy import sampling_plan
 from shared.diffusion.sampler import SamplingPlan, Trajectory
-from shared.diffusion.tensors import unpack, unpack_trajectory
+from shared.diffusion.tensors import unpack_trajectory
 from shared.diffusion.training.chunks import Chunk
+from shared.diffusion.training.stored import check_path, unpack_conditions
 from shared.diffusion.transition import Step
 from shared.engines import GroupData
 from shared.errors import ContractError
@@ -140,17 +141,25 @@ def read_paths(recipe: Recipe, data: GroupData) -> PathGroup:
         ContractError: if the fragments do not make up a group of this run.
     """
     plan = sampling_plan(recipe, window_start=0)
-    trajectory = _joined([unpack_trajectory(each) for each in data.trajectories], plan)
-    if len(trajectory.step_indices) != recipe.sampling.window:
-        raise ContractError("a trajectory does not hold the window that the recipe trains")
+    paths = [unpack_trajectory(each) for each in data.trajectories]
+    for path in paths:
+        check_path(recipe, path)
+    trajectory = _joined(paths, plan)
     check_size(len(trajectory.log_probs), data)
     return PathGroup(
         trajectory=trajectory,
         advantages=torch.tensor(data.advantages, dtype=torch.float64),
-        conditions=unpack(data.conditions),
+        conditions=unpack_conditions(data.conditions),
         plan=plan,
         staleness=data.staleness,
     )
+
+
+def check_alike(samples: Sequence[Tensor]) -> None:
+    """Raises ContractError unless all fragments hold samples of one shape and type."""
+    kinds = {(each.shape[1:], each.dtype) for each in samples}
+    if len(kinds) > 1:
+        raise ContractError(f"fragments of one group differ: {sorted(map(str, kinds))}")
 
 
 def check_size(num_samples: int, data: GroupData) -> None:
@@ -163,13 +172,9 @@ def check_size(num_samples: int, data: GroupData) -> None:
 
 def _joined(parts: Sequence[Trajectory], plan: SamplingPlan) -> Trajectory:
     first = parts[0]
-    sigmas = torch.tensor(plan.sigmas)
-    for part in parts:
-        same_steps = torch.equal(part.step_indices, first.step_indices)
-        if not same_steps or not torch.equal(part.sigmas, sigmas):
-            raise ContractError("fragments of one group do not share their steps and sigmas")
-        if (part.means is not None) != plan.keeps_means:
-            raise ContractError("a trajectory does not hold what the algorithm needs of it: means")
+    check_alike([part.latents for part in parts])
+    if any(not torch.equal(part.step_indices, first.step_indices) for part in parts):
+        raise ContractError("fragments of one group do not share their steps")
     return Trajectory(
         latents=torch.cat([part.latents for part in parts]),
         log_probs=torch.cat([part.log_probs for part in parts]),

@@ -96,6 +96,15 @@ def sampled(
         )
 
 
+def test_the_decoder_stays_in_float32_beside_a_network_in_bfloat16(tiny: Tiny) -> None:
+    half = load_model(
+        tiny.folder, {"transformer", "text", "decoder"}, device=CPU, dtype=torch.bfloat16
+    )
+    assert {each.dtype for each in half.transformer.parameters()} >= {torch.bfloat16}
+    latents = torch.randn(2, *tiny.shape, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(half.decode(latents), tiny.model.decode(latents))
+
+
 @pytest.mark.parametrize("trained", ["lora", "full"])
 def test_a_replay_has_the_ratio_one_in_any_batch(
     trained: ratio_error.Trained, tiny: Tiny, tmp_path: Path

@@ -7,9 +7,10 @@ from torch import Tensor
 from shared.diffusion.generation import Generator
 from shared.diffusion.memory import fits, is_out_of_memory
 from shared.diffusion.models import Conditions
-from shared.diffusion.policy import LoadedPolicy
+from shared.diffusion.policy import LoadedPolicy, set_matmul_precision
 from shared.diffusion.tensors import unpack, unpack_trajectory
 from shared.errors import OutOfMemory
+from shared.recipe import override
 from tests.shared.diffusion.digits import RECIPE, load_digits, task
 
 
@@ -70,6 +71,18 @@ def test_decoding_takes_one_sample_at_a_time(
     monkeypatch.setattr(policy.model, "decode", noted)
     generator.generate(task(num_samples=3))
     assert sizes == [1, 1, 1]
+
+
+def test_matrices_are_rounded_on_a_gpu_if_the_recipe_does_not_say_otherwise(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(torch, "set_float32_matmul_precision", said.append)
+    set_matmul_precision(RECIPE, torch.device("cpu"))
+    assert said == [], "equal runs give equal bytes on any CPU"
+    for recipe in (RECIPE, override(RECIPE, {"model.matmul_precision": "highest"})):
+        set_matmul_precision(recipe, torch.device("cuda"))
+    assert said == ["high", "highest"]
 
 
 def test_what_is_no_lack_of_memory_stays_what_it_is() -> None:

@@ -1,0 +1,72 @@
+"""The one door through which stored fragments come to be trained: each on its own, so that a faulty
+one is generated anew, and the others of its group are not."""
+
+from torch import Tensor
+
+from shared.algorithms import ALGORITHMS
+from shared.diffusion.models import Conditions
+from shared.diffusion.policy import sampling_plan
+from shared.diffusion.sampler import Trajectory
+from shared.diffusion.tensors import check_latents, unpack, unpack_trajectory
+from shared.errors import ContractError
+from shared.recipe import Recipe
+
+MAX_CONDITIONS = 64
+
+
+def check_stored(recipe: Recipe, trajectory: bytes, conditions: bytes, num_samples: int) -> None:
+    """Raises ContractError unless these are what the recipe trains of so many samples."""
+    if ALGORITHMS[recipe.algorithm.name].objective == "nft":
+        samples, _ = unpack_finished(trajectory)
+        found = len(samples)
+    else:
+        path = unpack_trajectory(trajectory)
+        check_path(recipe, path)
+        found = len(path.log_probs)
+    if found != num_samples:
+        raise ContractError(f"a fragment of {num_samples} samples holds {found}")
+    unpack_conditions(conditions)
+
+
+def check_path(recipe: Recipe, path: Trajectory) -> None:
+    """Raises ContractError unless it is a window of the recipe's schedule."""
+    plan = sampling_plan(recipe, window_start=0)
+    indices = path.step_indices.tolist()
+    if len(indices) != recipe.sampling.window:
+        raise ContractError("a trajectory does not hold the window that the recipe trains")
+    first = indices[0]
+    last = len(plan.sigmas) - 2 - len(indices)  # noise of the last step would stay in the sample
+    if indices != list(range(first, first + len(indices))) or not 0 <= first <= last:
+        raise ContractError(f"steps {indices} are no window of {len(plan.sigmas) - 1} steps")
+    sigmas = path.sigmas.new_tensor(plan.sigmas)
+    if path.sigmas.shape != sigmas.shape or bool((path.sigmas != sigmas).any()):
+        raise ContractError("a trajectory was generated with other sigmas than the recipe's")
+    if (path.means is not None) != plan.keeps_means:
+        raise ContractError("a trajectory does not hold what the algorithm needs of it: means")
+
+
+def unpack_conditions(data: bytes) -> Conditions:
+    """Raises ContractError unless it is what a network may be told about one prompt."""
+    conditions = unpack(data)
+    if not 0 < len(conditions) <= MAX_CONDITIONS:
+        raise ContractError(f"not conditions: {len(conditions)} tensors")
+    for name, tensor in conditions.items():
+        if tensor.dim() < 2 or len(tensor) != 1 or not tensor.numel():
+            raise ContractError(f"not conditions: {name} of shape {list(tensor.shape)}")
+        if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
+            raise ContractError(f"not conditions: {name} holds values that are not finite")
+    return conditions
+
+
+def unpack_finished(data: bytes) -> tuple[Tensor, list[int]]:
+    """Finished samples (n, ...) and their seeds; raises ContractError if it is none."""
+    tensors = unpack(data)
+    if tensors.keys() != {"samples", "seeds"}:
+        raise ContractError(f"not finished samples: it holds {sorted(tensors)[:8]}")
+    samples, seeds = tensors["samples"], tensors["seeds"]
+    if seeds.dim() != 1 or seeds.is_floating_point() or seeds.shape != samples.shape[:1]:
+        raise ContractError("not finished samples: a sample has no seed of its own")
+    if samples.dim() < 3 or not samples.numel() or not samples.is_floating_point():
+        raise ContractError(f"not finished samples: of shape {list(samples.shape)}")
+    check_latents("samples", samples)
+    return samples, [int(seed) for seed in seeds]
