@@ -55,14 +55,11 @@ class Model(Table):
     the family has no text mask; by default the family's (docs/recipes.md)."""
     dtype: Literal["float64", "float32", "bfloat16", "float16"] = "float32"
     """Of the weights. Latents, log-probs and what is trained are float32 at least."""
-<<<<<<< HEAD
     device: Literal["cpu"] | None = None
     """cpu: every process leaves the GPUs alone. Without it, each takes one where there are any."""
-=======
     matmul_precision: Literal["high", "highest"] = "high"
     """Of products of float32 matrices on a GPU, in sampling and training. high: rounded to TF32,
     several times as fast; highest: not rounded."""
->>>>>>> d10e550 (One door for each kind of object: scores, trajectories, conditions, media and headers that cannot be meant fail their fragment; decoding in float32, one sample at a time; model.matmul_precision)
     trained: Literal["lora", "full"] = "lora"
     """An adapter beside frozen weights, or all weights of the network."""
     lora: Lora = Lora()
