@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 from shared.contracts import Token
 from shared.recipe_judge import Judge
 from shared.recipe_paths import resolved
+from shared.recipe_remote import Remote
 from shared.recipe_sampling import Sampling, SigmaGrid, check_sigmas
 from shared.recipe_table import NonNegative, Positive, Table, check_unique
 
@@ -26,6 +27,9 @@ class Scorer(Table):
     judge: Judge | None = None
     """Of a judge: which model is asked, and how."""
 
+    remote: Remote = Remote()
+    """Of a remote scorer: how its server is asked."""
+
     def at(self, base: Path) -> Self:
         """With its paths relative to ``base`` made absolute."""
         update: dict[str, Any] = {}
@@ -34,6 +38,9 @@ class Scorer(Table):
         if self.judge is not None and self.judge.key_file is not None:
             key_file = resolved(self.judge.key_file, base)
             update["judge"] = self.judge.model_copy(update={"key_file": key_file})
+        if self.remote.key_file is not None:
+            key_file = resolved(self.remote.key_file, base)
+            update["remote"] = self.remote.model_copy(update={"key_file": key_file})
         return self.model_copy(update=update)
 
 

@@ -17,6 +17,7 @@ from shared.contracts import Prompt
 from shared.errors import UserError
 from shared.extras import how_to_install
 from shared.recipe_judge import Judge
+from shared.recipe_remote import Remote
 
 if TYPE_CHECKING:  # what a recipe names is checked where no scorer is installed, too
     import numpy as np
@@ -124,6 +125,8 @@ def kind_of(table: recipe_rewards.Scorer, *, here: bool = True) -> Kind:
         _check_folder(field, table.folder, kind, of=table.type)
     if kind.needs == "judge":
         _check_judge(field, table.judge)
+    if kind.needs == "url":
+        _check_key(field, table.remote)
     return kind
 
 
@@ -148,15 +151,19 @@ def _check_folder(field: str, folder: Path, kind: Kind, *, of: str) -> None:
             )
 
 
-def _check_judge(field: str, judge: Judge | None) -> None:
+def _check_key(field: str, told: Judge | Remote) -> None:
     from services.reward.scorers.api_key import read_key
 
+    with _of(field):
+        read_key(told)
+
+
+def _check_judge(field: str, judge: Judge | None) -> None:
     if judge is None:
         raise UserError(
             f'{field}.judge: missing; say which model to ask: judge = {{ model = "..." }}'
         )
-    with _of(field):
-        read_key(judge)
+    _check_key(field, judge)
 
 
 def _build(field: str, table: recipe_rewards.Scorer) -> WeightedScorer:
@@ -215,7 +222,7 @@ def _remote(table: recipe_rewards.Scorer) -> Scorer:
     from services.reward.scorers.remote import RemoteScorer
 
     assert table.url is not None  # kind_of has looked
-    return RemoteScorer(table.url, patience=table.patience)
+    return RemoteScorer(table.url, table.remote, patience=table.patience)
 
 
 def _ocr(_: recipe_rewards.Scorer) -> Scorer:

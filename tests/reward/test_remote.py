@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import httpx
@@ -22,6 +23,7 @@ from services.reward.scorers.remote import RemoteScorer
 from services.reward.server import create_app
 from services.reward.wire import JSON, MSGPACK
 from shared.errors import ScorerUnavailable, ScoringError, UserError
+from shared.recipe_remote import Remote
 from shared.recipe_rewards import Scorer
 from shared.service import Health
 
@@ -179,7 +181,7 @@ def test_a_client_believes_no_scores_of_other_items(
 ) -> None:
     scorer = RemoteScorer("http://testserver", patience=1)
     images = np.full((2, 3, 2, 2), 5, np.uint8)
-    monkeypatch.setattr(scorer, "_send", lambda body: post(client, body))
+    monkeypatch.setattr(scorer, "_post", lambda body: post(client, body).raise_for_status().content)
     assert scorer.score(images, [{}, {}]) == [5.0, 5.0]
     known, none = scorer.score(np.stack([images[0], 0 * images[1]]), [{}, {}])
     assert known == 5.0 and np.isnan(none)
@@ -193,3 +195,100 @@ def test_a_client_believes_no_scores_of_other_items(
 def test_an_address_is_needed() -> None:
     with pytest.raises(UserError, match=r"reward\.scorers\.r\.url: remote needs the address"):
         build_scorers([Scorer(name="r", type="remote", url="host:80")])
+
+
+class Endpoint(ThreadingHTTPServer):
+    """A scorer of somebody else's, without any of our code: the mean of each item's bytes."""
+
+    def __init__(self) -> None:
+        self.requests: list[tuple[dict[str, str], dict[str, Any]]] = []
+        self.connections: set[object] = set()
+        super().__init__(("127.0.0.1", 0), Asked)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}"
+
+
+class Asked(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def do_POST(self) -> None:
+        assert isinstance(self.server, Endpoint)
+        told = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        self.server.requests.append(({k.lower(): v for k, v in self.headers.items()}, told))
+        self.server.connections.add(self.client_address)
+        values = [base64.b64decode(each["data"]) for each in told["items"]]
+        results = [
+            {"id": each["id"], "score": sum(data) / len(data)}
+            for each, data in zip(told["items"], values, strict=True)
+        ]
+        key = self.headers["authorization"]
+        wrong = key != "Bearer s3cret"
+        body = f"no key {key}" if wrong else json.dumps({"results": results})
+        self.send_response(401 if wrong else 200)
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body.encode())
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def endpoint() -> Iterator[Endpoint]:
+    with Endpoint() as made:
+        threading.Thread(target=made.serve_forever, daemon=True).start()
+        yield made
+        made.shutdown()
+
+
+def test_a_server_is_asked_in_json_with_a_key_in_batches_over_one_connection(
+    endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SCORES_KEY", "s3cret")
+    remote = {"format": "json", "batch": 3, "key_env": "SCORES_KEY"}
+    table = Scorer.model_validate(
+        {"name": "mine", "type": "remote", "url": endpoint.url, "remote": remote}
+    )
+    [scorer] = build_scorers([table])
+    images = np.stack([np.full((3, 4, 4), value, np.uint8) for value in range(7)])
+    for _ in range(2):
+        assert scorer.score(images, [{"prompt": "a cat"}] * 7) == list(range(7))
+    assert [len(told["items"]) for _, told in endpoint.requests] == [3, 3, 1] * 2
+    assert len(endpoint.connections) == 1
+    headers, told = endpoint.requests[0]
+    assert headers["content-type"] == headers["accept"] == "application/json"
+    assert told["items"][0]["shape"] == [3, 4, 4]
+    assert told["items"][0]["metadata"] == {"prompt": "a cat"}
+    assert "s3cret" not in table.model_dump_json()
+
+
+def test_a_key_that_is_not_there_or_is_refused_is_told_without_the_key(
+    endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    remote = {"format": "json", "key_env": "SCORES_KEY"}
+    table = Scorer.model_validate(
+        {"name": "mine", "type": "remote", "url": endpoint.url, "remote": remote}
+    )
+    monkeypatch.delenv("SCORES_KEY", raising=False)
+    with pytest.raises(UserError, match=r"scorers\.mine\.remote\.key_env: SCORES_KEY is not"):
+        build_scorers([table])
+    monkeypatch.setenv("SCORES_KEY", "anothers3cret")
+    [scorer] = build_scorers([table])
+    with pytest.raises(ScoringError, match="refuses: 401: no key Bearer") as refused:
+        scorer.score(np.zeros((1, 3, 4, 4), np.uint8), [{}])
+    assert "anothers3cret" not in str(refused.value)
+
+
+@pytest.mark.parametrize("format", ["json", "msgpack"])
+def test_our_own_server_takes_what_our_own_client_sends(format: str, client: TestClient) -> None:
+    remote = RemoteScorer(
+        "http://testserver", Remote.model_validate({"format": format}), patience=1
+    )
+    remote._client.close()
+    remote._client = client  # type: ignore[assignment]
+    client.headers["content-type"] = f"application/{format}"
+    images = np.stack([np.full((3, 4, 4), value, np.uint8) for value in (7, 0, 9)])
+    first, black, last = remote.score(images, [{}] * 3)
+    assert (first, last) == (7.0, 9.0) and np.isnan(black)

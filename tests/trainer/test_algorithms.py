@@ -257,7 +257,7 @@ def test_a_guarded_run_keeps_means_and_refuses_paths_without(policy: LoadedPolic
     with pytest.raises(ContractError, match="means"):
         read_group(guarded, group(plain, policy))
     tensors = unpack(kept)
-    with pytest.raises(ContractError, match="do not fit each other.*means"):
+    with pytest.raises(ContractError, match=r"do not fit each other.*means"):
         unpack_trajectory(pack({**tensors, "means": tensors["means"][:, :1]}))
     with pytest.raises(ContractError, match="not finite"):
         unpack_trajectory(pack({**tensors, "means": tensors["means"] / 0}))

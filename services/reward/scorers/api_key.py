@@ -1,30 +1,32 @@
-"""The key that a judge's endpoint asks for: read where it is used, in no recipe, log or error."""
+"""The key that an endpoint asks for: read where it is used, in no recipe, log or error."""
 
 import os
 
 from shared.errors import UserError
 from shared.recipe_judge import Judge
+from shared.recipe_remote import Remote
 
 
-def read_key(judge: Judge) -> str | None:
+def read_key(told: Judge | Remote) -> str | None:
     """None if the recipe names no place of one.
 
     Raises:
         UserError: if there is none in that place, or what is there could be none.
     """
-    if judge.key_env is not None:
-        field, found = "judge.key_env", os.environ.get(judge.key_env)
+    table = "judge" if isinstance(told, Judge) else "remote"
+    if told.key_env is not None:
+        field, found = f"{table}.key_env", os.environ.get(told.key_env)
         if found is None:
             raise UserError(
-                f"{field}: {judge.key_env} is not set here; set it, or leave key_env out"
+                f"{field}: {told.key_env} is not set here; set it, or leave key_env out"
             )
-    elif judge.key_file is not None:
-        field = "judge.key_file"
+    elif told.key_file is not None:
+        field = f"{table}.key_file"
         try:
-            found = judge.key_file.read_text()
+            found = told.key_file.read_text()
         except (OSError, UnicodeDecodeError) as error:
             reason = error.strerror if isinstance(error, OSError) else "not a text"
-            raise UserError(f"{field}: cannot read {judge.key_file}: {reason}") from None
+            raise UserError(f"{field}: cannot read {told.key_file}: {reason}") from None
     else:
         return None
     key = found.strip()

@@ -4,6 +4,7 @@ Every sample gets the score that the server gave for it, or none: nothing is mad
 """
 
 import math
+import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,21 +13,38 @@ import numpy as np
 import numpy.typing as npt
 import structlog
 
-from services.reward.scorers.patience import ask
-from services.reward.wire import MSGPACK, Item, ScoreRequest, decode_response, encode
+from services.reward.scorers.api_key import read_key
+from services.reward.scorers.patience import ask, without
+from services.reward.wire import JSON, MSGPACK, Item, ScoreRequest, decode_response, encode
 from shared.errors import ContractError, ScoringError
+from shared.recipe_remote import Remote
+
+DEFAULTS = Remote()
 
 log = structlog.get_logger()
 
-ITEMS_AT_ONCE = 32
+CONTENT_TYPES = {"msgpack": MSGPACK, "json": JSON}
 REQUEST_S = 60.0
 
 
 class RemoteScorer:
-    def __init__(self, url: str, *, patience: float) -> None:
-        """``url``: of the server, without the path. ``patience``: seconds without an answer."""
+    def __init__(self, url: str, told: Remote = DEFAULTS, *, patience: float) -> None:
+        """``url``: of the server, without the path. ``patience``: seconds without an answer.
+
+        Raises:
+            UserError: if the key that the recipe names is not there.
+        """
         self._url = url.rstrip("/") + "/score"
         self._patience = patience
+        self._size = told.batch
+        self._content_type = CONTENT_TYPES[told.format]
+        self._key = read_key(told)
+        headers = {"content-type": self._content_type, "accept": self._content_type}
+        if self._key is not None:
+            headers["authorization"] = f"Bearer {self._key}"
+        self._client = httpx.Client(headers=headers, timeout=REQUEST_S)
+        """Keeps its connection from request to request."""
+        weakref.finalize(self, self._client.close)
 
     def score(
         self, media: npt.NDArray[Any], metadata: Sequence[Mapping[str, object]]
@@ -48,27 +66,30 @@ class RemoteScorer:
             for index, (sample, given) in enumerate(zip(media, metadata, strict=True))
         ]
         scores: list[float] = []
-        for first in range(0, len(items), ITEMS_AT_ONCE):
-            scores += self._ask(items[first : first + ITEMS_AT_ONCE])
+        for first in range(0, len(items), self._size):
+            scores += self._ask(items[first : first + self._size])
         return scores
 
     def _ask(self, items: Sequence[Item]) -> list[float]:
-        body = encode(ScoreRequest(items=tuple(items)), MSGPACK)
+        body = encode(ScoreRequest(items=tuple(items)), self._content_type)
         try:
-            results = decode_response(self._post(body), MSGPACK).results
+            results = decode_response(self._post(body), self._content_type).results
         except ContractError as error:
-            raise ScoringError(f"{self._url} gave no results: {error}") from error
+            said = without(self._key, str(error))
+            raise ScoringError(f"{self._url} gave no results: {said}") from None
         if [result.id for result in results] != [item.id for item in items]:
             raise ScoringError(f"{self._url} gave results of other items")
         for result in results:
             if result.error is not None:
-                log.warning("no_score", item=result.id, reason=result.error.detail)
+                reason = without(self._key, result.error.detail)
+                log.warning("no_score", item=result.id, reason=reason)
         return [math.nan if result.score is None else result.score for result in results]
-
-    def _send(self, body: bytes) -> httpx.Response:
-        headers = {"content-type": MSGPACK}
-        return httpx.post(self._url, content=body, headers=headers, timeout=REQUEST_S)
 
     def _post(self, body: bytes) -> bytes:
         """Until there is an answer."""
-        return ask(lambda: self._send(body), at=self._url, patience=self._patience).content
+        return ask(
+            lambda: self._client.post(self._url, content=body),
+            at=self._url,
+            patience=self._patience,
+            secret=self._key,
+        ).content
