@@ -1,7 +1,7 @@
 """Samples without noise in between: what the report measures, and `digenrl generate` makes."""
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +18,9 @@ from shared.seeds import derive
 Media = npt.NDArray[np.uint8]
 """(n, C, H, W), or videos (n, F, C, H, W)"""
 
+Progress = Callable[[int, int], None]
+"""Is told how many prompts are done, and how many there are."""
+
 PROMPTS_AT_ONCE = 4
 
 
@@ -28,12 +31,20 @@ class Stopped(Exception):
 class Sampler:
     """Holds the network, and samples it with whatever adapter is in use."""
 
-    def __init__(self, recipe: Recipe, stopping: threading.Event | None = None) -> None:
-        """``stopping``: set, it makes a `sample` in another thread end with `Stopped`."""
+    def __init__(
+        self,
+        recipe: Recipe,
+        stopping: threading.Event | None = None,
+        *,
+        progress: Progress | None = None,
+    ) -> None:
+        """``stopping``: set, it makes a `sample` in another thread end with `Stopped`.
+        ``progress``: called in `sample`, as it goes on."""
         torch.set_num_threads(recipe.rollout.threads)
         self._recipe = recipe
         self._policy: LoadedPolicy = load_policy(recipe, {"transformer", "text", "decoder"})
         self._stopping = stopping or threading.Event()
+        self._progress = progress or (lambda done, all_of_them: None)
 
     @property
     def model(self) -> ModelAdapter:
@@ -42,10 +53,12 @@ class Sampler:
     def sample(self, prompts: Sequence[str], *, num_each: int, seed: int) -> Media:
         """So many of each prompt, one prompt after the other. A sample's noise depends on the seed
         and its number alone."""
-        chunks = [
-            self._sample(prompts[first : first + PROMPTS_AT_ONCE], first, num_each, seed)
-            for first in range(0, len(prompts), PROMPTS_AT_ONCE)
-        ]
+        chunks = []
+        for first in range(0, len(prompts), PROMPTS_AT_ONCE):
+            self._progress(first, len(prompts))
+            some = prompts[first : first + PROMPTS_AT_ONCE]
+            chunks.append(self._sample(some, first, num_each, seed))
+        self._progress(len(prompts), len(prompts))
         return np.concatenate(chunks)
 
     def _sample(self, prompts: Sequence[str], first: int, num_each: int, seed: int) -> Media:

@@ -14,6 +14,7 @@ from digenrl.evaluation.samples import Evaluator, Judges, Samples
 from digenrl.evaluation.settings import settings_digest
 from digenrl.evaluation.weights import weights_to_use
 from digenrl.media import as_mp4, as_png
+from digenrl.sampling import Progress
 from shared.commits import CommitRecord
 from shared.prompts import read_prompts
 from shared.recipe import Recipe
@@ -33,13 +34,22 @@ class Measured:
 class RunEvaluator:
     """The network and the scorers are loaded when a version is evaluated for the first time."""
 
-    def __init__(self, store: ObjectStore, recipe: Recipe, *, worker: str) -> None:
+    def __init__(
+        self,
+        store: ObjectStore,
+        recipe: Recipe,
+        *,
+        worker: str,
+        progress: Progress | None = None,
+    ) -> None:
+        """``progress``: told, in another thread, how far each evaluation is."""
         self.recipe = recipe
         prompts = read_prompts(recipe.evaluation.prompts or recipe.data.prompts)
         settings = settings_digest(recipe, prompts)
         self.evaluations = Evaluations(store, recipe.run.name, settings)
         self._store = store
         self._worker = worker
+        self._progress = progress
         self._stopping = threading.Event()
         self._evaluator: Evaluator | None = None
         self._judges: Judges | None = None
@@ -87,7 +97,9 @@ class RunEvaluator:
         )
 
     def _measure(self, weights: bytes) -> Measured:
-        self._evaluator = self._evaluator or Evaluator(self.recipe, self._stopping)
+        self._evaluator = self._evaluator or Evaluator(
+            self.recipe, self._stopping, progress=self._progress
+        )
         self._judges = self._judges or Judges(self.recipe)
         samples = self._evaluator.sample(weights)
         return Measured(samples, self._judges.quality(samples), self._judges.right(samples))

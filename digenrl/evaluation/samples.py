@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from digenrl.evaluation.quality import Quality
 from digenrl.evaluation.settings import as_evaluated
-from digenrl.sampling import Media, Sampler
+from digenrl.sampling import Media, Progress, Sampler
 from services.reward.scorer import WeightedScorer, build_scorers, told_of
 from services.reward.scoring import scores_of
 from shared.diffusion.tensors import unpack
@@ -37,10 +37,16 @@ class Evaluator:
     """Samples the recipe's prompts, at its evaluation's settings, with one set of weights after
     the other."""
 
-    def __init__(self, recipe: Recipe, stopping: threading.Event | None = None) -> None:
-        """``stopping`` is the sampler's."""
+    def __init__(
+        self,
+        recipe: Recipe,
+        stopping: threading.Event | None = None,
+        *,
+        progress: Progress | None = None,
+    ) -> None:
+        """``stopping`` and ``progress`` are the sampler's."""
         self._table = recipe.evaluation
-        self._sampler = Sampler(as_evaluated(recipe), stopping)
+        self._sampler = Sampler(as_evaluated(recipe), stopping, progress=progress)
         self._prompts = read_prompts(recipe.evaluation.prompts or recipe.data.prompts)
 
     def sample(self, weights: bytes) -> Samples:

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import sys
 import time
 from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from digenrl.local.gpus import EVALUATOR, REPORT
 from digenrl.local.ports import free_ports
 from digenrl.local.preflight import LocalRun
 from digenrl.local.processes import command, follower_of, scheduler_of, workers_of
-from digenrl.local.supervisor import SAFE_PATH, Supervisor
+from digenrl.local.supervisor import SAFE_PATH, Supervisor, die_with_parent
 
 POLL_S = 0.5
 EXIT_INTERRUPTED = 130
@@ -189,23 +190,33 @@ def _evaluation(
 async def _report(
     local: LocalRun, environment: Mapping[str, str], wall_seconds: float, interrupted: asyncio.Event
 ) -> int:
-    """The command's exit code, of an interrupted one too."""
-    process = await asyncio.create_subprocess_exec(
-        *command(
-            "report", "--run", local.recipe.run.name, "--out", str(local.folder),
-            "--wall-seconds", str(wall_seconds),
-        ),
-        env={**os.environ, **environment, **local.gpus.environments[REPORT], **SAFE_PATH},
-        start_new_session=True,  # Ctrl-C is for this process; it ends the other
+    argv = command(
+        "report", "--run", local.recipe.run.name, "--out", str(local.folder),
+        "--wall-seconds", str(wall_seconds),
     )  # fmt: skip
+    return await run_to_end(
+        argv, {**environment, **local.gpus.environments[REPORT], **SAFE_PATH}, interrupted
+    )
+
+
+async def run_to_end(
+    argv: Sequence[str], environment: Mapping[str, str], interrupted: asyncio.Event
+) -> int:
+    """The exit code of a program that may be interrupted; then it is made to end."""
+    process = await asyncio.create_subprocess_exec(
+        *argv,
+        env={**os.environ, **environment},
+        start_new_session=True,  # Ctrl-C is for this process; it ends the other
+        preexec_fn=die_with_parent if sys.platform == "linux" else None,
+    )
     ending, asked = asyncio.create_task(process.wait()), asyncio.create_task(interrupted.wait())
     await asyncio.wait({ending, asked}, return_when=asyncio.FIRST_COMPLETED)
-    if not ending.done():
-        process.terminate()
-        await ending
-        return EXIT_INTERRUPTED
     asked.cancel()
-    return ending.result()
+    if ending.done():
+        return ending.result()
+    process.terminate()
+    await ending
+    return EXIT_INTERRUPTED
 
 
 def _explain(outcome: Outcome, local: LocalRun, console: Console) -> int:

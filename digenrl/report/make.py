@@ -11,6 +11,7 @@ from rich.table import Table
 
 from digenrl.evaluation.quality import alarms
 from digenrl.evaluation.records import EvaluationRecord
+from digenrl.report.progress import Shown
 from digenrl.report.schedule import read_schedule, schedule_rows
 from digenrl.report.stored import first_of_prompts, side_of, stills_of
 from digenrl.report.summary import Evaluated, ScheduleSummary, Summary
@@ -18,27 +19,48 @@ from shared.commits import CommitRecord, commit_chain
 from shared.errors import DigenRLError, UserError
 from shared.metrics import ALARMING_RATIO_ERROR
 from shared.recipe import Recipe
+from shared.recipe_rewards import Scorer
 from shared.run_store import read_recipe
 from shared.settings import ServiceSettings
 from shared.store import ObjectStore, open_store
 from shared.worker_process import prepare_libraries
 
 POLL_S = 2.0
+CLASSIFIER = "digit-probability"
+"""The reward whose classifier is asked for its accuracy, too."""
 VIDEOS = 8
 """Prompts of which videos are kept."""
 FILES = (
     "summary.json", "curve.png", "gallery.png", "evaluations.png", "progress.png", "adapter"
 )  # fmt: skip
 """That a report may write, besides videos."""
-ROWS = {
-    "training reward": "reward",
-    "proxy accuracy (training classifier)": "proxy_accuracy",
-    "gold accuracy (held-out MLP)": "gold_accuracy",
-    "gold accuracy (held-out SVM)": "gold_svm_accuracy",
-    "gold accuracy, worst digit": "gold_worst_digit",
-    "nn: distance to real images": "gold_nn",
-    "div: distance within a digit": "gold_div",
-}
+FIELDS = (
+    "reward", "proxy_accuracy", "gold_accuracy", "gold_svm_accuracy", "gold_worst_digit",
+    "gold_nn", "gold_div",
+)  # fmt: skip
+"""Figures of a `Quality` that are shown."""
+
+
+def rows_of(recipe: Recipe) -> dict[str, str]:
+    """Labels of what is shown, with the rewards that the run was trained on: label -> field."""
+    scorers = recipe.reward.scorers
+    trained_on = {scorer.type for scorer in scorers}
+    classifier = "training classifier" if CLASSIFIER in trained_on else "classifier, not trained on"
+    labels = (
+        f"training reward: {' + '.join(_scorer(each) for each in scorers)}",
+        f"proxy accuracy ({classifier})",
+        "gold accuracy (held-out MLP)",
+        "gold accuracy (held-out SVM)",
+        "gold accuracy, worst digit",
+        "nn: distance to real images",
+        "div: distance within a digit",
+    )
+    return dict(zip(labels, FIELDS, strict=True))
+
+
+def _scorer(scorer: Scorer) -> str:
+    weight = "" if scorer.weight == 1 else f"{scorer.weight:g} x "
+    return f"{weight}{scorer.type}"
 
 
 async def make_report(run: str, out: Path, *, scheduler: str, wall_seconds: float) -> None:
@@ -62,9 +84,9 @@ async def make_report(run: str, out: Path, *, scheduler: str, wall_seconds: floa
     await asyncio.to_thread(out.mkdir, parents=True, exist_ok=True)
     console = Console()
     console.print("evaluating before and after at the same seeds ...", highlight=False)
-    summary = await _measure(store, recipe, chain, out, wall_seconds=wall_seconds)
+    summary = await _measure(store, recipe, chain, out, console, wall_seconds=wall_seconds)
     await asyncio.to_thread((out / "summary.json").write_text, summary.model_dump_json(indent=1))
-    console.print(_table(summary))
+    console.print(_table(summary, rows_of(recipe)))
     for alarm in summary.alarms:
         console.print(f"reward hacking? {alarm}", style="bold red")
     for warning in summary.warnings:
@@ -78,7 +100,13 @@ def _written(out: Path) -> list[Path]:
 
 
 async def _measure(
-    store: ObjectStore, recipe: Recipe, chain: list[CommitRecord], out: Path, *, wall_seconds: float
+    store: ObjectStore,
+    recipe: Recipe,
+    chain: list[CommitRecord],
+    out: Path,
+    console: Console,
+    *,
+    wall_seconds: float,
 ) -> Summary:
     prepare_libraries(recipe, threads=recipe.evaluation.threads)
     from digenrl.evaluation.run import RunEvaluator
@@ -91,8 +119,13 @@ async def _measure(
     from shared.diffusion.tensors import unpack
 
     began = time.monotonic()
-    evaluator = RunEvaluator(store, recipe, worker="report")
-    before, after = [await evaluator.record_of(commit) for commit in (chain[0], chain[-1])]
+    with Shown(console) as shown:
+        evaluator = RunEvaluator(store, recipe, worker="report", progress=shown.progress)
+        sides = []
+        for commit in (chain[0], chain[-1]):
+            shown.version(commit.policy.version)
+            sides.append(await evaluator.record_of(commit))
+    before, after = sides
     last = chain[-1].policy.version  # the run may go on meanwhile
     evaluated = [each for each in await evaluator.evaluations.read_all() if each.version <= last]
     trained = unpack(await weights_to_use(store, recipe, chain[-1]))
@@ -107,7 +140,7 @@ async def _measure(
         report_seconds=time.monotonic() - began,
     )
     draw_curve(out / "curve.png", chain, summary)
-    write_card(out / "adapter", recipe, summary, out / "curve.png", ROWS)
+    write_card(out / "adapter", recipe, summary, out / "curve.png", rows_of(recipe))
     draw_gallery(out / "gallery.png", *[await side_of(store, each) for each in (before, after)])
     if len(evaluated) > 2:
         draw_evaluations(out / "evaluations.png", evaluated)
@@ -146,7 +179,7 @@ def summarise(
     pairs = {
         f"{name}_{when}": getattr(quality, name)
         for when, quality in (("before", before), ("after", after))
-        for name in ROWS.values()
+        for name in FIELDS
     }
     return Summary(
         run=recipe.run.name,
@@ -185,12 +218,12 @@ def ratio_warnings(trained: Sequence[CommitRecord]) -> list[str]:
     ]
 
 
-def _table(summary: Summary) -> Table:
+def _table(summary: Summary, rows: Mapping[str, str]) -> Table:
     table = Table(title=f"{summary.run}: {summary.steps} optimizer steps, {summary.wall_s:.0f} s")
     table.add_column("", no_wrap=True)
     for column in ("before", "after", "change"):
         table.add_column(column, justify="right")
-    for label, name in ROWS.items():
+    for label, name in rows.items():
         before, after = getattr(summary.before, name), getattr(summary.after, name)
         if before is not None:
             table.add_row(label, f"{before:.3f}", f"{after:.3f}", f"{after - before:+.3f}")

@@ -17,7 +17,7 @@ from digenrl.evaluation.records import EvaluationRecord
 from digenrl.evaluation.settings import as_evaluated
 from digenrl.report.card import write_card
 from digenrl.report.export import export_adapter
-from digenrl.report.make import ROWS, summarise
+from digenrl.report.make import rows_of, summarise
 from digenrl.report.schedule import summarise_schedule
 from digenrl.report.summary import Summary
 from digenrl.sampling import Sampler
@@ -71,7 +71,9 @@ def summary_of(recipe: Recipe) -> Summary:
 def card(recipe: Recipe, folder: Path) -> str:
     folder.mkdir(exist_ok=True)
     (folder.parent / "curve.png").write_bytes(PICTURE)
-    path = write_card(folder, recipe, summary_of(recipe), folder.parent / "curve.png", ROWS)
+    path = write_card(
+        folder, recipe, summary_of(recipe), folder.parent / "curve.png", rows_of(recipe)
+    )
     assert path == folder / "README.md"
     return path.read_text()
 
@@ -102,7 +104,7 @@ def test_the_figures_are_the_run_s_own(tmp_path: Path) -> None:
     assert "reward of the first batch 0.1625, of the last 0.2875" in text
     assert "40 samples of the prompts of training" in text
     for row in (
-        "| training reward | 0.25 | 0.75 |",
+        "| training reward: digit-probability | 0.25 | 0.75 |",
         "| gold accuracy (held-out MLP) | 0.5 | 0.9375 |",
         "| `proxy` (trained on) | 0.125 | 0.875 |",
         "| `taste` (gold: never trained on) | 5.5 | 4.5 |",

@@ -1,0 +1,44 @@
+"""How far the evaluations of a report are, as a bar on a terminal and a line elsewhere."""
+
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+
+class Shown:
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._bars = Progress(
+            TextColumn("evaluating {task.description}"),
+            BarColumn(bar_width=40),
+            MofNCompleteColumn(),
+            TextColumn("prompts"),
+            TimeRemainingColumn(),
+            console=console,
+            disable=not console.is_terminal,
+        )
+
+    def __enter__(self) -> Self:
+        self._bars.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        where: TracebackType | None,
+    ) -> None:
+        self._bars.stop()
+
+    def version(self, number: int) -> None:
+        """The one that is evaluated from here on."""
+        name = f"version {number}"
+        self._bars.add_task(name, total=None)
+        if not self._console.is_terminal:
+            self._console.print(f"evaluating {name}", highlight=False)
+
+    def progress(self, done: int, total: int) -> None:
+        """Of the newest version. May be called in any thread."""
+        self._bars.update(self._bars.task_ids[-1], completed=done, total=total)
