@@ -173,7 +173,7 @@ def _candidates(
             for split, size, way in ways
             for wanted in [replace(way, **changes)]
         ]
-        return sorted(found, key=lambda candidate: candidate.forecast.seconds)
+        return sorted(found, key=lambda each: (each.forecast.seconds, -each.size))
 
     found = ranked()
     if schedule.tag != "auto" or not profile.variant.switch_seconds:

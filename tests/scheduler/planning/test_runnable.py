@@ -110,3 +110,10 @@ def test_costs_of_all_weights_are_not_those_of_a_run_and_are_refused() -> None:
     words = ["plan", "--profile", "qwen-image", "--devices", "h100=16", "--variant", "full"]
     refused = CliRunner().invoke(app, words).exception
     assert isinstance(refused, UserError) and str(refused).startswith("--variant: ")
+
+
+def test_of_fragments_that_are_forecast_equal_the_larger_ones_are_looked_at_first() -> None:
+    """A trainer that is always behind makes all sizes equal, and small ones cost messages."""
+    ahead = ScheduleChoice(tag="auto", max_staleness=1)
+    best = plan_split(FLUX, {"H100": 8, "A100": 16}, ahead, host_gpus=8).best
+    assert best.schedule.fragment_size == FLUX.shape.group_size
