@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+from digenrl.disk import versions_bytes
 from digenrl.forecasting import Forecast, as_plain, forecast, lines
 from digenrl.local.preflight import check_inputs, check_rest
 from services.scheduler.planning.runnable import HOST_GPUS
@@ -97,6 +98,9 @@ def _said(checked: Checked) -> Iterator[str]:
         f"{checked.path}: {recipe.run.steps} steps of {batch.groups} groups x {batch.group_size} "
         f"samples in fragments of {recipe.schedule.fragment_size}"
     )
+    if not checked.elsewhere:
+        gib = versions_bytes(recipe) / (1 << 30)
+        yield f"the object store holds up to {gib:.1f} GiB of weights and checkpoints at once"
     if checked.elsewhere:
         yield "the model and the rewards were not looked for: they are on other hosts"
     if checked.forecast is not None:

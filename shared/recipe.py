@@ -31,6 +31,10 @@ class Run(Table):
     seed: NonNegative = 0
     steps: Positive
     """Optimizer steps; one batch each."""
+    keep_last: Positive = 3
+    """Newest versions whose weights and checkpoint are kept."""
+    keep_every: Positive | None = None
+    """Versions from one that is kept for good to the next."""
 
 
 class Lora(Table):

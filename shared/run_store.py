@@ -3,8 +3,8 @@
 <run>/recipe.json                    the resolved recipe, which every service works from
 <run>/files/<key>.json               digests of the model and the rewards (shared/run_files.py)
 <run>/commits/<version>.json         the commit records (shared/commits.py)
-<run>/weights/<sha256>.safetensors   one adapter per policy version
-<run>/checkpoints/<sha256>...        optimizer and random state of each version
+<run>/weights/<sha256>.safetensors   the weights of a policy version, for as long as it is kept
+<run>/checkpoints/<sha256>...        its optimizer and random state, as long (shared/retention.py)
 <run>/conditions/<sha256>...         what the network is told about each prompt
 <run>/usage/<batch>.json             what the devices did in that batch, and what TAG decided
 <run>/evaluations/<settings>/...     what was measured, and the pictures (docs/evaluation.md)
@@ -12,7 +12,9 @@
 """
 
 import asyncio
+import contextlib
 import json
+import re
 import time
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -29,7 +31,7 @@ from shared.run_files import check_files, same_files
 from shared.store import ObjectStore
 
 MAY_CHANGE = {
-    "run.steps", "model.device",
+    "run.steps", "run.keep_last", "run.keep_every", "model.device",
     "rollout.workers", "rollout.threads", "rollout.can_train", "trainer.devices",
     "trainer.ranks", "trainer.sharded",
     "reward.workers", "reward.threads",
@@ -84,6 +86,35 @@ def usage_folder(run: str) -> str:
 
 def evaluations_folder(run: str) -> str:
     return f"{run}/evaluations"
+
+
+def wanted_evaluations_key(run: str) -> str:
+    """Names the versions that an evaluator wants beside the recipe's, as {"every": 5}."""
+    return f"{evaluations_folder(run)}/wanted.json"
+
+
+async def wanted_evaluations(store: ObjectStore, run: str) -> int | None:
+    """Versions from one that an evaluator measures to the next, if it was told otherwise than by
+    the recipe."""
+    data = await store.read(wanted_evaluations_key(run))
+    with contextlib.suppress(ValueError, TypeError, KeyError):
+        every = int(json.loads(data or b"{}")["every"])
+        return every if every > 0 else None
+    return None
+
+
+async def want_evaluations(store: ObjectStore, run: str, every: int) -> None:
+    """So that what is to be measured is kept until it is."""
+    if await wanted_evaluations(store, run) != every:
+        wanted = json.dumps({"every": every}).encode()
+        await store.write(wanted_evaluations_key(run), wanted)
+
+
+async def measured_versions(store: ObjectStore, run: str) -> set[int]:
+    """Versions of which there is a record of an evaluation, at any settings."""
+    keys = await store.keys(evaluations_folder(run))
+    found = (re.search(r"/records/(\d+)\.json\Z", key) for key in keys)
+    return {int(match[1]) for match in found if match is not None}
 
 
 def usage_key(run: str, batch: int) -> str:

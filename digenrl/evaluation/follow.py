@@ -14,10 +14,10 @@ from digenrl.evaluation.progress import Progress
 from digenrl.evaluation.records import EvaluationRecord
 from digenrl.evaluation.run import RunEvaluator
 from digenrl.evaluation.settings import due_versions
-from shared.commits import read_commit
-from shared.errors import ContractError, Unavailable, UserError
+from shared.commits import newest_commit, read_commit
+from shared.errors import ContractError, IntegrityError, Unavailable, UserError
 from shared.recipe import Recipe
-from shared.run_store import read_recipe
+from shared.run_store import read_recipe, want_evaluations
 from shared.store import ObjectStore
 
 POLL_S = 1.0
@@ -42,6 +42,8 @@ class Follower:
         self._worker = worker
         self._every = every
         self._evaluator: RunEvaluator | None = None
+        self._gone: set[int] = set()
+        """Versions that were due, and whose weights are not kept (run.keep_last)."""
 
     async def follow(self, *, stay: bool = True) -> None:
         """Evaluate what is due as soon as it is committed: for ever, or if it is not to ``stay``
@@ -64,14 +66,21 @@ class Follower:
             pass
 
     async def _evaluate_next(self) -> bool:
-        """Whether a version was due and committed. It has a record now."""
+        """Whether a version was due and committed. It has a record now, unless it is deleted."""
         evaluator = await self._look()
         pending = self._progress.pending
         commit = await read_commit(self._store, self._run, pending[0]) if pending else None
         if commit is None:
             return False
         log.info("evaluating", version=commit.policy.version)
-        self._tell(await evaluator.record_of(commit))
+        try:
+            self._tell(await evaluator.record_of(commit))
+        except IntegrityError as error:
+            newest = await newest_commit(self._store, self._run)
+            if newest is None or newest.policy.version == commit.policy.version:
+                raise
+            log.warning("version_not_kept", version=commit.policy.version, reason=str(error))
+            self._gone.add(commit.policy.version)
         return True
 
     async def _look(self) -> RunEvaluator:
@@ -86,10 +95,11 @@ class Follower:
                 f"--every: the recipe of {self._run!r} sets no evaluation.every; say how many "
                 "optimizer steps lie between evaluations"
             )
+        await want_evaluations(self._store, self._run, every)
         evaluator = await self._evaluator_of(recipe)
         done = await evaluator.evaluations.versions()
         due = due_versions(every, recipe.run.steps)
-        pending = [version for version in due if version not in done]
+        pending = [version for version in due if version not in (*done, *self._gone)]
         self._progress.evaluated, self._progress.pending = done, pending
         metrics.PENDING.set(len(pending))
         return evaluator

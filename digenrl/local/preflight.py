@@ -13,6 +13,7 @@ from typing import Any, TextIO
 
 from pydantic import TypeAdapter
 
+from digenrl.disk import versions_bytes
 from digenrl.follow.steps import Targets, check_installed
 from digenrl.local.gpus import Assignment, assign_gpus, visible_gpus
 from digenrl.local.ports import free_ports, hold_port
@@ -29,7 +30,7 @@ FILES_JSON = "files.json"
 """In the folder of a run: digests of its model and of what its recipe names besides."""
 RECORDS = TypeAdapter(dict[str, FileRecord])
 NEEDED_BYTES = 1 << 30
-"""What a run may write: JetStream's limit is the largest part of it."""
+"""What a run may write besides weights and checkpoints: JetStream's limit is the largest part."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +78,7 @@ def prepare(request: Request) -> LocalRun:
     gpus = assign_gpus(recipe, () if recipe.model.device == "cpu" else visible_gpus())
     if request.port and not hold_port(request.port):
         raise UserError(f"--port: {request.port} is occupied; choose another, or 0 for a free one")
-    _check_space(request.runs)
+    _check_space(request.runs, 0 if request.resume else versions_bytes(recipe))
     folder = request.runs / recipe.run.name
     if request.resume:
         _check_resumable(folder, recipe)
@@ -163,15 +164,18 @@ def check_rest(recipe: Recipe, *, elsewhere: bool = False) -> None:
         raise UserError(f"evaluation.digits: no folder {judges}")
 
 
-def _check_space(runs: Path) -> None:
+def _check_space(runs: Path, versions: int) -> None:
+    """``versions``: bytes of the weights and checkpoints that are kept at once."""
+    needed = NEEDED_BYTES + versions
     existing = next(path for path in (runs, *runs.parents) if path.exists())
     if not os.access(existing, os.W_OK):
         raise UserError(f"--runs: {existing} is not writable")
     free = shutil.disk_usage(existing).free
-    if free < NEEDED_BYTES:
+    if free < needed:
         raise UserError(
-            f"--runs: {existing} has {free >> 20} MiB of free space, a run needs "
-            f"{NEEDED_BYTES >> 20}; free some, or choose another folder"
+            f"--runs: {existing} has {free >> 20} MiB of free space, a run needs {needed >> 20}, "
+            f"of them {versions >> 20} for weights and checkpoints; free some, choose another "
+            "folder, or keep fewer versions (run.keep_last, run.keep_every)"
         )
 
 

@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import httpx
 from rich.console import Console
@@ -16,7 +17,7 @@ from digenrl.report.schedule import read_schedule, schedule_rows
 from digenrl.report.stored import first_of_prompts, side_of, stills_of
 from digenrl.report.summary import Evaluated, ScheduleSummary, Summary
 from shared.commits import CommitRecord, commit_chain
-from shared.errors import DigenRLError, UserError
+from shared.errors import DigenRLError, IntegrityError, UserError
 from shared.metrics import ALARMING_RATIO_ERROR
 from shared.recipe import Recipe
 from shared.recipe_rewards import Scorer
@@ -24,6 +25,9 @@ from shared.run_store import read_recipe
 from shared.settings import ServiceSettings
 from shared.store import ObjectStore, open_store
 from shared.worker_process import prepare_libraries
+
+if TYPE_CHECKING:
+    from digenrl.evaluation.run import RunEvaluator
 
 POLL_S = 2.0
 CLASSIFIER = "digit-probability"
@@ -110,7 +114,6 @@ async def _measure(
 ) -> Summary:
     prepare_libraries(recipe, threads=recipe.evaluation.threads)
     from digenrl.evaluation.run import RunEvaluator
-    from digenrl.evaluation.weights import weights_to_use
     from digenrl.report.card import write_card
     from digenrl.report.evaluations import draw_evaluations, draw_progress
     from digenrl.report.export import export_adapter
@@ -121,14 +124,13 @@ async def _measure(
     began = time.monotonic()
     with Shown(console) as shown:
         evaluator = RunEvaluator(store, recipe, worker="report", progress=shown.progress)
-        sides = []
-        for commit in (chain[0], chain[-1]):
-            shown.version(commit.policy.version)
-            sides.append(await evaluator.record_of(commit))
-    before, after = sides
-    last = chain[-1].policy.version  # the run may go on meanwhile
+        shown.version(chain[0].policy.version)
+        before = await evaluator.record_of(chain[0])
+        shown.version(chain[-1].policy.version)
+        chain, after, weights = await _newest(store, recipe, evaluator, chain)
+    last = chain[-1].policy.version
     evaluated = [each for each in await evaluator.evaluations.read_all() if each.version <= last]
-    trained = unpack(await weights_to_use(store, recipe, chain[-1]))
+    trained = unpack(weights)
     export = export_network if recipe.model.trained == "full" else export_adapter
     summary = summarise(
         recipe,
@@ -147,6 +149,24 @@ async def _measure(
         draw_progress(out / "progress.png", await stills_of(store, evaluated))
     await _save_videos(store, out / "videos", {"before": before, "after": after})
     return summary
+
+
+async def _newest(
+    store: ObjectStore, recipe: Recipe, evaluator: "RunEvaluator", chain: list[CommitRecord]
+) -> tuple[list[CommitRecord], EvaluationRecord, bytes]:
+    """The chain up to its newest version, what is measured of that, and its weights. The run may go
+    on meanwhile, and not keep them: then it is a newer one."""
+    from digenrl.evaluation.weights import weights_to_use
+
+    while True:
+        try:
+            weights = await weights_to_use(store, recipe, chain[-1])
+            return chain, await evaluator.record_of(chain[-1]), weights
+        except IntegrityError:
+            newer = await commit_chain(store, chain[-1].run)
+            if len(newer) == len(chain):
+                raise
+            chain = newer
 
 
 async def _save_videos(

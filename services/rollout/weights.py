@@ -104,6 +104,12 @@ class Weights:
             except Unavailable as error:
                 log.warning("weights_unavailable", error=str(error))
                 await asyncio.sleep(RETRY_S)
+            except IntegrityError:  # those of an old version are deleted
+                record = await self._read(lambda: newest_commit(self._store, self._bus.run))
+                if record is None or record.policy.version <= policy.version:
+                    raise
+                if record.policy.version > self.newest:
+                    self._published(record)
         return False
 
     async def _adopt(self, policy: Policy) -> None:

@@ -24,6 +24,7 @@ from services.scheduler.machine import (
     step,
 )
 from services.scheduler.recovery import READ_BACK, beyond
+from services.scheduler.retaining import Retaining
 from services.scheduler.roster import Roster, Seen
 from services.scheduler.state import Phase, Plan, State, TagRecord
 from services.scheduler.step_metrics import NEWEST_STEP
@@ -47,6 +48,7 @@ from shared.contracts import (
     TrainGroup,
 )
 from shared.errors import IntegrityError, SlotPoisoned, Unavailable
+from shared.retention import Retention
 from shared.run_store import batch_folder, stored_batches, usage_key
 from shared.service import Health
 from shared.store import ObjectStore
@@ -78,6 +80,7 @@ class Scheduler:
     index: VersionIndex
     health: Health
     state: State = field(default_factory=lambda: State(recovering=True))
+    retention: Retention = field(default_factory=Retention)
     chain: list[CommitRecord] = field(default_factory=list)
     meter: Meter = field(default_factory=Meter)
     usage: list[BatchUsage] = field(default_factory=list)
@@ -109,6 +112,16 @@ class Scheduler:
         """What workers have said last, by address."""
         return self.roster.seen
 
+    @property
+    def _retaining(self) -> Retaining:
+        return Retaining(
+            self.store, self.bus.run, self.retention, lambda: self.chain, self._versions_in_use
+        )
+
+    def _versions_in_use(self) -> set[int]:
+        said = (seen.status.policy_version for seen in self.seen.values())
+        return {version for version in said if version is not None}
+
     async def run(self) -> None:
         """Recover from the commit records, then handle events for ever; if streams are lost, make
         them again and do the same once more."""
@@ -135,6 +148,7 @@ class Scheduler:
             tasks.create_task(self._follow_deaths())
             tasks.create_task(self.roster.watch())
             tasks.create_task(self._forget_old())
+            tasks.create_task(self._retaining.look_for_ever())
             tasks.create_task(self._tick())
             tasks.create_task(self._handle())
 

@@ -8,6 +8,7 @@ from services.scheduler.state import Plan, State, Tag
 from services.scheduler.tag.controller import Controller
 from shared.prompts import PromptOrder, read_prompts
 from shared.recipe import Recipe
+from shared.retention import retention_of
 from shared.run_store import store_recipe
 from shared.service import Health, listen, serve
 from shared.settings import ServiceSettings
@@ -54,6 +55,9 @@ async def run(settings: ServiceSettings, recipe: Recipe, *, beside: Path) -> Non
     store = open_store(settings.store)
     recipe = await store_recipe(store, recipe, beside)
     async with settings.connect_bus() as bus, settings.connect_index() as index:
-        scheduler = Scheduler(plan, bus, store, index, Health(), state=first_state(recipe))
+        scheduler = Scheduler(
+            plan, bus, store, index, Health(),
+            state=first_state(recipe), retention=retention_of(recipe),
+        )  # fmt: skip
         app = create_app(scheduler)
         await serve(app, scheduler.run(), listener=listener, allowed_hosts=settings.allowed_hosts)

@@ -152,8 +152,14 @@ class TrainerApp:
                 await self._versions.commit(NewVersion(await self._training.weights()))
             record = await newest_commit(self._store, self._bus.run)
             assert record is not None
-        adapter = await self._store.get(record.weights)
-        checkpoint = await self._store.get(record.checkpoint)
+        try:
+            adapter = await self._store.get(record.weights)
+            checkpoint = await self._store.get(record.checkpoint)
+        except IntegrityError:  # deleted meanwhile, if another trainer has made newer ones
+            newest = await newest_commit(self._store, self._bus.run)
+            if newest is None or newest.policy.version == record.policy.version:
+                raise
+            return await self._recover()
         async with self._lanes.all_held():
             await self._training.restore(adapter, checkpoint)
             if self._training.weights_digest() != record.policy.weights_digest:

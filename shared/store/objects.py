@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 import re
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -80,6 +81,10 @@ class ObjectStore:
     async def keys(self, folder: str) -> list[str]:
         """Every key under ``folder``, sorted."""
         return sorted(await self.backend.keys(checked_key(folder) + "/"))
+
+    async def delete(self, keys: Collection[str]) -> None:
+        """Those that are not there are none the less gone."""
+        await self.backend.delete([checked_key(key) for key in keys])
 
     async def delete_folder(self, folder: str) -> int:
         """Delete everything under ``folder``; returns how many objects it was."""

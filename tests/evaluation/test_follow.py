@@ -14,6 +14,7 @@ from digenrl.report.stored import side_of
 from shared.commits import read_commit
 from shared.errors import ContractError, ScoringError, UserError
 from shared.recipe import Recipe
+from shared.run_store import wanted_evaluations
 from shared.store import ObjectStore
 from tests.evaluation.runs import NUM_PROMPTS, begin, commit_up_to, recipe_with
 
@@ -76,6 +77,21 @@ async def check_media(store: ObjectStore, recipe: Recipe, records: list[Evaluati
     assert (sides[0].stills != sides[1].stills).any()
     png = await store.get(records[0].samples[3].media)
     assert (from_png(png) == sides[0].stills[3]).all()
+
+
+async def test_a_due_version_that_was_not_kept_is_left_out(folder_store: ObjectStore) -> None:
+    recipe = await begin(folder_store)
+    await commit_up_to(folder_store, recipe, 4)
+    progress = Progress()
+    evaluator = Follower(folder_store, recipe.run.name, progress, worker="evaluator-0", every=1)
+    for version in (1, 2, 3):
+        gone = await read_commit(folder_store, recipe.run.name, version)
+        assert gone is not None
+        await folder_store.delete([gone.weights.key])
+    await evaluator.catch_up()
+    assert await evaluations(folder_store, recipe).versions() == [0, 4]
+    assert progress.pending == [5], "it is not committed yet"
+    assert await wanted_evaluations(folder_store, recipe.run.name) == 1
 
 
 async def test_two_evaluators_leave_one_record_of_a_version(folder_store: ObjectStore) -> None:

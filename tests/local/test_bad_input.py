@@ -1,16 +1,19 @@
 """Bad input is one clear line and exit code 2, before anything is started."""
 
 import re
+import shutil
 import socket
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from digenrl.disk import versions_bytes
 from digenrl.local import preflight
 from shared.errors import UserError
-from shared.recipe import load_recipe
+from shared.recipe import load_recipe, override
 
 DIGITS = Path(__file__).parents[2] / "recipes" / "digits.toml"
 
@@ -123,6 +126,21 @@ def test_no_space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(preflight, "NEEDED_BYTES", 1 << 60)
     with pytest.raises(UserError, match="free space"):
         preflight.prepare(request(tmp_path / "runs"))
+
+
+def test_no_space_for_the_versions_that_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changes = {"run.keep_every": 1}
+    recipe = override(load_recipe(DIGITS), changes)
+    needed = preflight.NEEDED_BYTES + versions_bytes(recipe)
+    usage = SimpleNamespace(free=needed - 1)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
+    with pytest.raises(UserError, match=r"for weights and checkpoints.*run\.keep_last"):
+        preflight.prepare(preflight.Request(DIGITS, changes, False, 0, tmp_path / "runs"))
+    usage.free = needed
+    lock = preflight.prepare(request(tmp_path / "runs")).lock
+    lock.close()
 
 
 def test_a_run_that_goes_on_elsewhere(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from shared.commits import read_commit
 from shared.contracts import (
     FragmentFailed,
     FragmentGenerated,
@@ -200,3 +201,22 @@ async def test_a_fragment_that_was_given_back_is_not_given_back_again(worker: St
         assert [(e.slot.group, e.reason) for e in events if isinstance(e, FragmentReleased)] == [
             (0, "stale"), (1, "draining"), (2, "draining"),
         ]  # fmt: skip
+
+
+async def test_weights_of_an_old_version_that_are_deleted_send_the_fragment_back(
+    worker: Start,
+) -> None:
+    async with worker() as cluster:
+        cluster.device.free.set()
+        await cluster.publish_version(1, announce=False)
+        deleted = await read_commit(cluster.store, RUN, 1)
+        assert deleted is not None
+        await cluster.store.delete([deleted.weights.key])
+        await cluster.publish_version(2, announce=False)
+        await cluster.generate(0, version=1)
+        await cluster.generate(1, version=2)
+        [event] = await cluster.told("fragment_released")
+        assert isinstance(event, FragmentReleased)
+        assert (event.slot.group, event.reason) == (0, "stale")
+        await cluster.told("fragment_generated")
+        assert cluster.device.done == ["fragment 1 by 2"]
