@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +43,8 @@ def test_versions_are_evaluated_and_steps_followed_while_a_run_goes_on_and_it_is
     check_evaluations(run, summary)
     check_curves(tmp_path / "tb", summary)
     check_card(run)
+    follow_by_name_alone(run, tmp_path / "again")
+    check_curves(tmp_path / "again", summary)
 
     brokers = plan_brokers(run.folder, (run.folder / "password").read_text())
     start(program(brokers, "objects"))
@@ -52,6 +56,12 @@ def test_versions_are_evaluated_and_steps_followed_while_a_run_goes_on_and_it_is
     named = {sample["media"]["key"] for record in found for sample in record["samples"]}
     assert {key for key in keys if key.endswith(".png")} == named
     assert len(named) > 40, "other pictures by other versions"
+
+
+def follow_by_name_alone(run: LocalRun, folder: Path) -> None:
+    """`digenrl follow` of a run that has ended, without a variable that says where its store is."""
+    arguments = ["small", "--runs", str(run.folder.parent), "--tensorboard", str(folder)]
+    subprocess.run([sys.executable, "-m", "digenrl", "follow", *arguments], check=True)
 
 
 def check_evaluations(run: LocalRun, summary: dict[str, Any]) -> None:
