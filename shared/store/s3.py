@@ -12,7 +12,13 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import obstore
-from obstore.exceptions import AlreadyExistsError, BaseError, NotFoundError
+from obstore.exceptions import (
+    AlreadyExistsError,
+    BaseError,
+    NotFoundError,
+    PermissionDeniedError,
+    UnauthenticatedError,
+)
 from obstore.store import from_url
 
 from shared.errors import Unavailable, UserError
@@ -132,4 +138,9 @@ def _s3_options(settings: "StoreSettings") -> dict[str, Any]:
 
 
 def _unavailable(error: Exception) -> Unavailable:
+    if isinstance(error, PermissionDeniedError | UnauthenticatedError):
+        return Unavailable(
+            "the object store refuses these keys, or has not given them the right to do this "
+            f"(DIGENRL_S3_ACCESS_KEY, DIGENRL_S3_SECRET_KEY): {str(error)[:200]}"
+        )
     return Unavailable(f"the object store did not answer as it should: {str(error)[:200]}")

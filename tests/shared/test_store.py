@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from shared.contracts import ObjectRef
-from shared.errors import ContractError, IntegrityError, UserError
+from shared.errors import ContractError, IntegrityError, Unavailable, UserError
+from shared.settings import ServiceSettings
 from shared.store import ObjectStore, StoreSettings, open_store
 from shared.store.objects import checked_key
 
@@ -105,3 +106,13 @@ async def test_an_interrupted_write_is_no_object(folder_store: ObjectStore, tmp_
 def test_a_url_of_no_known_kind_is_refused() -> None:
     with pytest.raises(UserError, match="store_url"):
         open_store(StoreSettings(url="ftp://host/x"))
+
+
+async def test_a_store_that_refuses_the_key_says_which_settings_hold_it(
+    s3_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DIGENRL_S3_SECRET_KEY", "mistaken")
+    refused = open_store(ServiceSettings(run="test").store)
+    with pytest.raises(Unavailable, match="refuses these keys") as raised:
+        await refused.read("test/recipe.json")
+    assert "DIGENRL_S3_SECRET_KEY" in str(raised.value) and "mistaken" not in str(raised.value)
