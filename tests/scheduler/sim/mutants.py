@@ -1,5 +1,6 @@
 """Planted bugs, each on the code that really runs. The checker has to notice every one of them."""
 
+import math
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
@@ -121,11 +122,21 @@ def recovery_skips_the_groups() -> AbstractContextManager[None]:
     return _recovery_without(subjects.TRAIN)
 
 
+def _without_deadlines() -> AbstractContextManager[None]:
+    """With deadlines, what a bug leaves with one device goes to another in the end."""
+
+    def never(*_: object) -> float:
+        return math.inf
+
+    return patched((asking, "fragment_seconds", never), (asking, "gradient_seconds", never))
+
+
 def recovery_skips_the_contributions() -> AbstractContextManager[None]:
     """Which the schedules favour here: a scheduler dies while gradients are computed."""
     kill = partial(nemesis.Nemesis.kill, kind="scheduler")
     faults = (("kill scheduler", kill), ("request TAG", nemesis.Nemesis.request_tag))
-    return together(_recovery_without(subjects.PART), patched((nemesis, "FAULTS", faults)))
+    planted = patched((nemesis, "FAULTS", faults))
+    return together(_recovery_without(subjects.PART), planted, _without_deadlines())
 
 
 def recovery_skips_the_events() -> AbstractContextManager[None]:
@@ -232,7 +243,8 @@ def a_device_keeps_in_hand_what_another_has_done() -> AbstractContextManager[Non
         ("lose statuses", nemesis.Nemesis.lose_statuses),
         ("cut off rollout", partial(nemesis.Nemesis.hold, kind="rollout", how=Process.cut_off)),
     )
-    return patched((facts, "generated", generated), (nemesis, "FAULTS", lost))
+    planted = patched((facts, "generated", generated), (nemesis, "FAULTS", lost))
+    return together(planted, _without_deadlines())
 
 
 def a_device_that_hangs_keeps_its_fragments() -> AbstractContextManager[None]:
