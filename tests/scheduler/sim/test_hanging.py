@@ -1,0 +1,44 @@
+"""Of 64 devices 32 report and never finish: the batch ends, and no sample is trained twice."""
+
+from dataclasses import replace
+
+import pytest
+
+from services.scheduler.sim.check import violations
+from services.scheduler.sim.cluster import Cluster, build
+from services.scheduler.sim.timing import Timing
+from services.scheduler.state import Plan
+from tests.scheduler.sim.test_devices import PLAN, TIMING
+
+DEADLINE_S = 50.0
+NUM_DEVICES = 64
+
+
+def run(plan: Plan, *, hanging: int) -> Cluster:
+    timing: Timing = replace(
+        TIMING, fragment=lambda kind, samples: 2.0 * samples, train=lambda samples: 0.01 * samples
+    )
+    cluster = build(
+        plan, timing, rollout={"gpu": NUM_DEVICES}, trainer_slots=0, reward_workers=8,
+        keep_intervals=True, leases=True, tick=1.0,
+    )  # fmt: skip
+    for worker in list(cluster.rollout.values())[:hanging]:
+        worker.hangs = True
+    assert cluster.world.run(1e4, lambda: cluster.finished)
+    return cluster
+
+
+@pytest.mark.parametrize("num_groups", [32, pytest.param(96, marks=pytest.mark.slow)])
+def test_a_batch_ends_although_half_of_the_devices_hang(num_groups: int) -> None:
+    """Within twice its normal time and the deadline; the record names devices that work."""
+    plan = replace(PLAN, num_groups=num_groups, group_size=8, slot_deadline=DEADLINE_S)
+    normal = run(plan, hanging=0).world.now
+    cluster = run(plan, hanging=32)
+    assert cluster.world.now <= 2 * normal + DEADLINE_S
+    assert violations(plan, cluster.history, cluster.commits.versions) == []
+    hang = {worker.address for worker in list(cluster.rollout.values())[:32]}
+    [record] = cluster.commits.versions[1:]
+    parts = [part for group in record.trained for part in group.fragments]
+    assert hang.isdisjoint(part.generated_by for part in parts)
+    samples = [(p.fragment.group, sample) for p in parts for sample in p.fragment.samples]
+    assert len(samples) == len(set(samples)) == num_groups * 8
