@@ -6,6 +6,7 @@ import time
 import pytest
 
 from shared.advantages import batch_scale, population_std
+from shared.commits import CommitRecord, newest_commit
 from shared.contracts import (
     FragmentFailed,
     GroupFailed,
@@ -16,6 +17,8 @@ from shared.contracts import (
 )
 from shared.errors import BatchFailed, OutOfMemory
 from shared.metrics import STEP_METRICS, scorer_of
+from shared.store import ObjectStore
+from tests import examples
 from tests.trainer.cluster import PART, Start
 
 PAUSE_S = 0.5
@@ -239,6 +242,24 @@ async def test_a_version_that_another_trainer_made_first_ends_what_was_begun_fro
 
 
 @pytest.mark.clock
+async def test_a_version_that_is_deleted_while_the_trainer_fetches_it_is_passed_over(
+    trainer: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with trainer() as run:
+        run.run_freely()
+        old = await run.commit_as_another(1)
+        newest = await run.commit_as_another(2)
+        found = [old.model_copy(update={"weights": examples.ref("deleted")})]
+
+        async def read(store: ObjectStore, name: str) -> CommitRecord | None:
+            return found.pop() if found else await newest_commit(store, name)
+
+        monkeypatch.setattr("services.trainer.app.newest_commit", read)
+        await run.send(0, 0, 1)  # its commit comes too late
+        await run.send(2, 0, 1)
+        assert (await run.commit(3)).parent == newest.digest()
+
+
 async def test_a_commit_says_what_its_batch_was(trainer: Start) -> None:
     began = time.monotonic()
     async with trainer(schedule__max_staleness=1) as run:
