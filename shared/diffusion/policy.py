@@ -7,12 +7,15 @@ import torch
 from shared.algorithms import ALGORITHMS
 from shared.diffusion import schedule
 from shared.diffusion.lora import LoraSpec, attach_lora
+from shared.diffusion.memory import fits
 from shared.diffusion.models import DTYPES, ModelAdapter, Part, load_model
 from shared.diffusion.sampler import SamplingPlan
 from shared.diffusion.weights import WeightsInUse
 from shared.recipe import Recipe
 from shared.recipe_sampling import Sampling
 from shared.seeds import derive
+
+REMEDY = 'use a GPU with more memory or model.dtype = "bfloat16", or see what else is on it'
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,10 +31,18 @@ def load_policy(recipe: Recipe, parts: set[Part], index: int = 0) -> LoadedPolic
     process.
 
     ``index`` says on which of the host's GPUs; without any, networks share the CPU.
+
+    Raises:
+        OutOfMemory: if it does not fit.
     """
     device = torch.device(f"cuda:{index}" if torch.cuda.is_available() else "cpu")
-    table = recipe.model
     set_matmul_precision(recipe, device)
+    with fits(device, f"loading {', '.join(sorted(parts))} of the model", REMEDY):
+        return _loaded(recipe, parts, device)
+
+
+def _loaded(recipe: Recipe, parts: set[Part], device: torch.device) -> LoadedPolicy:
+    table = recipe.model
     model = load_model(
         table.folder,
         parts,

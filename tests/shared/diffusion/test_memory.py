@@ -7,7 +7,7 @@ from torch import Tensor
 from shared.diffusion.generation import Generator
 from shared.diffusion.memory import fits, is_out_of_memory
 from shared.diffusion.models import Conditions
-from shared.diffusion.policy import LoadedPolicy, set_matmul_precision
+from shared.diffusion.policy import LoadedPolicy, load_policy, set_matmul_precision
 from shared.diffusion.tensors import unpack, unpack_trajectory
 from shared.errors import OutOfMemory
 from shared.recipe import override
@@ -83,6 +83,15 @@ def test_matrices_are_rounded_on_a_gpu_if_the_recipe_does_not_say_otherwise(
     for recipe in (RECIPE, override(RECIPE, {"model.matmul_precision": "highest"})):
         set_matmul_precision(recipe, torch.device("cuda"))
     assert said == ["high", "highest"]
+
+
+def test_a_model_that_does_not_fit_says_what_was_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    def needs_too_much(*_: object, **__: object) -> None:
+        raise RuntimeError("CUDA out of memory. Tried to allocate 20.00 GiB.")
+
+    monkeypatch.setattr("shared.diffusion.policy.load_model", needs_too_much)
+    with pytest.raises(OutOfMemory, match=r"loading decoder, transformer of the model.*20\.00 GiB"):
+        load_policy(RECIPE, {"transformer", "decoder"})
 
 
 def test_what_is_no_lack_of_memory_stays_what_it_is() -> None:
