@@ -16,6 +16,7 @@ import json
 import os
 import sys
 import traceback
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -66,6 +67,7 @@ async def train_batch(training: Training, groups: list[GroupData], batch: int) -
     """Pieces to the devices in turn, several at a time."""
     training.begin()
     for number, group in enumerate(groups):
+        group = replace(group, staleness=min(batch, 1))  # the first weights have generated all
         devices = training.devices
         pieces = cuts(4, len(devices), 3, is_last=number == len(groups) - 1)
         queues = [pieces[index :: len(devices)] for index in range(len(devices))]
