@@ -20,14 +20,15 @@ bench: $(VENV)/.installed
 bench-quick: $(VENV)/.installed
 	$(VENV)/bin/digenrl bench all --quick --results runs/bench-quick --pictures runs/bench-quick $(ARGS)
 
-# What needs a whole machine, whole runs and tests of seconds, comes after the rest, one by one.
+# Whole runs wait much of their time, so they are run beside the rest. What asserts seconds comes
+# after it, alone.
 PYTEST = $(TEST_VENV)/bin/python -m pytest $(ARGS)
 SIDE_BY_SIDE = --numprocesses 2 --dist loadfile
 NOTHING_FOUND = 5
 
 test: $(TEST_VENV)/.installed
-	$(PYTEST) $(SIDE_BY_SIDE) -m "not (run or clock or slow or night)" || [ $$? = $(NOTHING_FOUND) ]
-	$(PYTEST) -m "(run or clock) and not (slow or night)" || [ $$? = $(NOTHING_FOUND) ]
+	$(PYTEST) $(SIDE_BY_SIDE) -m "not (clock or slow or night)" || [ $$? = $(NOTHING_FOUND) ]
+	$(PYTEST) -m "clock and not (slow or night)" || [ $$? = $(NOTHING_FOUND) ]
 
 # The core, in a minute: scheduler, simulator, mathematics and formats, without brokers and whole runs.
 FAST = tests/scheduler tests/shared tests/rollout tests/follow tests/test_architecture.py
@@ -39,8 +40,8 @@ test-fast: $(TEST_VENV)/.installed
 test-all: export DIGENRL_FAULT_SEEDS = 10000
 test-all: export DIGENRL_EXAMPLES = random
 test-all: $(TEST_VENV)/.installed
-	$(PYTEST) $(SIDE_BY_SIDE) -m "not (run or clock)" || [ $$? = $(NOTHING_FOUND) ]
-	$(PYTEST) -m "run or clock" || [ $$? = $(NOTHING_FOUND) ]
+	$(PYTEST) $(SIDE_BY_SIDE) -m "not clock" || [ $$? = $(NOTHING_FOUND) ]
+	$(PYTEST) -m clock || [ $$? = $(NOTHING_FOUND) ]
 
 check: lint types test
 

@@ -100,7 +100,7 @@ async def kept() -> tuple[list[str], list[dict[str, Any]]]:
     """Keys of all that evaluations have left in the store, and their records."""
     store = open_store(ServiceSettings(run="small").store)
     keys = await store.keys("small/evaluations")
-    found = [json.loads(await store.read(key) or b"") for key in keys if key.endswith(".json")]
+    found = [json.loads(await store.read(key) or b"") for key in keys if "/records/" in key]
     return keys, found
 
 

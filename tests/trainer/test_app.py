@@ -241,7 +241,6 @@ async def test_a_version_that_another_trainer_made_first_ends_what_was_begun_fro
         assert run.training.adapter == b"another+8"
 
 
-@pytest.mark.clock
 async def test_a_version_that_is_deleted_while_the_trainer_fetches_it_is_passed_over(
     trainer: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -260,6 +259,7 @@ async def test_a_version_that_is_deleted_while_the_trainer_fetches_it_is_passed_
         assert (await run.commit(3)).parent == newest.digest()
 
 
+@pytest.mark.clock
 async def test_a_commit_says_what_its_batch_was(trainer: Start) -> None:
     began = time.monotonic()
     async with trainer(schedule__max_staleness=1) as run:
