@@ -23,7 +23,7 @@ bench-quick: $(VENV)/.installed
 # Whole runs wait much of their time, so they are run beside the rest. What asserts seconds comes
 # after it, alone.
 PYTEST = $(TEST_VENV)/bin/python -m pytest $(ARGS)
-SIDE_BY_SIDE = --numprocesses 2 --dist loadfile
+SIDE_BY_SIDE = --numprocesses 2 --dist loadfile --no-loadscope-reorder
 NOTHING_FOUND = 5
 
 test: $(TEST_VENV)/.installed

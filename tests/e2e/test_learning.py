@@ -13,7 +13,7 @@ from examples.one_process import Advantages, Loop
 from shared.advantages import group_advantages
 from shared.recipe import Recipe, load_recipe, override
 
-pytestmark = [pytest.mark.run, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 DIGITS = Path(__file__).parents[2] / "recipes" / "digits.toml"
 STEPS = 8

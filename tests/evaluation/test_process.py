@@ -108,6 +108,7 @@ async def test_a_killed_evaluator_goes_on_and_two_of_them_do_no_harm(
         assert each.process.wait(timeout=20) == 0
 
 
+@pytest.mark.slow
 async def test_once_ends_with_what_is_due_by_now(
     folder_store: ObjectStore, tmp_path: Path, start: Start
 ) -> None:
