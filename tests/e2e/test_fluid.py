@@ -82,7 +82,7 @@ def test_two_colocated_devices_train_equal_shares(
         "batch.groups": 4, "schedule.mode": "colocated", "rollout.workers": 1,
         "rollout.can_train": True,
     }  # fmt: skip
-    run = start_run("--steps", "5", recipe=recipe_with(changes))
+    run = start_run("--steps", "9", recipe=recipe_with(changes))
     run.wait_for(lambda view: view["step"] >= 4)
     shares = [
         sum(group["trained_by"] is not None for group in batch["groups"]) for batch in commits(run)

@@ -109,7 +109,7 @@ def test_unequal_workers_join_and_leave_and_the_fast_one_takes_the_last_fragment
         "schedule.fragment_size": "auto", "trainer.micro_batch": 24,
     }  # fmt: skip
     run = start_run(
-        "--steps", "7", "--rollout-workers", "1", "--tag", "off", recipe=recipe_with(changes)
+        "--steps", "12", "--rollout-workers", "1", "--tag", "off", recipe=recipe_with(changes)
     )
     run.wait_for(lambda view: view["step"] >= 1)
     slow = start_worker(run, "slow", slowdown=3)
@@ -117,6 +117,7 @@ def test_unequal_workers_join_and_leave_and_the_fast_one_takes_the_last_fragment
     try:
         wait_until(lambda: worker(run, "slow") is not None, 120)
         assert wait_until(lambda: worker(run, "slow")["num_in_hand"] > 0, 10) <= 5  # type: ignore[index]
+        wait_until(lambda: bool(worker(run, "slow")["seconds_per_sample"]), 120)  # type: ignore[index]
         run.wait_for(lambda view: view["step"] >= 5)
         seconds = {
             view["worker"]: view["seconds_per_sample"]
@@ -139,7 +140,7 @@ def test_unequal_workers_join_and_leave_and_the_fast_one_takes_the_last_fragment
             process.kill()
             process.wait()
     summary = run.finish()
-    assert summary["samples_trained"] == 7 * 240
+    assert summary["samples_trained"] == 12 * 240
 
 
 def worker(run: LocalRun, name: str) -> dict[str, Any] | None:
