@@ -11,6 +11,7 @@ from shared.codec import decode, encode, group_bytes
 from shared.contracts import (
     MAX_FRAGMENTS_PER_GROUP,
     MAX_MESSAGE_BYTES,
+    MAX_SCORE,
     ComputeGradient,
     Contribution,
     Device,
@@ -37,7 +38,7 @@ from tests import examples
 
 counts = st.integers(0, 2**63 - 1)
 small = st.integers(0, 4096)
-finite = st.floats(allow_nan=False, allow_infinity=False)
+finite = st.floats(-MAX_SCORE, MAX_SCORE)
 tasks = st.builds(examples.task, batch=counts, group=counts, first_sample=counts, attempt=counts)
 messages: st.SearchStrategy[Message] = st.one_of(
     tasks,
