@@ -27,17 +27,17 @@ from shared.recipe import Recipe
 
 BATCHES_STRICT, BATCHES_ONE_STEP = 3, 6
 EFFORT = 50_000
-"""Of the search for a better split: a second or less."""
+"""The effort of the search for a better split, which takes a second or less."""
 BETTER = 0.97
-"""Of the recipe's own step: a split that gains less is not worth a word."""
+"""A split that gains less than this share of the recipe's own step is not worth a word."""
 GIB = 2**30
 FIGURES_BYTES = 2
-"""Of a weight of network and text encoders, in a profile's table of memory."""
+"""The size of a weight of network and text encoders, in a profile's table of memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forecast:
-    """Of one recipe on one set of devices."""
+    """What one recipe does on one set of devices."""
 
     profile: Profile
     own: Own

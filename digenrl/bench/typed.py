@@ -35,7 +35,7 @@ NOTES = (
 
 
 def typed(workload: str, mode: Mapping[str, Any]) -> Typed:
-    """Of one mode of a result."""
+    """Says whether a recipe can say one mode of a result."""
     profile, split = _profile(workload), parse_split(mode["split"])
     size, tag = mode["fragment_size"], mode["tag"] or 0
     schedule = replace(MODES[mode["mode"]], fragment_size=size, tag=tag)

@@ -13,7 +13,7 @@ class Progress:
     pending: list[int] | None = None
     """Versions that are due and have none, committed or not; None before the first look."""
     alarms: list[str] = field(default_factory=list)
-    """Of all versions that this process has evaluated, oldest first."""
+    """Versions that this process has evaluated, oldest first."""
 
 
 class EvaluationView(BaseModel):
@@ -30,7 +30,7 @@ class EvaluationView(BaseModel):
     pending: list[int] | None
     """Versions that are due and have none, committed or not; null before the first look."""
     alarms: list[str]
-    """Of all versions that this process has evaluated, oldest first."""
+    """Versions that this process has evaluated, oldest first."""
 
 
 def routes(progress: Progress) -> APIRouter:

@@ -95,7 +95,7 @@ def trajectory_blob(samples: Sequence[Sample], size: int) -> bytes:
 
 
 def read_origin(trajectory: bytes | memoryview) -> Origin:
-    """Of one sample's bytes.
+    """Reads from one sample's bytes where it comes from.
 
     Raises:
         ContractError: if they are too few for an emulated trajectory.

@@ -35,7 +35,7 @@ class Entry(NamedTuple):
 
 
 def entries_of(group: GroupData, samples: range) -> list[Entry]:
-    """Of some samples of a group, from the bytes of its trajectories.
+    """Makes the entries of some samples of a group, from the bytes of its trajectories.
 
     Raises:
         ContractError: if the bytes are no emulated trajectories of so many samples.
@@ -53,7 +53,7 @@ def entries_of(group: GroupData, samples: range) -> list[Entry]:
 
 
 def group_entry(entries: Sequence[Entry]) -> GroupEntry:
-    """Of a group's samples in their order.
+    """Joins the entries of a group in the order of its samples.
 
     Raises:
         ContractError: if they are not those of one group, each once.
@@ -70,7 +70,7 @@ def group_entry(entries: Sequence[Entry]) -> GroupEntry:
 
 @dataclass(slots=True)
 class Ledger:
-    """Of one batch; nothing is refused before the batch is closed, as in a real gradient."""
+    """Keeps the account of one batch; nothing is refused before it is closed, as in a gradient."""
 
     group_size: int
     trained_steps: int

@@ -33,7 +33,7 @@ class TrainingLane:
     seconds_per_sample: float
     """On an unscaled clock."""
     ledger: Ledger
-    """Of the batch, which all lanes share."""
+    """The account of the batch, which all lanes share."""
 
     async def accumulate(self, group: GroupData, cut: Cut) -> None:
         check_group(self.profile, group)
