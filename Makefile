@@ -30,11 +30,14 @@ test: $(TEST_VENV)/.installed
 	$(PYTEST) $(SIDE_BY_SIDE) -m "not (clock or slow or night)" || [ $$? = $(NOTHING_FOUND) ]
 	$(PYTEST) -m "clock and not (slow or night)" || [ $$? = $(NOTHING_FOUND) ]
 
-# The core, in a minute: scheduler, simulator, mathematics and formats, without brokers and whole runs.
+# The core, in a minute: scheduler, simulator with its planted bugs, mathematics and formats, without
+# brokers, whole runs and long searches.
 FAST = tests/scheduler tests/shared tests/rollout tests/follow tests/test_architecture.py
+LONG = --ignore tests/scheduler/planning --ignore tests/scheduler/tag/test_regret.py \
+    --ignore tests/shared/test_service.py \
+    --deselect tests/scheduler/sim/test_faults.py::test_no_schedule_breaks_an_invariant_or_keeps_a_run_from_finishing
 test-fast: $(TEST_VENV)/.installed
-	$(PYTEST) $(SIDE_BY_SIDE) -m "not (broker or run or clock or slow or night)" \
-	    --ignore tests/scheduler/planning $(FAST)
+	$(PYTEST) --numprocesses 2 --dist worksteal -m "not (broker or run or clock or slow or night)" $(LONG) $(FAST)
 
 # Everything: breadth, 10,000 fault schedules, other examples each time.
 test-all: export DIGENRL_FAULT_SEEDS = 10000
