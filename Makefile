@@ -15,10 +15,10 @@ demo: $(VENV)/.installed
 # All performance tables, in about an hour on two cores; a few of them in minutes. Nothing else should
 # run meanwhile. ARGS=--resume leaves out what is there.
 bench: $(VENV)/.installed
-	$(VENV)/bin/digenrl bench all $(ARGS)
+	$(VENV)/bin/python -m bench all $(ARGS)
 
 bench-quick: $(VENV)/.installed
-	$(VENV)/bin/digenrl bench all --quick --results runs/bench-quick --pictures runs/bench-quick $(ARGS)
+	$(VENV)/bin/python -m bench all --quick --results runs/bench-quick --pictures runs/bench-quick $(ARGS)
 
 # Whole runs wait much of their time, so they are run beside the rest. What asserts seconds comes
 # after it, alone.
@@ -32,10 +32,10 @@ test: $(TEST_VENV)/.installed
 
 # The core, in a minute: scheduler, simulator with its planted bugs, mathematics and formats, without
 # brokers, whole runs and long searches.
-FAST = tests/scheduler tests/shared tests/rollout tests/follow tests/test_architecture.py
-LONG = --ignore tests/scheduler/planning --ignore tests/scheduler/tag/test_regret.py \
-    --ignore tests/shared/test_service.py \
-    --deselect tests/scheduler/sim/test_faults.py::test_no_schedule_breaks_an_invariant_or_keeps_a_run_from_finishing
+FAST = tests/scheduler tests/faults tests/shared tests/rollout tests/follow tests/test_architecture.py
+LONG = --ignore tests/scheduler/planning --ignore tests/scheduler/core/tag/test_regret.py \
+    --ignore tests/shared/process/test_service.py \
+    --deselect tests/faults/test_faults.py::test_no_schedule_breaks_an_invariant_or_keeps_a_run_from_finishing
 test-fast: $(TEST_VENV)/.installed
 	$(PYTEST) --numprocesses 2 --dist worksteal -m "not (broker or run or clock or slow or night)" $(LONG) $(FAST)
 

@@ -24,7 +24,7 @@ import psutil
 from rich import print
 
 from digenrl.local.ports import free_ports
-from shared.recipe import load_recipe, override
+from shared.recipe.recipe import load_recipe, override
 
 DIGITS = Path(__file__).parents[1] / "recipes" / "digits.toml"
 CHANGES = {

@@ -10,9 +10,9 @@ from digenrl.disk import versions_bytes
 from digenrl.forecasting import Forecast, as_plain, forecast, lines
 from digenrl.local.preflight import check_inputs, check_rest
 from services.scheduler.planning.runnable import HOST_GPUS
-from shared.algorithms import implied_values
 from shared.errors import UserError
-from shared.recipe import Recipe, load_recipe
+from shared.learning.algorithms import implied_values
+from shared.recipe.recipe import Recipe, load_recipe
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ from typing import Annotated, Literal
 
 import typer
 
-from digenrl.bench.cli import bench
 from digenrl.cli_runs import TensorBoardFolder, WandbProject, evaluate, follow, report
+from digenrl.profile.command import command as profile_device
 from shared.errors import DigenRLError, UserError
 
 EXIT_FAILED = 1
@@ -27,7 +27,7 @@ app = typer.Typer(
 )
 model = typer.Typer(help="Make the demo's model, or the folder of a reward.", no_args_is_help=True)
 app.add_typer(model, name="model")
-app.add_typer(bench, name="bench")
+app.command("profile")(profile_device)
 for command in (report, follow, evaluate):
     app.command()(command)
 
@@ -212,8 +212,8 @@ def generate(
     seed: Annotated[int, typer.Option(min=0, help="of the noise")] = 0,
 ) -> None:
     """Make images or videos with a recipe's model and a trained adapter."""
-    from shared.recipe import load_recipe
-    from shared.worker_process import prepare_libraries
+    from shared.process.worker_process import prepare_libraries
+    from shared.recipe.recipe import load_recipe
 
     loaded = load_recipe(recipe)
     prepare_libraries(loaded, threads=loaded.rollout.threads)
@@ -361,9 +361,13 @@ def reward(
 
 
 def main() -> None:
-    """Errors that a user can mend are one line and exit code 2; others that we know, 1."""
+    run_command(app)
+
+
+def run_command(command: typer.Typer) -> None:
+    """Run a command; errors that a user can mend are one line and exit code 2, others of ours 1."""
     try:
-        app()
+        command()
     except UserError as error:
         typer.echo(f"digenrl: {error}", err=True)
         sys.exit(EXIT_USER_ERROR)

@@ -1,8 +1,8 @@
 """What a run takes on the disk of the object store."""
 
-from shared.model_memory import ITEM_BYTES, adapter_bytes, num_weights
-from shared.recipe import Recipe
-from shared.retention import stored_bytes
+from shared.models.memory import ITEM_BYTES, adapter_bytes, num_weights
+from shared.recipe.recipe import Recipe
+from shared.run.retention import stored_bytes
 
 ADAPTED = (
     "to_q", "to_k", "to_v", "to_out.0", "to_add_out", "add_q_proj", "add_k_proj", "add_v_proj",

@@ -8,7 +8,7 @@ from typing import Any
 from digenrl.planning import known_profiles, parse_devices
 from services.scheduler.costs.memory import Needed, Use, rollout_needs, trainer_needs, with_memory
 from services.scheduler.costs.profile import Memory, Profile, load_profile
-from services.scheduler.lookahead import look_ahead
+from services.scheduler.planning.lookahead import look_ahead
 from services.scheduler.planning.own_split import Own, own_split
 from services.scheduler.planning.planner import Choice, plan_split
 from services.scheduler.planning.recipes import (
@@ -22,8 +22,8 @@ from services.scheduler.planning.runnable import as_toml, recipe_keys
 from services.scheduler.planning.splits import words
 from services.scheduler.sim.measured import Simulated
 from services.scheduler.sim.profiled import simulate
-from shared.model_memory import num_weights
-from shared.recipe import Recipe
+from shared.models.memory import num_weights
+from shared.recipe.recipe import Recipe
 
 BATCHES_STRICT, BATCHES_ONE_STEP = 3, 6
 EFFORT = 50_000

@@ -14,7 +14,7 @@ from digenrl.report.export_network import weight_files
 from digenrl.sampling import Sampler
 from shared.diffusion.weights import load_weights
 from shared.errors import IntegrityError, UserError
-from shared.recipe import Recipe
+from shared.recipe.recipe import Recipe
 
 
 def generate(

@@ -8,7 +8,7 @@ from digenrl.planning_output import Comparison
 from services.scheduler.costs.colocated import colocated_seconds
 from services.scheduler.costs.memory import usual, with_memory
 from services.scheduler.costs.profile import PROFILES, Profile, VariantName, load_profile
-from services.scheduler.lookahead import look_ahead
+from services.scheduler.planning.lookahead import look_ahead
 from services.scheduler.planning.planner import BASELINES, Planned, plan_split
 from services.scheduler.planning.recipes import (
     profile_of,
@@ -21,7 +21,7 @@ from services.scheduler.planning.splits import Split
 from services.scheduler.planning.techniques import Technique, compare
 from services.scheduler.sim.profiled import ScheduleChoice, simulate
 from shared.errors import UserError
-from shared.recipe import Recipe, load_recipe
+from shared.recipe.recipe import Recipe, load_recipe
 
 MOST_DEVICES = 256
 

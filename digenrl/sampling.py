@@ -12,8 +12,8 @@ from shared.diffusion.generation import to_uint8
 from shared.diffusion.models import Conditions, ModelAdapter, repeat_rows
 from shared.diffusion.policy import LoadedPolicy, load_policy, sampling_plan
 from shared.diffusion.sampler import Denoising, Velocity, denoise
-from shared.recipe import Recipe
-from shared.seeds import derive
+from shared.learning.seeds import derive
+from shared.recipe.recipe import Recipe
 
 Media = npt.NDArray[np.uint8]
 """(n, C, H, W), or videos (n, F, C, H, W)"""

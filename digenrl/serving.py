@@ -9,8 +9,8 @@ import uvloop
 from pydantic import ValidationError
 
 from shared.errors import UserError
-from shared.recipe import Recipe, load_recipe, override
-from shared.settings import HttpSettings, ServiceSettings
+from shared.process.settings import HttpSettings, ServiceSettings
+from shared.recipe.recipe import Recipe, load_recipe, override
 from shared.telemetry import configure_logs
 
 SCHEDULER_PORT = 8000
@@ -32,7 +32,7 @@ def serve_scheduler(
     )
     configure_logs(service="scheduler", worker="scheduler", run=settings.run)
 
-    from services.scheduler.service import run as run_scheduler
+    from services.scheduler.shell.service import run as run_scheduler
 
     uvloop.run(run_scheduler(settings, recipe, beside=recipe_file.resolve().parent))
 
@@ -67,8 +67,8 @@ def serve_one_scorer(kind: str, folder: Path | None, *, host: str, port: int) ->
     """Raises UserError if there is no such scorer, or it cannot be loaded."""
     from services.reward.scorer import build_scorers
     from services.reward.server import BODIES, create_app
-    from shared.recipe_rewards import Scorer
-    from shared.service import Health, listen, serve
+    from shared.process.service import Health, listen, serve
+    from shared.recipe.rewards import Scorer
 
     configure_logs(service="scorer", worker=kind, run="")
     listener = listen(host, port)

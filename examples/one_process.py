@@ -16,13 +16,13 @@ import safetensors.numpy
 from rich import print
 
 from services.reward.scorer import build_scorers, told_of
-from services.trainer.engine import TrainerEngine
-from shared.advantages import batch_scale
-from shared.contracts import Fragment, GenerateFragment, Policy, Prompt
+from services.trainer.engine.engine import TrainerEngine
 from shared.diffusion.generation import Generator
 from shared.diffusion.policy import load_policy
-from shared.prompts import PromptOrder, read_prompts
-from shared.recipe import Recipe, load_recipe
+from shared.learning.advantages import batch_scale
+from shared.learning.prompts import PromptOrder, read_prompts
+from shared.messages.contracts import Fragment, GenerateFragment, Policy, Prompt
+from shared.recipe.recipe import Recipe, load_recipe
 
 Advantages = Callable[[Sequence[float]], Sequence[float]]
 

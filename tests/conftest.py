@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, settings
 
 from digenrl.local.brokers import Brokers, Program, plan_brokers, wait_ready
 from digenrl.local.ports import ports_let_go
-from shared.settings import ServiceSettings
+from shared.process.settings import ServiceSettings
 from shared.store import ObjectStore, open_store
 from shared.store.folder import FolderBackend
 

@@ -2,8 +2,10 @@
 
 from typing import Any
 
-from services.scheduler.state import Plan
-from shared.contracts import (
+from services.scheduler.core.state import Plan
+from shared.learning.prompts import PromptOrder
+from shared.learning.windows import Windows
+from shared.messages.contracts import (
     Fragment,
     FragmentGenerated,
     FragmentScored,
@@ -14,8 +16,6 @@ from shared.contracts import (
     Prompt,
     Trajectories,
 )
-from shared.prompts import PromptOrder
-from shared.windows import Windows
 
 PROMPTS = tuple(Prompt(text=f"a handwritten {word}") for word in ("one", "two", "three"))
 

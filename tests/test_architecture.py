@@ -9,13 +9,13 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 TORCH_FREE = [
     "digenrl.cli",
-    "digenrl.bench.cli",
+    "bench.cli",
     "digenrl.evaluation.service",
     "digenrl.follow.steps",
     "digenrl.local.up",
     "digenrl.local.preflight",
     "digenrl.serving",
-    "services.scheduler.service",
+    "services.scheduler.shell.service",
     "services.trainer.app",
     "services.rollout.service",
     "services.trainer.service",
@@ -56,11 +56,11 @@ def test_the_import_rules_hold_and_a_planted_violation_is_found(tmp_path: Path) 
         copy(ROOT / name, tmp_path / name)
     assert lint_imports(tmp_path).returncode == 0
     plants = {
-        "shared/seeds.py": "import services.scheduler.state",
-        "services/rollout/engine.py": "import services.trainer.engine",
+        "shared/learning/seeds.py": "import services.scheduler.core.state",
+        "services/rollout/engine.py": "import services.trainer.engine.engine",
         "services/rollout/app.py": "import shared.diffusion.generation",
-        "services/scheduler/machine.py": "import nats",
-        "services/scheduler/app.py": "import torch",
+        "services/scheduler/core/machine.py": "import nats",
+        "services/scheduler/shell/app.py": "import torch",
     }
     for path, line in plants.items():
         target = tmp_path / path

@@ -15,7 +15,8 @@ from digenrl.local.preflight import resuming
 ROOT = Path(__file__).parents[1]
 PAGES = [
     ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md")),
-    *sorted((ROOT / "docs" / "algorithms").glob("*.md")), ROOT / "bench" / "profiles" / "README.md",
+    *sorted((ROOT / "docs" / "algorithms").glob("*.md")),
+    ROOT / "services/scheduler/costs/profiles/README.md",
 ]  # fmt: skip
 ACTIVATION = ". .venv/bin/activate"
 COMMAND = re.compile(r"^(?:\$ )?(?:[A-Z_]+=\S+ )*((?:\.venv/bin/)?digenrl(?: .*)?)$")

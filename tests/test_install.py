@@ -10,7 +10,7 @@ import pytest
 
 from services.reward.scorer import KINDS
 from shared.extras import how_to_install
-from shared.recipe import load_recipe
+from shared.recipe.recipe import load_recipe
 
 ROOT = Path(__file__).parents[1]
 EXTRAS: dict[str, list[str]] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
@@ -61,7 +61,7 @@ def test_a_missing_extra_is_named_with_a_command_that_works_without_an_index(ext
 def test_an_installed_wheel_has_the_cost_profiles(tmp_path: Path) -> None:
     source = tmp_path / "source"  # a build leaves folders in it
     listed = subprocess.run(
-        ["git", "ls-files", "digenrl", "services", "shared", "bench", "*.toml", "README.md"],
+        ["git", "ls-files", "digenrl", "services", "shared", "*.toml", "README.md"],
         cwd=ROOT, check=True, capture_output=True, text=True, timeout=60,
     ).stdout.split()  # fmt: skip
     for name in listed:
@@ -86,5 +86,5 @@ def test_an_installed_wheel_has_the_cost_profiles(tmp_path: Path) -> None:
     ).stdout.split()  # fmt: skip
     assert listed_profiles[0] == str(site / "services")
     assert listed_profiles[1:] == sorted(
-        path.stem for path in (ROOT / "bench/profiles").glob("*.json")
+        path.stem for path in (ROOT / "services/scheduler/costs/profiles").glob("*.json")
     )

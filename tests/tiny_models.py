@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 
-from digenrl.bench.device.models import ARCHITECTURES, ModelName
 from digenrl.digits.text import (
     CLIP_WIDTH,
     T5_WIDTH,
@@ -17,6 +16,7 @@ from digenrl.digits.text import (
     t5_encoder,
     t5_tokenizer,
 )
+from digenrl.profile.models import ARCHITECTURES, ModelName
 from shared.diffusion.families.packed import pack, unpack
 
 FAMILIES = ("sd3", "flux", "qwen-image", "wan", "hunyuan-video")

@@ -20,7 +20,7 @@ from digenrl.digits.text import CLIP_WIDTH, T5_WIDTH, build_text_parts
 from digenrl.digits.vae import build_vae
 from shared.diffusion.families.sd3 import StableDiffusion3
 from shared.diffusion.models import Conditions
-from shared.diffusion_families import TEXT_TOKENS
+from shared.models.catalogue import TEXT_TOKENS
 
 Report = Callable[[str], None]
 

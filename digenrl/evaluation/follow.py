@@ -14,10 +14,10 @@ from digenrl.evaluation.progress import Progress
 from digenrl.evaluation.records import EvaluationRecord
 from digenrl.evaluation.run import RunEvaluator
 from digenrl.evaluation.settings import due_versions
-from shared.commits import newest_commit, read_commit
 from shared.errors import ContractError, IntegrityError, Unavailable, UserError
-from shared.recipe import Recipe
-from shared.run_store import read_recipe, want_evaluations
+from shared.recipe.recipe import Recipe
+from shared.run.commits import newest_commit, read_commit
+from shared.run.layout import read_recipe, want_evaluations
 from shared.store import ObjectStore
 
 POLL_S = 1.0

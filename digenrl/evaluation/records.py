@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pydantic import ValidationError
 
 from digenrl.evaluation.quality import Quality
-from shared.contracts import Digest, ObjectRef, Policy, Record, Seconds, Text, Token
 from shared.errors import ContractError
-from shared.run_store import evaluations_folder
+from shared.messages.contracts import Digest, ObjectRef, Policy, Record, Seconds, Text, Token
+from shared.run.layout import evaluations_folder
 from shared.store import ObjectStore
 
 SETTINGS_DIGITS = 16

@@ -15,9 +15,9 @@ from digenrl.evaluation.settings import settings_digest
 from digenrl.evaluation.weights import weights_to_use
 from digenrl.media import as_mp4, as_png
 from digenrl.sampling import Progress
-from shared.commits import CommitRecord
-from shared.prompts import read_prompts
-from shared.recipe import Recipe
+from shared.learning.prompts import read_prompts
+from shared.recipe.recipe import Recipe
+from shared.run.commits import CommitRecord
 from shared.store import ObjectStore
 
 PUTS_AT_ONCE = 8

@@ -16,8 +16,8 @@ from services.reward.scorer import WeightedScorer, build_scorers, told_of
 from services.reward.scoring import scores_of
 from shared.diffusion.tensors import unpack
 from shared.diffusion.weights import load_weights
-from shared.prompts import read_prompts
-from shared.recipe import Recipe
+from shared.learning.prompts import read_prompts
+from shared.recipe.recipe import Recipe
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,12 +2,12 @@
 
 from digenrl.evaluation.progress import Progress, routes
 from shared.errors import UserError
-from shared.run_files import check_files
-from shared.run_store import FILES, read_recipe, wait_for_recipe
-from shared.service import Health, listen, serve, worker_app
-from shared.settings import ServiceSettings
+from shared.process.service import Health, listen, serve, worker_app
+from shared.process.settings import ServiceSettings
+from shared.process.worker_process import prepare_libraries
+from shared.run.files import check_files
+from shared.run.layout import FILES, read_recipe, wait_for_recipe
 from shared.store import open_store
-from shared.worker_process import prepare_libraries
 
 
 async def follow(settings: ServiceSettings, *, every: int | None) -> None:

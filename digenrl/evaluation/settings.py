@@ -4,8 +4,8 @@ import hashlib
 import json
 from collections.abc import Sequence
 
-from shared.contracts import Prompt
-from shared.recipe import Recipe
+from shared.messages.contracts import Prompt
+from shared.recipe.recipe import Recipe
 
 
 def due_versions(every: int, last: int) -> list[int]:

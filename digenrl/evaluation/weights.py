@@ -1,9 +1,9 @@
 """The weights that a run is left with: its newest version's, or their moving average."""
 
-from services.trainer.checkpoint import averaged
-from shared.commits import CommitRecord
+from services.trainer.engine.checkpoint import averaged
 from shared.diffusion.tensors import pack, unpack
-from shared.recipe import Recipe
+from shared.recipe.recipe import Recipe
+from shared.run.commits import CommitRecord
 from shared.store import ObjectStore
 
 

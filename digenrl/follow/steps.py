@@ -18,12 +18,12 @@ from typing import Protocol
 
 import structlog
 
-from shared.commits import CommitRecord, read_commit
 from shared.errors import Unavailable, UserError
 from shared.extras import how_to_install
-from shared.recipe import Recipe
-from shared.run_store import read_recipe
-from shared.settings import ServiceSettings
+from shared.process.settings import ServiceSettings
+from shared.recipe.recipe import Recipe
+from shared.run.commits import CommitRecord, read_commit
+from shared.run.layout import read_recipe
 from shared.store import ObjectStore, open_store
 
 POLL_S = 1.0

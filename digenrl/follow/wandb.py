@@ -10,7 +10,7 @@ from pathlib import Path
 import wandb
 
 from shared.errors import UserError
-from shared.recipe import Recipe
+from shared.recipe.recipe import Recipe
 
 
 class WeightsAndBiases:

@@ -65,7 +65,7 @@ class Brokers:
     s3_port: int
     programs: tuple[Program, ...]
     environment: dict[str, str]
-    """What services need to find them (shared/settings.py)."""
+    """What services need to find them (shared/process/settings.py)."""
 
 
 def plan_brokers(folder: Path, password: str) -> Brokers:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from services.reward.scorer import KINDS
 from shared.errors import UserError
-from shared.recipe import Recipe
+from shared.recipe.recipe import Recipe
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 TRAINER, EVALUATOR, REPORT = "trainer-0", "evaluator", "report"

@@ -12,7 +12,7 @@ from pathlib import Path
 from digenrl.local.brokers import plan_brokers, wait_ready
 from digenrl.local.preflight import lock_run
 from digenrl.local.supervisor import STOP_S, die_with_parent
-from shared.settings import Endpoints
+from shared.process.settings import Endpoints
 
 STORE = "objects"
 

@@ -18,13 +18,13 @@ from digenrl.follow.steps import Targets, check_installed
 from digenrl.local.gpus import Assignment, assign_gpus, visible_gpus
 from digenrl.local.ports import free_ports, hold_port
 from services.reward.scorer import check_packages, kind_of
-from shared.diffusion_families import VIDEO, adapter_of, pipeline_class, text_tokens
 from shared.errors import UserError
-from shared.model_size import check_size
-from shared.prompts import read_prompts
-from shared.recipe import Recipe, load_recipe, override, stored_recipe
-from shared.run_files import FileRecord, matching, records_of
-from shared.run_store import FILES, check_same_run
+from shared.learning.prompts import read_prompts
+from shared.models.catalogue import VIDEO, adapter_of, pipeline_class, text_tokens
+from shared.models.size import check_size
+from shared.recipe.recipe import Recipe, load_recipe, override, stored_recipe
+from shared.run.files import FileRecord, matching, records_of
+from shared.run.layout import FILES, check_same_run
 
 FILES_JSON = "files.json"
 """In the folder of a run: digests of its model and of what its recipe names besides."""

@@ -14,8 +14,8 @@ from digenrl.evaluation.quality import Quality
 from digenrl.report.summary import Summary
 from digenrl.report.usage import base_model, makes_videos, usage
 from shared.errors import UserError
-from shared.prompts import digest, read_prompts
-from shared.recipe import Recipe
+from shared.learning.prompts import digest, read_prompts
+from shared.recipe.recipe import Recipe
 
 CARD, CURVE = "README.md", "curve.png"
 RECIPE = {

@@ -7,7 +7,7 @@ from pathlib import Path
 from torch import Tensor
 
 from shared.diffusion.tensors import pack
-from shared.recipe import Recipe
+from shared.recipe.recipe import Recipe
 
 FILE = "pytorch_lora_weights.safetensors"
 PREFIX = "transformer."

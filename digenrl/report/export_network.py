@@ -8,7 +8,7 @@ from torch import Tensor
 
 from shared.diffusion.models import DTYPES, load_model
 from shared.diffusion.weights import load_weights
-from shared.recipe import Recipe
+from shared.recipe.recipe import Recipe
 
 FOLDER = "transformer"
 """As in the folder of a pipeline, whose own it can replace."""

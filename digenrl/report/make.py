@@ -16,15 +16,15 @@ from digenrl.report.progress import Shown
 from digenrl.report.schedule import read_schedule, schedule_rows
 from digenrl.report.stored import first_of_prompts, side_of, stills_of
 from digenrl.report.summary import Evaluated, ScheduleSummary, Summary
-from shared.commits import CommitRecord, commit_chain
 from shared.errors import DigenRLError, IntegrityError, UserError
-from shared.metrics import ALARMING_RATIO_ERROR
-from shared.recipe import Recipe
-from shared.recipe_rewards import Scorer
-from shared.run_store import read_recipe
-from shared.settings import ServiceSettings
+from shared.learning.metrics import ALARMING_RATIO_ERROR
+from shared.process.settings import ServiceSettings
+from shared.process.worker_process import prepare_libraries
+from shared.recipe.recipe import Recipe
+from shared.recipe.rewards import Scorer
+from shared.run.commits import CommitRecord, commit_chain
+from shared.run.layout import read_recipe
 from shared.store import ObjectStore, open_store
-from shared.worker_process import prepare_libraries
 
 if TYPE_CHECKING:
     from digenrl.evaluation.run import RunEvaluator

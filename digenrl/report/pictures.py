@@ -10,7 +10,7 @@ import numpy.typing as npt
 from digenrl.media import Pixels
 from digenrl.report.stored import Side
 from digenrl.report.summary import Summary
-from shared.commits import CommitRecord
+from shared.run.commits import CommitRecord
 
 matplotlib.use("Agg")
 

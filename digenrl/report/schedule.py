@@ -7,10 +7,10 @@ from collections.abc import Iterable
 from pydantic import ValidationError
 
 from digenrl.report.summary import ScheduleSummary, TagDecision
-from services.scheduler.usage import BUSY, BatchUsage
-from shared.commits import CommitRecord
+from services.scheduler.core.usage import BUSY, BatchUsage
 from shared.errors import ContractError
-from shared.run_store import usage_folder
+from shared.run.commits import CommitRecord
+from shared.run.layout import usage_folder
 from shared.store import ObjectStore
 
 

@@ -13,8 +13,8 @@ from typing import Any
 from digenrl.evaluation.settings import as_evaluated
 from digenrl.sampling import noise_seed
 from shared.diffusion.policy import sampling_plan
-from shared.diffusion_families import VIDEO, pipeline_class, text_tokens
-from shared.recipe import Model, Recipe
+from shared.models.catalogue import VIDEO, pipeline_class, text_tokens
+from shared.recipe.recipe import Model, Recipe
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _PER_LINE = 8

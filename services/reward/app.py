@@ -11,13 +11,19 @@ import structlog
 from services.reward.media import MediaSize, read_media
 from services.reward.scorer import WeightedScorer, told_of
 from services.reward.scoring import scores_of
-from shared import subjects
-from shared.bus import Bus
-from shared.contracts import MAX_SCORE, FragmentFailed, FragmentGenerated, FragmentScored, Message
+from shared.bus.bus import Bus
 from shared.errors import ContractError, DigenRLError, SlotPoisoned, Unavailable
+from shared.messages import subjects
+from shared.messages.contracts import (
+    MAX_SCORE,
+    FragmentFailed,
+    FragmentGenerated,
+    FragmentScored,
+    Message,
+)
+from shared.process.worker import Worker
 from shared.store import ObjectStore
 from shared.telemetry import FRAGMENTS, STAGE_SECONDS
-from shared.worker import Worker
 
 IN_HAND = 2
 """While one fragment is scored, the media of the next is fetched; scores are told beside both."""

@@ -8,8 +8,8 @@ from safetensors import SafetensorError
 
 from services.reward.scorer import Media
 from shared.errors import ContractError
-from shared.recipe import Recipe
-from shared.tensor_header import check_header
+from shared.recipe.recipe import Recipe
+from shared.store.tensor_header import check_header
 
 NAME = "images"
 

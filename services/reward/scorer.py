@@ -12,12 +12,12 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
 
-from shared import recipe_rewards
-from shared.contracts import Prompt
 from shared.errors import UserError
 from shared.extras import how_to_install
-from shared.recipe_judge import Judge
-from shared.recipe_remote import Remote
+from shared.messages.contracts import Prompt
+from shared.recipe import rewards as recipe_rewards
+from shared.recipe.judge import Judge
+from shared.recipe.remote import Remote
 
 if TYPE_CHECKING:  # what a recipe names is checked where no scorer is installed, too
     import numpy as np

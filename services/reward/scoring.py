@@ -3,8 +3,8 @@
 import structlog
 
 from services.reward.scorer import Media, Metadata, WeightedScorer
-from shared.contracts import MAX_SCORE
 from shared.errors import ScorerUnavailable, ScoringError
+from shared.messages.contracts import MAX_SCORE
 from shared.telemetry import SAMPLES_FAILED
 
 RETRIES = 2

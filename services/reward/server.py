@@ -24,10 +24,10 @@ from services.reward.wire import (
     encode,
 )
 from shared.errors import ContractError
-from shared.http_docs import add_docs
-from shared.http_guard import Bodies
-from shared.problems import add_problems
-from shared.service import Health, probes
+from shared.process.http_docs import add_docs
+from shared.process.http_guard import Bodies
+from shared.process.http_problems import add_problems
+from shared.process.service import Health, probes
 
 MAX_BODY = 256 << 20
 """Bytes."""

@@ -3,10 +3,10 @@
 import asyncio
 import os
 
-from shared.contracts import Device
-from shared.settings import ServiceSettings
-from shared.worker import Worker, host_memory
-from shared.worker_process import WorkerProcess, run_worker
+from shared.messages.contracts import Device
+from shared.process.settings import ServiceSettings
+from shared.process.worker import Worker, host_memory
+from shared.process.worker_process import WorkerProcess, run_worker
 
 
 async def run(settings: ServiceSettings) -> None:

@@ -15,16 +15,16 @@ import structlog
 
 from services.rollout.gradients import Gradients
 from services.rollout.weights import Weights
-from shared import subjects
-from shared.admission import check_task
-from shared.bus import Bus
-from shared.contracts import GenerateFragment
-from shared.engines import Generated, RolloutDevice
+from shared.bus.bus import Bus
+from shared.devices.protocols import Generated, RolloutDevice
+from shared.devices.publisher import FragmentPublisher
 from shared.errors import DigenRLError
-from shared.publishing import FragmentPublisher
+from shared.messages import subjects
+from shared.messages.contracts import GenerateFragment
+from shared.messages.staleness import check_task
+from shared.process.worker import Worker
+from shared.run.versions import VersionIndex
 from shared.store import ObjectStore
-from shared.versions import VersionIndex
-from shared.worker import Worker
 
 IN_STORE = 2
 """While one fragment's result is stored, the device works on the next."""

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 
 import torch
 
+from shared.devices.protocols import GradientPart, GroupData
 from shared.diffusion.devices import LocalGenerator
 from shared.diffusion.generation import Generator
 from shared.diffusion.memory import fits
 from shared.diffusion.policy import LoadedPolicy, load_policy
 from shared.diffusion.weights import StagedTensors
-from shared.engines import GradientPart, GroupData
-from shared.recipe import Recipe
+from shared.recipe.recipe import Recipe
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class StagedWeights:
 
 
 class RolloutEngine(LocalGenerator):
-    """`shared.engines.RolloutDevice`. Generation and gradients use one network, by turns."""
+    """A `RolloutDevice` whose generation and gradients use one network, by turns."""
 
     def __init__(self, recipe: Recipe) -> None:
         torch.set_num_threads(recipe.rollout.threads)

@@ -16,17 +16,22 @@ import structlog
 from pydantic import ValidationError
 
 from services.rollout.weights import Weights
-from shared import subjects
-from shared.admission import Admissible, check_admission
-from shared.bus import Bus
-from shared.commits import read_commit
-from shared.contracts import ComputeGradient, Contribution, GradientComputed, GradientReleased
-from shared.engines import GradientPart, GroupData, RolloutDevice
+from shared.bus.bus import Bus
+from shared.devices.protocols import GradientPart, GroupData, RolloutDevice
 from shared.errors import ContractError, DigenRLError, Unavailable
-from shared.run_store import batch_folder
+from shared.messages import subjects
+from shared.messages.contracts import (
+    ComputeGradient,
+    Contribution,
+    GradientComputed,
+    GradientReleased,
+)
+from shared.messages.staleness import Admissible, check_admission
+from shared.process.worker import Worker
+from shared.run.commits import read_commit
+from shared.run.layout import batch_folder
 from shared.store import ObjectStore
 from shared.telemetry import STAGE_SECONDS
-from shared.worker import Worker
 
 RETRY_S = 0.5
 

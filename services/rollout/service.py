@@ -2,9 +2,9 @@
 
 import asyncio
 
-from shared.settings import ServiceSettings
-from shared.worker import Worker
-from shared.worker_process import WorkerProcess, run_worker
+from shared.process.settings import ServiceSettings
+from shared.process.worker import Worker
+from shared.process.worker_process import WorkerProcess, run_worker
 
 
 async def run(settings: ServiceSettings) -> None:

@@ -4,8 +4,15 @@ import asyncio
 import time
 from dataclasses import dataclass, replace
 
-from shared.contracts import GenerateFragment
-from shared.engines import Generated, Generation, GradientPart, GroupData, RolloutDevice, Staged
+from shared.devices.protocols import (
+    Generated,
+    Generation,
+    GradientPart,
+    GroupData,
+    RolloutDevice,
+    Staged,
+)
+from shared.messages.contracts import GenerateFragment
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,20 +7,20 @@ from collections.abc import Awaitable, Callable
 import structlog
 from redis.exceptions import RedisError
 
-from shared import subjects
-from shared.bus import Bus
-from shared.commits import CommitRecord, newest_commit, read_commit
-from shared.contracts import ObjectRef, Policy, PolicyPublished
-from shared.engines import RolloutDevice, Staged
+from shared.bus.bus import Bus
+from shared.devices.protocols import RolloutDevice, Staged
 from shared.errors import ContractError, DigenRLError, IntegrityError, Unavailable
+from shared.messages import subjects
+from shared.messages.contracts import ObjectRef, Policy, PolicyPublished
+from shared.process.worker import Worker
+from shared.run.commits import CommitRecord, newest_commit, read_commit
+from shared.run.versions import VersionIndex
 from shared.store import ObjectStore
 from shared.telemetry import (
     ANNOUNCEMENTS_REFUSED,
     WEIGHTS_LOAD_SECONDS,
     WEIGHTS_PAUSE_SECONDS,
 )
-from shared.versions import VersionIndex
-from shared.worker import Worker
 
 RETRY_S = 0.5
 

@@ -20,21 +20,17 @@ from dataclasses import dataclass
 
 import structlog
 
-from services.trainer.batch import BatchTraining
+from services.trainer.batch.fetcher import CheckStored, Intake
+from services.trainer.batch.training import BatchTraining
+from services.trainer.batch.trajectory_cache import KeptTrajectories
+from services.trainer.devices.device import Generates, Lane
+from services.trainer.devices.loan_agent import Helper
+from services.trainer.devices.pool import Lanes
 from services.trainer.failures import Failures
-from services.trainer.helper import Helper
-from services.trainer.intake import CheckStored, Intake
-from services.trainer.kept import KeptTrajectories
-from services.trainer.lane import Generates, Lane
-from services.trainer.lanes import Lanes
 from services.trainer.versions import NewVersion, Versions
-from shared import subjects
-from shared.admission import Admissible
-from shared.advantages import batch_scale
-from shared.bus import Bus
-from shared.commits import CommitRecord, newest_commit, read_commit
-from shared.contracts import OperatorRequest, Policy, RunFailed
-from shared.engines import GeneratingDevice, Training
+from shared.bus.bus import Bus
+from shared.devices.protocols import GeneratingDevice, Training
+from shared.devices.publisher import FragmentPublisher
 from shared.errors import (
     BatchFailed,
     CommitConflict,
@@ -43,11 +39,15 @@ from shared.errors import (
     OutOfMemory,
     Untrainable,
 )
-from shared.metrics import ALARMING_RATIO_ERROR
-from shared.publishing import FragmentPublisher
-from shared.recipe import Recipe
+from shared.learning.advantages import batch_scale
+from shared.learning.metrics import ALARMING_RATIO_ERROR
+from shared.messages import subjects
+from shared.messages.contracts import OperatorRequest, Policy, RunFailed
+from shared.messages.staleness import Admissible
+from shared.process.worker import Worker
+from shared.recipe.recipe import Recipe
+from shared.run.commits import CommitRecord, newest_commit, read_commit
 from shared.store import ObjectStore
-from shared.worker import Worker
 
 log = structlog.get_logger()
 

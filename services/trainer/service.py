@@ -4,16 +4,16 @@ import asyncio
 from functools import partial
 from typing import TYPE_CHECKING
 
-from services.trainer.world import num_ranks, this_rank
-from shared.model_memory import Part
-from shared.recipe import Recipe
-from shared.settings import ServiceSettings
-from shared.worker import Worker
-from shared.worker_process import WorkerProcess, run_worker
+from services.trainer.engine.world import num_ranks, this_rank
+from shared.models.memory import Part
+from shared.process.settings import ServiceSettings
+from shared.process.worker import Worker
+from shared.process.worker_process import WorkerProcess, run_worker
+from shared.recipe.recipe import Recipe
 
 if TYPE_CHECKING:
+    from shared.devices.protocols import Training
     from shared.diffusion.devices import LocalGenerator
-    from shared.engines import Training
 
 
 async def run(settings: ServiceSettings) -> None:
@@ -22,14 +22,14 @@ async def run(settings: ServiceSettings) -> None:
     if this_rank() == 0:
         await run_worker("trainer", settings, _work)
     else:
-        from services.trainer.follower import follow  # torch
+        from services.trainer.engine.follower import follow  # torch
 
         await asyncio.to_thread(follow)
 
 
 async def _work(process: WorkerProcess) -> None:
     from services.trainer.app import TrainerApp  # torch, once the probes answer
-    from services.trainer.ranked import RankedTraining
+    from services.trainer.engine.ranked import RankedTraining
     from shared.diffusion.device import this_device
     from shared.diffusion.training.stored import check_stored
 
@@ -62,8 +62,8 @@ async def _work(process: WorkerProcess) -> None:
 
 def _load(recipe: Recipe) -> "tuple[Training, list[LocalGenerator]]":
     """The trainer's devices, and generators on them if they may be lent."""
-    from services.trainer.ranked import start_ranks
-    from services.trainer.replicas import ReplicatedTraining, load_replicas
+    from services.trainer.engine.ranked import start_ranks
+    from services.trainer.engine.replicas import ReplicatedTraining, load_replicas
     from shared.diffusion.devices import LocalGenerator
     from shared.diffusion.generation import Generator
 

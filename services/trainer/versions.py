@@ -6,14 +6,14 @@ from dataclasses import dataclass
 
 import structlog
 
-from shared.bus import Bus
-from shared.commits import CommitRecord, TrainedGroup, commit
-from shared.contracts import Policy, PolicyPublished
-from shared.engines import Weights
-from shared.run_store import checkpoints_folder, weights_folder
+from shared.bus.bus import Bus
+from shared.devices.protocols import Weights
+from shared.messages.contracts import Policy, PolicyPublished
+from shared.process.worker import Worker
+from shared.run.commits import CommitRecord, TrainedGroup, commit
+from shared.run.layout import checkpoints_folder, weights_folder
 from shared.store import ObjectStore
 from shared.telemetry import STAGE_SECONDS
-from shared.worker import Worker
 
 log = structlog.get_logger()
 

@@ -5,11 +5,11 @@ from collections.abc import Collection
 
 import torch
 
-from shared.contracts import Device
 from shared.diffusion.models import adapter_class
-from shared.model_memory import Part, adapter_bytes, weight_bytes
-from shared.recipe import Recipe
-from shared.worker import host_memory
+from shared.messages.contracts import Device
+from shared.models.memory import Part, adapter_bytes, weight_bytes
+from shared.process.worker import host_memory
+from shared.recipe.recipe import Recipe
 
 
 def this_device(

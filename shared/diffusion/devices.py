@@ -2,9 +2,9 @@
 
 import asyncio
 
-from shared.contracts import GenerateFragment
+from shared.devices.protocols import Generated
 from shared.diffusion.generation import GenerationInProgress, Generator
-from shared.engines import Generated
+from shared.messages.contracts import GenerateFragment
 
 
 class LocalGeneration:
@@ -34,7 +34,7 @@ class LocalGeneration:
 
 
 class LocalGenerator:
-    """`shared.engines.GeneratingDevice`, each call of which is made in a thread."""
+    """`shared.devices.protocols.GeneratingDevice`, each call of which is made in a thread."""
 
     def __init__(self, generator: Generator) -> None:
         self._generator = generator

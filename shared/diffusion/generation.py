@@ -15,8 +15,7 @@ import structlog
 import torch
 from torch import Tensor
 
-from shared.algorithms import ALGORITHMS
-from shared.contracts import GenerateFragment
+from shared.devices.protocols import Generated
 from shared.diffusion.memory import fits, is_out_of_memory, release
 from shared.diffusion.models import Conditions, repeat_rows
 from shared.diffusion.policy import LoadedPolicy, sampling_plan
@@ -24,10 +23,11 @@ from shared.diffusion.sampler import Denoising
 from shared.diffusion.tensors import check_latents, check_trajectory, pack, pack_trajectory, unpack
 from shared.diffusion.training.forward_process import pack_finished
 from shared.diffusion.weights import StagedTensors, stage_weights
-from shared.engines import Generated
 from shared.errors import IntegrityError
-from shared.recipe import Recipe
-from shared.seeds import sample_seed
+from shared.learning.algorithms import ALGORITHMS
+from shared.learning.seeds import sample_seed
+from shared.messages.contracts import GenerateFragment
+from shared.recipe.recipe import Recipe
 
 CACHED_PROMPTS = 64
 """Conditions kept on the device. A group's fragments come soon after one another."""

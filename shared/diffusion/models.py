@@ -8,8 +8,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from shared.diffusion_families import adapter_of, text_tokens
-from shared.model_memory import Part as Part
+from shared.models.catalogue import adapter_of, text_tokens
+from shared.models.memory import Part as Part
 
 Conditions = dict[str, Tensor]
 """What the network is told about one prompt: named tensors, each with a leading dimension of 1."""

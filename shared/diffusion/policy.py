@@ -4,16 +4,16 @@ from dataclasses import dataclass
 
 import torch
 
-from shared.algorithms import ALGORITHMS
-from shared.diffusion import schedule
 from shared.diffusion.lora import LoraSpec, attach_lora
 from shared.diffusion.memory import fits
 from shared.diffusion.models import DTYPES, ModelAdapter, Part, load_model
 from shared.diffusion.sampler import SamplingPlan
 from shared.diffusion.weights import WeightsInUse
-from shared.recipe import Recipe
-from shared.recipe_sampling import Sampling
-from shared.seeds import derive
+from shared.learning.algorithms import ALGORITHMS
+from shared.learning.seeds import derive
+from shared.models import schedule
+from shared.recipe.recipe import Recipe
+from shared.recipe.sampling import Sampling
 
 REMEDY = 'use a GPU with more memory or model.dtype = "bfloat16", or see what else is on it'
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from shared.algorithms import Variant
-from shared.diffusion.schedule import Sigmas
 from shared.diffusion.transition import Step, euler_step, transition
+from shared.learning.algorithms import Variant
+from shared.models.schedule import Sigmas
 
 Velocity = Callable[[Tensor, Tensor], Tensor]
 """(latents (B, ...), sigma (B,)) -> velocity (B, ...)."""

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from shared.diffusion.sampler import Trajectory
 from shared.errors import ContractError
-from shared.tensor_header import check_header
+from shared.store.tensor_header import check_header
 
 MAX_LATENT = 1e4
 MAX_LATENT_RMS = 1e3

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from shared.algorithms import Variant
+from shared.learning.algorithms import Variant
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

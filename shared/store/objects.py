@@ -11,8 +11,8 @@ from urllib.parse import urlsplit
 
 from pydantic import SecretStr
 
-from shared.contracts import ObjectRef
 from shared.errors import ContractError, IntegrityError, UserError
+from shared.messages.contracts import ObjectRef
 
 _KEY = re.compile(r"\A[A-Za-z0-9][A-Za-z0-9_.-]*(?:/[A-Za-z0-9][A-Za-z0-9_.-]*)*\Z")
 

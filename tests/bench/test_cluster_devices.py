@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from digenrl.bench.cluster.blobs import digest_of, samples_of, trajectory_blob
-from digenrl.bench.cluster.build import Emulation, named, nodes, rollout_devices, training
-from digenrl.bench.cluster.generation import EmulatedRollout
-from digenrl.bench.cluster.hold import Held, Interval, overshoot
-from digenrl.bench.cluster.payloads import PAYLOADS, scaled
-from digenrl.bench.cluster.scoring import EmulatedScorer
-from digenrl.bench.cluster.setting import Setting
-from digenrl.bench.cluster.stores import NodeStore, PublishingStore
-from digenrl.bench.cluster.training import EmulatedTraining
+from bench.cluster.blobs import digest_of, samples_of, trajectory_blob
+from bench.cluster.build import Emulation, named, nodes, rollout_devices, training
+from bench.cluster.generation import EmulatedRollout
+from bench.cluster.hold import Held, Interval, overshoot
+from bench.cluster.payloads import PAYLOADS, scaled
+from bench.cluster.scoring import EmulatedScorer
+from bench.cluster.setting import Setting
+from bench.cluster.stores import NodeStore, PublishingStore
+from bench.cluster.training import EmulatedTraining
 from services.scheduler.costs.noise import Noise
 from services.scheduler.costs.profile import (
     fragment_seconds,
@@ -25,12 +25,12 @@ from services.scheduler.costs.profile import (
     train_group_seconds,
 )
 from services.scheduler.sim.cluster import build
-from services.scheduler.sim.fluid import FluidTrainer
+from services.scheduler.sim.independent_devices import FluidTrainer
 from services.scheduler.sim.profiled import ScheduleChoice, steady_plan, timing_of
-from shared.contracts import Fragment, GenerateFragment, Policy, Prompt
-from shared.engines import GradientPart, GroupData
+from shared.devices.protocols import GradientPart, GroupData
+from shared.devices.slices import Cut
 from shared.errors import ContractError, IntegrityError
-from shared.pieces import Cut
+from shared.messages.contracts import Fragment, GenerateFragment, Policy, Prompt
 from shared.store.folder import FolderBackend
 
 SCALE = 500.0

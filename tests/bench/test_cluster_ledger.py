@@ -9,16 +9,16 @@ from dataclasses import dataclass, field, replace
 import pytest
 import safetensors.numpy
 
-from digenrl.bench.cluster.blobs import EmulatedWeights, media_blob, samples_of, trajectory_blob
-from digenrl.bench.cluster.build import Emulation, rollout_devices, training
-from digenrl.bench.cluster.scoring import EmulatedScorer
-from digenrl.bench.cluster.setting import Setting
-from shared.advantages import group_advantages
-from shared.contracts import Fragment, GenerateFragment, Policy, Prompt
-from shared.engines import GroupData
+from bench.cluster.blobs import EmulatedWeights, media_blob, samples_of, trajectory_blob
+from bench.cluster.build import Emulation, rollout_devices, training
+from bench.cluster.scoring import EmulatedScorer
+from bench.cluster.setting import Setting
+from shared.devices.protocols import GroupData
+from shared.devices.slices import Cut, cuts
 from shared.errors import ContractError
-from shared.pieces import Cut, cuts
-from tests.bench.tiny import tiny_profile
+from shared.learning.advantages import group_advantages
+from shared.messages.contracts import Fragment, GenerateFragment, Policy, Prompt
+from tests.profile.tiny import tiny_profile
 
 GROUPS, SIZE, STEPS = 4, 4, 2
 WINDOW, MEDIA = 256, 256

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from digenrl.bench.cluster.hold import Interval
-from digenrl.bench.cluster.measured import Measured, generated, measure
-from digenrl.bench.cluster.modes import (
+from bench.cluster.hold import Interval
+from bench.cluster.measured import Measured, generated, measure
+from bench.cluster.modes import (
     MODES,
     STANDARD,
     Chosen,
@@ -18,24 +18,24 @@ from digenrl.bench.cluster.modes import (
     predicted,
     without_hand_over,
 )
-from digenrl.bench.cluster.request import Request
-from digenrl.bench.cluster.results import case_result, means
-from digenrl.bench.cluster.session import RunRecord, Sample
-from digenrl.bench.cluster.setting import (
+from bench.cluster.request import Request
+from bench.cluster.results import case_result, means
+from bench.cluster.session import RunRecord, Sample
+from bench.cluster.setting import (
     Setting,
     default_scale,
     recipe_of,
     setting_of,
     write_prompts,
 )
-from digenrl.bench.cluster.suite import full, quick
+from bench.cluster.suite import full, quick
+from services.scheduler.core.usage import BatchUsage, Use
 from services.scheduler.costs.floor import floor_seconds
 from services.scheduler.costs.profile import load_profile
 from services.scheduler.planning.splits import Split
-from services.scheduler.usage import BatchUsage, Use
 from shared.errors import UserError
-from shared.prompts import read_prompts
-from shared.recipe import load_recipe
+from shared.learning.prompts import read_prompts
+from shared.recipe.recipe import load_recipe
 
 QWEN = load_profile("qwen-image")
 SMALL = QWEN.model_copy(update={"shape": QWEN.shape.model_copy(update={"groups": 4})})

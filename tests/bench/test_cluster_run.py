@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from digenrl.bench.cluster.measured import measure
-from digenrl.bench.cluster.session import RunRecord, Session, opened
-from digenrl.bench.cluster.setting import Setting
+from bench.cluster.measured import measure
+from bench.cluster.session import RunRecord, Session, opened
+from bench.cluster.setting import Setting
 from services.scheduler.costs.floor import floor_seconds
-from tests.bench.tiny import GROUP_SIZE, GROUPS, tiny_profile
+from tests.profile.tiny import GROUP_SIZE, GROUPS, tiny_profile
 
 pytestmark = [pytest.mark.run, pytest.mark.timeout(120)]
 

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from digenrl.bench import loop
+from bench import loop
 from shared.diffusion.policy import load_policy
 from shared.diffusion.tensors import unpack_trajectory
 from shared.diffusion.weights import load_weights, trained_parameters, trained_tensors
-from shared.recipe import load_recipe, override
+from shared.recipe.recipe import load_recipe, override
 
 RECIPE = override(
     load_recipe(Path(__file__).parents[2] / "recipes" / "digits.toml"),

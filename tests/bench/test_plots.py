@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from digenrl.bench.cluster.hold import Interval
-from digenrl.bench.plots import Bar, bars, timeline
+from bench.cluster.hold import Interval
+from bench.plots import Bar, bars, timeline
 
 
 def texts(path: Path) -> str:

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from digenrl.bench.cluster.modes import MODES
-from digenrl.bench.summary import MISSING, STARVED, summary
-from digenrl.bench.tables import read_results, tables
-from digenrl.bench.typed import typed
+from bench.cluster.modes import MODES
+from bench.summary import MISSING, STARVED, summary
+from bench.tables import read_results, tables
+from bench.typed import typed
 
 ROOT = Path(__file__).parents[2]
 BEST = "1 H100 : 31 H100"

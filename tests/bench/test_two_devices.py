@@ -4,13 +4,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from digenrl.bench.two_devices.bound import Speed
-from digenrl.bench.two_devices.compare import RunFigures, figures_of, summarise
-from digenrl.bench.two_devices.events import Heard, Job, intervals_of, jobs_of, speeds_of
-from digenrl.bench.two_devices.modes import COLOCATED, ONE_STEP, Mode
-from digenrl.bench.two_devices.run import ROLLOUT, TRAINER, RunRecord
-from services.scheduler.usage import BatchUsage, TagUsage
-from shared.contracts import (
+from bench.two_devices.bound import Speed
+from bench.two_devices.compare import RunFigures, figures_of, summarise
+from bench.two_devices.events import Heard, Job, intervals_of, jobs_of, speeds_of
+from bench.two_devices.modes import COLOCATED, ONE_STEP, Mode
+from bench.two_devices.run import ROLLOUT, TRAINER, RunRecord
+from services.scheduler.core.usage import BatchUsage, TagUsage
+from shared.messages.contracts import (
     Contribution,
     FragmentGenerated,
     GradientComputed,

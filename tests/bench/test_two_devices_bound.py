@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.optimize import linprog  # type: ignore[import-untyped]
 
-from digenrl.bench.two_devices.bound import Speed, fastest, least_seconds
+from bench.two_devices.bound import Speed, fastest, least_seconds
 
 SPEEDS = st.floats(min_value=0.01, max_value=10)
 

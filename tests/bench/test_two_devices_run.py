@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from shared.recipe import load_recipe, override
+from shared.recipe.recipe import load_recipe, override
 
 pytestmark = [pytest.mark.run, pytest.mark.slow, pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -30,7 +30,7 @@ def test_two_modes_are_measured_and_the_pipelined_one_keeps_both_devices_busier(
     recipe.write_text(override(load_recipe(DIGITS), TINY).model_dump_json())
     found = subprocess.run(
         [
-            sys.executable, "-m", "digenrl", "bench", "two-devices", str(recipe), "--quick",
+            sys.executable, "-m", "bench", "two-devices", str(recipe), "--quick",
             "--part", "equal", "--mode", "naive", "--mode", "+TSP",
             "--folder", str(tmp_path / "bench"), "--json", str(tmp_path / "figures.json"),
         ],

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from digenrl.bench.two_devices.modes import COLOCATED, Part, modes_of
-from digenrl.bench.two_devices.pinned import pinned
-from digenrl.bench.two_devices.placement import cpu_seconds, place
-from digenrl.bench.two_devices.program import about
-from digenrl.bench.two_devices.shapes import (
+from bench.two_devices.modes import COLOCATED, Part, modes_of
+from bench.two_devices.pinned import pinned
+from bench.two_devices.placement import cpu_seconds, place
+from bench.two_devices.program import about
+from bench.two_devices.shapes import (
     ALIKE,
     GROUPS,
     NETWORK,
@@ -19,9 +19,9 @@ from digenrl.bench.two_devices.shapes import (
     ensure_model,
     model_folder,
 )
-from digenrl.bench.two_devices.study import Study, plan_study, recipe_of
+from bench.two_devices.study import Study, plan_study, recipe_of
 from shared.errors import UserError
-from shared.recipe import load_recipe
+from shared.recipe.recipe import load_recipe
 
 DIGITS = Path(__file__).parents[2] / "recipes" / "digits.toml"
 

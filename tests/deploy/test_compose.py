@@ -277,5 +277,5 @@ def test_it_comes_up_trains_reports_and_leaves_nothing(api: httpx.Client, tmp_pa
 def test_the_schedulers_image_can_do_its_work_and_has_no_torch(needs_docker: None) -> None:
     compose("build", "scheduler")
     python = ("run", "--rm", "--network=none", "--entrypoint=python", "digenrl-scheduler", "-c")
-    docker(*python, "import services.scheduler.service")
+    docker(*python, "import services.scheduler.shell.service")
     docker(*python, "import importlib.util, sys; sys.exit(bool(importlib.util.find_spec('torch')))")

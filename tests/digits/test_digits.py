@@ -16,8 +16,8 @@ from services.reward.scorers.digits import DigitProbability, DigitSvm, to_model_
 from shared.diffusion.families.sd3 import StableDiffusion3
 from shared.diffusion.models import Part, load_model
 from shared.diffusion.sampler import Denoising, SamplingPlan, denoise
-from shared.diffusion.schedule import linear_sigmas
-from shared.prompts import read_prompts
+from shared.learning.prompts import read_prompts
+from shared.models.schedule import linear_sigmas
 
 ROOT = Path(__file__).parents[2]
 MODEL = ROOT / "models" / "digits"

@@ -16,7 +16,7 @@ import httpx
 import psutil
 import pytest
 
-from shared.recipe import load_recipe, override
+from shared.recipe.recipe import load_recipe, override
 
 DIGITS = Path(__file__).parents[2] / "recipes" / "digits.toml"
 PATIENCE_S = 500

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from digenrl.bench.cluster.setting import Setting
-from shared.commits import CommitRecord
-from tests.bench.tiny import GROUPS
-from tests.faults.cluster import cluster
-from tests.faults.judge import violations_of
-from tests.faults.small import SAMPLES, small
+from bench.cluster.setting import Setting
+from shared.run.commits import CommitRecord
+from tests.profile.tiny import GROUPS
+from tests.storm.cluster import cluster
+from tests.storm.judge import violations_of
+from tests.storm.small import SAMPLES, small
 
 pytestmark = [pytest.mark.run, pytest.mark.timeout(120)]
 

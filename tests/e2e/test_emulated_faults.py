@@ -9,9 +9,9 @@ from typing import Any
 import nats
 import pytest
 
-from tests.faults.cluster import Cluster, cluster, every_service, until, until_true
-from tests.faults.judge import violations_of
-from tests.faults.small import small
+from tests.storm.cluster import Cluster, cluster, every_service, until, until_true
+from tests.storm.judge import violations_of
+from tests.storm.small import small
 
 pytestmark = [pytest.mark.run, pytest.mark.timeout(120)]
 

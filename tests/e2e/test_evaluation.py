@@ -12,9 +12,9 @@ from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from digenrl.local.brokers import plan_brokers
-from shared.metrics import STEP_METRICS
-from shared.recipe import load_recipe, override
-from shared.settings import ServiceSettings
+from shared.learning.metrics import STEP_METRICS
+from shared.process.settings import ServiceSettings
+from shared.recipe.recipe import load_recipe, override
 from shared.store import open_store
 from tests.conftest import StartProgram, program
 from tests.e2e.conftest import DIGITS, SMALL, LocalRun, StartRun, wait_until

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from shared.recipe import load_recipe, override
+from shared.recipe.recipe import load_recipe, override
 from tests.e2e.conftest import DIGITS, SMALL, LocalRun, StartRun
 from tests.e2e.test_schedule import child
 

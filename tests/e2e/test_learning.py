@@ -10,8 +10,8 @@ import torch
 from digenrl.evaluation.quality import Quality
 from digenrl.evaluation.samples import Evaluator, Judges
 from examples.one_process import Advantages, Loop
-from shared.advantages import group_advantages
-from shared.recipe import Recipe, load_recipe, override
+from shared.learning.advantages import group_advantages
+from shared.recipe.recipe import Recipe, load_recipe, override
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 

@@ -8,7 +8,7 @@ import diffusers
 import psutil
 import pytest
 
-from shared.recipe import load_recipe, override
+from shared.recipe.recipe import load_recipe, override
 from tests.e2e.conftest import DIGITS, SMALL, LocalRun, StartRun
 
 pytestmark = [pytest.mark.run, pytest.mark.timeout(900)]

@@ -11,7 +11,7 @@ from typing import Any
 import psutil
 import pytest
 
-from shared.recipe import load_recipe, override
+from shared.recipe.recipe import load_recipe, override
 from tests.e2e.conftest import DIGITS, SMALL, LocalRun, StartRun, wait_until
 
 pytestmark = [pytest.mark.run, pytest.mark.slow, pytest.mark.timeout(900)]

@@ -6,12 +6,12 @@ from typing import Any
 import torch
 
 from digenrl.sampling import Sampler
-from shared.commits import CommitRecord, commit, newest_commit
-from shared.contracts import Policy
 from shared.diffusion.tensors import pack
 from shared.diffusion.weights import trained_tensors, weights_digest
-from shared.recipe import Recipe, load_recipe, override
-from shared.run_store import store_recipe, weights_folder
+from shared.messages.contracts import Policy
+from shared.recipe.recipe import Recipe, load_recipe, override
+from shared.run.commits import CommitRecord, commit, newest_commit
+from shared.run.layout import store_recipe, weights_folder
 from shared.store import ObjectStore
 
 DIGITS = Path(__file__).parents[2] / "recipes" / "digits.toml"

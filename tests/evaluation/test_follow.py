@@ -11,10 +11,10 @@ from digenrl.evaluation.records import EvaluationRecord, Evaluations
 from digenrl.evaluation.run import RunEvaluator
 from digenrl.media import from_png
 from digenrl.report.stored import side_of
-from shared.commits import read_commit
 from shared.errors import ContractError, ScoringError, UserError
-from shared.recipe import Recipe
-from shared.run_store import wanted_evaluations
+from shared.recipe.recipe import Recipe
+from shared.run.commits import read_commit
+from shared.run.layout import wanted_evaluations
 from shared.store import ObjectStore
 from tests.evaluation.runs import NUM_PROMPTS, begin, commit_up_to, recipe_with
 

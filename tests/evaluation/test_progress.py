@@ -3,7 +3,7 @@
 from fastapi.testclient import TestClient
 
 from digenrl.evaluation.progress import EvaluationView, Progress, routes
-from shared.service import Health, worker_app
+from shared.process.service import Health, worker_app
 
 
 def test_the_evaluator_describes_every_field_and_answers_as_its_example() -> None:

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from digenrl.evaluation.settings import as_evaluated, due_versions, settings_digest
-from shared.contracts import Prompt
-from shared.recipe import Recipe, load_recipe, override
+from shared.messages.contracts import Prompt
+from shared.recipe.recipe import Recipe, load_recipe, override
 
 DIGITS = Path(__file__).parents[2] / "recipes" / "digits.toml"
 PROMPTS = (Prompt(text="a handwritten one"), Prompt(text="a handwritten two"))

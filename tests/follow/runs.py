@@ -4,10 +4,10 @@ import asyncio
 import os
 from pathlib import Path
 
-from shared.commits import CommitRecord, commit
-from shared.recipe import load_recipe, override
-from shared.run_store import store_recipe
-from shared.settings import ServiceSettings
+from shared.process.settings import ServiceSettings
+from shared.recipe.recipe import load_recipe, override
+from shared.run.commits import CommitRecord, commit
+from shared.run.layout import store_recipe
 from shared.store import ObjectStore
 from shared.store.folder import FolderBackend
 from tests import examples

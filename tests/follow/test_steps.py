@@ -13,8 +13,8 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from digenrl.follow.steps import Targets, check_installed, follow
-from shared.commits import commit_key
 from shared.errors import UserError
+from shared.run.commits import commit_key
 from tests.follow.runs import RUN, Run, metrics_of
 
 WAIT_S = 60.0

@@ -13,7 +13,7 @@ import pytest
 from digenrl.disk import versions_bytes
 from digenrl.local import preflight
 from shared.errors import UserError
-from shared.recipe import load_recipe, override
+from shared.recipe.recipe import load_recipe, override
 
 DIGITS = Path(__file__).parents[2] / "recipes" / "digits.toml"
 

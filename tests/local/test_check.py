@@ -12,7 +12,7 @@ from digenrl.checking import check
 from digenrl.cli import app
 from digenrl.forecasting import better_keys
 from shared.errors import UserError
-from shared.recipe import load_recipe, override
+from shared.recipe.recipe import load_recipe, override
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 MODELS = ("sd35-medium", "flux1-dev", "qwen-image", "wan2.1-14b", "hunyuanvideo")

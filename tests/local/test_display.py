@@ -12,7 +12,7 @@ from digenrl.local.display import Display
 from digenrl.local.up import EXIT_INTERRUPTED, run_to_end
 from digenrl.report.make import rows_of
 from digenrl.report.progress import Shown
-from shared.recipe import load_recipe, override
+from shared.recipe.recipe import load_recipe, override
 
 DIGITS = Path(__file__).parents[2] / "recipes" / "digits.toml"
 RUN = {

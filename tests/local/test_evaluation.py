@@ -16,7 +16,7 @@ from digenrl.local.display import Display
 from digenrl.local.evaluation import LocalEvaluation
 from digenrl.local.gpus import EVALUATOR as NAME
 from digenrl.local.supervisor import Supervisor
-from shared.service import Health, worker_app
+from shared.process.service import Health, worker_app
 
 ALARM = "version 4: the training reward rose ..."
 

@@ -11,7 +11,7 @@ from digenrl.local.gpus import Assignment, assign_gpus, told_by_nvidia_smi, visi
 from digenrl.local.preflight import LocalRun
 from digenrl.local.processes import workers_of
 from shared.errors import UserError
-from shared.recipe import Recipe, load_recipe, override
+from shared.recipe.recipe import Recipe, load_recipe, override
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 MODELS = ("sd35-medium", "flux1-dev", "qwen-image", "wan2.1-14b", "hunyuanvideo")

@@ -11,9 +11,9 @@ import pytest
 from digenrl.local import preflight
 from digenrl.local.left import store_of
 from shared.errors import UserError
-from shared.recipe import load_recipe
-from shared.run_store import read_recipe, store_recipe
-from shared.settings import Endpoints
+from shared.process.settings import Endpoints
+from shared.recipe.recipe import load_recipe
+from shared.run.layout import read_recipe, store_recipe
 from shared.store import open_store
 
 DIGITS = Path(__file__).parents[2] / "recipes" / "digits.toml"

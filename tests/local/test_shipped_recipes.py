@@ -11,7 +11,7 @@ from services.scheduler.costs.floor import floor_seconds
 from services.scheduler.costs.profile import Profile, load_profile
 from services.scheduler.planning.planner import plan_split
 from services.scheduler.planning.recipes import profile_of, schedule_of, with_shape_of
-from shared.recipe import Recipe, load_recipe
+from shared.recipe.recipe import Recipe, load_recipe
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 MODELS = ("sd35-medium", "flux1-dev", "qwen-image", "wan2.1-14b", "hunyuanvideo")

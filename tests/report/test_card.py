@@ -21,9 +21,9 @@ from digenrl.report.make import rows_of, summarise
 from digenrl.report.schedule import summarise_schedule
 from digenrl.report.summary import Summary
 from digenrl.sampling import Sampler
-from shared.commits import CommitRecord, TrainedGroup
 from shared.diffusion.weights import load_weights, trained_tensors
-from shared.recipe import Recipe, load_recipe, override
+from shared.recipe.recipe import Recipe, load_recipe, override
+from shared.run.commits import CommitRecord, TrainedGroup
 from tests import examples, tiny_models
 from tests.report.tiny_recipes import HEIGHT, WIDTH, recipe_of
 from tests.tiny_models import PROMPT

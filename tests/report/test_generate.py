@@ -17,7 +17,7 @@ from digenrl.sampling import Sampler, noise_seed
 from shared.diffusion.generation import to_uint8
 from shared.diffusion.weights import trained_tensors
 from shared.errors import UserError
-from shared.recipe import Recipe, override
+from shared.recipe.recipe import Recipe, override
 from tests import tiny_models
 from tests.report.tiny_recipes import HEIGHT, STEPS, WIDTH, recipe_of
 from tests.tiny_models import PROMPT

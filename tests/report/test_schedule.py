@@ -2,8 +2,8 @@
 
 from digenrl.local.display import doing
 from digenrl.report.schedule import summarise_schedule
-from services.scheduler.usage import BatchUsage, TagUsage
-from shared.commits import CommitRecord, TrainedGroup
+from services.scheduler.core.usage import BatchUsage, TagUsage
+from shared.run.commits import CommitRecord, TrainedGroup
 from tests import examples
 
 

@@ -8,8 +8,8 @@ from fastapi import FastAPI
 
 from digenrl.report.make import make_report
 from shared.errors import UserError
-from shared.problems import add_problems
-from shared.service import listen, serve
+from shared.process.http_problems import add_problems
+from shared.process.service import listen, serve
 
 
 async def test_a_scheduler_that_refuses_is_not_asked_for_ever(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from shared.recipe import Recipe, load_recipe
+from shared.recipe.recipe import Recipe, load_recipe
 from tests import tiny_models
 from tests.tiny_models import PROMPT
 

@@ -10,8 +10,8 @@ from prometheus_client import REGISTRY
 
 from services.reward.app import RewardApp, weighted_sum
 from services.reward.scorer import Scorer, WeightedScorer, build_scorers
-from shared import recipe_rewards
 from shared.errors import ScoringError, UserError
+from shared.recipe import rewards as recipe_rewards
 from tests import examples
 
 PROXY = recipe_rewards.Scorer(

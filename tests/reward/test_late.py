@@ -10,12 +10,12 @@ import safetensors.numpy
 
 from services.reward.app import SHORTEST_S, UNLEARNED_S, RewardApp
 from services.reward.scorer import WeightedScorer
-from shared import bus as bus_module
-from shared import subjects
-from shared.bus import Bus
-from shared.contracts import FragmentScored
+from shared.bus import bus as bus_module
+from shared.bus.bus import Bus
+from shared.messages import subjects
+from shared.messages.contracts import FragmentScored
+from shared.process.worker import Worker
 from shared.store import ObjectStore
-from shared.worker import Worker
 from tests import examples
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from services.reward.scorer import KINDS, WeightedScorer, build_scorers
 from services.reward.scorers.jpeg import jpeg_bytes
-from shared.recipe_rewards import Scorer
+from shared.recipe.rewards import Scorer
 
 RNG = np.random.default_rng(0)
 NOISE = RNG.integers(0, 256, (3, 32, 48), dtype=np.uint8)

@@ -9,7 +9,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from services.reward.scorer import build_scorers
 from services.reward.scorers.ocr import text_score, wanted_text
-from shared.recipe_rewards import Scorer
+from shared.recipe.rewards import Scorer
 
 WORDS = [
     "apple", "river", "stone", "candle", "window", "garden", "market", "silver", "winter",

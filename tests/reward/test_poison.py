@@ -10,13 +10,13 @@ import safetensors.numpy
 from services.reward.app import RewardApp
 from services.reward.media import MediaSize
 from services.reward.scorer import WeightedScorer
-from services.scheduler.deaths import death_of
-from shared import subjects
-from shared.bus import Bus
-from shared.codec import encode
-from shared.contracts import FragmentFailed, FragmentScored, Message
+from services.scheduler.shell.dead_letters import death_of
+from shared.bus.bus import Bus
+from shared.messages import subjects
+from shared.messages.codec import encode
+from shared.messages.contracts import FragmentFailed, FragmentScored, Message
+from shared.process.worker import Worker
 from shared.store import ObjectStore
-from shared.worker import Worker
 from tests import examples
 
 pytestmark = pytest.mark.broker

@@ -23,9 +23,9 @@ from services.reward.scorers.remote import RemoteScorer
 from services.reward.server import create_app
 from services.reward.wire import JSON, MSGPACK
 from shared.errors import ScorerUnavailable, ScoringError, UserError
-from shared.recipe_remote import Remote
-from shared.recipe_rewards import Scorer
-from shared.service import Health
+from shared.process.service import Health
+from shared.recipe.remote import Remote
+from shared.recipe.rewards import Scorer
 
 NUM_ITEMS, AT_ONCE = 1000, 20
 

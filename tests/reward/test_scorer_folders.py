@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from services.reward.scorer import kind_of
 from services.reward.scorers.aesthetic import HEAD
 from shared.errors import UserError
-from shared.recipe_rewards import Scorer
+from shared.recipe.rewards import Scorer
 from tests.reward.tiny_scorers import WIDTH, head, images, save_clip, scorer
 
 Break = Callable[[Path], object]

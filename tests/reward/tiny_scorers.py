@@ -11,7 +11,7 @@ from torch import nn
 
 from digenrl.digits.text import clip_tokenizer
 from services.reward.scorer import WeightedScorer, build_scorers
-from shared.recipe_rewards import Scorer
+from shared.recipe.rewards import Scorer
 
 SIDE, PATCH, WIDTH = 16, 4, 24
 BLIP_WIDTH = 128

@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from shared.commits import read_commit
-from shared.contracts import (
+from shared.errors import IntegrityError, Unavailable
+from shared.messages.contracts import (
     FragmentFailed,
     FragmentGenerated,
     FragmentReleased,
     PolicyPublished,
 )
-from shared.errors import IntegrityError, Unavailable
-from shared.run_store import conditions_folder
+from shared.run.commits import read_commit
+from shared.run.layout import conditions_folder
 from shared.telemetry import ANNOUNCEMENTS_REFUSED
 from tests import examples
 from tests.rollout.worker import ADDRESS, RUN, Cluster, cluster
@@ -26,7 +26,7 @@ Start = Callable[..., AbstractAsyncContextManager[Cluster]]
 @pytest.fixture
 def worker(nats_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Start:
     monkeypatch.setattr("services.rollout.weights.RETRY_S", 0.01)
-    monkeypatch.setattr("shared.publishing.RETRY_S", 0.01)
+    monkeypatch.setattr("shared.devices.publisher.RETRY_S", 0.01)
     return partial(cluster, nats_url, tmp_path / "objects")
 
 

@@ -4,12 +4,12 @@ import pytest
 import torch
 
 from services.rollout.engine import RolloutEngine
-from shared.contracts import Fragment, GenerateFragment, Policy, Prompt
+from shared.devices.protocols import Generated, GradientPart, GroupData
 from shared.diffusion.tensors import pack, unpack
 from shared.diffusion.weights import weights_digest
-from shared.engines import Generated, GradientPart, GroupData
 from shared.errors import ContractError, IntegrityError, OutOfMemory
-from shared.recipe import override
+from shared.messages.contracts import Fragment, GenerateFragment, Policy, Prompt
+from shared.recipe.recipe import override
 from tests.shared.diffusion.digits import PROMPT, adapter, load_digits
 from tests.shared.diffusion.digits import RECIPE as DIGITS
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from shared.contracts import ComputeGradient, GradientComputed, GradientReleased
 from shared.errors import IntegrityError
+from shared.messages.contracts import ComputeGradient, GradientComputed, GradientReleased
 from tests import examples
 from tests.rollout.worker import ADDRESS, RUN, Cluster, cluster
 

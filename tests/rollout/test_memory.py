@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 
 from services.rollout.engine import RolloutEngine
-from shared.commits import CommitRecord, commit
-from shared.contracts import FragmentFailed, FragmentGenerated, Policy, PolicyPublished
 from shared.diffusion.models import Conditions
 from shared.diffusion.tensors import unpack
 from shared.diffusion.weights import weights_digest
+from shared.messages.contracts import FragmentFailed, FragmentGenerated, Policy, PolicyPublished
+from shared.run.commits import CommitRecord, commit
 from tests import examples
 from tests.rollout.worker import RUN, cluster
 from tests.shared.diffusion.digits import RECIPE, adapter, load_digits

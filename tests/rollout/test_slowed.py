@@ -6,7 +6,7 @@ import time
 import pytest
 
 from services.rollout.slowed import SlowedDevice
-from shared.engines import GradientPart, GroupData
+from shared.devices.protocols import GradientPart, GroupData
 from tests import examples
 from tests.rollout.worker import FakeDevice
 

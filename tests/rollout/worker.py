@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from services.rollout.app import RolloutApp
-from shared import subjects
-from shared.bus import Bus
-from shared.commits import CommitRecord, commit
-from shared.contracts import (
+from shared.bus.bus import Bus
+from shared.devices.protocols import Generated, GradientPart, GroupData, RolloutDevice
+from shared.errors import DigenRLError, Unavailable
+from shared.messages import subjects
+from shared.messages.contracts import (
     ComputeGradient,
     Device,
     FragmentScored,
@@ -21,11 +22,10 @@ from shared.contracts import (
     TrainGroup,
     Trajectories,
 )
-from shared.engines import Generated, GradientPart, GroupData, RolloutDevice
-from shared.errors import DigenRLError, Unavailable
+from shared.process.worker import Worker
+from shared.run.commits import CommitRecord, commit
 from shared.store import ObjectStore
 from shared.store.folder import FolderBackend
-from shared.worker import Worker
 from tests import examples
 
 RUN = "test"

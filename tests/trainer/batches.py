@@ -10,7 +10,7 @@ from shared.diffusion.models import Conditions, repeat_rows
 from shared.diffusion.policy import LoadedPolicy, load_policy, sampling_plan
 from shared.diffusion.sampler import Denoising, Trajectory, denoise
 from shared.diffusion.tensors import pack, pack_trajectory
-from shared.recipe import Recipe
+from shared.recipe.recipe import Recipe
 
 PROMPTS = ("a handwritten three", "a handwritten seven", "a handwritten zero")
 

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import TypeVar
 
 from services.trainer.app import TrainerApp
-from services.trainer.intake import CheckStored
-from shared import subjects
-from shared.bus import Bus
-from shared.commits import CommitRecord, commit, commit_key, read_commit
-from shared.contracts import (
+from services.trainer.batch.fetcher import CheckStored
+from shared.bus.bus import Bus
+from shared.devices.protocols import Training
+from shared.messages import subjects
+from shared.messages.contracts import (
     Contribution,
     Device,
     DeviceMode,
@@ -24,12 +24,12 @@ from shared.contracts import (
     TrainGroup,
     Trajectories,
 )
-from shared.engines import Training
-from shared.recipe import Recipe
-from shared.run_store import batch_folder
+from shared.process.worker import Worker
+from shared.recipe.recipe import Recipe
+from shared.run.commits import CommitRecord, commit, commit_key, read_commit
+from shared.run.layout import batch_folder
 from shared.store import ObjectStore
 from shared.store.folder import FolderBackend
-from shared.worker import Worker
 from tests import examples
 from tests.trainer.fakes import FakeTraining, digest_of
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from shared.recipe import Recipe, load_recipe, override
+from shared.recipe.recipe import Recipe, load_recipe, override
 from tests.trainer.cluster import Cluster, Start, cluster
 
 DIGITS = Path(__file__).parents[2] / "recipes" / "digits.toml"

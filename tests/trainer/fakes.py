@@ -8,10 +8,10 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from fractions import Fraction
 
-from shared.contracts import GenerateFragment
-from shared.engines import Generated, GradientPart, GroupData, Weights
+from shared.devices.protocols import Generated, GradientPart, GroupData, Weights
+from shared.devices.slices import Cut
 from shared.errors import ContractError, DigenRLError, IntegrityError
-from shared.pieces import Cut
+from shared.messages.contracts import GenerateFragment
 
 SIZE = 4
 """Samples of a group."""

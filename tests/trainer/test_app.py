@@ -5,9 +5,10 @@ import time
 
 import pytest
 
-from shared.advantages import batch_scale, population_std
-from shared.commits import CommitRecord, newest_commit
-from shared.contracts import (
+from shared.errors import BatchFailed, OutOfMemory
+from shared.learning.advantages import batch_scale, population_std
+from shared.learning.metrics import STEP_METRICS, scorer_of
+from shared.messages.contracts import (
     FragmentFailed,
     GroupFailed,
     GroupTrained,
@@ -15,8 +16,7 @@ from shared.contracts import (
     PolicyPublished,
     RunFailed,
 )
-from shared.errors import BatchFailed, OutOfMemory
-from shared.metrics import STEP_METRICS, scorer_of
+from shared.run.commits import CommitRecord, newest_commit
 from shared.store import ObjectStore
 from tests import examples
 from tests.trainer.cluster import PART, Start

@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from services.trainer.replicas import ReplicatedTraining
-from shared.contracts import FragmentFailed, GroupFailed
+from services.trainer.engine.replicas import ReplicatedTraining
 from shared.diffusion.policy import LoadedPolicy, load_policy
 from shared.diffusion.tensors import pack
 from shared.diffusion.training.stored import check_stored
-from shared.recipe import Recipe
+from shared.messages.contracts import FragmentFailed, GroupFailed
+from shared.recipe.recipe import Recipe
 from tests.trainer.batches import make_batch
 from tests.trainer.cluster import cluster
 

@@ -3,8 +3,8 @@
 import os
 
 from shared.errors import UserError
-from shared.recipe_judge import Judge
-from shared.recipe_remote import Remote
+from shared.recipe.judge import Judge
+from shared.recipe.remote import Remote
 
 
 def read_key(told: Judge | Remote) -> str | None:

@@ -7,7 +7,7 @@ takes equally long in both, so that what differs between them is not chance.
 from dataclasses import dataclass, field
 from random import Random
 
-from shared.seeds import derive
+from shared.learning.seeds import derive
 
 LEAST_FACTOR = 0.1
 """No work takes less than a tenth of its mean."""

@@ -1,7 +1,7 @@
 """A cost profile: what generating and training one model costs on each kind of device, as data.
 
-One file per model in bench/profiles calibrates planner, simulator and emulated cluster alike;
-bench/profiles/README.md says what each field means. Seconds are those of an H100, GB are 1e9 bytes.
+One file per model in the folder profiles calibrates planner, simulator and emulated cluster alike;
+Its README.md says what each field means. Seconds are those of an H100, GB are 1e9 bytes.
 
     generating n samples:   steps x forwards x (o + c n) + n (decode + reward)
     training one sample:    trained steps x forwards x rho x (o / G + c)
@@ -18,10 +18,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError
 
-from shared.contracts import MAX_GROUP_SIZE, Record, Seconds, Text, Token
 from shared.errors import UserError
+from shared.messages.contracts import MAX_GROUP_SIZE, Record, Seconds, Text, Token
 
-PROFILES = Path(__file__).parents[3] / "bench" / "profiles"
+PROFILES = Path(__file__).parent / "profiles"
 
 Role = Literal["rollout", "trainer"]
 VariantName = Literal["lora", "full"]
@@ -187,7 +187,7 @@ class ProfileFile(_Costs):
 
 
 def load_profile(name_or_path: str | Path, variant: VariantName = "lora") -> Profile:
-    """Read a profile of bench/profiles by its name, or any other by the path of its JSON file.
+    """Read a profile of the package by its name, or any other by the path of its JSON file.
 
     Raises:
         UserError: one line that names the known profiles, or the file and the fault in it.

@@ -11,8 +11,9 @@ import math
 from dataclasses import dataclass
 from statistics import NormalDist
 
+from services.scheduler.core.tag.makespan import Situation, best_groups, makespan
 from services.scheduler.costs.profile import Profile, fragment_seconds, gradient_seconds
-from services.scheduler.planning import fluid
+from services.scheduler.planning import independent as fluid
 from services.scheduler.planning.splits import Split
 from services.scheduler.sim.profiled import (
     ScheduleChoice,
@@ -22,8 +23,7 @@ from services.scheduler.sim.profiled import (
     is_fluid,
     timing_of,
 )
-from services.scheduler.tag.waves import Situation, best_groups, makespan
-from shared.pieces import FINE_PARTS
+from shared.devices.slices import FINE_PARTS
 
 HOPS_TO_TRAINING = 3
 """Messages from a fragment's end to its group's training: to reward, scheduler and trainer."""

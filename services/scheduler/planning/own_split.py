@@ -7,7 +7,7 @@ from services.scheduler.planning.recipes import schedule_of
 from services.scheduler.planning.splits import Devices, Split, words
 from services.scheduler.sim.profiled import ScheduleChoice
 from shared.errors import UserError
-from shared.recipe import Recipe
+from shared.recipe.recipe import Recipe
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,8 +22,8 @@ from services.scheduler.planning.runnable import why_not
 from services.scheduler.planning.splits import Devices, Split, excluded, splits, words
 from services.scheduler.sim.measured import Simulated
 from services.scheduler.sim.profiled import ScheduleChoice, is_fluid, simulate
-from shared.contracts import MAX_FRAGMENTS_PER_GROUP
 from shared.errors import UserError
+from shared.messages.contracts import MAX_FRAGMENTS_PER_GROUP
 
 BASELINES: tuple[Baseline, ...] = ("2026-06", "batched", "tuned")
 EFFORT = 200_000

@@ -6,14 +6,14 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Literal
 
-from services.scheduler.assign import full_size
+from services.scheduler.core.assign import full_size
 from services.scheduler.costs.memory import Use
 from services.scheduler.costs.profile import Profile, Shape
 from services.scheduler.sim.profiled import ScheduleChoice, steady_plan
-from shared.diffusion.training.chunks import make_tuner
 from shared.errors import UserError
-from shared.model_memory import ITEM_BYTES
-from shared.recipe import Recipe
+from shared.models.chunks import make_tuner
+from shared.models.memory import ITEM_BYTES
+from shared.recipe.recipe import Recipe
 
 
 def profile_of(recipe: Recipe, known: Iterable[str]) -> str:

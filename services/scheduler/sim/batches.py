@@ -13,16 +13,17 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
+from services.scheduler.core.state import Plan
 from services.scheduler.sim.broker import Broker, Subscription
 from services.scheduler.sim.commits import Commits, next_policy
 from services.scheduler.sim.devices import REF
 from services.scheduler.sim.history import History
 from services.scheduler.sim.timing import Timing
 from services.scheduler.sim.world import Process
-from services.scheduler.state import Plan
-from shared import subjects
-from shared.admission import Admissible, check_admission
-from shared.contracts import (
+from shared.devices.loan import Loan, apply, tick
+from shared.errors import AdmissionError
+from shared.messages import subjects
+from shared.messages.contracts import (
     FragmentFailed,
     FragmentReleased,
     GenerateFragment,
@@ -33,8 +34,7 @@ from shared.contracts import (
     SetDevice,
     TrainGroup,
 )
-from shared.errors import AdmissionError
-from shared.loan import Loan, apply, tick
+from shared.messages.staleness import Admissible, check_admission
 
 ANNOUNCE_S = 0.01
 """From a commit to its announcement: a trainer may die in between."""

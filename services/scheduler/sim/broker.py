@@ -5,10 +5,10 @@ from dataclasses import dataclass, field
 
 from services.scheduler.sim.history import History
 from services.scheduler.sim.world import Process, World
-from shared import subjects
-from shared.contracts import Message
 from shared.errors import SlotPoisoned
-from shared.subjects import Stream, subject_of
+from shared.messages import subjects
+from shared.messages.contracts import Message
+from shared.messages.subjects import Stream, subject_of
 
 RUN = "sim"
 STREAMS = {stream.subjects[0].split(".")[2]: stream for stream in subjects.STREAMS}

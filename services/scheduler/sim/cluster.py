@@ -4,21 +4,21 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from services.scheduler.core.machine import WorkerJoined
+from services.scheduler.core.state import Plan, State
 from services.scheduler.costs.noise import Noise, rollout_device, trainer_device
-from services.scheduler.machine import WorkerJoined
 from services.scheduler.sim.batches import Trainer
 from services.scheduler.sim.broker import Broker, Delay
 from services.scheduler.sim.commits import Commits
 from services.scheduler.sim.devices import SimReward, SimRollout
-from services.scheduler.sim.fluid import FluidTrainer, Lane
 from services.scheduler.sim.history import History
+from services.scheduler.sim.independent_devices import FluidTrainer, Lane
 from services.scheduler.sim.scheduler import LookAhead, SimScheduler, Status
 from services.scheduler.sim.timing import Timing
 from services.scheduler.sim.trainer import SimTrainer
 from services.scheduler.sim.world import Process, World
-from services.scheduler.state import Plan, State
-from shared.contracts import FragmentGenerated
-from shared.seeds import derive
+from shared.learning.seeds import derive
+from shared.messages.contracts import FragmentGenerated
 
 STATUS_S = 1.0
 

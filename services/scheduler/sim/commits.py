@@ -4,7 +4,7 @@ import hashlib
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from shared.contracts import Policy, TrainGroup
+from shared.messages.contracts import Policy, TrainGroup
 
 
 class Commit(NamedTuple):

@@ -13,9 +13,9 @@ from services.scheduler.sim.broker import Broker
 from services.scheduler.sim.history import History
 from services.scheduler.sim.timing import Timing
 from services.scheduler.sim.world import Process
-from shared import subjects
-from shared.admission import check_task
-from shared.contracts import (
+from shared.errors import AdmissionError
+from shared.messages import subjects
+from shared.messages.contracts import (
     ComputeGradient,
     Contribution,
     FragmentFailed,
@@ -31,7 +31,7 @@ from shared.contracts import (
     PolicyPublished,
     Trajectories,
 )
-from shared.errors import AdmissionError
+from shared.messages.staleness import check_task
 
 REF = ObjectRef(key="sim/object", sha256="0" * 64, size=1)
 WRONG_WEIGHTS = "f" * 64

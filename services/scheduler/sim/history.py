@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from services.scheduler.costs.noise import Noise
-from services.scheduler.sim.facts import (
+from services.scheduler.sim.history_events import (
     Added,
     Begun,
     Committed,
@@ -26,7 +26,13 @@ from services.scheduler.sim.facts import (
     line_of,
 )
 from services.scheduler.sim.world import World
-from shared.contracts import ComputeGradient, GenerateFragment, Message, SetDevice, TrainGroup
+from shared.messages.contracts import (
+    ComputeGradient,
+    GenerateFragment,
+    Message,
+    SetDevice,
+    TrainGroup,
+)
 
 
 @dataclass(slots=True)

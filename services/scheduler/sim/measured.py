@@ -5,15 +5,15 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from services.scheduler.core.lanes import sample_seconds
+from services.scheduler.core.state import State
+from services.scheduler.core.usage import BUSY, Meter, uses
+from services.scheduler.core.usage import Use as Cause
 from services.scheduler.costs.profile import Role
-from services.scheduler.lanes import sample_seconds
 from services.scheduler.sim.cluster import Cluster
-from services.scheduler.sim.facts import Use
-from services.scheduler.state import State
-from services.scheduler.usage import BUSY, Meter, uses
-from services.scheduler.usage import Use as Cause
-from shared import subjects
-from shared.contracts import FragmentGenerated, TrainGroup
+from services.scheduler.sim.history_events import Use
+from shared.messages import subjects
+from shared.messages.contracts import FragmentGenerated, TrainGroup
 
 Bubble = Cause | Literal["remainder"]
 """remainder: hand-over of messages, and devices that have no part of what their pool does."""

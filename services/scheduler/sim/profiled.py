@@ -12,7 +12,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from services.scheduler.assign import full_size
+from services.scheduler.core.assign import full_size
+from services.scheduler.core.state import Plan, State, Tag
+from services.scheduler.core.tag.controller import Controller
+from services.scheduler.core.tag.estimates import Costs, Estimate
 from services.scheduler.costs.floor import floor_seconds
 from services.scheduler.costs.profile import (
     Profile,
@@ -27,13 +30,10 @@ from services.scheduler.sim.cluster import Cluster, build
 from services.scheduler.sim.measured import Pools, Simulated, Watch, measure
 from services.scheduler.sim.scheduler import LookAhead
 from services.scheduler.sim.timing import Timing
-from services.scheduler.state import Plan, State, Tag
-from services.scheduler.tag.controller import Controller
-from services.scheduler.tag.estimates import Costs, Estimate
-from shared.contracts import Prompt
 from shared.errors import UserError
-from shared.prompts import PromptOrder
-from shared.windows import Windows
+from shared.learning.prompts import PromptOrder
+from shared.learning.windows import Windows
+from shared.messages.contracts import Prompt
 
 Devices = Mapping[str, int]
 
@@ -48,7 +48,7 @@ asynchrony builds up its lead first, and the controller of TAG looks on before i
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduleChoice:
-    """How the devices are kept busy (`shared.recipe.Schedule`, in the simulator's terms)."""
+    """How the devices are kept busy (`shared.recipe.recipe.Schedule`, in the simulator's terms)."""
 
     mode: Literal["pipelined", "naive", "colocated"] = "pipelined"
     """colocated: without rollout devices, all of them are the trainer's."""

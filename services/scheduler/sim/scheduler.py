@@ -5,10 +5,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from services.scheduler.asking import newly_not_asked
-from services.scheduler.facts import holders
-from services.scheduler.leases import Leases
-from services.scheduler.machine import (
+from services.scheduler.core.asking import newly_not_asked
+from services.scheduler.core.facts import holders
+from services.scheduler.core.leases import Leases
+from services.scheduler.core.machine import (
     DeviceReported,
     HelpRefined,
     Input,
@@ -19,15 +19,17 @@ from services.scheduler.machine import (
     WorkerStood,
     step,
 )
-from services.scheduler.recovery import READ_BACK
+from services.scheduler.core.recovery import READ_BACK
+from services.scheduler.core.state import Plan, State
 from services.scheduler.sim.broker import Broker
 from services.scheduler.sim.commits import Commits
 from services.scheduler.sim.devices import REF
 from services.scheduler.sim.history import History
 from services.scheduler.sim.world import Process
-from services.scheduler.state import Plan, State
-from shared import subjects
-from shared.contracts import (
+from shared.devices.loan import Loan
+from shared.errors import SlotPoisoned
+from shared.messages import subjects
+from shared.messages.contracts import (
     Command,
     ComputeGradient,
     GenerateFragment,
@@ -38,9 +40,7 @@ from shared.contracts import (
     SetDevice,
     TrainGroup,
 )
-from shared.errors import SlotPoisoned
-from shared.loan import Loan
-from shared.subjects import Stream
+from shared.messages.subjects import Stream
 
 FOLLOWED = (subjects.TRAJ, subjects.REW, subjects.PART, subjects.EVT)
 WATCH_S = 0.5

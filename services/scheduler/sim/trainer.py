@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from services.scheduler.costs.noise import trainer_device
 from services.scheduler.sim.batches import Trainer
 from services.scheduler.sim.devices import result_of
-from shared.contracts import GenerateFragment, Message
-from shared.loan import may_generate
+from shared.devices.loan import may_generate
+from shared.messages.contracts import GenerateFragment, Message
 
 
 @dataclass(slots=True)

@@ -9,15 +9,15 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
+from shared.devices.protocols import GradientPart, GroupData
 from shared.diffusion.policy import LoadedPolicy
 from shared.diffusion.tensors import pack, unpack
 from shared.diffusion.training.group import TrainingGroup
 from shared.diffusion.training.reading import read_group
 from shared.diffusion.training.tuned import TunedTransaction
 from shared.diffusion.weights import trained_parameters
-from shared.engines import GradientPart, GroupData
 from shared.errors import ContractError, OutOfMemory
-from shared.recipe import Recipe
+from shared.recipe.recipe import Recipe
 
 WEIGHTS = "weights_digest"
 """(32,) uint8: the sha256 of the weights whose gradient it is."""

@@ -20,17 +20,17 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from shared.devices.protocols import GroupData
+from shared.devices.slices import Cut
 from shared.diffusion.models import Conditions, repeat_rows
 from shared.diffusion.policy import sampling_plan
 from shared.diffusion.tensors import pack
-from shared.diffusion.training.chunks import Chunk
 from shared.diffusion.training.group import check_alike, check_size, chunks
 from shared.diffusion.training.loss import Surrogate
 from shared.diffusion.training.stored import unpack_conditions, unpack_finished
-from shared.engines import GroupData
-from shared.pieces import Cut
-from shared.recipe import Recipe
-from shared.seeds import derive, permutation
+from shared.learning.seeds import derive, permutation
+from shared.models.chunks import Chunk
+from shared.recipe.recipe import Recipe
 
 LEAST_DISTANCE = 1e-5
 BETA = 1.0

@@ -19,14 +19,14 @@ from torch import Tensor
 
 from shared.diffusion.memory import is_out_of_memory
 from shared.diffusion.models import Conditions, ModelAdapter
-from shared.diffusion.training.chunks import Chunk
 from shared.diffusion.training.group import Rows, TrainingGroup
 from shared.diffusion.training.objective import evaluate
 from shared.diffusion.training.tally import Tally
 from shared.diffusion.weights import trained_parameters
 from shared.errors import Untrainable
-from shared.recipe import Recipe
-from shared.recipe_sampling import Algorithm
+from shared.models.chunks import Chunk
+from shared.recipe.recipe import Recipe
+from shared.recipe.sampling import Algorithm
 
 
 @contextmanager

@@ -11,17 +11,17 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from shared.devices.protocols import GroupData
+from shared.devices.slices import Cut
 from shared.diffusion.models import Conditions, repeat_rows
 from shared.diffusion.policy import sampling_plan
 from shared.diffusion.sampler import SamplingPlan, Trajectory
 from shared.diffusion.tensors import unpack_trajectory
-from shared.diffusion.training.chunks import Chunk
 from shared.diffusion.training.stored import check_path, unpack_conditions
 from shared.diffusion.transition import Step
-from shared.engines import GroupData
 from shared.errors import ContractError
-from shared.pieces import Cut
-from shared.recipe import Recipe
+from shared.models.chunks import Chunk
+from shared.recipe.recipe import Recipe
 
 
 class Rows(Protocol):

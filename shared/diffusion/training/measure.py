@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from shared.diffusion.training.chunks import Chunk, Measurement
 from shared.diffusion.weights import this_rank_s
+from shared.models.chunks import Chunk, Measurement
 
 CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 

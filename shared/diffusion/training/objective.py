@@ -1,4 +1,4 @@
-"""From rows to a loss per row: one function for each objective (`shared.algorithms`)."""
+"""From rows to a loss per row: one function for each objective (`shared.learning.algorithms`)."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -6,7 +6,6 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from shared.algorithms import ALGORITHMS
 from shared.diffusion.models import Conditions
 from shared.diffusion.training.forward_process import NoisedSamples, branches
 from shared.diffusion.training.group import TakenSteps
@@ -19,7 +18,8 @@ from shared.diffusion.training.loss import (
     reference_kl,
 )
 from shared.diffusion.transition import Transition, transition
-from shared.recipe_sampling import Algorithm
+from shared.learning.algorithms import ALGORITHMS
+from shared.recipe.sampling import Algorithm
 
 
 class Network(Protocol):

@@ -1,10 +1,10 @@
 """From what is stored of a group to what the recipe's algorithm trains on."""
 
-from shared.algorithms import ALGORITHMS
+from shared.devices.protocols import GroupData
 from shared.diffusion.training.forward_process import read_finished
 from shared.diffusion.training.group import TrainingGroup, read_paths
-from shared.engines import GroupData
-from shared.recipe import Recipe
+from shared.learning.algorithms import ALGORITHMS
+from shared.recipe.recipe import Recipe
 
 
 def read_group(recipe: Recipe, data: GroupData) -> TrainingGroup:

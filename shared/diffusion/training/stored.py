@@ -3,13 +3,13 @@ one is generated anew, and the others of its group are not."""
 
 from torch import Tensor
 
-from shared.algorithms import ALGORITHMS
 from shared.diffusion.models import Conditions
 from shared.diffusion.policy import sampling_plan
 from shared.diffusion.sampler import Trajectory
 from shared.diffusion.tensors import check_latents, unpack, unpack_trajectory
 from shared.errors import ContractError
-from shared.recipe import Recipe
+from shared.learning.algorithms import ALGORITHMS
+from shared.recipe.recipe import Recipe
 
 MAX_CONDITIONS = 64
 

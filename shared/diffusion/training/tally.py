@@ -8,7 +8,7 @@ from torch import Tensor
 
 from shared.diffusion.training.loss import Surrogate
 from shared.errors import BatchFailed, ContractError
-from shared.metrics import ALARMING_RATIO_ERROR, LARGEST_RATIO_ERROR
+from shared.learning.metrics import ALARMING_RATIO_ERROR, LARGEST_RATIO_ERROR
 
 EXTREMES = {
     "ratio_min": min, "ratio_max": max, "onpolicy_ratio_error": max, "stale_ratio_error": max,

@@ -4,12 +4,12 @@ from functools import partial
 
 from shared.diffusion.memory import fits
 from shared.diffusion.policy import LoadedPolicy
-from shared.diffusion.training.chunks import Chunk, make_tuner
 from shared.diffusion.training.gradient import GradientTransaction
 from shared.diffusion.training.group import TrainingGroup
 from shared.diffusion.training.measure import device_bytes, measured
 from shared.errors import OutOfMemory
-from shared.recipe import Recipe
+from shared.models.chunks import Chunk, make_tuner
+from shared.recipe.recipe import Recipe
 
 REMEDY = (
     "make trainer.micro_batch or schedule.tsp_steps smaller, set trainer.gradient_checkpointing, "

@@ -1,7 +1,9 @@
 """A scheduler's state at the opening of a batch, as it is after some batches of a profile's run."""
 
+from services.scheduler.core.facts import new_batch
+from services.scheduler.core.state import Plan, State, WorkerState
+from services.scheduler.core.tag.estimates import Costs, Estimate
 from services.scheduler.costs.profile import Profile, fragment_seconds
-from services.scheduler.facts import new_batch
 from services.scheduler.planning.splits import Split
 from services.scheduler.sim.profiled import (
     ScheduleChoice,
@@ -11,8 +13,6 @@ from services.scheduler.sim.profiled import (
     steady_plan,
     timing_of,
 )
-from services.scheduler.state import Plan, State, WorkerState
-from services.scheduler.tag.estimates import Costs, Estimate
 
 
 def _costs(profile: Profile, split: Split, size: int, addresses: dict[str, str]) -> Costs:

@@ -10,7 +10,7 @@ from digenrl.cli import app
 from digenrl.planning import parse_devices
 from services.scheduler.costs.profile import load_profile
 from shared.errors import UserError
-from shared.recipe import load_recipe, override
+from shared.recipe.recipe import load_recipe, override
 
 DIGITS = Path(__file__).parents[3] / "recipes" / "digits.toml"
 QWEN = load_profile("qwen-image")

@@ -4,13 +4,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from services.scheduler.core.tag.makespan import makespan
 from services.scheduler.costs.floor import floor_seconds
 from services.scheduler.costs.profile import VariantName, load_profile
 from services.scheduler.planning.forecast import forecast, situation_of
 from services.scheduler.planning.planner import fragment_sizes
 from services.scheduler.planning.splits import Split, splits
 from services.scheduler.sim.profiled import ScheduleChoice, simulate
-from services.scheduler.tag.waves import makespan
 
 STRICT = ScheduleChoice(tag="auto")
 ONE_STEP = replace(STRICT, max_staleness=1)

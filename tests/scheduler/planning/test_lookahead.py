@@ -4,17 +4,17 @@ from statistics import mean
 
 import pytest
 
+from services.scheduler.core.facts import new_batch
+from services.scheduler.core.lending import situation
+from services.scheduler.core.state import Plan, State, Tag
+from services.scheduler.core.tag.controller import Controller
+from services.scheduler.core.tag.estimates import Costs, Estimate
 from services.scheduler.costs.profile import VariantName, load_profile
-from services.scheduler.facts import new_batch
-from services.scheduler.lending import situation
-from services.scheduler.lookahead import batch_seconds, cluster_of, look_ahead
 from services.scheduler.planning.forecast import forecast
+from services.scheduler.planning.lookahead import batch_seconds, cluster_of, look_ahead
 from services.scheduler.planning.planner import fragment_sizes
 from services.scheduler.planning.splits import Split
 from services.scheduler.sim.profiled import NEVER, ScheduleChoice, simulate
-from services.scheduler.state import Plan, State, Tag
-from services.scheduler.tag.controller import Controller
-from services.scheduler.tag.estimates import Costs, Estimate
 from tests.scheduler.planning.situations import opening
 
 MODELS = ("qwen-image", "flux1-dev", "wan2.1-14b", "hunyuanvideo")

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from services.scheduler.costs.colocated import colocated_seconds
 from services.scheduler.costs.floor import floor_seconds, split_bound
 from services.scheduler.costs.profile import load_profile
-from services.scheduler.lookahead import look_ahead
+from services.scheduler.planning.lookahead import look_ahead
 from services.scheduler.planning.splits import Split
 from services.scheduler.planning.techniques import compare
 from services.scheduler.sim.measured import Simulated

@@ -15,7 +15,7 @@ from services.scheduler.planning.runnable import recipe_keys, why_not
 from services.scheduler.planning.splits import Split
 from services.scheduler.sim.profiled import ScheduleChoice
 from shared.errors import UserError
-from shared.recipe import load_recipe, override
+from shared.recipe.recipe import load_recipe, override
 
 RECIPES = Path(__file__).parents[3] / "recipes"
 FLUX, FULL = load_profile("flux1-dev"), load_profile("flux1-dev", "full")

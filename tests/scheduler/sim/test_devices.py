@@ -6,13 +6,13 @@ from itertools import pairwise
 
 import pytest
 
+from services.scheduler.core.state import Plan, State, Tag
+from services.scheduler.core.tag.controller import Controller
 from services.scheduler.sim.cluster import Cluster, build
-from services.scheduler.sim.facts import Interval
-from services.scheduler.sim.schedules import PROMPTS
+from services.scheduler.sim.history_events import Interval
 from services.scheduler.sim.timing import Timing
-from services.scheduler.state import Plan, State, Tag
-from services.scheduler.tag.controller import Controller
-from shared.windows import Windows
+from shared.learning.windows import Windows
+from tests.faults.schedules import PROMPTS
 
 PLAN = Plan(
     prompts=PROMPTS, num_batches=1, num_groups=2, group_size=4,

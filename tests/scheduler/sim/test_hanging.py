@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from services.scheduler.sim.check import violations
+from services.scheduler.core.state import Plan
 from services.scheduler.sim.cluster import Cluster, build
 from services.scheduler.sim.timing import Timing
-from services.scheduler.state import Plan
+from tests.faults.check import violations
 from tests.scheduler.sim.test_devices import PLAN, TIMING
 
 DEADLINE_S = 50.0

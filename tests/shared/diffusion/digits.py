@@ -4,12 +4,12 @@ from pathlib import Path
 
 import torch
 
-from shared.contracts import Fragment, GenerateFragment, Policy, Prompt
 from shared.diffusion.models import repeat_rows
 from shared.diffusion.policy import LoadedPolicy, load_policy
 from shared.diffusion.tensors import pack, unpack
 from shared.diffusion.weights import trained_parameters, trained_tensors
-from shared.recipe import load_recipe
+from shared.messages.contracts import Fragment, GenerateFragment, Policy, Prompt
+from shared.recipe.recipe import load_recipe
 
 RECIPE = load_recipe(Path(__file__).parents[3] / "recipes" / "digits.toml")
 PROMPT = "a handwritten three"

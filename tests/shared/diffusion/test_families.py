@@ -15,10 +15,10 @@ from shared.diffusion.lora import LoraSpec, attach_lora
 from shared.diffusion.models import ModelAdapter, load_model, repeat_rows
 from shared.diffusion.sampler import Denoising, SamplingPlan, denoise
 from shared.diffusion.weights import trained_parameters
-from shared.diffusion_families import TEXT_TOKENS, adapter_of, pipeline_class, text_tokens
 from shared.errors import UserError
-from shared.model_size import check_size, pixels_per_token
-from shared.pipeline_sigmas import pipeline_sigmas
+from shared.models.catalogue import TEXT_TOKENS, adapter_of, pipeline_class, text_tokens
+from shared.models.sigmas import pipeline_sigmas
+from shared.models.size import check_size, pixels_per_token
 from tests import tiny_models
 from tests.shared.diffusion import ratio_error
 from tests.tiny_models import PROMPT

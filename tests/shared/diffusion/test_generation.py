@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
+from shared.devices.protocols import Generated
 from shared.diffusion.generation import Generator
 from shared.diffusion.policy import LoadedPolicy
 from shared.diffusion.tensors import pack, unpack, unpack_trajectory
@@ -17,7 +18,6 @@ from shared.diffusion.weights import (
     trained_tensors,
     weights_digest,
 )
-from shared.engines import Generated
 from shared.errors import ContractError, IntegrityError
 from tests.shared.diffusion.digits import (
     PROMPT,

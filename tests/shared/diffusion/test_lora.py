@@ -4,7 +4,7 @@ import pytest
 import torch
 from diffusers import FluxTransformer2DModel, StableDiffusion3Pipeline
 
-from digenrl.bench.device.models import ARCHITECTURES, ModelName
+from digenrl.profile.models import ARCHITECTURES, ModelName
 from digenrl.report.export import FILE, export_adapter
 from shared.diffusion.lora import LoraSpec, attach_lora
 from shared.diffusion.policy import LoadedPolicy, load_policy
@@ -16,7 +16,7 @@ from shared.diffusion.weights import (
     weights_digest,
 )
 from shared.errors import IntegrityError
-from shared.recipe import Recipe, load_recipe, override
+from shared.recipe.recipe import Recipe, load_recipe, override
 
 BOTH_BLOCKS = {"attn.to_q", "attn.to_k", "attn.to_v"}
 """Layers of FLUX.1 whose names are the same in blocks of both kinds."""

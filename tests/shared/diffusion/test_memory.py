@@ -10,7 +10,7 @@ from shared.diffusion.models import Conditions
 from shared.diffusion.policy import LoadedPolicy, load_policy, set_matmul_precision
 from shared.diffusion.tensors import unpack, unpack_trajectory
 from shared.errors import OutOfMemory
-from shared.recipe import override
+from shared.recipe.recipe import override
 from tests.shared.diffusion.digits import RECIPE, load_digits, task
 
 

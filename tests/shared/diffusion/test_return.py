@@ -10,11 +10,11 @@ from typing import TypeVar
 
 import pytest
 
-from shared.contracts import SetDevice
+from shared.devices.loan import DeviceUse, Loan, apply, may_generate, tick
+from shared.devices.protocols import Generated
 from shared.diffusion.generation import Generator
 from shared.diffusion.policy import LoadedPolicy
-from shared.engines import Generated
-from shared.loan import DeviceUse, Loan, apply, may_generate, tick
+from shared.messages.contracts import SetDevice
 from tests.shared.diffusion.digits import (
     PROMPT,
     RECIPE,

@@ -5,8 +5,8 @@ import torch
 from torch import Tensor
 
 from shared.diffusion.sampler import Denoising, SamplingPlan, denoise
-from shared.diffusion.schedule import linear_sigmas
 from shared.diffusion.transition import Step, euler_step, transition
+from shared.models.schedule import linear_sigmas
 
 CPU = torch.device("cpu")
 SHAPE = (2, 4, 4)

@@ -8,8 +8,8 @@ from diffusers import StableDiffusion3Pipeline
 
 from shared.diffusion.models import ModelAdapter, load_model, repeat_rows
 from shared.diffusion.sampler import Denoising, SamplingPlan, denoise
-from shared.diffusion.schedule import linear_sigmas
 from shared.errors import UserError
+from shared.models.schedule import linear_sigmas
 
 DIGITS = Path(__file__).parents[3] / "models" / "digits"
 CPU = torch.device("cpu")

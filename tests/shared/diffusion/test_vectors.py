@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from shared.diffusion import schedule
 from shared.diffusion.transition import Step, transition
+from shared.models import schedule
 
 VECTORS = Path(__file__).parents[2] / "vectors"
 CASES: list[dict[str, Any]] = json.loads((VECTORS / "sde_step.json").read_text())["cases"]

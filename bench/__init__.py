@@ -1,0 +1,1 @@
+"""What the methods really cost, measured: ``python -m bench`` from a clone; it is not installed."""

@@ -1,0 +1,156 @@
+"""What emulated devices store: bytes of the right number, told apart by what they stand for.
+
+An adapter begins with the digest of the weights that it stands for. A sample's bytes begin with a
+key that follows from those weights, the prompt and the sample's seed, and from nothing else: not
+from the device, the attempt or the fragment. Media are a safetensors file, as the reward service
+reads it. The rest of every object is the same random bytes.
+"""
+
+import hashlib
+import json
+import random
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
+
+from shared.errors import ContractError
+from shared.learning.seeds import sample_seed
+from shared.messages.contracts import GenerateFragment
+
+DIGEST_BYTES = 64
+_MIB = 1 << 20
+_TRAJECTORY = struct.Struct(">4Q32s")
+"""Batch, group, sample, seed and key."""
+_GRADIENT = struct.Struct(">2Q32s64s")
+"""Batch, group, digest of what was trained, and of the weights."""
+
+
+class Origin(NamedTuple):
+    """What a sample is of."""
+
+    batch: int
+    group: int
+    sample: int
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    origin: Origin
+    key: bytes
+    """32 bytes that are those of no other sample, prompt or weights."""
+
+
+def samples_of(task: GenerateFragment, weights: str) -> list[Sample]:
+    """Those of a fragment, made with the weights of that digest."""
+    fragment = task.fragment
+    found = []
+    for sample in fragment.samples:
+        seed = sample_seed(0, fragment.batch, fragment.group, sample)
+        text = f"{weights}/{seed}/{task.prompt.text}"
+        key = hashlib.sha256(text.encode()).digest()
+        found.append(Sample(Origin(fragment.batch, fragment.group, sample, seed), key))
+    return found
+
+
+@lru_cache(maxsize=1)
+def _noise() -> bytes:
+    return random.Random(0).randbytes(_MIB)
+
+
+def filled(head: bytes, size: int) -> bytes:
+    """``head``, and random bytes up to ``size``."""
+    return b"".join([head, *_filling(size - len(head))])
+
+
+def _filling(size: int) -> list[bytes]:
+    """Copied once only, by whoever joins it."""
+    whole, rest = divmod(max(0, size), _MIB)
+    return [*[_noise()] * whole, _noise()[:rest]]
+
+
+def adapter_blob(digest: str, size: int) -> bytes:
+    """``digest``: of the weights that it stands for."""
+    return filled(digest.encode(), size)
+
+
+def digest_of(adapter: bytes) -> str:
+    """Of the weights that it stands for.
+
+    Raises:
+        ContractError: if it is no adapter of an emulated device.
+    """
+    head = adapter[:DIGEST_BYTES]
+    if len(head) != DIGEST_BYTES or set(head) - set(b"0123456789abcdef"):
+        raise ContractError("this is no adapter of an emulated device")
+    return head.decode()
+
+
+def trajectory_blob(samples: Sequence[Sample], size: int) -> bytes:
+    """``size`` bytes for each sample, of at least 64."""
+    heads = (_TRAJECTORY.pack(*sample.origin, sample.key) for sample in samples)
+    return b"".join(part for head in heads for part in (head, *_filling(size - _TRAJECTORY.size)))
+
+
+def read_origin(trajectory: bytes | memoryview) -> Origin:
+    """Reads from one sample's bytes where it comes from.
+
+    Raises:
+        ContractError: if they are too few for an emulated trajectory.
+    """
+    if len(trajectory) < _TRAJECTORY.size:
+        raise ContractError(f"{len(trajectory)} bytes are no emulated trajectory")
+    *origin, _ = _TRAJECTORY.unpack_from(trajectory)
+    return Origin(*origin)
+
+
+def media_blob(samples: Sequence[Sample], size: int) -> bytes:
+    """A safetensors file with ``size`` bytes for each sample, beginning with its key."""
+    number = len(samples)
+    tensor = {"dtype": "U8", "shape": [number, 1, 1, size], "data_offsets": [0, number * size]}
+    header = json.dumps({"images": tensor}).encode()
+    parts = (part for each in samples for part in (each.key, *_filling(size - len(each.key))))
+    return b"".join([struct.pack("<Q", len(header)), header, *parts])
+
+
+@dataclass(frozen=True, slots=True)
+class GroupEntry:
+    """A whole group that was trained: the digest is of its samples (`ledger`)."""
+
+    batch: int
+    group: int
+    digest: bytes
+
+
+def gradient_blob(entry: GroupEntry, weights: str, size: int) -> bytes:
+    """``weights``: digest of those that the gradient is of."""
+    head = _GRADIENT.pack(entry.batch, entry.group, entry.digest, weights.encode())
+    return filled(head, size)
+
+
+def read_gradient(gradient: bytes, weights: str) -> GroupEntry:
+    """What `gradient_blob` was made from.
+
+    Raises:
+        ContractError: if it is no gradient of these weights.
+    """
+    if len(gradient) < _GRADIENT.size:
+        raise ContractError(f"{len(gradient)} bytes are no emulated gradient")
+    batch, group, digest, of = _GRADIENT.unpack_from(gradient)
+    if of != weights.encode():
+        raise ContractError("this is the gradient of other weights")
+    return GroupEntry(batch, group, digest)
+
+
+@dataclass(frozen=True, slots=True)
+class EmulatedWeights:
+    """Weights that are nothing but their name, a digest: that of the first ones follows from the
+    seed, of later ones from what was trained (`bench.cluster.ledger`)."""
+
+    digest: str
+
+    @classmethod
+    def first(cls, seed: int) -> "EmulatedWeights":
+        return cls(hashlib.sha256(f"emulated weights/{seed}".encode()).hexdigest())

@@ -1,0 +1,112 @@
+"""The emulated devices of one run, and the services over them: without torch, many per process."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from bench.cluster.blobs import EmulatedWeights
+from bench.cluster.generation import EmulatedDevice, EmulatedRollout
+from bench.cluster.hold import Held
+from bench.cluster.ledger import Ledger
+from bench.cluster.payloads import Scaled, scaled
+from bench.cluster.setting import DEVICES_PER_NODE, Setting
+from bench.cluster.training import EmulatedTraining, lanes
+from services.scheduler.costs.noise import Noise, rollout_device, trainer_device
+from services.scheduler.costs.profile import Profile, Role, device
+from shared.messages.contracts import Device
+
+GIB = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class Emulation:
+    """What devices of one run have in common."""
+
+    setting: Setting
+    profile: Profile
+    sizes: Scaled
+
+    @classmethod
+    def of(cls, setting: Setting) -> "Emulation":
+        profile = setting.load_profile()
+        hosts = setting.num_nodes + 1  # and the trainer's
+        return cls(setting, profile, scaled(profile, setting.scale, hosts))
+
+    @property
+    def move_seconds(self) -> float:
+        """Of an adapter into the object store, and again out of it, on the emulation's clock."""
+        return self.profile.variant.publish_seconds / 2 / self.setting.scale
+
+    def held(self, device: "Named") -> Held:
+        noise = Noise(self.profile.rollout.noise_cv, self.setting.seed)
+        return Held(device.name, self.setting.scale, noise, device.drawn_as)
+
+    def registered(self, kind: str, role: Role, *, slots: int) -> Device:
+        """As a worker on such a device registers."""
+        needs = (self.profile.rollout if role == "rollout" else self.profile.variant).memory_gib
+        return Device(
+            kind=kind,
+            memory_bytes=int(device(self.profile, kind).memory_gib * GIB),
+            needs_bytes=int(needs * GIB),
+            slots=slots,
+            fluid=role == "trainer" and self.setting.fluid,
+            can_train=role == "rollout" and self.setting.can_train,
+        )
+
+
+def rollout_devices(emulation: Emulation) -> list[EmulatedRollout]:
+    first = EmulatedWeights.first(emulation.setting.seed).digest
+    return [
+        EmulatedRollout(emulation.profile, each.kind, emulation.held(each), emulation.sizes, first)
+        for each in named("rollout", emulation.setting.rollout)
+    ]
+
+
+def training(emulation: Emulation) -> EmulatedTraining:
+    setting, profile = emulation.setting, emulation.profile
+    weights = EmulatedWeights.first(setting.seed)
+    ledger = Ledger(profile.shape.group_size, profile.shape.trained_steps)
+    pool = [(each.kind, emulation.held(each)) for each in named("trainer", setting.trainer)]
+    generating = [
+        # Step by step: between two steps a commit, or a lone device's training, may interrupt.
+        EmulatedDevice(
+            profile, kind, held, emulation.sizes, weights.digest, num_steps=profile.shape.steps
+        )
+        for kind, held in pool
+    ]
+    return EmulatedTraining(
+        profile=profile,
+        devices=lanes(profile, pool, setting.trainer, ledger, tsp=setting.tsp),
+        generating=generating if setting.lends else (),
+        sizes=emulation.sizes,
+        weights_in_use=weights,
+        ledger=ledger,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    name: str
+    kind: str
+    drawn_as: str
+    """As the simulator draws its service times."""
+
+
+def named(role: Role, devices: Mapping[str, int]) -> list[Named]:
+    """Each device of a pool."""
+    each = [(kind, number) for kind, count in devices.items() for number in range(count)]
+    return [
+        Named(
+            f"{role}-{place:02d}-{kind.lower()}",
+            kind,
+            trainer_device(place) if role == "trainer" else rollout_device(kind, number),
+        )
+        for place, (kind, number) in enumerate(each)
+    ]
+
+
+def nodes(devices: list[EmulatedRollout]) -> list[list[EmulatedRollout]]:
+    """Devices that share a host."""
+    return [
+        devices[first : first + DEVICES_PER_NODE]
+        for first in range(0, len(devices), DEVICES_PER_NODE)
+    ]

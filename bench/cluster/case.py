@@ -1,0 +1,79 @@
+"""A case: one workload on one set of devices, in several modes that are run by turns."""
+
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from bench.cluster.measured import Measured, measure
+from bench.cluster.modes import Chosen
+from bench.cluster.results import CaseResult, case_result
+from bench.cluster.session import RunRecord, Session
+from bench.cluster.setting import Setting, setting_of
+from services.scheduler.costs.profile import Profile
+
+WARM_UP_STRICT, WARM_UP_ONE_STEP = 1, 4
+"""Batches. On-policy only the first one differs: workers are still joining."""
+Note = Callable[[str, int, int], None]
+"""(mode, round, batches that are committed)"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    profile: Profile
+    devices: dict[str, int]
+    scale: float
+    modes: tuple[Chosen, ...]
+    rounds: int
+    batches: int
+    """Of each run that are measured."""
+    one_step_batches: int
+    """The same with one-step asynchrony, where the stock takes some batches to balance."""
+
+    def length(self, mode: Chosen) -> tuple[int, int]:
+        """Batches of the warm-up, and the last one that is measured."""
+        if not mode.schedule.max_staleness:
+            return WARM_UP_STRICT, WARM_UP_STRICT + self.batches
+        return WARM_UP_ONE_STEP, WARM_UP_ONE_STEP + self.one_step_batches
+
+    @property
+    def num_batches(self) -> int:
+        """Of all runs."""
+        return self.rounds * sum(self.length(mode)[1] for mode in self.modes)
+
+    def setting(self, mode: Chosen, seed: int) -> Setting:
+        _, last = self.length(mode)
+        following = 1 if mode.schedule.max_staleness else 0  # the last one measured is no tail
+        return setting_of(
+            self.profile,
+            mode.split,
+            mode.schedule,
+            name=f"{self.profile.name}-{mode.name}".replace(".", "-"),
+            scale=self.scale,
+            steps=last + following,
+            seed=seed,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    result: CaseResult
+    runs: dict[str, RunRecord]
+    """The last run of each mode."""
+
+
+async def run_case(session: Session, case: Case, note: Note) -> Finished:
+    """Every mode in turn, and then again, so that whatever else this machine does hits all."""
+    measured: defaultdict[str, list[Measured]] = defaultdict(list)
+    runs: dict[str, RunRecord] = {}
+    for number in range(case.rounds):
+        for mode in case.modes:
+            warm_up, last = case.length(mode)
+
+            def committed(version: int, mode: Chosen = mode, number: int = number) -> None:
+                note(mode.name, number, version)
+
+            record = await session.run(case.setting(mode, number), warm_up, last, committed)
+            runs[mode.name] = record
+            measured[mode.name].append(measure(record, warm_up, last))
+    found = [(mode, measured[mode.name]) for mode in case.modes]
+    return Finished(case_result(case.profile, case.devices, case.scale, found), runs)

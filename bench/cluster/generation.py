@@ -1,0 +1,121 @@
+"""Emulated devices that generate: on their own, or as part of a trainer."""
+
+import asyncio
+from dataclasses import dataclass
+
+from bench.cluster.blobs import (
+    digest_of,
+    filled,
+    gradient_blob,
+    media_blob,
+    samples_of,
+    trajectory_blob,
+)
+from bench.cluster.hold import Held
+from bench.cluster.ledger import entries_of, group_entry
+from bench.cluster.payloads import Scaled
+from services.scheduler.costs.profile import Profile, fragment_seconds, train_group_seconds
+from shared.devices.protocols import Generated, Generation, GradientPart, GroupData, Staged
+from shared.errors import ContractError, IntegrityError
+from shared.messages.contracts import GenerateFragment
+
+
+@dataclass(slots=True)
+class EmulatedDevice:
+    """Of one kind; whoever holds it sees to it that it does one thing at a time."""
+
+    profile: Profile
+    kind: str
+    held: Held
+    sizes: Scaled
+    weights: str
+    """Digest of those in use."""
+    num_steps: int = 1
+    """In which a fragment is generated: 1, or the model's where the device may be called back."""
+
+    def weights_digest(self) -> str:
+        return self.weights
+
+    async def begin(self, task: GenerateFragment) -> Generation:
+        whole = fragment_seconds(self.profile, self.kind, task.fragment.num_samples)
+        return EmulatedGeneration(self, task, self.weights, self.held.drawn(whole))
+
+    async def conditions(self, prompt: str) -> bytes:
+        return filled(prompt.encode(), self.sizes.conditions)
+
+
+@dataclass(slots=True)
+class EmulatedGeneration:
+    """A fragment, generated with one hold, or with one for every denoising step."""
+
+    device: EmulatedDevice
+    task: GenerateFragment
+    digest: str
+    whole: float
+    """Seconds that it takes, at full scale."""
+    seconds: float = 0.0
+    """That it has taken, scaled."""
+    _taken: int = 0
+
+    @property
+    def done(self) -> bool:
+        return self._taken == self.device.num_steps
+
+    async def advance(self) -> None:
+        device, samples = self.device, self.task.fragment.num_samples
+        if device.weights != self.digest:
+            raise IntegrityError(f"{device.held.name}: other weights are in use")
+        self._taken += 1
+        steps = device.num_steps
+        part = self.whole / steps
+        self.seconds += await device.held.hold(part, "generate", samples=samples / steps)
+
+    async def finish(self) -> Generated:
+        if self.device.weights != self.digest:
+            raise IntegrityError(f"{self.device.held.name}: other weights are in use")
+        samples, sizes = samples_of(self.task, self.digest), self.device.sizes
+        return Generated(
+            trajectory=trajectory_blob(samples, sizes.window),
+            media=media_blob(samples, sizes.media),
+            weights_digest=self.digest,
+            seconds=self.seconds,
+        )
+
+
+@dataclass(slots=True)
+class EmulatedRollout(EmulatedDevice):
+    """A rollout device: takes published weights, and computes gradients of whole groups."""
+
+    async def stage(self, weights: bytes) -> Staged:
+        return EmulatedStaged(self, digest_of(weights))
+
+    async def gradient(self, group: GroupData) -> GradientPart:
+        check_group(self.profile, group)
+        seconds = train_group_seconds(self.profile, {self.kind: 1})
+        size, weights = len(group.advantages), self.weights
+        # Beside the hold, so that it takes none of the device's time.
+        reading = asyncio.create_task(asyncio.to_thread(entries_of, group, range(size)))
+        await self.held.hold(self.held.drawn(seconds), "train")
+        entry = group_entry(await reading)
+        return GradientPart(
+            gradient=gradient_blob(entry, weights, self.sizes.gradient),
+            tally={"samples": float(size)},
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class EmulatedStaged:
+    device: EmulatedRollout
+    digest: str
+
+    async def adopt(self) -> None:
+        await self.device.held.hold(self.device.profile.variant.adopt_seconds, "adopt")
+        self.device.weights = self.digest
+
+
+def check_group(profile: Profile, group: GroupData) -> None:
+    """Raises ContractError if it is not a whole group."""
+    if len(group.advantages) != profile.shape.group_size:
+        raise ContractError(
+            f"a group of {len(group.advantages)} samples, not {profile.shape.group_size}"
+        )

@@ -1,0 +1,124 @@
+"""The schedules that are compared: each technique on top of those before, and all of it undone."""
+
+from dataclasses import dataclass, replace
+
+from services.scheduler.costs.profile import Profile
+from services.scheduler.planning.forecast import forecast
+from services.scheduler.planning.lookahead import look_ahead
+from services.scheduler.planning.planner import fragment_sizes, plan_split, with_help
+from services.scheduler.planning.splits import Devices, Split
+from services.scheduler.sim.measured import Simulated
+from services.scheduler.sim.profiled import ScheduleChoice, simulate
+
+MODES = {
+    "naive": ScheduleChoice(mode="naive", tsp=False),
+    "gap": ScheduleChoice(tsp=False),
+    "tsp": ScheduleChoice(),
+    "tag": ScheduleChoice(tag="auto"),
+    "one-step": ScheduleChoice(tag="auto", max_staleness=1),
+    "colocated": ScheduleChoice(mode="colocated"),
+    "help": ScheduleChoice(tag="auto", max_staleness=1, gradient_help=True),
+}
+"""By the name of what is added last: naive, + GAP, + TSP, + TAG, + one-step asynchrony; all devices
+generating and then training, in our own services; and one-step with help for the trainer."""
+STANDARD = tuple(MODES)[:6]
+"""Those of the tables."""
+SIMULATED_BATCHES = 12
+NEGLIGIBLE = 0.003
+"""Of a step."""
+MOST_FRAGMENTS = 6
+"""Of a group, to spread a burst; more of them are a burden of messages instead."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """A mode as it is run."""
+
+    name: str
+    split: Split
+    schedule: ScheduleChoice
+    """With its fragment size."""
+
+
+def chosen(
+    name: str,
+    schedule: ScheduleChoice,
+    profile: Profile,
+    devices: Devices,
+    split: Split | None,
+    *,
+    by_controller: bool = False,
+) -> Chosen:
+    """With the split, the fragment size and the help that the planner finds best, where they are
+    left open. Colocated, all devices are the trainer's.
+
+    ``by_controller``: of how much to help, the run's own controller is to decide.
+    """
+    if split is None or schedule.mode == "colocated":
+        best = plan_split(profile, devices, schedule).best
+        split, found = best.split, best.schedule
+    else:
+        sizes = fragment_sizes(profile, schedule)
+        sized = [_sized(profile, split, schedule, size) for size in sizes]
+        found = min(sized, key=lambda each: _seconds(profile, split, each))
+    if schedule.fragment_size is None:
+        found = _in_smaller_fragments(profile, split, schedule, found)
+    return Chosen(name, split, replace(found, tag=schedule.tag) if by_controller else found)
+
+
+def _seconds(profile: Profile, split: Split, schedule: ScheduleChoice) -> float:
+    """``schedule`` has a fragment size."""
+    return forecast(profile, split, schedule.fragment_size or 1, schedule).seconds
+
+
+def _sized(profile: Profile, split: Split, schedule: ScheduleChoice, size: int) -> ScheduleChoice:
+    """In fragments of this size, with the help that is forecast best for it."""
+    sized = replace(schedule, fragment_size=size)
+    return with_help(profile, split, sized, forecast(profile, split, size, schedule).groups)
+
+
+def _in_smaller_fragments(
+    profile: Profile, split: Split, schedule: ScheduleChoice, found: ScheduleChoice
+) -> ScheduleChoice:
+    """If that costs next to nothing: what devices store comes in smaller bursts, of which the
+    simulator knows nothing."""
+    most = predicted(profile, Chosen("", split, found)).step_seconds * (1 + NEGLIGIBLE)
+    least = profile.shape.group_size / MOST_FRAGMENTS
+    for size in sorted(fragment_sizes(profile, schedule), reverse=True):
+        if least <= size < (found.fragment_size or 0):
+            smaller = _sized(profile, split, schedule, size)
+            if predicted(profile, Chosen("", split, smaller)).step_seconds > most:
+                break
+            found = smaller
+    return found
+
+
+def predicted(
+    profile: Profile,
+    mode: Chosen,
+    *,
+    seed: int = 0,
+    warm_up: int | None = None,
+    batches: int = SIMULATED_BATCHES,
+) -> Simulated:
+    """What the simulator says of it, at full scale.
+
+    With ``seed``, ``warm_up`` and ``batches`` of a run, its service times are those of that run.
+    """
+    return simulate(
+        profile,
+        rollout=mode.split.rollout,
+        trainer=mode.split.trainer,
+        schedule=mode.schedule,
+        batches=batches,
+        warm_up=warm_up,
+        seed=seed,
+        look_ahead=look_ahead,
+        causes=False,
+    )
+
+
+def without_hand_over(profile: Profile) -> Profile:
+    """The same costs, and messages that take no time: what is more than that is overhead."""
+    rollout = profile.rollout.model_copy(update={"handoff_seconds": 0.0})
+    return profile.model_copy(update={"rollout": rollout})

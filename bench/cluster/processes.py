@@ -1,0 +1,181 @@
+"""One process of the emulated cluster: all rollout devices, all reward workers, or the trainer.
+
+    python -m bench.cluster.processes rollout FOLDER
+
+FOLDER holds setting.json; DIGENRL_* variables say where the brokers are, as for every service. Told
+to end, it leaves FOLDER/<service>.json: what its devices did, and how much too long they slept.
+"""
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable, Coroutine, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import uvloop
+
+from bench.cluster.build import Emulation, nodes, rollout_devices, training
+from bench.cluster.generation import EmulatedRollout
+from bench.cluster.hold import Held, overshoot
+from bench.cluster.scoring import EmulatedScorer
+from bench.cluster.setting import Setting
+from bench.cluster.stores import NodeStore, PublishingStore
+from bench.cluster.training import EmulatedTraining
+from services.reward.app import RewardApp
+from services.reward.scorer import WeightedScorer
+from services.rollout.app import RolloutApp
+from services.trainer.app import TrainerApp
+from shared.messages.contracts import Device
+from shared.process.garbage import keep_what_is_there
+from shared.process.settings import ServiceSettings
+from shared.process.worker import Worker, host_memory
+from shared.run.layout import wait_for_recipe, weights_folder
+from shared.store import ObjectStore, open_store
+from shared.telemetry import configure_logs
+
+SETTING = "setting.json"
+AGAIN_S = 1.0
+JOINING_S = 0.05
+"""Between two looks at whether all have joined."""
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    held: list[Held]
+    """The emulated devices."""
+    running: Coroutine[None, None, None]
+
+
+def rollout(emulation: Emulation) -> Work:
+    """A connection to the bus for each host, and all its devices on it."""
+    devices = rollout_devices(emulation)
+
+    async def run() -> None:
+        async with asyncio.TaskGroup() as tasks:
+            for number, host in enumerate(nodes(devices)):
+                tasks.create_task(run_host(emulation, f"host-{number}", host))
+
+    return Work([device.held for device in devices], run())
+
+
+async def run_host(emulation: Emulation, name: str, devices: list[EmulatedRollout]) -> None:
+    """Rollout devices that share a connection to the bus, and the adapters that they fetch."""
+    setting, settings = emulation.setting, _settings(emulation, name)
+    backend = open_store(settings.store).backend
+    store = NodeStore(backend, weights_folder(setting.run), emulation.move_seconds)
+    async with (
+        settings.connect_bus() as bus,
+        settings.connect_index() as index,
+        asyncio.TaskGroup() as tasks,
+    ):
+        for device in devices:
+            registered = emulation.registered(device.kind, "rollout", slots=1)
+            worker = Worker("rollout", device.held.name, "waiting_for_trainer", registered)
+            app = RolloutApp(device, bus, store, index, worker, max_staleness=setting.max_staleness)
+            tasks.create_task(app.run())
+
+
+def reward(emulation: Emulation) -> Work:
+    return Work([], run_reward(emulation, range(emulation.setting.num_reward)))
+
+
+async def run_reward(emulation: Emulation, numbers: Iterable[int]) -> None:
+    """The workers of these numbers, on one connection to the bus."""
+    settings = _settings(emulation, "reward")
+    scorers = [WeightedScorer("emulated", 1.0, EmulatedScorer())]
+    device = Device(memory_bytes=host_memory())
+    store = open_store(settings.store)
+    async with settings.connect_bus() as bus, asyncio.TaskGroup() as tasks:
+        for each in numbers:
+            worker = Worker("reward", f"reward-{each}", "waiting_for_rollout", device)
+            tasks.create_task(RewardApp(scorers, bus, store, worker).run())
+
+
+def trainer(emulation: Emulation) -> Work:
+    engine = training(emulation)
+    return Work([lane.held for lane in engine.devices], _train(emulation, engine))
+
+
+async def _train(emulation: Emulation, engine: EmulatedTraining) -> None:
+    setting, settings = emulation.setting, _settings(emulation, "trainer")
+    backend = open_store(settings.store).backend
+    store = PublishingStore(backend, weights_folder(setting.run), emulation.move_seconds)
+    commonest = max(setting.trainer, key=lambda kind: setting.trainer[kind])
+    registered = emulation.registered(commonest, "trainer", slots=len(engine.generating))
+    worker = Worker("trainer", "trainer", "waiting_for_rollout", registered)
+    async with settings.connect_bus() as bus:
+        recipe = await wait_for_recipe(store, setting.run)
+        await _until_joined(store, setting.run)
+        app = TrainerApp(engine, recipe, bus, store, worker, generators=engine.generating)
+        await app.run()
+
+
+async def _until_joined(store: ObjectStore, run: str) -> None:
+    while True:
+        if await store.read(joined_key(run)) is not None:
+            return
+        await asyncio.sleep(JOINING_S)
+
+
+def joined_key(run: str) -> str:
+    """Of the object that says that the trainer may publish the first version.
+
+    A run begins with all devices, as in the simulator. Which ones the first batch lacks would show
+    in every later one: where a batch is hardly more than one fragment per device, who has what goes
+    on from batch to batch.
+    """
+    return f"{run}/joined"
+
+
+def _settings(emulation: Emulation, name: str) -> ServiceSettings:
+    return ServiceSettings(run=emulation.setting.run, worker=name)
+
+
+SERVICES: dict[str, Callable[[Emulation], Work]] = {
+    "rollout": rollout,
+    "reward": reward,
+    "trainer": trainer,
+}
+
+
+async def run_until_told(work: Work) -> None:
+    """Until the end of the work, or SIGTERM.
+
+    Everything is cancelled, and again if need be: in Python 3.11 `wait_for` loses a cancellation
+    that comes in the same moment as what it waits for.
+    """
+    # Of all emulated hosts, on a folder in memory: more threads only wait for one another's lock.
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(os.cpu_count()))
+    task, told = asyncio.create_task(work.running), asyncio.Event()
+    for signum in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(signum, told.set)
+    waiting = asyncio.create_task(told.wait())
+    await asyncio.wait({task, waiting}, return_when=asyncio.FIRST_COMPLETED)
+    while not task.done():
+        for each in asyncio.all_tasks() - {asyncio.current_task()}:
+            each.cancel()
+        await asyncio.wait({task}, timeout=AGAIN_S)
+    with contextlib.suppress(asyncio.CancelledError):
+        task.result()
+
+
+def main(service: str, folder: Path) -> None:
+    setting = Setting.model_validate_json((folder / SETTING).read_text())
+    configure_logs(service=service, worker=service, run=setting.run)
+    work = SERVICES[service](Emulation.of(setting))
+    keep_what_is_there()
+    uvloop.run(run_until_told(work))
+    found = {
+        "intervals": [each._asdict() for held in work.held for each in held.intervals],
+        "overshoot": asdict(overshoot(work.held)),
+    }
+    (folder / f"{service}.json").write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]))

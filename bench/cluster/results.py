@@ -1,0 +1,156 @@
+"""What a case has found: each mode's measurement beside the bound, the simulator and baselines."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import TypeVar
+
+from bench.cluster.measured import Measured
+from bench.cluster.modes import Chosen, predicted, without_hand_over
+from services.scheduler.costs.colocated import colocated_seconds
+from services.scheduler.costs.floor import floor_seconds
+from services.scheduler.costs.profile import Profile
+
+Key = TypeVar("Key", bound=str)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModeResult:
+    """Seconds at full scale, unless they are said to be the emulation's."""
+
+    mode: str
+    split: str
+    fragment_size: int | None
+    tag: int | str
+    gradient_help: bool
+    step_seconds: float
+    """Median over the rounds."""
+    fastest: float
+    slowest: float
+    """Of the rounds."""
+    batch_seconds: list[list[float]]
+    """Of each measured batch of each round, from commit to commit."""
+    utilisation: float
+    """Work-conserving bound over step time."""
+    simulated_seconds: float
+    deviation: float
+    """Of the step time from the simulator's."""
+    over_2026_06: float
+    over_tuned: float
+    """Step time of the colocated baselines' models over this one."""
+    over_colocated: float | None
+    """Of our own colocated mode, measured beside it."""
+    overhead_ms: float
+    """Per batch, in the emulation: measured, less simulated with messages that take no time."""
+    overhead_share: float
+    """Of a real batch."""
+    shares: dict[str, dict[str, float]]
+    """Pool -> use -> share of its device-seconds."""
+    waits: dict[str, dict[str, float]]
+    """Pool -> cause -> share of its device-seconds, as the scheduler sees it."""
+    messages: dict[str, float]
+    """Stream -> messages per batch."""
+    messages_per_second: float
+    """All of them, in the emulation."""
+    cpu: dict[str, float]
+    """Process -> cores that it kept busy."""
+    overshoot_ms: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CaseResult:
+    workload: str
+    devices: dict[str, int]
+    scale: float
+    floor_seconds: float
+    colocated_2026_06: float
+    colocated_tuned: float
+    modes: list[ModeResult]
+
+
+def case_result(
+    profile: Profile,
+    devices: Mapping[str, int],
+    scale: float,
+    runs: Sequence[tuple[Chosen, list[Measured]]],
+) -> CaseResult:
+    """``runs``: of each mode, one measurement per round."""
+    floor = floor_seconds(profile, devices)
+    steps = {mode.name: _step(scale, measured) for mode, measured in runs}
+    old, tuned = (colocated_seconds(profile, devices, each) for each in ("2026-06", "tuned"))
+    own = steps.get("colocated")
+    return CaseResult(
+        workload=profile.name,
+        devices=dict(devices),
+        scale=scale,
+        floor_seconds=floor,
+        colocated_2026_06=old,
+        colocated_tuned=tuned,
+        modes=[
+            _mode_result(profile, scale, mode, measured, floor, old, tuned, own)
+            for mode, measured in runs
+        ],
+    )
+
+
+def _mode_result(
+    profile: Profile,
+    scale: float,
+    mode: Chosen,
+    measured: Sequence[Measured],
+    floor: float,
+    old: float,
+    tuned: float,
+    own: float | None,
+) -> ModeResult:
+    step = _step(scale, measured)
+    rounds = [scale * one.step_seconds for one in measured]
+    simulated = _simulated(profile, mode, measured)
+    ideal = _simulated(without_hand_over(profile), mode, measured)
+    overhead = (step - ideal) / scale
+    messages = means([one.messages for one in measured])
+    return ModeResult(
+        mode=mode.name,
+        split=str(mode.split),
+        fragment_size=mode.schedule.fragment_size,
+        tag=mode.schedule.tag,
+        gradient_help=mode.schedule.gradient_help,
+        step_seconds=step,
+        fastest=min(rounds),
+        slowest=max(rounds),
+        batch_seconds=[[scale * gap for gap in one.batch_seconds] for one in measured],
+        utilisation=floor / step,
+        simulated_seconds=simulated,
+        deviation=step / simulated - 1,
+        over_2026_06=old / step,
+        over_tuned=tuned / step,
+        over_colocated=None if own is None else own / step,
+        overhead_ms=1000 * overhead,
+        overhead_share=overhead / step,
+        shares={role: means([one.shares[role] for one in measured]) for role in measured[0].shares},
+        waits={role: means([one.waits[role] for one in measured]) for role in measured[0].waits},
+        messages=messages,
+        messages_per_second=sum(messages.values()) * scale / step,
+        cpu=means([one.cpu for one in measured]),
+        overshoot_ms=max(one.overshoot_ms for one in measured),
+    )
+
+
+def _simulated(profile: Profile, mode: Chosen, measured: Sequence[Measured]) -> float:
+    """Seconds per batch of the same batches of the same rounds, with the same service times."""
+    return median(
+        predicted(
+            profile, mode, seed=one.seed, warm_up=one.warm_up, batches=len(one.batch_seconds)
+        ).balanced_seconds
+        for one in measured
+    )
+
+
+def _step(scale: float, measured: Sequence[Measured]) -> float:
+    return scale * median(one.step_seconds for one in measured)
+
+
+def means(tables: "Sequence[Mapping[Key, float]]") -> dict[str, float]:
+    """Of each key; one that a table does not have counts as 0 there."""
+    keys = sorted({key for table in tables for key in table})
+    return {key: sum(table.get(key, 0.0) for table in tables) / len(tables) for key in keys}

@@ -1,0 +1,151 @@
+"""What one run of the emulated cluster is: devices, schedule and scale, and the recipe for it."""
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field
+
+from services.scheduler.costs.floor import floor_seconds
+from services.scheduler.costs.profile import Profile, VariantName, load_profile
+from services.scheduler.planning.splits import Split
+from services.scheduler.sim.profiled import ScheduleChoice
+from shared.messages.contracts import Record, Token
+from shared.recipe import recipe
+from shared.recipe.recipe import Recipe
+from shared.recipe.rewards import Reward, Scorer
+from shared.recipe.sampling import Sampling
+from shared.recipe.trainer import Trainer
+
+DEVICES_PER_NODE = 8
+LEAST_REWARD_WORKERS = 2
+REFERENCE_DEVICES = 32
+SCALES = {"qwen-image": 10.0, "flux1-dev": 15.0, "wan2.1-14b": 100.0, "hunyuanvideo": 200.0}
+"""At 32 H100s: a batch lasts about four seconds."""
+BATCH_S = 4.0
+"""That a batch of any other model lasts at its best."""
+
+
+class Setting(Record):
+    """Everything that the processes of one run need to know."""
+
+    run: Token
+    profile: str
+    variant: VariantName = "lora"
+    rollout: dict[str, int]
+    """Devices by kind."""
+    trainer: dict[str, int]
+    scale: float = Field(gt=0)
+    steps: int = Field(gt=0)
+    """Batches."""
+    seed: int = 0
+    mode: Literal["pipelined", "naive", "colocated"] = "pipelined"
+    fragment_size: int | Literal["auto"] = "auto"
+    tsp: bool = True
+    tag: int | Literal["auto", "off"] = "off"
+    max_staleness: Literal[0, 1] = 0
+    gradient_help: bool = False
+
+    @property
+    def num_rollout(self) -> int:
+        return sum(self.rollout.values())
+
+    @property
+    def num_trainer(self) -> int:
+        return sum(self.trainer.values())
+
+    @property
+    def num_nodes(self) -> int:
+        """Hosts that fetch adapters."""
+        return math.ceil(self.num_rollout / DEVICES_PER_NODE)
+
+    @property
+    def num_reward(self) -> int:
+        """Workers: as many as hosts, since in the profiles samples are scored where they are."""
+        return max(LEAST_REWARD_WORKERS, self.num_nodes)
+
+    @property
+    def lends(self) -> bool:
+        """Whether the trainer's devices may generate."""
+        return self.mode == "colocated" or (self.mode == "pipelined" and self.tag not in ("off", 0))
+
+    @property
+    def fluid(self) -> bool:
+        """Whether the trainer's devices work one by one."""
+        return self.tsp and self.num_trainer > 1
+
+    @property
+    def can_train(self) -> bool:
+        return self.gradient_help or (self.mode == "colocated" and self.num_rollout > 0)
+
+    def load_profile(self) -> Profile:
+        return load_profile(self.profile, self.variant)
+
+
+def setting_of(
+    profile: Profile,
+    split: Split,
+    schedule: ScheduleChoice,
+    *,
+    name: str,
+    scale: float,
+    steps: int,
+    seed: int = 0,
+) -> Setting:
+    """Of a schedule with its fragment size."""
+    tag: int | Literal["auto", "off"] = schedule.tag if schedule.tag else "off"
+    return Setting(
+        run=name,
+        profile=profile.name,
+        rollout=dict(split.rollout),
+        trainer=dict(split.trainer),
+        scale=scale,
+        steps=steps,
+        seed=seed,
+        mode=schedule.mode,
+        fragment_size=schedule.fragment_size or "auto",
+        tsp=schedule.tsp,
+        tag=tag,
+        max_staleness=schedule.max_staleness,
+        gradient_help=schedule.gradient_help,
+    )
+
+
+def default_scale(profile: Profile, devices: Mapping[str, int]) -> float:
+    """At which a batch lasts as long as one of 32 H100s at this model's usual scale."""
+    best = floor_seconds(profile, devices)
+    if profile.name not in SCALES:
+        return max(1.0, best / BATCH_S)
+    equal = floor_seconds(profile, {"H100": REFERENCE_DEVICES})
+    return round(SCALES[profile.name] * best / equal, 2)
+
+
+def recipe_of(setting: Setting, folder: Path) -> Recipe:
+    """The recipe that the services run. Its model is never opened.
+
+    ``folder``: has the prompts (`write_prompts`).
+    """
+    shape = setting.load_profile().shape
+    return Recipe(
+        run=recipe.Run(name=setting.run, seed=setting.seed, steps=setting.steps),
+        model=recipe.Model(folder=folder / "no-model", height=8, width=8),
+        data=recipe.Data(prompts=folder / "prompts.jsonl"),
+        sampling=Sampling(steps=shape.steps, window=shape.trained_steps),
+        batch=recipe.Batch(groups=shape.groups, group_size=shape.group_size),
+        trainer=Trainer(learning_rate=1e-4, devices=setting.num_trainer),
+        rollout=recipe.Rollout(workers=setting.num_rollout, can_train=setting.can_train),
+        reward=Reward(scorers=(Scorer(name="emulated", type="emulated"),)),
+        schedule=recipe.Schedule(
+            mode=setting.mode,
+            fragment_size=setting.fragment_size,
+            tag=setting.tag,
+            max_staleness=setting.max_staleness,
+        ),
+    )
+
+
+def write_prompts(folder: Path, number: int) -> None:
+    """So many different ones: a batch that repeats prompts would find their conditions stored."""
+    lines = (f'{{"prompt": "prompt {index}", "metadata": {{}}}}\n' for index in range(number))
+    (folder / "prompts.jsonl").write_text("".join(lines))

@@ -1,0 +1,91 @@
+"""Every case of the performance tables, as data."""
+
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, replace
+from multiprocessing import get_context
+
+from bench.cluster.case import WARM_UP_ONE_STEP, WARM_UP_STRICT, Case
+from bench.cluster.modes import MODES
+from bench.cluster.request import WORKLOADS, Request
+
+UNEQUAL = ("a100", "h20", "l40s")
+"""Beside 16 H100s."""
+BATCH_SECONDS = 4.0
+"""That an emulated batch takes, roughly; naive ones take twice that."""
+RUN_SECONDS = 5.0
+"""That a run takes to start and to end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """A case by the name that its file has."""
+
+    name: str
+    request: Request
+    pictures: bool = False
+
+    @property
+    def seconds(self) -> float:
+        """An estimate."""
+        return self.request.rounds * sum(self._run_seconds(mode) for mode in self.request.modes)
+
+    def _run_seconds(self, mode: str) -> float:
+        schedule, batches = MODES[mode], self.request.batches
+        if schedule.max_staleness:
+            batches = WARM_UP_ONE_STEP + self.request.one_step_batches
+        else:
+            batches += WARM_UP_STRICT
+        slower = 2 if schedule.mode == "naive" else 1
+        return RUN_SECONDS + BATCH_SECONDS * batches * slower
+
+
+def planned(cases: Sequence[Planned]) -> list[Case]:
+    """With splits and fragment sizes, on all cores: before anything is measured."""
+    with ProcessPoolExecutor(mp_context=get_context("spawn")) as pool:
+        return list(pool.map(Request.case, [case.request for case in cases]))
+
+
+def full() -> list[Planned]:
+    """Everything, model by model."""
+    return [case for workload in WORKLOADS for case in _of(workload)]
+
+
+def quick() -> list[Planned]:
+    """Both ends of the ladder, and help for a trainer, on the model with the most messages."""
+    request = Request(
+        workload="qwen-image",
+        modes=("naive", "tag", "one-step"),
+        rounds=1,
+        batches=2,
+        one_step_batches=4,
+    )
+    return [
+        Planned("qwen-image-32", request, pictures=True),
+        Planned("qwen-image-24-8", replace(request, modes=("help",), split="24:8")),
+    ]
+
+
+def _of(workload: str) -> list[Planned]:
+    equal = Request(workload=workload, batches=2, one_step_batches=4)
+    once = replace(equal, rounds=1, one_step_batches=5)
+    slow = replace(once, one_step_batches=4)
+    # Qwen-Image's batches are shorter than a slow device's fragment, and come in cycles.
+    unequal = replace(once, one_step_batches=12 if workload == "qwen-image" else 5)
+    return [
+        Planned(f"{workload}-32", equal, pictures=True),
+        Planned(
+            f"{workload}-16",
+            replace(once, pool="h100=16", modes=("tag", "one-step")),
+        ),
+        *(
+            Planned(
+                f"{workload}-16-{kind}-16",
+                replace(unequal, pool=f"h100=16,{kind}=16", modes=("one-step",)),
+            )
+            for kind in UNEQUAL
+        ),
+        # Splits that are far from the best one, without and with what makes up for it.
+        Planned(f"{workload}-8-24", replace(once, split="8:24", modes=("tsp", "tag", "one-step"))),
+        Planned(f"{workload}-24-8", replace(slow, split="24:8", modes=("one-step", "help"))),
+    ]

@@ -1,0 +1,121 @@
+"""The emulated trainer: devices that train samples, and what they have added up together."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from bench.cluster.blobs import (
+    EmulatedWeights,
+    adapter_blob,
+    digest_of,
+    filled,
+    read_gradient,
+)
+from bench.cluster.generation import EmulatedDevice, check_group
+from bench.cluster.hold import Held
+from bench.cluster.ledger import Ledger, entries_of
+from bench.cluster.payloads import Scaled
+from services.scheduler.costs.profile import Profile, train_group_seconds
+from shared.devices.protocols import GradientPart, GroupData, Weights
+from shared.devices.slices import Cut
+from shared.errors import ContractError
+
+CHECKPOINT_BYTES = 1024
+"""The optimizer's state is not moved: a trainer that only restarts never reads it."""
+
+
+@dataclass(slots=True)
+class TrainingLane:
+    """What takes samples one after the other: a device, or without TSP the whole pool."""
+
+    profile: Profile
+    held: Held
+    seconds_per_sample: float
+    """On an unscaled clock."""
+    ledger: Ledger
+    """The account of the batch, which all lanes share."""
+
+    async def accumulate(self, group: GroupData, cut: Cut) -> None:
+        check_group(self.profile, group)
+        trained_steps = self.profile.shape.trained_steps
+        samples = len(cut.samples) * len(cut.steps(trained_steps)) / trained_steps
+        seconds = self.held.drawn(samples * self.seconds_per_sample)
+        # Beside the hold, so that it takes none of the device's time.
+        reading = asyncio.create_task(asyncio.to_thread(entries_of, group, cut.samples))
+        await self.held.hold(seconds, "train")
+        self.ledger.take(await reading, cut)
+
+
+@dataclass(slots=True)
+class EmulatedTraining:
+    """Its weights are an account of what was trained, from the first batch on."""
+
+    profile: Profile
+    devices: Sequence[TrainingLane]
+    generating: Sequence[EmulatedDevice]
+    """The same devices, where they may be lent: all of them have the weights."""
+    sizes: Scaled
+    weights_in_use: EmulatedWeights
+    ledger: Ledger
+
+    def weights_digest(self) -> str:
+        return self.weights_in_use.digest
+
+    async def restore(self, adapter: bytes, checkpoint: bytes) -> None:
+        if digest_of(checkpoint) != digest_of(adapter):
+            raise ContractError("the checkpoint is not that of these weights")
+        self._use(EmulatedWeights(digest_of(adapter)))
+
+    def begin(self) -> None:
+        self.ledger.clear()
+
+    def skip(self, num_samples: int) -> None:
+        self.ledger.num_skipped += num_samples
+
+    async def add(self, part: GradientPart) -> None:
+        if len(part.gradient) != self.sizes.gradient:
+            raise ContractError(f"a gradient of {len(part.gradient)} bytes is not one of these")
+        self.ledger.add(read_gradient(part.gradient, self.weights_in_use.digest))
+
+    async def step(self, batch: int, scale: float = 1.0) -> dict[str, float]:
+        """Raises RuntimeError if not every sample of the batch was trained exactly once."""
+        samples, before = self.profile.shape.samples, self.weights_in_use.digest
+        seconds = self.profile.shape.updates * self.profile.variant.optimizer_seconds
+        steps = (lane.held.hold(seconds, "commit") for lane in self.devices)
+        closing = asyncio.to_thread(self.ledger.close, batch, samples, before)
+        after, _ = await asyncio.gather(closing, asyncio.gather(*steps))
+        self._use(EmulatedWeights(after))
+        return {"onpolicy_ratio_error": 0.0, "grad_norm": 1.0}
+
+    async def weights(self) -> Weights:
+        digest = self.weights_in_use.digest
+        return Weights(
+            digest=digest,
+            adapter=adapter_blob(digest, self.sizes.adapter),
+            checkpoint=filled(digest.encode(), CHECKPOINT_BYTES),
+        )
+
+    def _use(self, weights: EmulatedWeights) -> None:
+        self.weights_in_use = weights
+        for device in self.generating:
+            device.weights = weights.digest
+
+
+def lanes(
+    profile: Profile,
+    pool: Sequence[tuple[str, Held]],
+    devices: Mapping[str, int],
+    ledger: Ledger,
+    *,
+    tsp: bool,
+) -> list[TrainingLane]:
+    """One for each (kind, device) of the pool. Without TSP the pool is one lane, which takes a
+    group in the time of its slowest share."""
+    size = profile.shape.group_size
+    if tsp:
+        return [
+            TrainingLane(profile, held, train_group_seconds(profile, {kind: 1}) / size, ledger)
+            for kind, held in pool
+        ]
+    whole = train_group_seconds(profile, devices, tsp=False)
+    return [TrainingLane(profile, pool[0][1], whole / size, ledger)]

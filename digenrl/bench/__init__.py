@@ -1,1 +1,0 @@
-"""`digenrl bench`: what the devices, and the methods, really cost."""

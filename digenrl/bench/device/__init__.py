@@ -1,1 +1,0 @@
-"""`digenrl bench device`: what one model costs on this device, measured with random weights."""

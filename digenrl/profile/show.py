@@ -1,0 +1,102 @@
+"""What was measured, as tables for people; the profile is for programs."""
+
+from rich.console import Console
+from rich.table import Table
+
+from digenrl.profile.ladder import call_and_row_seconds
+from digenrl.profile.measure import Measured
+from digenrl.profile.profile import profile_of, row_seconds
+from services.scheduler.costs.profile import Profile, ProfileFile
+
+
+def show(base: ProfileFile, found: ProfileFile, measured: Measured, console: Console) -> None:
+    """Seconds and memory by size, then the profile beside the one that was there before."""
+    console.print(_ladder("denoising", "samples", measured, training=False))
+    console.print(_ladder("training", "rows", measured, training=True))
+    console.print(_details(base, measured))
+    console.print(_comparison(base, found))
+
+
+def _ladder(title: str, unit: str, measured: Measured, *, training: bool) -> Table:
+    ladder = measured.training if training else measured.generation
+    table = _table(title, f"{unit} per call", "seconds", f"ms per {unit[:-1]}", "peak GiB")
+    for rung in ladder.rungs:
+        table.add_row(
+            str(rung.rows), f"{rung.seconds:.4g}", f"{rung.per_row * 1e3:.4g}",
+            f"{rung.peak_bytes / 2**30:.1f}",
+        )  # fmt: skip
+    if ladder.out_of_memory is not None:
+        table.add_row(str(ladder.out_of_memory), "does not fit", "", "")
+    return table
+
+
+def _details(base: ProfileFile, measured: Measured) -> Table:
+    table = _table("on this device", "", "")
+    table.show_header = False
+    for name, value in {**_ratios(base, measured), **_switch(measured)}.items():
+        table.add_row(name, value)
+    way = measured.publication
+    table.add_row("adapter, MB", f"{way.num_bytes / 1e6:.4g}")
+    table.add_row("pack, store, s", f"{way.pack_seconds:.3g}, {way.store_seconds:.3g}")
+    table.add_row("fetch, stage, s", f"{way.fetch_seconds:.3g}, {way.stage_seconds:.3g}")
+    table.add_row("adoption pause, ms", f"{way.pause_seconds * 1e3:.3g}")
+    return table
+
+
+def _ratios(base: ProfileFile, measured: Measured) -> dict[str, str]:
+    forward, row = row_seconds(base, measured)
+    if forward is None:
+        return {}
+    call, sample = call_and_row_seconds(measured.generation.rungs)
+    fitted = {"o + c n, ms": f"{call * 1e3:.4g} + {sample * 1e3:.4g} n"}
+    if row is None:
+        return fitted
+    return {**fitted, "rho, a trained row over a sample's step": f"{row / forward:.3g}"}
+
+
+def _switch(measured: Measured) -> dict[str, str]:
+    switch = measured.switch
+    if switch is None:
+        return {"switch": "not measured: both do not fit"}
+    return {
+        "switch to generation, ms": f"{switch.to_generation_seconds * 1e3:.3g}",
+        "switch to training, ms": f"{switch.to_training_seconds * 1e3:.3g}",
+        "gradient unchanged by it": "yes" if switch.gradient_unchanged else "NO",
+    }
+
+
+def _comparison(base: ProfileFile, found: ProfileFile) -> Table:
+    table = _table("profile, H100 seconds", "", base.name, found.name)
+    before, after = _rows(profile_of(base)), _rows(profile_of(found))
+    for name, value in before.items():
+        table.add_row(name, value, after[name])
+    return table
+
+
+def _rows(profile: Profile) -> dict[str, str]:
+    rollout, variant = profile.rollout, profile.variant
+    ratio = profile.generation_work / profile.training_work
+    values = {
+        "rho": variant.rho,
+        "call (o), s": rollout.call_seconds,
+        "sample (c), s": rollout.sample_seconds,
+        "denoising step per sample, s": profile.forward_seconds,
+        "switch, s": variant.switch_seconds,
+        "optimizer, s": variant.optimizer_seconds,
+        "published, GB": variant.published_gb,
+        "publish, s": variant.publish_seconds,
+        "adopt, s": variant.adopt_seconds,
+        "rollout memory, GiB": rollout.memory_gib,
+        "training memory, GiB": variant.memory_gib,
+    }
+    return {
+        "generation : training": f"{ratio:.2f} : 1",
+        **{name: f"{value:.4g}" for name, value in values.items()},
+    }
+
+
+def _table(title: str, *columns: str) -> Table:
+    table = Table(title=title, box=None, pad_edge=False, title_justify="left")
+    for column in columns:
+        table.add_column(column, no_wrap=True)
+    return table

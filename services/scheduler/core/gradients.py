@@ -1,0 +1,246 @@
+"""Who computes the gradient of a whole group: the trainer, or a rollout device that can train.
+
+The mirror image of TAG. While the trainer is behind, whole groups wait here and not at the trainer,
+so that a rollout device may take one: if it would be done before the trainer has trained all the
+rest, and if generation is far enough ahead to do without it. Its gradient is stored, and the
+trainer is sent the group with it. Both rules compare the same two times, so that help stops by
+itself where generation would become the bottleneck.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from services.scheduler.core import colocated
+from services.scheduler.core.assign import num_unissued
+from services.scheduler.core.lanes import sample_seconds, seconds_left
+from services.scheduler.core.state import (
+    BatchState,
+    Computing,
+    GroupState,
+    Plan,
+    State,
+    WorkerState,
+)
+from shared.messages.contracts import ComputeGradient, TrainGroup
+
+AHEAD, ROUNDS_AHEAD = 2, 2
+"""Groups that the trainer has before it where others could train them: those that it fetches, and
+as many as give each of its devices so many samples."""
+
+Sent = tuple[State, list[TrainGroup | ComputeGradient]]
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """A whole group that nobody trains yet."""
+
+    batch: BatchState
+    index: int
+    group: GroupState
+
+
+def send_groups(plan: Plan, state: State, now: float) -> Sent:
+    """Every whole group to whoever is to train it; some may wait."""
+    if plan.mode == "colocated":
+        return _send_to_owners(plan, state, now)
+    helpers = helpers_of(plan, state)
+    commands: list[TrainGroup | ComputeGradient] = []
+    ahead = AHEAD + _rounds_ahead(plan, state)
+    for ready in list(_ready(plan, state)):
+        has_room = not helpers or _num_before_trainer(state, ready.batch.index) < ahead
+        if has_room or ready.group.contribution is not None:
+            state = _send(plan, state, ready, commands)
+    return _share(plan, state, helpers, commands, now)
+
+
+def helpers_of(plan: Plan, state: State) -> list[WorkerState]:
+    """Rollout devices that may compute gradients."""
+    if plan.mode == "naive" or plan.trains_in_order:
+        return []
+    return [worker for worker in state.rollout if worker.can_train]
+
+
+def may_help(group: GroupState) -> bool:
+    """A group that went wrong before is the trainer's."""
+    return group.attempt == 0 and group.computed_by is None and group.contribution is None
+
+
+def missing(plan: Plan, group: GroupState) -> int:
+    """Samples without a score."""
+    return plan.group_size - group.num_scored
+
+
+def _ready(plan: Plan, state: State) -> Iterator[Ready]:
+    for batch in state.batches:
+        if plan.mode != "pipelined" and any(missing(plan, group) for group in batch.groups):
+            continue
+        for index, group in enumerate(batch.groups):
+            is_whole = not group.sent and not missing(plan, group)
+            if is_whole and (group.computed_by is None or group.contribution is not None):
+                yield Ready(batch, index, group)
+
+
+def _rounds_ahead(plan: Plan, state: State) -> int:
+    slots = 1 if state.trainer is None else max(1, state.trainer.slots)
+    return math.ceil(ROUNDS_AHEAD * slots / plan.group_size)
+
+
+def _num_before_trainer(state: State, index: int) -> int:
+    """Groups of a batch that it has not trained yet. Those of the next batch wait for all of the
+    current one, and may not be in its way."""
+    batch, trainer = state.find_batch(index), state.trainer
+    assert batch is not None
+    address = "" if trainer is None else trainer.address
+    return sum(
+        group.sent and group.contribution is None and address not in group.trained_by
+        for group in batch.groups
+    )
+
+
+def _share(
+    plan: Plan,
+    state: State,
+    helpers: list[WorkerState],
+    commands: list[TrainGroup | ComputeGradient],
+    now: float,
+) -> Sent:
+    """Give what waits to rollout devices, as far as it pays."""
+    current, policy = state.batch, state.policy
+    if current is None or policy is None or state.phase != "running":
+        return state, commands
+    free = [worker for worker in helpers if worker.computes is None]
+    waiting = [r for r in _ready(plan, state) if r.batch.index == current.index]
+    if not free or not waiting:
+        return state, commands
+    free.sort(key=lambda worker: gradient_seconds(state, worker))
+    for ready in waiting:
+        if not may_help(ready.group):
+            continue
+        worker = next((w for w in free if _pays(plan, state, w, now)), None)
+        if worker is None:
+            break
+        free.remove(worker)
+        state = _compute(plan, state, ready, worker, commands, now)
+    return state, commands
+
+
+def gradient_seconds(state: State, worker: WorkerState) -> float:
+    """Of a whole group, on this device. Not seen yet: as a device of the trainer, of which it has
+    as many as it has slots."""
+    known = state.costs.gradient_seconds(worker.address)
+    if known is not None:
+        return known
+    trainer = state.trainer
+    slots = trainer.slots if trainer is not None else 1
+    return state.costs.train_seconds() * max(1, slots)
+
+
+def _pays(plan: Plan, state: State, worker: WorkerState, now: float) -> bool:
+    train = state.costs.train_seconds()
+    if not train or _is_probing(state, worker):
+        return False
+    left = _num_left(state)
+    rest = (left - 1) * train
+    seconds = gradient_seconds(state, worker)
+    done = seconds_left(state, worker, now) + seconds + _waiting(state, worker)
+    busy = _generation(plan, state, now) + _share_of(state, seconds)
+    return done < rest and busy < rest + state.costs.commit_seconds()
+
+
+def _waiting(state: State, worker: WorkerState) -> float:
+    """Seconds of the current batch's fragments that wait on this device, and of training the last
+    of their groups: they would be late."""
+    batch = state.batch
+    assert batch is not None
+    waiting = [h for h in worker.in_hand[worker.slots :] if h.slot.batch == batch.index]
+    samples = sum(held.num_samples for held in waiting)
+    train = state.costs.train_seconds() if waiting else 0.0
+    return samples * sample_seconds(state, worker) + train
+
+
+def _is_probing(state: State, worker: WorkerState) -> bool:
+    """Whether nothing is known of what gradients cost, and another device finds it out."""
+    if state.costs.gradient_seconds(worker.address) is not None:
+        return False
+    return any(other.computes is not None for other in state.rollout)
+
+
+def _num_left(state: State) -> int:
+    """Groups of the current batch that the trainer has to train, be they whole or not."""
+    batch, trainer = state.batch, state.trainer
+    assert batch is not None
+    address = "" if trainer is None else trainer.address
+    return sum(g.computed_by is None and address not in g.trained_by for g in batch.groups)
+
+
+def _generation(plan: Plan, state: State, now: float) -> float:
+    """Seconds until rollout devices would have nothing left to generate, or to compute."""
+    begun = sum(seconds_left(state, worker, now, everything=True) for worker in state.rollout)
+    rate = sum(worker.slots / sample_seconds(state, worker) for worker in state.rollout)
+    return num_unissued(plan, state) / rate + begun / len(state.rollout)
+
+
+def _share_of(state: State, seconds: float) -> float:
+    """Of what one device does, in time of all of them."""
+    return seconds / len(state.rollout)
+
+
+def _send(
+    plan: Plan, state: State, ready: Ready, commands: list[TrainGroup | ComputeGradient]
+) -> State:
+    commands.append(_train(plan, ready))
+    group = replace(ready.group, sent=True)
+    return state.with_group(ready.batch.index, ready.index, group)
+
+
+def _compute(
+    plan: Plan,
+    state: State,
+    ready: Ready,
+    worker: WorkerState,
+    commands: list[TrainGroup | ComputeGradient],
+    now: float,
+) -> State:
+    policy, group = state.policy, ready.group
+    assert policy is not None
+    group_command = _train(plan, ready)
+    commands.append(ComputeGradient(group=group_command, policy=policy, worker=worker.address))
+    state = state.with_group(
+        ready.batch.index, ready.index, replace(group, computed_by=worker.address)
+    )
+    work = Computing(ready.batch.index, ready.index, group.attempt, now)
+    return state.with_worker(replace(state.workers[worker.address], computes=work))
+
+
+def _send_to_owners(plan: Plan, state: State, now: float) -> Sent:
+    """Colocated: every device trains the groups that are its share."""
+    commands: list[TrainGroup | ComputeGradient] = []
+    for ready in list(_ready(plan, state)):
+        owner = colocated.owner_of(state, ready.index)
+        is_trainers = owner is None or owner.service == "trainer"
+        if is_trainers or ready.group.contribution is not None or not may_help(ready.group):
+            state = _send(plan, state, ready, commands)
+        elif owner is not None and state.workers[owner.address].computes is None:
+            state = _compute(plan, state, ready, owner, commands, now)
+    return state, commands
+
+
+def _train(plan: Plan, ready: Ready) -> TrainGroup:
+    group = ready.group
+    scored = tuple(fragment.scored for fragment in group.fragments if fragment.scored)
+    assert group.policy is not None
+    rewards = [reward for part in scored for reward in part.rewards]
+    return TrainGroup(
+        batch=ready.batch.index,
+        group=ready.index,
+        attempt=group.attempt,
+        policy=group.policy,
+        fragments=scored,
+        advantages=plan.advantages.of(
+            rewards,
+            {name: [s for part in scored for s in part.parts[name]] for name in scored[0].parts},
+        ),
+        dropped=plan.advantages.why_dropped(rewards),
+        contribution=group.contribution,
+    )

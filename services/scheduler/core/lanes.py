@@ -1,0 +1,130 @@
+"""When each device is free, as far as its speed is known."""
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from services.scheduler.core.state import State, WorkerState
+
+
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """One place where fragments are generated, one after the other."""
+
+    free_at: float
+    seconds: float
+    """Per sample."""
+    address: str
+
+
+def lanes_of(
+    state: State, worker: WorkerState, now: float, seconds: float | None = None
+) -> list[Lane]:
+    """Its slots, each with the time when it is free. ``seconds``: of a sample, if that is known."""
+    if seconds is None:
+        seconds = sample_seconds(state, worker)
+    if worker.slots == 1 and worker.computes is None:
+        free_at = now
+        for place, held in enumerate(worker.in_hand):
+            elapsed = 0.0 if place else now - held.since
+            free_at += max(0.0, held.num_samples * seconds - elapsed)
+        return [Lane(free_at, seconds, worker.address)]
+    free = [now] * worker.slots  # a heap
+    for place, held in enumerate(worker.in_hand):
+        elapsed = now - held.since if place < worker.slots else 0.0
+        heapq.heapreplace(free, free[0] + max(0.0, held.num_samples * seconds - elapsed))
+    if worker.computes is not None:
+        heapq.heapreplace(free, free[0] + _gradient_left(state, worker, now))
+    return [Lane(at, seconds, worker.address) for at in free]
+
+
+def seconds_left(
+    state: State, worker: WorkerState, now: float, *, everything: bool = False
+) -> float:
+    """Until a device is done with the fragment that it generates, or with all that it has."""
+    seconds = sample_seconds(state, worker)
+    left = 0.0
+    for place, held in enumerate(worker.in_hand if everything else worker.in_hand[: worker.slots]):
+        elapsed = now - held.since if place < worker.slots else 0.0
+        left += max(0.0, held.num_samples * seconds - elapsed)
+    computing = _gradient_left(state, worker, now) if everything and worker.computes else 0.0
+    return left / worker.slots + computing
+
+
+def _gradient_left(state: State, worker: WorkerState, now: float) -> float:
+    assert worker.computes is not None
+    seconds = state.costs.gradient_seconds(worker.address) or state.costs.train_seconds()
+    return max(0.0, seconds - (now - worker.computes.since))
+
+
+def sample_seconds(state: State, worker: WorkerState) -> float:
+    """Learned, or as fast as the others, or anything if nothing is known yet."""
+    costs = state.costs
+    known = costs.help_seconds() if worker.service == "trainer" else None
+    return known or costs.rollout_seconds(worker.address) or 1.0
+
+
+@dataclass(slots=True)
+class Lanes:
+    """Of every device at one time; computed anew only for one that has been given something."""
+
+    now: float
+    _known: dict[str, tuple[WorkerState, list[Lane]]] = field(default_factory=dict)
+    _others: float | None = None
+    """Of a device that has not been seen at work."""
+
+    def of(self, state: State, worker: WorkerState) -> list[Lane]:
+        known = self._known.get(worker.address)
+        if known is None or known[0] is not worker:
+            lanes = lanes_of(state, worker, self.now, self.seconds(state, worker))
+            known = self._known[worker.address] = worker, lanes
+        return known[1]
+
+    def free_at(self, state: State, worker: WorkerState) -> float:
+        """When it can begin with another fragment."""
+        return min(lane.free_at for lane in self.of(state, worker))
+
+    def seconds(self, state: State, worker: WorkerState) -> float:
+        """Of a sample: as `sample_seconds`, which asks all the others for each that is unknown."""
+        if worker.service == "trainer":
+            return sample_seconds(state, worker)
+        known = state.costs.rollout.get(worker.address)
+        if known is not None:
+            return known.value or 1.0
+        if self._others is None:
+            self._others = sample_seconds(state, worker)
+        return self._others
+
+    def rate(self, state: State, workers: Sequence[WorkerState]) -> float:
+        """Samples per second of all of them."""
+        return sum(worker.slots / self.seconds(state, worker) for worker in workers)
+
+
+class Schedule:
+    """List scheduling of so many fragments: each goes where it would be finished first.
+
+    Worked out only as far as is asked for.
+    """
+
+    def __init__(self, lanes: Sequence[Lane], size: int, num_fragments: int) -> None:
+        self._lanes = lanes
+        self._size = size
+        self._left = num_fragments
+        self._ends = [(lane.free_at + lane.seconds * size, n) for n, lane in enumerate(lanes)]
+        heapq.heapify(self._ends)
+        self._shares: dict[str, int] = {}
+
+    def has(self, address: str) -> bool:
+        """Whether a fragment goes to this device."""
+        while self._left and not self._shares.get(address):
+            self._left -= 1
+            end, place = self._ends[0]
+            lane = self._lanes[place]
+            self._shares[lane.address] = self._shares.get(lane.address, 0) + 1
+            heapq.heapreplace(self._ends, (end + lane.seconds * self._size, place))
+        return self._shares.get(address, 0) > 0
+
+    def take(self, address: str) -> None:
+        """The device has been given one of those that go to it; the others stay where they are."""
+        assert self.has(address)
+        self._shares[address] -= 1

@@ -1,0 +1,267 @@
+"""TAG: when the trainer's device generates, and when it goes back (design.md, section 5).
+
+A decision per batch says how many of its groups the trainer may generate at most; the controller
+makes it from learned costs. Within that, the device is lent while the trainer has nothing to
+train and the wait is worth the switch, and returned as soon as a group is ready: ready training
+always goes first. A fluid trainer, of several devices each with all weights, is lent for its whole
+share at once: each of its devices generates what it was given, and then trains, on its own, which
+is the one block that the decision is planned for. What the device is to do is stated with a
+generation number that only grows; stating it twice, late or out of order does no harm.
+"""
+
+from dataclasses import replace
+
+from services.scheduler.core.assign import full_size
+from services.scheduler.core.facts import given_back
+from services.scheduler.core.lanes import Lanes, lanes_of, sample_seconds
+from services.scheduler.core.state import (
+    DECISIONS_KEPT,
+    BatchState,
+    Plan,
+    State,
+    Tag,
+    TagRecord,
+    WorkerState,
+)
+from services.scheduler.core.tag import independent as fluid
+from services.scheduler.core.tag.controller import Controller, decide, observe
+from services.scheduler.core.tag.makespan import Situation
+from shared.messages.contracts import DeviceMode, SetDevice, TagRequest
+
+RENEW_PART = 0.5
+"""A loan is prolonged when this part of its time has passed."""
+WORTH_SWITCHES = 2
+"""A device is lent if it would wait for this many switches: at least half of a loan is generation.
+A whole fragment need not fit, since what is begun is kept for the next loan."""
+
+
+def open_loans(plan: Plan, state: State, now: float) -> State:
+    """Decide for the current batch, once; the batch before is measured at the same time."""
+    batch, trainer, tag = state.batch, state.trainer, state.tag
+    if batch is None or trainer is None or not trainer.slots:
+        return state
+    if tag.history and tag.history[-1].batch == batch.index:
+        return state
+    seen = situation(plan, state, trainer)
+    met = situation(plan, replace(state, costs=state.costs.as_measured()), trainer)
+    tag = _measured(plan, tag, batch, met)
+    controller, decision = decide(tag.controller, seen)
+    if trainer.fluid and tag.controller.mode == "auto":
+        groups = fluid.share(seen, one_step=plan.max_staleness > 0)
+        decision = replace(decision, groups=groups, reason="fluid")
+    record = TagRecord(
+        batch=batch.index, decision=decision, situation=seen, opened_at=batch.opened_at
+    )
+    tag = replace(
+        tag,
+        controller=controller,
+        samples_left=decision.groups * plan.group_size,
+        history=(*tag.history, record)[-DECISIONS_KEPT:],
+    )
+    return replace(state, tag=tag)
+
+
+def refine(plan: Plan, state: State, batch: int, groups: int) -> State:
+    """A look-ahead by simulation has found another number of groups for the current batch."""
+    tag = state.tag
+    if not tag.history or tag.history[-1].batch != batch:
+        return state
+    last = tag.history[-1]
+    if last.decision.reason != "fluid":
+        controller, decision = decide(tag.controller, last.situation, refined=groups)
+    elif plan.max_staleness:
+        return state
+    else:
+        controller, decision = tag.controller, replace(last.decision, groups=groups)
+    taken = last.decision.groups * plan.group_size - tag.samples_left
+    record = replace(last, decision=decision)
+    return replace(
+        state,
+        tag=replace(
+            tag,
+            controller=controller,
+            samples_left=max(0, decision.groups * plan.group_size - taken),
+            history=(*tag.history[:-1], record),
+        ),
+    )
+
+
+def _measured(plan: Plan, tag: Tag, batch: BatchState, seen: Situation) -> Tag:
+    """With the batch before closed, now that its version is out and its costs are learned."""
+    last = tag.history[-1] if tag.history else None
+    if last is None or last.batch != batch.index - 1:
+        return tag
+    seconds = max(0.0, batch.opened_at - last.opened_at)
+    helped = last.decision.groups * plan.group_size - tag.samples_left
+    return replace(
+        tag,
+        controller=observe(tag.controller, seen, -(-helped // plan.group_size), seconds),
+        history=(*tag.history[:-1], replace(last, seconds=seconds)),
+    )
+
+
+def situation(plan: Plan, state: State, trainer: WorkerState) -> Situation:
+    """The current batch as the planner sees it, from what was learned."""
+    size = full_size(plan, sum(w.slots for w in state.rollout) + trainer.slots)
+    costs = state.costs
+    rollout = tuple(
+        sample_seconds(state, worker) * size
+        for worker in state.rollout
+        for _ in range(worker.slots)
+    )
+    return Situation(
+        groups=plan.num_groups,
+        fragments_per_group=-(-plan.group_size // size),
+        rollout=rollout,
+        trainer_slots=trainer.slots,
+        help=sample_seconds(state, trainer) * size,
+        train=costs.train_seconds(),
+        switch=costs.switch_seconds(),
+        ready=costs.ready_seconds(),
+        commit=costs.commit_seconds(),
+    )
+
+
+def requested(state: State, request: TagRequest) -> State:
+    """An operator chooses the mode; it holds from the next batch on, off at once."""
+    controller = Controller.of(request.mode, request.groups)
+    samples = 0 if request.mode == "off" else state.tag.samples_left
+    return replace(state, tag=replace(state.tag, controller=controller, samples_left=samples))
+
+
+def reported(state: State, address: str, generation: int, mode: DeviceMode, now: float) -> State:
+    """What the trainer's device says that it does."""
+    trainer = state.trainer
+    tag, costs = state.tag, state.costs
+    if trainer is None or trainer.address != address:
+        return state
+    if (generation, mode) == tag.observed and (
+        generation < tag.generation or (generation, mode) == (tag.generation, tag.mode)
+    ):
+        return state
+    if (generation, mode) == (tag.generation, tag.mode) != tag.observed:
+        costs = costs.observe_switch(2 * (now - tag.stated_at))  # there, and as long back
+    tag = replace(tag, observed=(generation, mode))
+    if generation > tag.generation:  # said by the scheduler before it was started again
+        tag = replace(tag, generation=generation, mode=mode)
+    elif generation == tag.generation and mode == "train" and tag.mode == "generate":
+        tag = replace(tag, mode="train")  # it came back by itself
+    return replace(state, tag=tag, costs=costs)
+
+
+def lend_or_return(plan: Plan, state: State, now: float) -> tuple[State, list[SetDevice]]:
+    """State anew what the device is to do, if that has changed or a loan runs out."""
+    trainer, tag = state.trainer, state.tag
+    if trainer is None or not trainer.slots or state.recovering:
+        return state, []
+    wanted: DeviceMode = "generate" if _should_lend(plan, state, trainer, now) else "train"
+    if wanted == tag.mode == "train":
+        if trainer.fluid or plan.mode == "colocated":
+            return state, []  # it has nothing in hand
+        return _released_to_others(plan, state, trainer, now)
+    if wanted == tag.mode and now < tag.lent_until - RENEW_PART * plan.loan_seconds:
+        return state, []
+    return _stated(plan, state, trainer, wanted, now, keep=True)
+
+
+def _should_lend(plan: Plan, state: State, trainer: WorkerState, now: float) -> bool:
+    batch = state.batch
+    if batch is None or state.phase != "running" or plan.mode == "naive":
+        return False
+    if trainer.fluid or plan.mode == "colocated":
+        has_share = plan.mode == "colocated" or state.tag.samples_left > 0
+        more = has_share and _has_unissued(plan, batch)
+        return more or bool(trainer.in_hand)
+    if has_ready(plan, batch, trainer):
+        return False
+    if all(group.sent for group in batch.groups):
+        return False  # it commits
+    unfinished = any(held.slot.batch == batch.index for held in trainer.in_hand)
+    if not unfinished and not (state.tag.samples_left and _has_unissued(plan, batch)):
+        return False
+    return state.tag.mode == "generate" or _is_worth_it(plan, state, now)
+
+
+def has_ready(plan: Plan, batch: BatchState, trainer: WorkerState) -> bool:
+    """Whether the trainer has a group to train."""
+    for group in batch.groups:
+        if group.sent and trainer.address not in group.trained_by:
+            return True
+        if plan.trains_in_order and not group.sent:
+            return False
+    return False
+
+
+def _has_unissued(plan: Plan, batch: BatchState) -> bool:
+    return any(g.num_cut < plan.group_size or g.num_pending for g in batch.groups)
+
+
+def _is_worth_it(plan: Plan, state: State, now: float) -> bool:
+    """Whether the wait for the next group is long enough for the switch."""
+    switch = state.costs.switch_seconds()
+    return not switch or _next_ready(plan, state, now) - now > WORTH_SWITCHES * switch
+
+
+def _next_ready(plan: Plan, state: State, now: float) -> float:
+    """When the next group will be trainable, by the rollout workers alone."""
+    batch = state.batch
+    assert batch is not None
+    lanes = Lanes(now)
+    rate = sum(1 / lanes.seconds(state, w) for w in state.rollout for _ in range(w.slots))
+    if not rate:
+        return now + plan.loan_seconds
+    missing = min(
+        plan.group_size
+        - sum(f.num_samples for f in g.fragments if f.stage in ("generated", "scored"))
+        for g in batch.groups
+        if not g.sent
+    )
+    return now + missing / rate + state.costs.ready_seconds()
+
+
+def _released_to_others(
+    plan: Plan, state: State, trainer: WorkerState, now: float
+) -> tuple[State, list[SetDevice]]:
+    """What a returned device still holds goes to rollout, once rollout has nothing else to do."""
+    batch = state.batch
+    held = [h for h in trainer.in_hand if batch is not None and h.slot.batch == batch.index]
+    idle = any(not worker.in_hand for worker in state.rollout)
+    if not held or not idle or batch is None or _has_unissued(plan, batch):
+        return state, []
+    samples = sum(h.num_samples for h in held)
+    if has_ready(plan, batch, trainer) and not _others_are_sooner(
+        state, batch, trainer, samples, now
+    ):
+        return state, []
+    return _stated(plan, state, trainer, "train", now, keep=False)
+
+
+def _others_are_sooner(
+    state: State, batch: BatchState, trainer: WorkerState, samples: int, now: float
+) -> bool:
+    """Whether rollout, from the beginning, is done before the trainer comes back to it."""
+    rate = sum(worker.slots / sample_seconds(state, worker) for worker in state.rollout)
+    ready = sum(g.sent and trainer.address not in g.trained_by for g in batch.groups)
+    back = ready * state.costs.train_seconds() + state.costs.switch_seconds()
+    left = max(lane.free_at for lane in lanes_of(state, trainer, now)) - now
+    return samples / rate < back + left
+
+
+def _stated(
+    plan: Plan, state: State, trainer: WorkerState, mode: DeviceMode, now: float, *, keep: bool
+) -> tuple[State, list[SetDevice]]:
+    lent = plan.loan_seconds if mode == "generate" else 0.0
+    tag = replace(
+        state.tag,
+        generation=state.tag.generation + 1,
+        mode=mode,
+        stated_at=now,
+        lent_until=now + lent,
+    )
+    command = SetDevice(
+        worker=trainer.address, generation=tag.generation, mode=mode, max_seconds=lent, keep=keep
+    )
+    state = replace(state, tag=tag)
+    if not keep:
+        state = given_back(state, trainer)
+    return state, [command]

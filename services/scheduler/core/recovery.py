@@ -1,0 +1,131 @@
+"""What the stored commands say to a scheduler that was started again: (state, command) -> state.
+
+Tasks are read before results, and results before the groups that were sent; so each of these
+finds what it is about. Nothing is commanded meanwhile.
+"""
+
+from dataclasses import replace
+from itertools import accumulate
+
+from services.scheduler.core import facts
+from services.scheduler.core.state import FragmentState, GroupState, Plan, State
+from shared.messages import subjects
+from shared.messages.contracts import ComputeGradient, GenerateFragment, Policy, TrainGroup
+
+READ_BACK = (
+    subjects.TASK, subjects.TRAJ, subjects.REW, subjects.GRAD, subjects.PART, subjects.TRAIN,
+    subjects.EVT,
+)  # fmt: skip
+"""Streams in the order in which they are read: what was issued, what came of it, what was said."""
+
+
+def issued_before(plan: Plan, state: State, task: GenerateFragment) -> State:
+    """A task found in its stream after a restart: somebody has been given this fragment."""
+    fragment = task.fragment
+    state = _with_early_batch(plan, state, fragment.batch)
+    group = facts.group_at(state, fragment.batch, fragment.group)
+    if group is None or _older(task.policy, group.policy):
+        return state
+    if group.policy is not None and group.policy != task.policy:
+        group = facts.thrown_away(group)
+    known = [f for f in group.fragments if f.first_sample == fragment.first_sample]
+    if known and known[0].attempt > fragment.attempt:
+        return state
+    again = bool(known) and known[0].attempt < fragment.attempt
+    found = FragmentState(
+        first_sample=fragment.first_sample,
+        num_samples=fragment.num_samples,
+        attempt=fragment.attempt,
+        stage="issued",
+        worker=task.worker,
+        num_failures=known[0].num_failures + again if known else 0,
+        num_losses=known[0].num_losses + (not again) if known else 0,
+    )
+    others = [f for f in group.fragments if f.first_sample != fragment.first_sample]
+    fragments = tuple(sorted([*others, found], key=lambda f: f.first_sample))
+    group = replace(
+        group,
+        policy=task.policy,
+        fragments=fragments,
+        num_cut=sum(f.num_samples for f in fragments),
+        first_attempt=max(group.first_attempt, fragment.attempt),
+    )
+    if not _are_cut_in_order(fragments):
+        group = facts.thrown_away(group)  # by two schedulers, which did not know of each other
+    return state.with_group(fragment.batch, fragment.group, group)
+
+
+def beyond(plan: Plan, state: State, before: State) -> State:
+    """``state``, read anew after streams were lost, with the batches of ``before`` that are open
+    still: nothing of them is done, and no attempt is one that somebody may be at since then. Its
+    late result would take the slot."""
+    if state.batch is None:
+        return state
+    known = {batch.index: batch for batch in before.batches if batch.index >= state.batch.index}
+    known.setdefault(state.batch.index, state.batch)
+    batches = tuple(
+        replace(known[index], groups=tuple(map(_beyond_group, known[index].groups)))
+        for index in sorted(known)
+    )
+    return replace(state, batches=batches[: 1 + bool(plan.max_staleness)])
+
+
+def _beyond_group(group: GroupState) -> GroupState:
+    attempts = [fragment.attempt + 1 for fragment in group.fragments]
+    again = max([group.first_attempt, *attempts])
+    return GroupState(first_attempt=again, attempt=group.attempt + 1)
+
+
+def _are_cut_in_order(fragments: tuple[FragmentState, ...]) -> bool:
+    ends = accumulate((f.num_samples for f in fragments), initial=0)
+    return all(f.first_sample == end for f, end in zip(fragments, ends, strict=False))
+
+
+def _older(policy: Policy, than: Policy | None) -> bool:
+    return than is not None and policy.version < than.version
+
+
+def _with_early_batch(plan: Plan, state: State, index: int) -> State:
+    current = state.batch
+    if current is None or index != current.index + 1 or len(state.batches) > 1:
+        return state
+    if not plan.max_staleness or index >= plan.num_batches:
+        return state
+    return replace(state, batches=(current, facts.new_batch(plan, index, 0.0)))
+
+
+def sent_before(state: State, command: TrainGroup) -> State:
+    """A group found in its stream after a restart: the trainer was given it."""
+    group = facts.group_at(state, command.batch, command.group)
+    if group is None or command.attempt < group.attempt:
+        return state
+    same = _is_of(command, group)
+    attempt = command.attempt if same else command.attempt + 1
+    added = command.contribution
+    computed_by = None if added is None else added.worker
+    group = replace(group, sent=same, attempt=attempt, contribution=added, computed_by=computed_by)
+    return state.with_group(command.batch, command.group, group if same else _nobodys(group))
+
+
+def computed_before(state: State, command: ComputeGradient) -> State:
+    """A rollout device was given the gradient of a group to compute."""
+    given = command.group
+    group = facts.group_at(state, given.batch, given.group)
+    if group is None or given.attempt < group.attempt:
+        return state
+    if _is_of(given, group) and command.policy == state.policy:
+        group = replace(group, computed_by=command.worker, attempt=given.attempt)
+    else:
+        group = replace(_nobodys(group), attempt=given.attempt + 1)
+    return state.with_group(given.batch, given.group, group)
+
+
+def _nobodys(group: GroupState) -> GroupState:
+    return replace(group, sent=False, computed_by=None, contribution=None)
+
+
+def _is_of(command: TrainGroup, group: GroupState) -> bool:
+    """Whether the command speaks of these very fragments."""
+    slots = [fragment.fragment.slot for fragment in command.fragments]
+    now = [facts.slot_of(command.batch, command.group, fragment) for fragment in group.fragments]
+    return slots == now and command.policy == group.policy

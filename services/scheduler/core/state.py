@@ -1,0 +1,258 @@
+"""What the scheduler knows: immutable, and rebuilt from commit records and streams at any time."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from services.scheduler.core.tag.controller import Controller, Decision
+from services.scheduler.core.tag.estimates import Costs
+from services.scheduler.core.tag.makespan import Situation
+from shared.learning.advantages import Advantages
+from shared.learning.prompts import PromptOrder
+from shared.learning.windows import Windows
+from shared.messages.contracts import Contribution, DeviceMode, FragmentScored, FragmentSlot, Policy
+
+Phase = Literal["waiting", "running", "paused", "stopped", "finished", "failed"]
+"""waiting: for version 0. finished: every batch is committed. failed: see `State.failure`."""
+
+Stage = Literal["pending", "issued", "generated", "scored"]
+
+NotAsked = Literal["late", "returns", "leaves"]
+"""late: past its deadline. returns: it gives back everything. leaves: it is about to end."""
+
+DECISIONS_KEPT = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What the run consists of; constant over its life."""
+
+    prompts: PromptOrder
+    num_batches: int
+    num_groups: int
+    group_size: int
+    windows: Windows
+    """Where the trained steps of a group begin."""
+    seed: int
+    advantages: Advantages = field(default_factory=Advantages)
+    mode: Literal["pipelined", "naive", "colocated"] = "pipelined"
+    trains_in_order: bool = False
+    """The trainer takes groups by their index, and waits for each."""
+    fragment_size: int | None = None
+    """None: chosen for the devices at hand, and smaller towards the end of a batch."""
+    max_staleness: int = 0
+    early_groups: int = 0
+    """Of the next batch, how many groups may be begun with the version that still generates."""
+    max_attempts: int = 3
+    """A fragment that failed this often fails the run."""
+    max_losses: int = 5
+    """A fragment that lost this many workers fails the run: it may be what kills them."""
+    max_returns: int = 16
+    """A device with one slot that has given back so many fragments of the newest version, one after
+    another, is asked no more until there is another version."""
+    slot_deadline: float | None = None
+    """Seconds that a device may take for a fragment. None: by what it has taken before."""
+    fragments_per_slot: int = 2
+    """One in hand, one that waits on the device, so that it never waits for a message."""
+    loan_seconds: float = 20.0
+    """After this long without a word, a borrowed device returns by itself."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FragmentState:
+    first_sample: int
+    num_samples: int
+    attempt: int
+    stage: Stage = "pending"
+    worker: str | None = None
+    """Address of the device that has it, while it is issued."""
+    spent: bool = False
+    """A device that was taken for lost has given it back: its task slot can not be used again."""
+    num_failures: int = 0
+    num_losses: int = 0
+    generated_at: float = 0.0
+    scored: FragmentScored | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupState:
+    """Its samples are cut into fragments from the first on, as devices ask for work."""
+
+    policy: Policy | None = None
+    """The version that generates it; None before its first fragment is issued."""
+    fragments: tuple[FragmentState, ...] = ()
+    num_cut: int = 0
+    """Samples that belong to a fragment."""
+    num_scored: int = 0
+    first_attempt: int = 0
+    """Of new fragments; larger than that of any fragment that was thrown away."""
+    attempt: int = 0
+    """How often it was sent to the trainer in vain."""
+    sent: bool = False
+    """To the trainer, in this attempt."""
+    computed_by: str | None = None
+    """Address of the rollout device that was given its gradient to compute, in this attempt."""
+    contribution: Contribution | None = None
+    """That gradient, once it is stored."""
+    trained_by: tuple[str, ...] = ()
+    """Addresses of the trainers that have it in their gradient; all but one are dead or zombies."""
+
+    @property
+    def num_pending(self) -> int:
+        """Samples in fragments that wait for a device."""
+        return sum(f.num_samples for f in self.fragments if f.stage == "pending")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchState:
+    index: int
+    groups: tuple[GroupState, ...]
+    opened_at: float = 0.0
+
+    def count(self, stage: Stage) -> int:
+        """Fragments at this stage."""
+        return sum(f.stage == stage for group in self.groups for f in group.fragments)
+
+    def num_uncut(self, group_size: int) -> int:
+        return sum(group_size - group.num_cut for group in self.groups)
+
+
+@dataclass(frozen=True, slots=True)
+class InHand:
+    """A fragment that a device has, in the order in which it takes them."""
+
+    slot: FragmentSlot
+    num_samples: int
+    since: float
+    """When it became the device's turn to generate it, as far as the scheduler can tell."""
+
+
+@dataclass(frozen=True, slots=True)
+class Computing:
+    """A group whose gradient a rollout device computes, after the fragment that it is at."""
+
+    batch: int
+    group: int
+    attempt: int
+    since: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerState:
+    address: str
+    name: str
+    service: str
+    slots: int
+    """Fragments that it generates at the same time."""
+    kind: str = "cpu"
+    fluid: bool = False
+    """A trainer each of whose devices generates what it has and then trains, on its own."""
+    can_train: bool = False
+    """A rollout device that computes gradients of whole groups."""
+    in_hand: tuple[InHand, ...] = ()
+    computes: "Computing | None" = None
+    not_asked: NotAsked | None = None
+    """Why it is given no work."""
+    num_returned: int = 0
+    """Fragments that it has given back since it has finished one."""
+    clock_from: float = 0.0
+    """Deadlines count from here at the earliest: it has joined, or was loading."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tag:
+    """Trainer-assisted generation: what is decided, and what the trainer was told."""
+
+    controller: Controller = field(default_factory=Controller)
+    samples_left: int = 0
+    """That the trainer may still take in the current batch."""
+    generation: int = 0
+    mode: DeviceMode = "train"
+    """Desired of the trainer's device, at that generation."""
+    stated_at: float = 0.0
+    lent_until: float = 0.0
+    observed: tuple[int, DeviceMode] = (0, "train")
+    """Generation and mode that the device reports."""
+    history: tuple["TagRecord", ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TagRecord:
+    """What was decided for a batch, and what came of it."""
+
+    batch: int
+    decision: Decision
+    situation: Situation
+    """That it was decided for."""
+    opened_at: float
+    seconds: float | None = None
+    """From the batch's opening to the next version; None while it goes on."""
+
+    @property
+    def predicted_gain(self) -> float | None:
+        """None while nothing is known of what work costs."""
+        return self.decision.predicted_gain if self.situation.train else None
+
+    @property
+    def measured_gain(self) -> float | None:
+        """Against what the batch was predicted to take without help."""
+        off = self.decision.predicted_seconds_off
+        if not self.seconds or off is None or not self.situation.train:
+            return None
+        return off / self.seconds - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class State:
+    phase: Phase = "waiting"
+    recovering: bool = False
+    """While what is stored is being read, nothing is commanded."""
+    policy: Policy | None = None
+    """The newest committed version."""
+    batches: tuple[BatchState, ...] = ()
+    """The current batch, and after it the one that is begun early, if it is."""
+    workers: Mapping[str, WorkerState] = field(default_factory=dict)
+    """Live workers by address."""
+    costs: Costs = field(default_factory=Costs)
+    tag: Tag = field(default_factory=Tag)
+    trained_at: float = 0.0
+    """When the last group of the current batch was trained."""
+    ticked_at: float = 0.0
+    """Of the last tick."""
+    failure: str | None = None
+
+    @property
+    def batch(self) -> BatchState | None:
+        """The current batch: the one that the newest version trains."""
+        return self.batches[0] if self.batches else None
+
+    @property
+    def trainer(self) -> WorkerState | None:
+        for worker in self.workers.values():
+            if worker.service == "trainer":
+                return worker
+        return None
+
+    @property
+    def rollout(self) -> list[WorkerState]:
+        """Rollout devices that are asked for work."""
+        return [w for w in self.workers.values() if w.service == "rollout" and w.not_asked is None]
+
+    def find_batch(self, index: int) -> BatchState | None:
+        for batch in self.batches:
+            if batch.index == index:
+                return batch
+        return None
+
+    def with_batch(self, batch: BatchState) -> "State":
+        batches = tuple(batch if old.index == batch.index else old for old in self.batches)
+        return replace(self, batches=batches)
+
+    def with_group(self, batch: int, index: int, group: GroupState) -> "State":
+        old = self.find_batch(batch)
+        assert old is not None
+        groups = (*old.groups[:index], group, *old.groups[index + 1 :])
+        return self.with_batch(replace(old, groups=groups))
+
+    def with_worker(self, worker: WorkerState) -> "State":
+        return replace(self, workers={**self.workers, worker.address: worker})

@@ -1,0 +1,1 @@
+"""How many groups the trainer's devices should generate."""

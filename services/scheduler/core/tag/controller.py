@@ -1,0 +1,287 @@
+"""Decides for every batch how many groups the trainer generates, and learns from what came of it.
+
+    decide    warm-up: first batches without help; what they take is the guard's evidence
+              the first help is one group, for what it costs is not known before
+              then the wave model's optimum, or the look-ahead's, if it gains enough
+              probe: while help is off, now and then one group, so that its costs stay known
+    observe   measured over modelled seconds, of batches with and without help apart
+              guard: help that has cost time against the evidence is off until it would have paid
+
+`decide` may be called again before `observe`, with a look-ahead's result.
+"""
+
+import math
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from services.scheduler.core.tag.estimates import Estimate
+from services.scheduler.core.tag.makespan import Situation, best_groups, makespan
+
+Mode = Literal["auto", "off", "fixed"]
+Reason = Literal[
+    "scan", "look-ahead", "hysteresis: kept", "gain below threshold", "warm-up", "probe",
+    "guard: off is faster", "off", "fixed", "fluid",
+]  # fmt: skip
+
+WARM_UP = 2
+"""Batches without help before the first with it."""
+HYSTERESIS = 0.01
+"""A predicted gain of this or less changes nothing."""
+LARGEST_THRESHOLD = 0.02
+"""However noisy batches are: what a plan is kept for may not cost more than this."""
+TOLERANCE = 0.05
+"""A look-ahead knows better than the wave model, unless that finds its choice worse by this:
+most of the wave model's own errors are smaller."""
+PROBE_EVERY = 25
+"""Batches without help between probes."""
+PROBE_LOSS = 0.003
+"""A probe may be predicted to lose this part of the batches since the trainer helped: 7.5 % after
+25. With a fixed limit, a switch that has once been slow would be taken for slow for ever."""
+SURPRISE = 0.1
+"""A probe that was faster than predicted by this part of the batch is repeated, for an estimate
+takes a single observation for an outlier; after one that was slower, the next is put off."""
+HARM = 0.25
+"""Batches' worth of time lost before the guard acts: one bad surprise, or a slow drain."""
+LARGEST_DEBT = 10.0
+"""Batches' worth of time that help must promise before it is tried again."""
+MOST_SETBACKS = 6
+"""That are counted; each doubles the debt."""
+FORGIVEN_AFTER = 10
+"""Batches with help and without a setback, until debts are small again."""
+BIAS = Estimate(spread=0.05, alpha=0.2)
+"""Measured over modelled seconds, before a batch was seen: batches differ by some per cent."""
+LARGEST_BIAS = 2.0
+"""Or its inverse; beyond, the costs were unknown rather than the model wrong."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    groups: int
+    """That the trainer generates."""
+    reason: Reason
+    predicted_seconds: float | None
+    """Of the batch; None if nobody would generate some of it."""
+    predicted_seconds_off: float | None
+    """Without help."""
+
+    @property
+    def predicted_gain(self) -> float | None:
+        """Over the batch without help; 0.1: that one would take 10 % longer."""
+        if self.predicted_seconds_off is None or not self.predicted_seconds:
+            return None
+        return self.predicted_seconds_off / self.predicted_seconds - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Controller:
+    mode: Mode = "auto"
+    groups: int = 0
+    """Of mode fixed."""
+    plan: int = 0
+    """Groups of the plan in force; a probe is not one."""
+    gain: float = 0.0
+    """Predicted of the newest decision."""
+    off: Estimate = BIAS
+    """Of batches without help."""
+    on: Estimate = BIAS
+    """Of batches with help."""
+    tried: bool = False
+    """Help has been measured since it was last ruled out."""
+    idle: int = PROBE_EVERY - WARM_UP
+    """Batches since the trainer helped: at first, long ago."""
+    harm: float = 0.0
+    """Time that recent batches with help lost against batches without, in batches."""
+    debt: float = 0.0
+    """Of help that the guard turned off: it stays so until what it promises to gain, added up over
+    the batches, has paid for what it lost; twice that after every further setback."""
+    setbacks: int = 0
+    """How often the guard has acted in a row."""
+    quiet: int = 0
+    """Batches with help since it did."""
+
+    @classmethod
+    def of(cls, mode: Mode, groups: int = 0) -> "Controller":
+        """As an operator asks for it; what was learned begins anew."""
+        return cls(mode=mode, groups=groups)
+
+
+Choice = tuple[int, Reason]
+
+
+def decide(
+    controller: Controller, situation: Situation, *, refined: int | None = None
+) -> tuple[Controller, Decision]:
+    """How many groups the trainer generates in the batch that opens.
+
+    ``refined``: groups that a look-ahead by simulation has found best.
+    """
+    groups, reason = _choose(controller, situation, refined)
+    decision = Decision(
+        groups=groups,
+        reason=reason,
+        predicted_seconds=_finite(_predict(controller, situation, groups)),
+        predicted_seconds_off=_finite(_predict(controller, situation, 0)),
+    )
+    plan = 0 if reason == "probe" else groups
+    return replace(controller, plan=plan, gain=decision.predicted_gain or 0.0), decision
+
+
+def _choose(controller: Controller, situation: Situation, refined: int | None) -> Choice:
+    match controller.mode:
+        case "off":
+            return 0, "off"
+        case "fixed":
+            return min(controller.groups, situation.groups), "fixed"
+        case "auto":
+            pass
+    if math.isinf(makespan(situation, 0)):
+        return _target(situation, refined)  # nobody else generates
+    if controller.off.count < WARM_UP:
+        return 0, "warm-up"
+    if controller.debt:
+        return 0, "guard: off is faster"
+    groups, reason = _adopted(controller, situation, refined)
+    if not controller.tried if groups else _is_probe_due(controller, situation):
+        return 1, "probe"
+    return groups, reason
+
+
+def _target(situation: Situation, refined: int | None) -> Choice:
+    if refined is not None:
+        return min(refined, situation.groups), "look-ahead"
+    return best_groups(situation), "scan"
+
+
+def _adopted(controller: Controller, situation: Situation, refined: int | None) -> Choice:
+    """The best plan, if it is enough better than the one in force."""
+    old = min(controller.plan, situation.groups)
+    new, reason = _target(situation, refined)
+    gain = _predicted_gain(controller, situation, old, new)
+    if reason == "look-ahead":
+        return (new, reason) if gain > -TOLERANCE else (old, "gain below threshold")
+    if _predicted_gain(controller, situation, old, 0) > max(HYSTERESIS, gain):
+        return 0, reason
+    if new == old or gain > _threshold(controller):
+        return new, reason
+    return old, "hysteresis: kept" if gain <= HYSTERESIS else "gain below threshold"
+
+
+def _threshold(controller: Controller) -> float:
+    """Gain that is not taken for noise: twice the standard error of the learned biases."""
+    return max(HYSTERESIS, min(LARGEST_THRESHOLD, 2 * _bias_error(controller)))
+
+
+def _is_probe_due(controller: Controller, situation: Situation) -> bool:
+    if not situation.trainer_slots or controller.idle < PROBE_EVERY:
+        return False
+    loss = -_predicted_gain(controller, situation, 0, 1)
+    return loss <= PROBE_LOSS * controller.idle
+
+
+def _predicted_gain(controller: Controller, situation: Situation, old: int, new: int) -> float:
+    """Part of the new time by which the old one is longer."""
+    seconds = _predict(controller, situation, new)
+    if math.isinf(seconds) or not seconds:
+        return 0.0
+    return _predict(controller, situation, old) / seconds - 1
+
+
+def _predict(controller: Controller, situation: Situation, groups: int) -> float:
+    """Modelled seconds, corrected by what batches like those now run have taken."""
+    excess = _excess_of_help(controller)
+    if controller.plan and controller.on.value:
+        bias = controller.on.value if groups else controller.on.value / excess
+    else:
+        bias = controller.off.value or 1.0
+        bias = bias * excess if groups else bias
+    return bias * makespan(situation, groups)
+
+
+def _finite(seconds: float) -> float | None:
+    return None if math.isinf(seconds) else seconds
+
+
+def _excess_of_help(controller: Controller) -> float:
+    """Time of help that the model does not know of: a factor, 1 unless it is significant."""
+    if not controller.on.value or not controller.off.value:
+        return 1.0
+    ratio = math.log(controller.on.value / controller.off.value)
+    beyond = max(0.0, abs(ratio) - 2 * _bias_error(controller))
+    return math.exp(math.copysign(beyond, ratio))
+
+
+def _bias_error(controller: Controller) -> float:
+    """Standard error of the ratio of the two biases."""
+    return math.hypot(_standard_error(controller.on), _standard_error(controller.off))
+
+
+def _standard_error(bias: Estimate) -> float:
+    most = (2 - bias.alpha) / bias.alpha  # observations that an exponential average is worth
+    return bias.spread / math.sqrt(max(1.0, min(bias.count, most)))
+
+
+def observe(
+    controller: Controller, situation: Situation, groups_used: int, measured_seconds: float
+) -> Controller:
+    """A batch has ended in which the trainer generated ``groups_used`` groups.
+
+    ``situation``: the batch with the costs that were measured in it (`Costs.as_measured`), not
+    those it was decided with. Only so is a batch that was slow for another reason no harm of help,
+    and a cost that was not known yet no error of the model.
+    """
+    modelled, modelled_off = makespan(situation, groups_used), makespan(situation, 0)
+    if min(modelled, modelled_off) <= 0 or math.isinf(modelled):
+        return controller
+    ratio = min(LARGEST_BIAS, max(1 / LARGEST_BIAS, measured_seconds / modelled))
+    if not groups_used:
+        return replace(
+            controller,
+            off=controller.off.observe(ratio),
+            idle=controller.idle + 1,
+            harm=0.0,
+            debt=_paid(controller.debt, situation),
+        )
+    loss = measured_seconds / (modelled_off * (controller.off.value or 1.0)) - 1
+    surprise = loss - max(0.0, 1 / (1 + controller.gain) - 1)
+    controller = replace(
+        controller,
+        on=controller.on.observe(ratio),
+        tried=True,
+        idle=_idle_after_help(controller, surprise),
+    )
+    return _guarded(controller, surprise)
+
+
+def _paid(debt: float, situation: Situation) -> float:
+    """What is left of it after a batch in which help would have gained what the model promises."""
+    if not debt:
+        return 0.0
+    gain = makespan(situation, 0) / makespan(situation, best_groups(situation)) - 1
+    return max(0.0, debt - max(HYSTERESIS, gain))
+
+
+def _idle_after_help(controller: Controller, surprise: float) -> int:
+    """Counts up to the next probe."""
+    if controller.plan:
+        return 0
+    if surprise < -SURPRISE:
+        return controller.idle
+    return -PROBE_EVERY if surprise > SURPRISE else 0
+
+
+def _guarded(controller: Controller, surprise: float) -> Controller:
+    """After a batch that lost so much against batches without help, a probe's price aside."""
+    harm = max(0.0, controller.harm + surprise)
+    if harm < HARM:
+        quiet = controller.quiet + 1
+        setbacks = 0 if quiet >= FORGIVEN_AFTER else controller.setbacks
+        return replace(controller, harm=harm, quiet=quiet, setbacks=setbacks)
+    return replace(
+        controller,
+        plan=0,
+        tried=False,
+        harm=0.0,
+        debt=min(LARGEST_DEBT, harm * 2**controller.setbacks),
+        setbacks=min(controller.setbacks + 1, MOST_SETBACKS),
+        quiet=0,
+    )

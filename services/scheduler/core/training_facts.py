@@ -1,0 +1,99 @@
+"""What each event says about the training of groups: (plan, state, event) -> state, no commands."""
+
+from dataclasses import replace
+
+from services.scheduler.core.facts import computed_by_nobody, given_anew, group_at, with_failure
+from services.scheduler.core.state import Computing, InHand, Plan, State
+from shared.messages.contracts import (
+    GradientComputed,
+    GradientReleased,
+    GroupFailed,
+    GroupTrained,
+    RunFailed,
+)
+
+
+def trained(state: State, event: GroupTrained, now: float) -> State:
+    """Under whatever attempt: a trainer takes a group once, and ignores it when it comes again."""
+    group = group_at(state, event.batch, event.group)
+    if group is None or event.worker in group.trained_by:
+        return state
+    trained_by = (*group.trained_by, event.worker)
+    state = state.with_group(event.batch, event.group, replace(group, trained_by=trained_by))
+    costs = state.costs.observe_train(event.seconds) if event.seconds else state.costs
+    is_current = state.batch is not None and state.batch.index == event.batch
+    # Of the next batch: trained while the current one's record is still being stored.
+    return replace(state, costs=costs, trained_at=now if is_current else state.trained_at)
+
+
+def group_failed(plan: Plan, state: State, event: GroupFailed) -> State:
+    """Send a whole group to the trainer once more, under its next attempt."""
+    group = group_at(state, event.batch, event.group)
+    if group is None or not group.sent or group.attempt != event.attempt:
+        return state
+    state = state.with_group(event.batch, event.group, given_anew(group))
+    if event.attempt + 1 >= plan.max_attempts:
+        where = f"batch {event.batch}, group {event.group}"
+        return with_failure(state, f"{where} could not be sent to the trainer: {event.reason}")
+    return state
+
+
+def gradient_computed(state: State, event: GradientComputed, now: float) -> State:
+    """A rollout device has stored the gradient of a group."""
+    address = event.contribution.worker
+    state = _computes_no_more(state, address, event.batch, event.group, now)
+    if event.seconds and address in state.workers:
+        costs = state.costs.observe_gradient(address, event.seconds)
+        state = replace(state, costs=costs)
+    group = group_at(state, event.batch, event.group)
+    if group is None or group.sent or group.contribution is not None:
+        return state
+    batch_policy = state.policy if state.batch and state.batch.index == event.batch else None
+    if event.attempt != group.attempt or event.policy != batch_policy:
+        return state
+    group = replace(group, computed_by=address, contribution=event.contribution)
+    return state.with_group(event.batch, event.group, group)
+
+
+def gradient_released(state: State, event: GradientReleased, now: float) -> State:
+    """A device gives a group back without its gradient."""
+    state = _computes_no_more(state, event.worker, event.batch, event.group, now)
+    worker = state.workers.get(event.worker)
+    if worker is not None and event.reason == "failed":
+        state = state.with_worker(replace(worker, can_train=False))
+    group = group_at(state, event.batch, event.group)
+    if group is None or group.computed_by != event.worker or group.attempt != event.attempt:
+        return state
+    if group.contribution is not None:
+        return state  # stored before it was given back
+    return computed_by_nobody(state, event.batch, event.group)
+
+
+def run_failed(state: State, event: RunFailed) -> State:
+    """Of the current batch alone: what an earlier one failed at was mended."""
+    if state.batch is None or state.batch.index != event.batch:
+        return state
+    return with_failure(state, f"batch {event.batch}: {event.reason}")
+
+
+def _computes_no_more(state: State, address: str, batch: int, group: int, now: float) -> State:
+    """The device begins with the fragment that waits on it."""
+    worker = state.workers.get(address)
+    if worker is None or worker.computes is None:
+        return state
+    if (worker.computes.batch, worker.computes.group) != (batch, group):
+        return state
+    in_hand = tuple(
+        InHand(held.slot, held.num_samples, now) if place < worker.slots else held
+        for place, held in enumerate(worker.in_hand)
+    )
+    return state.with_worker(replace(worker, computes=None, in_hand=in_hand))
+
+
+def computed_by(state: State, address: str) -> Computing | None:
+    """The group that a worker was given before the scheduler knew it."""
+    for batch in state.batches:
+        for index, group in enumerate(batch.groups):
+            if group.computed_by == address and group.contribution is None:
+                return Computing(batch.index, index, group.attempt, 0.0)
+    return None

@@ -1,0 +1,131 @@
+"""What each device does, and if it waits, for whom: read off the scheduler's state."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from services.scheduler.core.state import BatchState, Plan, State, WorkerState
+
+Use = Literal[
+    "generating", "scoring", "training", "committing",
+    "waiting_for_rollout", "waiting_for_reward", "waiting_for_trainer", "waiting_for_weights",
+    "tail", "paused",
+]  # fmt: skip
+"""tail: nothing is left to issue, and others still generate. waiting_for_weights: the device has a
+fragment, and loads what is to generate it."""
+BUSY: frozenset[Use] = frozenset({"generating", "scoring", "training", "committing"})
+
+
+class TagUsage(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    groups: int
+    """That the trainer was to generate at most."""
+    samples_helped: int
+    """That it generated."""
+    reason: str
+    predicted_gain: float | None
+    measured_gain: float | None
+    """Against what the batch was predicted to take without help."""
+
+
+class BatchUsage(BaseModel):
+    """What the devices did from the opening of a batch to its commit."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    batch: int
+    seconds: float
+    devices: dict[str, dict[Use, float]]
+    """Worker -> use -> seconds."""
+    tag: TagUsage | None = None
+
+
+def uses(plan: Plan, state: State) -> dict[str, Use]:
+    """What every live worker does, by its name."""
+    waits_for = _waits_for(plan, state)  # the same for all: fragments are counted once
+    scores: Use = "scoring" if _num(state, "generated") else waits_for
+    found: dict[str, Use] = {}
+    for worker in state.workers.values():
+        match worker.service:
+            case "trainer":
+                found[worker.name] = _use_of_trainer(state, worker)
+            case "reward":
+                found[worker.name] = scores
+            case _:
+                found[worker.name] = _use_of_rollout(worker) or waits_for
+    return found
+
+
+def _use_of_rollout(worker: WorkerState) -> Use | None:
+    """None if it waits."""
+    if worker.computes is not None:
+        return "training"
+    return "generating" if worker.in_hand else None
+
+
+def _use_of_trainer(state: State, worker: WorkerState) -> Use:
+    batch = state.batch
+    if batch is None:
+        return "waiting_for_rollout"
+    if any(group.sent and worker.address not in group.trained_by for group in batch.groups):
+        return "training"
+    if all(group.sent for group in batch.groups):
+        return "committing"
+    if state.tag.mode == "generate" and worker.in_hand:
+        return "generating"
+    if _count(batch, "issued") or _count(batch, "pending") or not _count(batch, "generated"):
+        return "waiting_for_rollout"
+    return "waiting_for_reward"
+
+
+def _waits_for(plan: Plan, state: State) -> Use:
+    batch = state.batch
+    if state.phase == "paused":
+        return "paused"
+    if batch is None:
+        return "waiting_for_trainer"
+    if _count(batch, "issued") or _count(batch, "pending") or batch.num_uncut(plan.group_size):
+        return "tail"
+    return "waiting_for_reward" if _count(batch, "generated") else "waiting_for_trainer"
+
+
+def _num(state: State, stage: Literal["generated"]) -> int:
+    return sum(batch.count(stage) for batch in state.batches)
+
+
+def _count(batch: BatchState, stage: Literal["pending", "issued", "generated"]) -> int:
+    return batch.count(stage)
+
+
+@dataclass(slots=True)
+class Meter:
+    """Adds up seconds per device and use between two commits."""
+
+    devices: dict[str, dict[Use, float]] = field(default_factory=dict)
+    since: float | None = None
+
+    def advance(self, now: float, current: Mapping[str, Use]) -> None:
+        """``current`` has held since the call before."""
+        if self.since is not None:
+            for name, use in current.items():
+                spent = self.devices.setdefault(name, {})
+                spent[use] = spent.get(use, 0.0) + now - self.since
+        self.since = now
+
+    def move(self, name: str, seconds: float, source: Use, target: Use) -> None:
+        """Some of what looked like ``source`` was ``target``, as the device itself says."""
+        spent = self.devices.setdefault(name, {})
+        moved = min(seconds, spent.get(source, 0.0))
+        spent[source] = spent.get(source, 0.0) - moved
+        spent[target] = spent.get(target, 0.0) + moved
+
+    def cut(self) -> dict[str, dict[Use, float]]:
+        """What was added up; begins anew."""
+        devices, self.devices = self.devices, {}
+        return {
+            name: {use: round(seconds, 3) for use, seconds in spent.items() if seconds >= 0.0005}
+            for name, spent in devices.items()
+        }

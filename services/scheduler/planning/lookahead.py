@@ -1,0 +1,143 @@
+"""A look-ahead by simulation: how many groups of a batch the trainer had better generate.
+
+The wave model (`tag.waves`) takes the trainer's help for one block. In truth ready training goes
+first, devices have work in hand, and what is left at the end goes where it is done first; so the
+core itself is run in virtual time, with the costs that were learned, for a few numbers of groups
+around the model's and for none.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+
+from services.scheduler.core.gradients import gradient_seconds
+from services.scheduler.core.lanes import sample_seconds
+from services.scheduler.core.lending import situation
+from services.scheduler.core.state import Plan, State, Tag, WorkerState
+from services.scheduler.core.tag.controller import Controller
+from services.scheduler.core.tag.estimates import Costs, Estimate
+from services.scheduler.core.tag.makespan import best_groups
+from services.scheduler.sim.cluster import Cluster, build
+from services.scheduler.sim.measured import Watch, step_seconds
+from services.scheduler.sim.profiled import NEVER, prime
+from services.scheduler.sim.timing import Timing
+
+REACH = 3
+"""Groups to both sides of the wave model's choice."""
+STEPS = 10
+"""Of a simulated fragment: a borrowed device can be called back that often."""
+TRAINER = "trainer"
+"""Kind of a fluid trainer's devices, which are taken for equal."""
+LEAD, MEASURED = 2, 4
+"""Batches, with one-step asynchrony: until the lead is built up, and then."""
+
+
+def look_ahead(plan: Plan, state: State, now: float) -> int | None:
+    """The best number of groups for a batch like the current one; None if it cannot be told.
+
+    For a batch from its opening on, whatever has happened in this one by ``now``. At most eight
+    runs of one batch, or four of a few batches with one-step asynchrony. Of equal numbers, the
+    smallest. A fluid trainer's share needs none with one-step asynchrony.
+    """
+    trainer = state.trainer
+    if trainer is None or not trainer.slots or plan.mode != "pipelined":
+        return None
+    if trainer.fluid and plan.max_staleness:
+        return None
+    if state.tag.controller.mode != "auto" or not _is_known(state.costs):
+        return None
+    first = best_groups(situation(plan, state, trainer))
+    pace = REACH if plan.max_staleness else 1
+    near = range(first - REACH, first + REACH + 1, pace)
+    best, least = 0, math.inf
+    for groups in sorted({0, *near}, key=lambda k: (abs(k - first), k)):
+        if 0 <= groups <= plan.num_groups:
+            seconds = batch_seconds(plan, state, groups, at_most=least)
+            if seconds < least or (seconds == least and groups < best):
+                best, least = groups, seconds
+    return best if math.isfinite(least) else None
+
+
+def batch_seconds(plan: Plan, state: State, groups: int, *, at_most: float = math.inf) -> float:
+    """What a batch takes if the trainer may generate so many of its groups.
+
+    Infinite if it never ends, or if, on-policy, that is clearly more than ``at_most``.
+    """
+    if plan.max_staleness:
+        watch = Watch(cluster_of(plan, state, groups, batches=LEAD + MEASURED + 1), LEAD + MEASURED)
+        if not watch.cluster.world.run(NEVER, watch.is_done):
+            return math.inf
+        return step_seconds(watch, LEAD, _generation_seconds(plan, state, groups))
+    cluster = cluster_of(plan, state, groups)
+    commits = cluster.history.commit_times
+    in_time = cluster.world.run(min(at_most + 1e-6, NEVER), lambda: bool(commits))
+    return commits[0] if in_time else math.inf
+
+
+def _generation_seconds(plan: Plan, state: State, groups: int) -> float:
+    """Of a batch, by all devices that may generate."""
+    trainer = state.trainer
+    devices = [*state.rollout, trainer] if trainer is not None and groups else state.rollout
+    rate = sum(worker.slots / sample_seconds(state, worker) for worker in devices)
+    return plan.num_groups * plan.group_size / rate
+
+
+def _is_known(costs: Costs) -> bool:
+    known = (costs.help_seconds(), costs.train.value, costs.ready.value, costs.commit.value)
+    return all(value is not None for value in known)
+
+
+def cluster_of(plan: Plan, state: State, groups: int, *, batches: int = 1) -> Cluster:
+    """As many devices as there are now, each as fast as it was seen to be."""
+    trainer, costs = state.trainer, state.costs
+    assert trainer is not None
+    devices = {
+        f"{place}-{slot}": worker
+        for place, worker in enumerate(state.rollout)
+        for slot in range(worker.slots)
+    }
+    seconds = {kind: costs.rollout_seconds(w.address) or 1.0 for kind, w in devices.items()}
+    gradient = {kind: gradient_seconds(state, w) for kind, w in devices.items() if w.can_train}
+    mode = Controller.of("fixed", groups) if groups else Controller.of("off")
+    cluster = build(
+        replace(plan, num_batches=batches, loan_seconds=NEVER),
+        _timing(plan, costs, trainer, seconds, gradient),
+        rollout=dict.fromkeys(devices, 1),
+        trainer_slots=trainer.slots,
+        reward_workers=plan.num_groups * plan.group_size,
+        first_state=State(recovering=True, tag=Tag(controller=mode)),
+        lanes=(TRAINER,) * trainer.slots if trainer.fluid else (),
+        can_train=list(gradient),
+    )
+    known = replace(
+        costs,
+        rollout={kind: Estimate(value=each) for kind, each in seconds.items()},
+        gradient={kind: Estimate(value=each) for kind, each in gradient.items()},
+    )
+    prime(cluster, known)
+    return cluster
+
+
+def _timing(
+    plan: Plan,
+    costs: Costs,
+    trainer: WorkerState,
+    seconds: Mapping[str, float],
+    gradient: Mapping[str, float],
+) -> Timing:
+    """Every rollout device is a kind of its own. ``seconds``: of a sample. ``gradient``: of a
+    group."""
+    help_seconds = costs.help_seconds() or 1.0
+    rollout = {**seconds, TRAINER: help_seconds}
+    group = {**gradient, TRAINER: costs.train_seconds() * trainer.slots}
+    return Timing(
+        fragment=lambda kind, samples: rollout[kind] * samples,
+        gradient=lambda kind, samples: group[kind] * samples / plan.group_size,
+        help=lambda samples: help_seconds * samples,
+        score=lambda _: costs.ready_seconds(),
+        train=lambda _: costs.train_seconds(),
+        commit=costs.commit_seconds(),
+        adopt=0.0,
+        steps=STEPS,
+        switch=costs.switch_seconds(),
+    )

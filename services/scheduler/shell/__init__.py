@@ -1,0 +1,1 @@
+"""The scheduler's input and output: streams, store, HTTP API, and the loop around the core."""

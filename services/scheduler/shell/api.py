@@ -1,0 +1,149 @@
+"""The scheduler's HTTP API. Errors are problem+json (RFC 9457)."""
+
+import uuid
+from typing import Annotated, Literal
+
+from fastapi import FastAPI, HTTPException, Path, Query
+
+from services.scheduler.shell import api_models as models
+from services.scheduler.shell import views
+from services.scheduler.shell.app import Scheduler
+from shared.messages.contracts import OperatorRequest, TagRequest
+from shared.process.http_docs import add_docs
+from shared.process.http_problems import Problem, add_problems
+from shared.process.service import probes
+
+Limit = Annotated[int, Query(ge=1, le=200, description="how many at most")]
+Number = Annotated[int, Path(ge=0, lt=2**31, description="number of the batch")]
+DESCRIPTION = """Where a run is, what its workers do, and requests to it.
+
+There is no authentication: whoever reaches the port may ask for anything (docs/operations.md).
+Errors are problem+json (RFC 9457). A request that is accepted (202) takes effect a moment later.
+"""
+ERRORS: dict[int | str, dict[str, object]] = {
+    404: {"model": Problem, "description": "there is no such thing"},
+    409: {"model": Problem, "description": "the run is not in a state for this"},
+    422: {"model": Problem, "description": "the request is not understood"},
+}
+
+
+def create_app(scheduler: Scheduler) -> FastAPI:
+    app = FastAPI(
+        title="DigenRL scheduler",
+        version="1",
+        description=DESCRIPTION,
+        servers=[{"url": "/", "description": "this scheduler"}],
+        docs_url=None,
+        redoc_url=None,
+    )
+    app.include_router(probes(scheduler.health))
+    add_problems(app)
+    add_docs(app)
+
+    @app.get("/v1/run", operation_id="get_run", tags=["run"])
+    def run() -> models.RunView:
+        """What the run is doing."""
+        return views.run_view(scheduler)
+
+    @app.get("/v1/workers", operation_id="list_workers", tags=["run"])
+    def workers() -> list[models.WorkerView]:
+        """Every live worker and what it does right now."""
+        return views.worker_views(scheduler)
+
+    @app.get("/v1/batches", operation_id="list_batches", tags=["run"], responses={422: ERRORS[422]})
+    def batches(limit: Limit = 50) -> list[models.BatchView]:
+        """The newest batches, the one in flight first."""
+        return views.batch_views(scheduler, limit)
+
+    @app.get(
+        "/v1/batches/{batch}",
+        operation_id="get_batch",
+        tags=["run"],
+        responses={k: ERRORS[k] for k in (404, 422)},
+    )
+    def batch(batch: Number) -> models.BatchDetail:
+        """One batch with its groups."""
+        found = views.batch_detail(scheduler, batch)
+        if found is None:
+            raise HTTPException(404, f"batch {batch} has not begun")
+        return found
+
+    @app.get(
+        "/v1/versions", operation_id="list_versions", tags=["run"], responses={422: ERRORS[422]}
+    )
+    def versions(limit: Limit = 50) -> list[models.VersionView]:
+        """The newest policy versions."""
+        return views.version_views(scheduler, limit)
+
+    _add_tag(app, scheduler)
+    _add_actions(app, scheduler)
+    return app
+
+
+def _add_tag(app: FastAPI, scheduler: Scheduler) -> None:
+    @app.get("/v1/tag", operation_id="get_tag", tags=["tag"])
+    def tag() -> models.TagView:
+        """Trainer-assisted generation: what was decided, what it was predicted to gain and did."""
+        return views.tag_view(scheduler)
+
+    @app.post(
+        "/v1/tag",
+        operation_id="set_tag",
+        status_code=202,
+        tags=["tag"],
+        responses={422: ERRORS[422]},
+    )
+    async def set_tag(body: models.TagBody) -> models.Accepted:
+        """Choose how many groups the trainer generates: auto, off, or a fixed number."""
+        limit = scheduler.plan.num_groups
+        if body.mode == "fixed" and body.groups is None:
+            raise HTTPException(422, "groups: mode fixed needs it")
+        if body.groups is not None and body.groups > limit:
+            raise HTTPException(422, f"groups: a batch has {limit}, not {body.groups}")
+        accepted = models.Accepted(action="tag", id=uuid.uuid4().hex)
+        await scheduler.bus.publish(
+            TagRequest(mode=body.mode, groups=body.groups or 0, id=accepted.id)
+        )
+        return accepted
+
+
+def _add_actions(app: FastAPI, scheduler: Scheduler) -> None:
+    async def request(action: Literal["pause", "resume", "stop"]) -> models.Accepted:
+        if scheduler.state.phase == "finished":
+            raise HTTPException(409, "the run is finished")
+        accepted = models.Accepted(action=action, id=uuid.uuid4().hex)
+        await scheduler.bus.publish(OperatorRequest(action=action, id=accepted.id))
+        return accepted
+
+    @app.post(
+        "/v1/run/pause",
+        operation_id="pause_run",
+        status_code=202,
+        tags=["actions"],
+        responses={409: ERRORS[409]},
+    )
+    async def pause() -> models.Accepted:
+        """Issue no further fragment until resumed; what is in hand is finished."""
+        return await request("pause")
+
+    @app.post(
+        "/v1/run/resume",
+        operation_id="resume_run",
+        status_code=202,
+        tags=["actions"],
+        responses={409: ERRORS[409]},
+    )
+    async def resume() -> models.Accepted:
+        """Go on after a pause, a stop or a failure."""
+        return await request("resume")
+
+    @app.post(
+        "/v1/run/stop",
+        operation_id="stop_run",
+        status_code=202,
+        tags=["actions"],
+        responses={409: ERRORS[409]},
+    )
+    async def stop() -> models.Accepted:
+        """End the run where it stands; it can be resumed from its newest commit."""
+        return await request("stop")

@@ -1,0 +1,127 @@
+"""The workers that the scheduler hears: who takes part, who does not, and who has left."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import structlog
+
+from services.scheduler.core.leases import SILENCE_S, Leases
+from services.scheduler.core.machine import (
+    DeviceReported,
+    Input,
+    WorkerJoined,
+    WorkerLeft,
+    WorkerStood,
+)
+from services.scheduler.core.state import State, WorkerState
+from services.scheduler.core.usage import Meter
+from shared.bus.bus import Bus
+from shared.messages.contracts import WorkerRefused, WorkerStatus
+
+WATCH_S = 0.5
+
+log = structlog.get_logger()
+
+
+@dataclass(slots=True)
+class Seen:
+    status: WorkerStatus
+    at: float
+    """Monotonic seconds."""
+    refused: str | None = None
+    """Why it takes no part, whatever device it has."""
+
+
+@dataclass(slots=True)
+class Roster:
+    """Turns statuses, and their absence, into what the machine is told."""
+
+    _bus: Bus
+    _put: Callable[[Input], None]
+    _state: Callable[[], State]
+    _meter: Meter
+    seen: dict[str, Seen] = field(default_factory=dict)
+    """By address."""
+    leases: Leases = field(default_factory=Leases)
+
+    async def note(self, status: WorkerStatus) -> None:
+        address, now = status.address, time.monotonic()
+        heard = self.leases.hear(address, status.worker, now)
+        if heard == "refused":
+            await self._refuse(status, now)
+        if heard in ("waits", "refused"):
+            return
+        before = self.seen.get(address)
+        if heard == "joined":
+            self._welcome(status)
+        elif before is not None:
+            loading = status.seconds.get("loading_weights", 0.0)
+            loading -= before.status.seconds.get("loading_weights", 0.0)
+            if status.service == "rollout" and loading > 0:
+                self._meter.move(status.worker, loading, "generating", "waiting_for_weights")
+        self.seen[address] = Seen(status, now)
+        stood = _stood(status, self._state().workers.get(address))
+        if stood is not None:
+            self._put(stood)
+        if status.loan is not None and status.device.refusal is None:
+            report = DeviceReported(address, status.loan.generation, status.loan.mode)
+            self._put(report)
+
+    async def _refuse(self, status: WorkerStatus, now: float) -> None:
+        """Another worker of this name lives beside it."""
+        reason = (
+            f"another worker is named {status.worker!r}; give each one a name of its own with "
+            "--worker or DIGENRL_WORKER"
+        )
+        if status.address not in self.seen:
+            log.error("worker_name_taken", name=status.worker, host=status.host)
+        self.seen[status.address] = Seen(status, now, refused=reason)
+        await self._bus.tell(WorkerRefused(worker=status.address, reason=reason))
+
+    def _welcome(self, status: WorkerStatus) -> None:
+        earlier = [a for a, seen in self.seen.items() if seen.status.worker == status.worker]
+        for address in earlier:
+            self.seen.pop(address)
+        refusal = status.device.refusal
+        if refusal is not None:
+            log.error("worker_refused", name=status.worker, reason=refusal)
+            return
+        log.info("worker_joined", name=status.worker, service=status.service)
+        self._put(
+            WorkerJoined(
+                status.address,
+                status.worker,
+                status.service,
+                slots=status.device.slots,
+                kind=status.device.kind,
+                fluid=status.device.fluid,
+                can_train=status.device.can_train,
+            )
+        )
+
+    async def watch(self) -> None:
+        """A lease does not count the time in which this process itself was busy with something."""
+        while True:
+            began = time.monotonic()
+            await asyncio.sleep(WATCH_S)
+            now = time.monotonic()
+            self.leases.prolong(max(0.0, now - began - WATCH_S))
+            for address in self.leases.end(now):
+                self.seen.pop(address, None)
+                self._put(WorkerLeft(address))
+                log.warning("worker_left", address=address)
+            for address in [a for a, seen in self.seen.items() if seen.at < now - SILENCE_S]:
+                if self.seen[address].refused:
+                    del self.seen[address]
+
+
+def _stood(status: WorkerStatus, worker: WorkerState | None) -> WorkerStood | None:
+    """What it says that matters to the deadlines of what it has, if anything."""
+    if worker is None or status.service != "rollout":
+        return None
+    if status.activity in ("starting", "loading_weights"):
+        return WorkerStood(status.address, "loading")
+    idles = worker.not_asked == "late" and status.activity.startswith("waiting")
+    return WorkerStood(status.address, "nothing") if idles else None

@@ -1,0 +1,65 @@
+"""Watches the streams that a run goes through: whether they are lost, full, or out of reach."""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import structlog
+
+from shared.bus.bus import Bus
+from shared.bus.streams import StreamMark
+from shared.errors import DigenRLError, Unavailable
+from shared.messages import subjects
+from shared.process.service import Health
+
+LOOK_S = 1.0
+NEARLY_FULL = 0.9
+
+log = structlog.get_logger()
+
+
+class StreamsLost(DigenRLError):
+    """Messages are gone that the scheduler's state rests on."""
+
+
+@dataclass(frozen=True, slots=True)
+class StreamWatch:
+    bus: Bus
+    health: Health
+    make_room: Callable[[], None]
+    """Is called as long as a stream is nearly full."""
+
+    async def run(self, before: Mapping[str, StreamMark | None]) -> None:
+        """Look for ever; ``before`` is how the streams were when they were last made.
+
+        Raises:
+            StreamsLost: as soon as one of them is gone, was made anew or set back.
+        """
+        while True:
+            await asyncio.sleep(LOOK_S)
+            try:
+                now = await self.bus.marks()
+            except Unavailable as error:
+                self._say(str(error))
+                continue
+            lost = [n for n, mark in before.items() if mark is None or mark.is_lost_in(now[n])]
+            if lost:
+                raise StreamsLost(f"{', '.join(lost)}: messages are lost")
+            before = now
+            self._look_for_room(now)
+
+    def _look_for_room(self, marks: Mapping[str, StreamMark | None]) -> None:
+        slots = ((stream.name, marks[stream.name]) for stream in subjects.STREAMS if stream.slots)
+        full = {name for name, mark in slots if mark is not None and mark.filled > NEARLY_FULL}
+        full.update(self.bus.full.values())
+        if full:
+            self.make_room()
+            self._say(f"{', '.join(sorted(full))}: full; messages wait for room")
+        elif not self.health.ready:
+            log.info("streams_in_order")
+            self.health.is_ready()
+
+    def _say(self, reason: str) -> None:
+        if self.health.reason != reason:
+            log.error("streams_not_in_order", reason=reason)
+            self.health.is_not_ready(reason)

@@ -1,0 +1,254 @@
+"""What the HTTP API answers: views of the scheduler's state and of the commit records."""
+
+import itertools
+import time
+from collections.abc import Iterable
+
+from services.scheduler.core.state import BatchState, Plan, Stage, State, TagRecord
+from services.scheduler.core.usage import Use, uses
+from services.scheduler.shell.api_models import (
+    BatchDetail,
+    BatchView,
+    GroupView,
+    RunView,
+    TagDecisionView,
+    TagView,
+    VersionView,
+    WaitsFor,
+    WorkerView,
+)
+from services.scheduler.shell.app import Scheduler
+from services.scheduler.shell.roster import Seen
+from shared.messages.contracts import Service, WorkerStatus
+from shared.run.commits import CommitRecord
+
+
+def run_view(scheduler: Scheduler) -> RunView:
+    state, plan = scheduler.state, scheduler.plan
+    step = max(0, len(scheduler.chain) - 1)
+    pace = seconds_per_step(scheduler.committed_at)
+    counts: dict[Service, int] = {"rollout": 0, "reward": 0, "trainer": 0}
+    for seen in scheduler.seen.values():
+        counts[seen.status.service] += 1
+    newest = scheduler.chain[-1].metrics if scheduler.chain else {}
+    return RunView(
+        run=scheduler.bus.run,
+        phase=state.phase,
+        step=step,
+        steps=plan.num_batches,
+        policy_version=None if state.policy is None else state.policy.version,
+        reward_mean=newest.get("reward_mean"),
+        seconds_per_step=pace,
+        eta_seconds=None if pace is None else pace * (plan.num_batches - step),
+        waiting_for=waiting_for(state),
+        num_workers=counts,
+        missing_workers=missing_workers(plan, state),
+        num_quarantined=scheduler.num_quarantined,
+        failure=state.failure,
+    )
+
+
+def seconds_per_step(committed_at: list[float], *, window: int = 10) -> float | None:
+    """Median time between the newest commits."""
+    recent = committed_at[-window - 1 :]
+    gaps = sorted(after - before for before, after in itertools.pairwise(recent))
+    return gaps[len(gaps) // 2] if gaps else None
+
+
+def waiting_for(state: State) -> WaitsFor:
+    """Whose work, or whose word, the run goes on with."""
+    if state.phase == "finished":
+        return "nothing"
+    if state.phase in ("paused", "stopped", "failed"):
+        return "operator"
+    batch = state.batch
+    if batch is None:
+        return "trainer"  # commits the first version
+    cut = sum(group.num_cut for group in batch.groups)
+    if batch.count("pending") or batch.count("issued") or not cut:
+        return "rollout"
+    return "reward" if batch.count("generated") else "trainer"
+
+
+def missing_workers(plan: Plan, state: State) -> list[Service]:
+    """Services without which the run cannot go on, and of which no worker takes part."""
+    if state.phase not in ("waiting", "running"):
+        return []
+    needed: tuple[Service, ...] = ("rollout", "reward", "trainer")
+    if plan.mode == "colocated":
+        needed = ("reward", "trainer")
+    there = {worker.service for worker in state.workers.values()}
+    return [service for service in needed if service not in there]
+
+
+def worker_views(scheduler: Scheduler) -> list[WorkerView]:
+    now, current = time.monotonic(), uses(scheduler.plan, scheduler.state)
+    seen = sorted(scheduler.seen.values(), key=lambda seen: seen.status.worker)
+    return [_worker_view(scheduler, each, current, now) for each in seen]
+
+
+def _worker_view(
+    scheduler: Scheduler, seen: Seen, current: dict[str, Use], now: float
+) -> WorkerView:
+    status = seen.status
+    known = scheduler.state.workers.get(status.address)
+    return WorkerView(
+        worker=status.worker,
+        address=status.address,
+        service=status.service,
+        activity=status.activity,
+        use=current.get(status.worker),
+        policy_version=status.policy_version,
+        num_done=status.num_done,
+        busy_seconds=status.busy_seconds,
+        num_quarantined=status.num_quarantined,
+        host=status.host,
+        url=status.url,
+        device=status.device.kind,
+        gpu=status.device.gpu,
+        memory_bytes=status.device.memory_bytes,
+        refused=status.device.refusal or seen.refused,
+        lent=status.loan is not None and status.loan.mode == "generate",
+        seconds_per_sample=_generation_seconds(scheduler, status),
+        num_in_hand=0 if known is None else len(known.in_hand),
+        trains_group=known.computes.group if known is not None and known.computes else None,
+        seconds_per_gradient=_gradient_seconds(scheduler, status.address),
+        seconds_since_seen=round(now - seen.at, 3),
+    )
+
+
+def _generation_seconds(scheduler: Scheduler, status: WorkerStatus) -> float | None:
+    """Of this device's own samples; None if none of them has been measured."""
+    costs = scheduler.state.costs
+    if status.service == "trainer":
+        return costs.help.value
+    measured = costs.rollout.get(status.address)
+    return None if measured is None else measured.value
+
+
+def _gradient_seconds(scheduler: Scheduler, address: str) -> float | None:
+    measured = scheduler.state.costs.gradient.get(address)
+    return None if measured is None else measured.value
+
+
+def tag_view(scheduler: Scheduler) -> TagView:
+    tag, costs = scheduler.state.tag, scheduler.state.costs
+    return TagView(
+        mode=tag.controller.mode,
+        groups=tag.controller.groups,
+        lent=tag.mode == "generate",
+        generation=tag.generation,
+        samples_left=tag.samples_left,
+        costs={
+            "help_per_sample": costs.help_seconds(),
+            "train_per_group": costs.train_seconds(),
+            "ready": costs.ready_seconds(),
+            "commit": costs.commit_seconds(),
+            "switch": costs.switch_seconds(),
+        },
+        decisions=[_decision_view(record) for record in reversed(tag.history)],
+    )
+
+
+def _decision_view(record: TagRecord) -> TagDecisionView:
+    decision = record.decision
+    return TagDecisionView(
+        batch=record.batch,
+        groups=decision.groups,
+        reason=decision.reason,
+        predicted_seconds=decision.predicted_seconds,
+        predicted_gain=record.predicted_gain,
+        measured_seconds=record.seconds,
+        measured_gain=record.measured_gain,
+    )
+
+
+def batch_views(scheduler: Scheduler, limit: int) -> list[BatchView]:
+    """The newest ``limit``, newest first; no other is looked at."""
+    chain, running = scheduler.chain, scheduler.state.batches
+    shown = [_in_flight(scheduler.state, batch) for batch in reversed(running)][:limit]
+    newest = range(len(chain) - 1, 0, -1)[: limit - len(shown)]
+    shown += [_committed(chain[version]) for version in newest]
+    return [BatchView(**view.model_dump(exclude={"groups"})) for view in shown]
+
+
+def batch_detail(scheduler: Scheduler, batch: int) -> BatchDetail | None:
+    if batch + 1 < len(scheduler.chain):
+        return _committed(scheduler.chain[batch + 1])
+    found = scheduler.state.find_batch(batch)
+    return None if found is None else _in_flight(scheduler.state, found)
+
+
+def version_views(scheduler: Scheduler, limit: int) -> list[VersionView]:
+    """The newest ``limit``, newest first."""
+    return [
+        VersionView(
+            version=record.policy.version,
+            weights_digest=record.policy.weights_digest,
+            weights=record.weights.key,
+            trained_from_batch=record.batch,
+            onpolicy_ratio_error=record.metrics.get("onpolicy_ratio_error"),
+        )
+        for record in scheduler.chain[: -limit - 1 : -1]
+    ]
+
+
+def _committed(record: CommitRecord) -> BatchDetail:
+    assert record.batch is not None
+    return BatchDetail(
+        batch=record.batch,
+        status="committed",
+        staleness=_staleness(
+            (record.batch - group.policy_version, len(group.rewards)) for group in record.trained
+        ),
+        reward_mean=record.metrics["reward_mean"],
+        metrics=dict(record.metrics),
+        groups=[
+            GroupView(
+                group=group.group,
+                attempt=group.attempt,
+                policy_version=group.policy_version,
+                stages=["trained"] * len(group.fragments),
+                trained_by=group.trained_by,
+                rewards=list(group.rewards),
+            )
+            for group in record.trained
+        ],
+    )
+
+
+def _staleness(samples: Iterable[tuple[int, int]]) -> dict[int, int]:
+    counts: dict[int, int] = {}
+    for steps, number in samples:
+        counts[steps] = counts.get(steps, 0) + number
+    return counts
+
+
+def _in_flight(state: State, batch: BatchState) -> BatchDetail:
+    stages: tuple[Stage, ...] = ("pending", "issued", "generated", "scored")
+    return BatchDetail(
+        batch=batch.index,
+        status="in_flight" if batch is state.batch else "early",
+        staleness=_staleness(
+            (batch.index - group.policy.version, group.num_cut)
+            for group in batch.groups
+            if group.policy is not None
+        ),
+        num_fragments={stage: batch.count(stage) for stage in stages},
+        groups=[
+            GroupView(
+                group=index,
+                attempt=group.attempt,
+                policy_version=None if group.policy is None else group.policy.version,
+                stages=[fragment.stage for fragment in group.fragments],
+                trained_by=group.computed_by,
+                rewards=[
+                    reward
+                    for fragment in group.fragments
+                    if fragment.scored
+                    for reward in fragment.scored.rewards
+                ],
+            )
+            for index, group in enumerate(batch.groups)
+        ],
+    )

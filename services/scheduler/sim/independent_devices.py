@@ -1,0 +1,202 @@
+"""A trainer of several devices that each hold all weights: work flows to whichever is free.
+
+Each device generates the fragments that it was given first, unbroken, and otherwise trains: it
+takes the next samples of the groups that are ready, in the order of their arrival, whatever the
+others do. They meet at the optimizer step only. To change over takes no time.
+
+    device 0  |fragment        |s|s|s|s|s| optimizer |
+    device 1  |fragment          |s|s|s|s| optimizer |     s: a sample's gradient
+    device 2  |s|s|s|s|s|s|s|s|s|s|s|s|s|  optimizer |
+"""
+
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from services.scheduler.sim.batches import Trainer
+from services.scheduler.sim.devices import result_of
+from shared.devices.loan import may_generate
+from shared.devices.slices import LAST_GROUPS, Cut, cuts
+from shared.messages.contracts import GenerateFragment, Message, TrainGroup
+
+
+@dataclass(slots=True)
+class Lane:
+    """One of the devices."""
+
+    name: str
+    drawn_as: str
+    """Whatever the life of the trainer."""
+    kind: str
+    can_generate: bool
+    task: GenerateFragment | None = None
+    """Under way."""
+    use: int = 0
+    """Counts what it has begun: what was broken off does not end."""
+    since: float = 0.0
+
+
+@dataclass(slots=True)
+class Share:
+    """A group that is being trained."""
+
+    group: TrainGroup
+    waiting: deque[Cut]
+    """That no device has begun with."""
+    parts: Counter[int] = field(default_factory=Counter)
+    """Sample -> parts of its gradient that are added up."""
+    added: int = 0
+    """Samples."""
+    seconds: float = 0.0
+    """Of all devices, added up."""
+
+    def add(self, cut: Cut) -> Iterator[range]:
+        """Gives the samples whose gradient is complete now."""
+        self.parts.update(cut.samples)
+        if self.parts[cut.samples.start] == cut.num_parts:
+            self.added += len(cut.samples)
+            yield cut.samples
+
+
+@dataclass(slots=True)
+class FluidTrainer(Trainer):
+    lanes: tuple[Lane, ...] = ()
+    _free: list[Lane] = field(default_factory=list)
+    _waiting: deque[GenerateFragment] = field(default_factory=deque)
+    _shares: deque[Share] = field(default_factory=deque)
+    """With pieces that nobody has begun with."""
+
+    def __post_init__(self) -> None:
+        self._free = list(self.lanes)
+
+    @property
+    def is_fluid(self) -> bool:
+        return True
+
+    def _act(self) -> None:
+        """Give every free device something to do."""
+        if self._stepping:
+            return
+        if self._is_complete:
+            self._commit()
+            return
+        free, self._free = self._free, []
+        for lane in free:
+            self._next(lane)
+
+    def _take(self, group: TrainGroup) -> None:
+        if group.contribution is None:
+            is_last = self.plan.num_groups - len(self._ready) <= LAST_GROUPS
+            steps = self.timing.trained_steps
+            pieces = cuts(self.plan.group_size, len(self.lanes), steps, is_last=is_last)
+            self._shares.append(Share(group, deque(pieces)))
+        Trainer._take(self, group)
+
+    def _next(self, lane: Lane) -> None:
+        if self._stepping:
+            self._free.append(lane)
+        elif self._may_begin(lane):
+            self._generate(lane, self._waiting.popleft())
+        elif self._shares:
+            self._train(lane, self._shares[0])
+        else:
+            self._free.append(lane)
+
+    def _may_begin(self, lane: Lane) -> bool:
+        """A fragment, for there is one, and the devices are lent."""
+        if not self._waiting or not lane.can_generate:
+            return False
+        return may_generate(self.loan, self.process.world.now)
+
+    def _generate(self, lane: Lane, task: GenerateFragment) -> None:
+        assert self.policy is not None
+        seconds = self.history.drawn(
+            lane.drawn_as, self.timing.fragment(lane.kind, task.fragment.num_samples)
+        )
+        weights = self.policy.weights_digest
+        number = self.history.begins(self.address, task, self.version, weights)
+        self.history.stepped(self.address, (number,), weights)
+        lane.task = task
+
+        def done() -> None:
+            assert self.policy is not None
+            lane.task = None
+            digest = self.policy.weights_digest
+            self.history.worked(lane.name, "generate", lane.since)
+            self.broker.send(self.process, result_of(task, digest, self.address, seconds, number))
+            self._next(lane)
+
+        self._occupy(lane, seconds, done)
+
+    def _train(self, lane: Lane, share: Share) -> None:
+        """The next piece of a group."""
+        cut = share.waiting.popleft()
+        if not share.waiting:
+            self._shares.popleft()
+        steps = self.timing.trained_steps
+        part = len(cut.steps(steps)) / steps
+        whole = self.timing.gradient(lane.kind, len(cut.samples))
+        seconds = self.history.drawn(lane.drawn_as, part * whole)
+
+        def done() -> None:
+            self.history.worked(lane.name, "train", lane.since)
+            for samples in share.add(cut):
+                self.history.added(self.address, share.group, samples)
+            share.seconds += seconds
+            if share.added == self.plan.group_size:
+                self._count(share.group, share.seconds / len(self.lanes))
+            if self._is_complete:
+                self._free.append(lane)
+                self._act()
+            else:
+                self._next(lane)
+
+        self._occupy(lane, seconds, done)
+
+    def _occupy(self, lane: Lane, seconds: float, done: Callable[[], None]) -> None:
+        lane.use += 1
+        lane.since = self.process.world.now
+        use = lane.use
+
+        def act() -> None:
+            if lane.use == use:
+                done()
+
+        self.process.after(seconds, act)
+
+    def _uses_optimizer(self, seconds: float) -> None:
+        """Nothing is left to be trained; what is still generated is nobody's concern any more."""
+        for lane in self.lanes:
+            self._break_off(lane)
+            self.history.commits(lane.name, seconds)
+
+    def _break_off(self, lane: Lane) -> None:
+        if lane in self._free:
+            return
+        self.history.worked(lane.name, "train" if lane.task is None else "generate", lane.since)
+        if lane.task is not None:
+            self._release(lane.task, "stale")
+        lane.use += 1
+        lane.task = None
+        self._free.append(lane)
+
+    def _given(self, message: Message) -> None:
+        assert isinstance(message, GenerateFragment)
+        if message.policy == self.policy:
+            self._waiting.append(message)
+            self._act()
+        else:
+            self._release(message, "stale")
+
+    def _drop(self) -> None:
+        for task in self._waiting:
+            self._release(task, "returned")
+        self._waiting.clear()
+
+    def _drop_stale(self) -> None:
+        self._shares.clear()
+        for lane in self.lanes:
+            self._break_off(lane)
+        for task in [task for task in self._waiting if task.policy != self.policy]:
+            self._waiting.remove(task)
+            self._release(task, "stale")

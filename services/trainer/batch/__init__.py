@@ -1,0 +1,1 @@
+"""One batch: its groups are fetched, trained in order, and measured."""

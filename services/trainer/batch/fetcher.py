@@ -1,0 +1,200 @@
+"""What the trainer lets into a batch: groups that may be trained, fetched before their turn."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Callable, Container, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import structlog
+
+from services.trainer.batch.trajectory_cache import KeptTrajectories
+from shared.bus.bus import Bus
+from shared.devices.protocols import GradientPart, GroupData
+from shared.errors import AdmissionError, ContractError, DigenRLError, IntegrityError
+from shared.messages import subjects
+from shared.messages.contracts import (
+    Contribution,
+    FragmentFailed,
+    FragmentScored,
+    GroupFailed,
+    ObjectRef,
+    TrainGroup,
+)
+from shared.messages.staleness import Admissible, check_admission
+from shared.recipe.recipe import Recipe
+from shared.run.layout import batch_folder
+from shared.store import ObjectStore
+from shared.telemetry import FRAGMENTS
+
+PREFETCHED_GROUPS = 2
+
+log = structlog.get_logger()
+
+
+CheckStored = Callable[[bytes, bytes, int], None]
+"""(trajectory, conditions, samples): raises ContractError unless they can be trained."""
+
+
+@dataclass(frozen=True, slots=True)
+class AdmittedGroup:
+    command: TrainGroup
+    work: GroupData | GradientPart | None
+    """What to train, or what to add, or None if its gradient is zero."""
+
+
+class Intake:
+    def __init__(
+        self,
+        recipe: Recipe,
+        bus: Bus,
+        store: ObjectStore,
+        kept: KeptTrajectories,
+        check: CheckStored | None = None,
+    ) -> None:
+        """``kept``: of the trainer's own devices. ``check``: of each fragment, in a thread."""
+        self._check = check
+        self._skips_zeros = recipe.algorithm.kl_beta == 0
+        self._bus = bus
+        self._store = store
+        self._kept = kept
+        self._failed: set[tuple[int, int, int]] = set()
+        """(batch, group, attempt) that were told to have failed: not to be tried again when their
+        batch is."""
+
+    async def groups(
+        self, admissible: Admissible, counted: Container[int], committed: asyncio.Future[Any]
+    ) -> AsyncGenerator[tuple[int, AdmittedGroup]]:
+        """Those of the batch that is trained from the first of ``admissible``, as they come, for
+        ever; but for those whose index is ``counted`` already.
+
+        Raises:
+            Exception: the one that ``committed`` ends with. While that version is being stored, a
+                group that names it may be by another trainer's, which was first: it waits.
+        """
+        fetched: asyncio.Queue[AdmittedGroup] = asyncio.Queue(PREFETCHED_GROUPS)
+
+        async def fetch() -> None:
+            batch = admissible[0].version
+            subject = subjects.batch_subject(self._bus.run, subjects.TRAIN, batch)
+            async with contextlib.aclosing(self._bus.follow(subjects.TRAIN, [subject])) as stream:
+                async for received in stream:
+                    command = received.message
+                    if isinstance(command, TrainGroup) and self._is_wanted(command, counted):
+                        if command.policy.version == batch:
+                            await asyncio.shield(committed)
+                        group = await self._admitted(command, admissible)
+                        if group is not None:
+                            await fetched.put(group)
+
+        fetching = asyncio.create_task(fetch())
+        upcoming = asyncio.create_task(fetched.get())
+        try:
+            while True:
+                await asyncio.wait({upcoming, fetching}, return_when=asyncio.FIRST_COMPLETED)
+                if not upcoming.done():
+                    await fetching  # raises what ended it
+                group = await upcoming
+                upcoming = asyncio.create_task(fetched.get())
+                yield group.command.group, group
+        finally:
+            upcoming.cancel()
+            fetching.cancel()
+            await asyncio.gather(upcoming, fetching, return_exceptions=True)
+
+    def _is_wanted(self, command: TrainGroup, counted: Container[int]) -> bool:
+        attempt = (command.batch, command.group, command.attempt)
+        return command.group not in counted and attempt not in self._failed
+
+    async def fail(self, command: TrainGroup, error: DigenRLError) -> None:
+        """The group has to be sent again."""
+        self._failed.add((command.batch, command.group, command.attempt))
+        log.error("group_failed", batch=command.batch, group=command.group, error=str(error))
+        await self._bus.publish(
+            GroupFailed(
+                batch=command.batch,
+                group=command.group,
+                attempt=command.attempt,
+                reason=str(error)[:4000],
+            )
+        )
+
+    async def _admitted(self, command: TrainGroup, admissible: Admissible) -> AdmittedGroup | None:
+        """The group with what is needed of it; None, and what is faulty of it reported, if it may
+        not be trained."""
+        refused = [f for f in command.fragments if not await self._admits(f, command, admissible)]
+        if refused:
+            return None
+        if command.contribution is not None:
+            try:
+                return AdmittedGroup(command, await self._part(command, command.contribution))
+            except (IntegrityError, ContractError) as error:
+                await self.fail(command, error)
+                return None
+        if self._skips_zeros and not any(command.advantages):
+            return AdmittedGroup(command, None)
+        data = await self._data(command)
+        return None if data is None else AdmittedGroup(command, data)
+
+    async def _admits(
+        self, fragment: FragmentScored, command: TrainGroup, admissible: Admissible
+    ) -> bool:
+        try:
+            check_admission(fragment, command, admissible)
+            if fragment.parts.keys() != command.fragments[0].parts.keys():
+                raise AdmissionError("its scorers are not those of the others of its group")
+        except AdmissionError as error:
+            await self._refuse(fragment, error)
+            return False
+        return True
+
+    async def _part(self, command: TrainGroup, contribution: Contribution) -> GradientPart:
+        """Raises ContractError or IntegrityError if its object does not belong to this batch, is
+        not in the store, or is broken."""
+        ref = contribution.gradient
+        if not ref.key.startswith(f"{batch_folder(self._bus.run, command.batch)}/"):
+            raise ContractError(f"{ref.key} is not a gradient of batch {command.batch}")
+        return GradientPart(gradient=await self._store.get(ref), tally=contribution.tally)
+
+    async def _data(self, command: TrainGroup) -> GroupData | None:
+        """None, and those are refused, if fragments are faulty."""
+        stored = [fragment.stored for fragment in command.fragments]
+        # The conditions of one prompt are one object, or few: each is read once.
+        refs = {ref for each in stored for ref in (each.trajectory, each.conditions)}
+        read = {ref: asyncio.ensure_future(self._get(ref)) for ref in refs}
+        await asyncio.gather(*read.values(), return_exceptions=True)
+        fragments = [await self._fragment(each, read) for each in command.fragments]
+        whole = [each for each in fragments if each is not None]
+        if len(whole) < len(fragments):
+            return None
+        return GroupData(
+            trajectories=tuple(trajectory for trajectory, _ in whole),
+            conditions=whole[-1][1],
+            advantages=command.advantages,
+            staleness=command.batch - command.policy.version,
+        )
+
+    async def _get(self, ref: ObjectRef) -> bytes:
+        kept = self._kept.take(ref)
+        return await self._store.get(ref) if kept is None else kept
+
+    async def _fragment(
+        self, fragment: FragmentScored, read: Mapping[ObjectRef, asyncio.Future[bytes]]
+    ) -> tuple[bytes, bytes] | None:
+        """Its trajectory and its prompt's conditions; None, and it is refused, if one is faulty."""
+        stored = fragment.stored
+        try:
+            found = read[stored.trajectory].result(), read[stored.conditions].result()
+            if self._check is not None:
+                await asyncio.to_thread(self._check, *found, fragment.fragment.num_samples)
+            return found
+        except (IntegrityError, ContractError) as error:
+            await self._refuse(fragment, error)
+            return None
+
+    async def _refuse(self, fragment: FragmentScored, error: DigenRLError) -> None:
+        log.error("fragment_refused", slot=str(fragment.fragment.slot), error=str(error))
+        FRAGMENTS.labels(stage="admission", outcome="refused").inc()
+        await self._bus.publish(
+            FragmentFailed(slot=fragment.fragment.slot, stage="admission", reason=str(error)[:4000])
+        )

@@ -1,0 +1,228 @@
+"""One batch's way into the gradient: groups are trained, added or skipped, each exactly once."""
+
+import asyncio
+import contextlib
+from dataclasses import dataclass, field
+from typing import Any
+
+from services.trainer.batch.fetcher import AdmittedGroup, Intake
+from services.trainer.batch.measures import batch_metrics
+from services.trainer.batch.order import in_order
+from services.trainer.devices.device import Outcome, QueuedGroup
+from services.trainer.devices.pool import Lanes
+from shared.bus.bus import Bus
+from shared.devices.protocols import GradientPart, GroupData, Training
+from shared.devices.slices import LAST_GROUPS
+from shared.errors import ContractError, OutOfMemory, Untrainable
+from shared.messages.contracts import GroupTrained, TrainGroup
+from shared.messages.staleness import Admissible
+from shared.process.worker import Worker
+from shared.recipe.recipe import Recipe
+from shared.run.commits import TrainedGroup
+from shared.telemetry import STAGE_SECONDS
+
+
+@dataclass(slots=True)
+class BatchInTraining:
+    number: int
+    part: range
+    """Of its groups, those that the next optimizer step is made of."""
+    held: list[AdmittedGroup] = field(default_factory=list)
+    """Of later parts."""
+    steps: list[dict[str, float]] = field(default_factory=list)
+    """Metrics of the optimizer steps in between."""
+    counted: set[int] = field(default_factory=set)
+    """Groups that are in the gradient or on their way; whatever comes twice counts once."""
+    trained: dict[int, TrainedGroup] = field(default_factory=dict)
+    """Groups that are in the gradient."""
+    advantages: dict[int, tuple[float, ...]] = field(default_factory=dict)
+    """Of their samples, as they were trained with."""
+    seconds: float = 0.0
+    """That the trainer was busy with them."""
+    outcomes: asyncio.Queue[Outcome] = field(default_factory=asyncio.Queue)
+
+    @property
+    def in_index_order(self) -> tuple[TrainedGroup, ...]:
+        return tuple(self.trained[index] for index in sorted(self.trained))
+
+    @property
+    def rewards(self) -> list[float]:
+        """Of the samples that could be scored."""
+        every = (reward for group in self.in_index_order for reward in group.rewards)
+        return [reward for reward in every if reward is not None]
+
+    @property
+    def part_is_trained(self) -> bool:
+        return all(index in self.trained for index in self.part)
+
+    def metrics(self, last_step: dict[str, float], scale: float) -> dict[str, float]:
+        """``last_step``: of the optimizer step that makes the version. ``scale``: of its gradient,
+        and so of its advantages."""
+        ordered = (self.advantages[index] for index in sorted(self.trained))
+        advantages = [scale * each for group in ordered for each in group]
+        return {
+            **batch_metrics(self.number, self.in_index_order, advantages),
+            "train_seconds": self.seconds,
+            **_of_all_steps([*self.steps, last_step]),
+        }
+
+
+class BatchTraining:
+    def __init__(
+        self,
+        training: Training,
+        lanes: Lanes,
+        intake: Intake,
+        recipe: Recipe,
+        bus: Bus,
+        worker: Worker,
+    ) -> None:
+        self._training = training
+        self._lanes = lanes
+        self._intake = intake
+        self._num_groups = recipe.batch.groups
+        self._part_size = recipe.batch.groups // recipe.trainer.updates
+        self._order = recipe.trainer.order
+        self._bus = bus
+        self._worker = worker
+
+    async def run(self, admissible: Admissible, unless: asyncio.Future[Any]) -> BatchInTraining:
+        """Until every group of the batch is in the gradient, and every optimizer step taken but
+        the last one, which makes the version.
+
+        Raises:
+            OutOfMemory: if a group does not fit its device; the batch has to be begun again.
+            Untrainable: if the network cannot take a group's tensors; as well, and that group has
+                to be sent again.
+            Exception: the one that ``unless`` ends with, if it does: then the devices still finish
+                what they are at, but nothing more of this batch is begun.
+        """
+        self._training.begin()
+        batch = BatchInTraining(admissible[0].version, range(self._part_size))
+        reading = asyncio.create_task(self._read(batch, admissible, unless))
+        finishing = asyncio.create_task(self._finish(batch))
+        waiting: set[asyncio.Future[Any]] = {reading, finishing, unless}
+        try:
+            while not finishing.done():
+                ended, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+                for each in ended:
+                    each.result()
+        finally:
+            self._lanes.drop()
+            for task in (reading, finishing):
+                task.cancel()
+            await asyncio.gather(reading, finishing, return_exceptions=True)
+        return batch
+
+    async def _read(
+        self, batch: BatchInTraining, admissible: Admissible, committed: asyncio.Future[Any]
+    ) -> None:
+        groups = self._intake.groups(admissible, batch.counted, committed)
+        async with contextlib.aclosing(groups):
+            async for index, group in in_order(groups, self._order):
+                if index not in batch.counted:
+                    batch.counted.add(index)
+                    if index in batch.part:
+                        await self._take(batch, group)
+                    else:
+                        batch.held.append(group)
+
+    async def _take(self, batch: BatchInTraining, group: AdmittedGroup) -> None:
+        command, tell = group.command, batch.outcomes.put_nowait
+        match group.work:
+            case GroupData() as data:
+                num_taken = sum(index in batch.part for index in batch.counted)
+                is_last = self._part_size - num_taken < LAST_GROUPS
+                queued = QueuedGroup(command=command, data=data, tell=tell, is_last=is_last)
+                await self._lanes.train(queued)
+            case GradientPart() as part:
+                try:
+                    await self._training.add(part)
+                except ContractError as error:
+                    tell(Outcome(command, error=error))
+                else:
+                    tell(Outcome(command))
+            case None:
+                self._training.skip(len(command.advantages))
+                tell(Outcome(command))
+
+    async def _finish(self, batch: BatchInTraining) -> None:
+        while len(batch.trained) < self._num_groups:
+            outcome = await batch.outcomes.get()
+            if isinstance(outcome.error, OutOfMemory | Untrainable):  # partly in the gradient
+                if isinstance(outcome.error, Untrainable):
+                    await self._intake.fail(outcome.command, outcome.error)
+                raise outcome.error
+            if outcome.error is None:
+                await self._trained(batch, outcome)
+            else:
+                batch.counted.discard(outcome.command.group)
+                await self._intake.fail(outcome.command, outcome.error)
+            if batch.part_is_trained and batch.part.stop < self._num_groups:
+                await self._step_between(batch)
+
+    async def _step_between(self, batch: BatchInTraining) -> None:
+        """The weights after it are no version: nobody else ever sees them."""
+        async with self._lanes.all_held():
+            batch.steps.append(await self._training.step(batch.number))
+        batch.part = range(batch.part.stop, batch.part.stop + self._part_size)
+        held, batch.held = batch.held, []
+        for group in held:
+            if group.command.group in batch.part:
+                await self._take(batch, group)
+            else:
+                batch.held.append(group)
+
+    async def _trained(self, batch: BatchInTraining, outcome: Outcome) -> None:
+        command = outcome.command
+        seconds = outcome.device_seconds / len(self._training.devices)  # as if side by side
+        if seconds:
+            STAGE_SECONDS.labels(stage="trainer").observe(seconds)
+        self._worker.num_done += 1
+        batch.seconds += seconds
+        await self._bus.publish(
+            GroupTrained(
+                batch=command.batch,
+                group=command.group,
+                attempt=command.attempt,
+                worker=self._worker.address,
+                seconds=seconds,
+            )
+        )
+        batch.trained[command.group] = _record(command)
+        batch.advantages[command.group] = command.advantages
+
+
+def _of_all_steps(steps: list[dict[str, float]]) -> dict[str, float]:
+    """What the last one says counts all rows of the batch; but the loss, of which there is one for
+    each step, and what is said of a gradient."""
+    num = len(steps)
+    if num == 1:
+        return steps[0]
+    norms = [step["grad_norm"] for step in steps]
+    return {
+        **steps[-1],
+        "loss": steps[-1]["loss"] / num,
+        "grad_norm": sum(norms) / num,
+        "skipped_not_finite": sum(step["skipped_not_finite"] for step in steps),
+    }
+
+
+def _record(command: TrainGroup) -> TrainedGroup:
+    names = command.fragments[0].parts
+    added = command.contribution
+    return TrainedGroup(
+        group=command.group,
+        attempt=command.attempt,
+        policy_version=command.policy.version,
+        fragments=tuple(
+            (f.fragment.first_sample, f.fragment.num_samples, f.fragment.attempt)
+            for f in command.fragments
+        ),
+        workers=tuple(f.generated_by for f in command.fragments),
+        rewards=tuple(reward for f in command.fragments for reward in f.rewards),
+        parts={name: tuple(s for f in command.fragments for s in f.parts[name]) for name in names},
+        dropped=command.dropped,
+        contribution=None if added is None else added.gradient,
+        trained_by=None if added is None else added.worker,
+    )

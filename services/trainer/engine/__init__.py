@@ -1,0 +1,1 @@
+"""The optimizer on real networks: of one process, of replicas, of ranks."""

@@ -1,0 +1,242 @@
+"""The training half of one of the trainer's devices: the trained weights, their optimizer and their
+gradient."""
+
+import math
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+from torch.optim import AdamW
+
+from services.trainer.engine.checkpoint import checkpoint_tensors, restore_checkpoint
+from shared.devices.protocols import GradientPart, GroupData, Weights
+from shared.diffusion.memory import fits
+from shared.diffusion.policy import LoadedPolicy, load_policy
+from shared.diffusion.tensors import pack, unpack
+from shared.diffusion.training.contribution import add_gradient, read_gradient
+from shared.diffusion.training.group import TrainingGroup
+from shared.diffusion.training.ranks import sum_gradients
+from shared.diffusion.training.reading import read_group
+from shared.diffusion.training.tuned import TunedTransaction
+from shared.diffusion.weights import load_weights, trained_parameters, trained_tensors, whole
+from shared.models.chunks import Chunk
+from shared.recipe.recipe import Recipe
+from shared.recipe.trainer import Trainer
+
+STEP_REMEDY = "train fewer weights (model.lora.rank), or share them among trainer.ranks"
+
+
+def learning_rate(table: Trainer, batch: int) -> float:
+    """Of the optimizer step that batch ``batch`` makes; a function of the batch number alone."""
+    if table.decay_steps is None:
+        return table.learning_rate
+    progress = min(1.0, batch / table.decay_steps)
+    return table.learning_rate * 0.5 * (1 + math.cos(math.pi * progress))
+
+
+def average_decay(table: Trainer, step: int) -> float:
+    """Of the moving average, at optimizer step ``step`` of the run, counted from 0.
+
+    With a warm-up min((1 + step) / (10 + step), `Trainer.ema`), as Flow-GRPO has it: the average
+    of a constant decay d still has d^n of the first weights after n steps, .74 for .99 and 30.
+    """
+    decay = table.ema or 0.0
+    return min((1 + step) / (10 + step), decay) if table.ema_warmup else decay
+
+
+class TrainerEngine:
+    """Not thread-safe: one call at a time, as a device allows. Beside others may run `skip` and
+    `read_gradient`.
+
+    Between two calls a generator may use the same network, under the same weights.
+    """
+
+    def __init__(
+        self, recipe: Recipe, loaded: LoadedPolicy | None = None, *, num_samples: int | None = None
+    ) -> None:
+        """Trains ``loaded``, of which it needs the transformer, or a network of its own;
+        ``num_samples`` of a group at a time, by default all of them."""
+        torch.set_num_threads(recipe.trainer.threads)
+        self._recipe = recipe
+        self._loaded = loaded or load_policy(recipe, {"transformer"})
+        self._parameters = trained_parameters(self._loaded.model.transformer)
+        table = recipe.trainer
+        self._optimizer = AdamW(
+            self._parameters.values(),
+            lr=table.learning_rate,
+            betas=table.betas,
+            weight_decay=table.weight_decay,
+        )
+        self._averages = self._copies() if table.ema is not None else {}
+        self._tuned = TunedTransaction(recipe, self._loaded, num_samples)
+        self._transaction = self._tuned.inner
+
+    @property
+    def device(self) -> str:
+        return str(self._loaded.device)
+
+    @property
+    def chunk(self) -> Chunk:
+        """In which the next group is trained."""
+        return self._tuned.chunk
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether what is trained lies on several ranks: `weights`, `weights_digest` and `step` are
+        then called on all of them at once."""
+        return any(isinstance(each, DTensor) for each in self._parameters.values())
+
+    def weights_digest(self) -> str:
+        return self._loaded.in_use.digest()
+
+    def weights(self) -> Weights:
+        """What is trained, and the optimizer, as they stand."""
+        return Weights(
+            digest=self.weights_digest(),
+            adapter=pack(trained_tensors(self._loaded.model.transformer)),
+            checkpoint=pack(checkpoint_tensors(self._optimizer, self._parameters, self._averages)),
+        )
+
+    def restore(self, adapter: bytes, checkpoint: bytes) -> None:
+        load_weights(self._loaded.model.transformer, unpack(adapter))
+        if self._averages:
+            self._averages = self._copies()
+        restore_checkpoint(self._optimizer, self._parameters, self._averages, unpack(checkpoint))
+
+    def _copies(self) -> dict[str, Tensor]:
+        return {name: each.detach().clone() for name, each in self._parameters.items()}
+
+    def copy_weights(self, other: "TrainerEngine") -> None:
+        """Put the weights of another device in use, in place."""
+        load_weights(self._loaded.model.transformer, other._parameters)
+
+    @property
+    def num_steps(self) -> int:
+        """Optimizer steps of the batch so far, wherever they were taken."""
+        return self._transaction.num_steps
+
+    @num_steps.setter
+    def num_steps(self, number: int) -> None:
+        self._transaction.num_steps = number
+
+    def begin(self) -> None:
+        """Start a batch: no gradient is left of any other."""
+        self._transaction.begin()
+
+    def read(self, group: GroupData) -> TrainingGroup:
+        """A whole group from what is stored of it; touches no device.
+
+        Raises:
+            ContractError: if the fragments do not make up a group of this run.
+        """
+        return read_group(self._recipe, group)
+
+    def train(self, group: TrainingGroup, chunk: Chunk | None = None) -> None:
+        """Add the gradient of a group, or of a part of one, in chunks that were found to be best,
+        or in these."""
+        if chunk is None:
+            self._tuned.accumulate(group)
+        else:
+            self._transaction.accumulate(group, chunk)
+
+    def accumulate(
+        self,
+        trajectories: Sequence[bytes],
+        conditions: bytes,
+        advantages: Sequence[float],
+        staleness: int = 0,
+    ) -> None:
+        """Read and train a group, given its fragments in order."""
+        data = GroupData(
+            trajectories=tuple(trajectories),
+            conditions=conditions,
+            advantages=tuple(advantages),
+            staleness=staleness,
+        )
+        self.train(self.read(data))
+
+    def skip(self, num_samples: int) -> None:
+        """Count samples of a group whose gradient is zero."""
+        self._transaction.skip(num_samples * self._recipe.sampling.window)
+
+    def read_gradient(self, part: GradientPart) -> dict[str, Tensor]:
+        """Of each parameter, computed elsewhere at the weights in use here; raises ContractError
+        if it is not that."""
+        return read_gradient(part, self._parameters, self.weights_digest())
+
+    def add(self, gradient: Mapping[str, Tensor], tally: Mapping[str, float]) -> None:
+        """Add a gradient of other rows of this batch, and what happened to them."""
+        add_gradient(self._parameters, gradient)
+        self._transaction.tally.merge(tally)
+
+    def gradient(self) -> dict[str, Tensor]:
+        """A copy of what the groups of this batch have added up to so far."""
+        return {
+            name: parameter.grad.detach().clone()
+            for name, parameter in self._parameters.items()
+            if parameter.grad is not None
+        }
+
+    @property
+    def tally(self) -> dict[str, float]:
+        """What happened to the rows that this device has trained."""
+        return self._transaction.tally.plain()
+
+    def check_on_policy(self) -> None:
+        """Raises BatchFailed if the rows of this batch were not generated by these weights."""
+        self._transaction.tally.check_on_policy()
+
+    def step(self, batch: int, scale: float = 1.0) -> dict[str, float]:
+        """Take the optimizer step of the batch and return its metrics.
+
+        ``scale``: of the whole gradient, if its advantages were only centred. A gradient that is
+        not finite takes no step; the weights stay as they were.
+        """
+        table = self._recipe.trainer
+        rate = learning_rate(table, batch)
+        for group in self._optimizer.param_groups:
+            group["lr"] = rate
+        self._fill_gradient()
+        if self._recipe.trainer.ranks > 1:
+            sum_gradients(self._parameters.values())
+        self._scale_gradient(scale)
+        norm = self._clip_gradient(table.max_grad_norm)
+        finite = math.isfinite(norm)
+        if finite:
+            with fits(self._loaded.device, "the optimizer step", STEP_REMEDY):
+                self._optimizer.step()
+                self._average(batch * table.updates + self._transaction.num_steps)
+        self._transaction.num_steps += 1
+        self._optimizer.zero_grad(set_to_none=True)
+        return {
+            **self._transaction.metrics(),
+            "grad_norm": norm if finite else 0.0,
+            "learning_rate": rate,
+            "skipped_not_finite": float(not finite),
+            "micro_batch": float(self.chunk.samples),
+            "tsp_steps": float(self.chunk.steps),
+        }
+
+    @torch.no_grad()
+    def _average(self, step: int) -> None:
+        weight = 1 - average_decay(self._recipe.trainer, step)
+        for name, average in self._averages.items():
+            average.lerp_(self._parameters[name], weight)
+
+    def _clip_gradient(self, limit: float) -> float:
+        """Returns its norm before."""
+        norm = torch.nn.utils.clip_grad_norm_(self._parameters.values(), limit)
+        return float(whole(norm))
+
+    def _scale_gradient(self, scale: float) -> None:
+        if scale != 1.0:
+            for parameter in self._parameters.values():
+                assert parameter.grad is not None
+                parameter.grad.mul_(scale)
+
+    def _fill_gradient(self) -> None:
+        """Where every group was skipped there is none: the optimizer is to see zeros."""
+        for parameter in self._parameters.values():
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)

@@ -1,0 +1,135 @@
+"""A rank other than the first: does what the first one asks for, and knows no broker."""
+
+from collections import deque
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import structlog
+
+from services.trainer.engine.engine import TrainerEngine
+from services.trainer.engine.links import Message, join
+from services.trainer.engine.world import local_rank, num_ranks, this_rank
+from shared.devices.protocols import GroupData
+from shared.devices.slices import Cut
+from shared.diffusion.policy import load_policy
+from shared.diffusion.training.group import TrainingGroup
+from shared.diffusion.weights import WeightsInUse
+from shared.errors import ContractError, OutOfMemory, Untrainable
+from shared.models.chunks import Chunk
+from shared.recipe.recipe import Recipe
+
+KEPT_GROUPS = 2
+"""That are cut into pieces: sent once. Both ends forget the older one at the same time."""
+
+log = structlog.get_logger()
+
+
+def follow() -> None:
+    """Until the first rank says that it is over, or is gone."""
+    [link] = join()
+    begin = link.receive()
+    engine = load_engine(Recipe.model_validate_json(begin.blobs[0]))
+    follower = Follower(engine)
+    try:
+        while (message := link.receive()).name != "end":
+            link.send(follower.answer(message))
+    except RuntimeError as error:
+        log.warning("first_rank_gone", rank=this_rank(), error=str(error).splitlines()[0])
+        raise SystemExit(1) from None
+
+
+def load_engine(recipe: Recipe) -> TrainerEngine:
+    """This rank's network and optimizer: whole, or its share of all ranks'."""
+    loaded = load_policy(recipe, {"transformer"}, local_rank())
+    num_samples = recipe.batch.group_size // num_ranks()
+    if recipe.trainer.sharded:
+        from shared.diffusion.sharding import shard
+
+        network = loaded.model.transformer
+        shard(network)
+        # What is sharded are other parameters than there were before.
+        loaded = replace(loaded, in_use=WeightsInUse(network))
+        return TrainerEngine(recipe, loaded, num_samples=num_samples)
+    return TrainerEngine(recipe, loaded, num_samples=max(1, num_samples))
+
+
+@dataclass(slots=True)
+class Follower:
+    engine: TrainerEngine
+    _groups: deque[tuple[int, TrainingGroup]] = field(
+        default_factory=lambda: deque(maxlen=KEPT_GROUPS)
+    )
+
+    def answer(self, message: Message) -> Message:
+        try:
+            return getattr(self, f"_{message.name}")(message)  # type: ignore[no-any-return]
+        except Untrainable as error:
+            if self.engine.is_sharded:
+                raise  # as below
+            return Message("untrainable", {"reason": str(error)})
+        except ContractError as error:
+            return Message("refused", {"reason": str(error)})
+        except OutOfMemory as error:
+            if self.engine.is_sharded or message.name != "train":
+                raise  # the other ranks are at the same, wait for this one, and cannot go on
+            return Message("out_of_memory", {"reason": str(error), "smaller": error.smaller})
+
+    def _restore(self, message: Message) -> Message:
+        self.engine.restore(*message.blobs)
+        self.engine.begin()
+        return self._digest()
+
+    def _train(self, message: Message) -> Message:
+        values = message.values
+        group = self._group(values["group"], message)
+        if group is None:
+            return Message("unknown")
+        self.engine.num_steps = values["num_steps"]
+        chunk = values["chunk"] and Chunk(*values["chunk"])
+        self.engine.train(group.piece(plain_cut(values["cut"])), chunk)
+        return Message("trained")
+
+    def _tally(self, message: Message) -> Message:
+        return Message("tally", self.engine.tally)
+
+    def _step(self, message: Message) -> Message:
+        self.engine.step(message.values["batch"], message.values["scale"])
+        self.engine.begin()
+        self._groups.clear()
+        return Message("stepped")
+
+    def _weights(self, message: Message) -> Message:
+        if self.engine.is_sharded:
+            self.engine.weights()  # the first rank cannot gather them alone
+        return self._digest()
+
+    def _digest(self) -> Message:
+        return Message("digest", {"digest": self.engine.weights_digest()})
+
+    def _group(self, number: int, message: Message) -> TrainingGroup | None:
+        """None if it was not kept, and is not sent."""
+        for known, group in self._groups:
+            if known == number:
+                return group
+        if not message.blobs:
+            return None
+        *trajectories, conditions = message.blobs
+        data = GroupData(
+            trajectories=tuple(trajectories),
+            conditions=conditions,
+            advantages=tuple(message.values["advantages"]),
+            staleness=message.values["staleness"],
+        )
+        read = self.engine.read(data)
+        self._groups.append((number, read))
+        return read
+
+
+def cut_values(cut: Cut) -> list[int]:
+    """For a message; `plain_cut` reads it."""
+    return [cut.samples.start, cut.samples.stop, cut.part, cut.num_parts]
+
+
+def plain_cut(values: list[Any]) -> Cut:
+    first, last, part, num_parts = values
+    return Cut(range(first, last), part, num_parts)

@@ -1,0 +1,209 @@
+"""The `Training` of several processes that torchrun has started; this is the first one.
+
+Replicated, every rank has all weights and takes pieces of groups on its own, and they meet once per
+batch, to sum their gradients; then each takes the same optimizer step. Sharded, all ranks together
+are one device: each trains its part of the samples of every group, in passes that are taken at the
+same time.
+"""
+
+import asyncio
+import itertools
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+
+from services.trainer.engine.engine import TrainerEngine
+from services.trainer.engine.follower import KEPT_GROUPS, cut_values, load_engine
+from services.trainer.engine.links import Link, Message, join
+from services.trainer.engine.replicas import CACHED_GROUPS, ParsedGroups, Replica
+from services.trainer.engine.threads import TrainingOnThreads
+from services.trainer.engine.world import num_ranks
+from shared.devices.protocols import GroupData, TrainingDevice, Weights
+from shared.devices.slices import Cut
+from shared.errors import ContractError, IntegrityError, OutOfMemory, Untrainable, UserError
+from shared.models.chunks import Chunk
+from shared.recipe.recipe import Recipe
+
+
+class RankedTraining(TrainingOnThreads):
+    def __init__(self, recipe: Recipe, engine: TrainerEngine, links: Sequence[Link]) -> None:
+        """``engine``: of this rank. ``links``: to the others, which follow."""
+        super().__init__(recipe, engine)
+        self._links = links
+        self._groups = ParsedGroups(engine.read, CACHED_GROUPS)
+        mine = Replica(engine, self._groups)
+        others = [FollowingRank(link, engine) for link in links]
+        self.devices: tuple[TrainingDevice, ...] = (mine, *others)
+        if recipe.trainer.sharded:
+            self.devices = (ShardedRanks(engine, self._groups, others),)
+        self._digest = ""
+
+    def weights_digest(self) -> str:
+        return self._digest
+
+    def begin(self) -> None:
+        """The other ranks begin with the step, or the weights, that came before."""
+        super().begin()
+        self._groups.forget()
+
+    def end(self) -> None:
+        """Let the other ranks go."""
+        for link in self._links:
+            link.send(Message("end"))
+
+    def _restore(self, adapter: bytes, checkpoint: bytes) -> None:
+        self._send_all(Message("restore", blobs=(adapter, checkpoint)))
+        self._first.restore(adapter, checkpoint)
+        self._digest = self._first.weights_digest()
+        self._check_digests()
+
+    def _step(self, batch: int, scale: float) -> dict[str, float]:
+        self._additions.into(self._first)
+        for link in self._links:
+            self._first.add({}, link.ask(Message("tally")).values)
+        self._first.check_on_policy()  # before the others wait for this rank's gradient
+        self._send_all(Message("step", {"batch": batch, "scale": scale}))
+        with _together():
+            metrics = self._first.step(batch, scale)
+        for link in self._links:
+            link.receive()
+        return metrics
+
+    def _weights(self) -> Weights:
+        self._send_all(Message("weights"))
+        weights = self._first.weights()
+        self._digest = weights.digest
+        self._check_digests()
+        return weights
+
+    def _send_all(self, message: Message) -> None:
+        for link in self._links:
+            link.send(message)
+
+    def _check_digests(self) -> None:
+        """Answers to what they were just asked."""
+        for link in self._links:
+            theirs = link.receive().values["digest"]
+            if theirs != self._digest:
+                raise IntegrityError(f"ranks hold weights {self._digest[:12]} and {theirs[:12]}")
+
+
+@contextmanager
+def _together() -> Iterator[None]:
+    """Around what all ranks do at once: if this one cannot do it, the others would wait for it
+    for ever, so that all of them have to be started again."""
+    try:
+        yield
+    except (OutOfMemory, Untrainable) as error:
+        raise RuntimeError(str(error)) from error
+
+
+@dataclass(slots=True)
+class FollowingRank:
+    """`shared.devices.protocols.TrainingDevice`: another process."""
+
+    link: Link
+    first: TrainerEngine
+    """Of the first rank, which knows how far the batch is."""
+    _known: deque[tuple[int, GroupData]] = field(default_factory=lambda: deque(maxlen=KEPT_GROUPS))
+    _asked: tuple[Message, GroupData] = field(init=False)
+    _numbers: "itertools.count[int]" = field(default_factory=itertools.count)
+
+    async def accumulate(self, group: GroupData, cut: Cut) -> None:
+        await asyncio.to_thread(self.train, group, cut)
+
+    def train(self, group: GroupData, cut: Cut, chunk: Chunk | None = None) -> None:
+        """Raises ContractError if the fragments do not make up a group of this run."""
+        self.begin(group, cut, chunk)
+        self.finish()
+
+    def begin(self, group: GroupData, cut: Cut, chunk: Chunk | None = None) -> None:
+        number, blobs = self._blobs(group)
+        values = {
+            "group": number,
+            "cut": cut_values(cut),
+            "chunk": chunk and [chunk.samples, chunk.steps],
+            "advantages": list(group.advantages),
+            "staleness": group.staleness,
+            "num_steps": self.first.num_steps,
+        }
+        message = Message("train", values, blobs)
+        self._asked = (message, group)
+        self.link.send(message)
+
+    def finish(self) -> None:
+        answer = self.link.receive()
+        if answer.name == "unknown":  # it was refused when its first piece came
+            message, group = self._asked
+            self.link.send(replace(message, blobs=_blobs_of(group)))
+            answer = self.link.receive()
+        if answer.name == "refused":
+            raise ContractError(answer.values["reason"])
+        if answer.name == "untrainable":
+            raise Untrainable(answer.values["reason"])
+        if answer.name == "out_of_memory":
+            raise OutOfMemory(answer.values["reason"], smaller=answer.values["smaller"])
+
+    def _blobs(self, group: GroupData) -> tuple[int, tuple[bytes, ...]]:
+        """Its number there, and its content if it is not there yet."""
+        for number, known in self._known:
+            if known is group:
+                return number, ()
+        number = next(self._numbers)
+        self._known.append((number, group))
+        return number, _blobs_of(group)
+
+
+def _blobs_of(group: GroupData) -> tuple[bytes, ...]:
+    return (*group.trajectories, group.conditions)
+
+
+@dataclass(frozen=True, slots=True)
+class ShardedRanks:
+    """A `TrainingDevice`: all ranks together, each with a share of the weights."""
+
+    engine: TrainerEngine
+    groups: ParsedGroups
+    others: Sequence[FollowingRank]
+
+    async def accumulate(self, group: GroupData, cut: Cut) -> None:
+        read = await self.groups.read(group)  # what is faulty is found before anybody begins
+        mine, *theirs = shares(cut, 1 + len(self.others))
+
+        def train() -> None:
+            chunk = self.engine.chunk
+            for rank, share in zip(self.others, theirs, strict=True):
+                rank.begin(group, share, chunk)
+            with _together():
+                self.engine.train(read.piece(mine))
+            for rank in self.others:
+                rank.finish()
+
+        await asyncio.to_thread(train)
+
+
+def shares(cut: Cut, num_ranks: int) -> list[Cut]:
+    """The same number of samples each, as every pass is taken by all ranks."""
+    size, rest = divmod(len(cut.samples), num_ranks)
+    assert not rest, "the recipe has been checked"
+    first = cut.samples.start
+    starts = [first + rank * size for rank in range(num_ranks)]
+    return [Cut(range(start, start + size), cut.part, cut.num_parts) for start in starts]
+
+
+def start_ranks(recipe: Recipe) -> RankedTraining:
+    """Meet the other ranks, tell them the recipe, and load this one's weights.
+
+    Raises:
+        UserError: if torchrun has started another number of them than the recipe says.
+    """
+    if num_ranks() != recipe.trainer.ranks:
+        raise UserError(
+            f"trainer.ranks: {recipe.trainer.ranks}, but this trainer was started as "
+            f"{num_ranks()}; start it with torchrun --nproc-per-node {recipe.trainer.ranks}"
+        )
+    links = join()
+    for link in links:
+        link.send(Message("begin", blobs=(recipe.model_dump_json().encode(),)))
+    return RankedTraining(recipe, load_engine(recipe), links)

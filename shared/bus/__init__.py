@@ -1,0 +1,1 @@
+"""The streams on NATS JetStream: publishing, consuming, and stopping in good order."""

@@ -1,0 +1,126 @@
+"""The streams as the bus makes and reads them, and what tells whether one was lost or is full."""
+
+import contextlib
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+import nats.errors
+from nats.aio.msg import Msg
+from nats.js import JetStreamContext, api
+from nats.js.errors import APIError, NotFoundError
+
+from shared.bus.cancellation import cancellable
+from shared.errors import Unavailable
+from shared.messages.subjects import Stream
+
+HEARTBEAT_S = 1.0
+SERVICE_UNAVAILABLE = 503
+"""JetStream's code while it starts."""
+OTHER_SETTINGS = 10058
+"""JetStream's error code for a stream that is there already, with other settings."""
+
+
+@dataclass(frozen=True, slots=True)
+class StreamMark:
+    """A stream at some time."""
+
+    created: datetime | None
+    last: int
+    """Number of its newest message."""
+    filled: float
+    """Of the bytes that it may hold; at 1 it is full."""
+
+    def is_lost_in(self, later: "StreamMark | None") -> bool:
+        """Whether messages that were in the stream may be gone: it is not there, was made anew, or
+        was set back."""
+        return later is None or later.created != self.created or later.last < self.last
+
+
+@contextlib.contextmanager
+def answering() -> Iterator[None]:
+    """Raises Unavailable where the server does not answer, or not yet."""
+    try:
+        yield
+    except APIError as error:
+        if error.code != SERVICE_UNAVAILABLE:
+            raise
+        raise Unavailable(f"NATS cannot do it: {error.description}") from error
+    except (nats.errors.Error, OSError) as error:
+        raise Unavailable(f"NATS does not answer: {error!r}") from error
+
+
+async def stream_mark(jetstream: JetStreamContext, stream: Stream) -> StreamMark | None:
+    """None if there is no such stream.
+
+    Raises:
+        nats.errors.Error: if the server does not answer.
+    """
+    try:
+        found = await cancellable(jetstream.stream_info(stream.name))
+    except NotFoundError:
+        return None
+    limit = found.config.max_bytes or stream.max_bytes
+    return StreamMark(found.created, found.state.last_seq, found.state.bytes / limit)
+
+
+async def make_stream(jetstream: JetStreamContext, stream: Stream) -> None:
+    """Leaves one alone that is there, whatever its settings are."""
+    try:
+        await cancellable(jetstream.add_stream(stream_config(stream)))
+    except APIError as error:
+        if error.err_code != OTHER_SETTINGS:
+            raise
+
+
+def stream_config(stream: Stream) -> api.StreamConfig:
+    return api.StreamConfig(
+        name=stream.name,
+        subjects=list(stream.subjects),
+        retention=api.RetentionPolicy.LIMITS,
+        storage=api.StorageType.FILE,
+        discard=api.DiscardPolicy.NEW if stream.slots else api.DiscardPolicy.OLD,
+        discard_new_per_subject=stream.slots,
+        max_msgs_per_subject=1 if stream.slots or stream.newest else -1,
+        max_bytes=stream.max_bytes,
+        max_msg_size=64 * 1024 + 4096,  # the body's limit, and its headers
+        duplicate_window=120.0,
+    )
+
+
+def follower_config(inbox: str, filters: list[str], start: int) -> api.ConsumerConfig:
+    """Of a reader of everything from number ``start`` on, which is forgotten when it is gone."""
+    return api.ConsumerConfig(
+        deliver_subject=inbox,
+        deliver_policy=api.DeliverPolicy.BY_START_SEQUENCE,
+        opt_start_seq=start,
+        filter_subjects=filters,
+        ack_policy=api.AckPolicy.NONE,
+        idle_heartbeat=HEARTBEAT_S,
+        inactive_threshold=30.0,
+        mem_storage=True,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Incoming:
+    messages: AsyncIterator[Msg]
+    num_pending: int
+    """Messages that were stored before."""
+
+
+async def contiguous(subscription: Any) -> AsyncIterator[Msg]:
+    """Messages while they come without a gap; ends when one is missing or the server is silent."""
+    expected = 1
+    while True:
+        try:
+            raw = await cancellable(subscription.next_msg(timeout=3 * HEARTBEAT_S))
+        except nats.errors.TimeoutError:
+            return
+        if raw.headers and raw.headers.get("Status") == "100":
+            continue
+        if raw.metadata.sequence.consumer != expected:
+            return
+        expected += 1
+        yield raw

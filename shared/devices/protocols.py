@@ -1,0 +1,162 @@
+"""What the services need of a device, whatever it is: a GPU, a CPU, or an emulated one.
+
+Calls that keep the device busy are coroutines, so that the service goes on talking meanwhile; on
+one device they are made one at a time. Real ones are in `shared.diffusion` and `services.trainer`;
+the emulated cluster holds a device for the time that a cost profile says.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from shared.devices.slices import Cut
+from shared.messages.contracts import GenerateFragment
+
+
+@dataclass(frozen=True, slots=True)
+class Generated:
+    trajectory: bytes
+    media: bytes
+    weights_digest: str
+    """Of the parameters that the samples were made with."""
+    seconds: float
+    """That the device was busy: the denoising steps and the decoding, without any pause."""
+
+
+class Generation(Protocol):
+    """A fragment on its way, one denoising step at a time."""
+
+    @property
+    def task(self) -> GenerateFragment: ...
+
+    @property
+    def done(self) -> bool:
+        """Whether every denoising step is taken, and only `finish` is left."""
+
+    @property
+    def seconds(self) -> float:
+        """That the device was busy with it."""
+
+    async def advance(self) -> None:
+        """Take one denoising step; the device has done it when this returns.
+
+        Raises:
+            IntegrityError: if other weights are in use than those that the fragment began with.
+        """
+
+    async def finish(self) -> Generated:
+        """Decode and pack a fragment whose steps are all taken. Raises as `advance` does."""
+
+
+class GeneratingDevice(Protocol):
+    def weights_digest(self) -> str:
+        """Of the weights in use."""
+
+    async def begin(self, task: GenerateFragment) -> Generation:
+        """The fragment as noise; no denoising step is taken yet."""
+
+    async def conditions(self, prompt: str) -> bytes:
+        """What the network is told about ``prompt``; may be called beside other work."""
+
+
+class Staged(Protocol):
+    """Weights beside those in use."""
+
+    @property
+    def digest(self) -> str: ...
+
+    async def adopt(self) -> None:
+        """Put them in use, between two fragments."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupData:
+    """A whole group as it is stored."""
+
+    trajectories: tuple[bytes, ...]
+    """Of its fragments, in the order of their samples."""
+    conditions: bytes
+    advantages: tuple[float, ...]
+    """One per sample."""
+    staleness: int = 0
+    """Batch number minus the policy version that generated it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GradientPart:
+    gradient: bytes
+    """Of the adapter's parameters, float32 at least, with the batch's denominator."""
+    tally: Mapping[str, float]
+
+
+class RolloutDevice(GeneratingDevice, Protocol):
+    async def stage(self, weights: bytes) -> Staged:
+        """Prepare weights for use, beside other work.
+
+        Raises:
+            ContractError: if they are no tensors.
+            IntegrityError: if they are those of another adapter.
+        """
+
+    async def gradient(self, group: GroupData) -> GradientPart:
+        """Of one whole group, at the weights in use.
+
+        Raises:
+            ContractError: if the fragments do not make up a group of this run.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    digest: str
+    adapter: bytes
+    checkpoint: bytes
+
+
+class TrainingDevice(Protocol):
+    """One of a trainer's devices, with all weights."""
+
+    async def accumulate(self, group: GroupData, cut: Cut) -> None:
+        """Add the gradient of this piece of a group to what this device has added up.
+
+        Raises:
+            ContractError: if the fragments do not make up a group of this run.
+        """
+
+
+class Training(Protocol):
+    """A trainer's devices together: the adapter, its optimizer and the gradient of one batch."""
+
+    @property
+    def devices(self) -> Sequence[TrainingDevice]: ...
+
+    def weights_digest(self) -> str: ...
+
+    async def restore(self, adapter: bytes, checkpoint: bytes) -> None:
+        """Go back to a committed version."""
+
+    def begin(self) -> None:
+        """Start a batch: no gradient is left of any other."""
+
+    def skip(self, num_samples: int) -> None:
+        """Count samples of a group whose gradient is zero."""
+
+    async def add(self, part: GradientPart) -> None:
+        """Add a gradient that was computed elsewhere.
+
+        Raises:
+            ContractError: if it is not one of this adapter.
+        """
+
+    async def step(self, batch: int, scale: float = 1.0) -> dict[str, float]:
+        """Sum what all devices have added up, multiplied by ``scale``, take the optimizer step of
+        the batch, and give every device the new weights. Returns its metrics; a gradient that is
+        not finite takes no step.
+
+        Raises:
+            BatchFailed: if the batch was not generated by the weights that it is trained from.
+            OutOfMemory: if the step does not fit.
+        """
+
+    async def weights(self) -> Weights:
+        """The adapter and the optimizer as they stand."""

@@ -1,0 +1,135 @@
+"""From a generated fragment to the message that names it: store first, then publish.
+
+The same for a rollout worker and for a trainer's device that is lent to generation.
+"""
+
+import asyncio
+from collections.abc import Callable
+from typing import Literal
+
+import structlog
+
+from shared.bus.bus import Bus
+from shared.devices.protocols import Generated, GeneratingDevice
+from shared.errors import DigenRLError, SlotPoisoned, Unavailable
+from shared.messages.contracts import (
+    FragmentFailed,
+    FragmentGenerated,
+    FragmentReleased,
+    GenerateFragment,
+    ObjectRef,
+    Trajectories,
+)
+from shared.process.worker import Worker
+from shared.run.layout import batch_folder, conditions_folder
+from shared.store import ObjectStore
+from shared.telemetry import FRAGMENTS, STAGE_SECONDS
+
+RETRY_S = 0.5
+KEPT_CONDITIONS = 64
+"""Prompts of which is known where their conditions are stored; a group's fragments come soon after
+one another."""
+
+log = structlog.get_logger()
+
+
+class FragmentPublisher:
+    def __init__(
+        self,
+        device: GeneratingDevice,
+        bus: Bus,
+        store: ObjectStore,
+        worker: Worker,
+        *,
+        keep: Callable[[ObjectRef, bytes], None] | None = None,
+    ) -> None:
+        """``keep``: is told of each trajectory that is stored."""
+        self._device = device
+        self._bus = bus
+        self._store = store
+        self._worker = worker
+        self._keep = keep
+        self._conditions: dict[tuple[str, int], asyncio.Task[ObjectRef]] = {}
+        """By prompt, and attempt."""
+
+    def prepare(self, task: GenerateFragment) -> None:
+        """Store the conditions of a fragment that is begun, beside what the device does."""
+        self._storing(task)
+
+    async def publish(self, task: GenerateFragment, generated: Generated) -> None:
+        """Store and report the fragment; goes on until the store takes it, or says why not."""
+        STAGE_SECONDS.labels(stage="rollout").observe(generated.seconds)
+        while True:
+            try:
+                await self._publish(task, generated)
+                return
+            except Unavailable as error:
+                log.warning("store_unavailable", slot=str(task.fragment.slot), error=str(error))
+                await asyncio.sleep(RETRY_S)
+            except DigenRLError as error:
+                await self.fail(task, error)
+                return
+
+    async def _publish(self, task: GenerateFragment, generated: Generated) -> None:
+        folder = batch_folder(self._bus.run, task.fragment.batch)
+        trajectory, media, conditions = await asyncio.gather(
+            self._store.put(folder, generated.trajectory, suffix=".safetensors"),
+            self._store.put(folder, generated.media, suffix=".media.safetensors"),
+            asyncio.shield(self._storing(task)),
+        )
+        if self._keep is not None:
+            self._keep(trajectory, generated.trajectory)
+        event = FragmentGenerated(
+            fragment=task.fragment,
+            policy=task.policy,
+            prompt=task.prompt,
+            stored=Trajectories(
+                trajectory=trajectory,
+                conditions=conditions,
+                media=media,
+                weights_digest=generated.weights_digest,
+            ),
+            worker=self._worker.address,
+            seconds=generated.seconds,
+        )
+        first = await self._bus.publish(event)
+        self._worker.num_done += first
+        FRAGMENTS.labels(stage="rollout", outcome="done" if first else "duplicate").inc()
+
+    def _storing(self, task: GenerateFragment) -> asyncio.Task[ObjectRef]:
+        """Once per prompt, unless it has failed."""
+        which = (task.prompt.text, task.fragment.attempt)
+        known = self._conditions.get(which)
+        if known is None or (known.done() and (known.cancelled() or known.exception())):
+            known = self._conditions[which] = asyncio.create_task(self._store_conditions(*which))
+            while len(self._conditions) > KEPT_CONDITIONS:
+                del self._conditions[next(iter(self._conditions))]
+        return known
+
+    async def _store_conditions(self, prompt: str, attempt: int) -> ObjectRef:
+        """The fragment is generated with them, so they are at hand; other devices that generate
+        the group may have stored them. Where an attempt has failed, what is stored may be at fault.
+        """
+        packed = await self._device.conditions(prompt)
+        put = self._store.put if attempt else self._store.put_once
+        return await put(conditions_folder(self._bus.run), packed, suffix=".safetensors")
+
+    async def release(
+        self, task: GenerateFragment, reason: Literal["stale", "returned", "draining"]
+    ) -> None:
+        """Give a fragment back that was not generated."""
+        log.info("fragment_released", slot=str(task.fragment.slot), reason=reason)
+        FRAGMENTS.labels(stage="rollout", outcome="released").inc()
+        await self._bus.publish(
+            FragmentReleased(slot=task.fragment.slot, worker=self._worker.address, reason=reason)
+        )
+
+    async def fail(self, task: GenerateFragment, error: DigenRLError) -> None:
+        stage: Literal["delivery", "rollout"] = "rollout"
+        if isinstance(error, SlotPoisoned):
+            stage = "delivery"
+        log.error("fragment_failed", stage=stage, slot=str(task.fragment.slot), error=str(error))
+        FRAGMENTS.labels(stage="rollout", outcome="failed").inc()
+        await self._bus.publish(
+            FragmentFailed(slot=task.fragment.slot, stage=stage, reason=str(error)[:4000])
+        )

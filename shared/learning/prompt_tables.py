@@ -1,0 +1,149 @@
+"""Prompts from tables: Parquet files, and folders that the `datasets` library has saved.
+
+The column ``prompt`` is the prompt, every other column is metadata. A struct column ``metadata``,
+which JSON lines become, stands for its fields; what is null in a row is left out there.
+"""
+
+import json
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from shared.errors import UserError
+from shared.extras import how_to_install
+from shared.messages.contracts import Prompt
+
+PARQUET, ARROW = ".parquet", ".arrow"
+PROMPT, METADATA = "prompt", "metadata"
+STATE = "state.json"
+"""Of a saved dataset: names its files, which are Arrow streams."""
+SPLITS = "dataset_dict.json"
+"""Of a folder that holds several saved datasets."""
+
+
+def is_table(path: Path) -> bool:
+    return path.is_dir() or path.suffix in (PARQUET, ARROW)
+
+
+def read_table(path: Path) -> Iterator[Prompt]:
+    """A prompt for each row, file after file.
+
+    Raises:
+        UserError: naming the file, the row or column, and the remedy.
+    """
+    try:
+        import pyarrow  # noqa: F401
+    except ImportError as error:
+        raise UserError(f"data.prompts: {path} {how_to_install('data')} ({error})") from error
+    for file in data_files(path):
+        yield from _read_file(file)
+
+
+def data_files(path: Path) -> list[Path]:
+    """Those that hold the prompts: the file itself, or those of a saved dataset, in order.
+
+    Raises:
+        UserError: if a folder is no saved dataset.
+    """
+    if not path.is_dir():
+        return [path]
+    if (path / SPLITS).is_file():
+        splits = sorted(each.parent.name for each in path.glob(f"*/{STATE}"))
+        raise UserError(f"data.prompts: {path} holds the splits {', '.join(splits)}; name one")
+    try:
+        state = json.loads((path / STATE).read_text())
+        return [path / str(each["filename"]) for each in state["_data_files"]]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(
+            f"data.prompts: the folder {path} is no dataset made by save_to_disk (no readable "
+            f"{STATE}); name such a folder, or a {PARQUET} file"
+        ) from error
+
+
+def _read_file(path: Path) -> list[Prompt]:
+    import pyarrow
+
+    prompts: list[Prompt] = []
+    try:
+        with _opened(path) as (schema, batches):
+            _check_columns(path, schema)
+            for batch in batches:
+                for row in batch.to_pylist():
+                    prompts.append(_prompt(path, len(prompts) + 1, row))
+    except (OSError, pyarrow.ArrowException) as error:
+        reason = str(getattr(error, "strerror", None) or error).splitlines()[0]
+        raise UserError(f"data.prompts: cannot read {path}: {reason}") from error
+    return prompts
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[tuple[Any, Iterable[Any]]]:
+    """Its schema, and its rows as record batches, of which one at a time is in memory."""
+    import pyarrow.ipc
+    import pyarrow.parquet
+
+    if path.suffix == ARROW:
+        with pyarrow.OSFile(str(path)) as source, pyarrow.ipc.open_stream(source) as reader:
+            yield reader.schema, reader
+    else:
+        with pyarrow.parquet.ParquetFile(path) as file:
+            yield file.schema_arrow, file.iter_batches()
+
+
+def _check_columns(path: Path, schema: Any) -> None:
+    """Before any row is read: a column of images takes long to read for nothing."""
+    from pyarrow import types
+
+    if PROMPT not in schema.names:
+        raise UserError(
+            f'data.prompts: {path} has no column "{PROMPT}", but {", ".join(schema.names)}; '
+            "rename the one that holds the prompts"
+        )
+    for field in schema:
+        if field.name == PROMPT and not _is_text(field.type):
+            raise UserError(f"data.prompts: {path}, column {PROMPT}: {field.type} is no text")
+        if field.name == METADATA and types.is_struct(field.type):
+            for part in field.type:
+                _check_plain(path, f"{METADATA}.{part.name}", part.type)
+        else:
+            _check_plain(path, field.name, field.type)
+
+
+def _check_plain(path: Path, column: str, kind: Any) -> None:
+    from pyarrow import types
+
+    value = kind.value_type if types.is_dictionary(kind) else kind
+    plain = (types.is_integer, types.is_floating, types.is_boolean, types.is_null)
+    if not _is_text(kind) and not any(is_kind(value) for is_kind in plain):
+        raise UserError(
+            f"data.prompts: {path}, column {column}: {kind} is no text, number or bool, as "
+            "metadata must be; drop the column, or turn it into one of them"
+        )
+
+
+def _is_text(kind: Any) -> bool:
+    from pyarrow import types
+
+    value = kind.value_type if types.is_dictionary(kind) else kind
+    return any(
+        is_kind(value) for is_kind in (types.is_string, types.is_large_string, types.is_string_view)
+    )
+
+
+def _prompt(path: Path, number: int, row: dict[str, Any]) -> Prompt:
+    text, nested = row.pop(PROMPT), row.get(METADATA)
+    if text is None:
+        raise UserError(f"data.prompts: {path} row {number}, column {PROMPT}: null; drop the row")
+    if isinstance(nested, dict):
+        del row[METADATA]
+        row = nested | row
+    metadata = {name: value for name, value in row.items() if value is not None}
+    try:
+        return Prompt(text=text, metadata=metadata)
+    except ValidationError as error:
+        fault = error.errors(include_url=False)[0]
+        where = f"column {PROMPT}" if fault["loc"] == ("text",) else "metadata"
+        raise UserError(f"data.prompts: {path} row {number}, {where}: {fault['msg']}") from error

@@ -1,0 +1,110 @@
+"""Messages to bytes and back: msgpack within bounds, then strict validation.
+
+A message of many fragments names the same run, keys and devices again and again: what is larger
+than `PLAIN_BYTES` goes through zlib, whose first byte no plain message begins with.
+"""
+
+import zlib
+from collections.abc import Hashable
+from typing import Any
+
+import msgpack
+from pydantic import TypeAdapter, ValidationError
+
+from shared.errors import ContractError
+from shared.messages.contracts import MAX_MESSAGE_BYTES, Message
+
+MAX_DEPTH = 16
+PLAIN_BYTES = 16 * 1024
+"""Messages up to this size are msgpack as it is."""
+MAX_PLAIN_BYTES = 1024 * 1024
+"""What zlib may make of a message, so that a small one cannot fill the memory."""
+ZLIB = b"\x78"
+"""First byte of a zlib stream; as msgpack it is the number 120, and no map."""
+
+_MESSAGE: TypeAdapter[Message] = TypeAdapter(Message)
+
+
+def encode(message: Message) -> bytes:
+    """Raises ContractError if the message is too large for the bus."""
+    plain: bytes = msgpack.packb(message.model_dump())
+    packed = plain if len(plain) <= PLAIN_BYTES else zlib.compress(plain)
+    for size, limit in ((len(plain), MAX_PLAIN_BYTES), (len(packed), MAX_MESSAGE_BYTES)):
+        if size > limit:
+            raise ContractError(f"a {message.kind} of {size} bytes exceeds {limit}")
+    return packed
+
+
+def group_bytes(samples: int, fragments: int, scorers: int) -> int:
+    """What a message about a whole group takes at most, with names of 64 characters that have
+    nothing in common: digests, addresses and numbers are what zlib cannot make smaller."""
+    names = 2048 + 64 * scorers
+    return 4096 + names + (440 + 4 * scorers) * fragments + 9 * samples * (2 + scorers)
+
+
+def decode(data: bytes) -> Message:
+    """Raises ContractError, and nothing else, whatever the bytes are."""
+    if len(data) > MAX_MESSAGE_BYTES:
+        raise ContractError(f"{len(data)} bytes exceed the limit of {MAX_MESSAGE_BYTES}")
+    try:
+        plain = msgpack.unpackb(
+            _plain(data) if data.startswith(ZLIB) else data,
+            use_list=False,
+            strict_map_key=True,
+            object_pairs_hook=_unique,
+            ext_hook=_no_extension,
+            max_ext_len=0,
+        )
+        if _depth(plain) > MAX_DEPTH:
+            raise ContractError("nested too deeply")
+        return _MESSAGE.validate_python(plain)
+    except ContractError:
+        raise
+    except (
+        ValueError,
+        TypeError,
+        msgpack.UnpackException,
+        ValidationError,
+        RecursionError,
+        zlib.error,
+    ) as error:
+        raise ContractError(f"not a message: {_first_line(error)}") from error
+
+
+def _plain(data: bytes) -> bytes:
+    unpacking = zlib.decompressobj()
+    plain = unpacking.decompress(data, MAX_PLAIN_BYTES)
+    if not unpacking.eof or unpacking.unused_data:
+        raise ContractError(f"no zlib stream of at most {MAX_PLAIN_BYTES} bytes")
+    return plain
+
+
+def _unique(pairs: list[tuple[Hashable, Any]]) -> dict[Hashable, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ContractError("a map repeats a key")
+    return found
+
+
+def _no_extension(code: int, _: bytes) -> Any:
+    raise ContractError(f"extension type {code} is not part of any message")
+
+
+def _depth(value: Any) -> int:
+    deepest, level = 0, [value]
+    while level and deepest <= MAX_DEPTH:
+        deepest += 1
+        level = [
+            child
+            for parent in level
+            if isinstance(parent, dict | tuple)
+            for child in (parent.values() if isinstance(parent, dict) else parent)
+        ]
+    return deepest
+
+
+def _first_line(error: Exception) -> str:
+    if isinstance(error, ValidationError):
+        first = error.errors(include_url=False)[0]
+        return f"{'.'.join(str(part) for part in first['loc'])}: {first['msg']}"
+    return str(error).split("\n", 1)[0][:200]

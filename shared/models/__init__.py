@@ -1,0 +1,1 @@
+"""What is known of each model family without torch: components, sizes, noise, memory."""

@@ -1,0 +1,146 @@
+"""Time-step parallelism (TSP): how many samples and denoising steps share one pass.
+
+A chunk of S samples x K steps goes through the network as S K rows in one forward and backward
+pass. Every row's loss is divided by the one denominator of the batch, so the chunk changes the
+speed and the memory of training and not its result: groups of one batch may be cut differently.
+The cost model behind it: a pass has a fixed price (kernel launches, weights gathered from other
+ranks) and a price per row; memory is what is resident plus an equal share for every row.
+
+`Tuner` is a pure state machine over measurements; the engine takes them.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from shared.recipe.recipe import Recipe
+
+TRIALS = 2
+"""Groups per candidate; the fastest counts, because the first pass of a shape warms things up."""
+WORTHWHILE = 1.02
+"""A larger chunk has to be this much faster: it takes memory that others on the device can use."""
+MEMORY_SHARE = 0.8
+"""Of the device: what is measured leaves out what the allocator cannot use, and work spaces."""
+PATIENCE = 2
+"""So many candidates in a row that are not faster end the search."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    samples: int
+    steps: int
+    """The K of TSP."""
+
+    @property
+    def rows(self) -> int:
+        return self.samples * self.steps
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measurement:
+    """Of one group, or a part that all have, that was trained in such chunks."""
+
+    chunk: Chunk
+    seconds: float
+    peak_bytes: int
+    resident_bytes: int = 0
+    """Of the peak, what was there before the pass and does not grow with its rows."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tuner:
+    """Climbs from small chunks to large ones, then stays with the fastest.
+
+    A chunk is tried only if it is expected to fit: its memory is extrapolated in proportion to
+    rows from the largest that was measured. The smallest is tried in any case.
+    """
+
+    candidates: tuple[Chunk, ...]
+    """By rows, ascending."""
+    budget_bytes: float
+    measured: tuple[Measurement, ...] = ()
+
+    @property
+    def settled(self) -> bool:
+        """Whether the choice is final, and nothing needs to be measured any more."""
+        return len(self.candidates) == 1 or self._next() is None
+
+    @property
+    def chunk(self) -> Chunk:
+        """For the next group."""
+        return self._next() or self._best()
+
+    def observe(self, measurement: Measurement) -> "Tuner":
+        """The next state. A measurement that was not asked for changes nothing."""
+        if self.settled or measurement.chunk != self.chunk:
+            return self
+        return replace(self, measured=(*self.measured, measurement))
+
+    def without(self, chunk: Chunk) -> "Tuner":
+        """The next state if a chunk did not fit: it and larger ones are tried no more. The same if
+        there is none that is smaller."""
+        smaller = tuple(each for each in self.candidates if each.rows < chunk.rows)
+        if not smaller:
+            return self
+        measured = tuple(each for each in self.measured if each.chunk in smaller)
+        return replace(self, candidates=smaller, measured=measured)
+
+    def _next(self) -> Chunk | None:
+        """The candidate to measure, if the search goes on."""
+        if not self.measured:
+            return self.candidates[0]
+        position = len(self.measured) // TRIALS
+        if position == len(self.candidates):
+            return None
+        chunk = self.candidates[position]
+        promising = position - self.candidates.index(self._best()) <= PATIENCE
+        return chunk if promising and self._fits(chunk) else None
+
+    def _fits(self, chunk: Chunk) -> bool:
+        last = self.measured[-1]
+        growth = max(0, last.peak_bytes - last.resident_bytes)
+        return last.resident_bytes + growth * chunk.rows / last.chunk.rows <= self.budget_bytes
+
+    def _best(self) -> Chunk:
+        """The fastest that was measured within the budget, larger ones if it is worth it."""
+        too_large = {m.chunk for m in self.measured if m.peak_bytes > self.budget_bytes}
+        seconds: dict[Chunk, float] = {}
+        for m in self.measured:  # all groups of a run have the same number of rows
+            seconds[m.chunk] = min(m.seconds, seconds.get(m.chunk, m.seconds))
+        best = self.candidates[0]
+        for chunk in seconds:
+            if chunk not in too_large and seconds[chunk] * WORTHWHILE < seconds[best]:
+                best = chunk
+        return best
+
+
+def make_tuner(recipe: Recipe, device_bytes: float, num_samples: int | None = None) -> Tuner:
+    """For the chunks of a recipe, on a device with so much memory that trains ``num_samples`` of a
+    group at a time, by default all of them.
+
+    What the recipe fixes stays fixed. In reproducible mode nothing is measured: sums of floats
+    depend on how rows are cut, so "auto" is then a whole group with its whole window.
+    """
+    table, window = recipe.trainer, recipe.sampling.window
+    in_order = table.order == "index"
+    whole = num_samples or recipe.batch.group_size
+    samples = _ladder(table.micro_batch, whole, only_last=in_order)
+    steps = _ladder(recipe.schedule.tsp_steps, window, only_last=in_order)
+    return Tuner(
+        candidates=(
+            *(Chunk(samples[0], k) for k in steps),
+            *(Chunk(s, steps[-1]) for s in samples[1:]),
+        ),
+        budget_bytes=(
+            MEMORY_SHARE * device_bytes if table.memory_gib is None else table.memory_gib * 2**30
+        ),
+    )
+
+
+def _ladder(given: int | Literal["auto"], whole: int, *, only_last: bool) -> list[int]:
+    """What is given, or ``whole`` in 1, 2, 4, ... parts as even as can be; ascending."""
+    if given != "auto":
+        return [given]
+    if only_last:
+        return [whole]
+    halvings = range(whole.bit_length() + 1)
+    return sorted({-(-whole // 2**n) for n in halvings})

@@ -1,0 +1,173 @@
+"""What every HTTP side of a service refuses before its routes are asked.
+
+A page in the browser of somebody who can reach a service must neither read it nor act on it:
+
+    Host            A name that is not the service's own is refused (421). A page whose name was
+                    made to point here (DNS rebinding) sends its own name. It cannot send a bare
+                    address, so every address is taken.
+    Origin          Requests that change something are refused if they come from another site's
+                    page (403). What sends neither Sec-Fetch-Site nor Origin is no browser.
+    Content-Type    What a page can send without asking first (forms, text) is refused (415). A
+                    request without a body needs no type: for it the two above are enough.
+    body            64 KiB, and 10 seconds, unless the service reads its bodies itself (413, 408).
+"""
+
+import asyncio
+import ipaddress
+import re
+import socket
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from shared.process.http_problems import problem
+
+SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
+SAME_SITE = frozenset({"same-origin", "none"})
+"""Values of Sec-Fetch-Site: of a page of ours, and of what a person typed."""
+HOST = re.compile(r"(?P<name>\[[0-9a-f:.]+\]|[a-z0-9._-]+)(:\d{1,5})?", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class Refused(Exception):
+    status: int
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class Bodies:
+    """What may be sent to a service."""
+
+    content_types: tuple[str, ...] = ("application/json",)
+    most: int | None = 64 << 10
+    """Bytes. None: the application reads its bodies itself, and has a limit of its own."""
+    seconds: float = 10.0
+
+
+BODIES = Bodies()
+
+
+@dataclass(frozen=True, slots=True)
+class Guard:
+    """An ASGI application around another one."""
+
+    app: ASGIApp
+    names: frozenset[str]
+    """By which the service may be asked, in lower case; `*.name` is every name below."""
+    bodies: Bodies = BODIES
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        try:
+            body = await self._admit(scope["method"], Headers(scope=scope), receive)
+        except Refused as refused:
+            answer = problem(refused.status, refused.detail)
+            answer.headers["connection"] = "close"  # its body may still be on the way
+            await answer(scope, receive, send)
+            return
+        await self.app(scope, receive if body is None else _replayed(body, receive), send)
+
+    async def _admit(self, method: str, headers: Headers, receive: Receive) -> bytes | None:
+        """The request's body, if it was read. Raises Refused."""
+        check_host(headers.getlist("host"), self.names)
+        if method not in SAFE_METHODS:
+            check_origin(headers)
+            check_content_type(headers, self.bodies.content_types)
+        if self.bodies.most is None or not has_body(headers):
+            return None
+        check_length(headers, self.bodies.most)
+        try:
+            async with asyncio.timeout(self.bodies.seconds):
+                return await _read(receive, self.bodies.most)
+        except TimeoutError:
+            late = f"{self.bodies.seconds:g} s"
+            raise Refused(408, f"the body was not here after {late}; send it again") from None
+
+
+def own_names(bound_to: str, allowed: Iterable[str] = ()) -> frozenset[str]:
+    """Names of a service that listens on ``bound_to``: of this machine, and what is allowed."""
+    machine = socket.gethostname()
+    names = {"localhost", bound_to, machine, machine.split(".")[0], *allowed}
+    return frozenset(name.lower() for name in names if name)
+
+
+def check_host(given: Sequence[str], names: Collection[str]) -> None:
+    """Raises Refused unless the one Host header names this service, or is an address."""
+    found = HOST.fullmatch(given[0].lower()) if len(given) == 1 else None
+    name = "" if found is None else found["name"].strip("[]").removesuffix(".")
+    above = (name[dot:] for dot, letter in enumerate(name) if letter == ".")
+    if name in names or any(f"*{rest}" in names for rest in above) or _is_address(name):
+        return
+    raise Refused(
+        421,
+        f"host: {', '.join(given)[:100]!r} is no name of this service; ask it by its address, "
+        "or add the name to DIGENRL_ALLOWED_HOSTS",
+    )
+
+
+def check_origin(headers: Headers) -> None:
+    """Raises Refused if another site's page sends this."""
+    site, origin = headers.get("sec-fetch-site"), headers.get("origin")
+    if site is not None:
+        ours = site in SAME_SITE
+    else:
+        ours = origin is None or origin.partition("://")[2] == headers["host"]
+    if not ours:
+        raise Refused(403, f"origin: a page of {origin or 'another site'} may not change anything")
+
+
+def check_content_type(headers: Headers, allowed: Collection[str]) -> None:
+    given = headers.get("content-type")
+    if given is None and not has_body(headers):
+        return
+    if (given or "").partition(";")[0].strip().lower() not in allowed:
+        raise Refused(415, f"content-type: send {' or '.join(allowed)}, not {given or 'nothing'}")
+
+
+def check_length(headers: Headers, most: int) -> None:
+    length = headers.get("content-length", "0")
+    if not (length.isascii() and length.isdigit()) or int(length) > most:
+        raise _too_long(most)
+
+
+def has_body(headers: Headers) -> bool:
+    return "transfer-encoding" in headers or headers.get("content-length", "0") != "0"
+
+
+async def _read(receive: Receive, most: int) -> bytes:
+    body, more = bytearray(), True
+    while more:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise Refused(400, "the connection was closed before the body was here")
+        body += message.get("body", b"")
+        if len(body) > most:
+            raise _too_long(most)
+        more = message.get("more_body", False)
+    return bytes(body)
+
+
+def _too_long(most: int) -> Refused:
+    return Refused(413, f"the body has more than {most >> 10} KiB; send less")
+
+
+def _replayed(body: bytes, receive: Receive) -> Receive:
+    """Gives the body that was read, then what comes after it."""
+    waiting: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def replay() -> Message:
+        return waiting.pop() if waiting else await receive()
+
+    return replay
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,110 @@
+"""Errors of an HTTP API as problem+json (RFC 9457)."""
+
+from http import HTTPStatus
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel, ConfigDict
+from starlette.exceptions import HTTPException
+
+PROBLEM_JSON = "application/problem+json"
+REF = "#/components/schemas/Problem"
+FASTAPIS = (REF, "#/components/schemas/HTTPValidationError")
+"""What FastAPI says an error looks like, if a route says nothing of its own."""
+
+
+class Problem(BaseModel):
+    """What went wrong, and with what."""
+
+    model_config = ConfigDict(
+        use_attribute_docstrings=True,
+        json_schema_extra={
+            "examples": [
+                {
+                    "type": "about:blank",
+                    "title": "Not Found",
+                    "status": 404,
+                    "detail": "batch 9 has not begun",
+                }
+            ]
+        },
+    )
+
+    type: str = "about:blank"
+    """Always this: the status says what kind of problem it is."""
+    title: str
+    """The status in words."""
+    status: int
+    """The status of the response."""
+    detail: str
+    """The field that is wrong, what is wrong with it, and what would be right."""
+
+
+ON_EVERY_ROUTE = {421: "the host's name is none of this service's"}
+ON_CHANGES = {
+    403: "a page of another site asks",
+    413: "the body is too long",
+    415: "the body is of another type",
+}
+"""What is refused before a route is asked (shared/process/http_guard.py)."""
+
+
+def add_problems(app: FastAPI) -> None:
+    """Answer whatever is raised in ``app`` for the caller as a problem, and document it so."""
+    document = app.openapi
+
+    def openapi() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            app.openapi_schema = with_problems(document())
+        return app.openapi_schema
+
+    app.openapi = openapi  # type: ignore[method-assign]
+    app.add_exception_handler(HTTPException, _http_problem)
+    app.add_exception_handler(RequestValidationError, _validation_problem)
+    app.add_exception_handler(Exception, _unexpected_problem)
+
+
+def problem(status: int, detail: str) -> JSONResponse:
+    said = Problem(title=HTTPStatus(status).phrase, status=status, detail=detail)
+    return JSONResponse(said.model_dump(), status, media_type=PROBLEM_JSON)
+
+
+def _http_problem(_: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, HTTPException)
+    return problem(error.status_code, str(error.detail))
+
+
+def _validation_problem(_: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, RequestValidationError)
+    first = error.errors()[0]
+    where = ".".join(str(part) for part in first["loc"])
+    return problem(422, f"{where}: {first['msg']}")
+
+
+def _unexpected_problem(_: Request, error: Exception) -> JSONResponse:
+    return problem(500, f"{type(error).__name__}; the log of this service has more")
+
+
+def with_problems(schema: dict[str, Any]) -> dict[str, Any]:
+    """A description of an API whose errors are problems, those of the guard among them."""
+    for operations in schema["paths"].values():
+        for method, operation in operations.items():
+            refusals = ON_EVERY_ROUTE | (ON_CHANGES if method == "post" else {})
+            for status, description in refusals.items():
+                operation["responses"].setdefault(str(status), {"description": description})
+            for status, response in operation["responses"].items():
+                if _is_problem(status, response):
+                    response["content"] = {PROBLEM_JSON: {"schema": {"$ref": REF}}}
+    schemas = schema.setdefault("components", {}).setdefault("schemas", {})
+    schemas["Problem"] = Problem.model_json_schema()
+    for unused in ("HTTPValidationError", "ValidationError"):
+        schemas.pop(unused, None)
+    return schema
+
+
+def _is_problem(status: str, response: dict[str, Any]) -> bool:
+    """Whether an error has no model of its own."""
+    described = [content.get("schema", {}) for content in response.get("content", {}).values()]
+    return int(status) >= 400 and all(each.get("$ref") in (None, *FASTAPIS) for each in described)

@@ -1,0 +1,195 @@
+"""How a service runs: HTTP for people and probes, and its work, starting and stopping together."""
+
+import asyncio
+import errno
+import os
+import signal
+import socket
+import threading
+from collections.abc import Collection, Coroutine
+from dataclasses import dataclass
+from types import FrameType
+
+import structlog
+import uvicorn
+from fastapi import APIRouter, FastAPI, Response
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from pydantic import BaseModel, ConfigDict
+
+from shared.bus.cancellation import stop
+from shared.errors import UserError
+from shared.process.garbage import keep_what_is_there
+from shared.process.http_guard import BODIES, Bodies, Guard, own_names
+from shared.process.http_patience import PatientH11
+from shared.process.http_problems import add_problems
+
+GRACE_S = 10
+"""For requests that are under way when the process is asked to end."""
+LAST_S = 18.0
+"""After this long a process that was asked to end is gone."""
+EXIT_KILLED = 143
+"""What a shell says of a process that SIGTERM has ended."""
+BACKLOG = 2048
+EVERYWHERE = ("0.0.0.0", "::", "")
+
+log = structlog.get_logger()
+
+
+@dataclass(slots=True)
+class Health:
+    """Alive is the process; ready is that it can do its work now."""
+
+    ready: bool = False
+    reason: str = "starting"
+
+    def is_ready(self) -> None:
+        self.ready, self.reason = True, "ready"
+        keep_what_is_there()
+
+    def is_not_ready(self, reason: str) -> None:
+        self.ready, self.reason = False, reason
+
+
+class ProbeView(BaseModel):
+    """What a probe found."""
+
+    model_config = ConfigDict(
+        use_attribute_docstrings=True, json_schema_extra={"examples": [{"status": "ready"}]}
+    )
+
+    status: str
+    """alive, ready, or why it cannot work now."""
+
+
+def probes(health: Health) -> APIRouter:
+    router = APIRouter(tags=["probes"])
+
+    @router.get("/livez", operation_id="get_livez")
+    def livez() -> ProbeView:
+        """Whether the process answers at all."""
+        return ProbeView(status="alive")
+
+    not_ready = {"model": ProbeView, "description": "it cannot; the status says why"}
+
+    @router.get("/readyz", operation_id="get_readyz", responses={503: not_ready})
+    def readyz(response: Response) -> ProbeView:
+        """Whether the service can do its work: 200 or 503 with the reason."""
+        response.status_code = 200 if health.ready else 503
+        return ProbeView(status=health.reason)
+
+    text = {"text/plain": {"schema": {"type": "string"}, "example": "digenrl_step 12.0\n"}}
+
+    @router.get(
+        "/metrics",
+        operation_id="get_metrics",
+        response_class=Response,
+        responses={200: {"content": text, "description": "in Prometheus' text format"}},
+    )
+    def metrics() -> Response:
+        """Prometheus metrics of this process."""
+        return Response(generate_latest(), media_type=CONTENT_TYPE_LATEST)
+
+    return router
+
+
+def worker_app(service: str, health: Health) -> FastAPI:
+    """The HTTP side of a service that has probes only."""
+    app = FastAPI(title=f"digenrl {service}", docs_url=None, redoc_url=None)
+    app.include_router(probes(health))
+    add_problems(app)
+    return app
+
+
+@dataclass(frozen=True, slots=True)
+class Listener:
+    """A port that this process has, from before any work begins; `serve` answers on it."""
+
+    socket: socket.socket
+    host: str
+    url: str
+    """Where others reach it: a server on all interfaces names its host."""
+
+
+def listen(host: str, port: int) -> Listener:
+    """Take a port, 0 for one that is free, and say which in the log.
+
+    Raises:
+        UserError: if the port is occupied, or ``host`` is no address of this machine.
+    """
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        taken = socket.create_server((host, port), family=family, backlog=BACKLOG)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise UserError(
+                f"--port: {port} is occupied on {host}; choose another, or 0 for a free one"
+            ) from error
+        if error.errno == errno.EACCES:
+            raise UserError(
+                f"--port: {port} may not be used by this user; choose another"
+            ) from error
+        raise UserError(f"--host: cannot listen on {host!r}: {error.strerror}") from error
+    listener = Listener(taken, host, _url(host, taken.getsockname()[1]))
+    log.info("listening", url=listener.url)
+    return listener
+
+
+def _url(host: str, port: int) -> str:
+    if host in EVERYWHERE:
+        host = socket.gethostname()
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+async def serve(
+    app: FastAPI,
+    work: Coroutine[None, None, None],
+    *,
+    listener: Listener,
+    allowed_hosts: Collection[str] = (),
+    bodies: Bodies = BODIES,
+) -> None:
+    """Serve ``app``, behind a guard, while ``work`` runs; both end when ``work`` ends.
+
+    SIGTERM ends both in order and returns, within `LAST_S` whatever the threads of the process do.
+    An error in ``work`` ends both and is raised, so that a service whose work has died never keeps
+    answering its probes.
+    """
+    # uvicorn raises the signal that it caught once more when it has shut down. With no handler of
+    # ours in place that second signal would kill the process before `work` could clean up.
+    loop = asyncio.get_running_loop()
+    for signum in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(signum, _end_soon)
+
+    config = uvicorn.Config(
+        Guard(app, own_names(listener.host, allowed_hosts), bodies),
+        http=PatientH11,
+        log_level="warning",
+        timeout_graceful_shutdown=GRACE_S,
+    )
+    server = Server(config)
+
+    def stop_serving(_: asyncio.Task[None]) -> None:
+        server.should_exit = True
+
+    task = asyncio.create_task(work)
+    task.add_done_callback(stop_serving)
+    try:
+        await server.serve(sockets=[listener.socket])
+    finally:  # uvicorn leaves with SystemExit where it cannot start
+        [error] = await stop(task)
+    if error is not None:
+        raise error
+
+
+class Server(uvicorn.Server):
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        _end_soon()
+        super().handle_exit(sig, frame)
+
+
+def _end_soon() -> None:
+    """A thread that reads weights, or waits for a device, cannot be interrupted and would keep the
+    process; what it holds can be made anew."""
+    timer = threading.Timer(LAST_S, os._exit, (EXIT_KILLED,))
+    timer.daemon = True
+    timer.start()

@@ -1,0 +1,112 @@
+"""Where a service finds the others: command line over environment over secret files.
+
+DIGENRL_NATS_URL=nats://user:password@host:4222
+DIGENRL_SECRETS_DIR=/run/secrets        # one file per setting, named digenrl_<setting>
+"""
+
+import os
+import secrets
+import socket
+from contextlib import AbstractAsyncContextManager
+from typing import Annotated
+
+import structlog
+from pydantic import BeforeValidator, Field, SecretStr
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+
+from shared.bus.bus import Bus
+from shared.messages.contracts import Token
+from shared.places import public
+from shared.run.versions import VersionIndex
+from shared.store import StoreSettings
+
+log = structlog.get_logger()
+
+
+def _names(given: str | tuple[str, ...]) -> tuple[str, ...]:
+    """``a,b`` of a variable as names."""
+    return tuple(given.replace(",", " ").split()) if isinstance(given, str) else given
+
+
+CONFIG = SettingsConfigDict(
+    env_prefix="digenrl_",
+    secrets_dir=os.environ.get("DIGENRL_SECRETS_DIR"),
+    extra="ignore",
+    frozen=True,
+)
+
+
+class Endpoints(BaseSettings):
+    """Secrets are never part of a log line: they print as asterisks."""
+
+    model_config = CONFIG
+
+    nats_url: SecretStr = SecretStr("nats://127.0.0.1:4222")
+    redis_url: SecretStr = SecretStr("redis://127.0.0.1:6379")
+    store_url: str = "file:///var/lib/digenrl/objects"
+    s3_endpoint: str | None = None
+    s3_access_key: SecretStr | None = None
+    s3_secret_key: SecretStr | None = None
+    s3_session_token: SecretStr | None = None
+
+    @property
+    def store(self) -> StoreSettings:
+        return StoreSettings(
+            url=self.store_url,
+            endpoint=self.s3_endpoint,
+            access_key=self.s3_access_key,
+            secret_key=self.s3_secret_key,
+            session_token=self.s3_session_token,
+        )
+
+    @property
+    def store_place(self) -> str:
+        """Where the store is, for a log."""
+        place = public(self.store_url)
+        return f"{place} at {public(self.s3_endpoint)}" if self.s3_endpoint else place
+
+    def say_store(self) -> None:
+        """A store that nobody has chosen is named: other hosts do not see its folder."""
+        if "store_url" not in self.model_fields_set:
+            log.warning(
+                "store_by_default",
+                store=self.store_place,
+                hint="a folder of this host; set DIGENRL_STORE_URL to where the whole run looks",
+            )
+
+
+class HttpSettings(BaseSettings):
+    """Of the HTTP side of a process."""
+
+    model_config = CONFIG
+
+    allowed_hosts: Annotated[tuple[str, ...], NoDecode, BeforeValidator(_names)] = ()
+    """Names, besides the machine's own, by which its HTTP side may be asked; `*.name` is every name
+    below."""
+
+
+class ServiceSettings(Endpoints, HttpSettings):
+    run: Token
+    worker: Token = Field(default_factory=lambda: _default_worker())
+    host: str = "127.0.0.1"
+    port: int = Field(default=0, ge=0, le=65535)
+    """Of its HTTP side; 0 takes a free one."""
+    stay: bool = False
+    """Whether a worker outlives its finished run."""
+    memory_gib: float | None = Field(default=None, gt=0)
+    """What this worker may take of its device, where others use it too."""
+    slowdown: float = Field(default=1.0, ge=1)
+    """Rollout: generate and train this many times slower, to try unequal devices on equal ones."""
+
+    def connect_bus(self) -> AbstractAsyncContextManager[Bus]:
+        return Bus.connect(self.nats_url.get_secret_value(), run=self.run, name=self.worker)
+
+    def connect_index(self) -> AbstractAsyncContextManager[VersionIndex]:
+        return VersionIndex.connect(self.redis_url.get_secret_value(), run=self.run)
+
+
+def _default_worker() -> str:
+    """Of this process: containers may share the name of their host, and have the same numbers of
+    processes."""
+    name = "".join(char if char.isalnum() else "-" for char in socket.gethostname()).strip("-")
+    return f"{(name or 'worker')[:45]}-{os.getpid()}-{secrets.token_hex(3)}"

@@ -1,0 +1,138 @@
+"""What every worker does besides its work: say what it is doing, once a second and at changes."""
+
+import asyncio
+import contextlib
+import os
+import socket
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from shared.bus.bus import Bus
+from shared.errors import UserError
+from shared.messages.contracts import (
+    Activity,
+    Device,
+    DeviceLoan,
+    Service,
+    WorkerRefused,
+    WorkerStatus,
+)
+from shared.telemetry import QUARANTINED
+
+STATUS_S = 1.0
+
+
+def new_address(name: str) -> str:
+    """Of this start of the worker: what was sent to an earlier one never reaches it."""
+    return f"{name[:55]}-{uuid.uuid4().hex[:8]}"
+
+
+def host_memory() -> int:
+    """Bytes of main memory."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+@dataclass(slots=True)
+class Worker:
+    """The status of this process; `doing` marks what it is busy with."""
+
+    service: Service
+    name: str
+    idle: Activity
+    """What it waits for when it is not busy."""
+    device: Device = field(default_factory=Device)
+    address: str = ""
+    host: str = field(default_factory=socket.gethostname)
+    url: str = ""
+    """Of its probes, once they are served."""
+    policy_version: int | None = None
+    loan: DeviceLoan | None = None
+    num_done: int = 0
+    busy_seconds: float = 0.0
+    seconds: dict[Activity, float] = field(default_factory=dict)
+    _refused: str | None = None
+    """Why the scheduler does not let it take part."""
+    _activity: Activity = "starting"
+    _doing: list[Activity] = field(default_factory=list)
+    _since: float = field(default_factory=time.monotonic)
+    _changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def __post_init__(self) -> None:
+        self.address = self.address or new_address(self.name)
+
+    @property
+    def activity(self) -> Activity:
+        return self._activity
+
+    @activity.setter
+    def activity(self, activity: Activity) -> None:
+        now = time.monotonic()
+        self.seconds[self._activity] = self.seconds.get(self._activity, 0.0) + now - self._since
+        self._activity, self._since = activity, now
+
+    @contextmanager
+    def doing(self, activity: Activity) -> Iterator[None]:
+        """Of several devices each may do something; shown is what began last."""
+        began = time.monotonic()
+        self._doing.append(activity)
+        self.activity = activity
+        try:
+            yield
+        finally:
+            self._doing.remove(activity)
+            self.activity = self._doing[-1] if self._doing else self.idle
+            self.busy_seconds += time.monotonic() - began
+
+    def report_now(self) -> None:
+        """Something has changed that the scheduler should know at once."""
+        self._changed.set()
+
+    async def report(self, bus: Bus) -> None:
+        """Tell the scheduler, for ever.
+
+        Raises:
+            UserError: if the scheduler does not let this worker take part.
+        """
+        await bus.on_refusal(self.address, self._note_refusal)
+        while self._refused is None:
+            self._changed.clear()
+            await bus.tell(self._status())
+            # Not wait_for: in Python 3.11 it loses a cancellation that comes with its result.
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(STATUS_S):
+                    await self._changed.wait()
+        raise UserError(self._refused)
+
+    async def _note_refusal(self, refusal: WorkerRefused) -> None:
+        self._refused = refusal.reason
+        self.report_now()
+
+    def _status(self) -> WorkerStatus:
+        self.activity = self.activity  # adds up its seconds
+        return WorkerStatus(
+            service=self.service,
+            worker=self.name,
+            address=self.address,
+            activity=self.activity,
+            policy_version=self.policy_version,
+            num_done=self.num_done,
+            num_quarantined=_num_quarantined(),
+            busy_seconds=round(self.busy_seconds, 3),
+            seconds={activity: round(spent, 3) for activity, spent in self.seconds.items()},
+            device=self.device,
+            loan=self.loan,
+            host=self.host,
+            url=self.url,
+        )
+
+
+def _num_quarantined() -> int:
+    return sum(
+        int(sample.value)
+        for metric in QUARANTINED.collect()
+        for sample in metric.samples
+        if sample.name.endswith("_total")
+    )

@@ -1,0 +1,146 @@
+"""The process around a worker: probes from the start, the run's recipe, then its work.
+
+It ends with its run, with status 0, so that its device is free; with ``--stay`` it waits for the
+run to be resumed.
+"""
+
+import asyncio
+import os
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import structlog
+
+from shared.bus.bus import Bus
+from shared.bus.cancellation import stop
+from shared.errors import Unavailable, UserError
+from shared.messages import subjects
+from shared.messages.contracts import Device, PolicyPublished
+from shared.process.service import Health, listen, serve, worker_app
+from shared.process.settings import ServiceSettings
+from shared.process.worker import Worker
+from shared.recipe.recipe import Recipe
+from shared.run.files import check_files
+from shared.run.layout import read_recipe, wait_for_recipe
+from shared.store import ObjectStore, open_store
+
+RETRY_S = 1.0
+READS = {
+    "rollout": ("model.folder",), "reward": ("reward.scorers.",), "trainer": ("model.folder",)
+}  # fmt: skip
+"""Keys, or how they begin, of what a service reads on its host."""
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerProcess:
+    """What the work of a worker begins with."""
+
+    settings: ServiceSettings
+    recipe: Recipe
+    store: ObjectStore
+    health: Health
+    url: str
+    """Of its probes."""
+
+    async def refuse_or_go_on(self, worker: Worker, bus: Bus) -> None:
+        """A device that cannot hold the model is never used: it says why until it is stopped."""
+        reason = worker.device.refusal
+        if reason is None:
+            return
+        log.error("refused", reason=reason)
+        worker.activity = "refused"
+        await worker.report(bus)
+
+    def is_ready(self, device: Device) -> None:
+        self.health.is_ready()
+        log.info("ready", device=device.kind, gpu=device.gpu)
+
+    async def run(self, work: Coroutine[Any, Any, None], bus: Bus) -> bool:
+        """Do ``work`` until the run is finished, then stop it and return True."""
+        if self.settings.stay:
+            await work
+            return False
+        working, finishing = (
+            asyncio.create_task(each)
+            for each in (work, until_finished(bus, self.store, self.recipe))
+        )
+        try:
+            await asyncio.wait({working, finishing}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            errors = await stop(working, finishing)
+        for error in errors:
+            if error is not None:
+                raise error
+        log.info("run_finished", hint="--stay keeps a worker for when the run is resumed")
+        return True
+
+
+async def until_finished(bus: Bus, store: ObjectStore, recipe: Recipe) -> None:
+    """Return when the run has made all its optimizer steps, also those that it is given later."""
+    steps = recipe.run.steps
+    subject = subjects.event_subject(bus.run, "policy_published")
+    async for received in bus.follow(subjects.EVT, [subject]):
+        event = received.message
+        if isinstance(event, PolicyPublished) and event.policy.version >= steps:
+            steps = await _steps(store, bus.run)
+            if event.policy.version >= steps:
+                return
+
+
+async def _steps(store: ObjectStore, run: str) -> int:
+    """As the store has it now: a run that is resumed may have more."""
+    while True:
+        try:
+            recipe = await read_recipe(store, run)
+        except Unavailable as error:
+            log.warning("store_unavailable", error=str(error))
+        else:
+            return 0 if recipe is None else recipe.run.steps
+        await asyncio.sleep(RETRY_S)
+
+
+@contextmanager
+def one_user_error() -> Iterator[None]:
+    """What a user can mend, if that has ended one of several tasks; anything else as it is."""
+    try:
+        yield
+    except BaseExceptionGroup as group:
+        found: BaseException | None = group.subgroup(UserError)
+        while isinstance(found, BaseExceptionGroup):
+            found = found.exceptions[0]
+        if found is None:
+            raise
+        raise found from None
+
+
+def prepare_libraries(recipe: Recipe, *, threads: int) -> None:
+    """Say in the environment what the numerical libraries read there when they are imported."""
+    os.environ["OMP_NUM_THREADS"] = str(threads)
+    if recipe.model.device == "cpu":
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
+
+async def run_worker(
+    service: Literal["rollout", "reward", "trainer"],
+    settings: ServiceSettings,
+    work: Callable[[WorkerProcess], Awaitable[None]],
+) -> None:
+    """Answer probes while ``work`` goes on; end when it ends, or when asked to."""
+    listener, health = listen(settings.host, settings.port), Health()
+    settings.say_store()
+
+    async def begin() -> None:
+        store = open_store(settings.store)
+        recipe = await wait_for_recipe(store, settings.run, place=settings.store_place)
+        await check_files(store, recipe, READS[service], needed=True)
+        prepare_libraries(recipe, threads=getattr(recipe, service).threads)
+        log.info("loading", model=str(recipe.model.folder))
+        with one_user_error():
+            await work(WorkerProcess(settings, recipe, store, health, listener.url))
+
+    app = worker_app(service, health)
+    await serve(app, begin(), listener=listener, allowed_hosts=settings.allowed_hosts)

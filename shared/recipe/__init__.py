@@ -1,0 +1,1 @@
+"""The recipe of a run: its tables, what goes with what, and what is wrong with one in a line."""

@@ -1,0 +1,67 @@
+"""What is wrong with a recipe, as one line that names the key and the remedy."""
+
+import difflib
+from typing import Any, get_args
+
+from pydantic import BaseModel, ValidationError
+
+from shared.messages.tokens import TOKEN_PATTERN, TOKEN_WORDS
+
+
+def describe(error: ValidationError, recipe: type[BaseModel]) -> str:
+    """The first fault of what was to be a ``recipe``, as one line."""
+    faults = error.errors(include_url=False)
+    # A misspelt key is the cause of the missing one.
+    first = min(faults, key=lambda fault: fault["type"] != "extra_forbidden")
+    path = _keys_of(first["loc"], recipe)
+    where = ".".join(path)
+    match first["type"]:
+        case "extra_forbidden":
+            return f"{where}: unknown key{_nearest(first['loc'], recipe)}"
+        case "missing":
+            return f"{where}: missing; it has no default"
+        case "value_error":
+            reason = str(first["ctx"]["error"])
+            return f"{where}.{reason}" if where and "." not in reason.split(":")[0] else reason
+        case _:
+            # Of a key that takes values of several kinds, every kind has its fault.
+            wanted = [_wanted(fault) for fault in faults if _keys_of(fault["loc"], recipe) == path]
+            return f"{where}: {', or '.join(wanted)}, not {first['input']!r}"
+
+
+def _wanted(fault: Any) -> str:
+    """What a value should have been."""
+    if fault["type"] == "string_pattern_mismatch" and fault["ctx"]["pattern"] == TOKEN_PATTERN:
+        return f"use {TOKEN_WORDS}"
+    message: str = fault["msg"]
+    return message[0].lower() + message[1:]
+
+
+def _keys_of(location: tuple[int | str, ...], recipe: type[BaseModel]) -> list[str]:
+    """Without what pydantic adds for the alternatives of one key."""
+    keys: list[str] = []
+    table: Any = recipe
+    for part in location:
+        keys.append(str(part))
+        if isinstance(part, str):
+            field = getattr(table, "model_fields", {}).get(part)
+            if field is None:
+                break
+            table = _table_of(field.annotation)
+            if not hasattr(table, "model_fields"):
+                break
+    return keys
+
+
+def _nearest(location: tuple[int | str, ...], recipe: type[BaseModel]) -> str:
+    table: Any = recipe
+    for part in location[:-1]:
+        if isinstance(part, str):
+            table = _table_of(table.model_fields[part].annotation)
+    known = list(table.model_fields)
+    close = difflib.get_close_matches(str(location[-1]), known, n=1, cutoff=0.5)
+    return f"; did you mean {close[0]}?" if close else f"; known are {', '.join(known)}"
+
+
+def _table_of(annotation: Any) -> Any:
+    return get_args(annotation)[0] if get_args(annotation) else annotation

@@ -1,0 +1,100 @@
+"""The tables of a recipe that say what samples are worth: to training, and to the evaluation."""
+
+from pathlib import Path
+from typing import Annotated, Any, Self
+
+from pydantic import Field, model_validator
+
+from shared.messages.contracts import Token
+from shared.recipe.judge import Judge
+from shared.recipe.paths import resolved
+from shared.recipe.remote import Remote
+from shared.recipe.sampling import Sampling, SigmaGrid, check_sigmas
+from shared.recipe.table import NonNegative, Positive, Table, check_unique
+
+
+class Scorer(Table):
+    name: Token
+    type: Token
+    """Which scorer; docs/rewards.md lists them."""
+    weight: Annotated[float, Field(allow_inf_nan=False)] = 1.0
+    folder: Path | None = None
+    """Where its weights are; relative to the recipe."""
+    url: str | None = None
+    """Of the server of a remote scorer, or of the API of a judge."""
+    patience: Annotated[float, Field(gt=0, le=3600)] = 120.0
+    """Seconds that a remote scorer or a judge may be without an answer."""
+    judge: Judge | None = None
+    """Of a judge: which model is asked, and how."""
+
+    remote: Remote = Remote()
+    """Of a remote scorer: how its server is asked."""
+
+    def at(self, base: Path) -> Self:
+        """With its paths relative to ``base`` made absolute."""
+        update: dict[str, Any] = {}
+        if self.folder is not None:
+            update["folder"] = resolved(self.folder, base)
+        if self.judge is not None and self.judge.key_file is not None:
+            key_file = resolved(self.judge.key_file, base)
+            update["judge"] = self.judge.model_copy(update={"key_file": key_file})
+        if self.remote.key_file is not None:
+            key_file = resolved(self.remote.key_file, base)
+            update["remote"] = self.remote.model_copy(update={"key_file": key_file})
+        return self.model_copy(update=update)
+
+
+class Reward(Table):
+    workers: Positive = 1
+    threads: Positive = 1
+    scorers: tuple[Scorer, ...] = Field(min_length=1)
+    max_failed: Annotated[float, Field(ge=0, lt=1)] = 0.5
+    """Of a group's samples, what share may be without a reward; with more the group is dropped."""
+
+    @model_validator(mode="after")
+    def _names_differ(self) -> Self:
+        check_unique("scorers", [scorer.name for scorer in self.scorers])
+        return self
+
+
+class Evaluation(Table):
+    """What is measured before, after and during a run: by ODE, and at a fixed seed."""
+
+    every: Positive | None = None
+    """Optimizer steps from one evaluation to the next, while the run goes on. Without it, versions
+    are measured before and after only."""
+    seed: NonNegative = 0
+    samples_per_prompt: Positive = 4
+    steps: Annotated[int, Field(ge=2, le=1000)] | None = None
+    """Denoising steps; without it, as in training. So are sigmas, height and width."""
+    sigmas: SigmaGrid | None = None
+    height: Positive | None = None
+    """Of the images, in pixels."""
+    width: Positive | None = None
+    threads: Positive = 1
+    """CPU threads of whoever evaluates."""
+    prompts: Path | None = None
+    """Held out, read as `data.prompts` is; relative to the recipe. Without it, training's."""
+    scorers: tuple[Scorer, ...] = ()
+    """Gold rewards: measured at evaluations, and never trained on."""
+    digits: Path | None = None
+    """Folder of the held-out judges of handwritten digits, never used in training; relative to
+    the recipe. Without it only the training rewards are compared."""
+
+    @model_validator(mode="after")
+    def _names_differ(self) -> Self:
+        check_unique("scorers", [scorer.name for scorer in self.scorers])
+        return self
+
+
+def check_evaluation(table: Evaluation, sampling: Sampling) -> None:
+    """Raises ValueError, which names the key, if the evaluation has no noise schedule."""
+    steps = table.steps or sampling.steps
+    if table.sigmas is None:
+        if steps != sampling.steps and not isinstance(sampling.sigmas, str):
+            raise ValueError(
+                f"evaluation.steps: sampling.sigmas are numbers, for {sampling.steps} steps; give "
+                f"evaluation.sigmas as well, {steps + 1} numbers or the name of a schedule"
+            )
+    elif not isinstance(table.sigmas, str):
+        check_sigmas("evaluation.sigmas", table.sigmas, steps)

@@ -1,0 +1,162 @@
+"""The tables of a recipe that say how samples are made, and what is learned from them."""
+
+import math
+from collections.abc import Mapping
+from itertools import pairwise
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, model_validator
+
+from shared.learning.algorithms import ALGORITHMS, DEFAULT, Name, Variant
+from shared.learning.windows import Moves, Windows
+from shared.recipe.table import NonNegative, Positive, Rate, Sigma, Table
+
+SigmaGrid = Literal["linear", "shifted", "default", "model"] | tuple[Sigma, ...]
+"""`Sampling.sigmas` says what each is."""
+
+
+LEAST_FIRST_SIGMA = 0.9
+LONGEST_STEP = 10.0
+"""Of the second step, over what its start lacks to 1: the standard deviation of its noise is the
+noise level times the square root of that. The grids in use have 1 to 3."""
+
+
+class Sampling(Table):
+    steps: Annotated[int, Field(ge=2, le=1000)] = 10
+    sigmas: SigmaGrid = "linear"
+    """linear 1..0; shifted: linear, shifted once; default: diffusers' own grid for that shift;
+    model: that of the model's own pipeline, as numbers from when the recipe is read; or numbers,
+    one more than steps."""
+    shift: Annotated[float, Field(gt=0)] = 3.0
+    variant: Variant = "flow"
+    """Of the stochastic steps; by default the algorithm's."""
+    noise_level: Annotated[float, Field(gt=0, le=10)] = 0.7
+    """By default the algorithm's."""
+    window: Positive
+    """How many denoising steps are stochastic and trained; for an algorithm without stochastic
+    steps, at how many of the schedule's sigmas a sample is trained."""
+    first_window_starts: tuple[NonNegative, NonNegative] = (0, 0)
+    """Windows start between these two steps."""
+    windows: Moves = "group"
+    """group: drawn for each group. random: drawn for every `window_batches` batches. progressive:
+    from the first to the last, `window_batches` at each. decay: fewer and fewer at each."""
+    window_stride: Positive | None = None
+    """Steps by which a moving window moves; without it, by its own length. mix-grpo: 1."""
+    roll_back: bool = False
+    """Whether a window that has reached its last position begins again at its first, and does not
+    stay there. mix-grpo: true."""
+    window_batches: Positive = 25
+    """Batches at each position; of random windows 1, unless the recipe says otherwise."""
+    window_batches_last: Positive = 1
+    """decay: at the last position; in between linear."""
+
+    @property
+    def moving_window(self) -> Windows:
+        first, last = self.first_window_starts
+        return Windows(
+            first=first,
+            last=last,
+            moves=self.windows,
+            stride=self.window_stride or self.window,
+            batches=self.window_batches,
+            batches_last=self.window_batches_last,
+            rolls_back=self.roll_back,
+        )
+
+    @model_validator(mode="after")
+    def _sigmas_descend(self) -> Self:
+        if not isinstance(self.sigmas, str):
+            check_sigmas("sigmas", self.sigmas, self.steps)
+        return self
+
+    @model_validator(mode="after")
+    def _window_fits(self) -> Self:
+        first, last = self.first_window_starts
+        if first > last:
+            raise ValueError(f"first_window_starts: {first} is after {last}")
+        # A window may not reach the last step: its noise would stay in the sample.
+        if last + self.window > self.steps - 1:
+            fits = self.steps - 1 - self.window
+            remedy = f"start at {fits} at the latest" if fits >= 0 else "use a smaller window"
+            raise ValueError(
+                f"window: {self.window} steps from step {last} reach past step {self.steps - 2}, "
+                f"the last that may be stochastic of {self.steps}; {remedy}"
+            )
+        return self
+
+
+def check_sigmas(field: str, sigmas: tuple[float, ...], steps: int) -> None:
+    """Raises ValueError, which names the field, unless they take so many steps from noise to 0."""
+    if len(sigmas) != steps + 1:
+        raise ValueError(f"{field}: {len(sigmas)} numbers; {steps} steps need {steps + 1}")
+    if any(after >= before for before, after in pairwise(sigmas)):
+        raise ValueError(f"{field}: every number must be smaller than the one before")
+    if sigmas[-1] != 0:
+        raise ValueError(f"{field}: the last number must be 0, not {sigmas[-1]}")
+    if sigmas[0] < LEAST_FIRST_SIGMA:
+        raise ValueError(
+            f"{field}: samples begin as noise, so the first number must be 1, or nearly; "
+            f"not {sigmas[0]}"
+        )
+    if steps > 2 and sigmas[1] - sigmas[2] > LONGEST_STEP * (1 - sigmas[1]):
+        raise ValueError(
+            f"{field}: only the first number may be as good as 1, and {sigmas[1]} is as well: the "
+            "noise of the step from there would drown the sample; leave it out"
+        )
+
+
+class Algorithm(Table):
+    name: Name = DEFAULT
+    """docs/algorithms has a page for each."""
+    clip_range: Annotated[float, Field(gt=0, lt=1)] = 1e-4
+    """Of the ratio; by default the algorithm's."""
+    advantage_clip: Annotated[float, Field(gt=0)] = 5.0
+    kl_beta: Rate = 0.0
+    """Weight of the KL divergence to the base model; 0 does not compute it."""
+    stale_loss: Literal["bypass", "decoupled"] = "bypass"
+    """Of samples that are one step stale. bypass: the ratio is to the version that generated them;
+    decoupled: to the version that trains, and a truncated weight makes up for the rest."""
+    weight_cap: Annotated[float, Field(gt=0)] = 5.0
+    """decoupled: weights are cut off at 1 + weight_cap x clip_range."""
+    advantage_std: Literal["group", "batch"] = "group"
+    """What differences from the group's mean are divided by: the standard deviation of the group's
+    rewards, or of all rewards of the batch."""
+    rewards: Literal["sum", "normalised"] = "sum"
+    """Of several scorers. sum: rewards are weighted sums of scores. normalised: each score is made
+    an advantage of its own, and these are summed by weight."""
+
+    @property
+    def advantage_limit(self) -> float:
+        """Advantages are cut off there. Not those that are still to be scaled."""
+        return math.inf if self.advantage_std == "batch" else self.advantage_clip
+
+    @model_validator(mode="before")
+    @classmethod
+    def _no_key_does_nothing(cls, plain: Any) -> Any:
+        if isinstance(plain, Mapping) and "nft_beta" in plain:
+            raise ValueError(
+                "nft_beta: it cancels out of the gradient as long as diffusion-nft has no old "
+                "policy of its own (docs/algorithms/diffusion-nft.md); leave it out"
+            )
+        return plain
+
+    @model_validator(mode="after")
+    def _parts_agree(self) -> Self:
+        objective = ALGORITHMS[self.name].objective
+        if self.stale_loss == "decoupled" and objective != "clipped":
+            raise ValueError(
+                f'stale_loss: "decoupled" is not defined for {self.name}; use "bypass"'
+            )
+        if self.advantage_std == "batch":
+            self._check_batch_std(objective)
+        return self
+
+    def _check_batch_std(self, objective: str) -> None:
+        """Groups are trained before the last reward is known, so the whole gradient is scaled when
+        it is: nothing may be in it that is not in proportion to the advantages."""
+        if self.kl_beta > 0:
+            raise ValueError('advantage_std: "batch" cannot go with kl_beta; set kl_beta to 0')
+        if objective == "nft":
+            raise ValueError(f'advantage_std: "batch" is not defined for {self.name}; use "group"')
+        if self.rewards == "normalised":
+            raise ValueError('advantage_std: "batch" cannot go with rewards "normalised"')

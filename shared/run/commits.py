@@ -1,0 +1,112 @@
+"""The commit records of a run: the truth about what was trained.
+
+One JSON object per policy version, made by exclusive create: the step that it describes happened
+exactly if the record exists, and of two trainers only one can make it. Each names its parent by
+digest, so that the records form one chain.
+"""
+
+import hashlib
+from typing import Annotated
+
+from pydantic import Field, FiniteFloat, ValidationError
+
+from shared.errors import CommitConflict, ContractError
+from shared.messages.contracts import Count, Digest, ObjectRef, Policy, Record, Text, Token
+from shared.store import ObjectStore
+
+
+class TrainedGroup(Record):
+    group: Count
+    attempt: Count
+    policy_version: Count
+    """That generated it; the batch's number minus this is its staleness."""
+    fragments: tuple[tuple[Count, Count, Count], ...]
+    """(first sample, number of samples, attempt) of each."""
+    workers: tuple[Token, ...]
+    """Addresses of the devices that generated them."""
+    rewards: tuple[FiniteFloat | None, ...]
+    parts: dict[Token, tuple[FiniteFloat | None, ...]]
+    dropped: Text | None = None
+    """Why nothing was learned of it."""
+    contribution: ObjectRef | None = None
+    """The gradient that was added for it, if a rollout device has computed it."""
+    trained_by: Token | None = None
+    """Address of that device; None: the trainer itself."""
+
+
+class CommitRecord(Record):
+    run: Token
+    policy: Policy
+    """The version that this commit made: version v + 1 is trained from batch v."""
+    parent: Digest | None
+    """sha256 of the parent's record; None for version 0."""
+    weights: ObjectRef
+    checkpoint: ObjectRef
+    """Optimizer state and random number generators."""
+    trained: tuple[TrainedGroup, ...] = ()
+    """Every group of the batch, in order. Empty for version 0."""
+    metrics: dict[str, FiniteFloat] = Field(default_factory=dict)
+    worker: Token
+    """Address of the trainer."""
+
+    @property
+    def batch(self) -> int | None:
+        return self.policy.version - 1 if self.policy.version else None
+
+    def encode(self) -> bytes:
+        return self.model_dump_json(indent=1).encode()
+
+    def digest(self) -> str:
+        return hashlib.sha256(self.encode()).hexdigest()
+
+
+Version = Annotated[int, Field(ge=0)]
+
+
+def commit_key(run: str, version: int) -> str:
+    return f"{run}/commits/{version:08d}.json"
+
+
+async def commit(store: ObjectStore, record: CommitRecord) -> None:
+    """Make ``record`` the truth.
+
+    Raises:
+        CommitConflict: if that version has been committed already, by someone else or by this
+            trainer before it was interrupted.
+    """
+    key = commit_key(record.run, record.policy.version)
+    if not await store.create(key, record.encode()):
+        raise CommitConflict(f"version {record.policy.version} is committed already")
+
+
+async def read_commit(store: ObjectStore, run: str, version: int) -> CommitRecord | None:
+    data = await store.read(commit_key(run, version))
+    if data is None:
+        return None
+    try:
+        return CommitRecord.model_validate_json(data)
+    except ValidationError as error:
+        raise ContractError(f"{commit_key(run, version)} is not a commit record") from error
+
+
+async def newest_commit(store: ObjectStore, run: str) -> CommitRecord | None:
+    keys = await store.keys(f"{run}/commits")
+    if not keys:
+        return None
+    return await read_commit(store, run, int(keys[-1].rsplit("/", 1)[1].removesuffix(".json")))
+
+
+async def commit_chain(store: ObjectStore, run: str) -> list[CommitRecord]:
+    """Every commit of the run, oldest first.
+
+    Raises:
+        ContractError: if a record is missing or does not name the one before it.
+    """
+    chain: list[CommitRecord] = []
+    for version in range(len(await store.keys(f"{run}/commits"))):
+        record = await read_commit(store, run, version)
+        parent = chain[-1].digest() if chain else None
+        if record is None or record.parent != parent:
+            raise ContractError(f"the commits of run {run} are broken at version {version}")
+        chain.append(record)
+    return chain

@@ -1,0 +1,180 @@
+"""A run in virtual time: costs are learned, batches planned, and measured against a clairvoyant.
+
+The environment is the wave model with the true costs and 3 % noise per batch. What the planner
+sees of it is one noisy observation of each cost per batch, of help and switch only if the trainer
+helped; and priors that are wrong by a factor of two.
+"""
+
+import math
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cache
+
+from services.scheduler.core.tag.controller import Controller, Decision, decide, observe
+from services.scheduler.core.tag.estimates import Costs, Estimate
+from services.scheduler.core.tag.makespan import Situation, best_groups, makespan
+
+NUM_BATCHES = 400
+NOISE = 0.03
+
+
+def situation(
+    rollout: tuple[float, ...], *, trainer_slots: int, help: float, train: float
+) -> Situation:
+    """16 groups of 4 fragments; batches of 150 to 200 s without help, like FLUX on 32 devices."""
+    return Situation(
+        groups=16,
+        fragments_per_group=4,
+        rollout=rollout,
+        trainer_slots=trainer_slots,
+        help=help,
+        train=train,
+        switch=3.0,
+        ready=1.5,
+        commit=2.0,
+    )
+
+
+REGIMES = {
+    # gain of the best plan over none: 88 %
+    "generator-starved": situation((10.0,) * 2 + (14.0,) * 2, trainer_slots=12, help=12, train=4),
+    # 33 %
+    "generator-short": situation((9.0,) * 2 + (14.0,) * 3, trainer_slots=8, help=12, train=5),
+    # 12 %
+    "balanced": situation((10.0,) * 3 + (15.0,) * 3, trainer_slots=8, help=12, train=6.5),
+    # none: help only harms
+    "trainer-starved": situation((9.0,) * 4 + (13.0,) * 6, trainer_slots=6, help=11, train=9),
+}
+
+Scenario = Callable[[Situation, int, random.Random], Situation]
+
+
+def _rollout_times(base: Situation, factor: float) -> Situation:
+    return replace(base, rollout=tuple(factor * each for each in base.rollout))
+
+
+def _stationary(base: Situation, batch: int, rng: random.Random) -> Situation:
+    return base
+
+
+def _slower_rollout(base: Situation, batch: int, rng: random.Random) -> Situation:
+    return _rollout_times(base, 1.6) if batch >= STEP_AT else base
+
+
+def _faster_rollout(base: Situation, batch: int, rng: random.Random) -> Situation:
+    return _rollout_times(base, 0.6) if batch >= STEP_AT else base
+
+
+def _drift(base: Situation, batch: int, rng: random.Random) -> Situation:
+    return _rollout_times(base, 1 + 0.5 * math.sin(math.tau * batch / NUM_BATCHES))
+
+
+def _spikes(base: Situation, batch: int, rng: random.Random) -> Situation:
+    """In a batch out of twenty one of the costs is three times as high."""
+    spike, which = rng.random() < 0.05, rng.choice(("rollout", "help", "train", "switch"))
+    if not spike:
+        return base
+    if which == "rollout":
+        return _rollout_times(base, 3)
+    return replace(base, **{which: 3 * getattr(base, which)})
+
+
+def _slow_switch(base: Situation, batch: int, rng: random.Random) -> Situation:
+    return replace(base, switch=40.0) if 100 <= batch < 300 else base
+
+
+STEP_AT = 150
+SCENARIOS: dict[str, Scenario] = {
+    "stationary": _stationary,
+    "slower rollout": _slower_rollout,
+    "faster rollout": _faster_rollout,
+    "drift": _drift,
+    "spikes": _spikes,
+    "slow switch": _slow_switch,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    decision: Decision
+    seconds: float
+    without: float
+    """Seconds of the same batch, with the same noise, without help."""
+    clairvoyant: float
+    """With the best number of groups for its true costs."""
+
+    @property
+    def regret(self) -> float:
+        return self.seconds / self.clairvoyant - 1
+
+
+@cache
+def run(scenario: str, regime: str, seed: int, hidden: float = 1.0) -> tuple[Batch, ...]:
+    """``hidden``: factor that help costs beyond what the model knows of."""
+    rng = random.Random(f"{scenario} {regime} {seed}")
+    base = REGIMES[regime]
+    costs, controller = _wrong_priors(base), Controller()
+    batches = []
+    for index in range(NUM_BATCHES):
+        truth = SCENARIOS[scenario](base, index, rng)
+        controller, decision = decide(controller, _seen(costs, base))
+        noise = _noise(rng)
+        without, with_best = _reference(truth, hidden)
+        seconds = _seconds(truth, decision.groups, hidden) * noise
+        batches.append(Batch(decision, seconds, without * noise, with_best * noise))
+        costs = _learned(costs, truth, rng, helped=decision.groups > 0)
+        met = _seen(costs.as_measured(), base)
+        controller = observe(controller, met, decision.groups, seconds)
+    return tuple(batches)
+
+
+def _noise(rng: random.Random) -> float:
+    return 1 + NOISE * rng.gauss(0, 1)
+
+
+def _seconds(truth: Situation, groups: int, hidden: float) -> float:
+    return makespan(truth, groups) * (hidden if groups else 1)
+
+
+@cache
+def _reference(truth: Situation, hidden: float) -> tuple[float, float]:
+    without = makespan(truth, 0)
+    return without, min(without, _seconds(truth, best_groups(truth), hidden))
+
+
+def _wrong_priors(base: Situation) -> Costs:
+    """By a factor of two, and such that help looks better than it is."""
+    return Costs(
+        rollout={str(i): Estimate(value=2 * each) for i, each in enumerate(base.rollout)},
+        help=Estimate(value=base.help / 2),
+        train=Estimate(value=base.train / 2),
+        switch=Estimate(value=base.switch / 2),
+        ready=Estimate(value=base.ready * 2),
+        commit=Estimate(value=base.commit * 2),
+    )
+
+
+def _learned(costs: Costs, truth: Situation, rng: random.Random, *, helped: bool) -> Costs:
+    for worker, seconds in enumerate(truth.rollout):
+        costs = costs.observe_rollout(str(worker), seconds * _noise(rng))
+    costs = costs.observe_train(truth.train * _noise(rng))
+    costs = costs.observe_ready(truth.ready * _noise(rng))
+    costs = costs.observe_commit(truth.commit * _noise(rng))
+    if helped:
+        costs = costs.observe_help(truth.help * _noise(rng))
+        costs = costs.observe_switch(truth.switch * _noise(rng))
+    return costs
+
+
+def _seen(costs: Costs, base: Situation) -> Situation:
+    """One sample per fragment."""
+    return replace(
+        base,
+        rollout=tuple(costs.rollout_seconds(str(i)) or 1.0 for i in range(len(base.rollout))),
+        help=costs.help_seconds() or 1.0,
+        train=costs.train_seconds(),
+        switch=costs.switch_seconds(),
+        ready=costs.ready_seconds(),
+        commit=costs.commit_seconds(),
+    )

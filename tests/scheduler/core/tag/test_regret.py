@@ -1,0 +1,65 @@
+"""Over whole runs: near a clairvoyant, soon again after a step, never worse than without help."""
+
+from itertools import product
+from statistics import mean
+
+import pytest
+
+from tests.scheduler.core.tag.loop import REGIMES, SCENARIOS, STEP_AT, Batch, run
+
+SEEDS = range(3)
+WINDOW = 50
+LARGEST_REGRET = dict.fromkeys(SCENARIOS, 0.05) | {"stationary": 0.02}
+CASES = list(product(SCENARIOS, REGIMES))
+
+
+def regret(batches: tuple[Batch, ...]) -> float:
+    return sum(b.seconds for b in batches) / sum(b.clairvoyant for b in batches) - 1
+
+
+def worst_window(batches: tuple[Batch, ...]) -> float:
+    """Loss against no help, in the window of 50 batches where it is largest."""
+    windows = [batches[first : first + WINDOW] for first in range(len(batches) - WINDOW + 1)]
+    return max(sum(b.seconds for b in w) / sum(b.without for b in w) - 1 for w in windows)
+
+
+@pytest.mark.parametrize(("scenario", "regime"), CASES)
+def test_regret_against_a_clairvoyant_is_small(scenario: str, regime: str) -> None:
+    found = [regret(run(scenario, regime, seed)) for seed in SEEDS]
+    limit = LARGEST_REGRET[scenario]
+    assert max(found) <= limit, f"mean {mean(found):.2%}, worst {max(found):.2%} > {limit:.0%}"
+
+
+@pytest.mark.parametrize(("scenario", "regime"), CASES)
+def test_no_window_is_a_hundredth_slower_than_without_help(scenario: str, regime: str) -> None:
+    found = [worst_window(run(scenario, regime, seed)) for seed in SEEDS]
+    assert max(found) <= 0.01, f"mean {mean(found):.2%}, worst {max(found):.2%}"
+
+
+@pytest.mark.parametrize("regime", REGIMES)
+@pytest.mark.parametrize("scenario", ["slower rollout", "faster rollout"])
+def test_ten_batches_after_a_step_runs_are_near_the_clairvoyant_again(
+    scenario: str, regime: str
+) -> None:
+    for seed in SEEDS:
+        batches = run(scenario, regime, seed)
+        for first in range(STEP_AT + 10, STEP_AT + 60, 10):
+            found = regret(batches[first : first + 10])
+            assert found <= 0.03, f"seed {seed}, batches from {first}: {found:.2%}"
+
+
+@pytest.mark.parametrize("scenario", ["stationary", "slow switch"])
+def test_help_that_harms_in_a_way_the_model_does_not_know_stays_off(scenario: str) -> None:
+    """Say, because it slows rollout down by more than it adds."""
+    for seed in SEEDS:
+        batches = run(scenario, "balanced", seed, hidden=1.25)
+        helped = sum(b.decision.groups > 0 for b in batches)
+        lost = worst_window(batches)
+        assert helped <= 20, f"seed {seed}: {helped} batches with help"
+        assert lost <= 0.02, f"seed {seed}: {lost:.2%}"
+
+
+def test_a_switch_that_is_fast_again_is_found_out() -> None:
+    for seed in SEEDS:
+        end = run("slow switch", "balanced", seed)[-20:]
+        assert all(b.decision.groups for b in end), f"seed {seed}"

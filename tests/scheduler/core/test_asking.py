@@ -1,0 +1,192 @@
+"""Devices that report and do not finish, or give everything back."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from services.scheduler.core.asking import NOBODY_S, SHORTEST_S, TIMES_LEARNED, UNLEARNED_S
+from services.scheduler.core.machine import Tick, WorkerStood
+from shared.messages.contracts import (
+    ComputeGradient,
+    FragmentReleased,
+    GenerateFragment,
+    OperatorRequest,
+    TrainGroup,
+)
+from tests import examples
+from tests.scheduler.core.test_gradients import helper
+from tests.scheduler.core.test_machine import Machine, joined
+
+DEADLINE = {"slot_deadline": 10.0}
+
+
+def machine_at_work(*workers: str, **plan: Any) -> tuple[Machine, list[GenerateFragment]]:
+    machine = Machine(*workers, **{**DEADLINE, **plan})
+    return machine, machine.tasks(examples.published(0))
+
+
+def ticks(machine: Machine, seconds: float) -> list[GenerateFragment]:
+    """Time passes a second at a time."""
+    return [task for _ in range(int(seconds)) for task in machine.tasks(Tick())]
+
+
+def generated(machine: Machine, task: GenerateFragment, seconds: float) -> None:
+    done = examples.generated(task).model_copy(update={"seconds": seconds})
+    machine.handle(done)
+
+
+def test_what_a_device_has_not_finished_by_its_deadline_is_given_to_another_beside_it() -> None:
+    machine, tasks = machine_at_work("a", "b", num_groups=2)
+    stuck = [task for task in tasks if task.worker == "a-0"]
+    for task in tasks:
+        if task.worker == "b-0":
+            generated(machine, task, 1.0)
+    again = ticks(machine, 12)
+    assert [(t.fragment, t.worker) for t in again] == [(t.fragment, "b-0") for t in stuck]
+    assert machine.state.workers["a-0"].not_asked == "late"
+
+
+def test_the_first_result_counts_whoever_is_first() -> None:
+    machine, tasks = machine_at_work("a", "b", num_groups=1, fragment_size=4)
+    [first] = tasks
+    other = "b-0" if first.worker == "a-0" else "a-0"
+    [again] = ticks(machine, 13)
+    assert (again.fragment, again.worker) == (first.fragment, other)
+    generated(machine, first, 12.0)
+    [train] = machine.handle(examples.scored(first))
+    assert isinstance(train, TrainGroup)
+    assert train.fragments[0].generated_by == first.worker, "the record names the one that counted"
+    assert machine.handle(examples.scored(again)) == []
+    assert machine.state.workers[first.worker].not_asked is None
+
+
+def test_a_device_past_its_deadline_is_given_nothing_until_it_finishes_something() -> None:
+    machine, tasks = machine_at_work("a", num_groups=3)
+    assert ticks(machine, 12) == []
+    assert machine.tasks(joined("b")) != []
+    assert {t.worker for t in ticks(machine, 3)} <= {"b-0"}
+    more = machine.tasks(examples.generated(tasks[0]))
+    assert machine.state.workers["a-0"].not_asked is None
+    assert "a-0" in {task.worker for task in more}
+
+
+def test_it_is_asked_again_once_it_says_that_it_has_nothing() -> None:
+    """Its result has come second, so that nobody has heard of it."""
+    machine, tasks = machine_at_work("a", num_groups=3)
+    ticks(machine, 12)
+    again = machine.tasks(WorkerStood("a-0", "nothing"))
+    assert [t.fragment.attempt for t in again] == [1, 1]
+    assert [t.fragment.first_sample for t in again] == [t.fragment.first_sample for t in tasks]
+
+
+def test_to_load_or_to_compile_is_no_part_of_a_deadline() -> None:
+    machine, _ = machine_at_work("a", "b")
+    for _ in range(30):
+        machine.handle(WorkerStood("a-0", "loading"))
+        machine.handle(Tick())
+    assert machine.state.workers["a-0"].not_asked is None
+    assert machine.state.workers["b-0"].not_asked == "late"
+
+
+def test_the_time_in_which_the_scheduler_stood_still_does_not_count() -> None:
+    machine, _ = machine_at_work("a", "b")
+    ticks(machine, 5)
+    machine.now += 1000.0
+    assert machine.tasks(Tick()) == []
+    assert ticks(machine, 9) == []
+
+
+@pytest.mark.parametrize(("seconds", "deadline"), [(1.0, SHORTEST_S), (50.0, TIMES_LEARNED * 100)])
+def test_the_deadline_is_ten_times_what_the_device_took_before(
+    seconds: float, deadline: float
+) -> None:
+    """``seconds`` per sample, in fragments of two."""
+    machine, tasks = machine_at_work("a", "b", num_groups=9, slot_deadline=None)
+    mine = [task for task in tasks if task.worker == "a-0"]
+    generated(machine, mine[0], 2 * seconds)
+    ticks(machine, deadline - 5)
+    assert machine.state.workers["a-0"].not_asked is None
+    ticks(machine, 10)
+    assert machine.state.workers["a-0"].not_asked == "late"
+    ticks(machine, UNLEARNED_S - deadline - 60)
+    assert machine.state.workers["b-0"].not_asked is None, "it has not finished anything yet"
+    ticks(machine, 120)
+    assert machine.state.workers["b-0"].not_asked == "late"
+
+
+def test_a_gradient_that_is_not_finished_by_its_deadline_is_the_trainers() -> None:
+    machine = Machine("none", num_groups=6, trains_in_order=False, slot_deadline=10.0)
+    machine.handle(joined("t", "trainer"))
+    machine.handle(helper("h"))
+    # The trainer is behind: what it takes for a group is known from an earlier batch.
+    costs = machine.state.costs.observe_train(100.0).observe_rollout("h-0", 0.01)
+    machine.state = replace(machine.state, costs=costs.observe_rollout("none-0", 0.01))
+    tasks = machine.tasks(examples.published(0))
+    asked: list[ComputeGradient] = []
+    while tasks:
+        task = tasks.pop(0)
+        for event in (examples.generated(task), examples.scored(task)):
+            for command in machine.handle(event):
+                if isinstance(command, GenerateFragment):
+                    tasks.append(command)
+                if isinstance(command, ComputeGradient):
+                    asked.append(command)
+    assert [command.worker for command in asked] == ["h-0"]
+    group = asked[0].group.group
+    sent = [c for _ in range(25) for c in machine.handle(Tick()) if isinstance(c, TrainGroup)]
+    assert machine.state.workers["h-0"].not_asked == "late"
+    assert (group, 1) in [(train.group, train.attempt) for train in sent]
+
+
+def give_back(machine: Machine, times: int) -> list[GenerateFragment]:
+    """Device a gives back whatever it is given."""
+    tasks: list[GenerateFragment] = []
+    for _ in range(times):
+        held = machine.state.workers["a-0"].in_hand
+        if not held:
+            break
+        event = FragmentReleased(slot=held[0].slot, worker="a-0", reason="stale")
+        tasks += machine.tasks(event)
+    return tasks
+
+
+def test_a_device_that_gives_everything_back_is_soon_asked_no_more() -> None:
+    machine, _ = machine_at_work("a", "b", num_groups=3)
+    tasks = give_back(machine, 1000)
+    assert len(tasks) < 2 * machine.plan.max_returns
+    assert machine.state.workers["a-0"].not_asked == "returns"
+    assert machine.state.phase == "running"
+    for task in machine.tasks(examples.published(1)):
+        assert task.fragment.batch == 1
+    assert machine.state.workers["a-0"].not_asked is None, "it may have been right"
+
+
+def test_a_run_of_which_all_devices_give_everything_back_fails_with_the_reason() -> None:
+    machine, _ = machine_at_work("a", num_groups=3)
+    assert len(give_back(machine, 1000)) < 2 * machine.plan.max_returns
+    ticks(machine, NOBODY_S + 2)
+    assert machine.state.phase == "failed"
+    assert machine.state.failure is not None and "give back whatever" in machine.state.failure
+    assert machine.tasks(OperatorRequest(action="resume", id="x")) != []
+
+
+def test_returns_that_are_right_are_not_counted() -> None:
+    """Fragments of a version that is superseded, and those that a device finishes in between."""
+    machine, tasks = machine_at_work("a", num_groups=40, max_returns=2)
+    for _ in range(6):
+        [first, *_] = machine.state.workers["a-0"].in_hand
+        machine.handle(FragmentReleased(slot=first.slot, worker="a-0", reason="stale"))
+        held = machine.state.workers["a-0"].in_hand[0].slot
+        task = next(t for t in reversed(machine.told) if isinstance(t, GenerateFragment)
+                    and t.fragment.slot == held)  # fmt: skip
+        machine.handle(examples.generated(task))
+    assert machine.state.workers["a-0"].not_asked is None
+    assert tasks
+
+
+def test_a_device_that_is_about_to_end_is_given_nothing_more() -> None:
+    machine, tasks = machine_at_work("a", num_groups=3)
+    event = FragmentReleased(slot=tasks[0].fragment.slot, worker="a-0", reason="draining")
+    assert machine.tasks(event) == []
+    assert machine.tasks(joined("a", life=1)) != []

@@ -1,0 +1,113 @@
+"""Fast assignment decides as the plain one does, and its work does not grow with the square."""
+
+from dataclasses import replace
+from random import Random
+
+import pytest
+
+from services.scheduler.core import facts, lanes
+from services.scheduler.core.assign import assign
+from services.scheduler.core.machine import WorkerJoined, step
+from services.scheduler.core.state import Plan, State, WorkerState
+from shared.messages.contracts import GenerateFragment
+from tests import examples
+from tests.scheduler.core import plain_assignment
+
+
+def some_plan(random: Random) -> Plan:
+    size = random.choice((2, 4, 6, 12, 16))
+    divisors = [n for n in range(1, size + 1) if size % n == 0]
+    staleness = random.choice((0, 0, 1))
+    return examples.plan(
+        num_groups=random.randint(1, 40), group_size=size, num_batches=3, max_staleness=staleness,
+        fragment_size=random.choice((None, None, random.choice(divisors))),
+        early_groups=random.randint(1, 3) * staleness,
+        fragments_per_slot=random.choice((1, 2, 2, 3)),
+    )  # fmt: skip
+
+
+def some_state(random: Random, plan: Plan) -> State:
+    """Devices of some speeds, with or without a lent trainer; speeds are equal, or differ, or are
+    not known yet."""
+    state = State()
+    speeds = random.choice(((1.0,), (0.3,), (1.0, 2.0, 5.0), (0.1, 0.7, 1.3, 20.0)))
+    state, _ = step(plan, state, WorkerJoined("t-0", "t", "trainer", slots=2), 0.0)
+    for number in range(random.randint(1, 30)):
+        slots = random.choice((1, 1, 1, 2, 3))
+        joined = WorkerJoined(f"r{number}-0", f"r{number}", "rollout", slots=slots)
+        state, _ = step(plan, state, joined, 0.0)
+        if random.random() < 0.7:
+            costs = state.costs.observe_rollout(joined.address, random.choice(speeds))
+            state = replace(state, costs=costs)
+    if random.random() < 0.4:
+        lent = random.randint(0, plan.num_groups) * plan.group_size
+        tag = replace(state.tag, mode="generate", samples_left=lent)
+        state = replace(state, tag=tag)
+    return state
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_it_decides_as_plain_assignment_does(seed: int) -> None:
+    """Over a whole batch, whatever is finished, lost and given back in between."""
+    random = Random(seed)
+    plan = some_plan(random)
+    state = some_state(random, plan)
+    policy = examples.policy(0)
+    state, now = facts.opened(plan, state, policy, 0.0), 0.0
+    for _ in range(60):
+        fast, tasks = assign(plan, state, now)
+        plain, same = plain_assignment.assign(plan, state, now)
+        assert tasks == same
+        assert fast == plain
+        state = fast
+        now += random.choice((0.0, 0.5, 1.0, random.random()))
+        state = _something_ends(random, plan, state, now)
+
+
+def _something_ends(random: Random, plan: Plan, state: State, now: float) -> State:
+    busy = [worker for worker in state.workers.values() if worker.in_hand]
+    for worker in random.sample(busy, min(len(busy), random.randint(1, 4))):
+        slot = worker.in_hand[0].slot
+        kind = random.random()
+        if kind < 0.1:
+            state = facts.failed(plan, state, slot, "reason", now)
+        elif kind < 0.2:
+            state = facts.taken_out_of_hand(state, slot, worker.address, now)
+            state = facts.given_back_by(state, slot, worker.address)
+        else:
+            found = facts.find(state, slot)
+            state = facts.taken_out_of_hand(state, slot, worker.address, now)
+            if found is not None:
+                state = facts.with_fragment(state, slot, replace(found, stage="generated"))
+    return state
+
+
+def opening(monkeypatch: pytest.MonkeyPatch, num_devices: int) -> tuple[int, int]:
+    """Tasks issued at the opening of a batch, and how often lanes of a device were worked out."""
+    count = 0
+    original = lanes.lanes_of
+
+    def counted(
+        state: State, worker: WorkerState, now: float, seconds: float | None = None
+    ) -> list[lanes.Lane]:
+        nonlocal count
+        count += 1
+        return original(state, worker, now, seconds)
+
+    plan = examples.plan(num_groups=num_devices, group_size=4, fragment_size=2)
+    state = State()
+    for number in range(num_devices):
+        joined = WorkerJoined(f"r{number}-0", f"r{number}", "rollout")
+        state, _ = step(plan, state, joined, 0.0)
+    with monkeypatch.context() as patched:
+        patched.setattr(lanes, "lanes_of", counted)
+        _, commands = step(plan, state, examples.published(0), 1.0)
+    return sum(isinstance(command, GenerateFragment) for command in commands), count
+
+
+def test_the_lanes_of_a_device_are_worked_out_once_and_when_it_has_been_given_something(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tasks, count = opening(monkeypatch, 300)
+    assert tasks == 600
+    assert count <= 300 + tasks

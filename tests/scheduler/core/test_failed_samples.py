@@ -1,0 +1,53 @@
+"""Samples that could not be scored."""
+
+import pytest
+
+from shared.messages.contracts import GenerateFragment, TrainGroup
+from tests import examples
+from tests.scheduler.core.test_machine import Machine
+
+
+def scored_as(machine: Machine, *rewards: float | None) -> list[TrainGroup]:
+    """Every fragment of a batch, its samples scored as the first ones of a group."""
+    trained: list[TrainGroup] = []
+    tasks = machine.tasks(examples.published(0))
+    while tasks:
+        task = tasks.pop(0)
+        given = tuple(rewards[sample] for sample in task.fragment.samples)
+        for event in (examples.generated(task), examples.scored(task, given)):
+            for command in machine.handle(event):
+                if isinstance(command, TrainGroup):
+                    trained.append(command)
+                elif isinstance(command, GenerateFragment):
+                    tasks.append(command)
+    return trained
+
+
+def test_a_sample_without_a_score_teaches_nothing_and_the_others_do() -> None:
+    machine = Machine(num_groups=2)
+    trained = scored_as(machine, 1.0, None, 3.0, 2.0)
+    assert len(trained) == 2 and machine.state.phase == "running"
+    for train in trained:
+        a, failed, c, d = train.advantages
+        assert (failed, train.dropped) == (0.0, None)
+        assert (a, c, d) == pytest.approx((-1.2247, 1.2247, 0.0), abs=1e-3)
+
+
+def test_a_group_that_loses_too_many_samples_is_dropped_with_the_reason() -> None:
+    machine = Machine(num_groups=2)
+    first, second = (
+        examples.scored(task, (None, None) if task.fragment.first_sample else (1.0, None))
+        for task in machine.tasks(examples.published(0))[:2]
+    )
+    assert machine.handle(first) is not None
+    [train] = [c for c in machine.handle(second) if isinstance(c, TrainGroup)]
+    assert train.dropped == "3 of 4 samples could not be scored"
+    assert train.advantages == (0.0,) * 4
+    assert machine.state.phase == "running", "the other group is still to come"
+
+
+def test_a_batch_of_which_every_group_is_dropped_fails_the_run() -> None:
+    machine = Machine(num_groups=2)
+    scored_as(machine, 1.0, None, None, None)
+    assert machine.state.phase == "failed"
+    assert machine.state.failure == "batch 0: too few of its samples could be scored"

@@ -1,0 +1,394 @@
+from dataclasses import replace
+from typing import Any
+
+from services.scheduler.core.lending import has_ready
+from services.scheduler.core.machine import (
+    DeviceReported,
+    Input,
+    WorkerJoined,
+    WorkerLeft,
+    step,
+)
+from services.scheduler.core.state import State
+from services.scheduler.core.tag.estimates import Costs
+from shared.messages.contracts import (
+    MAX_FRAGMENTS_PER_GROUP,
+    Command,
+    FragmentFailed,
+    FragmentReleased,
+    GenerateFragment,
+    GroupFailed,
+    GroupTrained,
+    OperatorRequest,
+    RunFailed,
+    TrainGroup,
+)
+from tests import examples
+
+EARLY = {"max_staleness": 1, "early_groups": 2}
+
+
+def joined(name: str, service: str = "rollout", life: int = 0) -> WorkerJoined:
+    return WorkerJoined(f"{name}-{life}", name, service)
+
+
+class Machine:
+    """Feeds events to the machine one after another, a second apart."""
+
+    def __init__(self, *workers: str, **plan: Any) -> None:
+        self.plan = examples.plan(**plan)
+        self.state = State()
+        self.now = 0.0
+        self.told: list[Input | Command] = []
+        for worker in workers or ("a",):
+            self.handle(joined(worker))
+
+    def handle(self, event: Input) -> list[Command]:
+        self.now += 1
+        self.state, commands = step(self.plan, self.state, event, self.now)
+        self.told += [event, *commands]
+        return commands
+
+    def tasks(self, event: Input) -> list[GenerateFragment]:
+        return [c for c in self.handle(event) if isinstance(c, GenerateFragment)]
+
+    def finish(self, tasks: list[GenerateFragment]) -> list[TrainGroup]:
+        """Generate and score these tasks and whatever they make room for."""
+        trained: list[TrainGroup] = []
+        while tasks:
+            task = tasks.pop(0)
+            for command in [
+                *self.handle(examples.generated(task)),
+                *self.handle(examples.scored(task)),
+            ]:
+                if isinstance(command, TrainGroup):
+                    trained.append(command)
+                elif isinstance(command, GenerateFragment):
+                    tasks.append(command)
+        return trained
+
+
+def test_a_committed_version_opens_its_batch_strictly_on_policy() -> None:
+    tasks = Machine().tasks(examples.published(0))
+    assert tasks
+    assert all(task.fragment.batch == task.policy.version == 0 for task in tasks)
+
+
+def test_fragments_are_issued_group_by_group() -> None:
+    machine = Machine("a", "b", num_groups=3)
+    slots = [
+        (t.fragment.group, t.fragment.first_sample) for t in machine.tasks(examples.published(0))
+    ]
+    assert slots == [(0, 0), (0, 2), (1, 0), (1, 2)]
+
+
+def test_a_device_has_one_fragment_in_hand_and_one_that_waits() -> None:
+    machine = Machine("a", num_groups=10)
+    first = machine.tasks(examples.published(0))
+    assert len(first) == machine.plan.fragments_per_slot == 2
+    assert len(machine.tasks(examples.generated(first[0]))) == 1
+    assert len(machine.tasks(joined("b"))) == 2
+
+
+def test_a_group_trains_when_its_last_sample_is_scored() -> None:
+    machine = Machine(num_groups=1)
+    first, second = machine.tasks(examples.published(0))
+    assert machine.handle(examples.scored(second, (3.0, 3.0))) == []
+    [train] = machine.handle(examples.scored(first, (1.0, 1.0)))
+    assert isinstance(train, TrainGroup)
+    assert [f.fragment.first_sample for f in train.fragments] == [0, 2]
+    assert train.advantages[0] < 0 < train.advantages[3]
+
+
+def test_naive_mode_trains_nothing_before_the_whole_batch_is_scored() -> None:
+    machine = Machine(num_groups=2, mode="naive")
+    tasks = machine.tasks(examples.published(0))
+    sent: list[Command] = []
+    while tasks:
+        task = tasks.pop(0)
+        assert not sent
+        more = [*machine.handle(examples.generated(task)), *machine.handle(examples.scored(task))]
+        tasks += [c for c in more if isinstance(c, GenerateFragment)]
+        sent += [c for c in more if isinstance(c, TrainGroup)]
+    assert len(sent) == 2
+
+
+def test_every_sample_of_a_batch_is_trained_once() -> None:
+    machine = Machine(num_groups=5)
+    trained = machine.finish(machine.tasks(examples.published(0)))
+    assert sorted(train.group for train in trained) == [0, 1, 2, 3, 4]
+    assert machine.tasks(examples.published(1))[0].fragment.batch == 1
+
+
+def test_fragments_that_are_chosen_freely_fill_every_group() -> None:
+    machine = Machine("a", "b", "c", num_groups=5, group_size=12, fragment_size=None)
+    trained = machine.finish(machine.tasks(examples.published(0)))
+    sizes = [[f.fragment.num_samples for f in train.fragments] for train in trained]
+    assert [sum(cut) for cut in sizes] == [12] * 5
+    assert min(min(cut) for cut in sizes) < max(max(cut) for cut in sizes)  # smaller at the end
+
+
+def test_one_message_can_name_all_fragments_of_a_group_however_many_devices_there_are() -> None:
+    names = [f"w{number}" for number in range(70)]
+    machine = Machine(*names, num_groups=1, group_size=130, fragment_size=None)
+    [train] = machine.finish(machine.tasks(examples.published(0)))
+    assert len(train.fragments) <= MAX_FRAGMENTS_PER_GROUP
+
+
+def test_the_last_commit_finishes_the_run() -> None:
+    machine = Machine(num_batches=1)
+    machine.finish(machine.tasks(examples.published(0)))
+    assert machine.handle(examples.published(1)) == []
+    assert machine.state.phase == "finished"
+
+
+def test_an_event_seen_twice_changes_nothing() -> None:
+    machine = Machine()
+    [task, *_] = machine.tasks(examples.published(0))
+    for event in (examples.published(0), examples.generated(task), examples.scored(task)):
+        machine.handle(event)
+        before = machine.state.batches
+        assert machine.handle(event) == []
+        assert machine.state.batches == before
+
+
+def test_a_failed_fragment_gets_another_attempt_and_the_old_one_counts_no_more() -> None:
+    machine = Machine(num_groups=1)
+    first, second = machine.tasks(examples.published(0))
+    [again] = machine.tasks(FragmentFailed(slot=first.fragment.slot, stage="rollout", reason="oom"))
+    assert again.fragment.attempt == 1
+    assert machine.handle(examples.scored(first)) == []
+    machine.handle(examples.scored(second))
+    [train] = machine.handle(examples.scored(again))
+    assert isinstance(train, TrainGroup)
+    assert [f.fragment.attempt for f in train.fragments] == [1, 0]
+
+
+def test_a_fragment_that_keeps_failing_fails_the_run_with_the_reason() -> None:
+    machine = Machine(num_groups=1)
+    [task, _] = machine.tasks(examples.published(0))
+    for _ in range(machine.plan.max_attempts):
+        failed = FragmentFailed(slot=task.fragment.slot, stage="reward", reason="no digit")
+        tasks = machine.tasks(failed)
+        task = tasks[0] if tasks else task
+    assert machine.state.phase == "failed"
+    assert machine.state.failure is not None and "no digit" in machine.state.failure
+    assert machine.tasks(OperatorRequest(action="resume", id="x")) != []
+
+
+def test_a_refused_fragment_sends_its_group_again() -> None:
+    machine = Machine(num_groups=1)
+    tasks = machine.tasks(examples.published(0))
+    [train] = machine.finish(list(tasks))
+    refused = FragmentFailed(slot=tasks[0].fragment.slot, stage="admission", reason="weights")
+    [again] = machine.finish(machine.tasks(refused))
+    assert (train.attempt, again.attempt) == (0, 1)
+    assert again.fragments[0].fragment.attempt == 1
+    assert again.fragments[1] == train.fragments[1]
+
+
+def test_a_group_whose_slot_is_poisoned_is_sent_under_the_next_attempt() -> None:
+    machine = Machine(num_groups=1)
+    [train] = machine.finish(machine.tasks(examples.published(0)))
+    [again] = machine.handle(GroupFailed(batch=0, group=0, attempt=0, reason="poisoned"))
+    assert isinstance(again, TrainGroup)
+    assert again.attempt == train.attempt + 1
+    assert machine.handle(GroupFailed(batch=0, group=0, attempt=0, reason="poisoned")) == []
+
+
+def test_a_result_by_other_weights_is_made_again() -> None:
+    machine = Machine(num_groups=1)
+    [task, _] = machine.tasks(examples.published(0))
+    foreign = examples.scored(task).model_copy(update={"policy": examples.policy(1)})
+    [again] = machine.tasks(foreign)
+    assert again.fragment.attempt == 1
+
+
+def test_what_a_lost_worker_had_goes_to_another_at_once() -> None:
+    machine = Machine("a", "b", num_groups=2)
+    first = machine.tasks(examples.published(0))
+    lost = [task for task in first if task.worker == "a-0"]
+    again = machine.tasks(WorkerLeft("a-0"))
+    done = [task for task in first if task.worker == "b-0"]
+    again += machine.tasks(examples.generated(done[0])) + machine.tasks(examples.generated(done[1]))
+    assert [task.fragment for task in again] == [task.fragment for task in lost]
+    assert {task.worker for task in again} == {"b-0"}
+
+
+def test_a_worker_that_is_started_again_is_another_one() -> None:
+    machine = Machine("a", num_groups=1)
+    first = machine.tasks(examples.published(0))
+    again = machine.tasks(joined("a", life=1))
+    assert [task.fragment for task in again] == [task.fragment for task in first]
+    assert {task.worker for task in again} == {"a-1"}
+
+
+def test_a_fragment_that_kills_workers_fails_the_run() -> None:
+    machine = Machine("a", num_groups=1)
+    machine.handle(examples.published(0))
+    for life in range(machine.plan.max_losses):
+        machine.handle(WorkerLeft(f"a-{life}"))
+        machine.handle(joined("a", life=life + 1))
+    assert machine.state.phase == "failed"
+    assert machine.state.failure is not None and "was lost with 5 workers" in machine.state.failure
+
+
+def test_a_paused_run_issues_nothing_until_resumed() -> None:
+    machine = Machine(num_groups=10)
+    [task, *_] = machine.tasks(examples.published(0))
+    machine.handle(OperatorRequest(action="pause", id="x"))
+    assert machine.tasks(examples.generated(task)) == []
+    assert machine.tasks(OperatorRequest(action="resume", id="y")) != []
+
+
+def test_a_stopped_run_can_be_resumed_and_a_finished_one_cannot_be_stopped() -> None:
+    machine = Machine(num_batches=1, num_groups=1)
+    tasks = machine.tasks(examples.published(0))
+    machine.handle(OperatorRequest(action="stop", id="x"))
+    assert machine.tasks(examples.generated(tasks[0])) == []
+    machine.handle(OperatorRequest(action="resume", id="y"))
+    machine.finish(tasks)
+    machine.handle(examples.published(1))
+    machine.handle(OperatorRequest(action="stop", id="z"))
+    assert machine.state.phase == "finished"
+
+
+def test_the_same_events_give_the_same_commands() -> None:
+    def history() -> list[Input | Command]:
+        machine = Machine("a", "b", num_groups=3)
+        machine.finish(machine.tasks(examples.published(0)))
+        machine.handle(examples.published(1))
+        return machine.told
+
+    assert history() == history()
+
+
+def test_with_one_step_asynchrony_idle_workers_begin_the_next_batch_with_the_same_version() -> None:
+    machine = Machine("a", "b", num_groups=2, **EARLY)
+    tasks = machine.tasks(examples.published(0))
+    early = machine.tasks(examples.generated(tasks[0])) + machine.tasks(
+        examples.generated(tasks[1])
+    )
+    assert [(t.fragment.batch, t.policy.version) for t in early] == [(1, 0), (1, 0)]
+
+
+def test_no_more_groups_are_begun_early_than_the_plan_allows() -> None:
+    machine = Machine("a", num_groups=3, group_size=2, max_staleness=1, early_groups=1)
+    trained = machine.finish(machine.tasks(examples.published(0)))
+    assert [(t.batch, t.group) for t in trained] == [(0, 0), (0, 1), (0, 2), (1, 0)]
+    assert {(t.batch, t.policy.version) for t in trained} == {(0, 0), (1, 0)}
+
+
+def test_an_early_group_that_is_under_way_keeps_its_version() -> None:
+    machine = Machine("a", num_groups=2, **EARLY)
+    tasks = machine.tasks(examples.published(0))
+    trained = machine.finish(tasks)
+    early = [train for train in trained if train.batch == 1]
+    assert early and all(train.policy.version == 0 for train in early)
+    machine.handle(examples.published(1))
+    assert machine.state.batch is not None
+    kept = [group.policy for group in machine.state.batch.groups if group.policy]
+    assert kept == [examples.policy(0)] * 2
+
+
+def test_nothing_begins_with_a_superseded_version() -> None:
+    """A group of which a part is still to be begun is begun anew, as a whole."""
+    machine = Machine("a", num_groups=2, **EARLY)
+    tasks = machine.tasks(examples.published(0))
+    while tasks[0].fragment.batch == 0:
+        task = tasks.pop(0)
+        tasks += machine.tasks(examples.generated(task))
+        machine.handle(examples.scored(task))
+    begun, waits = tasks
+    assert (begun.fragment.batch, waits.fragment.batch) == (1, 1)
+    machine.handle(examples.published(1))
+    released = FragmentReleased(slot=waits.fragment.slot, worker="a-0", reason="stale")
+    again = machine.tasks(released) + machine.tasks(examples.generated(begun))
+    assert [task.policy.version for task in again] == [1, 1]
+    assert [task.fragment.first_sample for task in again] == [0, 2]
+    assert {task.fragment.attempt for task in again} == {1}
+
+
+def test_a_device_is_free_when_another_one_has_done_its_fragment() -> None:
+    """Its own result is refused: the slot is taken, and nothing will be heard of it."""
+    machine = Machine("a", "b", num_groups=3, fragments_per_slot=1)
+    first, second = machine.tasks(examples.published(0))
+    machine.handle(WorkerLeft("a-0"))
+    [again] = machine.tasks(examples.generated(second))
+    assert (again.fragment, again.worker) == (first.fragment, "b-0")
+    [following] = machine.tasks(examples.generated(first))
+    assert following.worker == "b-0"
+    assert following.fragment != again.fragment
+
+
+def test_what_a_lost_device_gives_back_is_given_to_it_again_under_another_attempt() -> None:
+    machine = Machine("a", num_groups=1)
+    first, second = machine.tasks(examples.published(0))
+    machine.handle(WorkerLeft("a-0"))
+    machine.handle(FragmentReleased(slot=first.fragment.slot, worker="a-0", reason="draining"))
+    again = machine.tasks(joined("a"))
+    assert [task.fragment.attempt for task in again] == [1, 0]
+    assert again[1].fragment == second.fragment  # which it still has
+
+
+def test_what_a_lost_device_gave_back_while_another_one_had_it_gets_another_attempt() -> None:
+    machine = Machine("a", "b", num_groups=1, fragments_per_slot=1)
+    first, second = machine.tasks(examples.published(0))
+    machine.handle(examples.generated(second))
+    [to_b] = machine.tasks(WorkerLeft("a-0"))
+    assert (to_b.fragment, to_b.worker) == (first.fragment, "b-0")
+    machine.handle(FragmentReleased(slot=first.fragment.slot, worker="a-0", reason="stale"))
+    machine.handle(joined("a"))
+    [to_a] = machine.tasks(WorkerLeft("b-0"))
+    assert (to_a.worker, to_a.fragment.attempt) == ("a-0", 1)
+
+
+def test_a_group_is_trained_once_it_was_under_any_attempt() -> None:
+    """A late failure sends it again; the trainer has it, ignores it and says nothing more."""
+    machine = Machine(num_groups=1)
+    machine.handle(WorkerJoined("trainer-0", "trainer", "trainer", slots=1))
+    tasks = machine.tasks(examples.published(0))
+    machine.finish(list(tasks))
+    late = FragmentFailed(slot=tasks[0].fragment.slot, stage="reward", reason="repeated")
+    machine.finish(machine.tasks(late))
+    assert machine.state.batch is not None
+    trainer = machine.state.workers["trainer-0"]
+    assert has_ready(machine.plan, machine.state.batch, trainer)
+    for worker in ("trainer-0", "zombie-0"):
+        machine.handle(GroupTrained(batch=0, group=0, attempt=0, worker=worker, seconds=1.0))
+    group = machine.state.batch.groups[0]
+    assert (group.sent, group.attempt) == (True, 1)
+    assert not has_ready(machine.plan, machine.state.batch, trainer)
+
+
+def test_nothing_is_left_for_a_trainer_that_may_not_take_it() -> None:
+    """It is lent and by far the fastest, but this fragment is larger than its share."""
+    machine = Machine("a", num_groups=1, group_size=2)
+    machine.handle(WorkerJoined("trainer-0", "trainer", "trainer", slots=1))
+    [task] = machine.tasks(examples.published(0))
+    costs = Costs().observe_rollout("a-0", 10.0).observe_help(0.01)
+    tag = replace(machine.state.tag, mode="generate", samples_left=1, lent_until=100.0)
+    machine.state = replace(machine.state, costs=costs, tag=tag)
+    failed = FragmentFailed(slot=task.fragment.slot, stage="rollout", reason="oom")
+    assert [again.worker for again in machine.tasks(failed)] == ["a-0"]
+
+
+def test_a_device_that_reports_nothing_new_changes_nothing() -> None:
+    machine = Machine("a", num_groups=1)
+    machine.handle(WorkerJoined("trainer-0", "trainer", "trainer", slots=1))
+    machine.handle(DeviceReported("trainer-0", 3, "train"))
+    assert machine.state.tag.generation == 3
+    before = machine.state
+    assert machine.handle(DeviceReported("trainer-0", 3, "train")) == []
+    assert machine.state is before
+
+
+def test_a_batch_that_cannot_be_trained_fails_the_run_with_the_reason_until_it_is_resumed() -> None:
+    machine = Machine()
+    machine.handle(examples.published(0))
+    machine.handle(RunFailed(batch=1, worker="trainer-0", reason="of a batch that is not open"))
+    assert machine.state.phase == "running"
+    machine.handle(RunFailed(batch=0, worker="trainer-0", reason="70 GiB of 79"))
+    assert (machine.state.phase, machine.state.failure) == ("failed", "batch 0: 70 GiB of 79")
+    machine.handle(OperatorRequest(action="resume", id="one"))
+    assert (machine.state.phase, machine.state.failure) == ("running", None)

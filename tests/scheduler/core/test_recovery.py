@@ -1,0 +1,51 @@
+from services.scheduler.core.machine import Recovered, WorkerJoined, step
+from services.scheduler.core.state import State
+from shared.messages.contracts import Command, GenerateFragment, TrainGroup
+from tests import examples
+from tests.scheduler.core.test_machine import EARLY, Machine, joined
+
+
+def test_a_group_that_two_schedulers_have_cut_is_begun_anew_after_a_restart() -> None:
+    """One gave out samples 0 to 2 at once, the other one 0 and 1; both gave out the rest."""
+    machine = Machine("a", num_groups=1, group_size=4)
+    machine.state = State(recovering=True)
+    machine.handle(examples.published(0))
+    for first, size in ((0, 3), (3, 1), (2, 2)):
+        task = examples.task(first_sample=first, num_samples=size)
+        machine.handle(task.model_copy(update={"worker": "a-0"}))
+    machine.handle(Recovered())
+    tasks = machine.tasks(joined("a"))
+    assert [(task.fragment.first_sample, task.fragment.num_samples) for task in tasks] == [
+        (0, 2),
+        (2, 2),
+    ]
+    assert {task.fragment.attempt for task in tasks} == {1}
+
+
+def test_a_restarted_scheduler_knows_who_has_what() -> None:
+    machine = Machine("a", "b", num_groups=2, **EARLY)
+    trained = machine.finish(machine.tasks(examples.published(0))[:2])
+    stored = machine.told
+    recovered = State(recovering=True)
+    commands: list[Command] = []
+    order = (GenerateFragment, TrainGroup, object)
+    events = [examples.published(0), *sorted(
+        (e for e in stored if not isinstance(e, WorkerJoined)),
+        key=lambda e: next(i for i, kind in enumerate(order) if isinstance(e, kind)),
+    ), Recovered(), joined("a"), joined("b")]  # fmt: skip
+    # Results before groups, as the shell reads them.
+    events.sort(key=lambda e: isinstance(e, Recovered | WorkerJoined))
+    results = [e for e in events if not isinstance(e, TrainGroup | Recovered | WorkerJoined)]
+    rest = [e for e in events if isinstance(e, TrainGroup | Recovered | WorkerJoined)]
+    for event in [*results, *rest]:
+        recovered, more = step(machine.plan, recovered, event, 100.0)  # type: ignore[arg-type]
+        commands += more
+    assert trained
+    mine, theirs = machine.state.batches, recovered.batches
+    assert [[g.sent for g in b.groups] for b in mine] == [
+        [g.sent for g in b.groups] for b in theirs
+    ]
+    assert {c.kind for c in commands} <= {"generate_fragment"}
+    issued = [e.fragment.slot for e in stored if isinstance(e, GenerateFragment)]
+    again = [c.fragment.slot for c in commands if isinstance(c, GenerateFragment)]
+    assert not set(issued) & set(again)

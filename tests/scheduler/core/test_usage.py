@@ -1,0 +1,58 @@
+"""What each device is said to do, and for whom it is said to wait."""
+
+import pytest
+
+from services.scheduler.core.machine import WorkerJoined, step
+from services.scheduler.core.state import State
+from services.scheduler.core.usage import Meter, uses
+from shared.messages.contracts import GenerateFragment, GroupTrained, TrainGroup
+from tests import examples
+from tests.scheduler.core.test_machine import Machine, joined
+
+
+def test_each_device_waits_for_whoever_is_late() -> None:
+    machine = Machine("a", "b", num_groups=1)
+    machine.handle(WorkerJoined("t-0", "t", "trainer", slots=0))
+    first, second = machine.tasks(examples.published(0))
+
+    def now() -> tuple[str, str, str]:
+        seen = uses(machine.plan, machine.state)
+        return seen["a"], seen["b"], seen["t"]
+
+    assert now() == ("generating", "generating", "waiting_for_rollout")
+    machine.handle(examples.generated(first))
+    assert now() == ("tail", "generating", "waiting_for_rollout")
+    machine.handle(examples.generated(second))
+    assert now() == ("waiting_for_reward", "waiting_for_reward", "waiting_for_reward")
+    machine.handle(examples.scored(first))
+    [train] = machine.handle(examples.scored(second))
+    assert isinstance(train, TrainGroup)
+    assert now() == ("waiting_for_trainer", "waiting_for_trainer", "training")
+    machine.handle(GroupTrained(batch=0, group=0, attempt=0, worker="t-0", seconds=1.0))
+    assert now() == ("waiting_for_trainer", "waiting_for_trainer", "committing")
+
+
+def test_a_lent_device_generates() -> None:
+    plan = examples.plan(num_groups=2)
+    state, commands = State(), []
+    for event in (
+        WorkerJoined("t-0", "t", "trainer"),
+        joined("a"),
+        examples.published(0),
+    ):
+        state, more = step(plan, state, event, 0.0)
+        commands += more
+    assert uses(plan, state)["t"] == "waiting_for_rollout"  # nothing is known of its costs yet
+    assert [c.worker for c in commands if isinstance(c, GenerateFragment)] == ["a-0", "a-0"]
+
+
+def test_seconds_add_up_to_the_time_between_two_commits() -> None:
+    meter = Meter()
+    meter.advance(10.0, {"a": "generating"})
+    meter.advance(13.0, {"a": "generating", "b": "tail"})
+    meter.advance(14.0, {"a": "tail", "b": "tail"})
+    meter.move("a", 1.0, "generating", "waiting_for_weights")
+    devices = meter.cut()
+    assert devices["a"] == {"generating": 2.0, "tail": 1.0, "waiting_for_weights": 1.0}
+    assert sum(devices["a"].values()) == pytest.approx(4.0)
+    assert meter.cut() == {}

@@ -1,0 +1,107 @@
+"""1,024 workers that are alive and do nothing, against the scheduler over three batches."""
+
+import asyncio
+import time
+from dataclasses import replace
+from multiprocessing import get_context
+from pathlib import Path
+
+import pytest
+import structlog
+
+from services.scheduler.shell.app import Scheduler
+from shared.bus.bus import Bus
+from shared.messages import subjects
+from shared.messages.contracts import Device, FragmentReleased, WorkerStatus
+from shared.process.service import Health
+from shared.run.versions import VersionIndex
+from shared.store import ObjectStore
+from tests import examples
+from tests.scheduler.shell.test_recovery_live import RUN, Live, Trainer
+
+NUM_WORKERS = 1024
+LEFT = "worker_left"
+
+
+def statuses() -> list[WorkerStatus]:
+    return [
+        WorkerStatus(
+            service="rollout", worker=f"r{number}", address=f"r{number}-0",
+            activity="waiting_for_trainer", device=Device(slots=1),
+        )
+        for number in range(NUM_WORKERS)
+    ]  # fmt: skip
+
+
+async def report(url: str) -> None:
+    """From a process of their own, as workers are: each once a second, spread over it."""
+    each = statuses()
+    async with Bus.connect(url, run=RUN, name="workers") as bus:
+        began = time.monotonic()
+        for turn in range(10**6):
+            for number, status in enumerate(each):
+                await bus.tell(status)
+                if number % 32 == 31:
+                    at = began + turn + number / len(each)
+                    await asyncio.sleep(max(0.0, at - time.monotonic()))
+
+
+def report_for_ever(url: str) -> None:
+    asyncio.run(report(url))
+
+
+def all_have(scheduler: Scheduler, batch: int) -> bool:
+    """Whether every device has a fragment of the batch in hand, and one that waits."""
+    hands = [[h.slot.batch for h in w.in_hand] for w in scheduler.state.workers.values()]
+    return all(hand == [batch, batch] for hand in hands)
+
+
+async def give_back(bus: Bus, scheduler: Scheduler, newest: int) -> None:
+    """What is of a version that is superseded, as devices do."""
+    stale = [
+        FragmentReleased(slot=held.slot, worker=worker.address, reason="stale")
+        for worker in scheduler.state.workers.values()
+        for held in worker.in_hand
+        if held.slot.batch < newest
+    ]
+    for first in range(0, len(stale), 64):
+        await asyncio.gather(*(bus.publish(event) for event in stale[first : first + 64]))
+
+
+@pytest.mark.broker
+@pytest.mark.night
+async def test_none_of_1024_living_workers_is_declared_dead_while_three_batches_open(
+    nats_url: str, redis_url: str, folder_store: ObjectStore, tmp_path: Path
+) -> None:
+    process = get_context("spawn").Process(target=report_for_ever, args=(nats_url,), daemon=True)
+    async with (
+        Bus.connect(nats_url, run=RUN, name="scheduler") as bus,
+        VersionIndex.connect(redis_url, run=RUN) as index,
+    ):
+        plan = replace(examples.plan(), num_groups=NUM_WORKERS // 2, group_size=16,
+                       fragment_size=4)  # fmt: skip
+        scheduler = Scheduler(plan, bus, folder_store, index, Health())
+        live = Live(Trainer(bus, folder_store), scheduler, index)
+        with structlog.testing.capture_logs() as logs:
+            async with live.running():
+                await live.recovered()
+                process.start()
+                try:
+                    async with asyncio.timeout(60):
+                        while len(scheduler.state.workers) < NUM_WORKERS:  # noqa: ASYNC110
+                            await asyncio.sleep(0.1)
+                    for version in range(3):
+                        await live.trainer.commit(announce=True)
+                        assert await live.knows(version)
+                        await give_back(bus, scheduler, version)
+                        async with asyncio.timeout(120):
+                            while not all_have(scheduler, version):  # noqa: ASYNC110
+                                await asyncio.sleep(0.1)
+                        await asyncio.sleep(6.0)  # longer than a lease
+                    found, _ = await bus.stored(subjects.TASK)
+                finally:
+                    process.kill()
+                    process.join()
+    assert [entry for entry in logs if entry["event"] == LEFT] == []
+    assert len(scheduler.state.workers) == NUM_WORKERS
+    assert len(found) == 3 * 2 * NUM_WORKERS, "each fragment is given to one device"

@@ -1,0 +1,99 @@
+"""A live scheduler deletes the weights and checkpoints that nobody needs any more."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from services.scheduler.shell import retaining
+from services.scheduler.shell.app import Scheduler
+from shared.bus.bus import Bus
+from shared.messages.contracts import WorkerStatus
+from shared.process.service import Health
+from shared.run.commits import CommitRecord, commit
+from shared.run.layout import (
+    checkpoints_folder,
+    evaluations_folder,
+    want_evaluations,
+    weights_folder,
+)
+from shared.run.retention import Retention
+from shared.run.versions import VersionIndex
+from shared.store import ObjectStore
+from tests import examples
+from tests.scheduler.shell.test_recovery_live import RUN, WAIT_S, Live, Trainer
+
+pytestmark = pytest.mark.broker
+
+
+class StoringTrainer(Trainer):
+    """As a trainer stores them: each version's weights hold its number."""
+
+    async def commit(self, *, announce: bool) -> None:
+        number = 0 if self.head is None else self.head.policy.version + 1
+        data = b"%d" % number
+        self.head = CommitRecord(
+            run=RUN,
+            policy=examples.policy(number),
+            parent=None if self.head is None else self.head.digest(),
+            weights=await self.store.put(weights_folder(RUN), data, suffix=".safetensors"),
+            checkpoint=await self.store.put(checkpoints_folder(RUN), data, suffix=".safetensors"),
+            worker="trainer-0",
+        )
+        await commit(self.store, self.head)
+        if announce:
+            await self.announce()
+
+    async def kept(self, folder: str) -> set[int]:
+        return {int(await self.store.read(key) or b"-1") for key in await self.store.keys(folder)}
+
+
+@pytest.fixture
+async def live(
+    nats_url: str, redis_url: str, folder_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[Live]:
+    monkeypatch.setattr(retaining, "LOOK_S", 0.02)
+    async with (
+        Bus.connect(nats_url, run=RUN, name="test") as bus,
+        VersionIndex.connect(redis_url, run=RUN) as index,
+    ):
+        await bus.ensure_streams()
+        plan = examples.plan(num_batches=9)
+        retention = Retention(keep_last=2)
+        scheduler = Scheduler(plan, bus, folder_store, index, Health(), retention=retention)
+        yield Live(StoringTrainer(bus, folder_store), scheduler, index)
+
+
+async def test_the_last_versions_and_those_that_are_needed_are_left(live: Live) -> None:
+    trainer = live.trainer
+    assert isinstance(trainer, StoringTrainer)
+    await want_evaluations(trainer.store, RUN, 2)
+    await trainer.store.write(f"{evaluations_folder(RUN)}/0123/records/00000002.json", b"{}")
+    async with live.running():
+        await live.recovered()
+        status = WorkerStatus(
+            service="rollout", worker="rollout-0", address="rollout-0-12345678",
+            activity="generating", policy_version=3,
+        )  # fmt: skip
+        await trainer.bus.tell(status)
+        for _ in range(8):
+            await trainer.commit(announce=True)
+        assert await live.knows(7)
+        wanted = {0, 3, 4, 6, 7}  # the first, in use, not measured (4 and 6), the last two
+        async with asyncio.timeout(WAIT_S):
+            while await trainer.kept(weights_folder(RUN)) != wanted:
+                await trainer.bus.tell(status)
+                await asyncio.sleep(0.02)
+    assert await trainer.kept(checkpoints_folder(RUN)) == wanted
+
+
+async def test_without_a_reader_two_versions_and_the_first_are_left(live: Live) -> None:
+    trainer = live.trainer
+    assert isinstance(trainer, StoringTrainer)
+    for _ in range(6):
+        await trainer.commit(announce=True)
+    async with live.running():
+        async with asyncio.timeout(WAIT_S):
+            while await trainer.kept(weights_folder(RUN)) != {0, 4, 5}:  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+    assert len(await trainer.store.keys(f"{RUN}/commits")) == 6

@@ -1,0 +1,209 @@
+"""A live scheduler whose brokers lose their data or are full, in the middle of a batch."""
+
+import asyncio
+import contextlib
+import shutil
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+import redis.asyncio as redis
+
+from digenrl.local.brokers import Brokers
+from services.scheduler.shell import app, streams
+from services.scheduler.shell.app import Scheduler
+from shared.bus.bus import Bus
+from shared.bus.streams import stream_config
+from shared.messages import contracts, subjects
+from shared.messages.contracts import GenerateFragment, OperatorRequest, WorkerStatus
+from shared.process.service import Health
+from shared.run.versions import VersionIndex
+from shared.store import ObjectStore
+from tests import examples
+from tests.conftest import StartProgram, program
+from tests.scheduler.shell.test_recovery_live import RUN, WAIT_S, Live, Trainer
+
+pytestmark = pytest.mark.broker
+
+DEVICE = "rollout-0-12345678"
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    async with asyncio.timeout(WAIT_S):
+        while not holds():  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+
+
+@dataclass
+class Device:
+    """A rollout worker that is there, and does nothing with what it is given."""
+
+    bus: Bus
+    given: list[GenerateFragment] = field(default_factory=list)
+
+    @contextlib.asynccontextmanager
+    async def here(self) -> AsyncIterator[None]:
+        tasks = [asyncio.create_task(each) for each in (self._report(), self._receive())]
+        try:
+            yield
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _report(self) -> None:
+        while True:
+            status = WorkerStatus(
+                service="rollout",
+                worker="rollout-0",
+                address=DEVICE,
+                activity="generating",
+                device=contracts.Device(slots=1),
+            )
+            await self.bus.tell(status)
+            await asyncio.sleep(0.2)
+
+    async def _receive(self) -> None:
+        async for received in self.bus.follow(subjects.TASK, [subjects.tasks_for(RUN, DEVICE)]):
+            assert isinstance(received.message, GenerateFragment)
+            self.given.append(received.message)
+
+
+@dataclass
+class Stage(Live):
+    bus: Bus
+    device: Device
+    wipe_nats: Callable[[], None]
+    redis_url: str
+
+
+@pytest.fixture
+async def stage(
+    brokers: Brokers,
+    start: StartProgram,
+    redis_url: str,
+    folder_store: ObjectStore,
+    monkeypatch: pytest.MonkeyPatch,
+) -> AsyncIterator[Stage]:
+    monkeypatch.setattr(streams, "LOOK_S", 0.1)
+    nats = program(brokers, "nats")
+    server = await asyncio.to_thread(start, nats)
+
+    def wipe() -> None:
+        server.kill()
+        server.wait()
+        shutil.rmtree(_folder_of(nats.argv))
+        start(nats)
+
+    url = brokers.environment["DIGENRL_NATS_URL"]
+    async with (
+        Bus.connect(url, run=RUN, name="test") as bus,
+        VersionIndex.connect(redis_url, run=RUN) as index,
+    ):
+        plan = examples.plan(num_batches=9)
+        scheduler = Scheduler(plan, bus, folder_store, index, Health())
+        trainer = Trainer(bus, folder_store)
+        yield Stage(trainer, scheduler, index, bus, Device(bus), wipe, redis_url)
+
+
+def _folder_of(argv: list[str]) -> Path:
+    """Where JetStream keeps its streams."""
+    return Path(argv[-1]).parent / "jetstream"
+
+
+async def limit(bus: Bus, stream: subjects.Stream, max_bytes: int) -> None:
+    config = stream_config(stream)
+    config.max_bytes = max_bytes
+    await bus.jetstream.update_stream(config)
+
+
+async def test_the_run_goes_on_when_nats_has_lost_everything(stage: Stage) -> None:
+    await stage.bus.ensure_streams()
+    await stage.trainer.commit(announce=True)
+    async with stage.running(), stage.device.here():
+        given = stage.device.given
+        await until(lambda: len(given) == 2)
+        lost = {task.fragment.slot for task in given}
+        await asyncio.to_thread(stage.wipe_nats)
+        await until(lambda: len(given) >= 4)
+        anew = {task.fragment.slot for task in given[2:]}
+        assert not lost & anew, "a late result of the first would take the slot of the second"
+        assert {(s.group, s.first_sample) for s in lost} == {
+            (s.group, s.first_sample) for s in anew
+        }
+        await stage.trainer.commit(announce=True)
+        assert await stage.knows(1)
+        assert stage.scheduler.health.ready
+
+
+async def test_a_run_that_was_paused_stays_so_when_nats_has_lost_everything(stage: Stage) -> None:
+    await stage.bus.ensure_streams()
+    await stage.trainer.commit(announce=True)
+    async with stage.running():
+        await stage.recovered()
+        await stage.bus.publish(OperatorRequest(action="pause", id="1"))
+        await until(lambda: stage.scheduler.state.phase == "paused")
+        first = stage.scheduler.roster
+        await asyncio.to_thread(stage.wipe_nats)
+        await until(lambda: stage.scheduler.roster is not first)
+        await until(lambda: stage.scheduler.state.phase == "paused")
+        await stage.bus.publish(OperatorRequest(action="resume", id="2"))
+        await until(lambda: stage.scheduler.state.phase == "running")
+
+
+async def test_one_stream_that_is_gone_is_made_again(stage: Stage) -> None:
+    await stage.bus.ensure_streams()
+    await stage.trainer.commit(announce=True)
+    async with stage.running(), stage.device.here():
+        await until(lambda: len(stage.device.given) == 2)
+        await stage.bus.jetstream.delete_stream(subjects.TASK.name)
+        await until(lambda: len(stage.device.given) >= 4)
+        await stage.trainer.commit(announce=True)
+        assert await stage.knows(1)
+
+
+async def test_the_index_is_rebuilt_when_redis_has_lost_everything(stage: Stage) -> None:
+    await stage.bus.ensure_streams()
+    for _ in range(3):
+        await stage.trainer.commit(announce=True)
+    async with stage.running():
+        assert await stage.knows(2)
+        async with redis.from_url(stage.redis_url) as client:
+            await client.flushall()
+        await stage.trainer.commit(announce=True)
+        assert await stage.knows(3)
+
+
+async def test_a_full_stream_is_waited_for_and_said(stage: Stage) -> None:
+    await stage.bus.ensure_streams()
+    await limit(stage.bus, subjects.TASK, 600)  # room for one task
+    await stage.trainer.commit(announce=True)
+    health = stage.scheduler.health
+    async with stage.running() as _, stage.device.here():
+        await until(lambda: "DG_TASK: full" in health.reason)
+        assert not health.ready
+        assert len(stage.device.given) == 1
+        await limit(stage.bus, subjects.TASK, subjects.TASK.max_bytes)
+        await until(lambda: health.ready)
+        await until(lambda: len(stage.device.given) == 2)
+        await stage.trainer.commit(announce=True)
+        assert await stage.knows(1)
+
+
+async def test_a_full_stream_has_room_again_once_batches_are_committed(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those whose messages are kept for people to look at go first."""
+    monkeypatch.setattr(app, "FORGET_AFTER_S", 3600.0)
+    await stage.bus.ensure_streams()
+    for _ in range(2):
+        await stage.trainer.commit(announce=True)
+    for first in range(3):
+        await stage.bus.publish(examples.task(batch=0, first_sample=first))
+    info = await stage.bus.jetstream.stream_info(subjects.TASK.name)
+    await limit(stage.bus, subjects.TASK, info.state.bytes + 10)
+    async with stage.running(), stage.device.here():
+        await until(lambda: len(stage.device.given) == 2)
+        assert {task.fragment.batch for task in stage.device.given} == {1}
+        await until(lambda: stage.scheduler.health.ready)

@@ -1,0 +1,224 @@
+"""The bus on a real NATS server, which is killed in the middle."""
+
+import asyncio
+import contextlib
+import json
+
+import pytest
+
+from digenrl.local.brokers import Brokers
+from shared.bus.bus import Bus, Received
+from shared.errors import SlotPoisoned, Unavailable
+from shared.messages import subjects
+from shared.messages.contracts import Message, OperatorRequest, SetDevice
+from tests import examples
+from tests.conftest import StartProgram, program
+
+
+async def take(bus: Bus, stream: subjects.Stream, count: int) -> list[Received]:
+    found: list[Received] = []
+    async with asyncio.timeout(30), contextlib.aclosing(bus.follow(stream)) as following:
+        async for received in following:
+            found.append(received)
+            if len(found) == count:
+                break
+    return found
+
+
+async def test_a_slot_takes_one_message_whoever_publishes_it(nats_url: str) -> None:
+    async with Bus.connect(nats_url, run="test", name="test") as bus:
+        await bus.ensure_streams()
+        assert await bus.publish(examples.task())
+        assert not await bus.publish(examples.task())
+        assert await bus.publish(examples.task(attempt=1))
+        assert len(await take(bus, subjects.TASK, 2)) == 2
+
+
+def test_slots_stay_taken_when_the_server_is_killed(brokers: Brokers, start: StartProgram) -> None:
+    url = brokers.environment["DIGENRL_NATS_URL"]
+
+    async def before() -> None:
+        async with Bus.connect(url, run="test", name="test") as bus:
+            await bus.ensure_streams()
+            await bus.publish(examples.task())
+            await bus.publish(examples.generated(examples.task()))
+            async with await bus.queue(subjects.TRAJ, "reward").next():
+                pass
+
+    async def after() -> None:
+        async with Bus.connect(url, run="test", name="test") as bus:
+            await bus.ensure_streams()
+            assert not await bus.publish(examples.task())
+
+    server = start(program(brokers, "nats"))
+    asyncio.run(before())
+    server.kill()
+    server.wait()
+    start(program(brokers, "nats"))
+    asyncio.run(after())
+
+
+async def test_work_is_given_to_one_worker_and_again_if_it_fails(nats_url: str) -> None:
+    async with (
+        Bus.connect(nats_url, run="test", name="one") as one,
+        Bus.connect(nats_url, run="test", name="two") as two,
+    ):
+        await one.ensure_streams()
+        await one.publish(examples.task())
+        with pytest.raises(RuntimeError):
+            async with await one.queue(subjects.TASK, "rollout").next():
+                raise RuntimeError("the device is lost")
+        async with asyncio.timeout(10):
+            delivery = await two.queue(subjects.TASK, "rollout").next()
+        async with delivery as task:
+            assert task == examples.task()
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(1):
+                await one.queue(subjects.TASK, "rollout").next()
+
+
+async def test_followers_see_everything_in_order_from_the_first_message(nats_url: str) -> None:
+    async with Bus.connect(nats_url, run="test", name="test") as bus:
+        await bus.ensure_streams()
+        sent: list[Message] = [
+            OperatorRequest(action="pause", id=str(number)) for number in range(50)
+        ]
+        for message in sent:
+            await bus.publish(message)
+        assert [received.message for received in await take(bus, subjects.EVT, 50)] == sent
+
+
+async def test_a_follower_misses_nothing_when_the_server_is_killed(
+    brokers: Brokers, start: StartProgram
+) -> None:
+    server = await asyncio.to_thread(start, program(brokers, "nats"))
+    url = brokers.environment["DIGENRL_NATS_URL"]
+    async with Bus.connect(url, run="test", name="test") as bus:
+        await bus.ensure_streams()
+        following = asyncio.create_task(take(bus, subjects.EVT, 20))
+        for number in range(20):
+            if number == 10:
+                server.kill()
+                server.wait()
+                await asyncio.to_thread(start, program(brokers, "nats"))
+            await bus.publish(OperatorRequest(action="pause", id=str(number)))
+        seen = [received.message for received in await following]
+        ids = [message.id for message in seen if isinstance(message, OperatorRequest)]
+        assert list(dict.fromkeys(ids)) == [str(number) for number in range(20)]
+
+
+async def test_bytes_that_are_no_message_are_quarantined_and_stop_nobody(nats_url: str) -> None:
+    async with Bus.connect(nats_url, run="test", name="test") as bus:
+        await bus.ensure_streams()
+        await bus.jetstream.publish("dg.test.task.rollout-0.0.0.0.0", b"\xc1 no message")
+        await bus.publish(examples.task(group=1))
+        async with asyncio.timeout(10):
+            async with await bus.queue(subjects.TASK, "rollout").next() as task:
+                assert task == examples.task(group=1)
+        [kept] = await take(bus, subjects.DLQ, 1)
+        assert kept.data == b"\xc1 no message"
+        assert kept.subject == "dg.test.quarantine.DG_TASK.1"
+
+
+async def test_a_slot_taken_by_garbage_is_told_to_its_publisher(nats_url: str) -> None:
+    async with Bus.connect(nats_url, run="test", name="test") as bus:
+        await bus.ensure_streams()
+        await bus.jetstream.publish("dg.test.task.rollout-0.0.0.0.0", b"garbage")
+        with pytest.raises(SlotPoisoned):
+            await bus.publish(examples.task())
+
+
+async def test_a_batch_that_is_forgotten_leaves_the_others(nats_url: str) -> None:
+    async with Bus.connect(nats_url, run="test", name="test") as bus:
+        await bus.ensure_streams()
+        await bus.publish(examples.task(batch=1))
+        await bus.publish(examples.task(batch=11))
+        await bus.forget_batch(1)
+        [left] = await take(bus, subjects.TASK, 1)
+        assert left.message == examples.task(batch=11)
+
+
+async def test_work_that_is_never_finished_is_reported(
+    nats_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shared.bus.bus.ACK_WAIT_S", 0.3)
+    monkeypatch.setattr("shared.bus.bus.MAX_DELIVER", 2)
+    async with Bus.connect(nats_url, run="test", name="test") as bus:
+        await bus.ensure_streams()
+        await bus.publish(examples.task())
+        queue = bus.queue(subjects.TASK, "rollout")
+        for _ in range(2):
+            await queue.next()  # claimed, and then the worker dies
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(3):
+                await queue.next()
+        [advisory] = await take(bus, subjects.DLQ, 1)
+        assert json.loads(advisory.data)["stream_seq"] == 1
+
+
+async def test_nobody_answering_is_an_error_that_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shared.bus.connection.CONNECT_S", 1.0)
+    with pytest.raises(
+        Unavailable, match=r"DIGENRL_NATS_URL: NATS at nats://127\.0\.0\.1:1 does not answer"
+    ):
+        async with Bus.connect("nats://127.0.0.1:1", run="x", name="x"):
+            pass
+
+
+async def test_what_is_stored_can_be_read_and_then_followed_without_a_gap(nats_url: str) -> None:
+    async with Bus.connect(nats_url, run="test", name="test") as bus:
+        await bus.ensure_streams()
+        assert await bus.stored(subjects.TASK) == ([], 0)
+        await bus.publish(examples.task(group=0))
+        await bus.publish(examples.task(group=1))
+        found, last = await bus.stored(subjects.TASK)
+        assert [received.message for received in found] == [
+            examples.task(group=0), examples.task(group=1)
+        ]  # fmt: skip
+        await bus.publish(examples.task(group=2))
+        async with asyncio.timeout(30):
+            async for received in bus.follow(subjects.TASK, after=last):
+                assert received.message == examples.task(group=2)
+                break
+
+
+async def test_a_device_that_looks_late_sees_the_newest_command_only(nats_url: str) -> None:
+    async with Bus.connect(nats_url, run="test", name="test") as bus:
+        await bus.ensure_streams()
+        for generation in range(1, 4):
+            await bus.publish(SetDevice(worker="trainer-a", generation=generation, mode="train"))
+        await bus.publish(SetDevice(worker="trainer-b", generation=9, mode="train"))
+        found, _ = await bus.stored(subjects.DEVICE)
+        messages = [received.message for received in found]
+        assert [(m.worker, m.generation) for m in messages if isinstance(m, SetDevice)] == [
+            ("trainer-a", 3), ("trainer-b", 9)
+        ]  # fmt: skip
+
+
+async def test_a_task_reaches_the_device_it_names_alone(nats_url: str) -> None:
+    async with Bus.connect(nats_url, run="test", name="test") as bus:
+        await bus.ensure_streams()
+        mine, other = examples.task(group=0), examples.task(group=1)
+        await bus.publish(other.model_copy(update={"worker": "rollout-1"}))
+        await bus.publish(mine)
+        async with asyncio.timeout(30):
+            subject = subjects.tasks_for("test", mine.worker)
+            async for received in bus.follow(subjects.TASK, [subject]):
+                assert received.message == mine
+                break
+
+
+async def test_a_follower_can_be_stopped_while_the_server_is_away(
+    brokers: Brokers, start: StartProgram
+) -> None:
+    server = await asyncio.to_thread(start, program(brokers, "nats"))
+    url = brokers.environment["DIGENRL_NATS_URL"]
+    async with Bus.connect(url, run="test", name="test") as bus:
+        await bus.ensure_streams()
+        following = asyncio.create_task(take(bus, subjects.EVT, 1))
+        await asyncio.sleep(0.5)
+        server.kill()
+        server.wait()
+        following.cancel()
+        done, _ = await asyncio.wait({following}, timeout=15)
+        assert done and following.cancelled()

@@ -1,0 +1,76 @@
+"""Prompts from files."""
+
+from pathlib import Path
+
+import pytest
+
+from shared.errors import UserError
+from shared.learning.prompts import read_prompts
+
+
+def file(tmp_path: Path, name: str, text: str) -> Path:
+    path = tmp_path / name
+    path.write_text(text)
+    return path
+
+
+def test_a_text_file_has_a_prompt_on_each_line(tmp_path: Path) -> None:
+    path = file(tmp_path, "prompts.txt", 'a fox\n\n  a sign that says "hi"  \n')
+    assert [prompt.text for prompt in read_prompts(path)] == ["a fox", 'a sign that says "hi"']
+    assert all(prompt.metadata == {} for prompt in read_prompts(path))
+
+
+def test_json_lines_have_metadata(tmp_path: Path) -> None:
+    path = file(tmp_path, "p.jsonl", '{"prompt": "a", "metadata": {"digit": 3}}\n{"prompt": "b"}')
+    assert [dict(prompt.metadata) for prompt in read_prompts(path)] == [{"digit": 3}, {}]
+
+
+def test_columns_of_a_csv_file_but_the_prompt_are_metadata(tmp_path: Path) -> None:
+    text = '\ufeffprompt,digit,note\r\n"a sign, ""hi""\nbelow",3,\r\n\r\na fox,,red\r\n'
+    prompts = read_prompts(file(tmp_path, "p.csv", text))
+    assert [(prompt.text, dict(prompt.metadata)) for prompt in prompts] == [
+        ('a sign, "hi"\nbelow', {"digit": "3"}),
+        ("a fox", {"note": "red"}),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("p.csv", "text,digit\na,1", 'no column "prompt" in its first line, but text, digit'),
+        ("p.csv", "prompt\na fox, red", "line 2: more cells than the first line has names"),
+        ("p.csv", 'prompt\n"a fox', "after line 1: unexpected end of data"),
+        ("p.csv", "prompt,digit\n,3", "line 2: prompt: "),
+        (
+            "p.jsonl",
+            '{"prompt": "a", "metadata": {"box": [1, 2]}}',
+            "line 1: metadata.box: .1, 2. is no",
+        ),
+        ("p.jsonl", '{"prompt": 3}', "line 1: prompt: "),
+        ("p.jsonl", '{"prompt": "a"}\na fox', "line 2 is not"),
+        ("p.txt", "\n \n", "holds no prompt"),
+        ("p.txt", "a" * 100_000, "line 1: "),
+    ],
+)
+def test_a_file_of_anything_else_is_refused(
+    tmp_path: Path, name: str, text: str, said: str
+) -> None:
+    with pytest.raises(UserError, match=said):
+        read_prompts(file(tmp_path, name, text))
+
+
+@pytest.mark.parametrize(
+    ("metadata", "said"),
+    [
+        ('{"text": "' + "x" * 20_000 + '"}', "20004 bytes are too many; at most 16384"),
+        ('{"number": 18446744073709551616}', "number has more than 64 bits"),
+    ],
+)
+def test_metadata_that_no_message_takes_is_refused_with_its_line(
+    tmp_path: Path, metadata: str, said: str
+) -> None:
+    path = file(
+        tmp_path, "p.jsonl", f'{{"prompt": "a"}}\n{{"prompt": "b", "metadata": {metadata}}}'
+    )
+    with pytest.raises(UserError, match=f"line 2: metadata: .*{said}"):
+        read_prompts(path)

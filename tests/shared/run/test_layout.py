@@ -1,0 +1,28 @@
+"""A worker that is started before its run, or for a run that nobody starts."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+import structlog
+
+from shared.recipe.recipe import load_recipe
+from shared.run.layout import store_recipe, wait_for_recipe
+from shared.store import ObjectStore
+from shared.store.folder import FolderBackend
+
+DIGITS = Path(__file__).parents[3] / "recipes" / "digits.toml"
+
+
+async def test_a_worker_says_once_that_it_waits_for_the_recipe(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shared.run.layout.POLL_S", 0.01)
+    store, recipe = ObjectStore(FolderBackend(tmp_path)), load_recipe(DIGITS)
+    with structlog.testing.capture_logs() as logs:
+        waiting = asyncio.create_task(wait_for_recipe(store, recipe.run.name))
+        await asyncio.sleep(0.1)
+        assert not waiting.done()
+        await store_recipe(store, recipe)
+        assert await waiting == recipe
+    assert [entry["event"] for entry in logs] == ["waiting_for_recipe", "run_found"]

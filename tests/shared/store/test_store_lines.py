@@ -1,0 +1,204 @@
+"""Buckets over slow and dead lines, and how requests to them are signed."""
+
+import asyncio
+import contextlib
+import json
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from pydantic import SecretStr
+
+from digenrl.local.brokers import BUCKET, USER
+from shared.errors import Unavailable
+from shared.process.settings import ServiceSettings
+from shared.store import ObjectStore, StoreSettings, open_store, s3
+from tests.conftest import PASSWORD
+
+Handle = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+SILENCE_S = 2.5
+BYTES_PER_S = 8 << 20
+LARGE = 3 * BYTES_PER_S
+"""Bytes; a part of it takes half of the silence that is allowed."""
+
+
+@contextlib.asynccontextmanager
+async def listening(handle: Handle) -> AsyncIterator[str]:
+    """The address of a server that does this with each connection."""
+    connections: set[asyncio.Task[None]] = set()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        connections.add(task)
+        over = (ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError)
+        with contextlib.closing(writer), contextlib.suppress(*over):
+            await handle(reader, writer)
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    try:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    finally:
+        server.close()
+        for task in connections:
+            task.cancel()
+        await asyncio.gather(*connections, return_exceptions=True)
+
+
+async def carry(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, line: asyncio.Lock | None = None
+) -> None:
+    while piece := await reader.read(BYTES_PER_S // 32):
+        if line is not None:
+            async with line:
+                await asyncio.sleep(len(piece) / BYTES_PER_S)
+        writer.write(piece)
+        await writer.drain()
+
+
+def a_slow_line_to(port: int) -> Handle:
+    """Slow in the direction of the store, however many connections share it."""
+    line = asyncio.Lock()
+
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        up_reader, up_writer = await asyncio.open_connection("127.0.0.1", port)
+        with contextlib.closing(up_writer):
+            await asyncio.gather(carry(reader, up_writer, line), carry(up_reader, writer))
+
+    return handle
+
+
+def through(endpoint: str) -> ObjectStore:
+    return open_store(
+        StoreSettings(
+            url=f"s3://{BUCKET}/slow",
+            endpoint=endpoint,
+            access_key=SecretStr(USER),
+            secret_key=SecretStr(PASSWORD),
+        )
+    )
+
+
+@pytest.mark.broker
+def test_an_object_may_take_longer_than_any_silence_is_allowed_to(
+    s3_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is sent in parts, each a request of its own."""
+    endpoint = ServiceSettings(run="test").s3_endpoint
+    assert endpoint is not None
+    monkeypatch.setattr(s3, "SILENCE", timedelta(seconds=SILENCE_S))
+    data = bytes(range(256)) * (LARGE // 256)
+
+    async def there_and_back() -> None:
+        async with listening(a_slow_line_to(int(endpoint.rsplit(":", 1)[1]))) as slow:
+            began = asyncio.get_running_loop().time()
+            ref = await through(slow).put("weights", data, suffix=".safetensors")
+            assert asyncio.get_running_loop().time() - began > SILENCE_S
+            assert await through(slow).get(ref) == data
+
+    asyncio.run(there_and_back())
+
+
+async def test_a_server_that_says_nothing_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(s3, "SILENCE", timedelta(seconds=0.3))
+    monkeypatch.setattr(s3, "RETRIES", timedelta(seconds=0.3))
+
+    async def says_nothing(reader: asyncio.StreamReader, _: asyncio.StreamWriter) -> None:
+        await reader.read()
+
+    async with listening(says_nothing) as silent, asyncio.timeout(10):
+        with pytest.raises(Unavailable):
+            await through(silent).write("key", b"data")
+        with pytest.raises(Unavailable):
+            await through(silent).read("key")
+
+
+@dataclass
+class Recorder:
+    """Answers that what is created first is new, and what follows is there already."""
+
+    requests: list[str] = field(default_factory=list)
+
+    async def __call__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while True:
+            head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
+            length = re.search(r"content-length: (\d+)", head)
+            await reader.readexactly(int(length[1]) if length else 0)
+            self.requests.append(head)
+            status = "200 OK" if len(self.requests) == 1 else "412 Precondition Failed"
+            writer.write(f'HTTP/1.1 {status}\r\nETag: "x"\r\nContent-Length: 0\r\n\r\n'.encode())
+
+
+@pytest.fixture
+def cloud(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """An environment as the clouds' own tools read it."""
+    monkeypatch.setenv("AWS_REGION", "eu-central-1")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "the-clouds-key")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "the-clouds-secret")
+    monkeypatch.setenv("AWS_SESSION_TOKEN", "the-clouds-token")
+    return monkeypatch
+
+
+async def test_amazons_own_variables_name_region_and_temporary_credentials(
+    cloud: pytest.MonkeyPatch,
+) -> None:
+    recorder = Recorder()
+    async with listening(recorder) as endpoint:
+        await open_store(StoreSettings(url="s3://bucket", endpoint=endpoint)).create("a", b"1")
+    [request] = recorder.requests
+    assert "credential=the-clouds-key/" in request and "/eu-central-1/s3/" in request
+    assert "x-amz-security-token: the-clouds-token" in request
+
+
+@pytest.mark.parametrize("token", [None, "mine"])
+async def test_keys_that_are_set_for_the_run_go_with_its_own_token_only(
+    cloud: pytest.MonkeyPatch, token: str | None
+) -> None:
+    recorder = Recorder()
+    async with listening(recorder) as endpoint:
+        settings = StoreSettings(
+            url="s3://bucket",
+            endpoint=endpoint,
+            access_key=SecretStr("my-key"),
+            secret_key=SecretStr("my-secret"),
+            session_token=None if token is None else SecretStr(token),
+        )
+        await open_store(settings).create("a", b"1")
+    [request] = recorder.requests
+    assert "credential=my-key/" in request
+    sent = re.findall(r"x-amz-security-token: (\S+)", request)
+    assert sent == ([] if token is None else [token])
+
+
+CONDITIONS = {
+    "s3": "if-none-match: *",
+    "az": "if-none-match: *",
+    "gs": "x-goog-if-generation-match: 0",
+}
+
+
+@pytest.mark.parametrize("kind", CONDITIONS)
+async def test_a_record_is_created_once_in_every_kind_of_bucket(
+    cloud: pytest.MonkeyPatch, tmp_path: Path, kind: str
+) -> None:
+    recorder = Recorder()
+    async with listening(recorder) as endpoint:
+        account = tmp_path / "account.json"
+        account.write_text(json.dumps({
+            "gcs_base_url": endpoint, "disable_oauth": True,
+            "client_email": "", "private_key": "", "private_key_id": "",
+        }))  # fmt: skip
+        cloud.setenv("GOOGLE_SERVICE_ACCOUNT", str(account))
+        cloud.setenv("AZURE_STORAGE_ACCOUNT_NAME", "account")
+        cloud.setenv("AZURE_STORAGE_ACCOUNT_KEY", "c2VjcmV0")
+        cloud.setenv("AZURE_STORAGE_ENDPOINT", endpoint)
+        store = open_store(StoreSettings(url=f"{kind}://bucket/runs", endpoint=endpoint))
+        assert await store.create("commits/0.json", b"mine")
+        assert not await store.create("commits/0.json", b"another's")
+    assert len(recorder.requests) == 2
+    assert all(CONDITIONS[kind] in request for request in recorder.requests)
+    assert all("put /bucket/runs" in request for request in recorder.requests)

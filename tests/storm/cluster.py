@@ -1,0 +1,273 @@
+"""A small emulated cluster of real services and brokers whose processes may be killed and stopped.
+
+Every service is a process of its own, and whatever dies is started again, as under a supervisor.
+"""
+
+import asyncio
+import contextlib
+import ctypes
+import multiprocessing
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from multiprocessing.context import ForkServerProcess
+from pathlib import Path
+from typing import Any, Literal
+
+import httpx
+
+from bench.cluster.processes import SETTING, joined_key
+from bench.cluster.setting import Setting, recipe_of, write_prompts
+from digenrl.local.brokers import Program, plan_brokers, wait_ready
+from digenrl.local.ports import free_ports
+from shared.errors import Unavailable
+from shared.process.settings import ServiceSettings
+from shared.recipe.recipe import Recipe, override
+from shared.run.commits import CommitRecord, commit_chain
+from shared.store import ObjectStore, open_store
+from tests.storm.service import PR_SET_PDEATHSIG, run_service
+
+AGAIN_S = 0.1
+"""Before what has died is started again."""
+LOOK_S = 0.03
+PATIENCE_S = 60.0
+
+_forked = multiprocessing.get_context("forkserver")
+_forked.set_forkserver_preload(["tests.storm.service"])
+
+
+@dataclass(slots=True)
+class Child:
+    """A process that is kept running."""
+
+    name: str
+    start: Callable[[], "ForkServerProcess | subprocess.Popen[bytes]"]
+    process: "ForkServerProcess | subprocess.Popen[bytes]"
+    kept: bool = True
+    num_deaths: int = 0
+
+    @property
+    def is_alive(self) -> bool:
+        if isinstance(self.process, subprocess.Popen):
+            return self.process.poll() is None
+        return self.process.is_alive()
+
+    def send(self, signum: int) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            if self.is_alive and self.process.pid is not None:
+                os.kill(self.process.pid, signum)
+
+
+@dataclass(slots=True)
+class Cluster:
+    """One run on it."""
+
+    folder: Path
+    setting: Setting
+    recipe: Recipe
+    environment: dict[str, str]
+    port: int
+    children: dict[str, Child] = field(default_factory=dict)
+
+    @property
+    def store(self) -> ObjectStore:
+        return open_store(self.settings.store)
+
+    @property
+    def settings(self) -> ServiceSettings:
+        given = {key.removeprefix("DIGENRL_").lower(): v for key, v in self.environment.items()}
+        return ServiceSettings(run=self.recipe.run.name, worker="tests", **given)  # type: ignore[arg-type]
+
+    def add(self, name: str) -> None:
+        """Start a service and keep it running: rollout-2 is the third of the setting's devices."""
+
+        def start() -> ForkServerProcess:
+            arguments = (name, self.folder, self.environment, self.port)
+            process = _forked.Process(target=run_service, args=arguments, daemon=True)
+            process.start()
+            return process
+
+        self.children[name] = Child(name, start, start())
+
+    async def add_broker(self, program: Program) -> None:
+        def start() -> "subprocess.Popen[bytes]":
+            with (self.folder / f"{program.name}.log").open("ab") as log:
+                return subprocess.Popen(
+                    program.argv,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    env={**os.environ, **program.environment},
+                    start_new_session=True,
+                    preexec_fn=_die_with_parent if sys.platform == "linux" else None,
+                )
+
+        self.children[program.name] = Child(program.name, start, start())
+        await wait_ready(program)
+
+    async def keep(self) -> None:
+        """Start again whatever dies, for ever."""
+        while True:
+            for child in list(self.children.values()):
+                if child.kept and not child.is_alive:
+                    child.num_deaths += 1
+                    await asyncio.sleep(AGAIN_S)
+                    if child.kept:  # it may have been removed meanwhile
+                        child.process = child.start()
+            await asyncio.sleep(LOOK_S)
+
+    def send(self, name: str, signum: int) -> None:
+        """A signal to one process: SIGKILL, SIGTERM, SIGSTOP, SIGCONT."""
+        self.children[name].send(signum)
+
+    async def remove(self, name: str, signum: int = signal.SIGKILL) -> None:
+        """End a process, for good."""
+        child = self.children.pop(name)
+        child.kept = False
+        child.send(signum)
+        await until(lambda: not child.is_alive)
+
+    async def get(self, path: str) -> Any:
+        """None while the scheduler does not answer."""
+        with contextlib.suppress(httpx.HTTPError):
+            async with httpx.AsyncClient(verify=False, timeout=5) as client:
+                answer = await client.get(f"http://127.0.0.1:{self.port}{path}")
+                return answer.raise_for_status().json()
+
+    async def post(self, path: str, body: dict[str, Any] | None = None) -> None:
+        async with httpx.AsyncClient(verify=False, timeout=5) as client:
+            answer = await client.post(f"http://127.0.0.1:{self.port}{path}", json=body)
+            answer.raise_for_status()
+
+    async def until_run(self, holds: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+        """The run's view, as soon as it fulfils this."""
+        found: dict[str, Any] = {}
+
+        async def look() -> bool:
+            nonlocal found
+            found = await self.get("/v1/run") or {}
+            return bool(found) and holds(found)
+
+        await until_true(look)
+        return found
+
+    async def until_step(self, step: int, *, seconds: float = PATIENCE_S) -> None:
+        """Until that version is committed, by what the store says."""
+
+        async def look() -> bool:
+            return await self.num_commits() > step
+
+        try:
+            await until_true(look, seconds=seconds)
+        except AssertionError as error:
+            view, deaths = await self.get("/v1/run"), self.num_deaths
+            raise AssertionError(f"no version {step}: {view}, started again: {deaths}") from error
+
+    @property
+    def num_deaths(self) -> dict[str, int]:
+        """Of every process that was started again."""
+        return {child.name: child.num_deaths for child in self.children.values()}
+
+    async def num_commits(self) -> int:
+        """Versions, with the first one; 0 while the store is away."""
+        with contextlib.suppress(Unavailable, OSError):
+            return len(await self.store.keys(f"{self.recipe.run.name}/commits"))
+        return 0
+
+    async def commits(self) -> list[CommitRecord]:
+        return await commit_chain(self.store, self.recipe.run.name)
+
+    def log(self, name: str) -> str:
+        return (self.folder / f"{name}.log").read_text(errors="replace")
+
+    def end(self) -> None:
+        for child in self.children.values():
+            child.kept = False
+            child.send(signal.SIGKILL)
+        for child in self.children.values():
+            if isinstance(child.process, subprocess.Popen):
+                child.process.wait()
+            else:
+                child.process.join()
+
+
+@contextlib.asynccontextmanager
+async def cluster(
+    folder: Path,
+    setting: Setting,
+    *,
+    changes: dict[str, Any] | None = None,
+    services: Sequence[str] = (),
+    stores_in: Literal["folder", "s3"] = "folder",
+) -> AsyncIterator[Cluster]:
+    """A run whose first version may be published: every worker has joined.
+
+    ``changes``: to its recipe. ``services``: by default all rollout devices of the setting, two
+    reward workers, the trainer and the scheduler. ``stores_in``: a folder, or SeaweedFS.
+    """
+    recipe = _prepare(folder, setting, changes or {})
+    plan = plan_brokers(folder, secrets.token_urlsafe(16))
+    environment = dict(plan.environment)
+    if stores_in == "folder":
+        environment["DIGENRL_STORE_URL"] = f"file://{folder / 'objects'}"
+    [port] = free_ports(1)
+    run = Cluster(folder, setting, recipe, environment, port)
+    brokers = [p for p in plan.programs if p.name != "objects" or stores_in == "s3"]
+    keeping = asyncio.create_task(asyncio.sleep(0))
+    try:
+        await asyncio.gather(*(run.add_broker(program) for program in brokers))
+        for name in services or every_service(setting):
+            run.add(name)
+        keeping = asyncio.create_task(run.keep())
+        await _until_joined(run)
+        await run.store.create(joined_key(recipe.run.name), b"")
+        yield run
+    finally:
+        keeping.cancel()
+        await asyncio.gather(keeping, return_exceptions=True)
+        run.end()
+
+
+def _prepare(folder: Path, setting: Setting, changes: dict[str, Any]) -> Recipe:
+    folder.mkdir(parents=True)
+    (folder / SETTING).write_text(setting.model_dump_json())
+    write_prompts(folder, setting.load_profile().shape.groups * 8)
+    recipe = override(recipe_of(setting, folder), changes)
+    (folder / "recipe.json").write_text(recipe.model_dump_json())
+    return recipe
+
+
+def every_service(setting: Setting) -> list[str]:
+    rollout = [f"rollout-{number}" for number in range(setting.num_rollout)]
+    return ["scheduler", *rollout, "reward-0", "reward-1", "trainer"]
+
+
+async def _until_joined(run: Cluster) -> None:
+    services = [name.split("-")[0] for name in run.children]
+    wanted = {name: services.count(name) for name in ("rollout", "reward")}
+    await run.until_run(
+        lambda view: all(view["num_workers"][name] == wanted[name] for name in wanted)
+    )
+
+
+async def until(holds: Callable[[], bool], *, seconds: float = PATIENCE_S) -> None:
+    async def look() -> bool:
+        return holds()
+
+    await until_true(look, seconds=seconds)
+
+
+async def until_true(look: Callable[[], Awaitable[bool]], *, seconds: float = PATIENCE_S) -> None:
+    deadline = time.monotonic() + seconds
+    while not await look():
+        assert time.monotonic() < deadline, "it did not get there"
+        await asyncio.sleep(LOOK_S)
+
+
+def _die_with_parent() -> None:
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -1,0 +1,118 @@
+"""Whether a run has trained what it should have: read from its commit records, and the objects that
+they name, and from nothing else."""
+
+import signal
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+from bench.cluster.blobs import digest_of
+from shared.errors import IntegrityError
+from shared.messages.contracts import ObjectRef
+from shared.run.commits import CommitRecord, TrainedGroup
+from shared.store import ObjectStore
+from tests.storm.cluster import Cluster
+from tests.storm.reference import Expected, versions
+
+KEPT = 3
+"""Newest versions whose objects must be there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    num_groups: int
+    group_size: int
+    max_staleness: int = 0
+
+
+async def violations_of(run: Cluster) -> list[str]:
+    """Every rule that the run has broken; with one step of staleness the digests may be any.
+
+    It goes no further: its trainer is stopped, so that nothing is deleted while it is judged.
+    """
+    run.send("trainer", signal.SIGSTOP)
+    records = await run.commits()
+    batch = run.recipe.batch
+    rules = Rules(batch.groups, batch.group_size, run.recipe.schedule.staleness_limit)
+    found = judge(records, rules)
+    if not rules.max_staleness:
+        wanted = list(islice(versions(run.setting, run.recipe), len(records)))
+        found += compare(records, wanted)
+    return found + await judge_objects(records, run.store)
+
+
+def judge(records: Sequence[CommitRecord], rules: Rules) -> list[str]:
+    """What is wrong with the chain, and with what was trained."""
+    found = []
+    parent = None
+    for number, record in enumerate(records):
+        if record.policy.version != number:
+            found.append(f"version {record.policy.version} is in the place of {number}")
+        if record.parent != parent:
+            found.append(f"version {number} does not name the record before it")
+        parent = record.digest()
+        if number:
+            found += [f"version {number}: {fault}" for fault in _faults(record, rules)]
+    return found
+
+
+def _faults(record: CommitRecord, rules: Rules) -> Iterator[str]:
+    counts = Counter(group.group for group in record.trained)
+    for group in sorted({*counts, *range(rules.num_groups)}):
+        wanted = int(group < rules.num_groups)
+        if counts[group] != wanted:
+            yield f"group {group} is trained {counts[group]} times, not {wanted}"
+    for group_record in record.trained:
+        yield from _faults_of_group(record, group_record, rules)
+
+
+def _faults_of_group(record: CommitRecord, group: TrainedGroup, rules: Rules) -> Iterator[str]:
+    samples = Counter(
+        sample for first, number, _ in group.fragments for sample in range(first, first + number)
+    )
+    if samples != Counter(range(rules.group_size)):
+        yield f"group {group.group} is made of the samples {sorted(samples.elements())}"
+    if len(group.rewards) != rules.group_size or None in group.rewards:
+        yield f"group {group.group} has the rewards {group.rewards}"
+    staleness = record.policy.version - 1 - group.policy_version
+    if not 0 <= staleness <= rules.max_staleness:
+        yield f"group {group.group} has a staleness of {staleness}"
+
+
+def compare(records: Sequence[CommitRecord], wanted: Sequence[Expected]) -> list[str]:
+    """How versions differ from those of a run that nothing has disturbed."""
+    found = []
+    for record, expected in zip(records, wanted, strict=True):
+        version = record.policy.version
+        if record.policy.weights_digest != expected.weights_digest:
+            found.append(f"version {version}: other weights than those of an undisturbed run")
+        if tuple(group.rewards for group in record.trained) != expected.rewards:
+            found.append(f"version {version}: other rewards than those of an undisturbed run")
+    return found
+
+
+async def judge_objects(records: Sequence[CommitRecord], store: ObjectStore) -> list[str]:
+    """What is wrong with weights and checkpoints; those of old versions may be gone."""
+    found = []
+    for record in records:
+        is_new = record.policy.version >= len(records) - KEPT
+        for ref in (record.weights, record.checkpoint):
+            fault = await _fault_of(ref, record, store, must_be_there=is_new)
+            if fault is not None:
+                found.append(f"version {record.policy.version}: {fault}")
+    return found
+
+
+async def _fault_of(
+    ref: ObjectRef, record: CommitRecord, store: ObjectStore, *, must_be_there: bool
+) -> str | None:
+    if not must_be_there and await store.read(ref.key) is None:
+        return None
+    try:
+        digest = digest_of(await store.get(ref))
+    except IntegrityError as error:
+        return str(error)
+    if digest != record.policy.weights_digest:
+        return f"{ref.key} is of other weights than the record says"
+    return None

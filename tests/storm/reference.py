@@ -1,0 +1,65 @@
+"""What a run on the emulated cluster must come to: every sample trained once, in one process.
+
+At a staleness of 0 nothing of it depends on which device does what, when, in which attempt.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import safetensors.numpy
+
+from bench.cluster.blobs import EmulatedWeights, media_blob, samples_of, trajectory_blob
+from bench.cluster.build import Emulation
+from bench.cluster.ledger import Ledger, entries_of
+from bench.cluster.scoring import EmulatedScorer
+from bench.cluster.setting import Setting
+from shared.devices.protocols import GroupData
+from shared.devices.slices import Cut
+from shared.learning.prompts import PromptOrder, read_prompts
+from shared.messages.contracts import Fragment, GenerateFragment, Policy
+from shared.recipe.recipe import Recipe
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """One version."""
+
+    weights_digest: str
+    rewards: tuple[tuple[float, ...], ...] = ()
+    """Of the batch that it was trained from: one row per group."""
+
+
+def versions(setting: Setting, recipe: Recipe) -> Iterator[Expected]:
+    """0, 1, 2, ..., without end."""
+    emulation = Emulation.of(setting)
+    shape, sizes = emulation.profile.shape, emulation.sizes
+    prompts = PromptOrder(read_prompts(recipe.data.prompts), recipe.run.seed)
+    ledger = Ledger(shape.group_size, shape.trained_steps)
+    whole, weights, batch = range(shape.group_size), EmulatedWeights.first(setting.seed).digest, 0
+    yield Expected(weights)
+    while True:
+        ledger.clear()
+        rewards = []
+        for group in range(shape.groups):
+            task = GenerateFragment(
+                fragment=Fragment(
+                    batch=batch, group=group, first_sample=0, num_samples=len(whole), attempt=0
+                ),
+                policy=Policy(version=batch, weights_digest=weights),
+                prompt=prompts.of_group(batch, group, shape.groups),
+                window_start=0,
+                worker="reference",
+            )
+            samples = samples_of(task, weights)
+            images = safetensors.numpy.load(media_blob(samples, sizes.media))["images"]
+            scores = EmulatedScorer().score(images, [{}] * len(whole))
+            data = GroupData(
+                trajectories=(trajectory_blob(samples, sizes.window),),
+                conditions=b"",
+                advantages=recipe.advantages.of(scores, {"emulated": scores}),
+            )
+            ledger.take(entries_of(data, whole), Cut(whole))
+            rewards.append(tuple(scores))
+        weights = ledger.close(batch, shape.samples, weights)
+        batch += 1
+        yield Expected(weights, tuple(rewards))

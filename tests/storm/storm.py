@@ -1,0 +1,166 @@
+"""Random kills and stops of all services and brokers of a small run, as a function of a seed.
+
+    python -m tests.storm.storm --seed 3 --faults 40
+
+prints what was done to which process, how far the run came, and every rule that it broke.
+"""
+
+import argparse
+import asyncio
+import random
+import signal
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from tests.storm.cluster import Cluster, cluster
+from tests.storm.judge import violations_of
+from tests.storm.small import small
+
+Kind = Literal["kill", "terminate", "freeze"]
+KINDS: dict[Kind, int] = {"kill": 12, "terminate": 3, "freeze": 5}
+"""How often, of 20."""
+GAP_S = (0.5, 1.5)
+"""Between two faults."""
+FROZEN_S = (0.5, 6.5)
+"""The longest are longer than a worker's lease."""
+CALM_STEPS = 3
+"""That the run takes after the last fault."""
+CALM_S = 40.0
+"""In which it must have taken them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    target: str
+    kind: Kind
+    after: float
+    """Seconds since the one before."""
+    seconds: float = 0.0
+    """For which the process is frozen."""
+
+    def __str__(self) -> str:
+        long = f" for {self.seconds:.1f} s" if self.kind == "freeze" else ""
+        return f"{self.kind} {self.target}{long}"
+
+
+def faults(seed: int, number: int, targets: list[str]) -> list[Fault]:
+    """Every target about equally often, in any order."""
+    return list(_faults(random.Random(seed), number, targets))
+
+
+def _faults(draw: random.Random, number: int, targets: list[str]) -> Iterator[Fault]:
+    deck: list[str] = []
+    for _ in range(number):
+        if not deck:
+            deck = draw.sample(targets, len(targets))
+        kind = draw.choices(list(KINDS), weights=list(KINDS.values()))[0]
+        seconds = draw.uniform(*FROZEN_S) if kind == "freeze" else 0.0
+        yield Fault(deck.pop(), kind, draw.uniform(*GAP_S), seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class Storm:
+    """What a run has come through."""
+
+    faults: list[Fault]
+    commits: int
+    """Versions when it was calm again, with the first one."""
+    calm_seconds: float
+    """From the last fault until the run had gone on for some steps."""
+    groups_by_rollout: int
+    """That rollout devices have trained."""
+    fragments_by_trainer: int
+    """That the trainer's devices have generated."""
+    deaths: dict[str, int]
+    """Of processes that were started again, by their own fault or by ours."""
+    violations: list[str]
+
+
+async def weather(run: Cluster, seed: int, number: int) -> Storm:
+    """Raises AssertionError if the run does not go on when it is over."""
+    planned = faults(seed, number, list(run.children))
+    async with asyncio.TaskGroup() as thawing:
+        for fault in planned:
+            await asyncio.sleep(fault.after)
+            await _strike(run, fault, thawing)
+    began, commits = time.monotonic(), await _commits(run)
+    await run.until_step(commits - 1 + CALM_STEPS, seconds=CALM_S)
+    calm = time.monotonic() - began
+    trained = [group for record in await run.commits() for group in record.trained]
+    return Storm(
+        faults=planned,
+        commits=await _commits(run),
+        calm_seconds=calm,
+        groups_by_rollout=sum(group.trained_by is not None for group in trained),
+        fragments_by_trainer=sum(
+            address.startswith("trainer") for group in trained for address in group.workers
+        ),
+        deaths=run.num_deaths,
+        violations=await violations_of(run),
+    )
+
+
+async def _commits(run: Cluster) -> int:
+    """As soon as the store answers."""
+    await run.until_step(0)
+    return await run.num_commits() or await _commits(run)
+
+
+async def _strike(run: Cluster, fault: Fault, thawing: asyncio.TaskGroup) -> None:
+    match fault.kind:
+        case "kill":
+            run.send(fault.target, signal.SIGKILL)
+        case "terminate":
+            run.send(fault.target, signal.SIGTERM)
+        case "freeze":
+            thawing.create_task(_freeze(run, fault))
+
+
+async def _freeze(run: Cluster, fault: Fault) -> None:
+    run.send(fault.target, signal.SIGSTOP)
+    await asyncio.sleep(fault.seconds)
+    run.send(fault.target, signal.SIGCONT)
+
+
+async def through(folder: Path, seed: int, number: int, *, max_staleness: int = 0) -> Storm:
+    """A run with everything on: TAG, a trainer of two devices, rollout devices that train."""
+    setting = small(
+        folder, groups=8, rollout={"H100": 3}, trainer={"H100": 2}, tag=1, gradient_help=True,
+        max_staleness=max_staleness, steps=10_000,
+    )  # fmt: skip
+    async with cluster(folder / "run", setting, stores_in="s3") as run:
+        await run.until_step(1)
+        return await weather(run, seed, number)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--faults", type=int, default=40)
+    parser.add_argument("--staleness", type=int, default=0)
+    parser.add_argument("--folder", type=Path, help="for logs, which then stay")
+    asked = parser.parse_args()
+    folder = asked.folder or Path(tempfile.mkdtemp())
+    folder.mkdir(parents=True, exist_ok=True)
+    began = time.monotonic()
+    found = asyncio.run(through(folder, asked.seed, asked.faults, max_staleness=asked.staleness))
+    lines = [
+        *map(str, found.faults),
+        f"{Counter(fault.kind for fault in found.faults)} in {time.monotonic() - began:.0f} s, "
+        f"{found.commits} versions, calm after {found.calm_seconds:.1f} s",
+        f"{found.groups_by_rollout} groups trained by rollout devices, "
+        f"{found.fragments_by_trainer} fragments generated by the trainer's",
+        f"started again: {found.deaths}",
+        *(found.violations or ["no rule is broken"]),
+    ]
+    sys.stdout.write("\n".join(lines) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,119 @@
+"""The judge of the storm, on records in which something is planted."""
+
+from collections.abc import Callable, Sequence
+from itertools import islice
+from pathlib import Path
+
+import pytest
+
+from bench.cluster.setting import recipe_of, write_prompts
+from shared.messages.contracts import ObjectRef, Policy
+from shared.run.commits import CommitRecord, TrainedGroup
+from shared.store import ObjectStore
+from tests.profile.tiny import GROUP_SIZE, GROUPS
+from tests.storm.judge import Rules, compare, judge, judge_objects
+from tests.storm.reference import Expected, versions
+from tests.storm.small import small
+
+RULES = Rules(GROUPS, GROUP_SIZE)
+REF = ObjectRef(key="small/weights/0", sha256="0" * 64, size=1)
+VERSIONS = 5
+Change = Callable[[CommitRecord], dict[str, object]]
+
+
+@pytest.fixture
+def wanted(tmp_path: Path) -> list[Expected]:
+    setting = small(tmp_path)
+    write_prompts(tmp_path, 16)
+    return list(islice(versions(setting, recipe_of(setting, tmp_path)), VERSIONS))
+
+
+def chain(
+    wanted: Sequence[Expected], planted: Change | None = None, at: int = 2
+) -> list[CommitRecord]:
+    """Of a run that nothing has disturbed, with a change to one record that its child knows of."""
+    records: list[CommitRecord] = []
+    for version, expected in enumerate(wanted):
+        record = CommitRecord(
+            run="small",
+            policy=Policy(version=version, weights_digest=expected.weights_digest),
+            parent=records[-1].digest() if records else None,
+            weights=REF,
+            checkpoint=REF,
+            trained=tuple(
+                trained_group(version - 1, group, rewards)
+                for group, rewards in enumerate(expected.rewards)
+            ),
+            worker="trainer",
+        )
+        if planted is not None and version == at:
+            record = record.model_copy(update=planted(record))
+        records.append(record)
+    return records
+
+
+def trained_group(batch: int, group: int, rewards: tuple[float, ...]) -> TrainedGroup:
+    return TrainedGroup(
+        group=group, attempt=0, policy_version=batch, fragments=((0, 2, 0), (2, 2, 1)),
+        workers=("a", "b"), rewards=rewards, parts={},
+    )  # fmt: skip
+
+
+def with_group(**changes: object) -> Change:
+    def change(record: CommitRecord) -> dict[str, object]:
+        first = record.trained[0].model_copy(update=changes)
+        return {"trained": (first, *record.trained[1:])}
+
+    return change
+
+
+PLANTED: dict[str, Change] = {
+    "group 1 is trained 2 times": lambda r: {"trained": (*r.trained, r.trained[1])},
+    "group 3 is trained 0 times": lambda r: {"trained": r.trained[:-1]},
+    "group 0 is made of the samples [0, 1]": with_group(fragments=((0, 2, 0),)),
+    "group 0 is made of the samples [0, 0, 1, 1, 2, 3]": with_group(
+        fragments=((0, 2, 0), (0, 2, 1), (2, 2, 0))
+    ),
+    "does not name the record before it": lambda r: {"parent": "0" * 64},
+    "group 0 has a staleness of 1": with_group(policy_version=0),
+    "group 0 has the rewards": with_group(rewards=(0.5, None, 0.5, 0.5)),
+    "other weights than those": lambda r: {"policy": Policy(version=2, weights_digest="0" * 64)},
+    "other rewards than those": with_group(rewards=(0.25, 0.5, 0.25, 0.5)),
+    "is in the place of 2": lambda r: {"policy": r.policy.model_copy(update={"version": 3})},
+}
+
+
+def test_the_records_of_an_undisturbed_run_break_no_rule(wanted: list[Expected]) -> None:
+    records = chain(wanted)
+    assert judge(records, RULES) == compare(records, wanted) == []
+
+
+@pytest.mark.parametrize("fault", list(PLANTED))
+def test_a_planted_violation_is_named(fault: str, wanted: list[Expected]) -> None:
+    records = chain(wanted, PLANTED[fault])
+    assert any(fault in found for found in judge(records, RULES) + compare(records, wanted))
+
+
+def test_one_step_of_staleness_is_within_a_bound_of_one(wanted: list[Expected]) -> None:
+    records = chain(wanted, with_group(policy_version=0))
+    assert judge(records, Rules(GROUPS, GROUP_SIZE, max_staleness=1)) == []
+
+
+async def test_an_object_that_is_not_what_its_record_says_is_named(
+    wanted: list[Expected], folder_store: ObjectStore
+) -> None:
+    digests = [expected.weights_digest for expected in wanted]
+    refs = [
+        await folder_store.put("small/weights", digest.encode() * 4, suffix=".bin")
+        for digest in digests
+    ]
+    records = [
+        record.model_copy(update={"weights": ref, "checkpoint": ref})
+        for record, ref in zip(chain(wanted), refs, strict=True)
+    ]
+    assert await judge_objects(records, folder_store) == []
+    swapped = [*records[:-1], records[-1].model_copy(update={"weights": refs[-2]})]
+    [fault] = await judge_objects(swapped, folder_store)
+    assert "of other weights than the record says" in fault
+    await folder_store.delete_folder("small/weights")
+    assert len(await judge_objects(records, folder_store)) == 2 * 3, "the newest three are missing"

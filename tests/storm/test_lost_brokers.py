@@ -1,0 +1,43 @@
+"""Brokers that lose all of their data in the middle of a run, which goes on."""
+
+import asyncio
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.storm.cluster import Cluster, cluster, until
+from tests.storm.judge import violations_of
+from tests.storm.small import small
+
+pytestmark = [pytest.mark.run, pytest.mark.timeout(120)]
+
+STEPS = 8
+DATA = {"nats": "nats/jetstream", "valkey": "valkey/appendonlydir"}
+
+
+async def wipe(run: Cluster, broker: str) -> None:
+    """Its next start finds nothing."""
+    child = run.children[broker]
+    child.kept = False
+    child.send(signal.SIGKILL)
+    await until(lambda: not child.is_alive)
+    folder = run.folder / DATA[broker]
+    assert folder.is_dir()
+    await asyncio.to_thread(shutil.rmtree, folder)
+    child.kept = True
+
+
+async def test_a_run_goes_on_without_a_person_when_brokers_have_lost_everything(
+    tmp_path: Path,
+) -> None:
+    setting = small(tmp_path, steps=STEPS, tag=1, trainer={"H100": 2})
+    async with cluster(tmp_path / "run", setting) as run:
+        await run.until_step(2)
+        await wipe(run, "valkey")
+        await run.until_step(4)
+        await wipe(run, "nats")
+        await run.until_step(STEPS)
+        assert run.children["scheduler"].num_deaths == 0, run.log("scheduler")[-4000:]
+        assert await violations_of(run) == []

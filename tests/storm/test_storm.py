@@ -1,0 +1,44 @@
+"""A short storm over all services and brokers, and what the commit records say afterwards."""
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from tests.storm.storm import Fault, faults, through
+
+pytestmark = [pytest.mark.run, pytest.mark.timeout(150)]
+
+NUM_FAULTS = 40
+EVERYTHING = [
+    "nats", "valkey", "objects", "scheduler", "rollout-0", "rollout-1", "rollout-2", "reward-0",
+    "reward-1", "trainer",
+]  # fmt: skip
+
+
+async def test_forty_kills_and_stops_of_everything_lose_nothing_and_train_nothing_twice(
+    tmp_path: Path,
+) -> None:
+    storm = await through(tmp_path, seed=1, number=NUM_FAULTS)
+    assert storm.violations == []
+    assert Counter(fault.target for fault in storm.faults) == dict.fromkeys(EVERYTHING, 4)
+    assert storm.fragments_by_trainer > 0
+    assert sum(storm.deaths.values()) >= NUM_FAULTS / 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [2, 3, 4])
+@pytest.mark.parametrize("max_staleness", [0, 1])
+async def test_other_storms_lose_nothing_either(
+    seed: int, max_staleness: int, tmp_path: Path
+) -> None:
+    storm = await through(tmp_path, seed, NUM_FAULTS, max_staleness=max_staleness)
+    assert storm.violations == []
+
+
+def test_a_storm_is_a_function_of_its_seed() -> None:
+    def planned(seed: int) -> list[Fault]:
+        return faults(seed, NUM_FAULTS, EVERYTHING)
+
+    assert planned(1) == planned(1) != planned(2)
+    assert {fault.kind for fault in planned(1)} == {"kill", "terminate", "freeze"}

@@ -1,0 +1,82 @@
+"""Pieces of groups, and who gets them."""
+
+import asyncio
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.trainer.devices.device import Outcome, Piece, Pieces, QueuedGroup
+from shared.devices.protocols import GroupData
+from shared.devices.slices import Cut
+from shared.errors import ContractError
+from tests import examples
+from tests.trainer.batch.test_admission import group_of
+
+
+def queued(number: int, size: int, told: list[Outcome]) -> QueuedGroup:
+    command = group_of(examples.scored(examples.task()))
+    return QueuedGroup(
+        command=command.model_copy(update={"group": number}),
+        data=GroupData(trajectories=(), conditions=b"", advantages=(0.0,) * size),
+        tell=told.append,
+    )
+
+
+@given(sizes=st.lists(st.integers(1, 40), min_size=1, max_size=4), num_lanes=st.integers(1, 9))
+def test_every_sample_is_in_one_piece_and_groups_come_first_in_first_out(
+    sizes: list[int], num_lanes: int
+) -> None:
+    async def taken() -> list[Piece]:
+        pieces, told = Pieces(num_lanes, 2), list[Outcome]()
+        for number, size in enumerate(sizes):
+            pieces.put(queued(number, size, told))
+        found = []
+        while (piece := pieces.take()) is not None:
+            found.append(piece)
+        assert not told
+        for piece in reversed(found):  # done in any order
+            with piece.training():
+                pass
+        assert [outcome.command.group for outcome in told] == [*reversed(range(len(sizes)))]
+        await asyncio.wait_for(pieces.room(), 1)
+        return found
+
+    found = asyncio.run(taken())
+    everything = [(n, sample) for n, size in enumerate(sizes) for sample in range(size)]
+    assert [
+        (p.group.command.group, sample) for p in found for sample in p.cut.samples
+    ] == everything
+    if num_lanes == 1:
+        assert len(found) == len(sizes)
+
+
+async def test_room_is_there_once_the_last_piece_is_taken_or_dropped() -> None:
+    pieces = Pieces(2, 2)
+    pieces.put(queued(0, 4, []))
+    waiting = asyncio.create_task(pieces.room())
+    pieces.take()
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    pieces.take()
+    await waiting
+    pieces.put(queued(1, 4, []))
+    waiting = asyncio.create_task(pieces.room())
+    await asyncio.sleep(0)
+    pieces.clear()
+    await waiting
+    assert pieces.take() is None
+
+
+def test_a_group_of_which_a_piece_is_none_is_told_once_with_its_error() -> None:
+    told: list[Outcome] = []
+    group = queued(0, 2, told)
+    group.num_left = 2
+    with Piece(group, Cut(range(1))).training():
+        raise ContractError("no group")
+    assert not told
+    with Piece(group, Cut(range(1, 2))).training():
+        pass
+    assert [str(outcome.error) for outcome in told] == ["no group"]
+    with pytest.raises(ValueError, match="a bug"), Piece(group, Cut(range(1))).training():
+        raise ValueError("a bug")

@@ -1,0 +1,169 @@
+"""What torchrun starts in the tests of ranks: the trainer's own ranks, with batches from here.
+
+    python -m torch.distributed.run ... -m tests.trainer.engine.ranked_program PIPES
+
+Importing takes most of the time, so the two ranks serve many jobs, each in processes of its own
+that they fork. A rank reads jobs from the pipe ``PIPES/jobs-RANK`` and answers each with an exit
+code in ``PIPES/answers-RANK``.
+
+In the job ``train`` the first rank reads ``recipe.json`` and, if they are there, ``adapter`` and
+``checkpoint`` of the job's folder, trains ``job.json``'s batches, and writes what it has before and
+after each. In the job ``count`` each rank writes how many exchanges a batch takes.
+"""
+
+import asyncio
+import json
+import os
+import sys
+import traceback
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from services.trainer.engine.engine import TrainerEngine
+from services.trainer.engine.follower import follow, load_engine
+from services.trainer.engine.links import join
+from services.trainer.engine.ranked import RankedTraining, start_ranks
+from services.trainer.engine.world import this_rank
+from shared.devices.protocols import GroupData, Training, Weights
+from shared.devices.slices import Cut, cuts
+from shared.diffusion.policy import load_policy
+from shared.recipe.recipe import Recipe, load_recipe
+from tests.trainer.batches import make_batch
+
+DIGITS = Path(__file__).parents[3] / "recipes" / "digits.toml"
+
+
+class Exchanges(TorchDispatchMode):
+    """Counts reductions among ranks in this thread."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.count = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        self.count += func.namespace == "c10d" and "reduce" in func.__name__
+        return func(*args, **(kwargs or {}))
+
+
+def groups_of(recipe: Recipe) -> list[GroupData]:
+    return [
+        GroupData(
+            trajectories=tuple(group.cut((2, 2))),
+            conditions=group.conditions,
+            advantages=tuple(group.advantages),
+            staleness=int(number == 2),
+        )
+        for number, group in enumerate(make_batch(recipe, off_policy=3e-3))
+    ]
+
+
+async def train_batch(training: Training, groups: list[GroupData], batch: int) -> Weights:
+    """Pieces to the devices in turn, several at a time."""
+    training.begin()
+    for number, group in enumerate(groups):
+        group = replace(group, staleness=min(batch, 1))  # the first weights have generated all
+        devices = training.devices
+        pieces = cuts(4, len(devices), 3, is_last=number == len(groups) - 1)
+        queues = [pieces[index :: len(devices)] for index in range(len(devices))]
+
+        async def drain(index: int, group: GroupData, queue: list[Cut]) -> None:
+            for cut in queue:
+                await training.devices[index].accumulate(group, cut)
+
+        await asyncio.gather(*(drain(i, group, queue) for i, queue in enumerate(queues)))
+    metrics = await training.step(batch)
+    assert metrics["skipped_not_finite"] == 0
+    return await training.weights()
+
+
+async def work(folder: Path, recipe: Recipe, training: RankedTraining) -> None:
+    if (folder / "adapter").is_file():
+        parts = [(folder / name).read_bytes() for name in ("adapter", "checkpoint")]
+        await training.restore(*parts)
+    save(folder, 0, await training.weights())
+    groups = groups_of(recipe)
+    first, last = json.loads((folder / "job.json").read_text())
+    for batch in range(first, last):
+        save(folder, batch + 1, await train_batch(training, groups, batch))
+
+
+def save(folder: Path, version: int, weights: Weights) -> None:
+    (folder / f"{version}.adapter").write_bytes(weights.adapter)
+    (folder / f"{version}.checkpoint").write_bytes(weights.checkpoint)
+
+
+def exchanges_of_a_batch(engine: TrainerEngine, groups: list[GroupData]) -> list[int]:
+    """Of its passes, and of its step; every rank trains the same."""
+    counts = []
+    engine.begin()
+    with Exchanges() as passes:
+        for group in groups:
+            engine.train(engine.read(group))
+    counts.append(passes.count)
+    with Exchanges() as step:
+        engine.step(0)
+    return [*counts, step.count]
+
+
+def train(folder: Path) -> None:
+    if this_rank():
+        follow()
+        return
+    recipe = load_recipe(folder / "recipe.json")
+    training = start_ranks(recipe)
+    asyncio.run(work(folder, recipe, training))
+    training.end()
+
+
+def count(folder: Path) -> None:
+    join()
+    recipe = load_recipe(folder / "recipe.json")
+    counts = exchanges_of_a_batch(load_engine(recipe), groups_of(recipe))
+    (folder / f"exchanges-{this_rank()}.json").write_text(json.dumps(counts))
+
+
+class Job(NamedTuple):
+    """A line in a rank's pipe of jobs."""
+
+    what: str
+    folder: str
+    port: int
+    """The ranks of this job meet there."""
+
+
+def do(job: Job) -> None:
+    os.environ |= {"MASTER_PORT": str(job.port), "TORCHELASTIC_USE_AGENT_STORE": "False"}
+    {"train": train, "count": count}[job.what](Path(job.folder))
+
+
+def forked(job: Job) -> int:
+    """The exit code of a child that does the job."""
+    child = os.fork()
+    if child:
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    try:
+        do(job)
+    except BaseException:
+        traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(1)
+    os._exit(0)
+
+
+def main(pipes: Path) -> None:
+    torch.set_num_threads(1)
+    load_policy(load_recipe(DIGITS), {"transformer"})  # so that its modules are imported once
+    rank = this_rank()
+    with (pipes / f"jobs-{rank}").open() as jobs, (pipes / f"answers-{rank}").open("w") as answers:
+        for line in jobs:
+            print(forked(Job(*json.loads(line))), file=answers, flush=True)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

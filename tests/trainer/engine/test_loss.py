@@ -1,0 +1,114 @@
+"""The surrogate and the KL against the references' numbers (tests/vectors/README.md)."""
+
+import json
+import math
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from shared.diffusion.training.loss import (
+    Surrogate,
+    clipped_surrogate,
+    decoupled_surrogate,
+    reference_kl,
+)
+from shared.diffusion.transition import Transition
+
+VECTORS = Path(__file__).parents[2] / "vectors"
+CASES: list[dict[str, Any]] = json.loads((VECTORS / "losses.json").read_text())
+ARRAYS = dict(np.load(VECTORS / "losses.npz"))
+SURROGATES = [case for case in CASES if case["id"].startswith("ppo")]
+DIVERGENCES = [case for case in CASES if case["id"].startswith("kl")]
+
+
+def array(case: dict[str, Any], field: str) -> torch.Tensor:
+    return torch.from_numpy(ARRAYS[f"{case['id']}/{field}"])
+
+
+@pytest.mark.parametrize("case", SURROGATES, ids=lambda case: case["id"])
+def test_the_surrogate_is_the_references(case: dict[str, Any]) -> None:
+    log_prob = array(case, "log_prob").requires_grad_()
+    found = clipped_surrogate(
+        log_prob,
+        array(case, "old_log_prob"),
+        array(case, "advantages"),
+        clip_range=case["clip_range"],
+        advantage_clip=case["adv_clip_max"],
+    )
+    found.per_row.mean().backward()
+
+    close = partial(torch.testing.assert_close, rtol=1e-5, atol=1e-6)
+    close(found.per_row.detach(), array(case, "per_elem"))
+    close(found.ratio, array(case, "ratio"))
+    assert float(found.per_row.detach().mean()) == pytest.approx(case["policy_loss"], rel=1e-5)
+    assert log_prob.grad is not None
+    close(log_prob.grad, array(case, "grad_log_prob"))
+    outside = (found.ratio - 1).abs() > case["clip_range"]
+    assert float(outside.float().mean()) == pytest.approx(case["clipfrac"])
+
+
+def test_a_stale_row_is_weighted_up_to_the_cap() -> None:
+    """Written out by hand: clip range 0.1, cap 1 + 2 x 0.1, advantages clipped to 1.5."""
+    log_prob = torch.tensor([0.0, 0.05, 0.5, -0.5], dtype=torch.float64).requires_grad_()
+    advantage = torch.tensor([1.0, -1.0, 1.0, -4.0], dtype=torch.float64)
+    found = decoupled_surrogate(
+        log_prob,
+        torch.zeros(4, dtype=torch.float64),
+        advantage,
+        clip_range=0.1,
+        advantage_clip=1.5,
+        weight_cap=2.0,
+    )
+    weight = torch.tensor([1.0, math.exp(0.05), 1.2, math.exp(-0.5)], dtype=torch.float64)
+    bounded = torch.tensor([1.0, -1.0, 1.0, -1.5], dtype=torch.float64)
+    found.per_row.sum().backward()
+    torch.testing.assert_close(found.weight, weight)
+    torch.testing.assert_close(found.per_row.detach(), -weight * bounded)
+    torch.testing.assert_close(log_prob.grad, -weight * bounded)  # of a ratio of 1
+    torch.testing.assert_close(found.ratio, log_prob.detach().exp())
+    assert torch.equal(found.clipped_ratio, torch.ones(4, dtype=torch.float64))
+
+
+def test_bypass_drops_the_gradient_that_decoupled_keeps() -> None:
+    """A stale row beyond the clip range, whose advantage pushes it further away."""
+
+    def gradient(surrogate: Callable[..., Surrogate]) -> float:
+        log_prob = torch.tensor([0.5], requires_grad=True)
+        arguments = {"clip_range": 0.1, "advantage_clip": 5.0}
+        surrogate(log_prob, torch.zeros(1), torch.ones(1), **arguments).per_row.sum().backward()
+        assert log_prob.grad is not None
+        return float(log_prob.grad)
+
+    assert gradient(clipped_surrogate) == 0
+    assert gradient(partial(decoupled_surrogate, weight_cap=5.0)) == pytest.approx(-1.5)
+
+
+@pytest.mark.parametrize("case", DIVERGENCES, ids=lambda case: case["id"])
+def test_the_divergence_is_the_references(case: dict[str, Any]) -> None:
+    mean = array(case, "mean").requires_grad_()
+    rows = len(mean)
+    step = Transition(
+        latents=mean.detach(),
+        mean=mean,
+        log_prob=torch.zeros(rows),
+        noise_scale=torch.tensor(case["std_dev_t"]),
+        sqrt_neg_dt=torch.tensor(case["sqrt_neg_dt"]),
+        std=torch.tensor(case["std_dev_t"]) * torch.tensor(case["sqrt_neg_dt"]),
+    )
+    divergence = reference_kl(step, array(case, "ref_mean")).mean()
+    divergence.backward()
+
+    assert float(divergence.detach()) == pytest.approx(case["kl_loss_flow_grpo"], rel=1e-5)
+    # The reference's gradient is of the total: policy loss plus beta times the divergence.
+    assert case["total"] == pytest.approx(
+        case["policy_loss"] + case["beta"] * float(divergence.detach()), rel=1e-5
+    )
+    assert mean.grad is not None
+    torch.testing.assert_close(
+        case["beta"] * mean.grad, array(case, "grad_mean"), rtol=1e-5, atol=1e-9
+    )

@@ -1,0 +1,183 @@
+"""Several processes that torchrun has started train one network: two real ranks over gloo."""
+
+import asyncio
+import json
+import os
+import select
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from torch import Tensor
+
+from digenrl.local.ports import free_ports
+from services.trainer.engine.replicas import ReplicatedTraining
+from shared.devices.protocols import Weights
+from shared.diffusion.policy import load_policy
+from shared.diffusion.tensors import unpack
+from shared.recipe.recipe import Recipe, override
+from tests.trainer.engine.ranked_program import Job, groups_of, train_batch
+
+RANKS = 2
+TOLERANCE = 1e-5
+PATIENCE_S = 240
+LORA = {"model.trained": "lora", "trainer.sharded": False}
+KINDS = {
+    "replicated": LORA,
+    "sharded": {**LORA, "trainer.sharded": True},
+    "full, sharded": {"model.trained": "full", "algorithm.kl_beta": 0.0, "trainer.sharded": True},
+}
+
+
+@pytest.fixture(scope="module", params=list(KINDS))
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def one(kind: str, recipe: Recipe) -> Recipe:
+    """The recipe of one rank."""
+    alone = {**KINDS[kind], "trainer.sharded": False, "trainer.max_grad_norm": 1e9}
+    return override(recipe, alone)
+
+
+@pytest.fixture(scope="module")
+def two(kind: str, one: Recipe) -> Recipe:
+    return override(one, {**KINDS[kind], "trainer.ranks": RANKS})
+
+
+@dataclass(frozen=True)
+class Versions:
+    """0, 1, ...: what was there before the first batch, and after each."""
+
+    weights: list[Weights]
+
+    def moments(self, version: int) -> dict[str, Tensor]:
+        """After the first batch: its gradient, times a constant."""
+        tensors = unpack(self.weights[version].checkpoint)
+        return {name: t for name, t in tensors.items() if name.startswith("exp_avg/")}
+
+
+class Ranks:
+    """Two ranks that torchrun has started, and that are given one job after the other."""
+
+    def __init__(self, folder: Path) -> None:
+        self.log = folder / "log"
+        names = [f"{kind}-{rank}" for kind in ("jobs", "answers") for rank in range(RANKS)]
+        for name in names:
+            os.mkfifo(folder / name)
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+        program = ["--nproc-per-node", str(RANKS), "-m", "tests.trainer.engine.ranked_program"]
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(
+                [*command, *program, str(folder)], stdout=log, stderr=subprocess.STDOUT
+            )
+        # A pipe is opened for both directions, so that nobody waits for a rank that has died.
+        opened = {name: os.open(folder / name, os.O_RDWR) for name in names}
+        self._jobs = [opened[f"jobs-{rank}"] for rank in range(RANKS)]
+        self._answers = [opened[f"answers-{rank}"] for rank in range(RANKS)]
+
+    def do(self, what: str, folder: Path) -> None:
+        job = json.dumps(Job(what, str(folder), free_ports(1)[0])).encode() + b"\n"
+        for jobs in self._jobs:
+            os.write(jobs, job)
+        for answers in self._answers:
+            ready, _, _ = select.select([answers], [], [], PATIENCE_S)
+            assert ready and os.read(answers, 100) == b"0\n", self.log.read_text()
+
+    def end(self) -> None:
+        self.process.terminate()
+        self.process.wait()
+        for pipe in [*self._jobs, *self._answers]:
+            os.close(pipe)
+
+
+@pytest.fixture(scope="session")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
+    started = Ranks(tmp_path_factory.mktemp("pipes"))
+    yield started
+    started.end()
+
+
+def on_two(
+    ranks: Ranks,
+    recipe: Recipe,
+    folder: Path,
+    batches: tuple[int, int],
+    start: Weights | None = None,
+) -> Versions:
+    folder.mkdir()
+    (folder / "recipe.json").write_text(recipe.model_dump_json())
+    (folder / "job.json").write_text(json.dumps(batches))
+    if start is not None:
+        (folder / "adapter").write_bytes(start.adapter)
+        (folder / "checkpoint").write_bytes(start.checkpoint)
+    ranks.do("train", folder)
+    return Versions([
+        Weights("", *((folder / f"{n}.{name}").read_bytes() for name in ("adapter", "checkpoint")))
+        for n in (0, *range(batches[0] + 1, batches[1] + 1))
+    ])  # fmt: skip
+
+
+def on_one(recipe: Recipe, batches: tuple[int, int], start: Weights | None = None) -> Versions:
+    training = ReplicatedTraining(recipe, [load_policy(recipe, {"transformer"})])
+    groups = groups_of(recipe)
+
+    async def train() -> list[Weights]:
+        if start is not None:
+            await training.restore(start.adapter, start.checkpoint)
+        begun = await training.weights()
+        return [begun, *[await train_batch(training, groups, batch) for batch in range(*batches)]]
+
+    return Versions(asyncio.run(train()))
+
+
+def distance(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> float:
+    """Relative, over all tensors as one vector."""
+    assert found.keys() == wanted.keys() and wanted
+    difference = sum(float(((found[n] - wanted[n]).double() ** 2).sum()) for n in wanted)
+    return float((difference / sum(float((w.double() ** 2).sum()) for w in wanted.values())) ** 0.5)
+
+
+@pytest.fixture(scope="module")
+def trained(ranks: Ranks, two: Recipe, tmp_path_factory: pytest.TempPathFactory) -> Versions:
+    return on_two(ranks, two, tmp_path_factory.mktemp("ranks") / "first", (0, 2))
+
+
+def test_two_ranks_have_the_gradient_of_one(one: Recipe, trained: Versions) -> None:
+    alone = on_one(one, (0, 1))
+    assert distance(trained.moments(1), alone.moments(1)) <= TOLERANCE
+    assert distance(unpack(trained.weights[0].adapter), unpack(alone.weights[0].adapter)) == 0
+
+
+def test_one_rank_goes_on_where_two_were_and_two_where_one_was(
+    ranks: Ranks, one: Recipe, two: Recipe, trained: Versions, tmp_path: Path
+) -> None:
+    before = trained.weights[1]
+    alone = on_one(one, (1, 2), before)
+    assert alone.weights[0].checkpoint == before.checkpoint, "the optimizer state was changed"
+    assert alone.weights[0].adapter == before.adapter
+    assert distance(alone.moments(1), trained.moments(2)) <= TOLERANCE
+
+    back = on_two(ranks, two, tmp_path / "back", (2, 3), alone.weights[1])
+    assert back.weights[0].checkpoint == alone.weights[1].checkpoint
+    assert back.weights[0].adapter == alone.weights[1].adapter
+    moved = distance(unpack(back.weights[1].adapter), unpack(back.weights[0].adapter))
+    assert moved > 0
+
+
+def test_what_lies_whole_on_every_rank_is_exchanged_once_per_batch(
+    ranks: Ranks, kind: str, two: Recipe, tmp_path: Path
+) -> None:
+    (tmp_path / "recipe.json").write_text(two.model_dump_json())
+    ranks.do("count", tmp_path)
+    counts = [json.loads((tmp_path / f"exchanges-{n}.json").read_text()) for n in range(RANKS)]
+    assert counts[0] == counts[1]
+    in_passes, in_step = counts[0]
+    if kind == "full, sharded":
+        assert in_passes > 0  # whole gradients would not fit
+    else:
+        assert (in_passes, in_step) == (0, 1)

@@ -1,0 +1,266 @@
+"""The update does not depend on where gradients are computed, or whether zeros are."""
+
+import asyncio
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from services.trainer.engine.replicas import ReplicatedTraining
+from shared.devices.protocols import GradientPart, GroupData, Training
+from shared.devices.slices import Cut
+from shared.diffusion.policy import LoadedPolicy, load_policy
+from shared.diffusion.tensors import pack, unpack
+from shared.diffusion.training.contribution import WEIGHTS, GroupGradients
+from shared.diffusion.training.tally import Tally
+from shared.diffusion.weights import load_weights, trained_tensors
+from shared.errors import ContractError
+from shared.recipe.recipe import Recipe, override
+from tests.trainer.batches import make_batch
+
+TOLERANCE = {"float32": 1e-5, "float64": 1e-10}
+OFF_POLICY = 3e-3
+SIZE = 4
+
+
+def relative_error(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> float:
+    """Over all tensors as one vector."""
+    assert found.keys() == wanted.keys()
+    difference = sum(float(((found[n] - wanted[n]).double() ** 2).sum()) for n in wanted)
+    return float((difference / sum(float((w.double() ** 2).sum()) for w in wanted.values())) ** 0.5)
+
+
+@dataclass(frozen=True)
+class Stepped:
+    """What the first optimizer step leaves."""
+
+    moments: dict[str, Tensor]
+    """The clipped gradient, times a constant."""
+    adapter: dict[str, Tensor]
+    digest: str
+    metrics: dict[str, float]
+
+
+async def stepped(training: Training, batch: int = 0) -> Stepped:
+    metrics = await training.step(batch)
+    weights = await training.weights()
+    checkpoint = unpack(weights.checkpoint)
+    moments = {n: t for n, t in checkpoint.items() if n.startswith("exp_avg/")}
+    return Stepped(moments, unpack(weights.adapter), weights.digest, metrics)
+
+
+async def train(training: Training, group: GroupData) -> None:
+    """Whole, on the first device."""
+    await training.devices[0].accumulate(group, Cut(range(SIZE)))
+
+
+async def split(training: Training, group: GroupData) -> None:
+    """A sample and a part of another one's steps here, the rest there, side by side."""
+    here, there = training.devices
+
+    async def first() -> None:
+        await here.accumulate(group, Cut(range(1)))
+        await here.accumulate(group, Cut(range(1, 2), part=1, num_parts=2))
+
+    async def second() -> None:
+        await there.accumulate(group, Cut(range(1, 2), part=0, num_parts=2))
+        await there.accumulate(group, Cut(range(2, SIZE)))
+
+    await asyncio.gather(first(), second())
+
+
+@dataclass(frozen=True)
+class Case:
+    recipe: Recipe
+    policies: tuple[LoadedPolicy, LoadedPolicy, LoadedPolicy]
+    """Of two devices of a trainer, and a rollout device."""
+    groups: tuple[GroupData, ...]
+    """Off-policy; the last is stale."""
+    wanted: Stepped
+    """By one device."""
+
+    async def contribute(self, training: Training, group: GroupData) -> None:
+        await training.add(GroupGradients(self.policies[2], self.recipe).compute(group))
+
+    def training(self, num_devices: int) -> ReplicatedTraining:
+        """With the weights that all began with."""
+        fresh = ReplicatedTraining(self.recipe, self.policies[:num_devices])
+        for policy in self.policies[:num_devices]:
+            load_weights(policy.model.transformer, unpack(self.adapter))
+        return fresh
+
+    @property
+    def adapter(self) -> bytes:
+        return pack(trained_tensors(self.policies[2].model.transformer))
+
+
+def data(recipe: Recipe, loaded: LoadedPolicy) -> tuple[GroupData, ...]:
+    batch = make_batch(recipe, off_policy=OFF_POLICY, loaded=loaded)
+    return tuple(
+        GroupData(
+            trajectories=tuple(group.cut((2, 2))),
+            conditions=group.conditions,
+            advantages=tuple(group.advantages),
+            staleness=int(number == 2),
+        )
+        for number, group in enumerate(batch)
+    )
+
+
+@pytest.fixture(scope="module", params=list(TOLERANCE))
+def case(request: pytest.FixtureRequest, recipe: Recipe) -> Case:
+    recipe = override(recipe, {"model.dtype": request.param})
+    generating = load_policy(recipe, {"transformer", "text", "decoder"})
+    first, second = (load_policy(recipe, {"transformer"}) for _ in range(2))
+    policies = (first, second, generating)
+    groups = data(recipe, generating)
+
+    async def by_one_device() -> Stepped:
+        training = ReplicatedTraining(recipe, policies[:1])
+        training.begin()
+        for group in groups:
+            await train(training, group)
+        return await stepped(training)
+
+    return Case(recipe, policies, groups, asyncio.run(by_one_device()))
+
+
+@given(
+    ways=st.lists(st.sampled_from(["train", "split", "contribute"]), min_size=3, max_size=3),
+    order=st.permutations(range(3)),
+)
+@settings(max_examples=6, deadline=None)
+def test_wherever_gradients_are_computed_the_update_is_that_of_one_device(
+    case: Case, ways: list[str], order: list[int]
+) -> None:
+    async def by_all() -> Stepped:
+        training = case.training(2)
+        training.begin()
+        for number in order:
+            match ways[number]:
+                case "train":
+                    await train(training, case.groups[number])
+                case "split":
+                    await split(training, case.groups[number])
+                case _:
+                    await case.contribute(training, case.groups[number])
+        found = await stepped(training)
+        for policy in case.policies[:2]:
+            assert policy.in_use.digest() == found.digest, "the devices hold other weights"
+        return found
+
+    tolerance = TOLERANCE[case.recipe.model.dtype]
+    found, wanted = asyncio.run(by_all()), case.wanted
+    assert relative_error(found.moments, wanted.moments) <= tolerance
+    assert relative_error(found.adapter, wanted.adapter) <= tolerance
+    assert found.metrics == pytest.approx(wanted.metrics, rel=1e-4, abs=1e-6)
+
+
+async def test_an_optimizer_is_restored_on_all_devices(case: Case) -> None:
+    training = case.training(2)
+    training.begin()
+    await split(training, case.groups[0])
+    await training.step(0)
+    saved = await training.weights()
+    training.begin()
+    await split(training, case.groups[1])
+    await training.step(1)
+    await training.restore(saved.adapter, saved.checkpoint)
+    assert [policy.in_use.digest() for policy in case.policies[:2]] == [saved.digest] * 2
+    assert await training.weights() == saved
+
+
+async def test_what_is_no_gradient_of_a_group_at_these_weights_is_refused(case: Case) -> None:
+    training = case.training(1)
+    training.begin()
+    part = GroupGradients(case.policies[2], case.recipe).compute(case.groups[0])
+    tensors = unpack(part.gradient)
+    name = next(name for name in tensors if name != WEIGHTS)
+    broken = {
+        "other weights": {**tensors, WEIGHTS: tensors[WEIGHTS] + 1},
+        "of weights": {n: t for n, t in tensors.items() if n != WEIGHTS},
+        "another adapter": {n: t for n, t in tensors.items() if n != name},
+        "not finite": {**tensors, name: tensors[name] * float("nan")},
+    }
+    for number, gradient in enumerate(broken.values()):
+        reason = ["weights", "weights", "adapter", "finite"][number]
+        with pytest.raises(ContractError, match=reason):
+            await training.add(replace(part, gradient=pack(gradient)))
+    with pytest.raises(ContractError, match="safetensors"):
+        await training.add(replace(part, gradient=b"nothing"))
+    for tally in ({}, {**part.tally, "num_rows": 1.0}, {"num_rows": part.tally["num_rows"]}):
+        with pytest.raises(ContractError):
+            await training.add(GradientPart(gradient=part.gradient, tally=tally))
+    metrics = await training.step(0)
+    assert metrics["grad_norm"] == 0.0, "a gradient that was refused was added all the same"
+
+
+async def test_a_gradient_that_is_computed_to_be_given_away_leaves_nothing_behind(
+    case: Case,
+) -> None:
+    policy = case.policies[2]
+    before = policy.in_use.digest()
+    gradients = GroupGradients(policy, case.recipe)
+    first = gradients.compute(case.groups[0])
+    assert gradients.compute(case.groups[0]) == first
+    assert all(p.grad is None for p in policy.model.transformer.parameters())
+    assert policy.in_use.digest() == before
+    half = replace(
+        case.groups[0],
+        trajectories=case.groups[0].trajectories[:1],
+        advantages=case.groups[0].advantages[:2],
+    )
+    with pytest.raises(ContractError, match="no whole group"):
+        gradients.compute(half)
+
+
+def test_tallies_of_parts_add_up_to_that_of_all_rows() -> None:
+    one = Tally(num_rows=3, ratio_sum=3.3, ratio_min=0.9, ratio_max=1.4, onpolicy_ratio_error=0.4)
+    two = Tally(num_rows=5, ratio_sum=4.5, ratio_min=0.7, ratio_max=1.1, num_stale=5, loss=2.0)
+    one.merge(two.plain())
+    assert one == Tally(
+        num_rows=8, ratio_sum=7.8, ratio_min=0.7, ratio_max=1.4,
+        onpolicy_ratio_error=0.4, num_stale=5, loss=2.0,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def without_kl(recipe: Recipe) -> Recipe:
+    return override(recipe, {"algorithm.kl_beta": 0.0})
+
+
+@pytest.mark.parametrize("num_zeros", [1, 3])
+async def test_groups_without_advantage_that_are_not_trained_change_no_bit(
+    case: Case, without_kl: Recipe, num_zeros: int
+) -> None:
+    """In the second batch, so that the optimizer has something to remember."""
+    recipe = override(without_kl, {"model.dtype": case.recipe.model.dtype})
+
+    async def second_step(skip: bool) -> Stepped:
+        training = replace(case, recipe=recipe).training(1)
+        training.begin()
+        for group in case.groups:
+            await train(training, group)
+        await training.step(0)
+        training.begin()
+        for number, group in enumerate(case.groups):
+            is_zero = number < num_zeros
+            if skip and is_zero:
+                training.skip(SIZE)
+            else:
+                advantages = (0.0,) * SIZE if is_zero else group.advantages
+                await train(training, replace(group, advantages=advantages))
+        return await stepped(training, 1)
+
+    trained, skipped = await second_step(skip=False), await second_step(skip=True)
+    for name, moment in trained.moments.items():
+        assert torch.equal(skipped.moments[name], moment)
+    for name, tensor in trained.adapter.items():
+        assert torch.equal(skipped.adapter[name], tensor)
+    said = ("loss", "grad_norm", "zero_advantage_fraction", "clip_fraction_low")
+    assert {n: skipped.metrics[n] for n in said} == {n: trained.metrics[n] for n in said}
+    assert skipped.metrics["zero_advantage_fraction"] == pytest.approx(num_zeros / 3)
+    assert all(abs(value) < 10 for value in skipped.metrics.values())
