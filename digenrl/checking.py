@@ -11,7 +11,7 @@ from digenrl.forecasting import Forecast, as_plain, forecast, lines
 from digenrl.local.preflight import check_inputs, check_rest
 from services.scheduler.planning.runnable import HOST_GPUS
 from shared.errors import UserError
-from shared.learning.algorithms import implied_values
+from shared.recipe.implied import implied_values
 from shared.recipe.recipe import Recipe, load_recipe
 
 

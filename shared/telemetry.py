@@ -4,48 +4,61 @@ import logging
 import sys
 from collections.abc import MutableMapping
 from typing import Any
+from urllib.parse import urlsplit
 
 import structlog
 from prometheus_client import Counter, Gauge, Histogram
 
 QUARANTINED = Counter("digenrl_quarantined_total", "Messages that could not be decoded", ["stream"])
+
 STREAM_FULL = Counter(
     "digenrl_stream_full_total", "Attempts to store a message in a full stream", ["stream"]
 )
+
 REDELIVERED = Counter("digenrl_redeliveries_total", "Work delivered more than once", ["stream"])
+
 FRAGMENTS = Counter(
     "digenrl_fragments_total", "Fragments by stage and outcome", ["stage", "outcome"]
 )
+
 SAMPLES_FAILED = Counter(
     "digenrl_samples_failed_total", "Samples that a scorer could not score", ["scorer"]
 )
+
 STAGE_SECONDS = Histogram(
     "digenrl_stage_seconds", "Device seconds per fragment or group", ["stage"]
 )
 
 STEP = Gauge("digenrl_step", "Optimizer steps committed")
+
 DLQ_MESSAGES = Gauge("digenrl_dlq_messages", "Quarantined messages of the run, by any service")
+
 PUBLISH_LAG = Histogram(
     "digenrl_publish_lag_seconds",
     "From an optimizer step to the first fragment generated with its result",
     buckets=(0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60),
 )
+
 ANNOUNCEMENTS_REFUSED = Counter(
     "digenrl_announcements_refused_total", "Versions announced of which there is no commit record"
 )
+
 WEIGHTS_LOAD_SECONDS = Histogram(
     "digenrl_weights_load_seconds", "Fetching and staging new weights, beside generation"
 )
+
 WEIGHTS_PAUSE_SECONDS = Histogram(
     "digenrl_weights_pause_seconds",
     "Between two fragments, putting new weights in use that are staged",
     buckets=(0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 1, 5),
 )
+
 LOAN_RETURN_SECONDS = Histogram(
     "digenrl_loan_return_seconds",
     "From the command to return a borrowed device to its being free for training",
     buckets=(0.001, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10),
 )
+
 STALENESS = Counter("digenrl_staleness_steps_total", "Trained samples by staleness", ["steps"])
 
 
@@ -68,3 +81,14 @@ def configure_logs(*, service: str, worker: str, run: str) -> None:
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
     )
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr)
+
+
+def public(url: str) -> str:
+    """The address alone: no user, no password, no query.
+
+    >>> public("nats://user:secret@nats:4222")
+    'nats://nats:4222'
+    """
+    parts = urlsplit(url)
+    host = parts.netloc.rpartition("@")[2]
+    return f"{parts.scheme}://{host}{parts.path}"

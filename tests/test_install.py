@@ -9,7 +9,7 @@ from zipfile import ZipFile
 import pytest
 
 from services.reward.scorer import KINDS
-from shared.extras import how_to_install
+from shared.errors import how_to_install
 from shared.recipe.recipe import load_recipe
 
 ROOT = Path(__file__).parents[1]

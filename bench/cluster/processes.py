@@ -31,7 +31,7 @@ from services.reward.scorer import WeightedScorer
 from services.rollout.app import RolloutApp
 from services.trainer.app import TrainerApp
 from shared.messages.contracts import Device
-from shared.process.garbage import keep_what_is_there
+from shared.process.service import keep_what_is_there
 from shared.process.settings import ServiceSettings
 from shared.process.worker import Worker, host_memory
 from shared.run.layout import wait_for_recipe, weights_folder

@@ -18,8 +18,7 @@ from typing import Protocol
 
 import structlog
 
-from shared.errors import Unavailable, UserError
-from shared.extras import how_to_install
+from shared.errors import Unavailable, UserError, how_to_install
 from shared.process.settings import ServiceSettings
 from shared.recipe.recipe import Recipe
 from shared.run.commits import CommitRecord, read_commit

@@ -22,8 +22,7 @@ from obstore.exceptions import BaseError
 from pydantic import SecretStr
 
 from digenrl.local.ports import free_ports
-from shared.errors import Unavailable, UserError
-from shared.extras import how_to_install
+from shared.errors import Unavailable, UserError, how_to_install
 from shared.store import StoreSettings, open_store
 
 USER = "digenrl"

@@ -20,8 +20,7 @@ from digenrl.local.ports import free_ports, hold_port
 from services.reward.scorer import check_packages, kind_of
 from shared.errors import UserError
 from shared.learning.prompts import read_prompts
-from shared.models.catalogue import VIDEO, adapter_of, pipeline_class, text_tokens
-from shared.models.size import check_size
+from shared.models.catalogue import VIDEO, adapter_of, check_size, pipeline_class, text_tokens
 from shared.recipe.recipe import Recipe, load_recipe, override, stored_recipe
 from shared.run.files import FileRecord, matching, records_of
 from shared.run.layout import FILES, check_same_run

@@ -12,12 +12,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
 
-from shared.errors import UserError
-from shared.extras import how_to_install
+from shared.errors import UserError, how_to_install
 from shared.messages.contracts import Prompt
 from shared.recipe import rewards as recipe_rewards
-from shared.recipe.judge import Judge
-from shared.recipe.remote import Remote
+from shared.recipe.rewards import Judge, Remote
 
 if TYPE_CHECKING:  # what a recipe names is checked where no scorer is installed, too
     import numpy as np

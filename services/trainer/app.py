@@ -20,13 +20,11 @@ from dataclasses import dataclass
 
 import structlog
 
-from services.trainer.batch.fetcher import CheckStored, Intake
+from services.trainer.batch.fetcher import CheckStored, Intake, KeptTrajectories
 from services.trainer.batch.training import BatchTraining
-from services.trainer.batch.trajectory_cache import KeptTrajectories
 from services.trainer.devices.device import Generates, Lane
 from services.trainer.devices.loan_agent import Helper
 from services.trainer.devices.pool import Lanes
-from services.trainer.failures import Failures
 from services.trainer.versions import NewVersion, Versions
 from shared.bus.bus import Bus
 from shared.devices.protocols import GeneratingDevice, Training
@@ -48,6 +46,29 @@ from shared.process.worker import Worker
 from shared.recipe.recipe import Recipe
 from shared.run.commits import CommitRecord, newest_commit, read_commit
 from shared.store import ObjectStore
+
+ATTEMPTS = 2
+"""At a batch that is out of memory and cannot be trained in smaller passes: what another process
+on the device has taken may be given back by then."""
+
+
+@dataclass(slots=True)
+class Failures:
+    """Of the newest batch that has failed."""
+
+    batch: int = -1
+    count: int = 0
+
+    def is_final(self, batch: int, error: BatchFailed | OutOfMemory) -> bool:
+        """Whether another attempt would end in the same way; notes this one."""
+        if isinstance(error, BatchFailed):
+            return True
+        if error.smaller:
+            return False
+        self.count = self.count + 1 if batch == self.batch else 1
+        self.batch = batch
+        return self.count % ATTEMPTS == 0
+
 
 log = structlog.get_logger()
 

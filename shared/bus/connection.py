@@ -9,7 +9,7 @@ import structlog
 from nats.aio.client import Client
 
 from shared.errors import Unavailable, UserError
-from shared.places import public
+from shared.telemetry import public
 
 CONNECT_S = 30.0
 REPEAT_S = 30.0

@@ -12,8 +12,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from shared.errors import UserError
-from shared.extras import how_to_install
+from shared.errors import UserError, how_to_install
 from shared.messages.contracts import Prompt
 
 PARQUET, ARROW = ".parquet", ".arrow"

@@ -19,11 +19,14 @@ FAMILIES = {
     "HunyuanVideoPipeline": "shared.diffusion.families.hunyuan_video:HunyuanVideo",
 }
 """The pipeline that a model folder names -> its adapter."""
+
 VIDEO = ("WanPipeline", "HunyuanVideoPipeline")
 """Of them, those whose samples are videos."""
 
 _ONE_ENCODER = {"text_encoder", "tokenizer"}
+
 _TWO_ENCODERS = _ONE_ENCODER | {"text_encoder_2", "tokenizer_2"}
+
 COMPONENTS = {
     "StableDiffusion3Pipeline": _TWO_ENCODERS | {"text_encoder_3", "tokenizer_3"},
     "FluxPipeline": _TWO_ENCODERS,
@@ -32,6 +35,7 @@ COMPONENTS = {
     "HunyuanVideoPipeline": _TWO_ENCODERS,
 }
 """What a folder may hold besides `_NEEDED`: all that the adapter uses of ``model_index.json``."""
+
 _NEEDED = {"transformer", "scheduler", "vae"}
 
 TEXT_TOKENS = {
@@ -138,3 +142,62 @@ def _unknown(file: Path, known: set[str]) -> Iterator[str]:
         if name in known or name.startswith("_") or value in (None, False, [None, None]):
             continue
         yield name if isinstance(value, list) else f"{name} = {json.dumps(value)}"
+
+
+PACKED = ("FluxPipeline", "QwenImagePipeline")
+"""Tokens of 2 x 2 latents."""
+
+
+def check_size(folder: Path, table: str, *, height: int, width: int) -> None:
+    """Raises UserError, which names the key of ``table``, unless the model in ``folder`` makes
+    images of ``height`` x ``width`` pixels."""
+    multiple, most = pixels_per_token(folder), largest_side(folder)
+    for name, size in (("height", height), ("width", width)):
+        if size % multiple:
+            nearest = max(multiple, round(size / multiple) * multiple)
+            raise UserError(
+                f"{table}.{name}: {size} is not a multiple of {multiple}; nearest is {nearest}"
+            )
+        if most is not None and size > most:
+            raise UserError(f"{table}.{name}: {size} is more than this model knows; at most {most}")
+
+
+def pixels_per_token(folder: Path) -> int:
+    """Each way. Raises UserError if the folder does not say it."""
+    pipeline, decoder = pipeline_class(folder), read_config(folder, "vae")
+    if pipeline in PACKED:
+        return 2 * _decoder_factor(pipeline, decoder)
+    patch = read_config(folder, "transformer")["patch_size"]
+    side = patch if isinstance(patch, int) else patch[1]  # or (frames, rows, columns)
+    return int(side) * _decoder_factor(pipeline, decoder)
+
+
+def largest_side(folder: Path) -> int | None:
+    """Pixels, where the network has learned positions up to some number; elsewhere None."""
+    if pipeline_class(folder) != "StableDiffusion3Pipeline":
+        return None
+    most = read_config(folder, "transformer").get("pos_embed_max_size")
+    return None if most is None else int(most) * pixels_per_token(folder)
+
+
+def _decoder_factor(pipeline: str, decoder: dict[str, Any]) -> int:
+    """Pixels per latent, each way."""
+    match pipeline:
+        case "QwenImagePipeline":
+            return int(2 ** len(decoder["temperal_downsample"]))
+        case "WanPipeline":
+            return int(decoder.get("scale_factor_spatial", 8))
+        case "HunyuanVideoPipeline":
+            return int(decoder.get("spatial_compression_ratio", 8))
+        case _:
+            return int(2 ** (len(decoder["block_out_channels"]) - 1))
+
+
+def read_config(folder: Path, part: str) -> dict[str, Any]:
+    """Of the decoder ("vae") or the network ("transformer")."""
+    file = folder / part / "config.json"
+    try:
+        found: dict[str, Any] = json.loads(file.read_text())
+        return found
+    except (OSError, ValueError) as error:
+        raise UserError(f"model.folder: {file} cannot be read, or is no JSON") from error

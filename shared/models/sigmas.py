@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from shared.errors import UserError
-from shared.models.catalogue import pipeline_class
+from shared.models.catalogue import PACKED, pipeline_class, pixels_per_token
 from shared.models.schedule import (
     Sigmas,
     default_sigmas,
@@ -18,7 +18,6 @@ from shared.models.schedule import (
     evenly_to,
     single_shift_sigmas,
 )
-from shared.models.size import PACKED, pixels_per_token
 
 
 def pipeline_sigmas(folder: Path, num_steps: int, *, height: int, width: int) -> Sigmas:

@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import gc
 import os
 import signal
 import socket
@@ -18,18 +19,21 @@ from pydantic import BaseModel, ConfigDict
 
 from shared.bus.cancellation import stop
 from shared.errors import UserError
-from shared.process.garbage import keep_what_is_there
 from shared.process.http_guard import BODIES, Bodies, Guard, own_names
 from shared.process.http_patience import PatientH11
 from shared.process.http_problems import add_problems
 
 GRACE_S = 10
 """For requests that are under way when the process is asked to end."""
+
 LAST_S = 18.0
 """After this long a process that was asked to end is gone."""
+
 EXIT_KILLED = 143
 """What a shell says of a process that SIGTERM has ended."""
+
 BACKLOG = 2048
+
 EVERYWHERE = ("0.0.0.0", "::", "")
 
 log = structlog.get_logger()
@@ -193,3 +197,10 @@ def _end_soon() -> None:
     timer = threading.Timer(LAST_S, os._exit, (EXIT_KILLED,))
     timer.daemon = True
     timer.start()
+
+
+def keep_what_is_there() -> None:
+    """Modules and models stay until the end; to look through them for garbage stops a service for
+    50 ms every now and then."""
+    gc.collect()
+    gc.freeze()

@@ -16,9 +16,9 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from shared.bus.bus import Bus
 from shared.messages.contracts import Token
-from shared.places import public
 from shared.run.versions import VersionIndex
 from shared.store import StoreSettings
+from shared.telemetry import public
 
 log = structlog.get_logger()
 

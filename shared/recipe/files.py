@@ -1,17 +1,19 @@
 """The tables of a recipe file: TOML, or the JSON of a resolved recipe, over those of its base."""
 
 import json
+import os
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from shared.errors import UserError
-from shared.recipe.models_root import models_root
 
 BASE = "base"
 """Key of a file, relative to this one, whose tables are taken where this one says nothing."""
+
 MOST_BASES = 8
+
 PATHS = (
     ("model", "folder"),
     ("data", "prompts"),
@@ -81,3 +83,12 @@ def _over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
         else:
             merged[key] = value
     return merged
+
+
+ROOT = "DIGENRL_MODELS"
+
+
+def models_root() -> Path | None:
+    """The folder that the variable names; None if it is not set."""
+    root = os.environ.get(ROOT, "")
+    return Path(root).resolve() if root else None

@@ -13,8 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from shared.recipe.files import PATHS
-from shared.recipe.models_root import models_root
+from shared.recipe.files import PATHS, models_root
 
 
 def resolved(path: Path, base: Path) -> Path:

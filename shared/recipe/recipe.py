@@ -12,12 +12,13 @@ from pydantic import Field, ValidationError, model_validator
 
 from shared.errors import UserError
 from shared.learning.advantages import Advantages
-from shared.learning.algorithms import ALGORITHMS, with_implied
+from shared.learning.algorithms import ALGORITHMS
 from shared.messages.contracts import MAX_FRAGMENTS_PER_GROUP, MAX_GROUP_SIZE, Token
 from shared.models.sigmas import pipeline_sigmas
 from shared.recipe.checks import check_at_most, check_devices, check_divides, check_messages
 from shared.recipe.errors import describe
 from shared.recipe.files import read_tables
+from shared.recipe.implied import with_implied
 from shared.recipe.paths import resolved
 from shared.recipe.rewards import Evaluation, Reward, Scorer, check_evaluation
 from shared.recipe.sampling import Algorithm, Sampling, SigmaGrid

@@ -20,7 +20,7 @@ from pydantic import ValidationError
 from shared.errors import ContractError, UserError
 from shared.messages.contracts import Digest, Record, Text
 from shared.models.memory import weight_files
-from shared.recipe.models_root import ROOT
+from shared.recipe.files import ROOT
 from shared.recipe.paths import paths_of
 from shared.recipe.recipe import Recipe
 from shared.store import ObjectStore

@@ -24,7 +24,7 @@ from typing import Any
 import structlog
 
 from shared.errors import ContractError, Unavailable, UserError
-from shared.recipe.models_root import models_root
+from shared.recipe.files import models_root
 from shared.recipe.paths import on_this_host, paths_of, portable_names, put_paths
 from shared.recipe.recipe import Recipe, override, stored_recipe
 from shared.run.files import check_files, same_files

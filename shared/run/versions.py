@@ -16,8 +16,8 @@ from redis.exceptions import WatchError
 
 from shared.errors import ContractError, IntegrityError, Unavailable, UserError
 from shared.messages.contracts import ObjectRef, Policy, Record
-from shared.places import public
 from shared.run.commits import CommitRecord
+from shared.telemetry import public
 
 log = structlog.get_logger()
 

@@ -4,6 +4,7 @@ Two backends, chosen by URL: ``file:///folder`` for one host; ``s3://bucket/pref
 ``az://`` for many.
 """
 
-from shared.store.objects import ObjectStore, StoreSettings, open_store
+from shared.store.objects import ObjectStore, open_store
+from shared.store.settings import StoreSettings
 
 __all__ = ["ObjectStore", "StoreSettings", "open_store"]

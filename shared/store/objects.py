@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Protocol
 from urllib.parse import urlsplit
 
-from pydantic import SecretStr
-
 from shared.errors import ContractError, IntegrityError, UserError
 from shared.messages.contracts import ObjectRef
+from shared.store.settings import StoreSettings
 
 _KEY = re.compile(r"\A[A-Za-z0-9][A-Za-z0-9_.-]*(?:/[A-Za-z0-9][A-Za-z0-9_.-]*)*\Z")
 
@@ -104,17 +103,6 @@ async def _sha256(data: bytes) -> str:
     if len(data) < LARGE:
         return hashlib.sha256(data).hexdigest()
     return (await asyncio.to_thread(hashlib.sha256, data)).hexdigest()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StoreSettings:
-    url: str
-    endpoint: str | None = None
-    """Of an S3 service that is not Amazon's."""
-    access_key: SecretStr | None = None
-    secret_key: SecretStr | None = None
-    session_token: SecretStr | None = None
-    """Beside temporary keys."""
 
 
 def open_store(settings: StoreSettings) -> ObjectStore:

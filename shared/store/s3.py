@@ -9,7 +9,7 @@ they are set; otherwise the variables and files that each cloud's own tools read
 
 import os
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import obstore
 from obstore.exceptions import (
@@ -22,9 +22,7 @@ from obstore.exceptions import (
 from obstore.store import from_url
 
 from shared.errors import Unavailable, UserError
-
-if TYPE_CHECKING:
-    from shared.store.objects import StoreSettings
+from shared.store.settings import StoreSettings
 
 CONNECT = timedelta(seconds=10)
 SILENCE = timedelta(seconds=60)
@@ -41,7 +39,7 @@ DEFAULT_REGION = "us-east-1"
 
 
 class S3Backend:
-    def __init__(self, settings: "StoreSettings") -> None:
+    def __init__(self, settings: StoreSettings) -> None:
         """Raises UserError if something that the store needs to be found by is not set."""
         options: dict[str, Any] = {
             "client_options": {
@@ -117,7 +115,7 @@ class S3Backend:
             raise _unavailable(error) from error
 
 
-def _s3_options(settings: "StoreSettings") -> dict[str, Any]:
+def _s3_options(settings: StoreSettings) -> dict[str, Any]:
     region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
     config = {"region": region or DEFAULT_REGION}
     if settings.endpoint:

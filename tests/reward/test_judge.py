@@ -16,9 +16,8 @@ from services.reward.app import RewardApp
 from services.reward.scorer import WeightedScorer, build_scorers, kind_of
 from services.reward.scorers.judge import number_in
 from shared.errors import ScoringError, UserError
-from shared.recipe.judge import Judge
 from shared.recipe.recipe import load_recipe
-from shared.recipe.rewards import Scorer
+from shared.recipe.rewards import Judge, Scorer
 from shared.telemetry import configure_logs
 from tests import examples
 from tests.reward.endpoint import Asked, Reply, completion, endpoint

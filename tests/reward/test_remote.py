@@ -24,8 +24,7 @@ from services.reward.server import create_app
 from services.reward.wire import JSON, MSGPACK
 from shared.errors import ScorerUnavailable, ScoringError, UserError
 from shared.process.service import Health
-from shared.recipe.remote import Remote
-from shared.recipe.rewards import Scorer
+from shared.recipe.rewards import Remote, Scorer
 
 NUM_ITEMS, AT_ONCE = 1000, 20
 

@@ -3,8 +3,7 @@
 import os
 
 from shared.errors import UserError
-from shared.recipe.judge import Judge
-from shared.recipe.remote import Remote
+from shared.recipe.rewards import Judge, Remote
 
 
 def read_key(told: Judge | Remote) -> str | None:

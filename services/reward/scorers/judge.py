@@ -20,7 +20,7 @@ from services.reward.scorers.api_key import read_key
 from services.reward.scorers.inputs import picture, prompts
 from services.reward.scorers.patience import ask, without
 from shared.errors import ScoringError
-from shared.recipe.judge import Judge
+from shared.recipe.rewards import Judge
 
 NUMBER = re.compile(r"(?:score:\s*)?([0-9]+(?:\.[0-9]+)?)", re.IGNORECASE)
 CONNECT_S = 10.0

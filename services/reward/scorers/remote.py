@@ -17,7 +17,7 @@ from services.reward.scorers.api_key import read_key
 from services.reward.scorers.patience import ask, without
 from services.reward.wire import JSON, MSGPACK, Item, ScoreRequest, decode_response, encode
 from shared.errors import ContractError, ScoringError
-from shared.recipe.remote import Remote
+from shared.recipe.rewards import Remote
 
 DEFAULTS = Remote()
 

@@ -14,9 +14,8 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from services.scheduler.core.colocated import devices_of
 from services.scheduler.core.facts import new_batch, slot_of
-from services.scheduler.core.lanes import Lanes, Schedule
+from services.scheduler.core.lanes import Lanes, Schedule, devices_of
 from services.scheduler.core.state import (
     BatchState,
     FragmentState,

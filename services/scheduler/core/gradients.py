@@ -11,9 +11,8 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from services.scheduler.core import colocated
 from services.scheduler.core.assign import num_unissued
-from services.scheduler.core.lanes import sample_seconds, seconds_left
+from services.scheduler.core.lanes import owner_of, sample_seconds, seconds_left
 from services.scheduler.core.state import (
     BatchState,
     Computing,
@@ -217,7 +216,7 @@ def _send_to_owners(plan: Plan, state: State, now: float) -> Sent:
     """Colocated: every device trains the groups that are its share."""
     commands: list[TrainGroup | ComputeGradient] = []
     for ready in list(_ready(plan, state)):
-        owner = colocated.owner_of(state, ready.index)
+        owner = owner_of(state, ready.index)
         is_trainers = owner is None or owner.service == "trainer"
         if is_trainers or ready.group.contribution is not None or not may_help(ready.group):
             state = _send(plan, state, ready, commands)

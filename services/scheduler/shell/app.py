@@ -23,7 +23,7 @@ from services.scheduler.core.machine import (
 from services.scheduler.core.recovery import READ_BACK, beyond
 from services.scheduler.core.state import Phase, Plan, State, TagRecord
 from services.scheduler.core.usage import BatchUsage, Meter, TagUsage, uses
-from services.scheduler.planning.horizon import Horizon
+from services.scheduler.planning.lookahead import Horizon
 from services.scheduler.shell.dead_letters import death_of
 from services.scheduler.shell.inbox import Inbox
 from services.scheduler.shell.retaining import Retaining

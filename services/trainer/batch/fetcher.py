@@ -8,7 +8,6 @@ from typing import Any
 
 import structlog
 
-from services.trainer.batch.trajectory_cache import KeptTrajectories
 from shared.bus.bus import Bus
 from shared.devices.protocols import GradientPart, GroupData
 from shared.errors import AdmissionError, ContractError, DigenRLError, IntegrityError
@@ -27,10 +26,33 @@ from shared.run.layout import batch_folder
 from shared.store import ObjectStore
 from shared.telemetry import FRAGMENTS
 
+MOST_BYTES = 512 << 20
+
+
+class KeptTrajectories:
+    """Each is taken once; the oldest make room, and are then read from the store as others are."""
+
+    def __init__(self, most_bytes: int = MOST_BYTES) -> None:
+        self._most = most_bytes
+        self._kept: dict[ObjectRef, bytes] = {}
+        self._size = 0
+
+    def keep(self, ref: ObjectRef, data: bytes) -> None:
+        self.take(ref)
+        self._kept[ref] = data
+        self._size += len(data)
+        while self._size > self._most:
+            self.take(next(iter(self._kept)))
+
+    def take(self, ref: ObjectRef) -> bytes | None:
+        data = self._kept.pop(ref, None)
+        self._size -= len(data or b"")
+        return data
+
+
 PREFETCHED_GROUPS = 2
 
 log = structlog.get_logger()
-
 
 CheckStored = Callable[[bytes, bytes, int], None]
 """(trajectory, conditions, samples): raises ContractError unless they can be trained."""

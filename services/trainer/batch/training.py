@@ -2,12 +2,12 @@
 
 import asyncio
 import contextlib
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal, TypeVar
 
 from services.trainer.batch.fetcher import AdmittedGroup, Intake
 from services.trainer.batch.measures import batch_metrics
-from services.trainer.batch.order import in_order
 from services.trainer.devices.device import Outcome, QueuedGroup
 from services.trainer.devices.pool import Lanes
 from shared.bus.bus import Bus
@@ -226,3 +226,26 @@ def _record(command: TrainGroup) -> TrainedGroup:
         contribution=None if added is None else added.gradient,
         trained_by=None if added is None else added.worker,
     )
+
+
+Item = TypeVar("Item")
+
+
+async def in_order(
+    groups: AsyncIterator[tuple[int, Item]], order: Literal["arrival", "index"]
+) -> AsyncIterator[tuple[int, Item]]:
+    """(index, group) as they come, or held back until every smaller index has been given.
+
+    A group that comes again, in a later attempt, replaces the one that is still held back; if that
+    was given already, it is given as well.
+    """
+    held: dict[int, Item] = {}
+    following = 0
+    async for index, group in groups:
+        if order == "arrival" or index < following:
+            yield index, group
+            continue
+        held[index] = group
+        while following in held:
+            yield following, held.pop(following)
+            following += 1

@@ -13,11 +13,11 @@ from services.trainer.engine.checkpoint import checkpoint_tensors, restore_check
 from shared.devices.protocols import GradientPart, GroupData, Weights
 from shared.diffusion.memory import fits
 from shared.diffusion.policy import LoadedPolicy, load_policy
+from shared.diffusion.sharding import sum_gradients
 from shared.diffusion.tensors import pack, unpack
 from shared.diffusion.training.contribution import add_gradient, read_gradient
 from shared.diffusion.training.group import TrainingGroup
-from shared.diffusion.training.ranks import sum_gradients
-from shared.diffusion.training.reading import read_group
+from shared.diffusion.training.objective import read_group
 from shared.diffusion.training.tuned import TunedTransaction
 from shared.diffusion.weights import load_weights, trained_parameters, trained_tensors, whole
 from shared.models.chunks import Chunk

@@ -13,7 +13,7 @@ from shared.devices.protocols import GradientPart, GroupData
 from shared.diffusion.policy import LoadedPolicy
 from shared.diffusion.tensors import pack, unpack
 from shared.diffusion.training.group import TrainingGroup
-from shared.diffusion.training.reading import read_group
+from shared.diffusion.training.objective import read_group
 from shared.diffusion.training.tuned import TunedTransaction
 from shared.diffusion.weights import trained_parameters
 from shared.errors import ContractError, OutOfMemory

@@ -6,9 +6,10 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
+from shared.devices.protocols import GroupData
 from shared.diffusion.models import Conditions
-from shared.diffusion.training.forward_process import NoisedSamples, branches
-from shared.diffusion.training.group import TakenSteps
+from shared.diffusion.training.forward_process import NoisedSamples, branches, read_finished
+from shared.diffusion.training.group import TakenSteps, TrainingGroup, read_paths
 from shared.diffusion.training.loss import (
     Surrogate,
     clipped_surrogate,
@@ -19,6 +20,7 @@ from shared.diffusion.training.loss import (
 )
 from shared.diffusion.transition import Transition, transition
 from shared.learning.algorithms import ALGORITHMS
+from shared.recipe.recipe import Recipe
 from shared.recipe.sampling import Algorithm
 
 
@@ -124,3 +126,10 @@ def _divergence(
 
 def _like(values: Tensor, taken: Transition) -> Tensor:
     return values.to(taken.log_prob)
+
+
+def read_group(recipe: Recipe, data: GroupData) -> TrainingGroup:
+    """Raises ContractError if the fragments do not make up a group of this run."""
+    if ALGORITHMS[recipe.algorithm.name].objective == "nft":
+        return read_finished(recipe, data)
+    return read_paths(recipe, data)

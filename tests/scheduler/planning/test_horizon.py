@@ -7,7 +7,7 @@ from services.scheduler.core.machine import HelpRefined, Input, WorkerJoined, st
 from services.scheduler.core.state import Plan, State, Tag, TagRecord
 from services.scheduler.core.tag.controller import Controller
 from services.scheduler.core.tag.estimates import Costs
-from services.scheduler.planning.horizon import Horizon
+from services.scheduler.planning.lookahead import Horizon
 from tests import examples
 
 

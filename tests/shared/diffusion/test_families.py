@@ -16,9 +16,15 @@ from shared.diffusion.models import ModelAdapter, load_model, repeat_rows
 from shared.diffusion.sampler import Denoising, SamplingPlan, denoise
 from shared.diffusion.weights import trained_parameters
 from shared.errors import UserError
-from shared.models.catalogue import TEXT_TOKENS, adapter_of, pipeline_class, text_tokens
+from shared.models.catalogue import (
+    TEXT_TOKENS,
+    adapter_of,
+    check_size,
+    pipeline_class,
+    pixels_per_token,
+    text_tokens,
+)
 from shared.models.sigmas import pipeline_sigmas
-from shared.models.size import check_size, pixels_per_token
 from tests import tiny_models
 from tests.shared.diffusion import ratio_error
 from tests.tiny_models import PROMPT

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from shared.errors import UserError
-from shared.learning.algorithms import implied_values
+from shared.recipe.implied import implied_values
 from shared.recipe.recipe import Recipe, load_recipe, override, stored_recipe
 from shared.run.layout import check_same_run
 

@@ -4,7 +4,7 @@ from collections.abc import AsyncGenerator
 
 import pytest
 
-from services.trainer.batch.order import in_order
+from services.trainer.batch.training import in_order
 from shared.errors import AdmissionError
 from shared.messages.contracts import FragmentScored, TrainGroup
 from shared.messages.staleness import check_admission, check_task

@@ -1,6 +1,6 @@
 """What the trainer keeps of its own devices' trajectories: each once, within bounds."""
 
-from services.trainer.batch.trajectory_cache import KeptTrajectories
+from services.trainer.batch.fetcher import KeptTrajectories
 from tests import examples
 
 FIRST, SECOND, THIRD = (examples.ref(name) for name in ("first", "second", "third"))

@@ -1,0 +1,16 @@
+"""Where the object store is, and the credentials for it."""
+
+from dataclasses import dataclass
+
+from pydantic import SecretStr
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreSettings:
+    url: str
+    endpoint: str | None = None
+    """Of an S3 service that is not Amazon's."""
+    access_key: SecretStr | None = None
+    secret_key: SecretStr | None = None
+    session_token: SecretStr | None = None
+    """Beside temporary keys."""
