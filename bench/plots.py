@@ -22,7 +22,7 @@ COLOURS = {
     "idle": "#F2F2F2",
 }
 MEASURED, BOUND, SIMULATED = "#0072B2", "#D55E00", "#000000"
-ROW_INCHES, LEAST_INCHES = 0.16, 2.4
+ROW_INCHES, MIN_INCHES = 0.16, 2.4
 
 
 class Bar(NamedTuple):
@@ -100,7 +100,7 @@ def timeline(
     shown = [span for span in spans if span.end > begin and span.begin < end]
     devices = sorted({span.device for span in spans})
     figure = Figure(
-        figsize=(10.0, max(LEAST_INCHES, 1.4 + ROW_INCHES * len(devices))), layout="constrained"
+        figsize=(10.0, max(MIN_INCHES, 1.4 + ROW_INCHES * len(devices))), layout="constrained"
     )
     axes = figure.subplots()
     axes.set_facecolor(COLOURS["idle"])

@@ -23,7 +23,7 @@ from services.scheduler.sim.profiled import ScheduleChoice, simulate
 from shared.errors import UserError
 from shared.recipe.recipe import Recipe, load_recipe
 
-MOST_DEVICES = 256
+MAX_DEVICES = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,8 +150,8 @@ def parse_devices(option: str, text: str, profile: Profile) -> dict[str, int]:
         if name in devices:
             raise UserError(f"{option}: {name} is given twice; add the counts")
         devices[name] = int(count)
-    if sum(devices.values()) > MOST_DEVICES:
-        raise UserError(f"{option}: more than {MOST_DEVICES} devices; plan for a part of them")
+    if sum(devices.values()) > MAX_DEVICES:
+        raise UserError(f"{option}: more than {MAX_DEVICES} devices; plan for a part of them")
     return devices
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import safetensors.numpy
 from rich import print
 
-from services.reward.scorer import build_scorers, told_of
+from services.reward.scorer import build_scorers, scorer_inputs
 from services.trainer.engine.engine import TrainerEngine
 from shared.diffusion.generation import Generator
 from shared.diffusion.policy import load_policy
@@ -67,7 +67,7 @@ class Loop:
         conditions = self._rollout.conditions(prompt.text)
         made = self._rollout.generate(task)
         images = safetensors.numpy.load(made.media)["images"]
-        metadata = [told_of(prompt)] * len(images)
+        metadata = [scorer_inputs(prompt)] * len(images)
         parts = {s.name: s.score(images, metadata) for s in self._scorers}
         columns = zip(*(parts[s.name] for s in self._scorers), strict=True)
         weights = [s.weight for s in self._scorers]

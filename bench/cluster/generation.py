@@ -15,7 +15,7 @@ from bench.cluster.hold import Held
 from bench.cluster.ledger import entries_of, group_entry
 from bench.cluster.payloads import Scaled
 from services.scheduler.costs.profile import Profile, fragment_seconds, train_group_seconds
-from shared.devices.protocols import Generated, Generation, GradientPart, GroupData, Staged
+from shared.devices.protocols import Generated, Generation, GroupData, GroupGradient, Staged
 from shared.errors import ContractError, IntegrityError
 from shared.messages.contracts import GenerateFragment
 
@@ -89,7 +89,7 @@ class EmulatedRollout(EmulatedDevice):
     async def stage(self, weights: bytes) -> Staged:
         return EmulatedStaged(self, digest_of(weights))
 
-    async def gradient(self, group: GroupData) -> GradientPart:
+    async def gradient(self, group: GroupData) -> GroupGradient:
         check_group(self.profile, group)
         seconds = train_group_seconds(self.profile, {self.kind: 1})
         size, weights = len(group.advantages), self.weights
@@ -97,7 +97,7 @@ class EmulatedRollout(EmulatedDevice):
         reading = asyncio.create_task(asyncio.to_thread(entries_of, group, range(size)))
         await self.held.hold(self.held.drawn(seconds), "train")
         entry = group_entry(await reading)
-        return GradientPart(
+        return GroupGradient(
             gradient=gradient_blob(entry, weights, self.sizes.gradient),
             tally={"samples": float(size)},
         )

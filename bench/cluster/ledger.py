@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from bench.cluster.blobs import GroupEntry, Origin, read_origin
 from shared.devices.protocols import GroupData
-from shared.devices.slices import Cut
+from shared.devices.slices import GroupSlice
 from shared.errors import ContractError
 
 SKIPPED = bytes(32)
@@ -87,7 +87,7 @@ class Ledger:
         self._taken.clear()
         self._added.clear()
 
-    def take(self, entries: Sequence[Entry], cut: Cut) -> None:
+    def take(self, entries: Sequence[Entry], cut: GroupSlice) -> None:
         """Note some steps of some samples as trained."""
         for entry in entries:
             steps = cut.steps(self.trained_steps)

@@ -26,7 +26,7 @@ STANDARD = tuple(MODES)[:6]
 SIMULATED_BATCHES = 12
 NEGLIGIBLE = 0.003
 """Of a step."""
-MOST_FRAGMENTS = 6
+MAX_FRAGMENTS = 6
 """Of a group, to spread a burst; more of them are a burden of messages instead."""
 
 
@@ -83,7 +83,7 @@ def _in_smaller_fragments(
     """If that costs next to nothing: what devices store comes in smaller bursts, of which the
     simulator knows nothing."""
     most = predicted(profile, Chosen("", split, found)).step_seconds * (1 + NEGLIGIBLE)
-    least = profile.shape.group_size / MOST_FRAGMENTS
+    least = profile.shape.group_size / MAX_FRAGMENTS
     for size in sorted(fragment_sizes(profile, schedule), reverse=True):
         if least <= size < (found.fragment_size or 0):
             smaller = _sized(profile, split, schedule, size)

@@ -26,7 +26,7 @@ GRADIENT_OVER_ADAPTER = 2
 MEMORY_SHARE = 2
 """Hashing and writing, then reading and hashing 0.85 GB takes two cores twice the 0.85 s that the
 profile allows."""
-LEAST_BYTES = 256
+MIN_BYTES = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ def scaled(profile: Profile, scale: float, hosts: int) -> Scaled:
     adapter = profile.variant.published_gb * 1e9 / scale / (MEMORY_SHARE * hosts)
 
     def whole(number: float) -> int:
-        return max(LEAST_BYTES, round(number))
+        return max(MIN_BYTES, round(number))
 
     return Scaled(
         window=whole(payload.window / scale),

@@ -31,7 +31,7 @@ from services.reward.scorer import WeightedScorer
 from services.rollout.app import RolloutApp
 from services.trainer.app import TrainerApp
 from shared.messages.contracts import Device
-from shared.process.service import keep_what_is_there
+from shared.process.service import freeze_gc
 from shared.process.settings import ServiceSettings
 from shared.process.worker import Worker, host_memory
 from shared.run.layout import wait_for_recipe, weights_folder
@@ -168,7 +168,7 @@ def main(service: str, folder: Path) -> None:
     setting = Setting.model_validate_json((folder / SETTING).read_text())
     configure_logs(service=service, worker=service, run=setting.run)
     work = SERVICES[service](Emulation.of(setting))
-    keep_what_is_there()
+    freeze_gc()
     uvloop.run(run_until_told(work))
     found = {
         "intervals": [each._asdict() for held in work.held for each in held.intervals],

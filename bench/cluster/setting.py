@@ -19,7 +19,7 @@ from shared.recipe.sampling import Sampling
 from shared.recipe.trainer import Trainer
 
 DEVICES_PER_NODE = 8
-LEAST_REWARD_WORKERS = 2
+MIN_REWARD_WORKERS = 2
 REFERENCE_DEVICES = 32
 SCALES = {"qwen-image": 10.0, "flux1-dev": 15.0, "wan2.1-14b": 100.0, "hunyuanvideo": 200.0}
 """At 32 H100s: a batch lasts about four seconds."""
@@ -63,7 +63,7 @@ class Setting(Record):
     @property
     def num_reward(self) -> int:
         """Workers: as many as hosts, since in the profiles samples are scored where they are."""
-        return max(LEAST_REWARD_WORKERS, self.num_nodes)
+        return max(MIN_REWARD_WORKERS, self.num_nodes)
 
     @property
     def lends(self) -> bool:

@@ -16,8 +16,8 @@ from bench.cluster.hold import Held
 from bench.cluster.ledger import Ledger, entries_of
 from bench.cluster.payloads import Scaled
 from services.scheduler.costs.profile import Profile, train_group_seconds
-from shared.devices.protocols import GradientPart, GroupData, Weights
-from shared.devices.slices import Cut
+from shared.devices.protocols import GroupData, GroupGradient, Weights
+from shared.devices.slices import GroupSlice
 from shared.errors import ContractError
 
 CHECKPOINT_BYTES = 1024
@@ -35,7 +35,7 @@ class TrainingLane:
     ledger: Ledger
     """The account of the batch, which all lanes share."""
 
-    async def accumulate(self, group: GroupData, cut: Cut) -> None:
+    async def accumulate(self, group: GroupData, cut: GroupSlice) -> None:
         check_group(self.profile, group)
         trained_steps = self.profile.shape.trained_steps
         samples = len(cut.samples) * len(cut.steps(trained_steps)) / trained_steps
@@ -72,7 +72,7 @@ class EmulatedTraining:
     def skip(self, num_samples: int) -> None:
         self.ledger.num_skipped += num_samples
 
-    async def add(self, part: GradientPart) -> None:
+    async def add(self, part: GroupGradient) -> None:
         if len(part.gradient) != self.sizes.gradient:
             raise ContractError(f"a gradient of {len(part.gradient)} bytes is not one of these")
         self.ledger.add(read_gradient(part.gradient, self.weights_in_use.digest))

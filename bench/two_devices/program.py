@@ -28,7 +28,7 @@ QUICK_MODES: Mapping[Part, tuple[str, ...]] = {
 }
 """The ends of each ladder."""
 QUICK_BATCHES = 2
-LEAST_COLUMNS = 130
+MIN_COLUMNS = 130
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +47,7 @@ def measure(wanted: Wanted, folder: Path, *, json_file: Path | None, plots: Path
     """Raises UserError before anything is started, if something is missing."""
     placement = this_machine()
     console = Console()
-    console = Console(width=max(LEAST_COLUMNS, console.width))
+    console = Console(width=max(MIN_COLUMNS, console.width))
     model = ensure_model(folder, NETWORK, seed=0)
     studies = plan_all(wanted, model)
     for study in studies:

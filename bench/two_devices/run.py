@@ -55,7 +55,7 @@ class Listener:
     version: int = -1
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def note(self, message: Message) -> None:
+    def record(self, message: Message) -> None:
         self.heard.append(Heard(time.monotonic(), message))
         if isinstance(message, PolicyPublished):
             self.version = max(self.version, message.policy.version)
@@ -91,7 +91,7 @@ async def measured_run(
 
     async def receive(raw: Msg) -> None:
         try:
-            listener.note(decode(raw.data))
+            listener.record(decode(raw.data))
         except ContractError:
             return  # the broker's own
 

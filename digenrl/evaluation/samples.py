@@ -12,7 +12,7 @@ import numpy.typing as npt
 from digenrl.evaluation.quality import Quality
 from digenrl.evaluation.settings import as_evaluated
 from digenrl.sampling import Media, Progress, Sampler
-from services.reward.scorer import WeightedScorer, build_scorers, told_of
+from services.reward.scorer import WeightedScorer, build_scorers, scorer_inputs
 from services.reward.scoring import scores_of
 from shared.diffusion.tensors import unpack
 from shared.diffusion.weights import load_weights
@@ -56,7 +56,7 @@ class Evaluator:
         repeated = [prompt for prompt in self._prompts for _ in range(num_each)]
         return Samples(
             images=self._sampler.sample(texts, num_each=num_each, seed=self._table.seed),
-            metadata=[told_of(prompt) for prompt in repeated],
+            metadata=[scorer_inputs(prompt) for prompt in repeated],
             prompts=[prompt.text for prompt in repeated],
         )
 

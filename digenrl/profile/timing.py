@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-MOST_SECONDS = 20.0
+MAX_SECONDS = 20.0
 """Of one median: of long calls there are fewer repeats."""
 
 
@@ -22,7 +22,7 @@ def median_seconds(device: torch.device, work: Callable[[], object], repeats: in
     """Of ``work``, done once before it counts, and ``repeats + 1`` times at most."""
     spent = timed(device, work)
     found: list[float] = []
-    while len(found) < repeats and (not found or spent < MOST_SECONDS):
+    while len(found) < repeats and (not found or spent < MAX_SECONDS):
         found.append(timed(device, work))
         spent += found[-1]
     return statistics.median(found)

@@ -15,7 +15,7 @@ matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 
 TRAINED = "training reward"
-MOST_VERSIONS = 12
+MAX_VERSIONS = 12
 """Columns of the picture."""
 
 
@@ -58,7 +58,7 @@ def curves_of(records: Sequence[EvaluationRecord]) -> dict[str, list[float]]:
 
 def draw_progress(path: Path, versions: Sequence[Stills]) -> None:
     """A column per version, a row per prompt: the same noise from left to right."""
-    picked = np.linspace(0, len(versions) - 1, min(MOST_VERSIONS, len(versions))).round()
+    picked = np.linspace(0, len(versions) - 1, min(MAX_VERSIONS, len(versions))).round()
     shown = [versions[int(index)] for index in picked]
     rows = len(shown[0].images)
     images = np.concatenate([stills.images for stills in shown])

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 import structlog
 
 from services.reward.media import MediaSize, read_media
-from services.reward.scorer import WeightedScorer, told_of
+from services.reward.scorer import WeightedScorer, scorer_inputs
 from services.reward.scoring import scores_of
 from shared.bus.bus import Bus
 from shared.errors import ContractError, DigenRLError, SlotPoisoned, Unavailable
@@ -131,7 +131,7 @@ class RewardApp:
 
     def _parts(self, media: bytes, event: FragmentGenerated) -> dict[str, tuple[float | None, ...]]:
         images = read_media(media, event.fragment.num_samples, self._size)
-        metadata = [told_of(event.prompt)] * len(images)
+        metadata = [scorer_inputs(event.prompt)] * len(images)
         is_last = event.fragment.attempt >= LAST_ATTEMPT
         return {s.name: scores_of(s, images, metadata, may_all_fail=is_last) for s in self._scorers}
 

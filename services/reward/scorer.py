@@ -32,7 +32,7 @@ class Scorer(Protocol):
         """One number per image, or per video for a scorer of videos."""
 
 
-def told_of(prompt: Prompt) -> dict[str, object]:
+def scorer_inputs(prompt: Prompt) -> dict[str, object]:
     """What a scorer is told of a sample's prompt."""
     return {"prompt": prompt.text, **prompt.metadata}
 

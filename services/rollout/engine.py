@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from shared.devices.protocols import GradientPart, GroupData
+from shared.devices.protocols import GroupData, GroupGradient
 from shared.diffusion.devices import LocalGenerator
 from shared.diffusion.generation import Generator
 from shared.diffusion.memory import fits
@@ -41,7 +41,7 @@ class RolloutEngine(LocalGenerator):
         adapter = await asyncio.to_thread(self._generator.stage, weights)
         return StagedWeights(self._generator, adapter)
 
-    async def gradient(self, group: GroupData) -> GradientPart:
+    async def gradient(self, group: GroupData) -> GroupGradient:
         """Of one whole group, at the weights in use; only if the recipe has this device train.
 
         Raises:
@@ -54,7 +54,7 @@ class RolloutEngine(LocalGenerator):
             return await asyncio.to_thread(self._gradient, group)
 
 
-def _gradient(recipe: Recipe, loaded: LoadedPolicy) -> Callable[[GroupData], GradientPart]:
+def _gradient(recipe: Recipe, loaded: LoadedPolicy) -> Callable[[GroupData], GroupGradient]:
     # Only workers that train pay for its import.
     from shared.diffusion.training.contribution import GroupGradients
 

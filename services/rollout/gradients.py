@@ -17,14 +17,14 @@ from pydantic import ValidationError
 
 from services.rollout.weights import Weights
 from shared.bus.bus import Bus
-from shared.devices.protocols import GradientPart, GroupData, RolloutDevice
+from shared.devices.protocols import GroupData, GroupGradient, RolloutDevice
 from shared.errors import ContractError, DigenRLError, Unavailable
 from shared.messages import subjects
 from shared.messages.contracts import (
     ComputeGradient,
-    Contribution,
     GradientComputed,
     GradientReleased,
+    GroupGradientRef,
 )
 from shared.messages.staleness import Admissible, check_admission
 from shared.process.worker import Worker
@@ -134,7 +134,7 @@ class Gradients:
         before = await read_commit(self._store, self._bus.run, version - 1)
         return (command.policy,) if before is None else (command.policy, before.policy)
 
-    async def _publish(self, command: ComputeGradient, part: GradientPart, seconds: float) -> None:
+    async def _publish(self, command: ComputeGradient, part: GroupGradient, seconds: float) -> None:
         STAGE_SECONDS.labels(stage="gradient").observe(seconds)
         try:
             first = await _patiently(lambda: self._stored(command, part, seconds))
@@ -144,13 +144,13 @@ class Gradients:
         self._held.remove(command)
         self._worker.num_done += first
 
-    async def _stored(self, command: ComputeGradient, part: GradientPart, seconds: float) -> bool:
+    async def _stored(self, command: ComputeGradient, part: GroupGradient, seconds: float) -> bool:
         """Store and report it; False if the group's gradient is reported already."""
         group = command.group
         folder = batch_folder(self._bus.run, group.batch)
         gradient = await self._store.put(folder, part.gradient, suffix=".gradient.safetensors")
         try:
-            contribution = Contribution(
+            contribution = GroupGradientRef(
                 gradient=gradient, tally=dict(part.tally), worker=self._worker.address
             )
         except ValidationError as error:

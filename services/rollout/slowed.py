@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from shared.devices.protocols import (
     Generated,
     Generation,
-    GradientPart,
     GroupData,
+    GroupGradient,
     RolloutDevice,
     Staged,
 )
@@ -64,7 +64,7 @@ class SlowedDevice:
     async def stage(self, weights: bytes) -> Staged:
         return await self.device.stage(weights)
 
-    async def gradient(self, group: GroupData) -> GradientPart:
+    async def gradient(self, group: GroupData) -> GroupGradient:
         began = time.monotonic()
         part = await self.device.gradient(group)
         await asyncio.sleep((time.monotonic() - began) * (self.factor - 1))

@@ -74,7 +74,7 @@ log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True)
-class Head:
+class ParentVersion:
     """The version that a batch is trained from."""
 
     admissible: Admissible
@@ -131,7 +131,7 @@ class TrainerApp:
                 tasks.create_task(self._helper.run())
 
     async def _train(self) -> None:
-        head: Head | None = None
+        head: ParentVersion | None = None
         while True:
             try:
                 head = await (self._recover() if head is None else self._train_batch(head))
@@ -164,7 +164,7 @@ class TrainerApp:
                     log.info("resumed", batch=batch)
                     return
 
-    async def _recover(self) -> Head:
+    async def _recover(self) -> ParentVersion:
         """Go back to the newest commit, or make the first one; announce it either way."""
         self._worker.activity = "loading_weights"
         record = await newest_commit(self._store, self._bus.run)
@@ -192,7 +192,7 @@ class TrainerApp:
         self._stepped_at = time.monotonic()
         committed = asyncio.get_running_loop().create_future()
         committed.set_result(record)
-        return Head(await self._admissible(record), committed)
+        return ParentVersion(await self._admissible(record), committed)
 
     async def _admissible(self, record: CommitRecord) -> Admissible:
         version = record.policy.version
@@ -201,7 +201,7 @@ class TrainerApp:
         before = await read_commit(self._store, self._bus.run, version - 1)
         return (record.policy,) if before is None else (record.policy, before.policy)
 
-    async def _train_batch(self, head: Head) -> Head:
+    async def _train_batch(self, head: ParentVersion) -> ParentVersion:
         """Train batch k from version k, make version k + 1.
 
         Raises:
@@ -225,7 +225,7 @@ class TrainerApp:
             if self._max_staleness == 0:
                 await committed
         admissible = (new.policy, head.policy)[: 1 + self._max_staleness]
-        return Head(admissible, committed)
+        return ParentVersion(admissible, committed)
 
     def _pace(self, num_samples: int) -> dict[str, float]:
         """Since the optimizer step before."""

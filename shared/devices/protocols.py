@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from shared.devices.slices import Cut
+from shared.devices.slices import GroupSlice
 from shared.messages.contracts import GenerateFragment
 
 
@@ -83,7 +83,7 @@ class GroupData:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GradientPart:
+class GroupGradient:
     gradient: bytes
     """Of the adapter's parameters, float32 at least, with the batch's denominator."""
     tally: Mapping[str, float]
@@ -98,7 +98,7 @@ class RolloutDevice(GeneratingDevice, Protocol):
             IntegrityError: if they are those of another adapter.
         """
 
-    async def gradient(self, group: GroupData) -> GradientPart:
+    async def gradient(self, group: GroupData) -> GroupGradient:
         """Of one whole group, at the weights in use.
 
         Raises:
@@ -116,7 +116,7 @@ class Weights:
 class TrainingDevice(Protocol):
     """One of a trainer's devices, with all weights."""
 
-    async def accumulate(self, group: GroupData, cut: Cut) -> None:
+    async def accumulate(self, group: GroupData, cut: GroupSlice) -> None:
         """Add the gradient of this piece of a group to what this device has added up.
 
         Raises:
@@ -141,7 +141,7 @@ class Training(Protocol):
     def skip(self, num_samples: int) -> None:
         """Count samples of a group whose gradient is zero."""
 
-    async def add(self, part: GradientPart) -> None:
+    async def add(self, part: GroupGradient) -> None:
         """Add a gradient that was computed elsewhere.
 
         Raises:

@@ -14,7 +14,7 @@ FINE_PARTS = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class GroupSlice:
     """Some samples of a group, and one part of the trained steps of each."""
 
     samples: range
@@ -27,18 +27,19 @@ class Cut:
         return range(*ends)
 
 
-def cuts(group_size: int, num_lanes: int, trained_steps: int, *, is_last: bool) -> list[Cut]:
+def cuts(group_size: int, num_lanes: int, trained_steps: int, *, is_last: bool) -> list[GroupSlice]:
     """Every (sample, step) of a group once."""
     if num_lanes > 1 and is_last:
         return [
-            Cut(range(sample, sample + 1), part, num_parts)
+            GroupSlice(range(sample, sample + 1), part, num_parts)
             for num_parts in [min(FINE_PARTS, trained_steps)]
             for sample in range(group_size)
             for part in range(num_parts)
         ]
     size = piece_size(group_size, num_lanes)
     return [
-        Cut(range(first, min(first + size, group_size))) for first in range(0, group_size, size)
+        GroupSlice(range(first, min(first + size, group_size)))
+        for first in range(0, group_size, size)
     ]
 
 

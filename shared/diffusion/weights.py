@@ -38,7 +38,7 @@ def whole(tensor: Tensor) -> Tensor:
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
-def this_rank_s(tensor: Tensor) -> Tensor:
+def local_shard(tensor: Tensor) -> Tensor:
     """Of a sharded tensor the part that is here; others as they are."""
     return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
 
@@ -59,10 +59,10 @@ def load_weights(network: nn.Module, tensors: Mapping[str, Tensor]) -> None:
     parameters = trained_parameters(network)
     _check_fit(parameters, tensors)
     for name, parameter in parameters.items():
-        parameter.copy_(laid_out_like(parameter, tensors[name]))
+        parameter.copy_(shard_like(parameter, tensors[name]))
 
 
-def laid_out_like(parameter: Tensor, tensor: Tensor) -> Tensor:
+def shard_like(parameter: Tensor, tensor: Tensor) -> Tensor:
     """On its device; of a sharded one this rank's part, cut without asking the others."""
     here = tensor.to(parameter.device)
     if not isinstance(parameter, DTensor):
@@ -172,4 +172,4 @@ class WeightsInUse:
     def _state(self) -> tuple[tuple[int, int], ...]:
         # torch counts the in-place changes of a tensor in `_version`.
         parameters = self._parameters.values()
-        return tuple((this_rank_s(p).data_ptr(), p._version) for p in parameters)
+        return tuple((local_shard(p).data_ptr(), p._version) for p in parameters)

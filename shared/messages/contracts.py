@@ -186,7 +186,7 @@ class FragmentFailed(Record):
     reason: Text
 
 
-class Contribution(Record):
+class GroupGradientRef(Record):
     """The gradient of one whole group, computed by a device that is not the trainer's."""
 
     gradient: ObjectRef
@@ -209,7 +209,7 @@ class TrainGroup(Record):
     """One per sample of the group, in order; 0 for one that could not be scored."""
     dropped: Text | None = None
     """Why nothing is to be learned of it: too many of its samples could not be scored."""
-    contribution: Contribution | None = None
+    contribution: GroupGradientRef | None = None
     """Its gradient, if that is computed already: the trainer only adds it."""
 
 
@@ -231,7 +231,7 @@ class GradientComputed(Record):
     attempt: Count
     policy: Policy
     """Whose gradient it is."""
-    contribution: Contribution
+    contribution: GroupGradientRef
     seconds: Seconds
     """On the device."""
 

@@ -48,7 +48,7 @@ class Health:
 
     def is_ready(self) -> None:
         self.ready, self.reason = True, "ready"
-        keep_what_is_there()
+        freeze_gc()
 
     def is_not_ready(self, reason: str) -> None:
         self.ready, self.reason = False, reason
@@ -199,7 +199,7 @@ def _end_soon() -> None:
     timer.start()
 
 
-def keep_what_is_there() -> None:
+def freeze_gc() -> None:
     """Modules and models stay until the end; to look through them for garbage stops a service for
     50 ms every now and then."""
     gc.collect()

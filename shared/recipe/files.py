@@ -12,7 +12,7 @@ from shared.errors import UserError
 BASE = "base"
 """Key of a file, relative to this one, whose tables are taken where this one says nothing."""
 
-MOST_BASES = 8
+MAX_BASES = 8
 
 PATHS = (
     ("model", "folder"),
@@ -35,8 +35,8 @@ def read_tables(path: Path, depth: int = 0) -> dict[str, Any]:
         return plain
     if not isinstance(base, str):
         raise UserError(f"{path}: base: the name of a file, not {base!r}")
-    if depth == MOST_BASES:
-        raise UserError(f"{path}: base: {MOST_BASES} files are based on one another; is it a ring?")
+    if depth == MAX_BASES:
+        raise UserError(f"{path}: base: {MAX_BASES} files are based on one another; is it a ring?")
     below = read_tables(path.parent / base, depth + 1)
     for keys in PATHS:
         _put_below(below, keys, Path(base).parent, path.parent)

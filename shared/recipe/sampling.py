@@ -15,8 +15,8 @@ SigmaGrid = Literal["linear", "shifted", "default", "model"] | tuple[Sigma, ...]
 """`Sampling.sigmas` says what each is."""
 
 
-LEAST_FIRST_SIGMA = 0.9
-LONGEST_STEP = 10.0
+MIN_FIRST_SIGMA = 0.9
+MAX_STEP = 10.0
 """Of the second step, over what its start lacks to 1: the standard deviation of its noise is the
 noise level times the square root of that. The grids in use have 1 to 3."""
 
@@ -93,12 +93,12 @@ def check_sigmas(field: str, sigmas: tuple[float, ...], steps: int) -> None:
         raise ValueError(f"{field}: every number must be smaller than the one before")
     if sigmas[-1] != 0:
         raise ValueError(f"{field}: the last number must be 0, not {sigmas[-1]}")
-    if sigmas[0] < LEAST_FIRST_SIGMA:
+    if sigmas[0] < MIN_FIRST_SIGMA:
         raise ValueError(
             f"{field}: samples begin as noise, so the first number must be 1, or nearly; "
             f"not {sigmas[0]}"
         )
-    if steps > 2 and sigmas[1] - sigmas[2] > LONGEST_STEP * (1 - sigmas[1]):
+    if steps > 2 and sigmas[1] - sigmas[2] > MAX_STEP * (1 - sigmas[1]):
         raise ValueError(
             f"{field}: only the first number may be as good as 1, and {sigmas[1]} is as well: the "
             "noise of the step from there would drown the sample; leave it out"

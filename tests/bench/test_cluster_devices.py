@@ -27,8 +27,8 @@ from services.scheduler.costs.profile import (
 from services.scheduler.sim.cluster import build
 from services.scheduler.sim.independent_devices import FluidTrainer
 from services.scheduler.sim.profiled import ScheduleChoice, steady_plan, timing_of
-from shared.devices.protocols import GradientPart, GroupData
-from shared.devices.slices import Cut
+from shared.devices.protocols import GroupData, GroupGradient
+from shared.devices.slices import GroupSlice
 from shared.errors import ContractError, IntegrityError
 from shared.messages.contracts import Fragment, GenerateFragment, Policy, Prompt
 from shared.store.folder import FolderBackend
@@ -241,16 +241,16 @@ async def test_a_step_needs_the_gradient_of_every_sample_once() -> None:
     part = await device.gradient(whole_group(group=0))
     await trained.add(part)
     trained.skip(512 - 16 - 16)
-    await trained.devices[2].accumulate(whole_group(), Cut(range(15)))
-    await trained.devices[1].accumulate(whole_group(), Cut(range(15, 16), 0, 2))
-    await trained.devices[3].accumulate(whole_group(), Cut(range(15, 16), 1, 2))
+    await trained.devices[2].accumulate(whole_group(), GroupSlice(range(15)))
+    await trained.devices[1].accumulate(whole_group(), GroupSlice(range(15, 16), 0, 2))
+    await trained.devices[3].accumulate(whole_group(), GroupSlice(range(15, 16), 1, 2))
     assert (await trained.step(0))["onpolicy_ratio_error"] == 0.0
     trained.begin()
     trained.skip(511)
     with pytest.raises(RuntimeError, match="511 samples"):
         await trained.step(1)
     with pytest.raises(ContractError):
-        await trained.add(GradientPart(gradient=b"", tally={"samples": 16.0}))
+        await trained.add(GroupGradient(gradient=b"", tally={"samples": 16.0}))
 
 
 @pytest.mark.parametrize("tsp", [True, False])
@@ -258,7 +258,7 @@ async def test_training_takes_what_the_profile_says(tsp: bool) -> None:
     trained = engine(SETTING.model_copy(update={"tsp": tsp}))
     profile, group = SETTING.load_profile(), whole_group()
     assert len(trained.devices) == (4 if tsp else 1)
-    await trained.devices[0].accumulate(group, Cut(range(16)))
+    await trained.devices[0].accumulate(group, GroupSlice(range(16)))
     [interval] = trained.devices[0].held.intervals
     pool = {"H100": 1} if tsp else {"H100": 4}
     mean = train_group_seconds(profile, pool, tsp=tsp)
@@ -268,7 +268,7 @@ async def test_training_takes_what_the_profile_says(tsp: bool) -> None:
 
 async def test_a_group_that_is_not_whole_is_refused() -> None:
     with pytest.raises(ContractError):
-        await engine().devices[0].accumulate(whole_group(15), Cut(range(15)))
+        await engine().devices[0].accumulate(whole_group(15), GroupSlice(range(15)))
     with pytest.raises(ContractError):
         await rollout().gradient(whole_group(8))
 

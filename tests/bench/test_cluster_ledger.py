@@ -14,7 +14,7 @@ from bench.cluster.build import Emulation, rollout_devices, training
 from bench.cluster.scoring import EmulatedScorer
 from bench.cluster.setting import Setting
 from shared.devices.protocols import GroupData
-from shared.devices.slices import Cut, cuts
+from shared.devices.slices import GroupSlice, cuts
 from shared.errors import ContractError
 from shared.learning.advantages import group_advantages
 from shared.messages.contracts import Fragment, GenerateFragment, Policy, Prompt
@@ -65,8 +65,8 @@ class Batch:
     """What a trainer does with a batch."""
 
     groups: list[GroupData] = field(default_factory=lambda: list(map(generated, range(GROUPS))))
-    pieces: list[tuple[int, Cut]] = field(
-        default_factory=lambda: [(group, Cut(range(SIZE))) for group in range(GROUPS)]
+    pieces: list[tuple[int, GroupSlice]] = field(
+        default_factory=lambda: [(group, GroupSlice(range(SIZE))) for group in range(GROUPS)]
     )
     """(group, cut), in this order, on the devices in turn."""
     helped: tuple[int, ...] = ()
@@ -123,7 +123,9 @@ async def test_a_sample_that_is_not_the_one_meant_makes_other_weights(
     batch.groups[2] = wrong[bug]
     if bug == "step":
         with pytest.raises(RuntimeError, match="batch 0: the steps"):
-            await Batch(pieces=[*batch.pieces[1:], (0, Cut(range(SIZE), 0, 2))]).trained(emulation)
+            await Batch(pieces=[*batch.pieces[1:], (0, GroupSlice(range(SIZE), 0, 2))]).trained(
+                emulation
+            )
     else:
         assert await batch.trained(emulation) != await Batch().trained(emulation)
 
@@ -137,7 +139,7 @@ async def test_two_samples_whose_bytes_are_exchanged_are_no_group(emulation: Emu
 
 
 async def test_a_sample_that_is_left_out_ends_the_run(emulation: Emulation) -> None:
-    pieces = [*Batch().pieces[:3], (3, Cut(range(3)))]
+    pieces = [*Batch().pieces[:3], (3, GroupSlice(range(3)))]
     with pytest.raises(RuntimeError, match="3 samples of group 3"):
         await Batch(pieces=pieces).trained(emulation)
 
@@ -146,10 +148,10 @@ async def test_a_sample_left_out_in_place_of_one_that_is_added_twice_ends_the_ru
     emulation: Emulation,
 ) -> None:
     """As many samples as there should be, so that counting them finds nothing."""
-    left_out = [*Batch().pieces[:3], (3, Cut(range(3))), (0, Cut(range(1)))]
+    left_out = [*Batch().pieces[:3], (3, GroupSlice(range(3))), (0, GroupSlice(range(1)))]
     with pytest.raises(RuntimeError, match="batch 0"):
         await Batch(pieces=left_out).trained(emulation)
-    pieces = [*Batch().pieces[:3], (2, Cut(range(SIZE)))]
+    pieces = [*Batch().pieces[:3], (2, GroupSlice(range(SIZE)))]
     with pytest.raises(RuntimeError, match="batch 0"):
         await Batch(pieces=pieces).trained(emulation)
 
@@ -160,7 +162,7 @@ async def test_a_group_that_is_trained_and_added_as_well_ends_the_run(
     engine, [helper] = training(emulation), rollout_devices(emulation)
     engine.begin()
     for group in range(GROUPS - 1):
-        await engine.devices[0].accumulate(generated(group), Cut(range(SIZE)))
+        await engine.devices[0].accumulate(generated(group), GroupSlice(range(SIZE)))
     await engine.add(await helper.gradient(generated(1)))
     with pytest.raises(RuntimeError, match=r"groups \[1\] twice"):
         await engine.step(0)
@@ -184,7 +186,7 @@ async def test_a_group_without_advantage_counts_as_skipped_whoever_has_it(
     engine.begin()
     engine.skip(SIZE)
     for group in (0, 1, 3):
-        await engine.devices[0].accumulate(groups[group], Cut(range(SIZE)))
+        await engine.devices[0].accumulate(groups[group], GroupSlice(range(SIZE)))
     await engine.step(0)
     assert engine.weights_digest() == trained
 
@@ -196,7 +198,7 @@ async def test_every_batch_is_in_all_later_weights(emulation: Emulation) -> None
     for engine in (one, other):
         engine.begin()
         for group in range(GROUPS):
-            await engine.devices[0].accumulate(generated(group), Cut(range(SIZE)))
+            await engine.devices[0].accumulate(generated(group), GroupSlice(range(SIZE)))
         await engine.step(0)
     assert one.weights_digest() != other.weights_digest()
     with pytest.raises(ContractError, match="checkpoint"):

@@ -14,12 +14,13 @@ from tests.profile.tiny import GROUP_SIZE, GROUPS, tiny_profile
 pytestmark = [pytest.mark.run, pytest.mark.timeout(120)]
 
 WARM_UP, LAST = 1, 3
+FRAGMENT = 2
 
 
 def setting(folder: Path, **changes: object) -> Setting:
     plain = Setting(
         run="tiny", profile=str(tiny_profile(folder)), rollout={"H100": 2}, trainer={"H100": 2},
-        scale=20.0, steps=LAST + 1, fragment_size=2, tag=1,
+        scale=20.0, steps=LAST + 1, fragment_size=FRAGMENT, tag=1,
     )  # fmt: skip
     return plain.model_copy(update=changes)
 
@@ -65,7 +66,10 @@ async def test_strict_and_one_step_runs_of_emulated_devices_are_measured(tmp_pat
     for services in joined.values():
         assert services[-1] == "trainer" and services.count("rollout") == 2, services
     batches = LAST - WARM_UP
+    wasted = batches * FRAGMENT  # a device that is taken back in the middle of a fragment drops it
     total = samples_by(strict, "rollout") + samples_by(strict, "trainer")
-    assert total == pytest.approx(batches * GROUPS * GROUP_SIZE), "on-policy, all in its batch"
-    assert samples_by(strict, "trainer") == pytest.approx(batches * GROUP_SIZE), "one group each"
+    wanted = batches * GROUPS * GROUP_SIZE
+    assert wanted - 1e-6 <= total < wanted + wasted, "on-policy, all in its batch"
+    by_trainer = samples_by(strict, "trainer") / GROUP_SIZE
+    assert by_trainer == pytest.approx(batches, abs=wasted / GROUP_SIZE), "one group each"
     assert not list((tmp_path / "bench").iterdir()), "nothing is left"

@@ -11,9 +11,9 @@ from bench.two_devices.modes import COLOCATED, ONE_STEP, Mode
 from bench.two_devices.run import ROLLOUT, TRAINER, RunRecord
 from services.scheduler.core.usage import BatchUsage, TagUsage
 from shared.messages.contracts import (
-    Contribution,
     FragmentGenerated,
     GradientComputed,
+    GroupGradientRef,
     GroupTrained,
     Message,
     PolicyPublished,
@@ -39,7 +39,7 @@ def trained(seconds: float, *, batch: int = 1, group: int = 0) -> GroupTrained:
 
 
 def computed(seconds: float) -> GradientComputed:
-    contribution = Contribution(gradient=ref("gradient"), tally={}, worker=f"{ROLLOUT}-0a1b")
+    contribution = GroupGradientRef(gradient=ref("gradient"), tally={}, worker=f"{ROLLOUT}-0a1b")
     return GradientComputed(
         batch=1, group=1, attempt=0, policy=policy(1), contribution=contribution, seconds=seconds
     )

@@ -12,13 +12,13 @@ from services.scheduler.sim.commits import Commit
 from services.scheduler.sim.history import History
 from services.scheduler.sim.history_events import Begun, Computed, Interval, Stepped
 from shared.messages.contracts import (
-    Contribution,
     FragmentFailed,
     FragmentGenerated,
     FragmentScored,
     FragmentSlot,
     GenerateFragment,
     GroupFailed,
+    GroupGradientRef,
     GroupTrained,
     Policy,
     PolicyPublished,
@@ -192,7 +192,7 @@ def contributions(evidence: Evidence) -> Iterator[str]:
 
 
 def _computed_as_said(
-    origin: Computed, group: TrainGroup, contribution: Contribution, policy: Policy
+    origin: Computed, group: TrainGroup, contribution: GroupGradientRef, policy: Policy
 ) -> Iterator[str]:
     if origin.device != contribution.worker:
         yield f"{_group(group)} names a gradient of {origin.device}'s as another's"

@@ -90,7 +90,7 @@ def any_number_of_groups_is_begun_early() -> AbstractContextManager[None]:
 
 
 def waiting_groups_keep_a_superseded_version() -> AbstractContextManager[None]:
-    return patched((facts, "renewed", lambda plan, state: state))
+    return patched((facts, "drop_stale_groups", lambda plan, state: state))
 
 
 def a_group_is_finished_with_the_next_version() -> AbstractContextManager[None]:
@@ -102,7 +102,7 @@ def a_group_is_finished_with_the_next_version() -> AbstractContextManager[None]:
         )  # fmt: skip
         return replace(group, policy=None, fragments=pending)
 
-    return patched((facts, "thrown_away", kept))
+    return patched((facts, "discard_group", kept))
 
 
 def devices_begin_superseded_versions() -> AbstractContextManager[None]:
@@ -242,7 +242,7 @@ def a_device_keeps_in_hand_what_another_has_done() -> AbstractContextManager[Non
 
     def generated(state: State, event: FragmentGenerated, now: float) -> State:
         def of_this_worker(state: State, slot: FragmentSlot, now: float) -> State:
-            return facts.taken_out_of_hand(state, slot, event.worker, now)
+            return facts.unassign(state, slot, event.worker, now)
 
         with patch.object(facts, "_out_of_every_hand", of_this_worker):
             return original(state, event, now)
@@ -265,7 +265,7 @@ def a_device_that_hangs_is_asked_again() -> AbstractContextManager[None]:
 
     def given(plan: Plan, state: State, worker: WorkerState) -> State:
         state = original(plan, state, worker)
-        again = replace(state.workers[worker.address], not_asked=None, in_hand=())
+        again = replace(state.workers[worker.address], not_asked=None, assigned=())
         return state.with_worker(again)
 
     return patched((asking, "_given_to_others", given))

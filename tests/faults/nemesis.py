@@ -18,7 +18,7 @@ OPERATOR_S = 3.0
 """An operator looks at the run this often, and resumes it if it has failed."""
 ZOMBIE_S = 9.0
 """A process that has a successor lives on for so long at most."""
-MOST_DEVICES = 5
+MAX_DEVICES = 5
 FORGED = 2**40
 """A version that nobody has made."""
 RESUMED = {"failed": "failure", "paused": "pause", "stopped": "stop"}
@@ -162,7 +162,7 @@ class Nemesis:
         return self._random.choice(able) if len(able) > 1 else None
 
     def join(self) -> str | None:
-        if len(self.cluster.rollout) >= MOST_DEVICES:
+        if len(self.cluster.rollout) >= MAX_DEVICES:
             return None
         self._num_joined += 1
         worker = self.cluster.add_rollout(f"new-{self._num_joined}", "new")

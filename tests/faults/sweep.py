@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from random import Random
 
-from services.scheduler.core.state import State, Tag
+from services.scheduler.core.state import LoanState, State
 from services.scheduler.sim.cluster import Cluster, build
 from tests.faults.check import violations
 from tests.faults.coverage import coverage
@@ -94,7 +94,7 @@ def _cluster(schedule: Schedule) -> Cluster:
         can_train=schedule.can_train,
         seed=schedule.seed,
         delay=lambda: random.random() * schedule.slowest_message,
-        first_state=State(recovering=True, tag=Tag(controller=schedule.tag)),
+        first_state=State(recovering=True, tag=LoanState(controller=schedule.tag)),
         tick=TICK_S,
         keep_intervals=True,
         leases=True,

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from services.scheduler.core.state import State, Tag
+from services.scheduler.core.state import LoanState, State
 from services.scheduler.sim.cluster import Cluster, build
 from services.scheduler.sim.history_events import Added, Begun, Computed, Stored
 from shared.messages.contracts import FragmentGenerated, FragmentReleased
@@ -18,7 +18,8 @@ def run(seed: int) -> Cluster:
     cluster = build(
         plan, schedule.timing, rollout=schedule.rollout,
         trainer_slots=schedule.trainer_slots, seed=seed, leases=True, tick=1.0,
-        first_state=State(recovering=True, tag=Tag(controller=schedule.tag)), keep_intervals=True,
+        first_state=State(recovering=True, tag=LoanState(controller=schedule.tag)),
+        keep_intervals=True,
         lanes=schedule.lanes, can_train=schedule.can_train,
     )  # fmt: skip
     cluster.world.run(500.0, lambda: cluster.finished)

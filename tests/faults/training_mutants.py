@@ -76,10 +76,10 @@ def a_contribution_of_another_version_is_accepted() -> AbstractContextManager[No
 
 
 def a_contribution_outlives_its_fragments() -> AbstractContextManager[None]:
-    def given_anew(group: GroupState) -> GroupState:
+    def requeue_group(group: GroupState) -> GroupState:
         return replace(group, sent=False, attempt=group.attempt + 1)
 
-    return patched((facts, "given_anew", given_anew))
+    return patched((facts, "requeue_group", requeue_group))
 
 
 def a_dead_helper_keeps_its_group() -> AbstractContextManager[None]:

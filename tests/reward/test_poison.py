@@ -10,7 +10,7 @@ import safetensors.numpy
 from services.reward.app import RewardApp
 from services.reward.media import MediaSize
 from services.reward.scorer import WeightedScorer
-from services.scheduler.shell.dead_letters import death_of
+from services.scheduler.shell.dead_letters import failure_of
 from shared.bus.bus import Bus
 from shared.messages import subjects
 from shared.messages.codec import encode
@@ -76,7 +76,7 @@ async def test_poison_fails_its_fragment_and_the_next_one_is_scored(
         deaths = []
         async with asyncio.timeout(20), contextlib.aclosing(bus.follow(subjects.DLQ)) as letters:
             async for letter in letters:
-                deaths.append(await death_of(bus, letter))
+                deaths.append(await failure_of(bus, letter))
                 if len(deaths) == 6:
                     break
         [died] = [death for death in deaths if death is not None]

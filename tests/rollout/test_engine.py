@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from services.rollout.engine import RolloutEngine
-from shared.devices.protocols import Generated, GradientPart, GroupData
+from shared.devices.protocols import Generated, GroupData, GroupGradient
 from shared.diffusion.tensors import pack, unpack
 from shared.diffusion.weights import weights_digest
 from shared.errors import ContractError, IntegrityError, OutOfMemory
@@ -47,7 +47,7 @@ async def generated(engine: RolloutEngine, first: int = 0, count: int = 4) -> Ge
     return await work.finish()
 
 
-async def whole_group(engine: RolloutEngine) -> tuple[GroupData, GradientPart]:
+async def whole_group(engine: RolloutEngine) -> tuple[GroupData, GroupGradient]:
     fragments = [await generated(engine, first, 2) for first in (0, 2)]
     data = GroupData(
         trajectories=tuple(fragment.trajectory for fragment in fragments),
@@ -104,7 +104,7 @@ async def test_a_gradient_of_half_a_group_is_refused(engine: RolloutEngine) -> N
 async def test_a_device_without_the_memory_says_so(
     engine: RolloutEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def needs_too_much(group: GroupData) -> GradientPart:
+    def needs_too_much(group: GroupData) -> GroupGradient:
         raise torch.OutOfMemoryError("tried to allocate 20 GiB")
 
     monkeypatch.setattr(engine, "_gradient", needs_too_much)

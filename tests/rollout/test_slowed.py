@@ -6,7 +6,7 @@ import time
 import pytest
 
 from services.rollout.slowed import SlowedDevice
-from shared.devices.protocols import GradientPart, GroupData
+from shared.devices.protocols import GroupData, GroupGradient
 from tests import examples
 from tests.rollout.worker import FakeDevice
 
@@ -16,7 +16,7 @@ GROUP = GroupData(trajectories=(b"0",), conditions=b"", advantages=(1.0,))
 
 
 class Slow(FakeDevice):
-    async def gradient(self, group: GroupData) -> GradientPart:
+    async def gradient(self, group: GroupData) -> GroupGradient:
         await asyncio.sleep(0.05)
         return await super().gradient(group)
 
@@ -42,4 +42,4 @@ async def test_a_gradient_takes_as_many_times_as_long(device: Slow) -> None:
     began = time.monotonic()
     part = await SlowedDevice(device, 3.0).gradient(GROUP)
     assert time.monotonic() - began >= 3 * 0.05
-    assert part == GradientPart(gradient=b"a gradient", tally={"num_rows": 4.0})
+    assert part == GroupGradient(gradient=b"a gradient", tally={"num_rows": 4.0})

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from services.rollout.app import RolloutApp
 from shared.bus.bus import Bus
-from shared.devices.protocols import Generated, GradientPart, GroupData, RolloutDevice
+from shared.devices.protocols import Generated, GroupData, GroupGradient, RolloutDevice
 from shared.errors import DigenRLError, Unavailable
 from shared.messages import subjects
 from shared.messages.contracts import (
@@ -101,13 +101,13 @@ class FakeDevice:
             raise fault
         return FakeStaged(self, weights.decode())
 
-    async def gradient(self, group: GroupData) -> GradientPart:
+    async def gradient(self, group: GroupData) -> GroupGradient:
         self.groups.append(group)
         async with self.used_for(f"gradient of {group.trajectories[0].decode()}"):
             fault, self.fault = self.fault, None
             if fault is not None:
                 raise fault
-            return GradientPart(gradient=b"a gradient", tally=self.tally)
+            return GroupGradient(gradient=b"a gradient", tally=self.tally)
 
 
 class Backend(FolderBackend):

@@ -14,7 +14,7 @@ from bench.cluster.ledger import Ledger, entries_of
 from bench.cluster.scoring import EmulatedScorer
 from bench.cluster.setting import Setting
 from shared.devices.protocols import GroupData
-from shared.devices.slices import Cut
+from shared.devices.slices import GroupSlice
 from shared.learning.prompts import PromptOrder, read_prompts
 from shared.messages.contracts import Fragment, GenerateFragment, Policy
 from shared.recipe.recipe import Recipe
@@ -58,7 +58,7 @@ def versions(setting: Setting, recipe: Recipe) -> Iterator[Expected]:
                 conditions=b"",
                 advantages=recipe.advantages.of(scores, {"emulated": scores}),
             )
-            ledger.take(entries_of(data, whole), Cut(whole))
+            ledger.take(entries_of(data, whole), GroupSlice(whole))
             rewards.append(tuple(scores))
         weights = ledger.close(batch, shape.samples, weights)
         batch += 1

@@ -13,10 +13,10 @@ from shared.bus.bus import Bus
 from shared.devices.protocols import Training
 from shared.messages import subjects
 from shared.messages.contracts import (
-    Contribution,
     Device,
     DeviceMode,
     FragmentScored,
+    GroupGradientRef,
     Message,
     Policy,
     PolicyPublished,
@@ -111,7 +111,7 @@ class Cluster:
         content: str | None = None,
         parts: Sequence[bytes] | None = None,
         conditions: bytes = b"conditions",
-        contribution: Contribution | None = None,
+        contribution: GroupGradientRef | None = None,
     ) -> None:
         """Groups to the trainer, by default by the version of their batch; ``parts``: what is
         stored of their two fragments."""
@@ -132,9 +132,9 @@ class Cluster:
                 contribution=contribution,
             ))  # fmt: skip
 
-    async def part(self, batch: int, gradient: bytes) -> Contribution:
+    async def part(self, batch: int, gradient: bytes) -> GroupGradientRef:
         ref = await self.store.put(batch_folder(RUN, batch), gradient, suffix=PART)
-        return Contribution(gradient=ref, tally={"num_rows": 4.0}, worker="rollout-0")
+        return GroupGradientRef(gradient=ref, tally={"num_rows": 4.0}, worker="rollout-0")
 
     async def _scored(
         self,

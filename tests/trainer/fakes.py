@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from fractions import Fraction
 
-from shared.devices.protocols import Generated, GradientPart, GroupData, Weights
-from shared.devices.slices import Cut
+from shared.devices.protocols import Generated, GroupData, GroupGradient, Weights
+from shared.devices.slices import GroupSlice
 from shared.errors import ContractError, DigenRLError, IntegrityError
 from shared.messages.contracts import GenerateFragment
 
@@ -21,7 +21,7 @@ def digest_of(adapter: bytes) -> str:
     return hashlib.sha256(adapter).hexdigest()
 
 
-def piece_name(cut: Cut) -> str:
+def piece_name(cut: GroupSlice) -> str:
     """0-3 for whole samples, 2.0/3 for the first third of the steps of sample 2."""
     first, last = cut.samples.start, cut.samples.stop - 1
     return f"{first}-{last}" if cut.num_parts == 1 else f"{first}.{cut.part}/{cut.num_parts}"
@@ -37,7 +37,7 @@ class FakeDevice:
     """Until it is set, whatever the device is at takes for ever."""
     used_for: str | None = None
 
-    async def accumulate(self, group: GroupData, cut: Cut) -> None:
+    async def accumulate(self, group: GroupData, cut: GroupSlice) -> None:
         name = group.trajectories[0].decode()
         if name == "no group":
             raise ContractError("not a trajectory")
@@ -117,7 +117,7 @@ class FakeTraining:
     def skip(self, num_samples: int) -> None:
         self.num_skipped += num_samples
 
-    async def add(self, part: GradientPart) -> None:
+    async def add(self, part: GroupGradient) -> None:
         if part.gradient == b"broken":
             raise ContractError("not a gradient")
         for sample in range(SIZE):

@@ -11,7 +11,7 @@ import httpx
 
 from shared.errors import ScorerUnavailable, ScoringError
 
-FIRST_WAIT_S, LONGEST_WAIT_S = 0.1, 5.0
+FIRST_WAIT_S, MAX_WAIT_S = 0.1, 5.0
 BUSY = 429
 MAX_REASON = 500
 """Characters of an answer that are told."""
@@ -43,7 +43,7 @@ def ask(
         if time.monotonic() + wait > deadline:
             raise ScorerUnavailable(f"{at}: no score in {patience:.0f} s ({reason})")
         time.sleep(wait)
-        wait = min(2 * wait, LONGEST_WAIT_S)
+        wait = min(2 * wait, MAX_WAIT_S)
 
 
 def without(secret: str | None, text: str) -> str:

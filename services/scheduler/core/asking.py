@@ -67,8 +67,8 @@ def _with_clocks_from(state: State, now: float) -> State:
 
 def _is_late(plan: Plan, state: State, worker: WorkerState, now: float) -> bool:
     """Whether the device is past the deadline of something that it is at."""
-    at_work = worker.in_hand[: worker.slots]
-    if worker.computes is None:
+    at_work = worker.assigned[: worker.slots]
+    if worker.gradient_task is None:
         return any(
             now - max(held.since, worker.clock_from)
             > fragment_seconds(plan, state, worker, held.num_samples)
@@ -77,24 +77,24 @@ def _is_late(plan: Plan, state: State, worker: WorkerState, now: float) -> bool:
     # The fragment that it was at comes first, and waits for the gradient if it was not begun.
     before = [fragment_seconds(plan, state, worker, held.num_samples) for held in at_work]
     deadline = gradient_seconds(plan, state, worker) + max(before, default=0.0)
-    return now - max(worker.computes.since, worker.clock_from) > deadline
+    return now - max(worker.gradient_task.since, worker.clock_from) > deadline
 
 
 def _given_to_others(plan: Plan, state: State, worker: WorkerState) -> State:
     """The device keeps what it has, and so may others."""
     state = state.with_worker(replace(worker, not_asked="late"))
-    for place, held in enumerate(worker.in_hand):
+    for place, held in enumerate(worker.assigned):
         found = facts.find(state, held.slot)
         if found is not None and found.stage == "issued" and found.worker == worker.address:
             at_work = place < worker.slots
             state = facts.lost_fragment(plan, state, held.slot, found, counts=at_work)
-    computes = worker.computes
-    if computes is None:
+    gradient_task = worker.gradient_task
+    if gradient_task is None:
         return state
-    group = facts.group_at(state, computes.batch, computes.group)
+    group = facts.group_at(state, gradient_task.batch, gradient_task.group)
     if group is None or group.computed_by != worker.address or group.contribution is not None:
         return state
-    return facts.computed_by_nobody(state, computes.batch, computes.group)
+    return facts.computed_by_nobody(state, gradient_task.batch, gradient_task.group)
 
 
 def finished_something(state: State, address: str) -> State:
@@ -105,7 +105,7 @@ def finished_something(state: State, address: str) -> State:
     if worker.not_asked == "leaves":
         return state
     state = state.with_worker(replace(worker, not_asked=None, num_returned=0))
-    for held in worker.in_hand:
+    for held in worker.assigned:
         found = facts.find(state, held.slot)
         if found is not None and found.stage == "pending":
             own = replace(found, stage="issued", worker=address)
@@ -118,16 +118,16 @@ def idles(state: State, address: str) -> State:
     worker = state.workers.get(address)
     if worker is None or worker.not_asked != "late":
         return state
-    for held in worker.in_hand:
+    for held in worker.assigned:
         state = facts.given_back_by(state, held.slot, address)
-    return state.with_worker(replace(state.workers[address], not_asked=None, in_hand=(),
-                                     computes=None))  # fmt: skip
+    return state.with_worker(replace(state.workers[address], not_asked=None, assigned=(),
+                                     gradient_task=None))  # fmt: skip
 
 
 def loads(state: State, address: str, now: float) -> State:
     """To load or to compile is no part of any deadline."""
     worker = state.workers.get(address)
-    if worker is None or not (worker.in_hand or worker.computes):
+    if worker is None or not (worker.assigned or worker.gradient_task):
         return state
     return state.with_worker(replace(worker, clock_from=now))
 

@@ -17,10 +17,10 @@ from dataclasses import dataclass, replace
 from services.scheduler.core.facts import new_batch, slot_of
 from services.scheduler.core.lanes import Lanes, Schedule, devices_of
 from services.scheduler.core.state import (
+    AssignedFragment,
     BatchState,
     FragmentState,
     GroupState,
-    InHand,
     Plan,
     State,
     WorkerState,
@@ -29,7 +29,7 @@ from shared.messages.contracts import MAX_FRAGMENTS_PER_GROUP, Fragment, Generat
 
 FRAGMENTS_PER_DEVICE = 5
 """Of a batch: enough for the first groups to be early, and few enough to use the device well."""
-SMALLEST_PART = 4
+MIN_PART = 4
 """Fragments shrink to this part of their full size at the end of a batch, not below."""
 
 
@@ -125,7 +125,7 @@ class Market:
         self._rate: float | None = None
         """Samples per second of the rollout devices."""
         most = plan.fragments_per_slot
-        self._room = [n for n, w in enumerate(rollout) if len(w.in_hand) < most * w.slots]
+        self._room = [n for n, w in enumerate(rollout) if len(w.assigned) < most * w.slots]
         """Places of those that had room when the round began."""
         self._supply: tuple[BatchState, int] | None = None
         self._samples = 0
@@ -258,7 +258,7 @@ def _lent(plan: Plan, state: State) -> list[WorkerState]:
 
 
 def _has_room(plan: Plan, worker: WorkerState) -> bool:
-    return len(worker.in_hand) < plan.fragments_per_slot * worker.slots
+    return len(worker.assigned) < plan.fragments_per_slot * worker.slots
 
 
 def _supply(plan: Plan, state: State) -> tuple[BatchState, int] | None:
@@ -321,7 +321,7 @@ def next_size(plan: Plan, full: int, samples: int, num_lanes: int) -> int:
     if plan.fragment_size is not None or (plan.max_staleness and plan.early_groups):
         return full
     share = math.ceil(samples / (2 * max(1, num_lanes)))
-    return max(_smallest(plan), full // SMALLEST_PART, min(full, share))
+    return max(_smallest(plan), full // MIN_PART, min(full, share))
 
 
 def _next_work(plan: Plan, batch: BatchState, groups: range, size: int) -> Work | None:
@@ -355,9 +355,9 @@ def _issue(
     assert policy is not None
     fragment = replace(work.fragment, stage="issued", worker=worker.address)
     slot = slot_of(work.batch, work.group, fragment)
-    held = InHand(slot, fragment.num_samples, now)
+    held = AssignedFragment(slot, fragment.num_samples, now)
     state = state.with_group(work.batch, work.group, _with_issued(group, fragment, policy))
-    state = state.with_worker(replace(worker, in_hand=(*worker.in_hand, held)))
+    state = state.with_worker(replace(worker, assigned=(*worker.assigned, held)))
     if worker.service == "trainer":
         left = state.tag.samples_left - fragment.num_samples
         state = replace(state, tag=replace(state.tag, samples_left=max(0, left)))

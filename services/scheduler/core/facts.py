@@ -7,10 +7,10 @@ come twice, late, or after what it speaks of was thrown away.
 from dataclasses import replace
 
 from services.scheduler.core.state import (
+    AssignedFragment,
     BatchState,
     FragmentState,
     GroupState,
-    InHand,
     Plan,
     State,
     WorkerState,
@@ -29,7 +29,7 @@ def new_batch(plan: Plan, index: int, now: float) -> BatchState:
     return BatchState(index=index, groups=(GroupState(),) * plan.num_groups, opened_at=now)
 
 
-def opened(plan: Plan, state: State, policy: Policy, now: float) -> State:
+def batch_opened(plan: Plan, state: State, policy: Policy, now: float) -> State:
     """A version is committed: its batch is the current one, or the run is finished."""
     if state.policy is not None and policy.version <= state.policy.version:
         return state
@@ -40,7 +40,7 @@ def opened(plan: Plan, state: State, policy: Policy, now: float) -> State:
         state = replace(state, costs=costs)
     batch = state.find_batch(policy.version) or new_batch(plan, policy.version, now)
     phase = "running" if state.phase == "waiting" else state.phase
-    return renewed(
+    return drop_stale_groups(
         plan,
         replace(
             state,
@@ -52,7 +52,7 @@ def opened(plan: Plan, state: State, policy: Policy, now: float) -> State:
     )
 
 
-def renewed(plan: Plan, state: State) -> State:
+def drop_stale_groups(plan: Plan, state: State) -> State:
     """Nothing of the current batch begins with an older version any more."""
     batch = state.batch
     if batch is None:
@@ -60,7 +60,7 @@ def renewed(plan: Plan, state: State) -> State:
     groups = tuple(
         group if group.policy in (None, state.policy)
         or _under_way(state, plan, batch.index, index, group)
-        else thrown_away(group)
+        else discard_group(group)
         for index, group in enumerate(batch.groups)
     )  # fmt: skip
     return state.with_batch(replace(batch, groups=groups))
@@ -77,12 +77,12 @@ def _under_way(state: State, plan: Plan, batch: int, index: int, group: GroupSta
             worker = state.workers.get(fragment.worker or "")
             slot = slot_of(batch, index, fragment)
             # Unknown in a recovery: the device will give it back if it has not begun it.
-            if worker is not None and slot in [w.slot for w in worker.in_hand[worker.slots :]]:
+            if worker is not None and slot in [w.slot for w in worker.assigned[worker.slots :]]:
                 return False
     return True
 
 
-def thrown_away(group: GroupState) -> GroupState:
+def discard_group(group: GroupState) -> GroupState:
     """To be generated anew, as a whole: a group has one policy version."""
     attempts = [fragment.attempt + 1 for fragment in group.fragments]
     again = max([group.first_attempt, *attempts])
@@ -94,7 +94,7 @@ def _is_given(group: GroupState) -> bool:
     return group.sent or group.computed_by is not None
 
 
-def given_anew(group: GroupState) -> GroupState:
+def requeue_group(group: GroupState) -> GroupState:
     """Nobody trains it, under its next attempt."""
     attempt = group.attempt + _is_given(group)
     return replace(group, sent=False, computed_by=None, contribution=None, attempt=attempt)
@@ -180,7 +180,7 @@ def failed_by(plan: Plan, state: State, event: FragmentFailed, now: float) -> St
 
 def released(state: State, event: FragmentReleased, now: float) -> State:
     """A device gives a fragment back without having finished it."""
-    state = taken_out_of_hand(state, event.slot, event.worker, now)
+    state = unassign(state, event.slot, event.worker, now)
     return given_back_by(state, event.slot, event.worker)
 
 
@@ -210,7 +210,7 @@ def lost(plan: Plan, state: State, address: str) -> State:
 def computed_by_nobody(state: State, batch: int, index: int) -> State:
     group = group_at(state, batch, index)
     assert group is not None
-    return state.with_group(batch, index, given_anew(group))
+    return state.with_group(batch, index, requeue_group(group))
 
 
 def lost_fragment(
@@ -232,18 +232,18 @@ def with_failure(state: State, reason: str) -> State:
     return replace(state, phase="failed", failure=reason)
 
 
-def taken_out_of_hand(state: State, slot: FragmentSlot, address: str, now: float) -> State:
+def unassign(state: State, slot: FragmentSlot, address: str, now: float) -> State:
     """The device is done with it, and begins with the next one that waits on it."""
     worker = state.workers.get(address)
     if worker is None or not _has(worker, slot):
         return state
-    left = [held for held in worker.in_hand if not _same(held.slot, slot)]
+    left = [held for held in worker.assigned if not _same(held.slot, slot)]
     begun = worker.slots - 1  # this one begins now
-    in_hand = tuple(
-        InHand(held.slot, held.num_samples, now) if place == begun else held
+    assigned = tuple(
+        AssignedFragment(held.slot, held.num_samples, now) if place == begun else held
         for place, held in enumerate(left)
     )
-    return state.with_worker(replace(worker, in_hand=in_hand))
+    return state.with_worker(replace(worker, assigned=assigned))
 
 
 def _out_of_every_hand(state: State, slot: FragmentSlot, now: float) -> State:
@@ -253,18 +253,18 @@ def _out_of_every_hand(state: State, slot: FragmentSlot, now: float) -> State:
     holders = [
         worker.address
         for worker in state.workers.values()
-        for held in worker.in_hand  # spelt out: nothing is asked more often
+        for held in worker.assigned  # spelt out: nothing is asked more often
         if held.slot.group == group
         and held.slot.first_sample == first
         and (held.slot.batch, held.slot.attempt) == (batch, attempt)
     ]
     for address in holders:
-        state = taken_out_of_hand(state, slot, address, now)
+        state = unassign(state, slot, address, now)
     return state
 
 
 def _has(worker: WorkerState, slot: FragmentSlot) -> bool:
-    return any(_same(held.slot, slot) for held in worker.in_hand)
+    return any(_same(held.slot, slot) for held in worker.assigned)
 
 
 def _same(one: FragmentSlot, other: FragmentSlot) -> bool:
@@ -273,10 +273,10 @@ def _same(one: FragmentSlot, other: FragmentSlot) -> bool:
     return mine == (other.batch, other.group, other.first_sample, other.attempt)
 
 
-def held_by(state: State, address: str) -> tuple[InHand, ...]:
+def held_by(state: State, address: str) -> tuple[AssignedFragment, ...]:
     """What a worker was issued before the scheduler knew it."""
     return tuple(
-        InHand(slot_of(batch.index, index, fragment), fragment.num_samples, 0.0)
+        AssignedFragment(slot_of(batch.index, index, fragment), fragment.num_samples, 0.0)
         for batch in state.batches
         for index, group in enumerate(batch.groups)
         for fragment in group.fragments
@@ -296,11 +296,11 @@ def holders(state: State) -> set[str]:
 
 def given_back(state: State, worker: WorkerState) -> State:
     """What the worker has is anybody's again; it was told to drop it."""
-    for held in worker.in_hand:
+    for held in worker.assigned:
         found = find(state, held.slot)
         if found is not None and found.stage == "issued" and found.worker == worker.address:
             state = _given_to_anybody(state, held.slot, found)
-    return state.with_worker(replace(worker, in_hand=()))
+    return state.with_worker(replace(worker, assigned=()))
 
 
 def _given_to_anybody(state: State, slot: FragmentSlot, found: FragmentState) -> State:
@@ -345,14 +345,14 @@ def _renewed_if_stale(state: State, slot: FragmentSlot) -> State:
     assert group is not None
     if group.policy is None or group.policy == state.policy:
         return state
-    return state.with_group(slot.batch, slot.group, thrown_away(group))
+    return state.with_group(slot.batch, slot.group, discard_group(group))
 
 
 def _unsent(state: State, slot: FragmentSlot) -> State:
     """If somebody was given the group to train, it will be given anew under its next attempt."""
     group = group_at(state, slot.batch, slot.group)
     assert group is not None
-    return state.with_group(slot.batch, slot.group, given_anew(group))
+    return state.with_group(slot.batch, slot.group, requeue_group(group))
 
 
 def group_at(state: State, batch: int, index: int) -> GroupState | None:

@@ -15,7 +15,7 @@ from services.scheduler.core.assign import num_unissued
 from services.scheduler.core.lanes import owner_of, sample_seconds, seconds_left
 from services.scheduler.core.state import (
     BatchState,
-    Computing,
+    GradientTask,
     GroupState,
     Plan,
     State,
@@ -108,7 +108,7 @@ def _share(
     current, policy = state.batch, state.policy
     if current is None or policy is None or state.phase != "running":
         return state, commands
-    free = [worker for worker in helpers if worker.computes is None]
+    free = [worker for worker in helpers if worker.gradient_task is None]
     waiting = [r for r in _ready(plan, state) if r.batch.index == current.index]
     if not free or not waiting:
         return state, commands
@@ -152,7 +152,7 @@ def _waiting(state: State, worker: WorkerState) -> float:
     of their groups: they would be late."""
     batch = state.batch
     assert batch is not None
-    waiting = [h for h in worker.in_hand[worker.slots :] if h.slot.batch == batch.index]
+    waiting = [h for h in worker.assigned[worker.slots :] if h.slot.batch == batch.index]
     samples = sum(held.num_samples for held in waiting)
     train = state.costs.train_seconds() if waiting else 0.0
     return samples * sample_seconds(state, worker) + train
@@ -162,7 +162,7 @@ def _is_probing(state: State, worker: WorkerState) -> bool:
     """Whether nothing is known of what gradients cost, and another device finds it out."""
     if state.costs.gradient_seconds(worker.address) is not None:
         return False
-    return any(other.computes is not None for other in state.rollout)
+    return any(other.gradient_task is not None for other in state.rollout)
 
 
 def _num_left(state: State) -> int:
@@ -208,8 +208,8 @@ def _compute(
     state = state.with_group(
         ready.batch.index, ready.index, replace(group, computed_by=worker.address)
     )
-    work = Computing(ready.batch.index, ready.index, group.attempt, now)
-    return state.with_worker(replace(state.workers[worker.address], computes=work))
+    work = GradientTask(ready.batch.index, ready.index, group.attempt, now)
+    return state.with_worker(replace(state.workers[worker.address], gradient_task=work))
 
 
 def _send_to_owners(plan: Plan, state: State, now: float) -> Sent:
@@ -220,7 +220,7 @@ def _send_to_owners(plan: Plan, state: State, now: float) -> Sent:
         is_trainers = owner is None or owner.service == "trainer"
         if is_trainers or ready.group.contribution is not None or not may_help(ready.group):
             state = _send(plan, state, ready, commands)
-        elif owner is not None and state.workers[owner.address].computes is None:
+        elif owner is not None and state.workers[owner.address].gradient_task is None:
             state = _compute(plan, state, ready, owner, commands, now)
     return state, commands
 

@@ -23,17 +23,17 @@ def lanes_of(
     """Its slots, each with the time when it is free. ``seconds``: of a sample, if that is known."""
     if seconds is None:
         seconds = sample_seconds(state, worker)
-    if worker.slots == 1 and worker.computes is None:
+    if worker.slots == 1 and worker.gradient_task is None:
         free_at = now
-        for place, held in enumerate(worker.in_hand):
+        for place, held in enumerate(worker.assigned):
             elapsed = 0.0 if place else now - held.since
             free_at += max(0.0, held.num_samples * seconds - elapsed)
         return [Lane(free_at, seconds, worker.address)]
     free = [now] * worker.slots  # a heap
-    for place, held in enumerate(worker.in_hand):
+    for place, held in enumerate(worker.assigned):
         elapsed = now - held.since if place < worker.slots else 0.0
         heapq.heapreplace(free, free[0] + max(0.0, held.num_samples * seconds - elapsed))
-    if worker.computes is not None:
+    if worker.gradient_task is not None:
         heapq.heapreplace(free, free[0] + _gradient_left(state, worker, now))
     return [Lane(at, seconds, worker.address) for at in free]
 
@@ -44,17 +44,19 @@ def seconds_left(
     """Until a device is done with the fragment that it generates, or with all that it has."""
     seconds = sample_seconds(state, worker)
     left = 0.0
-    for place, held in enumerate(worker.in_hand if everything else worker.in_hand[: worker.slots]):
+    for place, held in enumerate(
+        worker.assigned if everything else worker.assigned[: worker.slots]
+    ):
         elapsed = now - held.since if place < worker.slots else 0.0
         left += max(0.0, held.num_samples * seconds - elapsed)
-    computing = _gradient_left(state, worker, now) if everything and worker.computes else 0.0
+    computing = _gradient_left(state, worker, now) if everything and worker.gradient_task else 0.0
     return left / worker.slots + computing
 
 
 def _gradient_left(state: State, worker: WorkerState, now: float) -> float:
-    assert worker.computes is not None
+    assert worker.gradient_task is not None
     seconds = state.costs.gradient_seconds(worker.address) or state.costs.train_seconds()
-    return max(0.0, seconds - (now - worker.computes.since))
+    return max(0.0, seconds - (now - worker.gradient_task.since))
 
 
 def sample_seconds(state: State, worker: WorkerState) -> float:

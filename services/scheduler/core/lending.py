@@ -17,15 +17,15 @@ from services.scheduler.core.lanes import Lanes, lanes_of, sample_seconds
 from services.scheduler.core.state import (
     DECISIONS_KEPT,
     BatchState,
+    LoanState,
     Plan,
     State,
-    Tag,
     TagRecord,
     WorkerState,
 )
 from services.scheduler.core.tag import independent as fluid
 from services.scheduler.core.tag.controller import Controller, decide, observe
-from services.scheduler.core.tag.makespan import Situation
+from services.scheduler.core.tag.makespan import TagInputs
 from shared.messages.contracts import DeviceMode, SetDevice, TagRequest
 
 RENEW_PART = 0.5
@@ -42,15 +42,15 @@ def open_loans(plan: Plan, state: State, now: float) -> State:
         return state
     if tag.history and tag.history[-1].batch == batch.index:
         return state
-    seen = situation(plan, state, trainer)
-    met = situation(plan, replace(state, costs=state.costs.as_measured()), trainer)
+    seen = tag_inputs(plan, state, trainer)
+    met = tag_inputs(plan, replace(state, costs=state.costs.as_measured()), trainer)
     tag = _measured(plan, tag, batch, met)
     controller, decision = decide(tag.controller, seen)
     if trainer.fluid and tag.controller.mode == "auto":
         groups = fluid.share(seen, one_step=plan.max_staleness > 0)
         decision = replace(decision, groups=groups, reason="fluid")
     record = TagRecord(
-        batch=batch.index, decision=decision, situation=seen, opened_at=batch.opened_at
+        batch=batch.index, decision=decision, tag_inputs=seen, opened_at=batch.opened_at
     )
     tag = replace(
         tag,
@@ -68,7 +68,7 @@ def refine(plan: Plan, state: State, batch: int, groups: int) -> State:
         return state
     last = tag.history[-1]
     if last.decision.reason != "fluid":
-        controller, decision = decide(tag.controller, last.situation, refined=groups)
+        controller, decision = decide(tag.controller, last.tag_inputs, refined=groups)
     elif plan.max_staleness:
         return state
     else:
@@ -86,7 +86,7 @@ def refine(plan: Plan, state: State, batch: int, groups: int) -> State:
     )
 
 
-def _measured(plan: Plan, tag: Tag, batch: BatchState, seen: Situation) -> Tag:
+def _measured(plan: Plan, tag: LoanState, batch: BatchState, seen: TagInputs) -> LoanState:
     """With the batch before closed, now that its version is out and its costs are learned."""
     last = tag.history[-1] if tag.history else None
     if last is None or last.batch != batch.index - 1:
@@ -100,7 +100,7 @@ def _measured(plan: Plan, tag: Tag, batch: BatchState, seen: Situation) -> Tag:
     )
 
 
-def situation(plan: Plan, state: State, trainer: WorkerState) -> Situation:
+def tag_inputs(plan: Plan, state: State, trainer: WorkerState) -> TagInputs:
     """The current batch as the planner sees it, from what was learned."""
     size = full_size(plan, sum(w.slots for w in state.rollout) + trainer.slots)
     costs = state.costs
@@ -109,7 +109,7 @@ def situation(plan: Plan, state: State, trainer: WorkerState) -> Situation:
         for worker in state.rollout
         for _ in range(worker.slots)
     )
-    return Situation(
+    return TagInputs(
         groups=plan.num_groups,
         fragments_per_group=-(-plan.group_size // size),
         rollout=rollout,
@@ -171,12 +171,12 @@ def _should_lend(plan: Plan, state: State, trainer: WorkerState, now: float) -> 
     if trainer.fluid or plan.mode == "colocated":
         has_share = plan.mode == "colocated" or state.tag.samples_left > 0
         more = has_share and _has_unissued(plan, batch)
-        return more or bool(trainer.in_hand)
+        return more or bool(trainer.assigned)
     if has_ready(plan, batch, trainer):
         return False
     if all(group.sent for group in batch.groups):
         return False  # it commits
-    unfinished = any(held.slot.batch == batch.index for held in trainer.in_hand)
+    unfinished = any(held.slot.batch == batch.index for held in trainer.assigned)
     if not unfinished and not (state.tag.samples_left and _has_unissued(plan, batch)):
         return False
     return state.tag.mode == "generate" or _is_worth_it(plan, state, now)
@@ -224,8 +224,8 @@ def _released_to_others(
 ) -> tuple[State, list[SetDevice]]:
     """What a returned device still holds goes to rollout, once rollout has nothing else to do."""
     batch = state.batch
-    held = [h for h in trainer.in_hand if batch is not None and h.slot.batch == batch.index]
-    idle = any(not worker.in_hand for worker in state.rollout)
+    held = [h for h in trainer.assigned if batch is not None and h.slot.batch == batch.index]
+    idle = any(not worker.assigned for worker in state.rollout)
     if not held or not idle or batch is None or _has_unissued(plan, batch):
         return state, []
     samples = sum(h.num_samples for h in held)

@@ -136,8 +136,8 @@ def _noted(plan: Plan, state: State, event: Input, now: float) -> State:
         case FragmentFailed():
             return facts.failed_by(plan, state, event, now)
         case PolicyPublished(policy=policy):
-            opened = facts.opened(plan, state, policy, now)
-            return state if opened is state else asking.forgiven(opened)
+            batch_opened = facts.batch_opened(plan, state, policy, now)
+            return state if batch_opened is state else asking.forgiven(batch_opened)
         case _:
             return _noted_of_groups(plan, state, event, now)
 
@@ -201,7 +201,7 @@ def _read_back(plan: Plan, state: State, event: Input) -> State:
         case ComputeGradient() if state.recovering:
             return recovery.computed_before(state, event)
         case Recovered():
-            return facts.renewed(plan, replace(state, recovering=False))
+            return facts.drop_stale_groups(plan, replace(state, recovering=False))
         case _:
             return state
 
@@ -221,8 +221,8 @@ def _joined(plan: Plan, state: State, event: WorkerJoined, now: float) -> State:
         kind=event.kind,
         fluid=event.fluid,
         can_train=event.can_train,
-        in_hand=facts.held_by(state, event.address),
-        computes=training_facts.computed_by(state, event.address),
+        assigned=facts.held_by(state, event.address),
+        gradient_task=training_facts.computed_by(state, event.address),
         clock_from=now,
     )
     if worker.service == "trainer":

@@ -27,7 +27,7 @@ def issued_before(plan: Plan, state: State, task: GenerateFragment) -> State:
     if group is None or _older(task.policy, group.policy):
         return state
     if group.policy is not None and group.policy != task.policy:
-        group = facts.thrown_away(group)
+        group = facts.discard_group(group)
     known = [f for f in group.fragments if f.first_sample == fragment.first_sample]
     if known and known[0].attempt > fragment.attempt:
         return state
@@ -51,7 +51,7 @@ def issued_before(plan: Plan, state: State, task: GenerateFragment) -> State:
         first_attempt=max(group.first_attempt, fragment.attempt),
     )
     if not _are_cut_in_order(fragments):
-        group = facts.thrown_away(group)  # by two schedulers, which did not know of each other
+        group = facts.discard_group(group)  # by two schedulers, which did not know of each other
     return state.with_group(fragment.batch, fragment.group, group)
 
 

@@ -6,11 +6,17 @@ from typing import Literal
 
 from services.scheduler.core.tag.controller import Controller, Decision
 from services.scheduler.core.tag.estimates import Costs
-from services.scheduler.core.tag.makespan import Situation
+from services.scheduler.core.tag.makespan import TagInputs
 from shared.learning.advantages import Advantages
 from shared.learning.prompts import PromptOrder
 from shared.learning.windows import Windows
-from shared.messages.contracts import Contribution, DeviceMode, FragmentScored, FragmentSlot, Policy
+from shared.messages.contracts import (
+    DeviceMode,
+    FragmentScored,
+    FragmentSlot,
+    GroupGradientRef,
+    Policy,
+)
 
 Phase = Literal["waiting", "running", "paused", "stopped", "finished", "failed"]
 """waiting: for version 0. finished: every batch is committed. failed: see `State.failure`."""
@@ -92,7 +98,7 @@ class GroupState:
     """To the trainer, in this attempt."""
     computed_by: str | None = None
     """Address of the rollout device that was given its gradient to compute, in this attempt."""
-    contribution: Contribution | None = None
+    contribution: GroupGradientRef | None = None
     """That gradient, once it is stored."""
     trained_by: tuple[str, ...] = ()
     """Addresses of the trainers that have it in their gradient; all but one are dead or zombies."""
@@ -118,7 +124,7 @@ class BatchState:
 
 
 @dataclass(frozen=True, slots=True)
-class InHand:
+class AssignedFragment:
     """A fragment that a device has, in the order in which it takes them."""
 
     slot: FragmentSlot
@@ -128,7 +134,7 @@ class InHand:
 
 
 @dataclass(frozen=True, slots=True)
-class Computing:
+class GradientTask:
     """A group whose gradient a rollout device computes, after the fragment that it is at."""
 
     batch: int
@@ -149,8 +155,8 @@ class WorkerState:
     """A trainer each of whose devices generates what it has and then trains, on its own."""
     can_train: bool = False
     """A rollout device that computes gradients of whole groups."""
-    in_hand: tuple[InHand, ...] = ()
-    computes: "Computing | None" = None
+    assigned: tuple[AssignedFragment, ...] = ()
+    gradient_task: "GradientTask | None" = None
     not_asked: NotAsked | None = None
     """Why it is given no work."""
     num_returned: int = 0
@@ -160,7 +166,7 @@ class WorkerState:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tag:
+class LoanState:
     """Trainer-assisted generation: what is decided, and what the trainer was told."""
 
     controller: Controller = field(default_factory=Controller)
@@ -182,7 +188,7 @@ class TagRecord:
 
     batch: int
     decision: Decision
-    situation: Situation
+    tag_inputs: TagInputs
     """That it was decided for."""
     opened_at: float
     seconds: float | None = None
@@ -191,13 +197,13 @@ class TagRecord:
     @property
     def predicted_gain(self) -> float | None:
         """None while nothing is known of what work costs."""
-        return self.decision.predicted_gain if self.situation.train else None
+        return self.decision.predicted_gain if self.tag_inputs.train else None
 
     @property
     def measured_gain(self) -> float | None:
         """Against what the batch was predicted to take without help."""
         off = self.decision.predicted_seconds_off
-        if not self.seconds or off is None or not self.situation.train:
+        if not self.seconds or off is None or not self.tag_inputs.train:
             return None
         return off / self.seconds - 1
 
@@ -214,7 +220,7 @@ class State:
     workers: Mapping[str, WorkerState] = field(default_factory=dict)
     """Live workers by address."""
     costs: Costs = field(default_factory=Costs)
-    tag: Tag = field(default_factory=Tag)
+    tag: LoanState = field(default_factory=LoanState)
     trained_at: float = 0.0
     """When the last group of the current batch was trained."""
     ticked_at: float = 0.0

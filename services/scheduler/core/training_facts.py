@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-from services.scheduler.core.facts import computed_by_nobody, given_anew, group_at, with_failure
-from services.scheduler.core.state import Computing, InHand, Plan, State
+from services.scheduler.core.facts import computed_by_nobody, group_at, requeue_group, with_failure
+from services.scheduler.core.state import AssignedFragment, GradientTask, Plan, State
 from shared.messages.contracts import (
     GradientComputed,
     GradientReleased,
@@ -31,7 +31,7 @@ def group_failed(plan: Plan, state: State, event: GroupFailed) -> State:
     group = group_at(state, event.batch, event.group)
     if group is None or not group.sent or group.attempt != event.attempt:
         return state
-    state = state.with_group(event.batch, event.group, given_anew(group))
+    state = state.with_group(event.batch, event.group, requeue_group(group))
     if event.attempt + 1 >= plan.max_attempts:
         where = f"batch {event.batch}, group {event.group}"
         return with_failure(state, f"{where} could not be sent to the trainer: {event.reason}")
@@ -79,21 +79,21 @@ def run_failed(state: State, event: RunFailed) -> State:
 def _computes_no_more(state: State, address: str, batch: int, group: int, now: float) -> State:
     """The device begins with the fragment that waits on it."""
     worker = state.workers.get(address)
-    if worker is None or worker.computes is None:
+    if worker is None or worker.gradient_task is None:
         return state
-    if (worker.computes.batch, worker.computes.group) != (batch, group):
+    if (worker.gradient_task.batch, worker.gradient_task.group) != (batch, group):
         return state
-    in_hand = tuple(
-        InHand(held.slot, held.num_samples, now) if place < worker.slots else held
-        for place, held in enumerate(worker.in_hand)
+    assigned = tuple(
+        AssignedFragment(held.slot, held.num_samples, now) if place < worker.slots else held
+        for place, held in enumerate(worker.assigned)
     )
-    return state.with_worker(replace(worker, computes=None, in_hand=in_hand))
+    return state.with_worker(replace(worker, gradient_task=None, assigned=assigned))
 
 
-def computed_by(state: State, address: str) -> Computing | None:
+def computed_by(state: State, address: str) -> GradientTask | None:
     """The group that a worker was given before the scheduler knew it."""
     for batch in state.batches:
         for index, group in enumerate(batch.groups):
             if group.computed_by == address and group.contribution is None:
-                return Computing(batch.index, index, group.attempt, 0.0)
+                return GradientTask(batch.index, index, group.attempt, 0.0)
     return None

@@ -61,9 +61,9 @@ def uses(plan: Plan, state: State) -> dict[str, Use]:
 
 def _use_of_rollout(worker: WorkerState) -> Use | None:
     """None if it waits."""
-    if worker.computes is not None:
+    if worker.gradient_task is not None:
         return "training"
-    return "generating" if worker.in_hand else None
+    return "generating" if worker.assigned else None
 
 
 def _use_of_trainer(state: State, worker: WorkerState) -> Use:
@@ -74,7 +74,7 @@ def _use_of_trainer(state: State, worker: WorkerState) -> Use:
         return "training"
     if all(group.sent for group in batch.groups):
         return "committing"
-    if state.tag.mode == "generate" and worker.in_hand:
+    if state.tag.mode == "generate" and worker.assigned:
         return "generating"
     if _count(batch, "issued") or _count(batch, "pending") or not _count(batch, "generated"):
         return "waiting_for_rollout"

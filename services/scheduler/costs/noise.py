@@ -9,7 +9,7 @@ from random import Random
 
 from shared.learning.seeds import derive
 
-LEAST_FACTOR = 0.1
+MIN_FACTOR = 0.1
 """No work takes less than a tenth of its mean."""
 
 
@@ -28,7 +28,7 @@ class Noise:
             return 1.0
         if device not in self._drawn:
             self._drawn[device] = Random(derive(self.seed, "device", device))
-        return max(LEAST_FACTOR, self._drawn[device].gauss(1.0, self.spread))
+        return max(MIN_FACTOR, self._drawn[device].gauss(1.0, self.spread))
 
 
 def rollout_device(kind: str, number: int) -> str:

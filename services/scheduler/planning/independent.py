@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from services.scheduler.core.tag.independent import share
-from services.scheduler.core.tag.makespan import Situation, best_groups
+from services.scheduler.core.tag.makespan import TagInputs, best_groups
 
 REACH = range(-1, 4)
 """Groups around the wave model's choice, which has the whole trainer wait for the block's end."""
@@ -22,9 +22,9 @@ HELD_UP = 0.15
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fluid:
-    situation: Situation
+    tag_inputs: TagInputs
     num_trainer: int
-    """Devices, of which `situation.trainer_slots` can generate."""
+    """Devices, of which `tag_inputs.trainer_slots` can generate."""
     last: float
     """Seconds of a piece of a group: at a batch's end some devices train one and others none."""
     gradient: tuple[float, ...]
@@ -41,24 +41,24 @@ class Generated:
 
 def strict(pool: Fluid, most: int | None = None) -> tuple[float, int]:
     """Seconds of a batch, and how many groups the trainer generates: the best, or ``most``."""
-    situation = pool.situation
+    tag_inputs = pool.tag_inputs
     if most is not None:
         return makespan(pool, most), most
-    around = best_groups(situation)
-    last = situation.groups if situation.trainer_slots else 0
+    around = best_groups(tag_inputs)
+    last = tag_inputs.groups if tag_inputs.trainer_slots else 0
     return min((makespan(pool, k), k) for k in {max(0, min(last, around + d)) for d in REACH})
 
 
 def makespan(pool: Fluid, k: int) -> float:
     """Seconds from opening to commit if the trainer generates ``k`` groups."""
-    situation = pool.situation
-    rollout = _generated(situation.rollout, situation.groups - k, situation)
-    helped = _generated((situation.help,) * situation.trainer_slots, k, situation)
+    tag_inputs = pool.tag_inputs
+    rollout = _generated(tag_inputs.rollout, tag_inputs.groups - k, tag_inputs)
+    helped = _generated((tag_inputs.help,) * tag_inputs.trainer_slots, k, tag_inputs)
     ready = [*rollout.ready, *helped.ready]
     if not all(map(math.isfinite, ready)):
         return math.inf
-    work = situation.train * pool.num_trainer  # of a group, on one of the trainer's devices
-    always = [0.0] * (pool.num_trainer - situation.trainer_slots)
+    work = tag_inputs.train * pool.num_trainer  # of a group, on one of the trainer's devices
+    always = [0.0] * (pool.num_trainer - tag_inputs.trainer_slots)
     rates = [(time, 1.0) for time in [*helped.free, *always]]
     helpers = [
         (time, seconds)
@@ -69,7 +69,7 @@ def makespan(pool: Fluid, k: int) -> float:
     in_time = [(time, each) for time, each in helpers if time + each <= end]
     if len(in_time) < len(helpers):  # whole groups only
         end = _worked_off(ready, [*rates, *((time, work / each) for time, each in in_time)], work)
-    return end + pool.last / 2 + situation.commit + _held_up(each for _, each in in_time)
+    return end + pool.last / 2 + tag_inputs.commit + _held_up(each for _, each in in_time)
 
 
 def _held_up(gradients: Iterable[float]) -> float:
@@ -77,7 +77,7 @@ def _held_up(gradients: Iterable[float]) -> float:
     return HELD_UP * max(gradients, default=0.0)
 
 
-def _generated(devices: tuple[float, ...], num_groups: int, situation: Situation) -> Generated:
+def _generated(devices: tuple[float, ...], num_groups: int, tag_inputs: TagInputs) -> Generated:
     """List scheduling by earliest completion, group by group."""
     slots = [(seconds, index) for index, seconds in enumerate(devices)]
     free = [0.0] * len(devices)
@@ -86,11 +86,11 @@ def _generated(devices: tuple[float, ...], num_groups: int, situation: Situation
     heapq.heapify(slots)
     ready, done = [], 0.0
     for _ in range(num_groups):
-        for _ in range(situation.fragments_per_group):
+        for _ in range(tag_inputs.fragments_per_group):
             done, index = slots[0]
             free[index] = done
             heapq.heapreplace(slots, (done + devices[index], index))
-        ready.append(done + situation.ready)
+        ready.append(done + tag_inputs.ready)
     return Generated(ready, free)
 
 
@@ -108,26 +108,26 @@ def _worked_off(ready: list[float], rates: list[tuple[float, float]], work: floa
 def one_step(pool: Fluid, groups: int | None = None) -> tuple[float, int]:
     """Seconds of a batch, and how many groups the trainer had better be allowed to generate: as
     many as is best, or ``groups`` and no more."""
-    situation = pool.situation
-    total = situation.groups
-    generate, help_ = _per_group(situation)
-    training = total * situation.train + situation.commit + pool.last / 2
+    tag_inputs = pool.tag_inputs
+    total = tag_inputs.groups
+    generate, help_ = _per_group(tag_inputs)
+    training = total * tag_inputs.train + tag_inputs.commit + pool.last / 2
     balanced = (total * generate - training) / (generate + help_)
     most = total if groups is None else groups
     if balanced > 0:
         helped = min(balanced, most)
-        allowed = most if groups is not None else share(situation, one_step=True)
+        allowed = most if groups is not None else share(tag_inputs, one_step=True)
         return (total - helped) * generate, allowed
     allowed = most if groups is not None else int(balanced > -1)
     computed, seconds = _computed(pool, training - total * generate)
-    return training - computed * situation.train + _held_up(seconds), allowed
+    return training - computed * tag_inputs.train + _held_up(seconds), allowed
 
 
-def _per_group(situation: Situation) -> tuple[float, float]:
+def _per_group(tag_inputs: TagInputs) -> tuple[float, float]:
     """Seconds of generating a group on all rollout devices, and on all of the trainer's."""
-    fragments, slots = situation.fragments_per_group, situation.trainer_slots
-    rate = sum(1 / seconds for seconds in situation.rollout)
-    return fragments / rate, fragments * situation.help / slots if slots else math.inf
+    fragments, slots = tag_inputs.fragments_per_group, tag_inputs.trainer_slots
+    rate = sum(1 / seconds for seconds in tag_inputs.rollout)
+    return fragments / rate, fragments * tag_inputs.help / slots if slots else math.inf
 
 
 def _computed(pool: Fluid, ahead: float) -> tuple[float, list[float]]:
@@ -136,18 +136,18 @@ def _computed(pool: Fluid, ahead: float) -> tuple[float, list[float]]:
 
     Those devices first that generate least in the time of a gradient; whole groups only.
     """
-    situation = pool.situation
-    rate = sum(1 / seconds for seconds in situation.rollout)
+    tag_inputs = pool.tag_inputs
+    rate = sum(1 / seconds for seconds in tag_inputs.rollout)
     costs = sorted(
         (seconds / each / rate, seconds)  # time of all rollout devices
-        for seconds, each in zip(pool.gradient, situation.rollout, strict=True)
+        for seconds, each in zip(pool.gradient, tag_inputs.rollout, strict=True)
         if math.isfinite(seconds)
     )
-    batch, groups, helping = situation.groups * situation.train, 0.0, []
+    batch, groups, helping = tag_inputs.groups * tag_inputs.train, 0.0, []
     for cost, seconds in costs:
-        taken = min(batch // seconds, ahead / (situation.train + cost))
+        taken = min(batch // seconds, ahead / (tag_inputs.train + cost))
         if taken > 0:
-            groups, ahead = groups + taken, ahead - taken * (situation.train + cost)
-            batch -= taken * situation.train
+            groups, ahead = groups + taken, ahead - taken * (tag_inputs.train + cost)
+            batch -= taken * tag_inputs.train
             helping.append(seconds)
     return groups, helping

@@ -1,6 +1,6 @@
 """A look-ahead by simulation: how many groups of a batch the trainer had better generate.
 
-The wave model (`tag.waves`) takes the trainer's help for one block. In truth ready training goes
+The wave model (`tag.makespan`) takes the trainer's help for one block. In truth ready training goes
 first, devices have work in hand, and what is left at the end goes where it is done first; so the
 core itself is run in virtual time, with the costs that were learned, for a few numbers of groups
 around the model's and for none.
@@ -14,9 +14,9 @@ from dataclasses import dataclass, field, replace
 
 from services.scheduler.core.gradients import gradient_seconds
 from services.scheduler.core.lanes import sample_seconds
-from services.scheduler.core.lending import situation
+from services.scheduler.core.lending import tag_inputs
 from services.scheduler.core.machine import HelpRefined, Input
-from services.scheduler.core.state import Plan, State, Tag, WorkerState
+from services.scheduler.core.state import LoanState, Plan, State, WorkerState
 from services.scheduler.core.tag.controller import Controller
 from services.scheduler.core.tag.estimates import Costs, Estimate
 from services.scheduler.core.tag.makespan import best_groups
@@ -52,7 +52,7 @@ def look_ahead(plan: Plan, state: State, now: float) -> int | None:
         return None
     if state.tag.controller.mode != "auto" or not _is_known(state.costs):
         return None
-    first = best_groups(situation(plan, state, trainer))
+    first = best_groups(tag_inputs(plan, state, trainer))
     pace = REACH if plan.max_staleness else 1
     near = range(first - REACH, first + REACH + 1, pace)
     best, least = 0, math.inf
@@ -111,7 +111,7 @@ def cluster_of(plan: Plan, state: State, groups: int, *, batches: int = 1) -> Cl
         rollout=dict.fromkeys(devices, 1),
         trainer_slots=trainer.slots,
         reward_workers=plan.num_groups * plan.group_size,
-        first_state=State(recovering=True, tag=Tag(controller=mode)),
+        first_state=State(recovering=True, tag=LoanState(controller=mode)),
         lanes=(TRAINER,) * trainer.slots if trainer.fluid else (),
         can_train=list(gradient),
     )
@@ -164,7 +164,7 @@ class Horizon:
     _last_seconds: float | None = None
     """That the last look-ahead took."""
 
-    def note(self, before: State, after: State) -> None:
+    def record(self, before: State, after: State) -> None:
         """A batch has become the current one."""
         if after.batch is None or after.recovering or after.tag.controller.mode != "auto":
             return

@@ -28,7 +28,7 @@ from shared.messages.contracts import MAX_FRAGMENTS_PER_GROUP
 BASELINES: tuple[Baseline, ...] = ("2026-06", "batched", "tuned")
 EFFORT = 200_000
 """Simulated fragments, each weighted with what it costs: about 1.5 s on a core of 2024."""
-MOST_SIMULATED = 16
+MAX_SIMULATED = 16
 HOPELESS = 1.1
 """Forecast over the best simulated: more than forecasts err."""
 SIZES_PER_SPLIT = 2
@@ -238,7 +238,7 @@ def _simulated(
     seen: Counter[str] = Counter()
     least = math.inf
     for candidate in candidates:
-        if sum(seen.values()) >= MOST_SIMULATED:
+        if sum(seen.values()) >= MAX_SIMULATED:
             return
         sized = replace(candidate.schedule, fragment_size=candidate.size)
         chosen = with_help(profile, candidate.split, sized, candidate.forecast.groups)

@@ -15,7 +15,7 @@ from services.scheduler.costs.profile import Profile, fits, speed
 
 Devices = Mapping[str, int]
 
-MOST_PER_KIND = 64
+MAX_PER_KIND = 64
 """Ways to split a kind; of more devices, every second, third ... way is looked at."""
 
 
@@ -100,7 +100,7 @@ def _counts(profile: Profile, kind: str, number: int) -> range:
         return range(number, number + 1)
     if not generates:
         return range(1)
-    return range(0, number + 1, -(-number // MOST_PER_KIND))
+    return range(0, number + 1, -(-number // MAX_PER_KIND))
 
 
 def _split(able: list[str], numbers: list[int], devices: Devices) -> Split:

@@ -24,7 +24,7 @@ from services.scheduler.core.recovery import READ_BACK, beyond
 from services.scheduler.core.state import Phase, Plan, State, TagRecord
 from services.scheduler.core.usage import BatchUsage, Meter, TagUsage, uses
 from services.scheduler.planning.lookahead import Horizon
-from services.scheduler.shell.dead_letters import death_of
+from services.scheduler.shell.dead_letters import failure_of
 from services.scheduler.shell.inbox import Inbox
 from services.scheduler.shell.retaining import Retaining
 from services.scheduler.shell.roster import Roster, Seen
@@ -125,7 +125,7 @@ class Scheduler:
     async def run(self) -> None:
         """Recover from the commit records, then handle events for ever; if streams are lost, make
         them again and do the same once more."""
-        await self.bus.on_status(lambda status: self.roster.note(status))
+        await self.bus.on_status(lambda status: self.roster.record(status))
         before: State | None = None
         while True:
             try:
@@ -215,7 +215,7 @@ class Scheduler:
             if not received.subject.startswith("$JS"):
                 self.num_quarantined += 1
                 DLQ_MESSAGES.set(self.num_quarantined)
-            died = await death_of(self.bus, received)
+            died = await failure_of(self.bus, received)
             if died is not None:
                 self._inbox.put(died)
 
@@ -241,7 +241,7 @@ class Scheduler:
             log.info("phase", phase=state.phase, failure=state.failure)
         for worker in newly_not_asked(self.state, state, event):
             log.warning("worker_not_asked", name=worker.name, reason=worker.not_asked)
-        self.horizon.note(self.state, state)
+        self.horizon.record(self.state, state)
         self.state = state  # last: an event whose commands could not be sent is as if never seen
 
     async def _send(self, command: Command) -> None:
@@ -301,7 +301,7 @@ class Scheduler:
         STEP.set(record.policy.version)
         if record.batch is None:
             return
-        NEWEST_STEP.note(record.metrics)
+        NEWEST_STEP.record(record.metrics)
         for group in record.trained:
             staleness = record.batch - group.policy_version
             STALENESS.labels(steps=staleness).inc(len(group.rewards))

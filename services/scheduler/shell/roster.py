@@ -46,7 +46,7 @@ class Roster:
     """By address."""
     leases: Leases = field(default_factory=Leases)
 
-    async def note(self, status: WorkerStatus) -> None:
+    async def record(self, status: WorkerStatus) -> None:
         address, now = status.address, time.monotonic()
         heard = self.leases.hear(address, status.worker, now)
         if heard == "refused":

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from services.scheduler.core.state import Plan, State, Tag
+from services.scheduler.core.state import LoanState, Plan, State
 from services.scheduler.core.tag.controller import Controller
 from services.scheduler.shell.api import create_app
 from services.scheduler.shell.app import Scheduler
@@ -45,7 +45,7 @@ def first_state(recipe: Recipe) -> State:
     if recipe.schedule.mode == "colocated":
         tag = recipe.batch.groups  # its share is all that it owns
     controller = Controller.of("fixed", tag) if isinstance(tag, int) else Controller.of(tag)
-    return State(recovering=True, tag=Tag(controller=controller))
+    return State(recovering=True, tag=LoanState(controller=controller))
 
 
 async def run(settings: ServiceSettings, recipe: Recipe, *, beside: Path) -> None:

@@ -14,7 +14,7 @@ class StepMetrics(Collector):
     def __init__(self) -> None:
         self._newest: Mapping[str, float] = {}
 
-    def note(self, metrics: Mapping[str, float]) -> None:
+    def record(self, metrics: Mapping[str, float]) -> None:
         """Of the newest commit record."""
         self._newest = dict(metrics)
 

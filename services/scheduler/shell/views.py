@@ -110,8 +110,10 @@ def _worker_view(
         refused=status.device.refusal or seen.refused,
         lent=status.loan is not None and status.loan.mode == "generate",
         seconds_per_sample=_generation_seconds(scheduler, status),
-        num_in_hand=0 if known is None else len(known.in_hand),
-        trains_group=known.computes.group if known is not None and known.computes else None,
+        num_in_hand=0 if known is None else len(known.assigned),
+        trains_group=known.gradient_task.group
+        if known is not None and known.gradient_task
+        else None,
         seconds_per_gradient=_gradient_seconds(scheduler, status.address),
         seconds_since_seen=round(now - seen.at, 3),
     )

@@ -17,7 +17,6 @@ from shared.errors import AdmissionError
 from shared.messages import subjects
 from shared.messages.contracts import (
     ComputeGradient,
-    Contribution,
     FragmentFailed,
     FragmentGenerated,
     FragmentReleased,
@@ -25,6 +24,7 @@ from shared.messages.contracts import (
     GenerateFragment,
     GradientComputed,
     GradientReleased,
+    GroupGradientRef,
     Message,
     ObjectRef,
     Policy,
@@ -191,7 +191,7 @@ class SimRollout:
         load = self._adopt(command.policy)
         samples = len(command.group.advantages)
         seconds = self.history.drawn(self.process.name, self.timing.gradient(self.kind, samples))
-        number = self.history.computes(self.address, command, self.weights)
+        number = self.history.gradient_task(self.address, command, self.weights)
         self.history.works(self.address, "train", load, seconds)
 
         def done() -> None:
@@ -215,7 +215,7 @@ def contribution_of(
     gradient = ObjectRef(key=f"sim/{number}", sha256=REF.sha256, size=1)
     return GradientComputed(
         batch=group.batch, group=group.group, attempt=group.attempt, policy=command.policy,
-        contribution=Contribution(gradient=gradient, tally={}, worker=worker), seconds=seconds,
+        contribution=GroupGradientRef(gradient=gradient, tally={}, worker=worker), seconds=seconds,
     )  # fmt: skip
 
 

@@ -71,7 +71,7 @@ class History:
             self.facts.append(Begun(now, device, task, newest, weights, number))
         return self._num_generations
 
-    def computes(self, device: str, command: ComputeGradient, weights: str) -> int:
+    def gradient_task(self, device: str, command: ComputeGradient, weights: str) -> int:
         """Gives the number under which the contribution is stored."""
         self._num_generations += 1
         if self.keep_intervals:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from services.scheduler.sim.batches import Trainer
 from services.scheduler.sim.devices import result_of
 from shared.devices.loan import may_generate
-from shared.devices.slices import LAST_GROUPS, Cut, cuts
+from shared.devices.slices import LAST_GROUPS, GroupSlice, cuts
 from shared.messages.contracts import GenerateFragment, Message, TrainGroup
 
 
@@ -41,7 +41,7 @@ class Share:
     """A group that is being trained."""
 
     group: TrainGroup
-    waiting: deque[Cut]
+    waiting: deque[GroupSlice]
     """That no device has begun with."""
     parts: Counter[int] = field(default_factory=Counter)
     """Sample -> parts of its gradient that are added up."""
@@ -50,7 +50,7 @@ class Share:
     seconds: float = 0.0
     """Of all devices, added up."""
 
-    def add(self, cut: Cut) -> Iterator[range]:
+    def add(self, cut: GroupSlice) -> Iterator[range]:
         """Gives the samples whose gradient is complete now."""
         self.parts.update(cut.samples)
         if self.parts[cut.samples.start] == cut.num_parts:

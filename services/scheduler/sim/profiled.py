@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from services.scheduler.core.assign import full_size
-from services.scheduler.core.state import Plan, State, Tag
+from services.scheduler.core.state import LoanState, Plan, State
 from services.scheduler.core.tag.controller import Controller
 from services.scheduler.core.tag.estimates import Costs, Estimate
 from services.scheduler.costs.floor import floor_seconds
@@ -39,7 +39,7 @@ Devices = Mapping[str, int]
 
 NEVER = 1e12
 """Seconds: longer than any simulation. A loan that runs out is a fault, and there are none here."""
-MOST_GROUPS = 2**31
+MAX_GROUPS = 2**31
 """A share that no batch uses up."""
 WARM_UP_STRICT, WARM_UP_ONE_STEP, WARM_UP_AUTO = 0, 4, 8
 """Batches until one is like the next: a strict batch begins from nothing like any other, one-step
@@ -148,7 +148,7 @@ def controller_of(schedule: ScheduleChoice) -> Controller:
     if not schedule.may_help:
         return Controller.of("off")
     if schedule.mode == "colocated":
-        return Controller.of("fixed", MOST_GROUPS)
+        return Controller.of("fixed", MAX_GROUPS)
     return Controller.of("auto") if schedule.tag == "auto" else Controller.of("fixed", schedule.tag)
 
 
@@ -232,7 +232,7 @@ def _cluster(
     )
     cluster = build(
         plan, timing, rollout=rollout, trainer_slots=slots, seed=seed or 0, delay=lambda: hop,
-        first_state=State(recovering=True, tag=Tag(controller=controller_of(schedule))),
+        first_state=State(recovering=True, tag=LoanState(controller=controller_of(schedule))),
         look_ahead=look_ahead, can_train=can_train,
         lanes=[kind for kind, count in trainer.items() for _ in range(count)] if fluid else (),
     )  # fmt: skip

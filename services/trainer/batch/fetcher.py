@@ -9,14 +9,14 @@ from typing import Any
 import structlog
 
 from shared.bus.bus import Bus
-from shared.devices.protocols import GradientPart, GroupData
+from shared.devices.protocols import GroupData, GroupGradient
 from shared.errors import AdmissionError, ContractError, DigenRLError, IntegrityError
 from shared.messages import subjects
 from shared.messages.contracts import (
-    Contribution,
     FragmentFailed,
     FragmentScored,
     GroupFailed,
+    GroupGradientRef,
     ObjectRef,
     TrainGroup,
 )
@@ -26,13 +26,13 @@ from shared.run.layout import batch_folder
 from shared.store import ObjectStore
 from shared.telemetry import FRAGMENTS
 
-MOST_BYTES = 512 << 20
+MAX_BYTES = 512 << 20
 
 
 class KeptTrajectories:
     """Each is taken once; the oldest make room, and are then read from the store as others are."""
 
-    def __init__(self, most_bytes: int = MOST_BYTES) -> None:
+    def __init__(self, most_bytes: int = MAX_BYTES) -> None:
         self._most = most_bytes
         self._kept: dict[ObjectRef, bytes] = {}
         self._size = 0
@@ -61,7 +61,7 @@ CheckStored = Callable[[bytes, bytes, int], None]
 @dataclass(frozen=True, slots=True)
 class AdmittedGroup:
     command: TrainGroup
-    work: GroupData | GradientPart | None
+    work: GroupData | GroupGradient | None
     """What to train, or what to add, or None if its gradient is zero."""
 
 
@@ -170,13 +170,13 @@ class Intake:
             return False
         return True
 
-    async def _part(self, command: TrainGroup, contribution: Contribution) -> GradientPart:
+    async def _part(self, command: TrainGroup, contribution: GroupGradientRef) -> GroupGradient:
         """Raises ContractError or IntegrityError if its object does not belong to this batch, is
         not in the store, or is broken."""
         ref = contribution.gradient
         if not ref.key.startswith(f"{batch_folder(self._bus.run, command.batch)}/"):
             raise ContractError(f"{ref.key} is not a gradient of batch {command.batch}")
-        return GradientPart(gradient=await self._store.get(ref), tally=contribution.tally)
+        return GroupGradient(gradient=await self._store.get(ref), tally=contribution.tally)
 
     async def _data(self, command: TrainGroup) -> GroupData | None:
         """None, and those are refused, if fragments are faulty."""

@@ -11,7 +11,7 @@ from services.trainer.batch.measures import batch_metrics
 from services.trainer.devices.device import Outcome, QueuedGroup
 from services.trainer.devices.pool import Lanes
 from shared.bus.bus import Bus
-from shared.devices.protocols import GradientPart, GroupData, Training
+from shared.devices.protocols import GroupData, GroupGradient, Training
 from shared.devices.slices import LAST_GROUPS
 from shared.errors import ContractError, OutOfMemory, Untrainable
 from shared.messages.contracts import GroupTrained, TrainGroup
@@ -135,7 +135,7 @@ class BatchTraining:
                 is_last = self._part_size - num_taken < LAST_GROUPS
                 queued = QueuedGroup(command=command, data=data, tell=tell, is_last=is_last)
                 await self._lanes.train(queued)
-            case GradientPart() as part:
+            case GroupGradient() as part:
                 try:
                     await self._training.add(part)
                 except ContractError as error:

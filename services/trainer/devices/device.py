@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from shared.devices.loan import DeviceUse
 from shared.devices.protocols import GeneratingDevice, Generation, GroupData, TrainingDevice
 from shared.devices.publisher import FragmentPublisher
-from shared.devices.slices import Cut, cuts
+from shared.devices.slices import GroupSlice, cuts
 from shared.errors import ContractError, OutOfMemory
 from shared.messages.contracts import GenerateFragment, TrainGroup
 
@@ -72,9 +72,9 @@ class QueuedGroup:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class QueuedSlice:
     group: QueuedGroup
-    cut: Cut
+    cut: GroupSlice
 
     @contextmanager
     def training(self) -> Iterator[None]:
@@ -90,13 +90,13 @@ class Piece:
             group.tell(Outcome(group.command, group.seconds, group.error))
 
 
-class Pieces:
+class QueuedSlices:
     """First in, first out."""
 
     def __init__(self, num_lanes: int, trained_steps: int) -> None:
         self._num_lanes = num_lanes
         self._trained_steps = trained_steps
-        self._waiting: deque[Piece] = deque()
+        self._waiting: deque[QueuedSlice] = deque()
         self._none_left = asyncio.Event()
         self._none_left.set()
 
@@ -107,11 +107,11 @@ class Pieces:
     def put(self, group: QueuedGroup) -> None:
         size = len(group.data.advantages)
         for cut in cuts(size, self._num_lanes, self._trained_steps, is_last=group.is_last):
-            self._waiting.append(Piece(group, cut))
+            self._waiting.append(QueuedSlice(group, cut))
             group.num_left += 1
         self._none_left.clear()
 
-    def take(self) -> Piece | None:
+    def take(self) -> QueuedSlice | None:
         if not self._waiting:
             return None
         piece = self._waiting.popleft()

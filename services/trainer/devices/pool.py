@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Sequence
 
-from services.trainer.devices.device import Lane, Piece, Pieces, QueuedGroup
+from services.trainer.devices.device import Lane, QueuedGroup, QueuedSlice, QueuedSlices
 from services.trainer.devices.loan_agent import Helper
 from shared.process.worker import Worker
 
@@ -22,7 +22,7 @@ class Lanes:
         self._lanes = lanes
         self._worker = worker
         self._helper = helper
-        self._pieces = Pieces(len(lanes), trained_steps)
+        self._pieces = QueuedSlices(len(lanes), trained_steps)
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as tasks:
@@ -69,6 +69,6 @@ class Lanes:
                 await helper.go_on(lane)
             return piece is not None or generates
 
-    async def _train(self, lane: Lane, piece: Piece) -> None:
+    async def _train(self, lane: Lane, piece: QueuedSlice) -> None:
         with self._worker.doing("training"), lane.use.use("training"), piece.training():
             await lane.trains.accumulate(piece.group.data, piece.cut)

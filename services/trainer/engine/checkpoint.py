@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import AdamW
 
-from shared.diffusion.weights import laid_out_like, whole
+from shared.diffusion.weights import shard_like, whole
 from shared.errors import IntegrityError
 
 RNG = "rng"
@@ -50,7 +50,7 @@ def restore_checkpoint(
     for key, value in states.items():
         state, name = key.split("/", 1)
         parameter = parameters[name]
-        here = value if state == "step" else laid_out_like(parameter, value)
+        here = value if state == "step" else shard_like(parameter, value)
         if state != AVERAGE:
             optimizer.state[parameter][state] = here.clone()
         elif name in averages:

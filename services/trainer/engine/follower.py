@@ -9,7 +9,7 @@ import structlog
 from services.trainer.engine.engine import TrainerEngine
 from services.trainer.engine.links import Message, join, local_rank, num_ranks, this_rank
 from shared.devices.protocols import GroupData
-from shared.devices.slices import Cut
+from shared.devices.slices import GroupSlice
 from shared.diffusion.policy import load_policy
 from shared.diffusion.training.group import TrainingGroup
 from shared.diffusion.weights import WeightsInUse
@@ -124,11 +124,11 @@ class Follower:
         return read
 
 
-def cut_values(cut: Cut) -> list[int]:
+def cut_values(cut: GroupSlice) -> list[int]:
     """For a message; `plain_cut` reads it."""
     return [cut.samples.start, cut.samples.stop, cut.part, cut.num_parts]
 
 
-def plain_cut(values: list[Any]) -> Cut:
+def plain_cut(values: list[Any]) -> GroupSlice:
     first, last, part, num_parts = values
-    return Cut(range(first, last), part, num_parts)
+    return GroupSlice(range(first, last), part, num_parts)

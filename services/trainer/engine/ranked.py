@@ -19,7 +19,7 @@ from services.trainer.engine.links import Link, Message, join, num_ranks
 from services.trainer.engine.replicas import CACHED_GROUPS, ParsedGroups, Replica
 from services.trainer.engine.threads import TrainingOnThreads
 from shared.devices.protocols import GroupData, TrainingDevice, Weights
-from shared.devices.slices import Cut
+from shared.devices.slices import GroupSlice
 from shared.errors import ContractError, IntegrityError, OutOfMemory, Untrainable, UserError
 from shared.models.chunks import Chunk
 from shared.recipe.recipe import Recipe
@@ -109,15 +109,15 @@ class FollowingRank:
     _asked: tuple[Message, GroupData] = field(init=False)
     _numbers: "itertools.count[int]" = field(default_factory=itertools.count)
 
-    async def accumulate(self, group: GroupData, cut: Cut) -> None:
+    async def accumulate(self, group: GroupData, cut: GroupSlice) -> None:
         await asyncio.to_thread(self.train, group, cut)
 
-    def train(self, group: GroupData, cut: Cut, chunk: Chunk | None = None) -> None:
+    def train(self, group: GroupData, cut: GroupSlice, chunk: Chunk | None = None) -> None:
         """Raises ContractError if the fragments do not make up a group of this run."""
         self.begin(group, cut, chunk)
         self.finish()
 
-    def begin(self, group: GroupData, cut: Cut, chunk: Chunk | None = None) -> None:
+    def begin(self, group: GroupData, cut: GroupSlice, chunk: Chunk | None = None) -> None:
         number, blobs = self._blobs(group)
         values = {
             "group": number,
@@ -166,7 +166,7 @@ class ShardedRanks:
     groups: ParsedGroups
     others: Sequence[FollowingRank]
 
-    async def accumulate(self, group: GroupData, cut: Cut) -> None:
+    async def accumulate(self, group: GroupData, cut: GroupSlice) -> None:
         read = await self.groups.read(group)  # what is faulty is found before anybody begins
         mine, *theirs = shares(cut, 1 + len(self.others))
 
@@ -182,13 +182,13 @@ class ShardedRanks:
         await asyncio.to_thread(train)
 
 
-def shares(cut: Cut, num_ranks: int) -> list[Cut]:
+def shares(cut: GroupSlice, num_ranks: int) -> list[GroupSlice]:
     """The same number of samples each, as every pass is taken by all ranks."""
     size, rest = divmod(len(cut.samples), num_ranks)
     assert not rest, "the recipe has been checked"
     first = cut.samples.start
     starts = [first + rank * size for rank in range(num_ranks)]
-    return [Cut(range(start, start + size), cut.part, cut.num_parts) for start in starts]
+    return [GroupSlice(range(start, start + size), cut.part, cut.num_parts) for start in starts]
 
 
 def start_ranks(recipe: Recipe) -> RankedTraining:

@@ -15,7 +15,7 @@ import torch
 from services.trainer.engine.engine import TrainerEngine
 from services.trainer.engine.threads import TrainingOnThreads
 from shared.devices.protocols import GroupData, Weights
-from shared.devices.slices import Cut, piece_size
+from shared.devices.slices import GroupSlice, piece_size
 from shared.diffusion.models import Part
 from shared.diffusion.policy import LoadedPolicy, load_policy
 from shared.diffusion.training.group import TrainingGroup
@@ -76,7 +76,7 @@ class Replica:
     engine: TrainerEngine
     groups: "ParsedGroups"
 
-    async def accumulate(self, group: GroupData, cut: Cut) -> None:
+    async def accumulate(self, group: GroupData, cut: GroupSlice) -> None:
         read = await self.groups.read(group)
         await asyncio.to_thread(self.engine.train, read.piece(cut))
 

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from torch import Tensor
 
 from services.trainer.engine.engine import TrainerEngine
-from shared.devices.protocols import GradientPart, Weights
+from shared.devices.protocols import GroupGradient, Weights
 from shared.diffusion.training.tally import Tally
 from shared.errors import ContractError
 from shared.recipe.recipe import Recipe
@@ -24,7 +24,7 @@ class Additions:
     def forget(self) -> None:
         self._total, self._tally = {}, Tally()
 
-    async def add(self, part: GradientPart) -> None:
+    async def add(self, part: GroupGradient) -> None:
         """Keeps no device: may be called beside everything but `into`.
 
         Raises:
@@ -41,7 +41,7 @@ class Additions:
                 self._total = gradient
 
     def into(self, engine: TrainerEngine) -> None:
-        engine.add(self._total, self._tally.plain())
+        engine.add(self._total, self._tally.as_dict())
 
 
 def _add(total: dict[str, Tensor], gradient: dict[str, Tensor]) -> None:
@@ -62,7 +62,7 @@ class TrainingOnThreads(ABC):
     def skip(self, num_samples: int) -> None:
         self._first.skip(num_samples)
 
-    async def add(self, part: GradientPart) -> None:
+    async def add(self, part: GroupGradient) -> None:
         await self._additions.add(part)
 
     async def restore(self, adapter: bytes, checkpoint: bytes) -> None:

@@ -9,12 +9,12 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from shared.devices.protocols import GradientPart, GroupData
+from shared.devices.protocols import GroupData, GroupGradient
 from shared.diffusion.policy import LoadedPolicy
 from shared.diffusion.tensors import pack, unpack
 from shared.diffusion.training.group import TrainingGroup
 from shared.diffusion.training.objective import read_group
-from shared.diffusion.training.tuned import TunedTransaction
+from shared.diffusion.training.tuned import AutoChunkedGradient
 from shared.diffusion.weights import trained_parameters
 from shared.errors import ContractError, OutOfMemory
 from shared.recipe.recipe import Recipe
@@ -30,9 +30,9 @@ class GroupGradients:
         self._loaded = loaded
         self._recipe = recipe
         self._parameters = trained_parameters(loaded.model.transformer)
-        self._transaction = TunedTransaction(recipe, loaded)
+        self._transaction = AutoChunkedGradient(recipe, loaded)
 
-    def compute(self, group: GroupData) -> GradientPart:
+    def compute(self, group: GroupData) -> GroupGradient:
         """Of a whole group, at the weights in use; no gradient is left on the network.
 
         Raises:
@@ -47,7 +47,7 @@ class GroupGradients:
         _check_finite(gradient)
         digest = bytes.fromhex(self._loaded.in_use.digest())
         gradient[WEIGHTS] = torch.tensor(list(digest), dtype=torch.uint8)
-        return GradientPart(gradient=pack(gradient), tally=self._transaction.inner.tally.plain())
+        return GroupGradient(gradient=pack(gradient), tally=self._transaction.inner.tally.as_dict())
 
     def _gradient(self, group: TrainingGroup) -> dict[str, Tensor]:
         """In smaller and smaller chunks until they fit."""
@@ -65,7 +65,7 @@ class GroupGradients:
 
 
 def read_gradient(
-    part: GradientPart, parameters: Mapping[str, nn.Parameter], weights_digest: str
+    part: GroupGradient, parameters: Mapping[str, nn.Parameter], weights_digest: str
 ) -> dict[str, Tensor]:
     """The gradient of each parameter, on the CPU.
 

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from shared.devices.protocols import GroupData
-from shared.devices.slices import Cut
+from shared.devices.slices import GroupSlice
 from shared.diffusion.models import Conditions, repeat_rows
 from shared.diffusion.policy import sampling_plan
 from shared.diffusion.tensors import pack
@@ -32,7 +32,7 @@ from shared.learning.seeds import derive, permutation
 from shared.models.chunks import Chunk
 from shared.recipe.recipe import Recipe
 
-LEAST_DISTANCE = 1e-5
+MIN_DISTANCE = 1e-5
 BETA = 1.0
 """b. It scales the reported loss, and no gradient."""
 
@@ -59,7 +59,7 @@ class FinishedGroup:
         samples, steps = self.indices.shape
         return samples, steps
 
-    def piece(self, cut: Cut) -> "FinishedGroup":
+    def piece(self, cut: GroupSlice) -> "FinishedGroup":
         samples = slice(cut.samples.start, cut.samples.stop)
         steps = cut.steps(self.shape[1])
         return replace(
@@ -131,7 +131,7 @@ def branches(
 def _branch(velocity: Tensor, rows: NoisedSamples) -> Tensor:
     sigma = rows.sigma.to(velocity).reshape(-1, *([1] * (velocity.dim() - 1)))
     error = rows.noised.to(velocity) - sigma * velocity - rows.clean.to(velocity)
-    distance = error.detach().double().abs().flatten(1).mean(1).clamp(min=LEAST_DISTANCE)
+    distance = error.detach().double().abs().flatten(1).mean(1).clamp(min=MIN_DISTANCE)
     return (error**2).flatten(1).mean(1) / distance.to(velocity)
 
 

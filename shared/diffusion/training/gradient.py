@@ -113,7 +113,7 @@ class GradientTransaction:
         loss = per_row.sum() / self.num_rows
         loss.backward()
         self.tally.loss += float(loss.detach())
-        self.tally.note(
+        self.tally.record(
             found.surrogate,
             rows.advantage,
             clip_range=self.algorithm.clip_range,

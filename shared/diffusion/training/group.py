@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from shared.devices.protocols import GroupData
-from shared.devices.slices import Cut
+from shared.devices.slices import GroupSlice
 from shared.diffusion.models import Conditions, repeat_rows
 from shared.diffusion.policy import sampling_plan
 from shared.diffusion.sampler import SamplingPlan, Trajectory
@@ -43,7 +43,7 @@ class TrainingGroup(Protocol):
     def shape(self) -> tuple[int, int]:
         """Samples and trained steps."""
 
-    def piece(self, cut: Cut) -> "TrainingGroup":
+    def piece(self, cut: GroupSlice) -> "TrainingGroup":
         """Some of its samples and steps, without copying."""
 
     def cut(self, chunk: Chunk, device: torch.device) -> Iterator[Rows]:
@@ -66,7 +66,7 @@ class PathGroup:
         samples, steps = self.trajectory.log_probs.shape
         return samples, steps
 
-    def piece(self, cut: Cut) -> "PathGroup":
+    def piece(self, cut: GroupSlice) -> "PathGroup":
         path = self.trajectory
         samples = slice(cut.samples.start, cut.samples.stop)
         inside = cut.steps(self.shape[1])
@@ -83,19 +83,19 @@ class PathGroup:
             advantages=self.advantages[samples],
         )
 
-    def cut(self, chunk: Chunk, device: torch.device) -> "Iterator[TakenSteps]":
+    def cut(self, chunk: Chunk, device: torch.device) -> "Iterator[TransitionRows]":
         conditions = {name: tensor.to(device) for name, tensor in self.conditions.items()}
         for samples, steps in chunks(self.shape, chunk):
             yield self._rows(samples, steps, conditions, device)
 
     def _rows(
         self, samples: slice, steps: slice, conditions: Conditions, device: torch.device
-    ) -> "TakenSteps":
+    ) -> "TransitionRows":
         path = self.trajectory
         latents = path.latents[samples, steps.start : steps.stop + 1]
         num_samples, num_steps = latents.shape[0], latents.shape[1] - 1
         means = None if path.means is None else path.means[samples, steps].flatten(0, 1)
-        return TakenSteps(
+        return TransitionRows(
             before=latents[:, :-1].flatten(0, 1).to(device),
             arrived=latents[:, 1:].flatten(0, 1).to(device),
             step=self.plan.step(path.step_indices[steps].repeat(num_samples)),
@@ -107,7 +107,7 @@ class PathGroup:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TakenSteps:
+class TransitionRows:
     before: Tensor
     """(B, ...)"""
     arrived: Tensor

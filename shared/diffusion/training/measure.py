@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from shared.diffusion.weights import this_rank_s
+from shared.diffusion.weights import local_shard
 from shared.models.chunks import Chunk, Measurement
 
 CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
@@ -67,7 +67,7 @@ class SavedForBackward:
     """
 
     def __init__(self, network: nn.Module) -> None:
-        tensors = map(this_rank_s, (*network.parameters(), *network.buffers()))
+        tensors = map(local_shard, (*network.parameters(), *network.buffers()))
         self._resident = {tensor.untyped_storage().data_ptr() for tensor in tensors}
         self._kept: dict[int, int] = {}
         self._counting = True

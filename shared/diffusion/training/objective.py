@@ -9,7 +9,7 @@ from torch import Tensor
 from shared.devices.protocols import GroupData
 from shared.diffusion.models import Conditions
 from shared.diffusion.training.forward_process import NoisedSamples, branches, read_finished
-from shared.diffusion.training.group import TakenSteps, TrainingGroup, read_paths
+from shared.diffusion.training.group import TrainingGroup, TransitionRows, read_paths
 from shared.diffusion.training.loss import (
     Surrogate,
     clipped_surrogate,
@@ -35,15 +35,15 @@ class Network(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Evaluated:
+class LossTerms:
     surrogate: Surrogate
     divergence: Tensor | None
     """(B,) from the base model, where the algorithm holds the policy near it."""
 
 
 def clipped(
-    algorithm: Algorithm, rows: TakenSteps, network: Network, *, on_policy: bool
-) -> Evaluated:
+    algorithm: Algorithm, rows: TransitionRows, network: Network, *, on_policy: bool
+) -> LossTerms:
     """Flow-GRPO, CPS, DanceGRPO, MixGRPO: PPO's loss of the steps that were taken."""
     taken = _taken(rows, network)
     old, advantage = _like(rows.behaviour_log_prob, taken), _like(rows.advantage, taken)
@@ -55,12 +55,12 @@ def clipped(
         surrogate = decoupled_surrogate(taken.log_prob, old, advantage, **limits)
     else:
         surrogate = clipped_surrogate(taken.log_prob, old, advantage, **limits)
-    return Evaluated(surrogate, _divergence(algorithm, rows, taken, network))
+    return LossTerms(surrogate, _divergence(algorithm, rows, taken, network))
 
 
 def guarded(
-    algorithm: Algorithm, rows: TakenSteps, network: Network, *, on_policy: bool
-) -> Evaluated:
+    algorithm: Algorithm, rows: TransitionRows, network: Network, *, on_policy: bool
+) -> LossTerms:
     """GRPO-Guard."""
     taken = _taken(rows, network)
     assert rows.behaviour_mean is not None  # read_paths has looked
@@ -73,26 +73,26 @@ def guarded(
         advantage_clip=algorithm.advantage_limit,
         on_policy=on_policy,
     )
-    return Evaluated(surrogate, _divergence(algorithm, rows, taken, network))
+    return LossTerms(surrogate, _divergence(algorithm, rows, taken, network))
 
 
 def nft(
     algorithm: Algorithm, rows: NoisedSamples, network: Network, *, on_policy: bool
-) -> Evaluated:
+) -> LossTerms:
     """DiffusionNFT without its old policy: supervised, on finished samples, towards good ones and
     away from bad ones. It has no ratio, so nothing of it depends on ``on_policy``."""
     velocity = network.velocity(rows.noised, rows.sigma, rows.conditions)
     surrogate = branches(velocity, rows, advantage_clip=algorithm.advantage_clip)
     if not algorithm.kl_beta:
-        return Evaluated(surrogate, None)
+        return LossTerms(surrogate, None)
     reference = network.reference_velocity(rows.noised, rows.sigma, rows.conditions)
-    return Evaluated(surrogate, ((velocity - reference) ** 2).flatten(1).mean(1))
+    return LossTerms(surrogate, ((velocity - reference) ** 2).flatten(1).mean(1))
 
 
 class Objective(Protocol):
     def __call__(
         self, algorithm: Algorithm, rows: Any, network: Network, *, on_policy: bool
-    ) -> Evaluated:
+    ) -> LossTerms:
         """``on_policy``: the weights in use are those that generated the rows."""
 
 
@@ -103,19 +103,19 @@ OBJECTIVES: Mapping[str, Objective] = {
 }
 
 
-def evaluate(algorithm: Algorithm, rows: Any, network: Network, *, on_policy: bool) -> Evaluated:
+def evaluate(algorithm: Algorithm, rows: Any, network: Network, *, on_policy: bool) -> LossTerms:
     """By the objective of the algorithm, whose rows these are."""
     objective = OBJECTIVES[ALGORITHMS[algorithm.name].objective]
     return objective(algorithm, rows, network, on_policy=on_policy)
 
 
-def _taken(rows: TakenSteps, network: Network) -> Transition:
+def _taken(rows: TransitionRows, network: Network) -> Transition:
     velocity = network.velocity(rows.before, rows.step.sigma, rows.conditions)
     return transition(velocity, rows.before, rows.step, arrived=rows.arrived)
 
 
 def _divergence(
-    algorithm: Algorithm, rows: TakenSteps, taken: Transition, network: Network
+    algorithm: Algorithm, rows: TransitionRows, taken: Transition, network: Network
 ) -> Tensor | None:
     if not algorithm.kl_beta:
         return None

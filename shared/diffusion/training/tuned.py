@@ -17,7 +17,7 @@ REMEDY = (
 )
 
 
-class TunedTransaction:
+class AutoChunkedGradient:
     """On one device. What is learned there holds for the batches that follow."""
 
     def __init__(

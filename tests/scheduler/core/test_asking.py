@@ -143,7 +143,7 @@ def give_back(machine: Machine, times: int) -> list[GenerateFragment]:
     """Device a gives back whatever it is given."""
     tasks: list[GenerateFragment] = []
     for _ in range(times):
-        held = machine.state.workers["a-0"].in_hand
+        held = machine.state.workers["a-0"].assigned
         if not held:
             break
         event = FragmentReleased(slot=held[0].slot, worker="a-0", reason="stale")
@@ -175,9 +175,9 @@ def test_returns_that_are_right_are_not_counted() -> None:
     """Fragments of a version that is superseded, and those that a device finishes in between."""
     machine, tasks = machine_at_work("a", num_groups=40, max_returns=2)
     for _ in range(6):
-        [first, *_] = machine.state.workers["a-0"].in_hand
+        [first, *_] = machine.state.workers["a-0"].assigned
         machine.handle(FragmentReleased(slot=first.slot, worker="a-0", reason="stale"))
-        held = machine.state.workers["a-0"].in_hand[0].slot
+        held = machine.state.workers["a-0"].assigned[0].slot
         task = next(t for t in reversed(machine.told) if isinstance(t, GenerateFragment)
                     and t.fragment.slot == held)  # fmt: skip
         machine.handle(examples.generated(task))

@@ -53,7 +53,7 @@ def test_it_decides_as_plain_assignment_does(seed: int) -> None:
     plan = some_plan(random)
     state = some_state(random, plan)
     policy = examples.policy(0)
-    state, now = facts.opened(plan, state, policy, 0.0), 0.0
+    state, now = facts.batch_opened(plan, state, policy, 0.0), 0.0
     for _ in range(60):
         fast, tasks = assign(plan, state, now)
         plain, same = plain_assignment.assign(plan, state, now)
@@ -65,18 +65,18 @@ def test_it_decides_as_plain_assignment_does(seed: int) -> None:
 
 
 def _something_ends(random: Random, plan: Plan, state: State, now: float) -> State:
-    busy = [worker for worker in state.workers.values() if worker.in_hand]
+    busy = [worker for worker in state.workers.values() if worker.assigned]
     for worker in random.sample(busy, min(len(busy), random.randint(1, 4))):
-        slot = worker.in_hand[0].slot
+        slot = worker.assigned[0].slot
         kind = random.random()
         if kind < 0.1:
             state = facts.failed(plan, state, slot, "reason", now)
         elif kind < 0.2:
-            state = facts.taken_out_of_hand(state, slot, worker.address, now)
+            state = facts.unassign(state, slot, worker.address, now)
             state = facts.given_back_by(state, slot, worker.address)
         else:
             found = facts.find(state, slot)
-            state = facts.taken_out_of_hand(state, slot, worker.address, now)
+            state = facts.unassign(state, slot, worker.address, now)
             if found is not None:
                 state = facts.with_fragment(state, slot, replace(found, stage="generated"))
     return state

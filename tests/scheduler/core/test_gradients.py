@@ -6,11 +6,11 @@ from services.scheduler.core.machine import DeviceReported, WorkerJoined, Worker
 from shared.messages.contracts import (
     Command,
     ComputeGradient,
-    Contribution,
     GenerateFragment,
     GradientComputed,
     GradientReleased,
     GroupFailed,
+    GroupGradientRef,
     GroupTrained,
     ObjectRef,
     SetDevice,
@@ -36,7 +36,7 @@ def computed(command: ComputeGradient, seconds: float = 2.0) -> GradientComputed
         group=group.group,
         attempt=group.attempt,
         policy=command.policy,
-        contribution=Contribution(gradient=REF, tally={}, worker=command.worker),
+        contribution=GroupGradientRef(gradient=REF, tally={}, worker=command.worker),
         seconds=seconds,
     )
 

@@ -94,8 +94,8 @@ def test_fixed_help_is_kept(variant: VariantName) -> None:
 def test_devices_that_go_together_wait_for_the_end_of_their_block() -> None:
     profile, split = load_profile("qwen-image", "full"), Split({"H100": 8}, {"H100": 24})
     fixed = replace(STRICT, tag=7)
-    situation = situation_of(profile, split, 8, schedule=fixed)
-    assert forecast(profile, split, 8, fixed).seconds == makespan(situation, 7)
+    tag_inputs = situation_of(profile, split, 8, schedule=fixed)
+    assert forecast(profile, split, 8, fixed).seconds == makespan(tag_inputs, 7)
 
 
 def test_one_step_help_leaves_what_others_have_in_hand() -> None:

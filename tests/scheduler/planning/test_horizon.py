@@ -4,7 +4,7 @@ import asyncio
 from dataclasses import replace
 
 from services.scheduler.core.machine import HelpRefined, Input, WorkerJoined, step
-from services.scheduler.core.state import Plan, State, Tag, TagRecord
+from services.scheduler.core.state import LoanState, Plan, State, TagRecord
 from services.scheduler.core.tag.controller import Controller
 from services.scheduler.core.tag.estimates import Costs
 from services.scheduler.planning.lookahead import Horizon
@@ -17,10 +17,10 @@ def learned() -> Costs:
     return costs.observe_ready(0.1).observe_commit(0.5)
 
 
-def opened(mode: str = "auto") -> tuple[Plan, State, State]:
+def batch_opened(mode: str = "auto") -> tuple[Plan, State, State]:
     plan = examples.plan(num_groups=6)
     controller = Controller.of(mode)  # type: ignore[arg-type]
-    before = State(tag=Tag(controller=controller), costs=learned())
+    before = State(tag=LoanState(controller=controller), costs=learned())
     for event in (WorkerJoined("a-0", "a", "rollout"), WorkerJoined("t-0", "t", "trainer")):
         before, _ = step(plan, before, event, 0.0)
     after, _ = step(plan, before, examples.published(0), 1.0)
@@ -41,33 +41,33 @@ def told_within(horizon: Horizon, told: list[Input], seconds: float) -> list[Inp
 
 
 def test_a_batch_that_opens_is_looked_ahead_for_once() -> None:
-    plan, before, after = opened()
+    plan, before, after = batch_opened()
     told: list[Input] = []
     horizon = Horizon(plan, told.append)
-    horizon.note(before, after)
-    horizon.note(after, after)
+    horizon.record(before, after)
+    horizon.record(after, after)
     [refined] = told_within(horizon, told, 20)
     assert isinstance(refined, HelpRefined)
     assert refined.batch == 0 and 1 <= refined.groups <= 5
 
 
 def test_nothing_is_looked_ahead_for_where_an_operator_decides() -> None:
-    plan, before, after = opened("off")
+    plan, before, after = batch_opened("off")
     told: list[Input] = []
     horizon = Horizon(plan, told.append)
-    horizon.note(before, after)
+    horizon.record(before, after)
     assert told_within(horizon, told, 0.2) == []
 
 
 def test_a_look_ahead_that_would_take_much_of_a_batch_is_left_out() -> None:
-    plan, before, after = opened()
+    plan, before, after = batch_opened()
     record: TagRecord = replace(after.tag.history[-1], seconds=1.0)
     after = replace(after, tag=replace(after.tag, history=(record,)))
     told: list[Input] = []
     horizon = Horizon(plan, told.append)
     horizon._last_seconds = 0.1
-    horizon.note(before, after)
+    horizon.record(before, after)
     assert told_within(horizon, told, 0.2) == []
     horizon._last_seconds = 0.01
-    horizon.note(before, after)
+    horizon.record(before, after)
     assert len(told_within(horizon, told, 20)) == 1

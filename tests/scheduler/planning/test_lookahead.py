@@ -5,8 +5,8 @@ from statistics import mean
 import pytest
 
 from services.scheduler.core.facts import new_batch
-from services.scheduler.core.lending import situation
-from services.scheduler.core.state import Plan, State, Tag
+from services.scheduler.core.lending import tag_inputs
+from services.scheduler.core.state import LoanState, Plan, State
 from services.scheduler.core.tag.controller import Controller
 from services.scheduler.core.tag.estimates import Costs, Estimate
 from services.scheduler.costs.profile import VariantName, load_profile
@@ -47,7 +47,7 @@ def _brute_force(plan: Plan, state: State, start: float) -> float:
     taken = plan.num_groups * plan.group_size - whole.scheduler.state.tag.samples_left
     assert state.trainer is not None and plan.fragment_size is not None
     last = math.ceil((taken + plan.fragment_size) / plan.group_size)
-    seen = situation(plan, state, state.trainer)
+    seen = tag_inputs(plan, state, state.trainer)
     rate = sum(1 / seconds for seconds in seen.rollout)
     for groups in range(min(last, plan.num_groups) + 1):
         generation = (plan.num_groups - groups) * seen.fragments_per_group / rate
@@ -153,7 +153,7 @@ def test_nothing_is_said_where_there_is_nothing_to_choose() -> None:
     deaf = state.with_worker(replace(state.trainer, slots=0))
     assert look_ahead(plan, deaf, 0.0) is None
     for controller in (Controller.of("off"), Controller.of("fixed", 3)):
-        assert look_ahead(plan, replace(state, tag=Tag(controller=controller)), 0.0) is None
+        assert look_ahead(plan, replace(state, tag=LoanState(controller=controller)), 0.0) is None
 
 
 def test_what_has_happened_in_the_batch_does_not_matter() -> None:

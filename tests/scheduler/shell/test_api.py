@@ -246,7 +246,7 @@ def test_probes_and_metrics_answer(client: TestClient, scheduler: Scheduler) -> 
 def test_before_the_first_commit_nothing_is_said_of_steps() -> None:
     metrics = StepMetrics()
     assert list(metrics.collect()) == []
-    metrics.note(METRICS)
+    metrics.record(METRICS)
     assert len(list(metrics.collect())) == 3
 
 

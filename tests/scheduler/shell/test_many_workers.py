@@ -52,7 +52,7 @@ def report_for_ever(url: str) -> None:
 
 def all_have(scheduler: Scheduler, batch: int) -> bool:
     """Whether every device has a fragment of the batch in hand, and one that waits."""
-    hands = [[h.slot.batch for h in w.in_hand] for w in scheduler.state.workers.values()]
+    hands = [[h.slot.batch for h in w.assigned] for w in scheduler.state.workers.values()]
     return all(hand == [batch, batch] for hand in hands)
 
 
@@ -61,7 +61,7 @@ async def give_back(bus: Bus, scheduler: Scheduler, newest: int) -> None:
     stale = [
         FragmentReleased(slot=held.slot, worker=worker.address, reason="stale")
         for worker in scheduler.state.workers.values()
-        for held in worker.in_hand
+        for held in worker.assigned
         if held.slot.batch < newest
     ]
     for first in range(0, len(stale), 64):

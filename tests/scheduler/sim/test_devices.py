@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from services.scheduler.core.state import Plan, State, Tag
+from services.scheduler.core.state import LoanState, Plan, State
 from services.scheduler.core.tag.controller import Controller
 from services.scheduler.sim.cluster import Cluster, build
 from services.scheduler.sim.history_events import Interval
@@ -41,7 +41,7 @@ def run(
     can_train: Sequence[str] = (),
 ) -> Cluster:
     """``groups``: that the trainer may generate."""
-    state = State(recovering=True, tag=Tag(controller=Controller.of("fixed", groups)))
+    state = State(recovering=True, tag=LoanState(controller=Controller.of("fixed", groups)))
     cluster = build(
         plan, TIMING, rollout=rollout, trainer_slots=len(lanes) or 1, lanes=lanes,
         can_train=can_train, keep_intervals=True,

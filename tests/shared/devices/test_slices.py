@@ -5,12 +5,12 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.devices.slices import Cut, cuts
+from shared.devices.slices import GroupSlice, cuts
 
 SIZES, LANES, STEPS = st.integers(1, 40), st.integers(1, 40), st.integers(1, 20)
 
 
-def work(pieces: list[Cut], trained_steps: int) -> Counter[tuple[int, int]]:
+def work(pieces: list[GroupSlice], trained_steps: int) -> Counter[tuple[int, int]]:
     return Counter(
         (sample, step)
         for piece in pieces
@@ -30,7 +30,7 @@ def test_every_step_of_every_sample_is_in_one_piece(
 
 @given(size=SIZES, steps=STEPS, is_last=st.booleans())
 def test_one_device_takes_whole_groups(size: int, steps: int, is_last: bool) -> None:
-    assert cuts(size, 1, steps, is_last=is_last) == [Cut(range(size))]
+    assert cuts(size, 1, steps, is_last=is_last) == [GroupSlice(range(size))]
 
 
 def test_several_devices_take_a_few_samples_and_at_the_end_parts_of_one() -> None:

@@ -14,7 +14,6 @@ from shared.messages.contracts import (
     MAX_MESSAGE_BYTES,
     MAX_SCORE,
     ComputeGradient,
-    Contribution,
     Device,
     DeviceLoan,
     Fragment,
@@ -22,6 +21,7 @@ from shared.messages.contracts import (
     FragmentReleased,
     FragmentScored,
     GroupFailed,
+    GroupGradientRef,
     GroupTrained,
     Message,
     ObjectRef,
@@ -219,7 +219,7 @@ def _worst_group(samples: int, fragments: int, scorers: int) -> ComputeGradient:
             part(first, min(size, samples - first)) for first in range(0, samples, size)
         ),
         advantages=values(samples),
-        contribution=Contribution(
+        contribution=GroupGradientRef(
             gradient=ref(f"batches/{batch:08d}", ".safetensors"),
             tally={name(): values(1)[0] for _ in range(20)},
             worker=name(),

@@ -44,13 +44,13 @@ def tally(*ratios: float, staleness: int = 1) -> Tally:
     ratio = torch.tensor(ratios)
     found = Tally()
     surrogate = Surrogate(ratio, ratio, ratio, torch.ones_like(ratio))
-    found.note(surrogate, torch.ones_like(ratio), clip_range=0.1, staleness=staleness)
+    found.record(surrogate, torch.ones_like(ratio), clip_range=0.1, staleness=staleness)
     return found
 
 
 def test_the_approximate_kl_is_a_mean_over_the_rows_that_were_seen() -> None:
     both = tally(1.0, 2.0)
-    both.merge(tally(0.5).plain())
+    both.merge(tally(0.5).as_dict())
     both.skip(7)
     wanted = ((1 - math.log(2)) + (math.log(2) - 0.5)) / 3
     assert both.metrics()["approx_kl"] == pytest.approx(wanted)

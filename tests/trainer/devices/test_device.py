@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.trainer.devices.device import Outcome, Piece, Pieces, QueuedGroup
+from services.trainer.devices.device import Outcome, QueuedGroup, QueuedSlice, QueuedSlices
 from shared.devices.protocols import GroupData
-from shared.devices.slices import Cut
+from shared.devices.slices import GroupSlice
 from shared.errors import ContractError
 from tests import examples
 from tests.trainer.batch.test_admission import group_of
@@ -27,8 +27,8 @@ def queued(number: int, size: int, told: list[Outcome]) -> QueuedGroup:
 def test_every_sample_is_in_one_piece_and_groups_come_first_in_first_out(
     sizes: list[int], num_lanes: int
 ) -> None:
-    async def taken() -> list[Piece]:
-        pieces, told = Pieces(num_lanes, 2), list[Outcome]()
+    async def taken() -> list[QueuedSlice]:
+        pieces, told = QueuedSlices(num_lanes, 2), list[Outcome]()
         for number, size in enumerate(sizes):
             pieces.put(queued(number, size, told))
         found = []
@@ -52,7 +52,7 @@ def test_every_sample_is_in_one_piece_and_groups_come_first_in_first_out(
 
 
 async def test_room_is_there_once_the_last_piece_is_taken_or_dropped() -> None:
-    pieces = Pieces(2, 2)
+    pieces = QueuedSlices(2, 2)
     pieces.put(queued(0, 4, []))
     waiting = asyncio.create_task(pieces.room())
     pieces.take()
@@ -72,11 +72,14 @@ def test_a_group_of_which_a_piece_is_none_is_told_once_with_its_error() -> None:
     told: list[Outcome] = []
     group = queued(0, 2, told)
     group.num_left = 2
-    with Piece(group, Cut(range(1))).training():
+    with QueuedSlice(group, GroupSlice(range(1))).training():
         raise ContractError("no group")
     assert not told
-    with Piece(group, Cut(range(1, 2))).training():
+    with QueuedSlice(group, GroupSlice(range(1, 2))).training():
         pass
     assert [str(outcome.error) for outcome in told] == ["no group"]
-    with pytest.raises(ValueError, match="a bug"), Piece(group, Cut(range(1))).training():
+    with (
+        pytest.raises(ValueError, match="a bug"),
+        QueuedSlice(group, GroupSlice(range(1))).training(),
+    ):
         raise ValueError("a bug")

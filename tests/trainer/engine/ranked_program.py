@@ -28,7 +28,7 @@ from services.trainer.engine.follower import follow, load_engine
 from services.trainer.engine.links import join, this_rank
 from services.trainer.engine.ranked import RankedTraining, start_ranks
 from shared.devices.protocols import GroupData, Training, Weights
-from shared.devices.slices import Cut, cuts
+from shared.devices.slices import GroupSlice, cuts
 from shared.diffusion.policy import load_policy
 from shared.recipe.recipe import Recipe, load_recipe
 from tests.trainer.batches import make_batch
@@ -71,7 +71,7 @@ async def train_batch(training: Training, groups: list[GroupData], batch: int) -
         pieces = cuts(4, len(devices), 3, is_last=number == len(groups) - 1)
         queues = [pieces[index :: len(devices)] for index in range(len(devices))]
 
-        async def drain(index: int, group: GroupData, queue: list[Cut]) -> None:
+        async def drain(index: int, group: GroupData, queue: list[GroupSlice]) -> None:
             for cut in queue:
                 await training.devices[index].accumulate(group, cut)
 

@@ -10,12 +10,12 @@ from services.trainer.engine.follower import Follower
 from services.trainer.engine.links import Message
 from services.trainer.engine.ranked import FollowingRank
 from shared.devices.protocols import GroupData
-from shared.devices.slices import Cut
+from shared.devices.slices import GroupSlice
 from shared.errors import ContractError
 from shared.recipe.recipe import Recipe
 from tests.trainer.engine.ranked_program import groups_of
 
-HALVES = (Cut(range(2)), Cut(range(2, 4)))
+HALVES = (GroupSlice(range(2)), GroupSlice(range(2, 4)))
 
 
 class Direct:

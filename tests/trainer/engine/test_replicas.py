@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from services.trainer.engine.replicas import ReplicatedTraining
-from shared.devices.protocols import GradientPart, GroupData, Training
-from shared.devices.slices import Cut
+from shared.devices.protocols import GroupData, GroupGradient, Training
+from shared.devices.slices import GroupSlice
 from shared.diffusion.policy import LoadedPolicy, load_policy
 from shared.diffusion.tensors import pack, unpack
 from shared.diffusion.training.contribution import WEIGHTS, GroupGradients
@@ -54,7 +54,7 @@ async def stepped(training: Training, batch: int = 0) -> Stepped:
 
 async def train(training: Training, group: GroupData) -> None:
     """Whole, on the first device."""
-    await training.devices[0].accumulate(group, Cut(range(SIZE)))
+    await training.devices[0].accumulate(group, GroupSlice(range(SIZE)))
 
 
 async def split(training: Training, group: GroupData) -> None:
@@ -62,12 +62,12 @@ async def split(training: Training, group: GroupData) -> None:
     here, there = training.devices
 
     async def first() -> None:
-        await here.accumulate(group, Cut(range(1)))
-        await here.accumulate(group, Cut(range(1, 2), part=1, num_parts=2))
+        await here.accumulate(group, GroupSlice(range(1)))
+        await here.accumulate(group, GroupSlice(range(1, 2), part=1, num_parts=2))
 
     async def second() -> None:
-        await there.accumulate(group, Cut(range(1, 2), part=0, num_parts=2))
-        await there.accumulate(group, Cut(range(2, SIZE)))
+        await there.accumulate(group, GroupSlice(range(1, 2), part=0, num_parts=2))
+        await there.accumulate(group, GroupSlice(range(2, SIZE)))
 
     await asyncio.gather(first(), second())
 
@@ -193,7 +193,7 @@ async def test_what_is_no_gradient_of_a_group_at_these_weights_is_refused(case: 
         await training.add(replace(part, gradient=b"nothing"))
     for tally in ({}, {**part.tally, "num_rows": 1.0}, {"num_rows": part.tally["num_rows"]}):
         with pytest.raises(ContractError):
-            await training.add(GradientPart(gradient=part.gradient, tally=tally))
+            await training.add(GroupGradient(gradient=part.gradient, tally=tally))
     metrics = await training.step(0)
     assert metrics["grad_norm"] == 0.0, "a gradient that was refused was added all the same"
 
@@ -220,7 +220,7 @@ async def test_a_gradient_that_is_computed_to_be_given_away_leaves_nothing_behin
 def test_tallies_of_parts_add_up_to_that_of_all_rows() -> None:
     one = Tally(num_rows=3, ratio_sum=3.3, ratio_min=0.9, ratio_max=1.4, onpolicy_ratio_error=0.4)
     two = Tally(num_rows=5, ratio_sum=4.5, ratio_min=0.7, ratio_max=1.1, num_stale=5, loss=2.0)
-    one.merge(two.plain())
+    one.merge(two.as_dict())
     assert one == Tally(
         num_rows=8, ratio_sum=7.8, ratio_min=0.7, ratio_max=1.4,
         onpolicy_ratio_error=0.4, num_stale=5, loss=2.0,

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from services.scheduler.core.tag.estimates import Estimate
-from services.scheduler.core.tag.makespan import Situation, best_groups, makespan
+from services.scheduler.core.tag.makespan import TagInputs, best_groups, makespan
 
 Mode = Literal["auto", "off", "fixed"]
 Reason = Literal[
@@ -27,7 +27,7 @@ WARM_UP = 2
 """Batches without help before the first with it."""
 HYSTERESIS = 0.01
 """A predicted gain of this or less changes nothing."""
-LARGEST_THRESHOLD = 0.02
+MAX_THRESHOLD = 0.02
 """However noisy batches are: what a plan is kept for may not cost more than this."""
 TOLERANCE = 0.05
 """A look-ahead knows better than the wave model, unless that finds its choice worse by this:
@@ -42,15 +42,15 @@ SURPRISE = 0.1
 takes a single observation for an outlier; after one that was slower, the next is put off."""
 HARM = 0.25
 """Batches' worth of time lost before the guard acts: one bad surprise, or a slow drain."""
-LARGEST_DEBT = 10.0
+MAX_DEBT = 10.0
 """Batches' worth of time that help must promise before it is tried again."""
-MOST_SETBACKS = 6
+MAX_SETBACKS = 6
 """That are counted; each doubles the debt."""
 FORGIVEN_AFTER = 10
 """Batches with help and without a setback, until debts are small again."""
 BIAS = Estimate(spread=0.05, alpha=0.2)
 """Measured over modelled seconds, before a batch was seen: batches differ by some per cent."""
-LARGEST_BIAS = 2.0
+MAX_BIAS = 2.0
 """Or its inverse; beyond, the costs were unknown rather than the model wrong."""
 
 
@@ -109,57 +109,57 @@ Choice = tuple[int, Reason]
 
 
 def decide(
-    controller: Controller, situation: Situation, *, refined: int | None = None
+    controller: Controller, tag_inputs: TagInputs, *, refined: int | None = None
 ) -> tuple[Controller, Decision]:
     """How many groups the trainer generates in the batch that opens.
 
     ``refined``: groups that a look-ahead by simulation has found best.
     """
-    groups, reason = _choose(controller, situation, refined)
+    groups, reason = _choose(controller, tag_inputs, refined)
     decision = Decision(
         groups=groups,
         reason=reason,
-        predicted_seconds=_finite(_predict(controller, situation, groups)),
-        predicted_seconds_off=_finite(_predict(controller, situation, 0)),
+        predicted_seconds=_finite(_predict(controller, tag_inputs, groups)),
+        predicted_seconds_off=_finite(_predict(controller, tag_inputs, 0)),
     )
     plan = 0 if reason == "probe" else groups
     return replace(controller, plan=plan, gain=decision.predicted_gain or 0.0), decision
 
 
-def _choose(controller: Controller, situation: Situation, refined: int | None) -> Choice:
+def _choose(controller: Controller, tag_inputs: TagInputs, refined: int | None) -> Choice:
     match controller.mode:
         case "off":
             return 0, "off"
         case "fixed":
-            return min(controller.groups, situation.groups), "fixed"
+            return min(controller.groups, tag_inputs.groups), "fixed"
         case "auto":
             pass
-    if math.isinf(makespan(situation, 0)):
-        return _target(situation, refined)  # nobody else generates
+    if math.isinf(makespan(tag_inputs, 0)):
+        return _target(tag_inputs, refined)  # nobody else generates
     if controller.off.count < WARM_UP:
         return 0, "warm-up"
     if controller.debt:
         return 0, "guard: off is faster"
-    groups, reason = _adopted(controller, situation, refined)
-    if not controller.tried if groups else _is_probe_due(controller, situation):
+    groups, reason = _adopted(controller, tag_inputs, refined)
+    if not controller.tried if groups else _is_probe_due(controller, tag_inputs):
         return 1, "probe"
     return groups, reason
 
 
-def _target(situation: Situation, refined: int | None) -> Choice:
+def _target(tag_inputs: TagInputs, refined: int | None) -> Choice:
     if refined is not None:
-        return min(refined, situation.groups), "look-ahead"
-    return best_groups(situation), "scan"
+        return min(refined, tag_inputs.groups), "look-ahead"
+    return best_groups(tag_inputs), "scan"
 
 
-def _adopted(controller: Controller, situation: Situation, refined: int | None) -> Choice:
+def _adopted(controller: Controller, tag_inputs: TagInputs, refined: int | None) -> Choice:
     """The best plan, if it is enough better than the one in force."""
-    old = min(controller.plan, situation.groups)
-    new, reason = _target(situation, refined)
-    gain = _predicted_gain(controller, situation, old, new)
+    old = min(controller.plan, tag_inputs.groups)
+    new, reason = _target(tag_inputs, refined)
+    gain = _predicted_gain(controller, tag_inputs, old, new)
     if reason == "look-ahead":
         return (new, reason) if gain > -TOLERANCE else (old, "gain below threshold")
-    if _predicted_gain(controller, situation, old, 0) > max(HYSTERESIS, gain):
+    if _predicted_gain(controller, tag_inputs, old, 0) > max(HYSTERESIS, gain):
         return 0, reason
     if new == old or gain > _threshold(controller):
         return new, reason
@@ -168,25 +168,25 @@ def _adopted(controller: Controller, situation: Situation, refined: int | None) 
 
 def _threshold(controller: Controller) -> float:
     """Gain that is not taken for noise: twice the standard error of the learned biases."""
-    return max(HYSTERESIS, min(LARGEST_THRESHOLD, 2 * _bias_error(controller)))
+    return max(HYSTERESIS, min(MAX_THRESHOLD, 2 * _bias_error(controller)))
 
 
-def _is_probe_due(controller: Controller, situation: Situation) -> bool:
-    if not situation.trainer_slots or controller.idle < PROBE_EVERY:
+def _is_probe_due(controller: Controller, tag_inputs: TagInputs) -> bool:
+    if not tag_inputs.trainer_slots or controller.idle < PROBE_EVERY:
         return False
-    loss = -_predicted_gain(controller, situation, 0, 1)
+    loss = -_predicted_gain(controller, tag_inputs, 0, 1)
     return loss <= PROBE_LOSS * controller.idle
 
 
-def _predicted_gain(controller: Controller, situation: Situation, old: int, new: int) -> float:
+def _predicted_gain(controller: Controller, tag_inputs: TagInputs, old: int, new: int) -> float:
     """Part of the new time by which the old one is longer."""
-    seconds = _predict(controller, situation, new)
+    seconds = _predict(controller, tag_inputs, new)
     if math.isinf(seconds) or not seconds:
         return 0.0
-    return _predict(controller, situation, old) / seconds - 1
+    return _predict(controller, tag_inputs, old) / seconds - 1
 
 
-def _predict(controller: Controller, situation: Situation, groups: int) -> float:
+def _predict(controller: Controller, tag_inputs: TagInputs, groups: int) -> float:
     """Modelled seconds, corrected by what batches like those now run have taken."""
     excess = _excess_of_help(controller)
     if controller.plan and controller.on.value:
@@ -194,7 +194,7 @@ def _predict(controller: Controller, situation: Situation, groups: int) -> float
     else:
         bias = controller.off.value or 1.0
         bias = bias * excess if groups else bias
-    return bias * makespan(situation, groups)
+    return bias * makespan(tag_inputs, groups)
 
 
 def _finite(seconds: float) -> float | None:
@@ -221,25 +221,25 @@ def _standard_error(bias: Estimate) -> float:
 
 
 def observe(
-    controller: Controller, situation: Situation, groups_used: int, measured_seconds: float
+    controller: Controller, tag_inputs: TagInputs, groups_used: int, measured_seconds: float
 ) -> Controller:
     """A batch has ended in which the trainer generated ``groups_used`` groups.
 
-    ``situation``: the batch with the costs that were measured in it (`Costs.as_measured`), not
+    ``tag_inputs``: the batch with the costs that were measured in it (`Costs.as_measured`), not
     those it was decided with. Only so is a batch that was slow for another reason no harm of help,
     and a cost that was not known yet no error of the model.
     """
-    modelled, modelled_off = makespan(situation, groups_used), makespan(situation, 0)
+    modelled, modelled_off = makespan(tag_inputs, groups_used), makespan(tag_inputs, 0)
     if min(modelled, modelled_off) <= 0 or math.isinf(modelled):
         return controller
-    ratio = min(LARGEST_BIAS, max(1 / LARGEST_BIAS, measured_seconds / modelled))
+    ratio = min(MAX_BIAS, max(1 / MAX_BIAS, measured_seconds / modelled))
     if not groups_used:
         return replace(
             controller,
             off=controller.off.observe(ratio),
             idle=controller.idle + 1,
             harm=0.0,
-            debt=_paid(controller.debt, situation),
+            debt=_paid(controller.debt, tag_inputs),
         )
     loss = measured_seconds / (modelled_off * (controller.off.value or 1.0)) - 1
     surprise = loss - max(0.0, 1 / (1 + controller.gain) - 1)
@@ -252,11 +252,11 @@ def observe(
     return _guarded(controller, surprise)
 
 
-def _paid(debt: float, situation: Situation) -> float:
+def _paid(debt: float, tag_inputs: TagInputs) -> float:
     """What is left of it after a batch in which help would have gained what the model promises."""
     if not debt:
         return 0.0
-    gain = makespan(situation, 0) / makespan(situation, best_groups(situation)) - 1
+    gain = makespan(tag_inputs, 0) / makespan(tag_inputs, best_groups(tag_inputs)) - 1
     return max(0.0, debt - max(HYSTERESIS, gain))
 
 
@@ -281,7 +281,7 @@ def _guarded(controller: Controller, surprise: float) -> Controller:
         plan=0,
         tried=False,
         harm=0.0,
-        debt=min(LARGEST_DEBT, harm * 2**controller.setbacks),
-        setbacks=min(controller.setbacks + 1, MOST_SETBACKS),
+        debt=min(MAX_DEBT, harm * 2**controller.setbacks),
+        setbacks=min(controller.setbacks + 1, MAX_SETBACKS),
         quiet=0,
     )

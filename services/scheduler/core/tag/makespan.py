@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Situation:
+class TagInputs:
     """A batch to be planned. Durations in seconds."""
 
     groups: int
@@ -45,7 +45,7 @@ class Situation:
     """From the last group's training to the batch's end."""
 
 
-def makespan(situation: Situation, k: int) -> float:
+def makespan(tag_inputs: TagInputs, k: int) -> float:
     """Seconds from opening to commit if the trainer generates ``k`` groups.
 
     Infinite where nobody could generate. ValueError if the batch has no ``k`` groups.
@@ -55,59 +55,59 @@ def makespan(situation: Situation, k: int) -> float:
     >>> [makespan(pool, k) for k in range(4)]
     [42.0, 32.0, 33.0, 45.0]
     """
-    if not 0 <= k <= situation.groups:
-        raise ValueError(f"{k} of {situation.groups} groups")
-    return _trained(situation, _ready_by_rollout(situation, situation.groups - k), k)
+    if not 0 <= k <= tag_inputs.groups:
+        raise ValueError(f"{k} of {tag_inputs.groups} groups")
+    return _trained(tag_inputs, _ready_by_rollout(tag_inputs, tag_inputs.groups - k), k)
 
 
-def best_groups(situation: Situation) -> int:
+def best_groups(tag_inputs: TagInputs) -> int:
     """The smallest number of groups that makes the batch shortest."""
-    ready = _ready_by_rollout(situation, situation.groups)
-    best, least = 0, _trained(situation, ready, 0)
-    last = situation.groups if situation.trainer_slots else 0
-    training = situation.groups * situation.train + situation.commit
+    ready = _ready_by_rollout(tag_inputs, tag_inputs.groups)
+    best, least = 0, _trained(tag_inputs, ready, 0)
+    last = tag_inputs.groups if tag_inputs.trainer_slots else 0
+    training = tag_inputs.groups * tag_inputs.train + tag_inputs.commit
     for k in range(1, last + 1):
-        if _generating(situation, k) + training >= least:
+        if _generating(tag_inputs, k) + training >= least:
             break  # all is trained after the block, which only grows with k
-        seconds = _trained(situation, ready[: situation.groups - k], k)
+        seconds = _trained(tag_inputs, ready[: tag_inputs.groups - k], k)
         if seconds < least:
             best, least = k, seconds
     return best
 
 
-def _ready_by_rollout(situation: Situation, num_groups: int) -> list[float]:
+def _ready_by_rollout(tag_inputs: TagInputs, num_groups: int) -> list[float]:
     """When each of the first groups is trainable, in order.
 
     List scheduling by earliest completion: a slow slot gets no fragment that a fast one would
     finish sooner. Fragments are thus finished in the order of issue, and a group with its last.
     """
-    if not situation.rollout:
+    if not tag_inputs.rollout:
         return [math.inf] * num_groups
-    slots = [(seconds, seconds) for seconds in situation.rollout]
+    slots = [(seconds, seconds) for seconds in tag_inputs.rollout]
     heapq.heapify(slots)
     ready, done = [], 0.0
     for _ in range(num_groups):
-        for _ in range(situation.fragments_per_group):
+        for _ in range(tag_inputs.fragments_per_group):
             done, seconds = slots[0]
             heapq.heapreplace(slots, (done + seconds, seconds))
-        ready.append(done + situation.ready)
+        ready.append(done + tag_inputs.ready)
     return ready
 
 
-def _generating(situation: Situation, num_groups: int) -> float:
+def _generating(tag_inputs: TagInputs, num_groups: int) -> float:
     """When the trainer's slots have generated so many groups."""
     if not num_groups:
         return 0.0
-    if not situation.trainer_slots:
+    if not tag_inputs.trainer_slots:
         return math.inf
-    waves = -(-num_groups * situation.fragments_per_group // situation.trainer_slots)
-    return situation.switch + waves * situation.help
+    makespan = -(-num_groups * tag_inputs.fragments_per_group // tag_inputs.trainer_slots)
+    return tag_inputs.switch + makespan * tag_inputs.help
 
 
-def _trained(situation: Situation, ready_by_rollout: list[float], k: int) -> float:
+def _trained(tag_inputs: TagInputs, ready_by_rollout: list[float], k: int) -> float:
     """The trainer trains in order of readiness once its block is done; seconds to the commit."""
-    helped = [_generating(situation, group + 1) + situation.ready for group in range(k)]
-    now = _generating(situation, k)
+    helped = [_generating(tag_inputs, group + 1) + tag_inputs.ready for group in range(k)]
+    now = _generating(tag_inputs, k)
     for ready in sorted(ready_by_rollout + helped):
-        now = max(now, ready) + situation.train
-    return now + situation.commit
+        now = max(now, ready) + tag_inputs.train
+    return now + tag_inputs.commit

@@ -13,17 +13,17 @@ from functools import cache
 
 from services.scheduler.core.tag.controller import Controller, Decision, decide, observe
 from services.scheduler.core.tag.estimates import Costs, Estimate
-from services.scheduler.core.tag.makespan import Situation, best_groups, makespan
+from services.scheduler.core.tag.makespan import TagInputs, best_groups, makespan
 
 NUM_BATCHES = 400
 NOISE = 0.03
 
 
-def situation(
+def tag_inputs(
     rollout: tuple[float, ...], *, trainer_slots: int, help: float, train: float
-) -> Situation:
+) -> TagInputs:
     """16 groups of 4 fragments; batches of 150 to 200 s without help, like FLUX on 32 devices."""
-    return Situation(
+    return TagInputs(
         groups=16,
         fragments_per_group=4,
         rollout=rollout,
@@ -38,39 +38,39 @@ def situation(
 
 REGIMES = {
     # gain of the best plan over none: 88 %
-    "generator-starved": situation((10.0,) * 2 + (14.0,) * 2, trainer_slots=12, help=12, train=4),
+    "generator-starved": tag_inputs((10.0,) * 2 + (14.0,) * 2, trainer_slots=12, help=12, train=4),
     # 33 %
-    "generator-short": situation((9.0,) * 2 + (14.0,) * 3, trainer_slots=8, help=12, train=5),
+    "generator-short": tag_inputs((9.0,) * 2 + (14.0,) * 3, trainer_slots=8, help=12, train=5),
     # 12 %
-    "balanced": situation((10.0,) * 3 + (15.0,) * 3, trainer_slots=8, help=12, train=6.5),
+    "balanced": tag_inputs((10.0,) * 3 + (15.0,) * 3, trainer_slots=8, help=12, train=6.5),
     # none: help only harms
-    "trainer-starved": situation((9.0,) * 4 + (13.0,) * 6, trainer_slots=6, help=11, train=9),
+    "trainer-starved": tag_inputs((9.0,) * 4 + (13.0,) * 6, trainer_slots=6, help=11, train=9),
 }
 
-Scenario = Callable[[Situation, int, random.Random], Situation]
+Scenario = Callable[[TagInputs, int, random.Random], TagInputs]
 
 
-def _rollout_times(base: Situation, factor: float) -> Situation:
+def _rollout_times(base: TagInputs, factor: float) -> TagInputs:
     return replace(base, rollout=tuple(factor * each for each in base.rollout))
 
 
-def _stationary(base: Situation, batch: int, rng: random.Random) -> Situation:
+def _stationary(base: TagInputs, batch: int, rng: random.Random) -> TagInputs:
     return base
 
 
-def _slower_rollout(base: Situation, batch: int, rng: random.Random) -> Situation:
+def _slower_rollout(base: TagInputs, batch: int, rng: random.Random) -> TagInputs:
     return _rollout_times(base, 1.6) if batch >= STEP_AT else base
 
 
-def _faster_rollout(base: Situation, batch: int, rng: random.Random) -> Situation:
+def _faster_rollout(base: TagInputs, batch: int, rng: random.Random) -> TagInputs:
     return _rollout_times(base, 0.6) if batch >= STEP_AT else base
 
 
-def _drift(base: Situation, batch: int, rng: random.Random) -> Situation:
+def _drift(base: TagInputs, batch: int, rng: random.Random) -> TagInputs:
     return _rollout_times(base, 1 + 0.5 * math.sin(math.tau * batch / NUM_BATCHES))
 
 
-def _spikes(base: Situation, batch: int, rng: random.Random) -> Situation:
+def _spikes(base: TagInputs, batch: int, rng: random.Random) -> TagInputs:
     """In a batch out of twenty one of the costs is three times as high."""
     spike, which = rng.random() < 0.05, rng.choice(("rollout", "help", "train", "switch"))
     if not spike:
@@ -80,7 +80,7 @@ def _spikes(base: Situation, batch: int, rng: random.Random) -> Situation:
     return replace(base, **{which: 3 * getattr(base, which)})
 
 
-def _slow_switch(base: Situation, batch: int, rng: random.Random) -> Situation:
+def _slow_switch(base: TagInputs, batch: int, rng: random.Random) -> TagInputs:
     return replace(base, switch=40.0) if 100 <= batch < 300 else base
 
 
@@ -133,17 +133,17 @@ def _noise(rng: random.Random) -> float:
     return 1 + NOISE * rng.gauss(0, 1)
 
 
-def _seconds(truth: Situation, groups: int, hidden: float) -> float:
+def _seconds(truth: TagInputs, groups: int, hidden: float) -> float:
     return makespan(truth, groups) * (hidden if groups else 1)
 
 
 @cache
-def _reference(truth: Situation, hidden: float) -> tuple[float, float]:
+def _reference(truth: TagInputs, hidden: float) -> tuple[float, float]:
     without = makespan(truth, 0)
     return without, min(without, _seconds(truth, best_groups(truth), hidden))
 
 
-def _wrong_priors(base: Situation) -> Costs:
+def _wrong_priors(base: TagInputs) -> Costs:
     """By a factor of two, and such that help looks better than it is."""
     return Costs(
         rollout={str(i): Estimate(value=2 * each) for i, each in enumerate(base.rollout)},
@@ -155,7 +155,7 @@ def _wrong_priors(base: Situation) -> Costs:
     )
 
 
-def _learned(costs: Costs, truth: Situation, rng: random.Random, *, helped: bool) -> Costs:
+def _learned(costs: Costs, truth: TagInputs, rng: random.Random, *, helped: bool) -> Costs:
     for worker, seconds in enumerate(truth.rollout):
         costs = costs.observe_rollout(str(worker), seconds * _noise(rng))
     costs = costs.observe_train(truth.train * _noise(rng))
@@ -167,7 +167,7 @@ def _learned(costs: Costs, truth: Situation, rng: random.Random, *, helped: bool
     return costs
 
 
-def _seen(costs: Costs, base: Situation) -> Situation:
+def _seen(costs: Costs, base: TagInputs) -> TagInputs:
     """One sample per fragment."""
     return replace(
         base,

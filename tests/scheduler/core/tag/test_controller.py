@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 
 from services.scheduler.core.tag.controller import (
-    LARGEST_DEBT,
+    MAX_DEBT,
     PROBE_EVERY,
     WARM_UP,
     Controller,
@@ -16,7 +16,7 @@ from services.scheduler.core.tag.controller import (
     observe,
 )
 from services.scheduler.core.tag.estimates import Estimate
-from services.scheduler.core.tag.makespan import Situation, best_groups, makespan
+from services.scheduler.core.tag.makespan import TagInputs, best_groups, makespan
 from tests.scheduler.core.tag.loop import REGIMES
 
 SHORT = REGIMES["generator-short"]
@@ -25,16 +25,16 @@ STARVED = REGIMES["trainer-starved"]
 
 
 def played(
-    controller: Controller, situation: Situation, batches: int, *, hidden: float = 1.0
+    controller: Controller, tag_inputs: TagInputs, batches: int, *, hidden: float = 1.0
 ) -> tuple[Controller, list[Decision]]:
     """Batches that take what the model says; with help, ``hidden`` times as long."""
     decisions = []
     for _ in range(batches):
-        controller, decision = decide(controller, situation)
+        controller, decision = decide(controller, tag_inputs)
         decisions.append(decision)
         factor = hidden if decision.groups else 1
-        seconds = makespan(situation, decision.groups) * factor
-        controller = observe(controller, situation, decision.groups, seconds)
+        seconds = makespan(tag_inputs, decision.groups) * factor
+        controller = observe(controller, tag_inputs, decision.groups, seconds)
     return controller, decisions
 
 
@@ -66,10 +66,10 @@ def test_predictions_are_corrected_by_what_batches_took() -> None:
 @pytest.mark.parametrize(("mode", "groups"), [("off", 0), ("fixed", 3)])
 def test_an_operator_s_choice_is_followed(mode: str, groups: int) -> None:
     controller = Controller.of("off") if mode == "off" else Controller.of("fixed", 3)
-    for situation in (SHORT, STARVED):
-        controller, decision = decide(controller, situation)
+    for tag_inputs in (SHORT, STARVED):
+        controller, decision = decide(controller, tag_inputs)
         assert (decision.groups, decision.reason) == (groups, mode)
-        controller = observe(controller, situation, decision.groups, 1e4)
+        controller = observe(controller, tag_inputs, decision.groups, 1e4)
     _, decision = decide(Controller.of("fixed", 99), SHORT)
     assert decision.groups == SHORT.groups
 
@@ -83,12 +83,12 @@ def test_a_plan_is_kept_until_another_gains_more_than_noise() -> None:
         (11.5, 0.015, "gain below threshold", "scan"),
         (12.0, 0.023, "scan", "scan"),
     ):
-        situation = replace(BALANCED, help=help)
-        gain = makespan(situation, 3) / makespan(situation, 2) - 1
+        tag_inputs = replace(BALANCED, help=help)
+        gain = makespan(tag_inputs, 3) / makespan(tag_inputs, 2) - 1
         assert gain == pytest.approx(best_gains, abs=5e-4)
         calm = replace(three, off=replace(three.off, spread=0.0), on=replace(three.on, spread=0.0))
         for known, reason in ((noisy, of_noisy), (calm, of_calm)):
-            decision = decide(known, situation)[1]
+            decision = decide(known, tag_inputs)[1]
             assert decision.reason == reason, help
             assert decision.groups == (2 if reason == "scan" else 3), help
 
@@ -162,7 +162,7 @@ def test_the_guard_asks_for_more_after_each_setback_in_a_row_and_forgives() -> N
     assert first.debt == pytest.approx(0.3)
     second = after_a_loss(replace(learned, setbacks=first.setbacks))
     assert second.debt == pytest.approx(0.6)
-    assert after_a_loss(replace(learned, setbacks=6)).debt == LARGEST_DEBT
+    assert after_a_loss(replace(learned, setbacks=6)).debt == MAX_DEBT
 
     promised = makespan(BALANCED, 0) / makespan(BALANCED, 2) - 1
     _, decisions = played(replace(first, on=learned.on), BALANCED, 20)
@@ -212,11 +212,11 @@ def test_a_batch_that_was_slow_for_another_reason_is_not_held_against_help() -> 
 
 def test_one_freak_batch_changes_neither_plan_nor_prediction_much() -> None:
     controller, _ = played(Controller(), REGIMES["generator-starved"], 20)
-    situation = REGIMES["generator-starved"]
-    before = decide(controller, situation)[1]
+    tag_inputs = REGIMES["generator-starved"]
+    before = decide(controller, tag_inputs)[1]
     assert before.predicted_seconds is not None
-    controller = observe(controller, situation, before.groups, 1.8 * before.predicted_seconds)
-    after = decide(controller, situation)[1]
+    controller = observe(controller, tag_inputs, before.groups, 1.8 * before.predicted_seconds)
+    after = decide(controller, tag_inputs)[1]
     assert after.groups == before.groups
     assert after.predicted_seconds == pytest.approx(before.predicted_seconds, rel=0.01)
 

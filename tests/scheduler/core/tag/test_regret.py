@@ -9,7 +9,7 @@ from tests.scheduler.core.tag.loop import REGIMES, SCENARIOS, STEP_AT, Batch, ru
 
 SEEDS = range(3)
 WINDOW = 50
-LARGEST_REGRET = dict.fromkeys(SCENARIOS, 0.05) | {"stationary": 0.02}
+MAX_REGRET = dict.fromkeys(SCENARIOS, 0.05) | {"stationary": 0.02}
 CASES = list(product(SCENARIOS, REGIMES))
 
 
@@ -26,7 +26,7 @@ def worst_window(batches: tuple[Batch, ...]) -> float:
 @pytest.mark.parametrize(("scenario", "regime"), CASES)
 def test_regret_against_a_clairvoyant_is_small(scenario: str, regime: str) -> None:
     found = [regret(run(scenario, regime, seed)) for seed in SEEDS]
-    limit = LARGEST_REGRET[scenario]
+    limit = MAX_REGRET[scenario]
     assert max(found) <= limit, f"mean {mean(found):.2%}, worst {max(found):.2%} > {limit:.0%}"
 
 

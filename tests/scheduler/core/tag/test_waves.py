@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.scheduler.core.tag.makespan import Situation, best_groups, makespan
+from services.scheduler.core.tag.makespan import TagInputs, best_groups, makespan
 
-MOST_BLOCKS = 4
+MAX_BLOCKS = 4
 
 
-def one_slot(rng: random.Random, *, ready: int) -> Situation:
+def one_slot(rng: random.Random, *, ready: int) -> TagInputs:
     """Identical groups of one fragment, one slot on either side; whole seconds, so exact."""
-    return Situation(
+    return TagInputs(
         groups=rng.randint(1, 7),
         fragments_per_group=1,
         rollout=(float(rng.randint(1, 8)),),
@@ -29,9 +29,9 @@ def one_slot(rng: random.Random, *, ready: int) -> Situation:
     )
 
 
-def pool(rng: random.Random) -> Situation:
+def pool(rng: random.Random) -> TagInputs:
     """Unequal slots, groups of several fragments."""
-    return Situation(
+    return TagInputs(
         groups=rng.randint(1, 16),
         fragments_per_group=rng.randint(2, 8),
         rollout=tuple(rng.uniform(2, 14) for _ in range(rng.randint(1, 12))),
@@ -44,7 +44,7 @@ def pool(rng: random.Random) -> Situation:
     )
 
 
-def aggregate(s: Situation, k: int) -> float:
+def aggregate(s: TagInputs, k: int) -> float:
     """C(k) of the cost model, plus the commit: the helper's own groups are trainable at once."""
     g, left = s.rollout[0], s.groups - k
     by_rollout = [g + s.ready + left * s.train, left * g + s.ready + s.train] if left else []
@@ -52,7 +52,7 @@ def aggregate(s: Situation, k: int) -> float:
     return max(by_rollout + by_helper) + s.commit
 
 
-def recursive_search(s: Situation) -> float:
+def recursive_search(s: TagInputs) -> float:
     """The shortest batch over every sequence of SkipBubble and InsertTAG decisions.
 
     The trainer may turn to generation whenever it is idle (at every second of it) or between two
@@ -85,7 +85,7 @@ def recursive_search(s: Situation) -> float:
             best = min(best, ends(back, by_rollout, taken + k, blocks - 1, helped + new))
         return best
 
-    return ends(0.0, 0, 0, MOST_BLOCKS, ())
+    return ends(0.0, 0, 0, MAX_BLOCKS, ())
 
 
 def test_one_block_at_the_opening_is_as_good_as_any_sequence_of_decisions() -> None:
@@ -139,7 +139,7 @@ def test_fragments_of_unequal_slots_are_finished_as_an_event_simulation_says() -
 
 
 def test_a_slow_slot_gets_no_fragment_that_a_fast_one_finishes_sooner() -> None:
-    s = Situation(
+    s = TagInputs(
         groups=4, fragments_per_group=1, rollout=(1.0, 10.0), trainer_slots=0,
         help=1.0, train=0.0, switch=0.0, ready=0.0, commit=0.0,
     )  # fmt: skip
@@ -147,7 +147,7 @@ def test_a_slow_slot_gets_no_fragment_that_a_fast_one_finishes_sooner() -> None:
 
 
 def test_waves_of_the_trainers_slots_are_whole() -> None:
-    s = Situation(
+    s = TagInputs(
         groups=2, fragments_per_group=3, rollout=(), trainer_slots=4,
         help=10.0, train=1.0, switch=2.0, ready=0.5, commit=0.25,
     )  # fmt: skip
