@@ -4,7 +4,7 @@ import asyncio
 from functools import partial
 from typing import TYPE_CHECKING
 
-from services.trainer.engine.links import num_ranks, this_rank
+from services.trainer.engine.world import num_ranks, this_rank
 from shared.models.memory import Part
 from shared.process.settings import ServiceSettings
 from shared.process.worker import Worker

@@ -6,7 +6,7 @@ from typing import Any
 from unittest.mock import patch
 
 from services.scheduler.sim.cluster import Cluster, build
-from tests.faults import __main__ as faults
+from tests.faults import sweep
 
 Mutant = Callable[[], AbstractContextManager[None]]
 
@@ -35,4 +35,4 @@ def built(change: Callable[[Cluster], None]) -> AbstractContextManager[None]:
         change(cluster)
         return cluster
 
-    return patched((faults, "build", build_and_change))
+    return patched((sweep, "build", build_and_change))

@@ -7,7 +7,8 @@ from typing import Any
 import structlog
 
 from services.trainer.engine.engine import TrainerEngine
-from services.trainer.engine.links import Message, join, local_rank, num_ranks, this_rank
+from services.trainer.engine.links import Message, join
+from services.trainer.engine.world import local_rank, num_ranks, this_rank
 from shared.devices.protocols import GroupData
 from shared.devices.slices import GroupSlice
 from shared.diffusion.policy import load_policy

@@ -1,6 +1,5 @@
 """Between the rank that talks to the brokers and each of the others: messages over gloo."""
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -10,20 +9,7 @@ import msgpack
 import torch
 import torch.distributed as dist
 
-
-def num_ranks() -> int:
-    """That torchrun has started; 1 without it."""
-    return int(os.environ.get("WORLD_SIZE", "1"))
-
-
-def this_rank() -> int:
-    return int(os.environ.get("RANK", "0"))
-
-
-def local_rank() -> int:
-    """Among those on this host: which of its GPUs is this process's."""
-    return int(os.environ.get("LOCAL_RANK", "0"))
-
+from services.trainer.engine.world import local_rank, num_ranks, this_rank
 
 FOR_EVER = timedelta(days=365)
 """A rank waits for its next order for as long as nothing is ready; that its peer is gone it learns

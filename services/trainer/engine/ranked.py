@@ -15,9 +15,10 @@ from dataclasses import dataclass, field, replace
 
 from services.trainer.engine.engine import TrainerEngine
 from services.trainer.engine.follower import KEPT_GROUPS, cut_values, load_engine
-from services.trainer.engine.links import Link, Message, join, num_ranks
+from services.trainer.engine.links import Link, Message, join
 from services.trainer.engine.replicas import CACHED_GROUPS, ParsedGroups, Replica
 from services.trainer.engine.threads import TrainingOnThreads
+from services.trainer.engine.world import num_ranks
 from shared.devices.protocols import GroupData, TrainingDevice, Weights
 from shared.devices.slices import GroupSlice
 from shared.errors import ContractError, IntegrityError, OutOfMemory, Untrainable, UserError

@@ -25,8 +25,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from services.trainer.engine.engine import TrainerEngine
 from services.trainer.engine.follower import follow, load_engine
-from services.trainer.engine.links import join, this_rank
+from services.trainer.engine.links import join
 from services.trainer.engine.ranked import RankedTraining, start_ranks
+from services.trainer.engine.world import this_rank
 from shared.devices.protocols import GroupData, Training, Weights
 from shared.devices.slices import GroupSlice, cuts
 from shared.diffusion.policy import load_policy
