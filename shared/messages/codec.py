@@ -57,7 +57,7 @@ def decode(data: bytes) -> Message:
         )
         if _depth(plain) > MAX_DEPTH:
             raise ContractError("nested too deeply")
-        return _MESSAGE.validate_python(plain)
+        return _MESSAGE.validate_python(plain, by_alias=True, by_name=False)
     except ContractError:
         raise
     except (

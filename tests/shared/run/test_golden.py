@@ -1,0 +1,48 @@
+"""Object keys and records in the store: a run made by an earlier release is read by the next."""
+
+import json
+from pathlib import Path
+
+from shared.run import layout
+from shared.run.commits import CommitRecord, commit_key
+from shared.run.versions import Version
+
+COMMIT = (Path(__file__).parent / "golden_commit.json").read_bytes().rstrip()
+"""A commit record with every field set, as it stands in the store."""
+DIGEST = "a43836821f7c51affe9c5446098ddefc5bce8caa142b3791c5d421e89d39b9da"
+
+
+def test_objects_keep_their_keys() -> None:
+    assert [
+        layout.weights_folder("demo"),
+        layout.checkpoints_folder("demo"),
+        layout.conditions_folder("demo"),
+        layout.batch_folder("demo", 12),
+        layout.usage_key("demo", 12),
+        layout.evaluations_folder("demo"),
+        layout.wanted_evaluations_key("demo"),
+        commit_key("demo", 12),
+    ] == [
+        "demo/weights",
+        "demo/checkpoints",
+        "demo/conditions",
+        "demo/batches/00000012",
+        "demo/usage/00000012.json",
+        "demo/evaluations",
+        "demo/evaluations/wanted.json",
+        "demo/commits/00000012.json",
+    ]
+
+
+def test_a_commit_record_keeps_its_bytes_and_its_digest() -> None:
+    record = CommitRecord.model_validate_json(COMMIT)
+    assert record.encode() == COMMIT
+    assert record.digest() == DIGEST
+
+
+def test_an_entry_of_the_version_index_keeps_its_bytes() -> None:
+    record = CommitRecord.model_validate_json(COMMIT)
+    entry = Version(policy=record.policy, weights=record.weights).model_dump_json()
+    plain = json.loads(COMMIT)
+    expected = {"policy": plain["policy"], "weights": plain["weights"]}
+    assert entry == json.dumps(expected, separators=(",", ":"))
