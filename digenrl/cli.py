@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from digenrl.cli_runs import TensorBoardFolder, WandbProject, evaluate, follow, report
+from digenrl.commands.runs import TensorBoardFolder, WandbProject, evaluate, follow, report
 from digenrl.profile.command import command as profile_device
 from shared.errors import DigenRLError, UserError
 
@@ -161,8 +161,8 @@ def check(
     as_json: AsJson = False,
 ) -> None:
     """Say whether a recipe can run, without starting anything."""
-    from digenrl.checking import check as check_recipe
-    from digenrl.checking import failed_as_json
+    from digenrl.local.check import check as check_recipe
+    from digenrl.local.check import failed_as_json
 
     try:
         checked = check_recipe(recipe, devices, profile, host_gpus=host_gpus, elsewhere=elsewhere)
@@ -192,7 +192,7 @@ def serve(
     ] = False,
 ) -> None:
     """Run one service in this process; endpoints come from DIGENRL_* variables."""
-    from digenrl.serving import serve_scheduler, serve_worker
+    from digenrl.commands.serving import serve_scheduler, serve_worker
 
     if service is ServiceName.scheduler:
         serve_scheduler(recipe, run=run, steps=steps, host=host, port=port)
@@ -217,7 +217,7 @@ def generate(
 
     loaded = load_recipe(recipe)
     prepare_libraries(loaded, threads=loaded.rollout.threads)
-    from digenrl.generate import generate as make
+    from digenrl.report.generate import generate as make
 
     for path in make(loaded, adapter, prompt, num_each=num, seed=seed, out=out):
         typer.echo(path)
@@ -231,7 +231,7 @@ def serve_scorer(
     port: Annotated[int, typer.Option(help="port to listen on")] = 8100,
 ) -> None:
     """Offer a scorer over HTTP, for recipes that name it as type "remote"."""
-    from digenrl.serving import serve_one_scorer
+    from digenrl.commands.serving import serve_one_scorer
 
     serve_one_scorer(type, folder, host=host, port=port)
 
@@ -266,8 +266,8 @@ def plan(
     as_json: AsJson = False,
 ) -> None:
     """Say which devices should generate and which should train, and what that gains."""
-    from digenrl.planning import plan as find_plan
-    from digenrl.planning_output import plan_as_json, show_plan, wide_console
+    from digenrl.planning.output import plan_as_json, show_plan, wide_console
+    from digenrl.planning.requests import plan as find_plan
 
     found = find_plan(
         recipe, devices, profile=profile, variant=variant.value,
@@ -300,8 +300,8 @@ def sim(
     as_json: AsJson = False,
 ) -> None:
     """Run a split of devices in the simulator: step time, utilisation, and who waits for whom."""
-    from digenrl.planning import SimRequest, simulated
-    from digenrl.planning_output import show_simulated, simulated_as_json, wide_console
+    from digenrl.planning.output import show_simulated, simulated_as_json, wide_console
+    from digenrl.planning.requests import SimRequest, simulated
 
     request = SimRequest(
         profile=profile,
@@ -353,7 +353,7 @@ def reward(
     out: Annotated[Path, typer.Option(help="folder to make, for the recipe to name")],
 ) -> None:
     """Make the folder of a reward from its published weights."""
-    from digenrl.reward_weights import Reward, make_folder
+    from digenrl.commands.reward_weights import Reward, make_folder
 
     if reward not in list(Reward):
         raise UserError(f"REWARD: {reward!r}; known are: {', '.join(Reward)}")

@@ -79,7 +79,7 @@ def test_an_installed_wheel_has_the_cost_profiles(tmp_path: Path) -> None:
         archive.extractall(site)
     listed_profiles = subprocess.run(
         [sys.executable, "-P", "-c",
-         "import services; from digenrl.planning import known_profiles as known; "
+         "import services; from digenrl.planning.requests import known_profiles as known; "
          "print(services.__path__[0], *known())"],
         cwd=tmp_path, env={"PYTHONPATH": str(site), "PATH": ""},
         check=True, capture_output=True, text=True, timeout=60,

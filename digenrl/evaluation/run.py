@@ -8,13 +8,13 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from digenrl.evaluation.media import as_mp4, as_png
 from digenrl.evaluation.quality import Quality, alarms
 from digenrl.evaluation.records import EvaluationRecord, Evaluations, KeptSample
 from digenrl.evaluation.samples import Evaluator, Judges, Samples
+from digenrl.evaluation.sampling import Progress
 from digenrl.evaluation.settings import settings_digest
 from digenrl.evaluation.weights import weights_to_use
-from digenrl.media import as_mp4, as_png
-from digenrl.sampling import Progress
 from shared.learning.prompts import read_prompts
 from shared.recipe.recipe import Recipe
 from shared.run.commits import CommitRecord

@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from digenrl.evaluation.quality import Quality
+from digenrl.evaluation.sampling import Media, Progress, Sampler
 from digenrl.evaluation.settings import as_evaluated
-from digenrl.sampling import Media, Progress, Sampler
 from services.reward.scorer import WeightedScorer, build_scorers, scorer_inputs
 from services.reward.scoring import scores_of
 from shared.diffusion.tensors import unpack

@@ -13,7 +13,6 @@ from typing import Any, TextIO
 
 from pydantic import TypeAdapter
 
-from digenrl.disk import versions_bytes
 from digenrl.follow.steps import Targets, check_installed
 from digenrl.local.gpus import Assignment, assign_gpus, visible_gpus
 from digenrl.local.ports import free_ports, hold_port
@@ -21,13 +20,17 @@ from services.reward.scorer import check_packages, kind_of
 from shared.errors import UserError
 from shared.learning.prompts import read_prompts
 from shared.models.catalogue import VIDEO, adapter_of, check_size, pipeline_class, text_tokens
+from shared.models.memory import ITEM_BYTES, adapter_bytes, num_weights
 from shared.recipe.recipe import Recipe, load_recipe, override, stored_recipe
 from shared.run.files import FileRecord, matching, records_of
 from shared.run.layout import FILES, check_same_run
+from shared.run.retention import stored_bytes
 
 FILES_JSON = "files.json"
 """In the folder of a run: digests of its model and of what its recipe names besides."""
+
 RECORDS = TypeAdapter(dict[str, FileRecord])
+
 NEEDED_BYTES = 1 << 30
 """What a run may write besides weights and checkpoints: JetStream's limit is the largest part."""
 
@@ -230,3 +233,25 @@ def _password(folder: Path) -> str:
         path.touch(mode=0o600)
         path.write_text(secrets.token_urlsafe(24))
     return path.read_text()
+
+
+ADAPTED = (
+    "to_q", "to_k", "to_v", "to_out.0", "to_add_out", "add_q_proj", "add_k_proj", "add_v_proj",
+    "img_mlp.net.0.proj", "img_mlp.net.2", "txt_mlp.net.0.proj", "txt_mlp.net.2",
+)  # fmt: skip
+"""Modules that one of the families, or several, adapt where a recipe names none."""
+
+
+def versions_bytes(recipe: Recipe) -> int:
+    """Of weights and checkpoints, as many of them as are kept at once; trajectories and media of
+    the last batches come on top.
+
+    Raises:
+        UserError: if the model's folder is none.
+    """
+    folder, lora = recipe.model.folder, recipe.model.lora
+    if recipe.model.trained == "full":
+        trained = num_weights(folder, "transformer") * ITEM_BYTES["float32"]
+    else:
+        trained = adapter_bytes(folder, lora.rank, lora.targets or ADAPTED)
+    return stored_bytes(recipe, trained)

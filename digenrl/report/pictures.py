@@ -7,7 +7,7 @@ import matplotlib
 import numpy as np
 import numpy.typing as npt
 
-from digenrl.media import Pixels
+from digenrl.evaluation.media import Pixels
 from digenrl.report.stored import Side
 from digenrl.report.summary import Summary
 from shared.run.commits import CommitRecord

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from digenrl.evaluation.media import Pixels, from_png
 from digenrl.evaluation.records import EvaluationRecord, KeptSample
-from digenrl.media import Pixels, from_png
 from shared.store import ObjectStore
 
 GETS_AT_ONCE = 8

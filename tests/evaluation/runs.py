@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from digenrl.sampling import Sampler
+from digenrl.evaluation.sampling import Sampler
 from shared.diffusion.tensors import pack
 from shared.diffusion.weights import trained_tensors, weights_digest
 from shared.messages.contracts import Policy

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from digenrl.evaluation.follow import Follower
+from digenrl.evaluation.media import from_png
 from digenrl.evaluation.progress import Progress
 from digenrl.evaluation.records import EvaluationRecord, Evaluations
 from digenrl.evaluation.run import RunEvaluator
-from digenrl.media import from_png
 from digenrl.report.stored import side_of
 from shared.errors import ContractError, ScoringError, UserError
 from shared.recipe.recipe import Recipe
@@ -170,7 +170,7 @@ async def test_what_is_no_record_is_refused(folder_store: ObjectStore) -> None:
 
 
 def test_a_picture_is_kept_to_the_last_bit() -> None:
-    from digenrl.media import as_png
+    from digenrl.evaluation.media import as_png
 
     rng = np.random.default_rng(0)
     for channels in (1, 3):

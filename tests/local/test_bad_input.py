@@ -10,8 +10,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from digenrl.disk import versions_bytes
 from digenrl.local import preflight
+from digenrl.local.preflight import versions_bytes
 from shared.errors import UserError
 from shared.recipe.recipe import load_recipe, override
 

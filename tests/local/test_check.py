@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from digenrl.checking import check
 from digenrl.cli import app
-from digenrl.forecasting import better_keys
+from digenrl.local.check import check
+from digenrl.planning.forecast import better_keys
 from shared.errors import UserError
 from shared.recipe.recipe import load_recipe, override
 

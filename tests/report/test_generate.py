@@ -10,10 +10,10 @@ import pytest
 import torch
 from PIL import Image
 
-from digenrl.generate import generate
+from digenrl.evaluation.sampling import Sampler, noise_seed
 from digenrl.report.export import export_adapter
 from digenrl.report.export_network import export_network
-from digenrl.sampling import Sampler, noise_seed
+from digenrl.report.generate import generate
 from shared.diffusion.generation import to_uint8
 from shared.diffusion.weights import trained_tensors
 from shared.errors import UserError
@@ -94,7 +94,7 @@ def test_diffusers_makes_the_same_of_what_is_exported(
 
 
 def test_a_video_is_an_mp4_and_its_frames(tmp_path: Path) -> None:
-    from digenrl.media import save
+    from digenrl.evaluation.media import save
 
     video = np.zeros((5, 3, 33, 48), np.uint8)
     video[:, 0] = np.arange(5, dtype=np.uint8)[:, None, None] * 50
@@ -109,7 +109,7 @@ def test_a_video_is_an_mp4_and_its_frames(tmp_path: Path) -> None:
 
 
 def test_a_gray_image_is_a_gray_png(tmp_path: Path) -> None:
-    from digenrl.media import save
+    from digenrl.evaluation.media import save
 
     image = np.arange(64, dtype=np.uint8).reshape(1, 8, 8)
     [path] = save(tmp_path / "new", "x", image)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import uvloop
 
-import digenrl.serving  # noqa: F401 -- as the next one: what the scheduler's command imports
+import digenrl.commands.serving  # noqa: F401 -- as the next one: what the scheduler's command imports
 import services.scheduler.shell.service  # noqa: F401
 from bench.cluster.build import Emulation, rollout_devices
 from bench.cluster.processes import (

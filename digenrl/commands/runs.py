@@ -58,10 +58,10 @@ def follow(
     runs: Runs = RUNS,
 ) -> None:
     """Write each step's metrics to TensorBoard or Weights & Biases as soon as it is committed."""
+    from digenrl.commands.serving import settings_of
     from digenrl.follow.steps import Targets
     from digenrl.follow.steps import follow as follow_run
     from digenrl.local.left import store_of
-    from digenrl.serving import settings_of
     from shared.telemetry import configure_logs
 
     wanted, targets = _named(name, run), Targets(tensorboard, wandb)
@@ -94,8 +94,8 @@ def evaluate(
     runs: Runs = RUNS,
 ) -> None:
     """Evaluate a run's policy versions while it goes on, every so many optimizer steps."""
+    from digenrl.commands.serving import evaluate_run, settings_of
     from digenrl.local.left import store_of
-    from digenrl.serving import evaluate_run, settings_of
 
     wanted = _named(name, run)
     with store_of(runs / wanted) as is_left:

@@ -7,11 +7,11 @@ import safetensors
 import safetensors.torch
 from torch import Tensor
 
-from digenrl.media import save
+from digenrl.evaluation.media import save
+from digenrl.evaluation.sampling import Sampler
 from digenrl.report.export import FILE, PREFIX
 from digenrl.report.export_network import FOLDER as NETWORK
 from digenrl.report.export_network import weight_files
-from digenrl.sampling import Sampler
 from shared.diffusion.weights import load_weights
 from shared.errors import IntegrityError, UserError
 from shared.recipe.recipe import Recipe

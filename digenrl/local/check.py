@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from digenrl.disk import versions_bytes
-from digenrl.forecasting import Forecast, as_plain, forecast, lines
-from digenrl.local.preflight import check_inputs, check_rest
+from digenrl.local.preflight import check_inputs, check_rest, versions_bytes
+from digenrl.planning.forecast import Forecast, as_plain, forecast, lines
 from services.scheduler.planning.runnable import HOST_GPUS
 from shared.errors import UserError
 from shared.recipe.implied import implied_values

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from digenrl.planning_output import Comparison
+from digenrl.planning.output import Comparison
 from services.scheduler.costs.colocated import colocated_seconds
 from services.scheduler.costs.memory import usual, with_memory
 from services.scheduler.costs.profile import PROFILES, Profile, VariantName, load_profile

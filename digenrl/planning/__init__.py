@@ -1,0 +1,1 @@
+"""What `digenrl plan`, `digenrl sim` and `digenrl check` ask of the scheduler's planner."""
