@@ -14,7 +14,7 @@ TORCH_FREE = [
     "digenrl.follow.steps",
     "digenrl.local.up",
     "digenrl.local.preflight",
-    "digenrl.commands.serving",
+    "digenrl.local.check",
     "services.scheduler.shell.service",
     "services.trainer.app",
     "services.rollout.service",

@@ -14,8 +14,7 @@ from pathlib import Path
 
 import uvloop
 
-import digenrl.commands.serving  # noqa: F401 -- as the next one: what the scheduler's command imports
-import services.scheduler.shell.service  # noqa: F401
+import services.scheduler.shell.service  # noqa: F401 -- what the scheduler's command imports
 from bench.cluster.build import Emulation, rollout_devices
 from bench.cluster.processes import (
     SETTING,

@@ -1,0 +1,35 @@
+"""`digenrl check`: whether a recipe can run."""
+
+from typing import Annotated
+
+import typer
+
+from digenrl.commands.options import AsJson, HostGpus, RecipeFile
+from shared.errors import UserError
+
+
+def check(
+    recipe: RecipeFile,
+    devices: Annotated[
+        str | None, typer.Option(help="kind=count, e.g. h100=8: what it would take on them")
+    ] = None,
+    profile: Annotated[
+        str | None, typer.Option(help="cost profile; by default the one named like the model")
+    ] = None,
+    host_gpus: HostGpus = 8,
+    elsewhere: Annotated[
+        bool, typer.Option("--elsewhere", help="model and rewards are on other hosts")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Say whether a recipe can run, without starting anything."""
+    from digenrl.local.check import check as check_recipe
+    from digenrl.local.check import failed_as_json
+
+    try:
+        checked = check_recipe(recipe, devices, profile, host_gpus=host_gpus, elsewhere=elsewhere)
+    except UserError as error:
+        if as_json:
+            typer.echo(failed_as_json(recipe, error))
+        raise
+    typer.echo(checked.as_json if as_json else "\n".join(checked.lines))

@@ -1,0 +1,48 @@
+"""`digenrl evaluate`: a run's policy versions, measured while it goes on."""
+
+import asyncio
+import os
+from typing import Annotated
+
+import typer
+
+from digenrl.commands.options import RUNS, RunArgument, RunOption, Runs, named, settings_of
+
+
+def evaluate(
+    name: RunArgument = "",
+    run: RunOption = "",
+    once: Annotated[
+        bool, typer.Option("--once", help="evaluate what is due by now, then end")
+    ] = False,
+    every: Annotated[
+        int | None, typer.Option(min=1, help="optimizer steps, in place of the recipe's")
+    ] = None,
+    worker: Annotated[
+        str, typer.Option(help="name of this evaluator; by default host and process")
+    ] = "",
+    nice: Annotated[
+        int, typer.Option(min=0, max=19, help="19: only take what others leave of the CPU")
+    ] = 0,
+    host: Annotated[str, typer.Option(help="address of its HTTP side")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="port of its HTTP side; 0 takes a free one")] = 0,
+    stay: Annotated[
+        bool, typer.Option("--stay", help="outlive a finished run, for when it is resumed")
+    ] = False,
+    runs: Runs = RUNS,
+) -> None:
+    """Evaluate a run's policy versions while it goes on, every so many optimizer steps."""
+    from digenrl.local.left import store_of
+    from shared.telemetry import configure_logs
+
+    wanted = named(name, run)
+    with store_of(runs / wanted) as is_left:
+        settings = settings_of(run=wanted, worker=worker, host=host, port=port, stay=stay or None)
+        configure_logs(service="evaluation", worker=settings.worker, run=settings.run)
+        os.nice(nice)
+        from digenrl.evaluation import service
+
+        if once or is_left:
+            asyncio.run(service.catch_up(settings, every=every))
+        else:
+            asyncio.run(service.follow(settings, every=every))

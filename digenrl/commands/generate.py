@@ -1,0 +1,30 @@
+"""`digenrl generate`: samples of a recipe's model."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from digenrl.commands.options import RecipeFile
+
+
+def generate(
+    recipe: RecipeFile,
+    prompt: Annotated[list[str], typer.Option(help="what to make; may be given several times")],
+    out: Annotated[Path, typer.Option(help="folder for the files")],
+    adapter: Annotated[
+        Path | None, typer.Option(help="an exported adapter; without it, the base model")
+    ] = None,
+    num: Annotated[int, typer.Option(min=1, max=1024, help="samples of each prompt")] = 1,
+    seed: Annotated[int, typer.Option(min=0, help="of the noise")] = 0,
+) -> None:
+    """Make images or videos with a recipe's model and a trained adapter."""
+    from shared.process.worker_process import prepare_libraries
+    from shared.recipe.recipe import load_recipe
+
+    loaded = load_recipe(recipe)
+    prepare_libraries(loaded, threads=loaded.rollout.threads)
+    from digenrl.report.generate import generate as make
+
+    for path in make(loaded, adapter, prompt, num_each=num, seed=seed, out=out):
+        typer.echo(path)

@@ -1,0 +1,71 @@
+"""Options that several commands take, and what they mean."""
+
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from shared.errors import UserError
+
+if TYPE_CHECKING:
+    from shared.process.settings import ServiceSettings
+
+
+class Variant(StrEnum):
+    lora = "lora"
+    full = "full"
+
+
+RecipeFile = Annotated[Path, typer.Argument(help="the run's recipe, a TOML file")]
+HostGpus = Annotated[
+    int, typer.Option(min=1, help="GPUs of a host: one trainer process has those of one host")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="print JSON instead of tables")]
+ProfileVariant = Annotated[Variant, typer.Option(help="what is trained")]
+TensorBoardFolder = Annotated[
+    Path | None, typer.Option(help="folder of TensorBoard, for a curve of each metric")
+]
+WandbProject = Annotated[
+    str | None, typer.Option(help="project of Weights & Biases; offline with WANDB_MODE=offline")
+]
+RunArgument = Annotated[str, typer.Argument(metavar="[RUN]", help="name of the run, as --run")]
+RunOption = Annotated[str, typer.Option(envvar="DIGENRL_RUN", help="name of the run")]
+Runs = Annotated[Path, typer.Option(help="folder of the runs that `digenrl up` has made")]
+RUNS = Path("runs")
+
+
+def named(name: str, run: str) -> str:
+    """Return the name of the run, which is given as an argument or as an option.
+
+    Raises:
+        UserError: if neither is given.
+    """
+    if not name and not run:
+        raise UserError("--run: say which run; `digenrl up` has left its runs in the folder runs/")
+    return name or run
+
+
+def zero_or_one(value: int | None) -> Literal[0, 1] | None:
+    return None if value is None else 1 if value else 0
+
+
+def settings_of(**given: Any) -> "ServiceSettings":
+    """Return the settings from the options that were given and the environment.
+
+    Raises:
+        UserError: if a value is invalid; it names the option and the variable.
+    """
+    from pydantic import ValidationError
+
+    from shared.process.settings import ServiceSettings
+
+    try:
+        return ServiceSettings(
+            **{key: value for key, value in given.items() if value not in ("", None)}
+        )
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        name = str(first["loc"][0])
+        fault = first["msg"][0].lower() + first["msg"][1:]
+        raise UserError(f"--{name} or DIGENRL_{name.upper()}: {fault}") from error

@@ -1,0 +1,37 @@
+"""`digenrl plan`: which devices generate, and which train."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from digenrl.commands.options import AsJson, HostGpus, ProfileVariant, Variant, zero_or_one
+
+
+def plan(
+    devices: Annotated[str, typer.Option(help="kind=count, e.g. h100=16,a100=16")],
+    recipe: Annotated[
+        Path | None, typer.Argument(help="a recipe, for its batch and its schedule")
+    ] = None,
+    profile: Annotated[
+        str | None, typer.Option(help="cost profile; by default the one named like the model")
+    ] = None,
+    variant: ProfileVariant = Variant.lora,
+    staleness: Annotated[
+        int | None, typer.Option(min=0, max=1, help="0 or 1, in place of the recipe's")
+    ] = None,
+    host_gpus: HostGpus = 8,
+    as_json: AsJson = False,
+) -> None:
+    """Say which devices should generate and which should train, and what that gains."""
+    from digenrl.planning.output import plan_as_json, show_plan, wide_console
+    from digenrl.planning.requests import plan as find_plan
+
+    found = find_plan(
+        recipe, devices, profile=profile, variant=variant.value,
+        staleness=zero_or_one(staleness), host_gpus=host_gpus,
+    )  # fmt: skip
+    if as_json:
+        typer.echo(plan_as_json(found))
+    else:
+        show_plan(found, wide_console())

@@ -1,0 +1,86 @@
+"""`digenrl serve`: one service in this process."""
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from digenrl.commands.options import settings_of
+from shared.errors import UserError
+
+SCHEDULER_PORT = 8000
+"""Where people look for its API; workers, of which there may be many on a host, take free ports."""
+
+
+class ServiceName(StrEnum):
+    scheduler = "scheduler"
+    rollout = "rollout"
+    reward = "reward"
+    trainer = "trainer"
+
+
+def serve(
+    service: Annotated[ServiceName, typer.Argument(help="which service this process is")],
+    run: Annotated[str, typer.Option(envvar="DIGENRL_RUN", help="name of the run")] = "",
+    worker: Annotated[
+        str, typer.Option(help="name of this worker; by default host and process")
+    ] = "",
+    recipe: Annotated[Path | None, typer.Option(help="scheduler only: the run's recipe")] = None,
+    steps: Annotated[int | None, typer.Option(help="scheduler only: optimizer steps")] = None,
+    host: Annotated[str, typer.Option(help="address of its HTTP side")] = "127.0.0.1",
+    port: Annotated[
+        int | None,
+        typer.Option(help="port of its HTTP side; the scheduler's is 8000, workers take free ones"),
+    ] = None,
+    stay: Annotated[
+        bool, typer.Option("--stay", help="workers: outlive a finished run, for when it is resumed")
+    ] = False,
+) -> None:
+    """Run one service in this process; endpoints come from DIGENRL_* variables."""
+    if service is ServiceName.scheduler:
+        _serve_scheduler(recipe, run=run, steps=steps, host=host, port=port)
+    else:
+        _serve_worker(service, run=run, worker=worker, host=host, port=port, stay=stay)
+
+
+def _serve_scheduler(
+    recipe_file: Path | None, *, run: str, steps: int | None, host: str, port: int | None
+) -> None:
+    if recipe_file is None:
+        raise UserError("--recipe: the scheduler needs the run's recipe")
+    import uvloop
+
+    from shared.recipe.recipe import load_recipe, override
+    from shared.telemetry import configure_logs
+
+    recipe = override(load_recipe(recipe_file), {"run.steps": steps, "run.name": run or None})
+    settings = settings_of(
+        run=recipe.run.name,
+        worker="scheduler",
+        host=host,
+        port=SCHEDULER_PORT if port is None else port,
+    )
+    configure_logs(service="scheduler", worker="scheduler", run=settings.run)
+    from services.scheduler.shell.service import run as run_scheduler
+
+    uvloop.run(run_scheduler(settings, recipe, beside=recipe_file.resolve().parent))
+
+
+def _serve_worker(
+    service: ServiceName, *, run: str, worker: str, host: str, port: int | None, stay: bool
+) -> None:
+    import uvloop
+
+    from shared.telemetry import configure_logs
+
+    settings = settings_of(run=run, worker=worker, host=host, port=port, stay=stay or None)
+    configure_logs(service=service.value, worker=settings.worker, run=settings.run)
+    match service:
+        case ServiceName.rollout:
+            from services.rollout.service import run as run_service
+        case ServiceName.reward:
+            from services.reward.service import run as run_service
+        case _:
+            from services.trainer.service import run as run_service
+    uvloop.run(run_service(settings))

@@ -1,0 +1,48 @@
+"""`digenrl serve-scorer`: one scorer over HTTP."""
+
+import asyncio
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from shared.errors import UserError
+
+
+def serve_scorer(
+    type: Annotated[str, typer.Argument(help="which scorer; docs/rewards.md lists them")],
+    folder: Annotated[Path | None, typer.Option(help="where its weights are")] = None,
+    host: Annotated[str, typer.Option(help="address to listen on")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="port to listen on")] = 8100,
+) -> None:
+    """Offer a scorer over HTTP, for recipes that name it as type "remote"."""
+    from pydantic import ValidationError
+
+    from services.reward.scorer import build_scorers
+    from services.reward.server import BODIES, create_app
+    from shared.process.service import Health, listen, serve
+    from shared.process.settings import HttpSettings
+    from shared.recipe.rewards import Scorer
+    from shared.telemetry import configure_logs
+
+    configure_logs(service="scorer", worker=type, run="")
+    listener = listen(host, port)
+    try:
+        table = Scorer(name=type, type=type, folder=folder and folder.resolve())
+    except ValidationError as error:
+        raise UserError(f"TYPE: {type!r} is no name of a scorer") from error
+    [scorer] = build_scorers([table])
+    health = Health()
+    health.is_ready()
+    serving = serve(
+        create_app(scorer, health),
+        _for_ever(),
+        listener=listener,
+        allowed_hosts=HttpSettings().allowed_hosts,
+        bodies=BODIES,
+    )
+    asyncio.run(serving)
+
+
+async def _for_ever() -> None:
+    await asyncio.Event().wait()

@@ -1,0 +1,56 @@
+"""`digenrl sim`: a split of devices in the simulator."""
+
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+from digenrl.commands.options import AsJson, ProfileVariant, Variant, zero_or_one
+
+
+class Mode(StrEnum):
+    pipelined = "pipelined"
+    naive = "naive"
+
+
+def sim(
+    profile: Annotated[str, typer.Option(help="cost profile: a name, or a JSON file")],
+    rollout: Annotated[str, typer.Option(help="devices that generate, kind=count,...")],
+    trainer: Annotated[str, typer.Option(help="devices that train, kind=count,...")],
+    variant: ProfileVariant = Variant.lora,
+    mode: Annotated[Mode, typer.Option(help="naive: generate all, then train all")] = (
+        Mode.pipelined
+    ),
+    staleness: Annotated[int, typer.Option(min=0, max=1, help="0 or 1")] = 0,
+    tag: Annotated[str, typer.Option(help="auto, off, or at most so many groups")] = "auto",
+    fragment_size: Annotated[str, typer.Option(help="samples, or auto")] = "auto",
+    tsp: Annotated[bool, typer.Option(help="time-step parallelism in training")] = True,
+    batches: Annotated[int, typer.Option(help="that are measured")] = 8,
+    seed: Annotated[int, typer.Option(help="of the devices' noise")] = 0,
+    compare: Annotated[
+        bool, typer.Option("--compare", help="add one technique after the other")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Run a split of devices in the simulator: step time, utilisation, and who waits for whom."""
+    from digenrl.planning.output import show_simulated, simulated_as_json, wide_console
+    from digenrl.planning.requests import SimRequest, simulated
+
+    request = SimRequest(
+        profile=profile,
+        variant=variant.value,
+        rollout=rollout,
+        trainer=trainer,
+        mode=mode.value,
+        staleness=zero_or_one(staleness) or 0,
+        tag=tag,
+        fragment_size=fragment_size,
+        tsp=tsp,
+        batches=batches,
+        seed=seed,
+    )
+    found = simulated(request, comparing=compare)
+    if as_json:
+        typer.echo(simulated_as_json(found))
+    else:
+        show_simulated(found, wide_console())

@@ -1,0 +1,93 @@
+"""`digenrl up`: a whole run on this machine."""
+
+import asyncio
+import contextlib
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from digenrl.commands.options import RUNS, RecipeFile, TensorBoardFolder, WandbProject
+
+
+def up(
+    recipe: RecipeFile,
+    steps: Annotated[
+        int | None, typer.Option(help="optimizer steps, in place of the recipe's")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="seed, in place of the recipe's")] = None,
+    run: Annotated[str | None, typer.Option(help="the run's name, not the recipe's")] = None,
+    name: Annotated[str | None, typer.Option(hidden=True)] = None,
+    order: Annotated[
+        str | None, typer.Option(help="arrival, or index for the same bytes each time")
+    ] = None,
+    rollout_workers: Annotated[int | None, typer.Option(help="how many rollout workers")] = None,
+    can_train: Annotated[
+        bool | None, typer.Option(help="rollout workers help a trainer that is behind")
+    ] = None,
+    mode: Annotated[
+        str | None, typer.Option(help="pipelined, colocated (one device), or naive for comparison")
+    ] = None,
+    tag: Annotated[
+        str | None, typer.Option(help="auto, off, or how many groups the trainer generates")
+    ] = None,
+    staleness: Annotated[
+        str | None, typer.Option(help="0, or 1 to begin the next batch before the step")
+    ] = None,
+    early_fraction: Annotated[
+        str | None, typer.Option(help="of the next batch that may be begun early, or auto")
+    ] = None,
+    fragment_size: Annotated[
+        str | None, typer.Option(help="samples that a device generates at a time, or auto")
+    ] = None,
+    tsp_steps: Annotated[
+        str | None, typer.Option(help="denoising steps per training pass, or auto")
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="go on from the run's newest commit")
+    ] = False,
+    port: Annotated[int, typer.Option(help="of the scheduler's API; 0 takes a free one")] = 0,
+    runs: Annotated[Path, typer.Option(help="folder of all runs")] = RUNS,
+    tensorboard: TensorBoardFolder = None,
+    wandb: WandbProject = None,
+) -> None:
+    """Run a recipe on this machine: brokers, services and report, without Docker."""
+    from digenrl.follow.steps import Targets
+    from digenrl.local.preflight import Request, prepare, resuming
+    from digenrl.local.up import run_locally
+
+    overrides = {
+        "run.steps": steps,
+        "run.seed": seed,
+        "run.name": run or name,
+        "trainer.order": order,
+        "rollout.workers": _rollout_workers(rollout_workers, mode),
+        "rollout.can_train": can_train,
+        "schedule.mode": mode,
+        "schedule.tag": _number(tag),
+        "schedule.max_staleness": _number(staleness),
+        "schedule.early_fraction": _number(early_fraction),
+        "schedule.fragment_size": _number(fragment_size),
+        "schedule.tsp_steps": _number(tsp_steps),
+    }
+    request = Request(
+        recipe, overrides, resume=resume, port=port, runs=runs.resolve(),
+        targets=Targets(tensorboard, wandb), again=resuming(sys.argv),
+    )  # fmt: skip
+    raise typer.Exit(asyncio.run(run_locally(prepare(request))))
+
+
+def _rollout_workers(asked: int | None, mode: str | None) -> int | None:
+    """Return 0 unless a number is asked for, if the trainer's device does all the work."""
+    return 0 if asked is None and mode == "colocated" else asked
+
+
+def _number(text: str | None) -> str | int | float | None:
+    """Return a number if the text is one; the recipe says what else it may be."""
+    if text is None:
+        return None
+    for kind in (int, float):
+        with contextlib.suppress(ValueError):
+            return kind(text)
+    return text
