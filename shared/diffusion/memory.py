@@ -1,8 +1,10 @@
 """Turns a device's lack of memory into a typed failure that has its sizes and the remedy."""
 
 import gc
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import torch
 
@@ -10,6 +12,7 @@ from shared.errors import OutOfMemory
 
 SIGNS = ("out of memory", "not enough memory", "can't allocate memory")
 """What allocators write into a RuntimeError that has no type of its own."""
+CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 MAX_REASON = 300
 """Characters of what the allocator says."""
 
@@ -29,7 +32,7 @@ def fits(device: torch.device, what: str, remedy: str) -> Iterator[None]:
             raise
         reason = " ".join(str(error).split())[:MAX_REASON]
     if reason is not None:
-        has = f"{device} has {_gib(_total(device))}" if device.type == "cuda" else str(device)
+        has = f"{device} has {_gib(device_bytes(device))}" if device.type == "cuda" else str(device)
         release(device)
         raise OutOfMemory(f"out of memory: {what} ({has}: {reason}); {remedy}")
 
@@ -49,8 +52,15 @@ def release(device: torch.device) -> None:
         torch.cuda.empty_cache()
 
 
-def _total(device: torch.device) -> int:
-    return int(torch.cuda.get_device_properties(device).total_memory)
+def device_bytes(device: torch.device) -> int:
+    """Memory of the device; of the CPU, what the host or the container has."""
+    if device.type == "cuda":
+        return int(torch.cuda.get_device_properties(device).total_memory)
+    host = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    try:
+        return min(host, int(CGROUP_LIMIT.read_text()))
+    except (OSError, ValueError):  # no such file, or "max"
+        return host
 
 
 def _gib(size: float) -> str:

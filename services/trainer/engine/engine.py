@@ -16,9 +16,9 @@ from shared.diffusion.policy import LoadedPolicy, load_policy
 from shared.diffusion.sharding import sum_gradients
 from shared.diffusion.tensors import pack, unpack
 from shared.diffusion.training.contribution import add_gradient, read_gradient
+from shared.diffusion.training.gradient import AutoChunkedGradient
 from shared.diffusion.training.group import TrainingGroup
 from shared.diffusion.training.objective import read_group
-from shared.diffusion.training.tuned import AutoChunkedGradient
 from shared.diffusion.weights import load_weights, trained_parameters, trained_tensors, whole
 from shared.models.chunks import Chunk
 from shared.recipe.recipe import Recipe
