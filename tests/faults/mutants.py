@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 from unittest.mock import patch
 
-from services.scheduler.core import asking, assign, facts, lending
+from services.scheduler.core import assign, exclusion, fragments, lending
 from services.scheduler.core.recovery import READ_BACK
 from services.scheduler.core.state import (
     BatchState,
@@ -16,6 +16,7 @@ from services.scheduler.core.state import (
     Plan,
     State,
     WorkerState,
+    new_batch,
 )
 from services.scheduler.sim import batches, devices, scheduler, trainer
 from services.scheduler.sim import independent_devices as fluid
@@ -47,14 +48,14 @@ def a_lost_worker_keeps_its_fragments() -> AbstractContextManager[None]:
     def lost(plan: Plan, state: State, address: str) -> State:
         return replace(state, workers={a: w for a, w in state.workers.items() if a != address})
 
-    return patched((facts, "lost", lost))
+    return patched((fragments, "worker_lost", lost))
 
 
 def a_released_fragment_is_issued_under_the_same_attempt() -> AbstractContextManager[None]:
     def given(state: State, slot: FragmentSlot, found: FragmentState) -> State:
-        return facts.with_fragment(state, slot, replace(found, stage="pending", worker=None))
+        return state.with_fragment(slot, replace(found, stage="pending", worker=None))
 
-    return patched((facts, "_given_to_anybody", given))
+    return patched((fragments, "_requeue", given))
 
 
 def a_failed_fragment_is_issued_under_the_same_attempt() -> AbstractContextManager[None]:
@@ -63,7 +64,7 @@ def a_failed_fragment_is_issued_under_the_same_attempt() -> AbstractContextManag
             attempt=attempt - (num_failures > 0), num_failures=num_failures, **rest
         )
 
-    return patched((facts, "FragmentState", same))
+    return patched((fragments, "FragmentState", same))
 
 
 def nobody_checks_the_staleness_of_tasks() -> AbstractContextManager[None]:
@@ -73,7 +74,7 @@ def nobody_checks_the_staleness_of_tasks() -> AbstractContextManager[None]:
             return None if batch is None else (batch, plan.num_groups)
         if batch.index + 1 >= plan.num_batches:
             return None
-        early = state.find_batch(batch.index + 1) or facts.new_batch(plan, batch.index + 1, 0.0)
+        early = state.find_batch(batch.index + 1) or new_batch(plan, batch.index + 1, 0.0)
         number = max(1, plan.early_groups)
         return (early, number) if assign._num_samples(plan, early, number) else None
 
@@ -90,7 +91,7 @@ def any_number_of_groups_is_begun_early() -> AbstractContextManager[None]:
 
 
 def waiting_groups_keep_a_superseded_version() -> AbstractContextManager[None]:
-    return patched((facts, "drop_stale_groups", lambda plan, state: state))
+    return patched((fragments, "drop_stale_groups", lambda plan, state: state))
 
 
 def a_group_is_finished_with_the_next_version() -> AbstractContextManager[None]:
@@ -102,7 +103,7 @@ def a_group_is_finished_with_the_next_version() -> AbstractContextManager[None]:
         )  # fmt: skip
         return replace(group, policy=None, fragments=pending)
 
-    return patched((facts, "discard_group", kept))
+    return patched((fragments, "discard_group", kept))
 
 
 def devices_begin_superseded_versions() -> AbstractContextManager[None]:
@@ -137,7 +138,7 @@ def _without_deadlines() -> AbstractContextManager[None]:
     def never(*_: object) -> float:
         return math.inf
 
-    return patched((asking, "fragment_seconds", never), (asking, "gradient_seconds", never))
+    return patched((exclusion, "fragment_deadline", never), (exclusion, "gradient_deadline", never))
 
 
 def recovery_skips_the_contributions() -> AbstractContextManager[None]:
@@ -238,13 +239,13 @@ def rewards_are_acknowledged_before_they_are_published() -> AbstractContextManag
 
 
 def a_device_keeps_in_hand_what_another_has_done() -> AbstractContextManager[None]:
-    original = facts.generated
+    original = fragments.generated
 
     def generated(state: State, event: FragmentGenerated, now: float) -> State:
         def of_this_worker(state: State, slot: FragmentSlot, now: float) -> State:
-            return facts.unassign(state, slot, event.worker, now)
+            return fragments.unassign(state, slot, event.worker, now)
 
-        with patch.object(facts, "_out_of_every_hand", of_this_worker):
+        with patch.object(fragments, "_unassign_everywhere", of_this_worker):
             return original(state, event, now)
 
     lost = (
@@ -252,27 +253,27 @@ def a_device_keeps_in_hand_what_another_has_done() -> AbstractContextManager[Non
         ("lose statuses", nemesis.Nemesis.lose_statuses),
         ("cut off rollout", partial(nemesis.Nemesis.hold, kind="rollout", how=Process.cut_off)),
     )
-    planted = patched((facts, "generated", generated), (nemesis, "FAULTS", lost))
+    planted = patched((fragments, "generated", generated), (nemesis, "FAULTS", lost))
     return together(planted, _without_deadlines())
 
 
 def a_device_that_hangs_keeps_its_fragments() -> AbstractContextManager[None]:
-    return patched((asking, "_given_to_others", lambda plan, state, worker: state))
+    return patched((exclusion, "_exclude_late", lambda plan, state, worker: state))
 
 
 def a_device_that_hangs_is_asked_again() -> AbstractContextManager[None]:
-    original = asking._given_to_others
+    original = exclusion._exclude_late
 
     def given(plan: Plan, state: State, worker: WorkerState) -> State:
         state = original(plan, state, worker)
-        again = replace(state.workers[worker.address], not_asked=None, assigned=())
+        again = replace(state.workers[worker.address], excluded=None, assigned=())
         return state.with_worker(again)
 
-    return patched((asking, "_given_to_others", given))
+    return patched((exclusion, "_exclude_late", given))
 
 
 def a_device_that_gives_everything_back_is_asked_for_ever() -> AbstractContextManager[None]:
-    return patched((asking, "gave_back", lambda plan, state, event, now: state))
+    return patched((exclusion, "count_return", lambda plan, state, event, now: state))
 
 
 MUTANTS: tuple[Mutant, ...] = (

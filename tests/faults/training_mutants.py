@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
-from services.scheduler.core import facts, gradients, training_facts
+from services.scheduler.core import fragments, gradients, training
 from services.scheduler.core.state import GroupState, State
 from services.scheduler.sim import batches
 from services.scheduler.sim.batches import Trainer
@@ -62,7 +62,7 @@ def a_helper_computes_with_the_weights_that_it_has() -> AbstractContextManager[N
 
 
 def a_contribution_of_another_version_is_accepted() -> AbstractContextManager[None]:
-    original = training_facts.gradient_computed
+    original = training.gradient_computed
 
     def ask(*, group: TrainGroup, worker: str, **_: Any) -> ComputeGradient:
         return ComputeGradient(group=group, policy=group.policy, worker=worker)
@@ -70,24 +70,22 @@ def a_contribution_of_another_version_is_accepted() -> AbstractContextManager[No
     def computed(state: State, event: GradientComputed, now: float) -> State:
         return original(state, event.model_copy(update={"policy": state.policy}), now)
 
-    return patched(
-        (gradients, "ComputeGradient", ask), (training_facts, "gradient_computed", computed)
-    )
+    return patched((gradients, "ComputeGradient", ask), (training, "gradient_computed", computed))
 
 
 def a_contribution_outlives_its_fragments() -> AbstractContextManager[None]:
     def requeue_group(group: GroupState) -> GroupState:
         return replace(group, sent=False, attempt=group.attempt + 1)
 
-    return patched((facts, "requeue_group", requeue_group))
+    return patched((fragments, "requeue_group", requeue_group))
 
 
 def a_dead_helper_keeps_its_group() -> AbstractContextManager[None]:
-    return patched((facts, "computed_by_nobody", lambda state, batch, index: state))
+    return patched((fragments, "cancel_gradient", lambda state, batch, index: state))
 
 
 def a_released_gradient_is_nobodys_concern() -> AbstractContextManager[None]:
-    return patched((training_facts, "computed_by_nobody", lambda state, batch, index: state))
+    return patched((training, "cancel_gradient", lambda state, batch, index: state))
 
 
 def a_helper_computes_in_the_middle_of_a_fragment() -> AbstractContextManager[None]:

@@ -14,8 +14,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from services.scheduler.core.facts import new_batch, slot_of
-from services.scheduler.core.lanes import Lanes, Schedule, devices_of
+from services.scheduler.core.device_queues import Lanes, Schedule, devices_of
 from services.scheduler.core.state import (
     AssignedFragment,
     BatchState,
@@ -24,6 +23,7 @@ from services.scheduler.core.state import (
     Plan,
     State,
     WorkerState,
+    new_batch,
 )
 from shared.messages.contracts import MAX_FRAGMENTS_PER_GROUP, Fragment, GenerateFragment, Policy
 
@@ -354,7 +354,7 @@ def _issue(
     policy = group.policy or state.policy
     assert policy is not None
     fragment = replace(work.fragment, stage="issued", worker=worker.address)
-    slot = slot_of(work.batch, work.group, fragment)
+    slot = fragment.slot_in(work.batch, work.group)
     held = AssignedFragment(slot, fragment.num_samples, now)
     state = state.with_group(work.batch, work.group, _with_issued(group, fragment, policy))
     state = state.with_worker(replace(worker, assigned=(*worker.assigned, held)))

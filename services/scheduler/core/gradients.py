@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from services.scheduler.core.assign import num_unissued
-from services.scheduler.core.lanes import owner_of, sample_seconds, seconds_left
+from services.scheduler.core.device_queues import owner_of, sample_seconds, seconds_left
 from services.scheduler.core.state import (
     BatchState,
     GradientTask,

@@ -12,8 +12,8 @@ generation number that only grows; stating it twice, late or out of order does n
 from dataclasses import replace
 
 from services.scheduler.core.assign import full_size
-from services.scheduler.core.facts import given_back
-from services.scheduler.core.lanes import Lanes, lanes_of, sample_seconds
+from services.scheduler.core.device_queues import Lanes, lanes_of, sample_seconds
+from services.scheduler.core.fragments import give_back_all
 from services.scheduler.core.state import (
     DECISIONS_KEPT,
     BatchState,
@@ -263,5 +263,5 @@ def _stated(
     )
     state = replace(state, tag=tag)
     if not keep:
-        state = given_back(state, trainer)
+        state = give_back_all(state, trainer)
     return state, [command]

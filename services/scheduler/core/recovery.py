@@ -7,8 +7,8 @@ finds what it is about. Nothing is commanded meanwhile.
 from dataclasses import replace
 from itertools import accumulate
 
-from services.scheduler.core import facts
-from services.scheduler.core.state import FragmentState, GroupState, Plan, State
+from services.scheduler.core import fragments
+from services.scheduler.core.state import FragmentState, GroupState, Plan, State, new_batch
 from shared.messages import subjects
 from shared.messages.contracts import ComputeGradient, GenerateFragment, Policy, TrainGroup
 
@@ -19,15 +19,15 @@ READ_BACK = (
 """Streams in the order in which they are read: what was issued, what came of it, what was said."""
 
 
-def issued_before(plan: Plan, state: State, task: GenerateFragment) -> State:
+def restore_task(plan: Plan, state: State, task: GenerateFragment) -> State:
     """A task found in its stream after a restart: somebody has been given this fragment."""
     fragment = task.fragment
     state = _with_early_batch(plan, state, fragment.batch)
-    group = facts.group_at(state, fragment.batch, fragment.group)
+    group = state.find_group(fragment.batch, fragment.group)
     if group is None or _older(task.policy, group.policy):
         return state
     if group.policy is not None and group.policy != task.policy:
-        group = facts.discard_group(group)
+        group = fragments.discard_group(group)
     known = [f for f in group.fragments if f.first_sample == fragment.first_sample]
     if known and known[0].attempt > fragment.attempt:
         return state
@@ -42,20 +42,20 @@ def issued_before(plan: Plan, state: State, task: GenerateFragment) -> State:
         num_losses=known[0].num_losses + (not again) if known else 0,
     )
     others = [f for f in group.fragments if f.first_sample != fragment.first_sample]
-    fragments = tuple(sorted([*others, found], key=lambda f: f.first_sample))
+    cut = tuple(sorted([*others, found], key=lambda f: f.first_sample))
     group = replace(
         group,
         policy=task.policy,
-        fragments=fragments,
-        num_cut=sum(f.num_samples for f in fragments),
+        fragments=cut,
+        num_cut=sum(f.num_samples for f in cut),
         first_attempt=max(group.first_attempt, fragment.attempt),
     )
-    if not _are_cut_in_order(fragments):
-        group = facts.discard_group(group)  # by two schedulers, which did not know of each other
+    if not _are_cut_in_order(cut):  # by two schedulers, which did not know of each other
+        group = fragments.discard_group(group)
     return state.with_group(fragment.batch, fragment.group, group)
 
 
-def beyond(plan: Plan, state: State, before: State) -> State:
+def restart_batches(plan: Plan, state: State, before: State) -> State:
     """``state``, read anew after streams were lost, with the batches of ``before`` that are open
     still: nothing of them is done, and no attempt is one that somebody may be at since then. Its
     late result would take the slot."""
@@ -64,13 +64,13 @@ def beyond(plan: Plan, state: State, before: State) -> State:
     known = {batch.index: batch for batch in before.batches if batch.index >= state.batch.index}
     known.setdefault(state.batch.index, state.batch)
     batches = tuple(
-        replace(known[index], groups=tuple(map(_beyond_group, known[index].groups)))
+        replace(known[index], groups=tuple(map(_restart_group, known[index].groups)))
         for index in sorted(known)
     )
     return replace(state, batches=batches[: 1 + bool(plan.max_staleness)])
 
 
-def _beyond_group(group: GroupState) -> GroupState:
+def _restart_group(group: GroupState) -> GroupState:
     attempts = [fragment.attempt + 1 for fragment in group.fragments]
     again = max([group.first_attempt, *attempts])
     return GroupState(first_attempt=again, attempt=group.attempt + 1)
@@ -91,12 +91,12 @@ def _with_early_batch(plan: Plan, state: State, index: int) -> State:
         return state
     if not plan.max_staleness or index >= plan.num_batches:
         return state
-    return replace(state, batches=(current, facts.new_batch(plan, index, 0.0)))
+    return replace(state, batches=(current, new_batch(plan, index, 0.0)))
 
 
-def sent_before(state: State, command: TrainGroup) -> State:
+def restore_group(state: State, command: TrainGroup) -> State:
     """A group found in its stream after a restart: the trainer was given it."""
-    group = facts.group_at(state, command.batch, command.group)
+    group = state.find_group(command.batch, command.group)
     if group is None or command.attempt < group.attempt:
         return state
     same = _is_of(command, group)
@@ -104,28 +104,28 @@ def sent_before(state: State, command: TrainGroup) -> State:
     added = command.contribution
     computed_by = None if added is None else added.worker
     group = replace(group, sent=same, attempt=attempt, contribution=added, computed_by=computed_by)
-    return state.with_group(command.batch, command.group, group if same else _nobodys(group))
+    return state.with_group(command.batch, command.group, group if same else _unassigned(group))
 
 
-def computed_before(state: State, command: ComputeGradient) -> State:
+def restore_gradient_task(state: State, command: ComputeGradient) -> State:
     """A rollout device was given the gradient of a group to compute."""
     given = command.group
-    group = facts.group_at(state, given.batch, given.group)
+    group = state.find_group(given.batch, given.group)
     if group is None or given.attempt < group.attempt:
         return state
     if _is_of(given, group) and command.policy == state.policy:
         group = replace(group, computed_by=command.worker, attempt=given.attempt)
     else:
-        group = replace(_nobodys(group), attempt=given.attempt + 1)
+        group = replace(_unassigned(group), attempt=given.attempt + 1)
     return state.with_group(given.batch, given.group, group)
 
 
-def _nobodys(group: GroupState) -> GroupState:
+def _unassigned(group: GroupState) -> GroupState:
     return replace(group, sent=False, computed_by=None, contribution=None)
 
 
 def _is_of(command: TrainGroup, group: GroupState) -> bool:
     """Whether the command speaks of these very fragments."""
     slots = [fragment.fragment.slot for fragment in command.fragments]
-    now = [facts.slot_of(command.batch, command.group, fragment) for fragment in group.fragments]
+    now = [fragment.slot_in(command.batch, command.group) for fragment in group.fragments]
     return slots == now and command.policy == group.policy

@@ -23,7 +23,7 @@ Phase = Literal["waiting", "running", "paused", "stopped", "finished", "failed"]
 
 Stage = Literal["pending", "issued", "generated", "scored"]
 
-NotAsked = Literal["late", "returns", "leaves"]
+Exclusion = Literal["late", "returns", "leaves"]
 """late: past its deadline. returns: it gives back everything. leaves: it is about to end."""
 
 DECISIONS_KEPT = 64
@@ -79,6 +79,11 @@ class FragmentState:
     generated_at: float = 0.0
     scored: FragmentScored | None = None
 
+    def slot_in(self, batch: int, group: int) -> FragmentSlot:
+        return FragmentSlot(
+            batch=batch, group=group, first_sample=self.first_sample, attempt=self.attempt
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupState:
@@ -123,6 +128,10 @@ class BatchState:
         return sum(group_size - group.num_cut for group in self.groups)
 
 
+def new_batch(plan: Plan, index: int, now: float) -> BatchState:
+    return BatchState(index=index, groups=(GroupState(),) * plan.num_groups, opened_at=now)
+
+
 @dataclass(frozen=True, slots=True)
 class AssignedFragment:
     """A fragment that a device has, in the order in which it takes them."""
@@ -157,7 +166,7 @@ class WorkerState:
     """A rollout device that computes gradients of whole groups."""
     assigned: tuple[AssignedFragment, ...] = ()
     gradient_task: "GradientTask | None" = None
-    not_asked: NotAsked | None = None
+    excluded: Exclusion | None = None
     """Why it is given no work."""
     num_returned: int = 0
     """Fragments that it has given back since it has finished one."""
@@ -242,12 +251,26 @@ class State:
     @property
     def rollout(self) -> list[WorkerState]:
         """Rollout devices that are asked for work."""
-        return [w for w in self.workers.values() if w.service == "rollout" and w.not_asked is None]
+        return [w for w in self.workers.values() if w.service == "rollout" and w.excluded is None]
 
     def find_batch(self, index: int) -> BatchState | None:
         for batch in self.batches:
             if batch.index == index:
                 return batch
+        return None
+
+    def find_group(self, batch: int, index: int) -> GroupState | None:
+        found = self.find_batch(batch)
+        return found.groups[index] if found is not None and index < len(found.groups) else None
+
+    def find_fragment(self, slot: FragmentSlot) -> FragmentState | None:
+        """The fragment, if its batch is open and this is its current attempt."""
+        group = self.find_group(slot.batch, slot.group)
+        if group is None:
+            return None
+        for fragment in group.fragments:
+            if (fragment.first_sample, fragment.attempt) == (slot.first_sample, slot.attempt):
+                return fragment
         return None
 
     def with_batch(self, batch: BatchState) -> "State":
@@ -259,6 +282,18 @@ class State:
         assert old is not None
         groups = (*old.groups[:index], group, *old.groups[index + 1 :])
         return self.with_batch(replace(old, groups=groups))
+
+    def with_fragment(self, slot: FragmentSlot, new: FragmentState) -> "State":
+        """Replace the fragment that begins at the same sample."""
+        group = self.find_group(slot.batch, slot.group)
+        assert group is not None
+        fragments = tuple(
+            new if fragment.first_sample == new.first_sample else fragment
+            for fragment in group.fragments
+        )
+        num_scored = sum(f.num_samples for f in fragments if f.stage == "scored")
+        group = replace(group, fragments=fragments, num_scored=num_scored)
+        return self.with_group(slot.batch, slot.group, group)
 
     def with_worker(self, worker: WorkerState) -> "State":
         return replace(self, workers={**self.workers, worker.address: worker})

@@ -12,10 +12,10 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
+from services.scheduler.core.device_queues import sample_seconds
 from services.scheduler.core.gradients import gradient_seconds
-from services.scheduler.core.lanes import sample_seconds
 from services.scheduler.core.lending import tag_inputs
-from services.scheduler.core.machine import HelpRefined, Input
+from services.scheduler.core.machine import MachineInput, TagRefined
 from services.scheduler.core.state import LoanState, Plan, State, WorkerState
 from services.scheduler.core.tag.controller import Controller
 from services.scheduler.core.tag.estimates import Costs, Estimate
@@ -159,7 +159,7 @@ class Horizon:
     """One look-ahead per batch at most."""
 
     plan: Plan
-    tell: Callable[[Input], None]
+    tell: Callable[[MachineInput], None]
     _opened: "asyncio.Queue[State]" = field(default_factory=asyncio.Queue)
     _last_seconds: float | None = None
     """That the last look-ahead took."""
@@ -182,7 +182,7 @@ class Horizon:
             groups = await asyncio.to_thread(look_ahead, self.plan, state, began)
             self._last_seconds = time.monotonic() - began
             if groups is not None:
-                self.tell(HelpRefined(batch.index, groups))
+                self.tell(TagRefined(batch.index, groups))
 
     def _is_affordable(self, state: State) -> bool:
         measured = [record.seconds for record in state.tag.history if record.seconds]

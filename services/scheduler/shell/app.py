@@ -12,15 +12,15 @@ from typing import Literal, TypeVar
 import structlog
 from redis.exceptions import RedisError
 
-from services.scheduler.core.asking import newly_not_asked
-from services.scheduler.core.facts import holders
+from services.scheduler.core.exclusion import newly_excluded
+from services.scheduler.core.fragments import busy_addresses
 from services.scheduler.core.machine import (
-    Input,
+    MachineInput,
     Recovered,
     Tick,
     step,
 )
-from services.scheduler.core.recovery import READ_BACK, beyond
+from services.scheduler.core.recovery import READ_BACK, restart_batches
 from services.scheduler.core.state import Phase, Plan, State, TagRecord
 from services.scheduler.core.usage import BatchUsage, Meter, TagUsage, uses
 from services.scheduler.planning.lookahead import Horizon
@@ -164,9 +164,9 @@ class Scheduler:
             self._measure(self.chain[-1])
         last = {stream.name: await self._read(stream) for stream in READ_BACK}
         if before is not None:
-            self.state = beyond(self.plan, self.state, before)
+            self.state = restart_batches(self.plan, self.state, before)
         await self._apply(Recovered())
-        self.roster.leases.expect(holders(self.state), time.monotonic())
+        self.roster.leases.expect(busy_addresses(self.state), time.monotonic())
         if before is not None and before.phase in STANDING:
             request = OperatorRequest(action=STANDING[before.phase], id=uuid.uuid4().hex)
             await self.bus.publish(request)
@@ -230,7 +230,7 @@ class Scheduler:
                 self._note_lag(event)
             await asyncio.sleep(0)  # statuses are heard between two events
 
-    async def _apply(self, event: Input) -> None:
+    async def _apply(self, event: MachineInput) -> None:
         now = time.monotonic()
         self.meter.advance(now, uses(self.plan, self.state))
         state, commands = step(self.plan, self.state, event, now)
@@ -239,8 +239,8 @@ class Scheduler:
             await asyncio.gather(*(self._send(command) for command in some))
         if state.phase != self.state.phase:
             log.info("phase", phase=state.phase, failure=state.failure)
-        for worker in newly_not_asked(self.state, state, event):
-            log.warning("worker_not_asked", name=worker.name, reason=worker.not_asked)
+        for worker in newly_excluded(self.state, state, event):
+            log.warning("worker_not_asked", name=worker.name, reason=worker.excluded)
         self.horizon.record(self.state, state)
         self.state = state  # last: an event whose commands could not be sent is as if never seen
 

@@ -5,7 +5,7 @@ import re
 
 import structlog
 
-from services.scheduler.core.machine import Input
+from services.scheduler.core.machine import MachineInput
 from shared.bus.bus import Bus, Received
 from shared.messages.contracts import FragmentFailed, GroupFailed
 from shared.messages.subjects import STREAMS, fragment_slot, group_slot
@@ -16,7 +16,7 @@ SEQUENCE = re.compile(r"[1-9][0-9]{0,17}\Z", re.ASCII)
 log = structlog.get_logger()
 
 
-async def failure_of(bus: Bus, received: Received) -> Input | None:
+async def failure_of(bus: Bus, received: Received) -> MachineInput | None:
     """What a message of DG_DLQ says about a piece of this run's work; None if nothing."""
     subject, reason = await _subject(bus, received)
     if subject is None or not subject.startswith(f"dg.{bus.run}."):

@@ -3,7 +3,7 @@
 import asyncio
 import itertools
 
-from services.scheduler.core.machine import Input
+from services.scheduler.core.machine import MachineInput
 from shared.messages.contracts import FragmentScored
 
 
@@ -15,13 +15,13 @@ class Inbox:
     """
 
     def __init__(self) -> None:
-        self._queue: asyncio.PriorityQueue[tuple[bool, int, Input]] = asyncio.PriorityQueue()
+        self._queue: asyncio.PriorityQueue[tuple[bool, int, MachineInput]] = asyncio.PriorityQueue()
         self._numbers = itertools.count()
 
-    def put(self, event: Input) -> None:
+    def put(self, event: MachineInput) -> None:
         waits = not isinstance(event, FragmentScored)
         self._queue.put_nowait((waits, next(self._numbers), event))
 
-    async def get(self) -> Input:
+    async def get(self) -> MachineInput:
         _, _, event = await self._queue.get()
         return event

@@ -10,10 +10,10 @@ import structlog
 from services.scheduler.core.leases import SILENCE_S, Leases
 from services.scheduler.core.machine import (
     DeviceReported,
-    Input,
+    MachineInput,
+    WorkerInactive,
     WorkerJoined,
     WorkerLeft,
-    WorkerStood,
 )
 from services.scheduler.core.state import State, WorkerState
 from services.scheduler.core.usage import Meter
@@ -39,7 +39,7 @@ class Roster:
     """Turns statuses, and their absence, into what the machine is told."""
 
     _bus: Bus
-    _put: Callable[[Input], None]
+    _put: Callable[[MachineInput], None]
     _state: Callable[[], State]
     _meter: Meter
     seen: dict[str, Seen] = field(default_factory=dict)
@@ -117,11 +117,11 @@ class Roster:
                     del self.seen[address]
 
 
-def _stood(status: WorkerStatus, worker: WorkerState | None) -> WorkerStood | None:
+def _stood(status: WorkerStatus, worker: WorkerState | None) -> WorkerInactive | None:
     """What it says that matters to the deadlines of what it has, if anything."""
     if worker is None or status.service != "rollout":
         return None
     if status.activity in ("starting", "loading_weights"):
-        return WorkerStood(status.address, "loading")
-    idles = worker.not_asked == "late" and status.activity.startswith("waiting")
-    return WorkerStood(status.address, "nothing") if idles else None
+        return WorkerInactive(status.address, "loading")
+    idles = worker.excluded == "late" and status.activity.startswith("waiting")
+    return WorkerInactive(status.address, "nothing") if idles else None

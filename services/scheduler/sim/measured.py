@@ -5,7 +5,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from services.scheduler.core.lanes import sample_seconds
+from services.scheduler.core.device_queues import sample_seconds
 from services.scheduler.core.state import State
 from services.scheduler.core.usage import BUSY, Meter, uses
 from services.scheduler.core.usage import Use as Cause

@@ -5,18 +5,18 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from services.scheduler.core.asking import newly_not_asked
-from services.scheduler.core.facts import holders
+from services.scheduler.core.exclusion import newly_excluded
+from services.scheduler.core.fragments import busy_addresses
 from services.scheduler.core.leases import Leases
 from services.scheduler.core.machine import (
     DeviceReported,
-    HelpRefined,
-    Input,
+    MachineInput,
     Recovered,
+    TagRefined,
     Tick,
+    WorkerInactive,
     WorkerJoined,
     WorkerLeft,
-    WorkerStood,
     step,
 )
 from services.scheduler.core.recovery import READ_BACK
@@ -85,7 +85,7 @@ class SimScheduler:
     _followed: dict[str, int] = field(default_factory=dict)
     """Stream -> messages read by recovery."""
     _leases: Leases = field(default_factory=Leases)
-    _inbox: deque[Input] = field(default_factory=deque)
+    _inbox: deque[MachineInput] = field(default_factory=deque)
     _refined: int = -1
     """The batch that was last looked ahead for."""
 
@@ -120,7 +120,7 @@ class SimScheduler:
     def _follow(self) -> None:
         self._apply(Recovered())
         self.is_ready = True
-        self._leases.expect(sorted(holders(self.state)), self.process.world.now)
+        self._leases.expect(sorted(busy_addresses(self.state)), self.process.world.now)
         for announcement in self._announced:
             if announcement.policy.version >= self._num_commits:
                 self.history.fault("announced during recovery")
@@ -149,8 +149,8 @@ class SimScheduler:
         if heard == "joined":
             self._handle(worker)
         known = self.state.workers.get(worker.address)
-        if status.idles and known is not None and known.not_asked == "late":
-            self._handle(WorkerStood(worker.address, "nothing"))
+        if status.idles and known is not None and known.excluded == "late":
+            self._handle(WorkerInactive(worker.address, "nothing"))
         if status.loan is not None:
             loan = status.loan
             self._handle(DeviceReported(worker.address, loan.generation, loan.mode))
@@ -180,7 +180,7 @@ class SimScheduler:
         versions, number = self.commits.versions, event.policy.version
         return number < len(versions) and versions[number].policy == event.policy
 
-    def _handle(self, event: Input) -> None:
+    def _handle(self, event: MachineInput) -> None:
         """In the order of arrival; without a broker, everything waits."""
         self._inbox.append(event)
         self._drain()
@@ -191,7 +191,7 @@ class SimScheduler:
                 return
             self._apply(self._inbox.popleft())
 
-    def _apply(self, event: Input) -> None:
+    def _apply(self, event: MachineInput) -> None:
         """The new state is kept only once its commands are sent."""
         state, commands = step(self.plan, self.state, event, self.process.world.now)
         for command in commands:
@@ -202,8 +202,8 @@ class SimScheduler:
                 self.history.fault(f"died after it {self.failpoint}")
                 self.process.kill()
                 return
-        for worker in newly_not_asked(self.state, state, event):
-            self.history.fault(f"not asked: {worker.not_asked}", worker.address)
+        for worker in newly_excluded(self.state, state, event):
+            self.history.fault(f"not asked: {worker.excluded}", worker.address)
         self.state = state
         self._look(event)
 
@@ -228,16 +228,16 @@ class SimScheduler:
             failed = failure_of(command, str(error))
             self.process.after(0.0, lambda: self._handle(failed))
 
-    def _look(self, event: Input) -> None:
+    def _look(self, event: MachineInput) -> None:
         batch = self.state.batch
         if self.look_ahead is None or batch is None or batch.index == self._refined:
             return
-        if isinstance(event, HelpRefined) or self.state.recovering:
+        if isinstance(event, TagRefined) or self.state.recovering:
             return
         self._refined = batch.index
         groups = self.look_ahead(self.plan, self.state, self.process.world.now)
         if groups is not None:
-            self._apply(HelpRefined(batch.index, groups))
+            self._apply(TagRefined(batch.index, groups))
 
 
 def point_of(command: Command) -> str:

@@ -14,7 +14,7 @@ from services.scheduler.core.assign import (
     full_size,
     next_size,
 )
-from services.scheduler.core.lanes import Lane, lanes_of
+from services.scheduler.core.device_queues import Lane, lanes_of
 from services.scheduler.core.state import BatchState, Plan, State, WorkerState
 from shared.messages.contracts import GenerateFragment
 

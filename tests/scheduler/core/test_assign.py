@@ -5,7 +5,7 @@ from random import Random
 
 import pytest
 
-from services.scheduler.core import facts, lanes
+from services.scheduler.core import device_queues, fragments
 from services.scheduler.core.assign import assign
 from services.scheduler.core.machine import WorkerJoined, step
 from services.scheduler.core.state import Plan, State, WorkerState
@@ -53,7 +53,7 @@ def test_it_decides_as_plain_assignment_does(seed: int) -> None:
     plan = some_plan(random)
     state = some_state(random, plan)
     policy = examples.policy(0)
-    state, now = facts.batch_opened(plan, state, policy, 0.0), 0.0
+    state, now = fragments.batch_opened(plan, state, policy, 0.0), 0.0
     for _ in range(60):
         fast, tasks = assign(plan, state, now)
         plain, same = plain_assignment.assign(plan, state, now)
@@ -70,26 +70,26 @@ def _something_ends(random: Random, plan: Plan, state: State, now: float) -> Sta
         slot = worker.assigned[0].slot
         kind = random.random()
         if kind < 0.1:
-            state = facts.failed(plan, state, slot, "reason", now)
+            state = fragments.retry(plan, state, slot, "reason", now)
         elif kind < 0.2:
-            state = facts.unassign(state, slot, worker.address, now)
-            state = facts.given_back_by(state, slot, worker.address)
+            state = fragments.unassign(state, slot, worker.address, now)
+            state = fragments.give_back(state, slot, worker.address)
         else:
-            found = facts.find(state, slot)
-            state = facts.unassign(state, slot, worker.address, now)
+            found = state.find_fragment(slot)
+            state = fragments.unassign(state, slot, worker.address, now)
             if found is not None:
-                state = facts.with_fragment(state, slot, replace(found, stage="generated"))
+                state = state.with_fragment(slot, replace(found, stage="generated"))
     return state
 
 
 def opening(monkeypatch: pytest.MonkeyPatch, num_devices: int) -> tuple[int, int]:
     """Tasks issued at the opening of a batch, and how often lanes of a device were worked out."""
     count = 0
-    original = lanes.lanes_of
+    original = device_queues.lanes_of
 
     def counted(
         state: State, worker: WorkerState, now: float, seconds: float | None = None
-    ) -> list[lanes.Lane]:
+    ) -> list[device_queues.Lane]:
         nonlocal count
         count += 1
         return original(state, worker, now, seconds)
@@ -100,7 +100,7 @@ def opening(monkeypatch: pytest.MonkeyPatch, num_devices: int) -> tuple[int, int
         joined = WorkerJoined(f"r{number}-0", f"r{number}", "rollout")
         state, _ = step(plan, state, joined, 0.0)
     with monkeypatch.context() as patched:
-        patched.setattr(lanes, "lanes_of", counted)
+        patched.setattr(device_queues, "lanes_of", counted)
         _, commands = step(plan, state, examples.published(0), 1.0)
     return sum(isinstance(command, GenerateFragment) for command in commands), count
 

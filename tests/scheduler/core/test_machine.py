@@ -4,7 +4,7 @@ from typing import Any
 from services.scheduler.core.lending import has_ready
 from services.scheduler.core.machine import (
     DeviceReported,
-    Input,
+    MachineInput,
     WorkerJoined,
     WorkerLeft,
     step,
@@ -39,17 +39,17 @@ class Machine:
         self.plan = examples.plan(**plan)
         self.state = State()
         self.now = 0.0
-        self.told: list[Input | Command] = []
+        self.told: list[MachineInput | Command] = []
         for worker in workers or ("a",):
             self.handle(joined(worker))
 
-    def handle(self, event: Input) -> list[Command]:
+    def handle(self, event: MachineInput) -> list[Command]:
         self.now += 1
         self.state, commands = step(self.plan, self.state, event, self.now)
         self.told += [event, *commands]
         return commands
 
-    def tasks(self, event: Input) -> list[GenerateFragment]:
+    def tasks(self, event: MachineInput) -> list[GenerateFragment]:
         return [c for c in self.handle(event) if isinstance(c, GenerateFragment)]
 
     def finish(self, tasks: list[GenerateFragment]) -> list[TrainGroup]:
@@ -254,7 +254,7 @@ def test_a_stopped_run_can_be_resumed_and_a_finished_one_cannot_be_stopped() -> 
 
 
 def test_the_same_events_give_the_same_commands() -> None:
-    def history() -> list[Input | Command]:
+    def history() -> list[MachineInput | Command]:
         machine = Machine("a", "b", num_groups=3)
         machine.finish(machine.tasks(examples.published(0)))
         machine.handle(examples.published(1))

@@ -8,7 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from services.scheduler.core.machine import (
     DeviceReported,
-    Input,
+    MachineInput,
     Tick,
     WorkerJoined,
     WorkerLeft,
@@ -50,7 +50,7 @@ class SchedulerModel(RuleBasedStateMachine):
         )  # fmt: skip
         self.state = State()
         self.now = 0.0
-        self.seen: list[Input] = []
+        self.seen: list[MachineInput] = []
         self.slots: dict[tuple[str, FragmentSlot], GenerateFragment] = {}
         self.results: set[FragmentSlot] = set()
         self.to_generate: list[GenerateFragment] = []
@@ -61,7 +61,7 @@ class SchedulerModel(RuleBasedStateMachine):
         self.send(TRAINER)
         self.send(examples.published(0))
 
-    def send(self, event: Input) -> None:
+    def send(self, event: MachineInput) -> None:
         self.seen.append(event)
         self.now += 1.0
         self.state, commands = step(self.plan, self.state, event, self.now)

@@ -1,7 +1,6 @@
 """A scheduler's state at the opening of a batch, as it is after some batches of a profile's run."""
 
-from services.scheduler.core.facts import new_batch
-from services.scheduler.core.state import Plan, State, WorkerState
+from services.scheduler.core.state import Plan, State, WorkerState, new_batch
 from services.scheduler.core.tag.estimates import Costs, Estimate
 from services.scheduler.costs.profile import Profile, fragment_seconds
 from services.scheduler.planning.splits import Split

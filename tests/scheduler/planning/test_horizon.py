@@ -3,7 +3,7 @@
 import asyncio
 from dataclasses import replace
 
-from services.scheduler.core.machine import HelpRefined, Input, WorkerJoined, step
+from services.scheduler.core.machine import MachineInput, TagRefined, WorkerJoined, step
 from services.scheduler.core.state import LoanState, Plan, State, TagRecord
 from services.scheduler.core.tag.controller import Controller
 from services.scheduler.core.tag.estimates import Costs
@@ -27,7 +27,7 @@ def batch_opened(mode: str = "auto") -> tuple[Plan, State, State]:
     return plan, before, after
 
 
-def told_within(horizon: Horizon, told: list[Input], seconds: float) -> list[Input]:
+def told_within(horizon: Horizon, told: list[MachineInput], seconds: float) -> list[MachineInput]:
     async def run() -> None:
         running = asyncio.create_task(horizon.run())
         for _ in range(int(seconds / 0.01)):
@@ -42,18 +42,18 @@ def told_within(horizon: Horizon, told: list[Input], seconds: float) -> list[Inp
 
 def test_a_batch_that_opens_is_looked_ahead_for_once() -> None:
     plan, before, after = batch_opened()
-    told: list[Input] = []
+    told: list[MachineInput] = []
     horizon = Horizon(plan, told.append)
     horizon.record(before, after)
     horizon.record(after, after)
     [refined] = told_within(horizon, told, 20)
-    assert isinstance(refined, HelpRefined)
+    assert isinstance(refined, TagRefined)
     assert refined.batch == 0 and 1 <= refined.groups <= 5
 
 
 def test_nothing_is_looked_ahead_for_where_an_operator_decides() -> None:
     plan, before, after = batch_opened("off")
-    told: list[Input] = []
+    told: list[MachineInput] = []
     horizon = Horizon(plan, told.append)
     horizon.record(before, after)
     assert told_within(horizon, told, 0.2) == []
@@ -63,7 +63,7 @@ def test_a_look_ahead_that_would_take_much_of_a_batch_is_left_out() -> None:
     plan, before, after = batch_opened()
     record: TagRecord = replace(after.tag.history[-1], seconds=1.0)
     after = replace(after, tag=replace(after.tag, history=(record,)))
-    told: list[Input] = []
+    told: list[MachineInput] = []
     horizon = Horizon(plan, told.append)
     horizon._last_seconds = 0.1
     horizon.record(before, after)

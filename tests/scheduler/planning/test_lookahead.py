@@ -4,9 +4,8 @@ from statistics import mean
 
 import pytest
 
-from services.scheduler.core.facts import new_batch
 from services.scheduler.core.lending import tag_inputs
-from services.scheduler.core.state import LoanState, Plan, State
+from services.scheduler.core.state import LoanState, Plan, State, new_batch
 from services.scheduler.core.tag.controller import Controller
 from services.scheduler.core.tag.estimates import Costs, Estimate
 from services.scheduler.costs.profile import VariantName, load_profile

@@ -134,7 +134,7 @@ class Schedule:
 
 def devices_of(state: State) -> list[WorkerState]:
     """That generate and train, in a fixed order."""
-    able = [w for w in state.workers.values() if w.slots and _trains(w) and w.not_asked is None]
+    able = [w for w in state.workers.values() if w.slots and _trains(w) and w.excluded is None]
     return sorted(able, key=lambda worker: worker.address)
 
 

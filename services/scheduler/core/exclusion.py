@@ -12,7 +12,7 @@ or where it believes so wrongly, which would go on for ever.
 
 from dataclasses import replace
 
-from services.scheduler.core import facts
+from services.scheduler.core import fragments
 from services.scheduler.core.state import Plan, State, WorkerState
 from shared.messages.contracts import FragmentReleased
 
@@ -28,7 +28,7 @@ NOBODY_S = 60.0
 """With all devices giving everything back for so long, the run fails."""
 
 
-def fragment_seconds(plan: Plan, state: State, worker: WorkerState, num_samples: int) -> float:
+def fragment_deadline(plan: Plan, state: State, worker: WorkerState, num_samples: int) -> float:
     """How long the device may take for a fragment of ``num_samples``."""
     if plan.slot_deadline is not None:
         return plan.slot_deadline
@@ -38,7 +38,7 @@ def fragment_seconds(plan: Plan, state: State, worker: WorkerState, num_samples:
     return max(SHORTEST_S, TIMES_LEARNED * num_samples * known.value)
 
 
-def gradient_seconds(plan: Plan, state: State, worker: WorkerState) -> float:
+def gradient_deadline(plan: Plan, state: State, worker: WorkerState) -> float:
     """How long the device may take for the gradient of a group."""
     if plan.slot_deadline is not None:
         return plan.slot_deadline
@@ -48,18 +48,18 @@ def gradient_seconds(plan: Plan, state: State, worker: WorkerState) -> float:
     return max(SHORTEST_S, TIMES_LEARNED * known.value)
 
 
-def time_passed(plan: Plan, state: State, now: float) -> State:
+def exclude_late_devices(plan: Plan, state: State, now: float) -> State:
     """What is past its deadline is anybody's as well."""
     gap, state = now - state.ticked_at, replace(state, ticked_at=now)
     if gap > GAP_S:
-        return _with_clocks_from(state, now)
+        return _restart_clocks(state, now)
     for worker in state.rollout:
         if _is_late(plan, state, worker, now):
-            state = _given_to_others(plan, state, worker)
-    return _failed_if_nobody_is_asked(state, now)
+            state = _exclude_late(plan, state, worker)
+    return _fail_if_all_return(state, now)
 
 
-def _with_clocks_from(state: State, now: float) -> State:
+def _restart_clocks(state: State, now: float) -> State:
     """Nobody's deadline counts the time in which nothing could be heard."""
     workers = {a: replace(worker, clock_from=now) for a, worker in state.workers.items()}
     return replace(state, workers=workers)
@@ -71,60 +71,60 @@ def _is_late(plan: Plan, state: State, worker: WorkerState, now: float) -> bool:
     if worker.gradient_task is None:
         return any(
             now - max(held.since, worker.clock_from)
-            > fragment_seconds(plan, state, worker, held.num_samples)
+            > fragment_deadline(plan, state, worker, held.num_samples)
             for held in at_work
         )
     # The fragment that it was at comes first, and waits for the gradient if it was not begun.
-    before = [fragment_seconds(plan, state, worker, held.num_samples) for held in at_work]
-    deadline = gradient_seconds(plan, state, worker) + max(before, default=0.0)
+    before = [fragment_deadline(plan, state, worker, held.num_samples) for held in at_work]
+    deadline = gradient_deadline(plan, state, worker) + max(before, default=0.0)
     return now - max(worker.gradient_task.since, worker.clock_from) > deadline
 
 
-def _given_to_others(plan: Plan, state: State, worker: WorkerState) -> State:
+def _exclude_late(plan: Plan, state: State, worker: WorkerState) -> State:
     """The device keeps what it has, and so may others."""
-    state = state.with_worker(replace(worker, not_asked="late"))
+    state = state.with_worker(replace(worker, excluded="late"))
     for place, held in enumerate(worker.assigned):
-        found = facts.find(state, held.slot)
+        found = state.find_fragment(held.slot)
         if found is not None and found.stage == "issued" and found.worker == worker.address:
             at_work = place < worker.slots
-            state = facts.lost_fragment(plan, state, held.slot, found, counts=at_work)
+            state = fragments.requeue_lost(plan, state, held.slot, found, counts=at_work)
     gradient_task = worker.gradient_task
     if gradient_task is None:
         return state
-    group = facts.group_at(state, gradient_task.batch, gradient_task.group)
+    group = state.find_group(gradient_task.batch, gradient_task.group)
     if group is None or group.computed_by != worker.address or group.contribution is not None:
         return state
-    return facts.computed_by_nobody(state, gradient_task.batch, gradient_task.group)
+    return fragments.cancel_gradient(state, gradient_task.batch, gradient_task.group)
 
 
-def finished_something(state: State, address: str) -> State:
+def readmit_working(state: State, address: str) -> State:
     """The device works: what nobody else has taken meanwhile is its own again."""
     worker = state.workers.get(address)
-    if worker is None or not (worker.num_returned or worker.not_asked):
+    if worker is None or not (worker.num_returned or worker.excluded):
         return state
-    if worker.not_asked == "leaves":
+    if worker.excluded == "leaves":
         return state
-    state = state.with_worker(replace(worker, not_asked=None, num_returned=0))
+    state = state.with_worker(replace(worker, excluded=None, num_returned=0))
     for held in worker.assigned:
-        found = facts.find(state, held.slot)
+        found = state.find_fragment(held.slot)
         if found is not None and found.stage == "pending":
             own = replace(found, stage="issued", worker=address)
-            state = facts.with_fragment(state, held.slot, own)
+            state = state.with_fragment(held.slot, own)
     return state
 
 
-def idles(state: State, address: str) -> State:
+def readmit_idle(state: State, address: str) -> State:
     """A device that is past its deadline says that it has nothing to do."""
     worker = state.workers.get(address)
-    if worker is None or worker.not_asked != "late":
+    if worker is None or worker.excluded != "late":
         return state
     for held in worker.assigned:
-        state = facts.given_back_by(state, held.slot, address)
-    return state.with_worker(replace(state.workers[address], not_asked=None, assigned=(),
+        state = fragments.give_back(state, held.slot, address)
+    return state.with_worker(replace(state.workers[address], excluded=None, assigned=(),
                                      gradient_task=None))  # fmt: skip
 
 
-def loads(state: State, address: str, now: float) -> State:
+def extend_deadlines(state: State, address: str, now: float) -> State:
     """To load or to compile is no part of any deadline."""
     worker = state.workers.get(address)
     if worker is None or not (worker.assigned or worker.gradient_task):
@@ -132,60 +132,60 @@ def loads(state: State, address: str, now: float) -> State:
     return state.with_worker(replace(worker, clock_from=now))
 
 
-def gave_back(plan: Plan, state: State, event: FragmentReleased, now: float) -> State:
+def count_return(plan: Plan, state: State, event: FragmentReleased, now: float) -> State:
     """A rollout device does not do what it was given."""
     worker = state.workers.get(event.worker)
     if worker is None or worker.service != "rollout":
         return state
     if event.reason == "draining":
-        return state.with_worker(replace(worker, not_asked="leaves"))
+        return state.with_worker(replace(worker, excluded="leaves"))
     found, group = (
-        facts.find(state, event.slot),
-        facts.group_at(state, event.slot.batch, event.slot.group),
+        state.find_fragment(event.slot),
+        state.find_group(event.slot.batch, event.slot.group),
     )
     is_current = group is not None and group.policy == state.policy
     if found is None or found.worker != worker.address or not is_current:
         return state  # it was right
     returned = replace(worker, num_returned=worker.num_returned + 1)
     if returned.num_returned >= plan.max_returns * worker.slots:
-        returned = replace(returned, not_asked=worker.not_asked or "returns", clock_from=now)
+        returned = replace(returned, excluded=worker.excluded or "returns", clock_from=now)
     return state.with_worker(returned)
 
 
-def forgiven(state: State) -> State:
+def readmit_returning(state: State) -> State:
     """A new version is out, or an operator resumes the run: who gave everything back is asked."""
     workers = {
         address: replace(
             worker,
             num_returned=0,
-            not_asked=None if worker.not_asked == "returns" else worker.not_asked,
+            excluded=None if worker.excluded == "returns" else worker.excluded,
         )
         for address, worker in state.workers.items()
     }
     return replace(state, workers=workers)
 
 
-def _failed_if_nobody_is_asked(state: State, now: float) -> State:
+def _fail_if_all_return(state: State, now: float) -> State:
     if state.phase != "running" or state.rollout:
         return state
-    refusing = [worker for worker in state.workers.values() if worker.not_asked == "returns"]
+    refusing = [worker for worker in state.workers.values() if worker.excluded == "returns"]
     if not refusing or min(now - worker.clock_from for worker in refusing) < NOBODY_S:
         return state
     names = ", ".join(sorted(worker.name for worker in refusing)[:3])
     assert state.policy is not None
-    return facts.with_failure(
+    return fragments.fail_run(
         state,
         f"{len(refusing)} rollout devices ({names}) give back whatever they are given: they say "
         f"that version {state.policy.version} is not the newest; start them again, then resume",
     )
 
 
-def newly_not_asked(before: State, after: State, event: object) -> list[WorkerState]:
+def newly_excluded(before: State, after: State, event: object) -> list[WorkerState]:
     """Devices that are asked no more since ``event``."""
     if not isinstance(event, FragmentReleased) and after.ticked_at == before.ticked_at:
         return []
     return [
         worker
         for address, worker in after.workers.items()
-        if worker.not_asked and before.workers.get(address, worker).not_asked is None
+        if worker.excluded and before.workers.get(address, worker).excluded is None
     ]

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from services.scheduler.core.facts import computed_by_nobody, group_at, requeue_group, with_failure
+from services.scheduler.core.fragments import cancel_gradient, fail_run, requeue_group
 from services.scheduler.core.state import AssignedFragment, GradientTask, Plan, State
 from shared.messages.contracts import (
     GradientComputed,
@@ -13,9 +13,9 @@ from shared.messages.contracts import (
 )
 
 
-def trained(state: State, event: GroupTrained, now: float) -> State:
+def group_trained(state: State, event: GroupTrained, now: float) -> State:
     """Under whatever attempt: a trainer takes a group once, and ignores it when it comes again."""
-    group = group_at(state, event.batch, event.group)
+    group = state.find_group(event.batch, event.group)
     if group is None or event.worker in group.trained_by:
         return state
     trained_by = (*group.trained_by, event.worker)
@@ -28,24 +28,24 @@ def trained(state: State, event: GroupTrained, now: float) -> State:
 
 def group_failed(plan: Plan, state: State, event: GroupFailed) -> State:
     """Send a whole group to the trainer once more, under its next attempt."""
-    group = group_at(state, event.batch, event.group)
+    group = state.find_group(event.batch, event.group)
     if group is None or not group.sent or group.attempt != event.attempt:
         return state
     state = state.with_group(event.batch, event.group, requeue_group(group))
     if event.attempt + 1 >= plan.max_attempts:
         where = f"batch {event.batch}, group {event.group}"
-        return with_failure(state, f"{where} could not be sent to the trainer: {event.reason}")
+        return fail_run(state, f"{where} could not be sent to the trainer: {event.reason}")
     return state
 
 
 def gradient_computed(state: State, event: GradientComputed, now: float) -> State:
     """A rollout device has stored the gradient of a group."""
     address = event.contribution.worker
-    state = _computes_no_more(state, address, event.batch, event.group, now)
+    state = _end_gradient_task(state, address, event.batch, event.group, now)
     if event.seconds and address in state.workers:
         costs = state.costs.observe_gradient(address, event.seconds)
         state = replace(state, costs=costs)
-    group = group_at(state, event.batch, event.group)
+    group = state.find_group(event.batch, event.group)
     if group is None or group.sent or group.contribution is not None:
         return state
     batch_policy = state.policy if state.batch and state.batch.index == event.batch else None
@@ -57,26 +57,26 @@ def gradient_computed(state: State, event: GradientComputed, now: float) -> Stat
 
 def gradient_released(state: State, event: GradientReleased, now: float) -> State:
     """A device gives a group back without its gradient."""
-    state = _computes_no_more(state, event.worker, event.batch, event.group, now)
+    state = _end_gradient_task(state, event.worker, event.batch, event.group, now)
     worker = state.workers.get(event.worker)
     if worker is not None and event.reason == "failed":
         state = state.with_worker(replace(worker, can_train=False))
-    group = group_at(state, event.batch, event.group)
+    group = state.find_group(event.batch, event.group)
     if group is None or group.computed_by != event.worker or group.attempt != event.attempt:
         return state
     if group.contribution is not None:
         return state  # stored before it was given back
-    return computed_by_nobody(state, event.batch, event.group)
+    return cancel_gradient(state, event.batch, event.group)
 
 
 def run_failed(state: State, event: RunFailed) -> State:
     """Of the current batch alone: what an earlier one failed at was mended."""
     if state.batch is None or state.batch.index != event.batch:
         return state
-    return with_failure(state, f"batch {event.batch}: {event.reason}")
+    return fail_run(state, f"batch {event.batch}: {event.reason}")
 
 
-def _computes_no_more(state: State, address: str, batch: int, group: int, now: float) -> State:
+def _end_gradient_task(state: State, address: str, batch: int, group: int, now: float) -> State:
     """The device begins with the fragment that waits on it."""
     worker = state.workers.get(address)
     if worker is None or worker.gradient_task is None:
@@ -90,7 +90,7 @@ def _computes_no_more(state: State, address: str, batch: int, group: int, now: f
     return state.with_worker(replace(worker, gradient_task=None, assigned=assigned))
 
 
-def computed_by(state: State, address: str) -> GradientTask | None:
+def gradient_task_of(state: State, address: str) -> GradientTask | None:
     """The group that a worker was given before the scheduler knew it."""
     for batch in state.batches:
         for index, group in enumerate(batch.groups):

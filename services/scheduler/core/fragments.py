@@ -8,12 +8,12 @@ from dataclasses import replace
 
 from services.scheduler.core.state import (
     AssignedFragment,
-    BatchState,
     FragmentState,
     GroupState,
     Plan,
     State,
     WorkerState,
+    new_batch,
 )
 from shared.messages.contracts import (
     FragmentFailed,
@@ -23,10 +23,6 @@ from shared.messages.contracts import (
     FragmentSlot,
     Policy,
 )
-
-
-def new_batch(plan: Plan, index: int, now: float) -> BatchState:
-    return BatchState(index=index, groups=(GroupState(),) * plan.num_groups, opened_at=now)
 
 
 def batch_opened(plan: Plan, state: State, policy: Policy, now: float) -> State:
@@ -59,14 +55,14 @@ def drop_stale_groups(plan: Plan, state: State) -> State:
         return state
     groups = tuple(
         group if group.policy in (None, state.policy)
-        or _under_way(state, plan, batch.index, index, group)
+        or _is_under_way(state, plan, batch.index, index, group)
         else discard_group(group)
         for index, group in enumerate(batch.groups)
     )  # fmt: skip
     return state.with_batch(replace(batch, groups=groups))
 
 
-def _under_way(state: State, plan: Plan, batch: int, index: int, group: GroupState) -> bool:
+def _is_under_way(state: State, plan: Plan, batch: int, index: int, group: GroupState) -> bool:
     """Whether no fragment of the group is still to be begun."""
     if group.num_cut < plan.group_size:
         return False
@@ -75,7 +71,7 @@ def _under_way(state: State, plan: Plan, batch: int, index: int, group: GroupSta
             return False
         if fragment.stage == "issued":
             worker = state.workers.get(fragment.worker or "")
-            slot = slot_of(batch, index, fragment)
+            slot = fragment.slot_in(batch, index)
             # Unknown in a recovery: the device will give it back if it has not begun it.
             if worker is not None and slot in [w.slot for w in worker.assigned[worker.slots :]]:
                 return False
@@ -86,31 +82,31 @@ def discard_group(group: GroupState) -> GroupState:
     """To be generated anew, as a whole: a group has one policy version."""
     attempts = [fragment.attempt + 1 for fragment in group.fragments]
     again = max([group.first_attempt, *attempts])
-    return GroupState(first_attempt=again, attempt=group.attempt + _is_given(group))
+    return GroupState(first_attempt=again, attempt=group.attempt + _is_being_trained(group))
 
 
-def _is_given(group: GroupState) -> bool:
+def _is_being_trained(group: GroupState) -> bool:
     """Whether somebody trains it under its attempt, so that it needs another one."""
     return group.sent or group.computed_by is not None
 
 
 def requeue_group(group: GroupState) -> GroupState:
     """Nobody trains it, under its next attempt."""
-    attempt = group.attempt + _is_given(group)
+    attempt = group.attempt + _is_being_trained(group)
     return replace(group, sent=False, computed_by=None, contribution=None, attempt=attempt)
 
 
 def generated(state: State, event: FragmentGenerated, now: float) -> State:
     slot = event.fragment.slot
     state = learn_generation(state, event)
-    state = _out_of_every_hand(state, slot, now)
-    found = find(state, slot)
+    state = _unassign_everywhere(state, slot, now)
+    found = state.find_fragment(slot)
     if found is None or found.stage not in ("pending", "issued"):
         return state
     if event.policy != _policy(state, slot):
         return state
-    return with_fragment(
-        state, slot, replace(found, stage="generated", worker=None, generated_at=now)
+    return state.with_fragment(
+        slot, replace(found, stage="generated", worker=None, generated_at=now)
     )
 
 
@@ -127,20 +123,20 @@ def learn_generation(state: State, event: FragmentGenerated) -> State:
 
 def scored(plan: Plan, state: State, event: FragmentScored, now: float) -> State:
     slot = event.fragment.slot
-    found = find(state, slot)
+    found = state.find_fragment(slot)
     if found is None or found.stage == "scored":
         return state
     wanted = {name for name, _ in plan.advantages.weights}
     fits = len(event.rewards) == found.num_samples and wanted <= event.parts.keys()
     if event.policy != _policy(state, slot) or not fits:
-        return failed(plan, state, slot, "reward: its scores do not fit its task", now)
+        return retry(plan, state, slot, "reward: its scores do not fit its task", now)
     if found.stage == "generated":
         state = replace(state, costs=state.costs.observe_ready(max(0.0, now - found.generated_at)))
-    state = with_fragment(state, slot, replace(found, stage="scored", worker=None, scored=event))
-    return _failed_if_nothing_is_left(plan, state, event) if None in event.rewards else state
+    state = state.with_fragment(slot, replace(found, stage="scored", worker=None, scored=event))
+    return _fail_if_all_dropped(plan, state, event) if None in event.rewards else state
 
 
-def _failed_if_nothing_is_left(plan: Plan, state: State, event: FragmentScored) -> State:
+def _fail_if_all_dropped(plan: Plan, state: State, event: FragmentScored) -> State:
     """A batch of which every group is dropped teaches nothing: its scorers are broken."""
     batch = state.find_batch(event.fragment.batch)
     assert batch is not None
@@ -149,13 +145,13 @@ def _failed_if_nothing_is_left(plan: Plan, state: State, event: FragmentScored) 
         rewards = [reward for part in scored for reward in part.rewards]
         if len(rewards) < plan.group_size or plan.advantages.why_dropped(rewards) is None:
             return state
-    return with_failure(state, f"batch {batch.index}: too few of its samples could be scored")
+    return fail_run(state, f"batch {batch.index}: too few of its samples could be scored")
 
 
-def failed(plan: Plan, state: State, slot: FragmentSlot, reason: str, now: float) -> State:
+def retry(plan: Plan, state: State, slot: FragmentSlot, reason: str, now: float) -> State:
     """Give the fragment a new attempt; too many of them fail the run."""
-    state = _out_of_every_hand(state, slot, now)
-    found = find(state, slot)
+    state = _unassign_everywhere(state, slot, now)
+    found = state.find_fragment(slot)
     if found is None:
         return state
     failures = found.num_failures + 1
@@ -165,55 +161,55 @@ def failed(plan: Plan, state: State, slot: FragmentSlot, reason: str, now: float
         attempt=found.attempt + 1,
         num_failures=failures,
     )
-    state = _unsent(with_fragment(state, slot, again), slot)
-    state = _renewed_if_stale(state, slot)
+    state = _requeue_group_of(state.with_fragment(slot, again), slot)
+    state = _discard_group_if_stale(state, slot)
     if failures >= plan.max_attempts:
-        return with_failure(
-            state, f"{_where(slot)} failed {failures} times; the last time at {reason}"
+        return fail_run(
+            state, f"{_describe(slot)} failed {failures} times; the last time at {reason}"
         )
     return state
 
 
-def failed_by(plan: Plan, state: State, event: FragmentFailed, now: float) -> State:
-    return failed(plan, state, event.slot, f"{event.stage}: {event.reason}", now)
+def failed(plan: Plan, state: State, event: FragmentFailed, now: float) -> State:
+    return retry(plan, state, event.slot, f"{event.stage}: {event.reason}", now)
 
 
 def released(state: State, event: FragmentReleased, now: float) -> State:
     """A device gives a fragment back without having finished it."""
     state = unassign(state, event.slot, event.worker, now)
-    return given_back_by(state, event.slot, event.worker)
+    return give_back(state, event.slot, event.worker)
 
 
-def given_back_by(state: State, slot: FragmentSlot, address: str) -> State:
+def give_back(state: State, slot: FragmentSlot, address: str) -> State:
     """Unless another device has it as well, it is anybody's, under its next attempt."""
-    found = find(state, slot)
+    found = state.find_fragment(slot)
     if found is None or found.stage not in ("pending", "issued"):
         return state
     if found.stage == "issued" and found.worker != address:
-        return with_fragment(state, slot, replace(found, spent=True))
-    return _given_to_anybody(state, slot, found)
+        return state.with_fragment(slot, replace(found, spent=True))
+    return _requeue(state, slot, found)
 
 
-def lost(plan: Plan, state: State, address: str) -> State:
+def worker_lost(plan: Plan, state: State, address: str) -> State:
     """A worker has gone; what it had is anybody's."""
     for batch in state.batches:
         for index, group in enumerate(batch.groups):
             for fragment in group.fragments:
                 if fragment.stage == "issued" and fragment.worker == address:
-                    slot = slot_of(batch.index, index, fragment)
-                    state = lost_fragment(plan, state, slot, fragment)
+                    slot = fragment.slot_in(batch.index, index)
+                    state = requeue_lost(plan, state, slot, fragment)
                 if group.computed_by == address and group.contribution is None:
-                    state = computed_by_nobody(state, batch.index, index)
+                    state = cancel_gradient(state, batch.index, index)
     return replace(state, workers={a: w for a, w in state.workers.items() if a != address})
 
 
-def computed_by_nobody(state: State, batch: int, index: int) -> State:
-    group = group_at(state, batch, index)
+def cancel_gradient(state: State, batch: int, index: int) -> State:
+    group = state.find_group(batch, index)
     assert group is not None
     return state.with_group(batch, index, requeue_group(group))
 
 
-def lost_fragment(
+def requeue_lost(
     plan: Plan, state: State, slot: FragmentSlot, found: FragmentState, *, counts: bool = True
 ) -> State:
     """Anybody's again, in the same slots. ``counts``: it may be what its device died of."""
@@ -222,13 +218,13 @@ def lost_fragment(
     again = replace(
         found, stage="pending", worker=None, num_losses=losses, attempt=attempt, spent=False
     )
-    state = _renewed_if_stale(with_fragment(state, slot, again), slot)
+    state = _discard_group_if_stale(state.with_fragment(slot, again), slot)
     if losses >= plan.max_losses:
-        return with_failure(state, f"{_where(slot)} was lost with {losses} workers, one by one")
+        return fail_run(state, f"{_describe(slot)} was lost with {losses} workers, one by one")
     return state
 
 
-def with_failure(state: State, reason: str) -> State:
+def fail_run(state: State, reason: str) -> State:
     return replace(state, phase="failed", failure=reason)
 
 
@@ -237,7 +233,7 @@ def unassign(state: State, slot: FragmentSlot, address: str, now: float) -> Stat
     worker = state.workers.get(address)
     if worker is None or not _has(worker, slot):
         return state
-    left = [held for held in worker.assigned if not _same(held.slot, slot)]
+    left = [held for held in worker.assigned if not _is_same(held.slot, slot)]
     begun = worker.slots - 1  # this one begins now
     assigned = tuple(
         AssignedFragment(held.slot, held.num_samples, now) if place == begun else held
@@ -246,7 +242,7 @@ def unassign(state: State, slot: FragmentSlot, address: str, now: float) -> Stat
     return state.with_worker(replace(worker, assigned=assigned))
 
 
-def _out_of_every_hand(state: State, slot: FragmentSlot, now: float) -> State:
+def _unassign_everywhere(state: State, slot: FragmentSlot, now: float) -> State:
     """Its one result is stored: another device that has it as well will find the slot taken, and
     say nothing."""
     batch, group, first, attempt = slot.batch, slot.group, slot.first_sample, slot.attempt
@@ -264,19 +260,19 @@ def _out_of_every_hand(state: State, slot: FragmentSlot, now: float) -> State:
 
 
 def _has(worker: WorkerState, slot: FragmentSlot) -> bool:
-    return any(_same(held.slot, slot) for held in worker.assigned)
+    return any(_is_same(held.slot, slot) for held in worker.assigned)
 
 
-def _same(one: FragmentSlot, other: FragmentSlot) -> bool:
+def _is_same(one: FragmentSlot, other: FragmentSlot) -> bool:
     """Equal; much faster than comparing records, and this is asked more often than anything."""
     mine = (one.batch, one.group, one.first_sample, one.attempt)
     return mine == (other.batch, other.group, other.first_sample, other.attempt)
 
 
-def held_by(state: State, address: str) -> tuple[AssignedFragment, ...]:
+def issued_to(state: State, address: str) -> tuple[AssignedFragment, ...]:
     """What a worker was issued before the scheduler knew it."""
     return tuple(
-        AssignedFragment(slot_of(batch.index, index, fragment), fragment.num_samples, 0.0)
+        AssignedFragment(fragment.slot_in(batch.index, index), fragment.num_samples, 0.0)
         for batch in state.batches
         for index, group in enumerate(batch.groups)
         for fragment in group.fragments
@@ -284,7 +280,7 @@ def held_by(state: State, address: str) -> tuple[AssignedFragment, ...]:
     )
 
 
-def holders(state: State) -> set[str]:
+def busy_addresses(state: State) -> set[str]:
     """Addresses that have been given work, as far as is known."""
     found: set[str | None] = set()
     for batch in state.batches:
@@ -294,76 +290,41 @@ def holders(state: State) -> set[str]:
     return {address for address in found if address is not None}
 
 
-def given_back(state: State, worker: WorkerState) -> State:
+def give_back_all(state: State, worker: WorkerState) -> State:
     """What the worker has is anybody's again; it was told to drop it."""
     for held in worker.assigned:
-        found = find(state, held.slot)
+        found = state.find_fragment(held.slot)
         if found is not None and found.stage == "issued" and found.worker == worker.address:
-            state = _given_to_anybody(state, held.slot, found)
+            state = _requeue(state, held.slot, found)
     return state.with_worker(replace(worker, assigned=()))
 
 
-def _given_to_anybody(state: State, slot: FragmentSlot, found: FragmentState) -> State:
+def _requeue(state: State, slot: FragmentSlot, found: FragmentState) -> State:
     """To its former device as well: under its next attempt, for the slot of that task is taken."""
     again = replace(found, stage="pending", worker=None, attempt=found.attempt + 1, spent=False)
-    return _renewed_if_stale(with_fragment(state, slot, again), slot)
+    return _discard_group_if_stale(state.with_fragment(slot, again), slot)
 
 
-def find(state: State, slot: FragmentSlot) -> FragmentState | None:
-    """The fragment, if its batch is open and this is its current attempt."""
-    group = group_at(state, slot.batch, slot.group)
-    if group is None:
-        return None
-    for fragment in group.fragments:
-        if (fragment.first_sample, fragment.attempt) == (slot.first_sample, slot.attempt):
-            return fragment
-    return None
-
-
-def slot_of(batch: int, group: int, fragment: FragmentState) -> FragmentSlot:
-    return FragmentSlot(
-        batch=batch, group=group, first_sample=fragment.first_sample, attempt=fragment.attempt
-    )
-
-
-def with_fragment(state: State, slot: FragmentSlot, new: FragmentState) -> State:
-    """Replace the fragment that begins at the same sample."""
-    group = group_at(state, slot.batch, slot.group)
-    assert group is not None
-    fragments = tuple(
-        new if fragment.first_sample == new.first_sample else fragment
-        for fragment in group.fragments
-    )
-    num_scored = sum(f.num_samples for f in fragments if f.stage == "scored")
-    group = replace(group, fragments=fragments, num_scored=num_scored)
-    return state.with_group(slot.batch, slot.group, group)
-
-
-def _renewed_if_stale(state: State, slot: FragmentSlot) -> State:
+def _discard_group_if_stale(state: State, slot: FragmentSlot) -> State:
     """What has to begin again begins with the newest version, and its whole group with it."""
-    group = group_at(state, slot.batch, slot.group)
+    group = state.find_group(slot.batch, slot.group)
     assert group is not None
     if group.policy is None or group.policy == state.policy:
         return state
     return state.with_group(slot.batch, slot.group, discard_group(group))
 
 
-def _unsent(state: State, slot: FragmentSlot) -> State:
+def _requeue_group_of(state: State, slot: FragmentSlot) -> State:
     """If somebody was given the group to train, it will be given anew under its next attempt."""
-    group = group_at(state, slot.batch, slot.group)
+    group = state.find_group(slot.batch, slot.group)
     assert group is not None
     return state.with_group(slot.batch, slot.group, requeue_group(group))
 
 
-def group_at(state: State, batch: int, index: int) -> GroupState | None:
-    found = state.find_batch(batch)
-    return found.groups[index] if found is not None and index < len(found.groups) else None
-
-
 def _policy(state: State, slot: FragmentSlot) -> Policy | None:
-    group = group_at(state, slot.batch, slot.group)
+    group = state.find_group(slot.batch, slot.group)
     return None if group is None else group.policy
 
 
-def _where(slot: FragmentSlot) -> str:
+def _describe(slot: FragmentSlot) -> str:
     return f"batch {slot.batch}, group {slot.group}, sample {slot.first_sample}"

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from services.scheduler.core.asking import NOBODY_S, SHORTEST_S, TIMES_LEARNED, UNLEARNED_S
-from services.scheduler.core.machine import Tick, WorkerStood
+from services.scheduler.core.exclusion import NOBODY_S, SHORTEST_S, TIMES_LEARNED, UNLEARNED_S
+from services.scheduler.core.machine import Tick, WorkerInactive
 from shared.messages.contracts import (
     ComputeGradient,
     FragmentReleased,
@@ -44,7 +44,7 @@ def test_what_a_device_has_not_finished_by_its_deadline_is_given_to_another_besi
             generated(machine, task, 1.0)
     again = ticks(machine, 12)
     assert [(t.fragment, t.worker) for t in again] == [(t.fragment, "b-0") for t in stuck]
-    assert machine.state.workers["a-0"].not_asked == "late"
+    assert machine.state.workers["a-0"].excluded == "late"
 
 
 def test_the_first_result_counts_whoever_is_first() -> None:
@@ -58,7 +58,7 @@ def test_the_first_result_counts_whoever_is_first() -> None:
     assert isinstance(train, TrainGroup)
     assert train.fragments[0].generated_by == first.worker, "the record names the one that counted"
     assert machine.handle(examples.scored(again)) == []
-    assert machine.state.workers[first.worker].not_asked is None
+    assert machine.state.workers[first.worker].excluded is None
 
 
 def test_a_device_past_its_deadline_is_given_nothing_until_it_finishes_something() -> None:
@@ -67,7 +67,7 @@ def test_a_device_past_its_deadline_is_given_nothing_until_it_finishes_something
     assert machine.tasks(joined("b")) != []
     assert {t.worker for t in ticks(machine, 3)} <= {"b-0"}
     more = machine.tasks(examples.generated(tasks[0]))
-    assert machine.state.workers["a-0"].not_asked is None
+    assert machine.state.workers["a-0"].excluded is None
     assert "a-0" in {task.worker for task in more}
 
 
@@ -75,7 +75,7 @@ def test_it_is_asked_again_once_it_says_that_it_has_nothing() -> None:
     """Its result has come second, so that nobody has heard of it."""
     machine, tasks = machine_at_work("a", num_groups=3)
     ticks(machine, 12)
-    again = machine.tasks(WorkerStood("a-0", "nothing"))
+    again = machine.tasks(WorkerInactive("a-0", "nothing"))
     assert [t.fragment.attempt for t in again] == [1, 1]
     assert [t.fragment.first_sample for t in again] == [t.fragment.first_sample for t in tasks]
 
@@ -83,10 +83,10 @@ def test_it_is_asked_again_once_it_says_that_it_has_nothing() -> None:
 def test_to_load_or_to_compile_is_no_part_of_a_deadline() -> None:
     machine, _ = machine_at_work("a", "b")
     for _ in range(30):
-        machine.handle(WorkerStood("a-0", "loading"))
+        machine.handle(WorkerInactive("a-0", "loading"))
         machine.handle(Tick())
-    assert machine.state.workers["a-0"].not_asked is None
-    assert machine.state.workers["b-0"].not_asked == "late"
+    assert machine.state.workers["a-0"].excluded is None
+    assert machine.state.workers["b-0"].excluded == "late"
 
 
 def test_the_time_in_which_the_scheduler_stood_still_does_not_count() -> None:
@@ -106,13 +106,13 @@ def test_the_deadline_is_ten_times_what_the_device_took_before(
     mine = [task for task in tasks if task.worker == "a-0"]
     generated(machine, mine[0], 2 * seconds)
     ticks(machine, deadline - 5)
-    assert machine.state.workers["a-0"].not_asked is None
+    assert machine.state.workers["a-0"].excluded is None
     ticks(machine, 10)
-    assert machine.state.workers["a-0"].not_asked == "late"
+    assert machine.state.workers["a-0"].excluded == "late"
     ticks(machine, UNLEARNED_S - deadline - 60)
-    assert machine.state.workers["b-0"].not_asked is None, "it has not finished anything yet"
+    assert machine.state.workers["b-0"].excluded is None, "it has not finished anything yet"
     ticks(machine, 120)
-    assert machine.state.workers["b-0"].not_asked == "late"
+    assert machine.state.workers["b-0"].excluded == "late"
 
 
 def test_a_gradient_that_is_not_finished_by_its_deadline_is_the_trainers() -> None:
@@ -135,7 +135,7 @@ def test_a_gradient_that_is_not_finished_by_its_deadline_is_the_trainers() -> No
     assert [command.worker for command in asked] == ["h-0"]
     group = asked[0].group.group
     sent = [c for _ in range(25) for c in machine.handle(Tick()) if isinstance(c, TrainGroup)]
-    assert machine.state.workers["h-0"].not_asked == "late"
+    assert machine.state.workers["h-0"].excluded == "late"
     assert (group, 1) in [(train.group, train.attempt) for train in sent]
 
 
@@ -155,11 +155,11 @@ def test_a_device_that_gives_everything_back_is_soon_asked_no_more() -> None:
     machine, _ = machine_at_work("a", "b", num_groups=3)
     tasks = give_back(machine, 1000)
     assert len(tasks) < 2 * machine.plan.max_returns
-    assert machine.state.workers["a-0"].not_asked == "returns"
+    assert machine.state.workers["a-0"].excluded == "returns"
     assert machine.state.phase == "running"
     for task in machine.tasks(examples.published(1)):
         assert task.fragment.batch == 1
-    assert machine.state.workers["a-0"].not_asked is None, "it may have been right"
+    assert machine.state.workers["a-0"].excluded is None, "it may have been right"
 
 
 def test_a_run_of_which_all_devices_give_everything_back_fails_with_the_reason() -> None:
@@ -181,7 +181,7 @@ def test_returns_that_are_right_are_not_counted() -> None:
         task = next(t for t in reversed(machine.told) if isinstance(t, GenerateFragment)
                     and t.fragment.slot == held)  # fmt: skip
         machine.handle(examples.generated(task))
-    assert machine.state.workers["a-0"].not_asked is None
+    assert machine.state.workers["a-0"].excluded is None
     assert tasks
 
 
