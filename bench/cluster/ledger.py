@@ -87,10 +87,10 @@ class Ledger:
         self._taken.clear()
         self._added.clear()
 
-    def take(self, entries: Sequence[Entry], cut: GroupSlice) -> None:
+    def take(self, entries: Sequence[Entry], group_slice: GroupSlice) -> None:
         """Note some steps of some samples as trained."""
         for entry in entries:
-            steps = cut.steps(self.trained_steps)
+            steps = group_slice.steps(self.trained_steps)
             self._taken[entry.origin[:3]].extend((step, entry) for step in steps)
 
     def add(self, entry: GroupEntry) -> None:

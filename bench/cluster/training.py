@@ -16,7 +16,7 @@ from bench.cluster.hold import Held
 from bench.cluster.ledger import Ledger, entries_of
 from bench.cluster.payloads import Scaled
 from services.scheduler.costs.profile import Profile, train_group_seconds
-from shared.devices.protocols import GroupData, GroupGradient, Weights
+from shared.devices.protocols import GroupData, GroupGradient, WeightsBlob
 from shared.devices.slices import GroupSlice
 from shared.errors import ContractError
 
@@ -35,15 +35,15 @@ class TrainingLane:
     ledger: Ledger
     """The account of the batch, which all lanes share."""
 
-    async def accumulate(self, group: GroupData, cut: GroupSlice) -> None:
+    async def accumulate(self, group: GroupData, group_slice: GroupSlice) -> None:
         check_group(self.profile, group)
         trained_steps = self.profile.shape.trained_steps
-        samples = len(cut.samples) * len(cut.steps(trained_steps)) / trained_steps
+        samples = len(group_slice.samples) * len(group_slice.steps(trained_steps)) / trained_steps
         seconds = self.held.drawn(samples * self.seconds_per_sample)
         # Beside the hold, so that it takes none of the device's time.
-        reading = asyncio.create_task(asyncio.to_thread(entries_of, group, cut.samples))
+        reading = asyncio.create_task(asyncio.to_thread(entries_of, group, group_slice.samples))
         await self.held.hold(seconds, "train")
-        self.ledger.take(await reading, cut)
+        self.ledger.take(await reading, group_slice)
 
 
 @dataclass(slots=True)
@@ -87,9 +87,9 @@ class EmulatedTraining:
         self._use(EmulatedWeights(after))
         return {"onpolicy_ratio_error": 0.0, "grad_norm": 1.0}
 
-    async def weights(self) -> Weights:
+    async def weights(self) -> WeightsBlob:
         digest = self.weights_in_use.digest
-        return Weights(
+        return WeightsBlob(
             digest=digest,
             adapter=adapter_blob(digest, self.sizes.adapter),
             checkpoint=filled(digest.encode(), CHECKPOINT_BYTES),

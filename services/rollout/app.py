@@ -14,7 +14,7 @@ from collections import deque
 import structlog
 
 from services.rollout.gradients import Gradients
-from services.rollout.weights import Weights
+from services.rollout.weights import PolicyLoader
 from shared.bus.bus import Bus
 from shared.devices.protocols import Generated, RolloutDevice
 from shared.devices.publisher import FragmentPublisher
@@ -50,7 +50,7 @@ class RolloutApp:
         self._max_staleness = max_staleness
         self._something = asyncio.Event()
         """There may be something to do for the device."""
-        self._weights = Weights(device, bus, store, index, worker)
+        self._weights = PolicyLoader(device, bus, store, index, worker)
         self._publisher = FragmentPublisher(device, bus, store, worker)
         self._gradients = Gradients(
             device, self._weights, bus, store, worker,

@@ -15,7 +15,7 @@ from typing import Literal, TypeVar
 import structlog
 from pydantic import ValidationError
 
-from services.rollout.weights import Weights
+from services.rollout.weights import PolicyLoader
 from shared.bus.bus import Bus
 from shared.devices.protocols import GroupData, GroupGradient, RolloutDevice
 from shared.errors import ContractError, DigenRLError, Unavailable
@@ -50,7 +50,7 @@ class Gradients:
     def __init__(
         self,
         device: RolloutDevice,
-        weights: Weights,
+        weights: PolicyLoader,
         bus: Bus,
         store: ObjectStore,
         worker: Worker,

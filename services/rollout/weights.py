@@ -27,7 +27,7 @@ RETRY_S = 0.5
 log = structlog.get_logger()
 
 
-class Weights:
+class PolicyLoader:
     """Which version is in use, and which one is newest."""
 
     def __init__(

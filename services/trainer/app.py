@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 import structlog
 
-from services.trainer.batch.fetcher import CheckStored, Intake, KeptTrajectories
+from services.trainer.batch.fetcher import CheckStored, GroupFetcher, TrajectoryCache
 from services.trainer.batch.training import BatchTraining
 from services.trainer.devices.device import Generates, Lane
 from services.trainer.devices.loan_agent import Helper
@@ -107,7 +107,7 @@ class TrainerApp:
         self._worker = worker
         self._max_staleness = recipe.schedule.staleness_limit
         self._scales_batches = recipe.algorithm.advantage_std == "batch"
-        kept = KeptTrajectories()
+        kept = TrajectoryCache()
         lanes = [Lane(trains=device) for device in training.devices]
         for lane, generator in zip(lanes, generators, strict=bool(generators)):
             publisher = FragmentPublisher(generator, bus, store, worker, keep=kept.keep)
@@ -115,8 +115,8 @@ class TrainerApp:
         self._helper = Helper(lanes, bus, worker) if generators else None
         self._lanes = Lanes(lanes, worker, self._helper, trained_steps=recipe.sampling.window)
         self._versions = Versions(bus, store, worker)
-        intake = Intake(recipe, bus, store, kept, check)
-        self._batches = BatchTraining(training, self._lanes, intake, recipe, bus, worker)
+        fetcher = GroupFetcher(recipe, bus, store, kept, check)
+        self._batches = BatchTraining(training, self._lanes, fetcher, recipe, bus, worker)
         self._failures = Failures()
         self._stepped_at = 0.0
         """Monotonic seconds of the last optimizer step, or of the beginning."""
@@ -208,7 +208,7 @@ class TrainerApp:
             CommitConflict: if another trainer has made version k, or k + 1.
         """
         self._worker.activity = self._worker.idle
-        batch = await self._batches.run(head.admissible, unless=head.committed)
+        batch = await self._batches.run(head.admissible, parent_commit=head.committed)
         parent = await head.committed
         began = time.monotonic()
         with self._worker.doing("committing"):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import structlog
 
 from shared.bus.bus import Bus
-from shared.devices.protocols import Weights
+from shared.devices.protocols import WeightsBlob
 from shared.messages.contracts import Policy, PolicyPublished
 from shared.process.worker import Worker
 from shared.run.commits import CommitRecord, TrainedGroup, commit
@@ -22,7 +22,7 @@ log = structlog.get_logger()
 class NewVersion:
     """What an optimizer step has made of its parent; the first version has none."""
 
-    weights: Weights
+    weights: WeightsBlob
     parent: CommitRecord | None = None
     trained: tuple[TrainedGroup, ...] = ()
     metrics: dict[str, float] | None = None

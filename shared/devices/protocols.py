@@ -107,7 +107,7 @@ class RolloutDevice(GeneratingDevice, Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Weights:
+class WeightsBlob:
     digest: str
     adapter: bytes
     checkpoint: bytes
@@ -116,7 +116,7 @@ class Weights:
 class TrainingDevice(Protocol):
     """One of a trainer's devices, with all weights."""
 
-    async def accumulate(self, group: GroupData, cut: GroupSlice) -> None:
+    async def accumulate(self, group: GroupData, group_slice: GroupSlice) -> None:
         """Add the gradient of this piece of a group to what this device has added up.
 
         Raises:
@@ -158,5 +158,5 @@ class Training(Protocol):
             OutOfMemory: if the step does not fit.
         """
 
-    async def weights(self) -> Weights:
+    async def weights(self) -> WeightsBlob:
         """The adapter and the optimizer as they stand."""

@@ -27,22 +27,24 @@ class GroupSlice:
         return range(*ends)
 
 
-def cuts(group_size: int, num_lanes: int, trained_steps: int, *, is_last: bool) -> list[GroupSlice]:
+def slice_group(
+    group_size: int, num_devices: int, trained_steps: int, *, is_last: bool
+) -> list[GroupSlice]:
     """Every (sample, step) of a group once."""
-    if num_lanes > 1 and is_last:
+    if num_devices > 1 and is_last:
         return [
             GroupSlice(range(sample, sample + 1), part, num_parts)
             for num_parts in [min(FINE_PARTS, trained_steps)]
             for sample in range(group_size)
             for part in range(num_parts)
         ]
-    size = piece_size(group_size, num_lanes)
+    size = slice_size(group_size, num_devices)
     return [
         GroupSlice(range(first, min(first + size, group_size)))
         for first in range(0, group_size, size)
     ]
 
 
-def piece_size(group_size: int, num_lanes: int) -> int:
+def slice_size(group_size: int, num_devices: int) -> int:
     """Samples of a piece, while there is plenty."""
-    return max(1, group_size // num_lanes)
+    return max(1, group_size // num_devices)

@@ -14,7 +14,7 @@ from bench.cluster.build import Emulation, rollout_devices, training
 from bench.cluster.scoring import EmulatedScorer
 from bench.cluster.setting import Setting
 from shared.devices.protocols import GroupData
-from shared.devices.slices import GroupSlice, cuts
+from shared.devices.slices import GroupSlice, slice_group
 from shared.errors import ContractError
 from shared.learning.advantages import group_advantages
 from shared.messages.contracts import Fragment, GenerateFragment, Policy, Prompt
@@ -99,7 +99,7 @@ async def test_whoever_trains_a_batch_and_in_whatever_pieces_the_weights_are_the
     emulation: Emulation,
 ) -> None:
     plain = await Batch().trained(emulation)
-    fine = [(g, cut) for g in (3, 1, 0, 2) for cut in cuts(SIZE, 2, STEPS, is_last=g != 1)]
+    fine = [(g, cut) for g in (3, 1, 0, 2) for cut in slice_group(SIZE, 2, STEPS, is_last=g != 1)]
     assert await Batch(pieces=fine[::-1]).trained(emulation) == plain
     assert await Batch(helped=(1, 3)).trained(emulation) == plain
     again = [generated(group, attempt=1, fragments=(1, 3)) for group in range(GROUPS)]

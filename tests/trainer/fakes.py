@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from fractions import Fraction
 
-from shared.devices.protocols import Generated, GroupData, GroupGradient, Weights
+from shared.devices.protocols import Generated, GroupData, GroupGradient, WeightsBlob
 from shared.devices.slices import GroupSlice
 from shared.errors import ContractError, DigenRLError, IntegrityError
 from shared.messages.contracts import GenerateFragment
@@ -21,10 +21,14 @@ def digest_of(adapter: bytes) -> str:
     return hashlib.sha256(adapter).hexdigest()
 
 
-def piece_name(cut: GroupSlice) -> str:
+def slice_name(group_slice: GroupSlice) -> str:
     """0-3 for whole samples, 2.0/3 for the first third of the steps of sample 2."""
-    first, last = cut.samples.start, cut.samples.stop - 1
-    return f"{first}-{last}" if cut.num_parts == 1 else f"{first}.{cut.part}/{cut.num_parts}"
+    first, last = group_slice.samples.start, group_slice.samples.stop - 1
+    return (
+        f"{first}-{last}"
+        if group_slice.num_parts == 1
+        else f"{first}.{group_slice.part}/{group_slice.num_parts}"
+    )
 
 
 @dataclass
@@ -37,13 +41,13 @@ class FakeDevice:
     """Until it is set, whatever the device is at takes for ever."""
     used_for: str | None = None
 
-    async def accumulate(self, group: GroupData, cut: GroupSlice) -> None:
+    async def accumulate(self, group: GroupData, group_slice: GroupSlice) -> None:
         name = group.trajectories[0].decode()
         if name == "no group":
             raise ContractError("not a trajectory")
-        async with self.busy(f"train {name} {piece_name(cut)}"):
-            for sample in cut.samples:
-                self.training.counted[name, sample] += Fraction(1, cut.num_parts)
+        async with self.busy(f"train {name} {slice_name(group_slice)}"):
+            for sample in group_slice.samples:
+                self.training.counted[name, sample] += Fraction(1, group_slice.num_parts)
 
     @contextlib.asynccontextmanager
     async def busy(self, what: str) -> AsyncIterator[None]:
@@ -134,5 +138,5 @@ class FakeTraining:
         self.counted.clear()
         return {"loss": 1.0, "grad_norm": float(total), "skipped_not_finite": 0.0}
 
-    async def weights(self) -> Weights:
-        return Weights(self.weights_digest(), self.adapter, b"of " + self.adapter)
+    async def weights(self) -> WeightsBlob:
+        return WeightsBlob(self.weights_digest(), self.adapter, b"of " + self.adapter)

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from services.scheduler.sim.batches import Trainer
 from services.scheduler.sim.devices import result_of
 from shared.devices.loan import may_generate
-from shared.devices.slices import LAST_GROUPS, GroupSlice, cuts
+from shared.devices.slices import LAST_GROUPS, GroupSlice, slice_group
 from shared.messages.contracts import GenerateFragment, Message, TrainGroup
 
 
@@ -50,12 +50,12 @@ class Share:
     seconds: float = 0.0
     """Of all devices, added up."""
 
-    def add(self, cut: GroupSlice) -> Iterator[range]:
+    def add(self, group_slice: GroupSlice) -> Iterator[range]:
         """Gives the samples whose gradient is complete now."""
-        self.parts.update(cut.samples)
-        if self.parts[cut.samples.start] == cut.num_parts:
-            self.added += len(cut.samples)
-            yield cut.samples
+        self.parts.update(group_slice.samples)
+        if self.parts[group_slice.samples.start] == group_slice.num_parts:
+            self.added += len(group_slice.samples)
+            yield group_slice.samples
 
 
 @dataclass(slots=True)
@@ -88,7 +88,7 @@ class FluidTrainer(Trainer):
         if group.contribution is None:
             is_last = self.plan.num_groups - len(self._ready) <= LAST_GROUPS
             steps = self.timing.trained_steps
-            pieces = cuts(self.plan.group_size, len(self.lanes), steps, is_last=is_last)
+            pieces = slice_group(self.plan.group_size, len(self.lanes), steps, is_last=is_last)
             self._shares.append(Share(group, deque(pieces)))
         Trainer._take(self, group)
 
@@ -130,17 +130,17 @@ class FluidTrainer(Trainer):
 
     def _train(self, lane: Lane, share: Share) -> None:
         """The next piece of a group."""
-        cut = share.waiting.popleft()
+        group_slice = share.waiting.popleft()
         if not share.waiting:
             self._shares.popleft()
         steps = self.timing.trained_steps
-        part = len(cut.steps(steps)) / steps
-        whole = self.timing.gradient(lane.kind, len(cut.samples))
+        part = len(group_slice.steps(steps)) / steps
+        whole = self.timing.gradient(lane.kind, len(group_slice.samples))
         seconds = self.history.drawn(lane.drawn_as, part * whole)
 
         def done() -> None:
             self.history.worked(lane.name, "train", lane.since)
-            for samples in share.add(cut):
+            for samples in share.add(group_slice):
                 self.history.added(self.address, share.group, samples)
             share.seconds += seconds
             if share.added == self.plan.group_size:

@@ -29,7 +29,7 @@ from shared.telemetry import FRAGMENTS
 MAX_BYTES = 512 << 20
 
 
-class KeptTrajectories:
+class TrajectoryCache:
     """Each is taken once; the oldest make room, and are then read from the store as others are."""
 
     def __init__(self, most_bytes: int = MAX_BYTES) -> None:
@@ -65,13 +65,13 @@ class AdmittedGroup:
     """What to train, or what to add, or None if its gradient is zero."""
 
 
-class Intake:
+class GroupFetcher:
     def __init__(
         self,
         recipe: Recipe,
         bus: Bus,
         store: ObjectStore,
-        kept: KeptTrajectories,
+        kept: TrajectoryCache,
         check: CheckStored | None = None,
     ) -> None:
         """``kept``: of the trainer's own devices. ``check``: of each fragment, in a thread."""

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
-from services.trainer.batch.fetcher import AdmittedGroup, Intake
+from services.trainer.batch.fetcher import AdmittedGroup, GroupFetcher
 from services.trainer.batch.measures import batch_metrics
 from services.trainer.devices.device import Outcome, QueuedGroup
 from services.trainer.devices.pool import Lanes
@@ -72,21 +72,23 @@ class BatchTraining:
         self,
         training: Training,
         lanes: Lanes,
-        intake: Intake,
+        fetcher: GroupFetcher,
         recipe: Recipe,
         bus: Bus,
         worker: Worker,
     ) -> None:
         self._training = training
         self._lanes = lanes
-        self._intake = intake
+        self._fetcher = fetcher
         self._num_groups = recipe.batch.groups
         self._part_size = recipe.batch.groups // recipe.trainer.updates
         self._order = recipe.trainer.order
         self._bus = bus
         self._worker = worker
 
-    async def run(self, admissible: Admissible, unless: asyncio.Future[Any]) -> BatchInTraining:
+    async def run(
+        self, admissible: Admissible, parent_commit: asyncio.Future[Any]
+    ) -> BatchInTraining:
         """Until every group of the batch is in the gradient, and every optimizer step taken but
         the last one, which makes the version.
 
@@ -94,14 +96,14 @@ class BatchTraining:
             OutOfMemory: if a group does not fit its device; the batch has to be begun again.
             Untrainable: if the network cannot take a group's tensors; as well, and that group has
                 to be sent again.
-            Exception: the one that ``unless`` ends with, if it does: then the devices still finish
-                what they are at, but nothing more of this batch is begun.
+            Exception: the one that ``parent_commit`` ends with: then the devices still finish what
+                they are at, but nothing more of this batch is begun.
         """
         self._training.begin()
         batch = BatchInTraining(admissible[0].version, range(self._part_size))
-        reading = asyncio.create_task(self._read(batch, admissible, unless))
+        reading = asyncio.create_task(self._read(batch, admissible, parent_commit))
         finishing = asyncio.create_task(self._finish(batch))
-        waiting: set[asyncio.Future[Any]] = {reading, finishing, unless}
+        waiting: set[asyncio.Future[Any]] = {reading, finishing, parent_commit}
         try:
             while not finishing.done():
                 ended, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
@@ -117,7 +119,7 @@ class BatchTraining:
     async def _read(
         self, batch: BatchInTraining, admissible: Admissible, committed: asyncio.Future[Any]
     ) -> None:
-        groups = self._intake.groups(admissible, batch.counted, committed)
+        groups = self._fetcher.groups(admissible, batch.counted, committed)
         async with contextlib.aclosing(groups):
             async for index, group in in_order(groups, self._order):
                 if index not in batch.counted:
@@ -151,13 +153,13 @@ class BatchTraining:
             outcome = await batch.outcomes.get()
             if isinstance(outcome.error, OutOfMemory | Untrainable):  # partly in the gradient
                 if isinstance(outcome.error, Untrainable):
-                    await self._intake.fail(outcome.command, outcome.error)
+                    await self._fetcher.fail(outcome.command, outcome.error)
                 raise outcome.error
             if outcome.error is None:
                 await self._trained(batch, outcome)
             else:
                 batch.counted.discard(outcome.command.group)
-                await self._intake.fail(outcome.command, outcome.error)
+                await self._fetcher.fail(outcome.command, outcome.error)
             if batch.part_is_trained and batch.part.stop < self._num_groups:
                 await self._step_between(batch)
 

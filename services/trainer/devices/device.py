@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from shared.devices.loan import DeviceUse
 from shared.devices.protocols import GeneratingDevice, Generation, GroupData, TrainingDevice
 from shared.devices.publisher import FragmentPublisher
-from shared.devices.slices import GroupSlice, cuts
+from shared.devices.slices import GroupSlice, slice_group
 from shared.errors import ContractError, OutOfMemory
 from shared.messages.contracts import GenerateFragment, TrainGroup
 
@@ -74,7 +74,7 @@ class QueuedGroup:
 @dataclass(frozen=True, slots=True)
 class QueuedSlice:
     group: QueuedGroup
-    cut: GroupSlice
+    group_slice: GroupSlice
 
     @contextmanager
     def training(self) -> Iterator[None]:
@@ -93,8 +93,8 @@ class QueuedSlice:
 class QueuedSlices:
     """First in, first out."""
 
-    def __init__(self, num_lanes: int, trained_steps: int) -> None:
-        self._num_lanes = num_lanes
+    def __init__(self, num_devices: int, trained_steps: int) -> None:
+        self._num_devices = num_devices
         self._trained_steps = trained_steps
         self._waiting: deque[QueuedSlice] = deque()
         self._none_left = asyncio.Event()
@@ -106,8 +106,10 @@ class QueuedSlices:
 
     def put(self, group: QueuedGroup) -> None:
         size = len(group.data.advantages)
-        for cut in cuts(size, self._num_lanes, self._trained_steps, is_last=group.is_last):
-            self._waiting.append(QueuedSlice(group, cut))
+        for group_slice in slice_group(
+            size, self._num_devices, self._trained_steps, is_last=group.is_last
+        ):
+            self._waiting.append(QueuedSlice(group, group_slice))
             group.num_left += 1
         self._none_left.clear()
 

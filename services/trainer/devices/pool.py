@@ -71,4 +71,4 @@ class Lanes:
 
     async def _train(self, lane: Lane, piece: QueuedSlice) -> None:
         with self._worker.doing("training"), lane.use.use("training"), piece.training():
-            await lane.trains.accumulate(piece.group.data, piece.cut)
+            await lane.trains.accumulate(piece.group.data, piece.group_slice)

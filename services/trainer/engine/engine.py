@@ -10,7 +10,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim import AdamW
 
 from services.trainer.engine.checkpoint import checkpoint_tensors, restore_checkpoint
-from shared.devices.protocols import GroupData, GroupGradient, Weights
+from shared.devices.protocols import GroupData, GroupGradient, WeightsBlob
 from shared.diffusion.memory import fits
 from shared.diffusion.policy import LoadedPolicy, load_policy
 from shared.diffusion.sharding import sum_gradients
@@ -90,9 +90,9 @@ class TrainerEngine:
     def weights_digest(self) -> str:
         return self._loaded.in_use.digest()
 
-    def weights(self) -> Weights:
+    def weights(self) -> WeightsBlob:
         """What is trained, and the optimizer, as they stand."""
-        return Weights(
+        return WeightsBlob(
             digest=self.weights_digest(),
             adapter=pack(trained_tensors(self._loaded.model.transformer)),
             checkpoint=pack(checkpoint_tensors(self._optimizer, self._parameters, self._averages)),

@@ -86,7 +86,7 @@ class Follower:
             return Message("unknown")
         self.engine.num_steps = values["num_steps"]
         chunk = values["chunk"] and Chunk(*values["chunk"])
-        self.engine.train(group.piece(plain_cut(values["cut"])), chunk)
+        self.engine.train(group.sliced(read_slice(values["cut"])), chunk)
         return Message("trained")
 
     def _tally(self, message: Message) -> Message:
@@ -125,11 +125,16 @@ class Follower:
         return read
 
 
-def cut_values(cut: GroupSlice) -> list[int]:
-    """For a message; `plain_cut` reads it."""
-    return [cut.samples.start, cut.samples.stop, cut.part, cut.num_parts]
+def slice_values(group_slice: GroupSlice) -> list[int]:
+    """For a message; `read_slice` reads it."""
+    return [
+        group_slice.samples.start,
+        group_slice.samples.stop,
+        group_slice.part,
+        group_slice.num_parts,
+    ]
 
 
-def plain_cut(values: list[Any]) -> GroupSlice:
+def read_slice(values: list[Any]) -> GroupSlice:
     first, last, part, num_parts = values
     return GroupSlice(range(first, last), part, num_parts)

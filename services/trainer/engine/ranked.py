@@ -14,12 +14,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from services.trainer.engine.engine import TrainerEngine
-from services.trainer.engine.follower import KEPT_GROUPS, cut_values, load_engine
+from services.trainer.engine.follower import KEPT_GROUPS, load_engine, slice_values
 from services.trainer.engine.links import Link, Message, join
 from services.trainer.engine.replicas import CACHED_GROUPS, ParsedGroups, Replica
 from services.trainer.engine.threads import TrainingOnThreads
 from services.trainer.engine.world import num_ranks
-from shared.devices.protocols import GroupData, TrainingDevice, Weights
+from shared.devices.protocols import GroupData, TrainingDevice, WeightsBlob
 from shared.devices.slices import GroupSlice
 from shared.errors import ContractError, IntegrityError, OutOfMemory, Untrainable, UserError
 from shared.models.chunks import Chunk
@@ -59,7 +59,7 @@ class RankedTraining(TrainingOnThreads):
         self._check_digests()
 
     def _step(self, batch: int, scale: float) -> dict[str, float]:
-        self._additions.into(self._first)
+        self._remote.into(self._first)
         for link in self._links:
             self._first.add({}, link.ask(Message("tally")).values)
         self._first.check_on_policy()  # before the others wait for this rank's gradient
@@ -70,7 +70,7 @@ class RankedTraining(TrainingOnThreads):
             link.receive()
         return metrics
 
-    def _weights(self) -> Weights:
+    def _weights(self) -> WeightsBlob:
         self._send_all(Message("weights"))
         weights = self._first.weights()
         self._digest = weights.digest
@@ -110,19 +110,19 @@ class FollowingRank:
     _asked: tuple[Message, GroupData] = field(init=False)
     _numbers: "itertools.count[int]" = field(default_factory=itertools.count)
 
-    async def accumulate(self, group: GroupData, cut: GroupSlice) -> None:
-        await asyncio.to_thread(self.train, group, cut)
+    async def accumulate(self, group: GroupData, group_slice: GroupSlice) -> None:
+        await asyncio.to_thread(self.train, group, group_slice)
 
-    def train(self, group: GroupData, cut: GroupSlice, chunk: Chunk | None = None) -> None:
+    def train(self, group: GroupData, group_slice: GroupSlice, chunk: Chunk | None = None) -> None:
         """Raises ContractError if the fragments do not make up a group of this run."""
-        self.begin(group, cut, chunk)
+        self.begin(group, group_slice, chunk)
         self.finish()
 
-    def begin(self, group: GroupData, cut: GroupSlice, chunk: Chunk | None = None) -> None:
+    def begin(self, group: GroupData, group_slice: GroupSlice, chunk: Chunk | None = None) -> None:
         number, blobs = self._blobs(group)
         values = {
             "group": number,
-            "cut": cut_values(cut),
+            "cut": slice_values(group_slice),
             "chunk": chunk and [chunk.samples, chunk.steps],
             "advantages": list(group.advantages),
             "staleness": group.staleness,
@@ -167,29 +167,29 @@ class ShardedRanks:
     groups: ParsedGroups
     others: Sequence[FollowingRank]
 
-    async def accumulate(self, group: GroupData, cut: GroupSlice) -> None:
+    async def accumulate(self, group: GroupData, group_slice: GroupSlice) -> None:
         read = await self.groups.read(group)  # what is faulty is found before anybody begins
-        mine, *theirs = shares(cut, 1 + len(self.others))
+        mine, *theirs = shares(group_slice, 1 + len(self.others))
 
         def train() -> None:
             chunk = self.engine.chunk
             for rank, share in zip(self.others, theirs, strict=True):
                 rank.begin(group, share, chunk)
             with _together():
-                self.engine.train(read.piece(mine))
+                self.engine.train(read.sliced(mine))
             for rank in self.others:
                 rank.finish()
 
         await asyncio.to_thread(train)
 
 
-def shares(cut: GroupSlice, num_ranks: int) -> list[GroupSlice]:
+def shares(group_slice: GroupSlice, num_ranks: int) -> list[GroupSlice]:
     """The same number of samples each, as every pass is taken by all ranks."""
-    size, rest = divmod(len(cut.samples), num_ranks)
+    size, rest = divmod(len(group_slice.samples), num_ranks)
     assert not rest, "the recipe has been checked"
-    first = cut.samples.start
+    first = group_slice.samples.start
     starts = [first + rank * size for rank in range(num_ranks)]
-    return [GroupSlice(range(start, start + size), cut.part, cut.num_parts) for start in starts]
+    return [replace(group_slice, samples=range(start, start + size)) for start in starts]
 
 
 def start_ranks(recipe: Recipe) -> RankedTraining:

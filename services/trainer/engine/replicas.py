@@ -14,8 +14,8 @@ import torch
 
 from services.trainer.engine.engine import TrainerEngine
 from services.trainer.engine.threads import TrainingOnThreads
-from shared.devices.protocols import GroupData, Weights
-from shared.devices.slices import GroupSlice, piece_size
+from shared.devices.protocols import GroupData, WeightsBlob
+from shared.devices.slices import GroupSlice, slice_size
 from shared.diffusion.models import Part
 from shared.diffusion.policy import LoadedPolicy, load_policy
 from shared.diffusion.training.group import TrainingGroup
@@ -29,7 +29,7 @@ CACHED_GROUPS = 2
 class ReplicatedTraining(TrainingOnThreads):
     def __init__(self, recipe: Recipe, loaded: Sequence[LoadedPolicy]) -> None:
         """``loaded``: the same policy on each device."""
-        num_samples = piece_size(recipe.batch.group_size, len(loaded))
+        num_samples = slice_size(recipe.batch.group_size, len(loaded))
         engines = [TrainerEngine(recipe, each, num_samples=num_samples) for each in loaded]
         super().__init__(recipe, engines[0])
         self._others = engines[1:]
@@ -49,14 +49,14 @@ class ReplicatedTraining(TrainingOnThreads):
         self._first.restore(adapter, checkpoint)
         self._copy_weights()
 
-    def _weights(self) -> Weights:
+    def _weights(self) -> WeightsBlob:
         return self._first.weights()
 
     def _step(self, batch: int, scale: float) -> dict[str, float]:
         for engine in self._others:
             self._first.add(engine.gradient(), engine.tally)
             engine.begin()
-        self._additions.into(self._first)
+        self._remote.into(self._first)
         self._first.check_on_policy()
         metrics = self._first.step(batch, scale)
         for engine in self._others:
@@ -76,9 +76,9 @@ class Replica:
     engine: TrainerEngine
     groups: "ParsedGroups"
 
-    async def accumulate(self, group: GroupData, cut: GroupSlice) -> None:
+    async def accumulate(self, group: GroupData, group_slice: GroupSlice) -> None:
         read = await self.groups.read(group)
-        await asyncio.to_thread(self.engine.train, read.piece(cut))
+        await asyncio.to_thread(self.engine.train, read.sliced(group_slice))
 
 
 class ParsedGroups:

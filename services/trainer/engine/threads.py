@@ -6,13 +6,13 @@ from abc import ABC, abstractmethod
 from torch import Tensor
 
 from services.trainer.engine.engine import TrainerEngine
-from shared.devices.protocols import GroupGradient, Weights
+from shared.devices.protocols import GroupGradient, WeightsBlob
 from shared.diffusion.training.tally import Tally
 from shared.errors import ContractError
 from shared.recipe.recipe import Recipe
 
 
-class Additions:
+class RemoteGradientSum:
     def __init__(self, recipe: Recipe, engine: TrainerEngine) -> None:
         self._num_rows = recipe.batch.group_size * recipe.sampling.window
         """Of a group."""
@@ -53,17 +53,17 @@ class TrainingOnThreads(ABC):
     def __init__(self, recipe: Recipe, first: TrainerEngine) -> None:
         """``first``: the engine of the device that has the optimizer state which is committed."""
         self._first = first
-        self._additions = Additions(recipe, first)
+        self._remote = RemoteGradientSum(recipe, first)
 
     def begin(self) -> None:
         self._first.begin()
-        self._additions.forget()
+        self._remote.forget()
 
     def skip(self, num_samples: int) -> None:
         self._first.skip(num_samples)
 
     async def add(self, part: GroupGradient) -> None:
-        await self._additions.add(part)
+        await self._remote.add(part)
 
     async def restore(self, adapter: bytes, checkpoint: bytes) -> None:
         await asyncio.to_thread(self._restore, adapter, checkpoint)
@@ -71,7 +71,7 @@ class TrainingOnThreads(ABC):
     async def step(self, batch: int, scale: float = 1.0) -> dict[str, float]:
         return await asyncio.to_thread(self._step, batch, scale)
 
-    async def weights(self) -> Weights:
+    async def weights(self) -> WeightsBlob:
         return await asyncio.to_thread(self._weights)
 
     @abstractmethod
@@ -81,4 +81,4 @@ class TrainingOnThreads(ABC):
     def _step(self, batch: int, scale: float) -> dict[str, float]: ...
 
     @abstractmethod
-    def _weights(self) -> Weights: ...
+    def _weights(self) -> WeightsBlob: ...

@@ -59,9 +59,9 @@ class FinishedGroup:
         samples, steps = self.indices.shape
         return samples, steps
 
-    def piece(self, cut: GroupSlice) -> "FinishedGroup":
-        samples = slice(cut.samples.start, cut.samples.stop)
-        steps = cut.steps(self.shape[1])
+    def sliced(self, group_slice: GroupSlice) -> "FinishedGroup":
+        samples = slice(group_slice.samples.start, group_slice.samples.stop)
+        steps = group_slice.steps(self.shape[1])
         return replace(
             self,
             samples=self.samples[samples],
@@ -70,7 +70,7 @@ class FinishedGroup:
             advantages=self.advantages[samples],
         )
 
-    def cut(self, chunk: Chunk, device: torch.device) -> "Iterator[NoisedSamples]":
+    def rows(self, chunk: Chunk, device: torch.device) -> "Iterator[NoisedSamples]":
         conditions = {name: tensor.to(device) for name, tensor in self.conditions.items()}
         for samples, steps in chunks(self.shape, chunk):
             indices = self.indices[samples, steps]

@@ -105,7 +105,7 @@ class GradientTransaction:
         network.eval()  # as it samples: a replay equals its sample
         self._enable_adapter(True)
         device = next(iter(trained_parameters(network).values())).device
-        for rows in group.cut(chunk, device):
+        for rows in group.rows(chunk, device):
             with torch.enable_grad():
                 self._accumulate_rows(rows, group.staleness + self.num_steps)
 

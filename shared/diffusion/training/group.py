@@ -43,10 +43,10 @@ class TrainingGroup(Protocol):
     def shape(self) -> tuple[int, int]:
         """Samples and trained steps."""
 
-    def piece(self, cut: GroupSlice) -> "TrainingGroup":
+    def sliced(self, group_slice: GroupSlice) -> "TrainingGroup":
         """Some of its samples and steps, without copying."""
 
-    def cut(self, chunk: Chunk, device: torch.device) -> Iterator[Rows]:
+    def rows(self, chunk: Chunk, device: torch.device) -> Iterator[Rows]:
         """Every row once."""
 
 
@@ -66,10 +66,10 @@ class PathGroup:
         samples, steps = self.trajectory.log_probs.shape
         return samples, steps
 
-    def piece(self, cut: GroupSlice) -> "PathGroup":
+    def sliced(self, group_slice: GroupSlice) -> "PathGroup":
         path = self.trajectory
-        samples = slice(cut.samples.start, cut.samples.stop)
-        inside = cut.steps(self.shape[1])
+        samples = slice(group_slice.samples.start, group_slice.samples.stop)
+        inside = group_slice.steps(self.shape[1])
         steps = slice(inside.start, inside.stop)
         return replace(
             self,
@@ -83,7 +83,7 @@ class PathGroup:
             advantages=self.advantages[samples],
         )
 
-    def cut(self, chunk: Chunk, device: torch.device) -> "Iterator[TransitionRows]":
+    def rows(self, chunk: Chunk, device: torch.device) -> "Iterator[TransitionRows]":
         conditions = {name: tensor.to(device) for name, tensor in self.conditions.items()}
         for samples, steps in chunks(self.shape, chunk):
             yield self._rows(samples, steps, conditions, device)

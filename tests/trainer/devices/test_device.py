@@ -23,12 +23,12 @@ def queued(number: int, size: int, told: list[Outcome]) -> QueuedGroup:
     )
 
 
-@given(sizes=st.lists(st.integers(1, 40), min_size=1, max_size=4), num_lanes=st.integers(1, 9))
+@given(sizes=st.lists(st.integers(1, 40), min_size=1, max_size=4), num_devices=st.integers(1, 9))
 def test_every_sample_is_in_one_piece_and_groups_come_first_in_first_out(
-    sizes: list[int], num_lanes: int
+    sizes: list[int], num_devices: int
 ) -> None:
     async def taken() -> list[QueuedSlice]:
-        pieces, told = QueuedSlices(num_lanes, 2), list[Outcome]()
+        pieces, told = QueuedSlices(num_devices, 2), list[Outcome]()
         for number, size in enumerate(sizes):
             pieces.put(queued(number, size, told))
         found = []
@@ -45,9 +45,9 @@ def test_every_sample_is_in_one_piece_and_groups_come_first_in_first_out(
     found = asyncio.run(taken())
     everything = [(n, sample) for n, size in enumerate(sizes) for sample in range(size)]
     assert [
-        (p.group.command.group, sample) for p in found for sample in p.cut.samples
+        (p.group.command.group, sample) for p in found for sample in p.group_slice.samples
     ] == everything
-    if num_lanes == 1:
+    if num_devices == 1:
         assert len(found) == len(sizes)
 
 

@@ -28,8 +28,8 @@ from services.trainer.engine.follower import follow, load_engine
 from services.trainer.engine.links import join
 from services.trainer.engine.ranked import RankedTraining, start_ranks
 from services.trainer.engine.world import this_rank
-from shared.devices.protocols import GroupData, Training, Weights
-from shared.devices.slices import GroupSlice, cuts
+from shared.devices.protocols import GroupData, Training, WeightsBlob
+from shared.devices.slices import GroupSlice, slice_group
 from shared.diffusion.policy import load_policy
 from shared.recipe.recipe import Recipe, load_recipe
 from tests.trainer.batches import make_batch
@@ -63,13 +63,13 @@ def groups_of(recipe: Recipe) -> list[GroupData]:
     ]
 
 
-async def train_batch(training: Training, groups: list[GroupData], batch: int) -> Weights:
+async def train_batch(training: Training, groups: list[GroupData], batch: int) -> WeightsBlob:
     """Pieces to the devices in turn, several at a time."""
     training.begin()
     for number, group in enumerate(groups):
         group = replace(group, staleness=min(batch, 1))  # the first weights have generated all
         devices = training.devices
-        pieces = cuts(4, len(devices), 3, is_last=number == len(groups) - 1)
+        pieces = slice_group(4, len(devices), 3, is_last=number == len(groups) - 1)
         queues = [pieces[index :: len(devices)] for index in range(len(devices))]
 
         async def drain(index: int, group: GroupData, queue: list[GroupSlice]) -> None:
@@ -93,7 +93,7 @@ async def work(folder: Path, recipe: Recipe, training: RankedTraining) -> None:
         save(folder, batch + 1, await train_batch(training, groups, batch))
 
 
-def save(folder: Path, version: int, weights: Weights) -> None:
+def save(folder: Path, version: int, weights: WeightsBlob) -> None:
     (folder / f"{version}.adapter").write_bytes(weights.adapter)
     (folder / f"{version}.checkpoint").write_bytes(weights.checkpoint)
 

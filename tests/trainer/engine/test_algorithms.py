@@ -240,9 +240,9 @@ def test_samples_are_noised_alike_however_they_are_cut(policy: LoadedPolicy) -> 
     recipe = recipe_of("diffusion-nft")
     device = torch.device("cpu")
     whole, cut = (read_group(recipe, group(recipe, policy, c)) for c in ((SIZE,), (1, 2, 1)))
-    [rows] = whole.cut(Chunk(SIZE, WINDOW), device)
+    [rows] = whole.rows(Chunk(SIZE, WINDOW), device)
     assert isinstance(rows, NoisedSamples)
-    pieces = [each.noised for each in cut.cut(Chunk(1, 2), device)]  # type: ignore[attr-defined]
+    pieces = [each.noised for each in cut.rows(Chunk(1, 2), device)]  # type: ignore[attr-defined]
     torch.testing.assert_close(torch.cat(pieces), rows.noised, rtol=0, atol=1e-5)
     sigmas = rows.sigma.reshape(SIZE, WINDOW)
     assert all(len(set(row.tolist())) == WINDOW for row in sigmas)

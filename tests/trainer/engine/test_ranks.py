@@ -15,7 +15,7 @@ from torch import Tensor
 
 from digenrl.local.ports import free_ports
 from services.trainer.engine.replicas import ReplicatedTraining
-from shared.devices.protocols import Weights
+from shared.devices.protocols import WeightsBlob
 from shared.diffusion.policy import load_policy
 from shared.diffusion.tensors import unpack
 from shared.recipe.recipe import Recipe, override
@@ -53,7 +53,7 @@ def two(kind: str, one: Recipe) -> Recipe:
 class Versions:
     """0, 1, ...: what was there before the first batch, and after each."""
 
-    weights: list[Weights]
+    weights: list[WeightsBlob]
 
     def moments(self, version: int) -> dict[str, Tensor]:
         """After the first batch: its gradient, times a constant."""
@@ -107,7 +107,7 @@ def on_two(
     recipe: Recipe,
     folder: Path,
     batches: tuple[int, int],
-    start: Weights | None = None,
+    start: WeightsBlob | None = None,
 ) -> Versions:
     folder.mkdir()
     (folder / "recipe.json").write_text(recipe.model_dump_json())
@@ -116,17 +116,20 @@ def on_two(
         (folder / "adapter").write_bytes(start.adapter)
         (folder / "checkpoint").write_bytes(start.checkpoint)
     ranks.do("train", folder)
-    return Versions([
-        Weights("", *((folder / f"{n}.{name}").read_bytes() for name in ("adapter", "checkpoint")))
-        for n in (0, *range(batches[0] + 1, batches[1] + 1))
-    ])  # fmt: skip
+    numbers = (0, *range(batches[0] + 1, batches[1] + 1))
+    return Versions([stored(folder, number) for number in numbers])
 
 
-def on_one(recipe: Recipe, batches: tuple[int, int], start: Weights | None = None) -> Versions:
+def stored(folder: Path, version: int) -> WeightsBlob:
+    files = (folder / f"{version}.{name}" for name in ("adapter", "checkpoint"))
+    return WeightsBlob("", *(file.read_bytes() for file in files))
+
+
+def on_one(recipe: Recipe, batches: tuple[int, int], start: WeightsBlob | None = None) -> Versions:
     training = ReplicatedTraining(recipe, [load_policy(recipe, {"transformer"})])
     groups = groups_of(recipe)
 
-    async def train() -> list[Weights]:
+    async def train() -> list[WeightsBlob]:
         if start is not None:
             await training.restore(start.adapter, start.checkpoint)
         begun = await training.weights()
