@@ -1,8 +1,11 @@
 """What an installation holds: every package that recipes name, and the data that is no code."""
 
+import json
 import subprocess
 import sys
+import sysconfig
 import tomllib
+import venv
 from pathlib import Path
 from zipfile import ZipFile
 
@@ -17,6 +20,44 @@ EXTRAS: dict[str, list[str]] = tomllib.loads((ROOT / "pyproject.toml").read_text
     "optional-dependencies"
 ]
 DOCKERFILE = (ROOT / "deploy" / "Dockerfile").read_text()
+IN_THE_BUILD = {
+    "bench",
+    "digenrl",
+    "pyproject.toml",
+    "README.md",
+    "LICENSE",
+    "services",
+    "shared",
+    "tests",
+}
+RECIPE = """
+[run]
+name = "installed"
+steps = 3
+
+[model]
+folder = "flux1-dev"
+height = 512
+width = 512
+
+[data]
+prompts = "prompts.txt"
+
+[batch]
+groups = 8
+group_size = 4
+
+[sampling]
+steps = 6
+window = 3
+
+[[reward.scorers]]
+name = "noise"
+type = "jpeg-incompressibility"
+
+[trainer]
+learning_rate = 1e-4
+"""
 
 
 def included(extra: str) -> set[str]:
@@ -57,34 +98,98 @@ def test_a_missing_extra_is_named_with_a_command_that_works_without_an_index(ext
     assert (ROOT / "constraints.txt").is_file()
 
 
-@pytest.mark.slow
-def test_an_installed_wheel_has_the_cost_profiles(tmp_path: Path) -> None:
-    source = tmp_path / "source"  # a build leaves folders in it
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel of what git tracks; building it leaves folders beside the sources."""
+    folder = tmp_path_factory.mktemp("wheel")
     listed = subprocess.run(
-        ["git", "ls-files", "digenrl", "services", "shared", "*.toml", "README.md"],
-        cwd=ROOT, check=True, capture_output=True, text=True, timeout=60,
-    ).stdout.split()  # fmt: skip
+        ["git", "ls-files"], cwd=ROOT, check=True, capture_output=True, text=True, timeout=60
+    ).stdout.splitlines()
     for name in listed:
-        if (ROOT / name).is_file():
-            (source / name).parent.mkdir(parents=True, exist_ok=True)
-            (source / name).write_bytes((ROOT / name).read_bytes())
+        if name.split("/")[0] in IN_THE_BUILD and (ROOT / name).is_file():
+            (folder / "source" / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / "source" / name).write_bytes((ROOT / name).read_bytes())
     subprocess.run(
-        [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation",
-         "--wheel-dir", str(tmp_path), str(source)],
+        [sys.executable, "-P", "-m", "pip", "wheel", "--quiet", "--no-deps",
+         "--no-build-isolation", "--wheel-dir", str(folder), str(folder / "source")],
         check=True, timeout=240,
     )  # fmt: skip
-    (wheel,) = tmp_path.glob("*.whl")
-    site = tmp_path / "site"
-    with ZipFile(wheel) as archive:
-        archive.extractall(site)
-    listed_profiles = subprocess.run(
-        [sys.executable, "-P", "-c",
-         "import services; from digenrl.planning.requests import known_profiles as known; "
-         "print(services.__path__[0], *known())"],
-        cwd=tmp_path, env={"PYTHONPATH": str(site), "PATH": ""},
-        check=True, capture_output=True, text=True, timeout=60,
-    ).stdout.split()  # fmt: skip
-    assert listed_profiles[0] == str(site / "services")
-    assert listed_profiles[1:] == sorted(
+    (built,) = folder.glob("*.whl")
+    return built
+
+
+@pytest.fixture(scope="module")
+def installed(wheel: Path) -> Path:
+    """The bin folder of an environment with the wheel, and with this one's dependencies.
+
+    They are on its path by a line of a .pth file, which does not run the .pth files there: that of
+    the editable installation, which would put the clone on the path, is none of them.
+    """
+    environment = wheel.parent / "venv"
+    venv.create(environment, with_pip=False)
+    binaries = environment / "bin"
+    subprocess.run(
+        [sys.executable, "-P", "-m", "pip", "--quiet", "--disable-pip-version-check",
+         "--python", str(binaries / "python"), "install", "--no-deps", "--no-index", str(wheel)],
+        check=True, timeout=240,
+    )  # fmt: skip
+    (site,) = environment.glob("lib/python*/site-packages")
+    (site / "dependencies.pth").write_text(sysconfig.get_path("purelib"))
+    return binaries
+
+
+def run_installed(program: Path, *arguments: str, folder: Path) -> str:
+    ended = subprocess.run(
+        [str(program), *arguments], cwd=folder, env={"PATH": "/usr/bin:/bin"},
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert ended.returncode == 0, ended.stderr
+    return ended.stdout
+
+
+@pytest.mark.slow
+def test_a_wheel_holds_neither_benchmarks_nor_tests(wheel: Path) -> None:
+    tops = {name.split("/")[0] for name in ZipFile(wheel).namelist()}
+    assert tops == {
+        "digenrl",
+        "services",
+        "shared",
+        f"{'-'.join(wheel.name.split('-')[:2])}.dist-info",
+    }
+
+
+@pytest.mark.slow
+def test_an_installed_wheel_plans_and_checks_from_an_empty_folder(
+    installed: Path, tmp_path: Path
+) -> None:
+    digenrl, python = installed / "digenrl", installed / "python"
+    packages = run_installed(
+        python, "-P", "-c", "import digenrl, services, shared; "
+        "print(*(m.__path__[0] for m in (digenrl, services, shared)), sep='\\n')",
+        folder=tmp_path,
+    ).splitlines()  # fmt: skip
+    assert all(Path(path).is_relative_to(installed.parent) for path in packages)
+    assert "Usage: digenrl" in run_installed(digenrl, "--help", folder=tmp_path)
+
+    planning = ("plan", "--profile", "flux1-dev", "--devices", "h100=4", "--json")
+    planned = json.loads(run_installed(digenrl, *planning, folder=tmp_path))
+    assert planned["profile"] == "flux1-dev" and planned["choices"]
+
+    assert not list(tmp_path.iterdir())
+    (tmp_path / "prompts.txt").write_text("a sign\n" * 32)
+    (tmp_path / "recipe.toml").write_text(RECIPE)
+    checking = ("check", "recipe.toml", "--elsewhere", "--devices", "h100=4", "--json")
+    checked = json.loads(run_installed(digenrl, *checking, folder=tmp_path))
+    assert checked["ok"] and checked["forecast"]["profile"] == "flux1-dev"
+
+
+@pytest.mark.slow
+def test_an_installed_wheel_has_every_cost_profile(installed: Path, tmp_path: Path) -> None:
+    known = run_installed(
+        installed / "python", "-P", "-c",
+        "from digenrl.planning.requests import known_profiles; print(*known_profiles())",
+        folder=tmp_path,
+    ).split()  # fmt: skip
+    assert known == sorted(
         path.stem for path in (ROOT / "services/scheduler/costs/profiles").glob("*.json")
     )
