@@ -6,7 +6,8 @@ import sys
 from importlib.metadata import packages_distributions
 from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
+from tests.paths import ROOT
+
 TORCH_FREE = [
     "digenrl.cli",
     "bench.cli",

@@ -11,8 +11,8 @@ import typer
 
 from digenrl.cli import app
 from digenrl.local.preflight import resuming
+from tests.paths import ROOT
 
-ROOT = Path(__file__).parents[1]
 PAGES = [
     ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md")),
     *sorted((ROOT / "docs" / "algorithms").glob("*.md")),

@@ -14,8 +14,8 @@ import pytest
 from services.reward.scorer import KINDS
 from shared.errors import how_to_install
 from shared.recipe.recipe import load_recipe
+from tests.paths import ROOT
 
-ROOT = Path(__file__).parents[1]
 EXTRAS: dict[str, list[str]] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
     "optional-dependencies"
 ]

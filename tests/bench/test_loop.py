@@ -1,7 +1,6 @@
 """The plain loop that we compare with does the same work: the same samples, the same gradient."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -11,9 +10,10 @@ from shared.diffusion.policy import load_policy
 from shared.diffusion.tensors import unpack_trajectory
 from shared.diffusion.weights import load_weights, trained_parameters, trained_tensors
 from shared.recipe.recipe import load_recipe, override
+from tests.paths import DIGITS
 
 RECIPE = override(
-    load_recipe(Path(__file__).parents[2] / "recipes" / "digits.toml"),
+    load_recipe(DIGITS),
     {
         "algorithm.kl_beta": 0.0, "batch.groups": 1, "batch.group_size": 4,
         "schedule.fragment_size": "auto", "schedule.tag": "auto", "trainer.micro_batch": "auto",

@@ -1,6 +1,5 @@
 """Results as tables: every figure in the row and column where readers look for it."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,8 +8,8 @@ from bench.cluster.modes import MODES
 from bench.summary import MISSING, STARVED, summary
 from bench.tables import read_results, tables
 from bench.typed import typed
+from tests.paths import ROOT
 
-ROOT = Path(__file__).parents[2]
 BEST = "1 H100 : 31 H100"
 
 

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from shared.recipe.recipe import load_recipe, override
+from tests.paths import DIGITS
 
 pytestmark = [pytest.mark.run, pytest.mark.slow, pytest.mark.slow, pytest.mark.timeout(300)]
 
-DIGITS = Path(__file__).parents[2] / "recipes" / "digits.toml"
 TINY = {
     "batch.group_size": 4,
     "schedule.fragment_size": 4,

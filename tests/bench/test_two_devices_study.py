@@ -22,8 +22,7 @@ from bench.two_devices.shapes import (
 from bench.two_devices.study import Study, plan_study, recipe_of
 from shared.errors import UserError
 from shared.recipe.recipe import load_recipe
-
-DIGITS = Path(__file__).parents[2] / "recipes" / "digits.toml"
+from tests.paths import DIGITS
 
 
 def planned(part: Part, only: Sequence[str] | None = None) -> Study:

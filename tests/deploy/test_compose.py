@@ -18,8 +18,8 @@ import yaml
 
 from digenrl.local.brokers import names_in_sqlite
 from digenrl.local.ports import free_ports
+from tests.paths import ROOT
 
-ROOT = Path(__file__).parents[2]
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
 DOCKERFILE = (ROOT / "deploy/Dockerfile").read_text()

@@ -1,5 +1,4 @@
 from collections.abc import Sequence
-from pathlib import Path
 from typing import get_args
 
 import numpy as np
@@ -18,8 +17,8 @@ from shared.diffusion.models import Part, load_model
 from shared.diffusion.sampler import Denoising, SamplingPlan, denoise
 from shared.learning.prompts import read_prompts
 from shared.models.schedule import linear_sigmas
+from tests.paths import ROOT
 
-ROOT = Path(__file__).parents[2]
 MODEL = ROOT / "models" / "digits"
 REWARDS = ROOT / "models" / "digits-rewards"
 CPU = torch.device("cpu")

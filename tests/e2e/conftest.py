@@ -17,8 +17,8 @@ import psutil
 import pytest
 
 from shared.recipe.recipe import load_recipe, override
+from tests.paths import DIGITS
 
-DIGITS = Path(__file__).parents[2] / "recipes" / "digits.toml"
 PATIENCE_S = 500
 
 SMALL = {

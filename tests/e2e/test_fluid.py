@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from shared.recipe.recipe import load_recipe, override
-from tests.e2e.conftest import DIGITS, SMALL, LocalRun, StartRun
+from tests.e2e.conftest import SMALL, LocalRun, StartRun
 from tests.e2e.test_schedule import child
+from tests.paths import DIGITS
 
 pytestmark = [pytest.mark.run, pytest.mark.slow, pytest.mark.timeout(900)]
 

@@ -2,7 +2,6 @@
 
 import random
 from collections.abc import Sequence
-from pathlib import Path
 
 import pytest
 import torch
@@ -12,10 +11,10 @@ from digenrl.evaluation.samples import Evaluator, Judges
 from examples.one_process import Advantages, Loop
 from shared.learning.advantages import group_advantages
 from shared.recipe.recipe import Recipe, load_recipe, override
+from tests.paths import DIGITS
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
-DIGITS = Path(__file__).parents[2] / "recipes" / "digits.toml"
 STEPS = 8
 
 

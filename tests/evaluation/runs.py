@@ -1,6 +1,5 @@
 """A run in a store, of which nothing was trained: each version has an adapter of its own."""
 
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,8 +12,8 @@ from shared.recipe.recipe import Recipe, load_recipe, override
 from shared.run.commits import CommitRecord, commit, newest_commit
 from shared.run.layout import store_recipe, weights_folder
 from shared.store import ObjectStore
+from tests.paths import DIGITS
 
-DIGITS = Path(__file__).parents[2] / "recipes" / "digits.toml"
 SMALL = {"run.steps": 5, "evaluation.every": 2, "evaluation.samples_per_prompt": 2}
 NUM_PROMPTS = 40
 

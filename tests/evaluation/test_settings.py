@@ -1,6 +1,5 @@
 """Which versions are evaluated, and at which settings."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,8 +9,8 @@ from hypothesis import strategies as st
 from digenrl.evaluation.settings import as_evaluated, due_versions, settings_digest
 from shared.messages.contracts import Prompt
 from shared.recipe.recipe import Recipe, load_recipe, override
+from tests.paths import DIGITS
 
-DIGITS = Path(__file__).parents[2] / "recipes" / "digits.toml"
 PROMPTS = (Prompt(text="a handwritten one"), Prompt(text="a handwritten two"))
 
 

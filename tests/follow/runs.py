@@ -11,9 +11,9 @@ from shared.run.layout import store_recipe
 from shared.store import ObjectStore
 from shared.store.folder import FolderBackend
 from tests import examples
+from tests.paths import DIGITS
 
 RUN = "test"
-DIGITS = Path(__file__).parents[2] / "recipes" / "digits.toml"
 
 
 class Run:

@@ -14,8 +14,7 @@ from digenrl.local import preflight
 from digenrl.local.preflight import versions_bytes
 from shared.errors import UserError
 from shared.recipe.recipe import load_recipe, override
-
-DIGITS = Path(__file__).parents[2] / "recipes" / "digits.toml"
+from tests.paths import DIGITS, ROOT
 
 
 def up(*arguments: str) -> "subprocess.CompletedProcess[str]":
@@ -26,9 +25,8 @@ def up(*arguments: str) -> "subprocess.CompletedProcess[str]":
 
 
 def recipe_with(tmp_path: Path, old: str, new: str) -> Path:
-    root = DIGITS.parents[1]
-    text = DIGITS.read_text().replace('"../models', f'"{root}/models')
-    text = text.replace('"digits.prompts', f'"{root}/recipes/digits.prompts')
+    text = DIGITS.read_text().replace('"../models', f'"{ROOT}/models')
+    text = text.replace('"digits.prompts', f'"{ROOT}/recipes/digits.prompts')
     assert old in text
     path = tmp_path / "recipe.toml"
     path.write_text(text.replace(old, new, 1))

@@ -13,8 +13,8 @@ from digenrl.local.check import check
 from digenrl.planning.forecast import better_keys
 from shared.errors import UserError
 from shared.recipe.recipe import load_recipe, override
+from tests.paths import RECIPES
 
-RECIPES = Path(__file__).parents[2] / "recipes"
 MODELS = ("sd35-medium", "flux1-dev", "qwen-image", "wan2.1-14b", "hunyuanvideo")
 SHIPPED = [f"{model}{size}" for model in MODELS for size in ("", ".1-gpu", ".mixed")]
 

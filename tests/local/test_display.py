@@ -3,7 +3,6 @@
 import asyncio
 import io
 import sys
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -13,8 +12,8 @@ from digenrl.local.up import EXIT_INTERRUPTED, run_to_end
 from digenrl.report.make import rows_of
 from digenrl.report.progress import Shown
 from shared.recipe.recipe import load_recipe, override
+from tests.paths import DIGITS
 
-DIGITS = Path(__file__).parents[2] / "recipes" / "digits.toml"
 RUN = {
     "run": "digits", "phase": "running", "step": 3, "steps": 30, "reward_mean": 0.5,
     "eta_seconds": 60.0, "waiting_for": "rollout",

@@ -12,8 +12,7 @@ import pytest
 from digenrl.local.brokers import Program
 from digenrl.local.processes import command
 from digenrl.local.supervisor import Supervisor
-
-ROOT = Path(__file__).parents[2]
+from tests.paths import ROOT
 
 
 @pytest.fixture

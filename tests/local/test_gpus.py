@@ -12,8 +12,8 @@ from digenrl.local.preflight import LocalRun
 from digenrl.local.processes import workers_of
 from shared.errors import UserError
 from shared.recipe.recipe import Recipe, load_recipe, override
+from tests.paths import RECIPES
 
-RECIPES = Path(__file__).parents[2] / "recipes"
 MODELS = ("sd35-medium", "flux1-dev", "qwen-image", "wan2.1-14b", "hunyuanvideo")
 STATED = {"": 8, ".1-gpu": 1, ".mixed": 24}
 """GPUs of the machine that a recipe is for, by its name's end."""

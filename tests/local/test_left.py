@@ -15,8 +15,7 @@ from shared.process.settings import Endpoints
 from shared.recipe.recipe import load_recipe
 from shared.run.layout import read_recipe, store_recipe
 from shared.store import open_store
-
-DIGITS = Path(__file__).parents[2] / "recipes" / "digits.toml"
+from tests.paths import DIGITS
 
 
 @pytest.fixture

@@ -7,8 +7,7 @@ import pytest
 
 from digenrl.local.preflight import LocalRun, Request, prepare
 from shared.errors import UserError
-
-ROOT = Path(__file__).parents[2]
+from tests.paths import ROOT
 
 
 @pytest.fixture

@@ -1,7 +1,6 @@
 """What the recipes of published models say of themselves is so."""
 
 import json
-from pathlib import Path
 
 import pytest
 
@@ -12,8 +11,8 @@ from services.scheduler.costs.profile import Profile, load_profile
 from services.scheduler.planning.planner import plan_split
 from services.scheduler.planning.recipes import profile_of, schedule_of, with_shape_of
 from shared.recipe.recipe import Recipe, load_recipe
+from tests.paths import RECIPES
 
-RECIPES = Path(__file__).parents[2] / "recipes"
 MODELS = ("sd35-medium", "flux1-dev", "qwen-image", "wan2.1-14b", "hunyuanvideo")
 DEVICES = {"": "h100=8", ".1-gpu": "h100=1", ".mixed": "h100=8,a100=16"}
 OCR_SECONDS = 0.2

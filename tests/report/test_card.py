@@ -25,10 +25,10 @@ from shared.diffusion.weights import load_weights, trained_tensors
 from shared.recipe.recipe import Recipe, load_recipe, override
 from shared.run.commits import CommitRecord, TrainedGroup
 from tests import examples, tiny_models
+from tests.paths import DIGITS, ROOT
 from tests.report.tiny_recipes import HEIGHT, WIDTH, recipe_of
 from tests.tiny_models import PROMPT
 
-DIGITS = Path(__file__).parents[2] / "recipes" / "digits.toml"
 PICTURE = b"a picture"
 BEFORE = Quality(
     reward=0.25, num_samples=40, rewards={"proxy": 0.125}, gold={"taste": 5.5}, gold_accuracy=0.5
@@ -116,7 +116,7 @@ def test_the_figures_are_the_run_s_own(tmp_path: Path) -> None:
     data = hashlib.sha256(recipe.data.prompts.read_bytes()).hexdigest()
     assert f"`digits.prompts.jsonl`, 40 prompts, sha256 `{data}`" in text
     assert "The licence of the base model `digits` applies" in text
-    assert str(DIGITS.parents[1]) not in text, "a path of this machine"
+    assert str(ROOT) not in text, "a path of this machine"
 
 
 def test_its_recipe_is_what_decided_the_update(tmp_path: Path) -> None:

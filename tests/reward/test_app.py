@@ -1,7 +1,5 @@
 """A score that fails is a failure, never a number."""
 
-from pathlib import Path
-
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -13,11 +11,12 @@ from services.reward.scorer import Scorer, WeightedScorer, build_scorers
 from shared.errors import ScoringError, UserError
 from shared.recipe import rewards as recipe_rewards
 from tests import examples
+from tests.paths import ROOT
 
 PROXY = recipe_rewards.Scorer(
     name="proxy",
     type="digit-probability",
-    folder=Path(__file__).parents[2] / "models" / "digits-rewards",
+    folder=ROOT / "models" / "digits-rewards",
 )
 
 

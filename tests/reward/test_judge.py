@@ -20,6 +20,7 @@ from shared.recipe.recipe import load_recipe
 from shared.recipe.rewards import Judge, Scorer
 from shared.telemetry import configure_logs
 from tests import examples
+from tests.paths import DIGITS
 from tests.reward.endpoint import Asked, Reply, completion, endpoint
 
 KEY = "sk-a-key-of-the-tests"
@@ -280,9 +281,6 @@ def test_a_judge_needs_an_address_and_a_model(keys: dict[str, Any], said: str) -
     whole = {"url": "http://h/v1", "judge": Judge(model="m"), **keys}
     with pytest.raises(UserError, match=said):
         kind_of(Scorer(name="j", type="judge", **whole))
-
-
-DIGITS = Path(__file__).parents[2] / "recipes" / "digits.toml"
 
 
 def with_judge(tmp_path: Path, table: str) -> Path:

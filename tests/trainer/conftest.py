@@ -6,9 +6,8 @@ import pytest
 import torch
 
 from shared.recipe.recipe import Recipe, load_recipe, override
+from tests.paths import DIGITS
 from tests.trainer.cluster import Cluster, Start, cluster
-
-DIGITS = Path(__file__).parents[2] / "recipes" / "digits.toml"
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -11,8 +11,8 @@ from digenrl.planning.requests import parse_devices
 from services.scheduler.costs.profile import load_profile
 from shared.errors import UserError
 from shared.recipe.recipe import load_recipe, override
+from tests.paths import DIGITS
 
-DIGITS = Path(__file__).parents[3] / "recipes" / "digits.toml"
 QWEN = load_profile("qwen-image")
 
 

@@ -13,8 +13,8 @@ from services.scheduler.planning.recipes import (
 from services.scheduler.sim.profiled import ScheduleChoice
 from shared.errors import UserError
 from shared.recipe.recipe import Recipe, load_recipe, override
+from tests.paths import DIGITS
 
-DIGITS = Path(__file__).parents[3] / "recipes" / "digits.toml"
 KNOWN = ("flux1-dev", "qwen-image", "wan2.1-14b")
 
 

@@ -1,7 +1,6 @@
 """What a plan advises can be typed into a recipe, of hosts that one may have."""
 
 import json
-from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -16,8 +15,8 @@ from services.scheduler.planning.splits import Split
 from services.scheduler.sim.profiled import ScheduleChoice
 from shared.errors import UserError
 from shared.recipe.recipe import load_recipe, override
+from tests.paths import RECIPES
 
-RECIPES = Path(__file__).parents[3] / "recipes"
 FLUX, FULL = load_profile("flux1-dev"), load_profile("flux1-dev", "full")
 TAG, OFF = ScheduleChoice(tag=5), ScheduleChoice(tag=0)
 QUICK = 20_000

@@ -1,7 +1,5 @@
 """The demo's model with weights that matter, and work for it."""
 
-from pathlib import Path
-
 import torch
 
 from shared.diffusion.models import repeat_rows
@@ -10,8 +8,9 @@ from shared.diffusion.tensors import pack, unpack
 from shared.diffusion.weights import trained_parameters, trained_tensors
 from shared.messages.contracts import Fragment, GenerateFragment, Policy, Prompt
 from shared.recipe.recipe import load_recipe
+from tests.paths import DIGITS
 
-RECIPE = load_recipe(Path(__file__).parents[3] / "recipes" / "digits.toml")
+RECIPE = load_recipe(DIGITS)
 PROMPT = "a handwritten three"
 
 

@@ -17,10 +17,10 @@ from shared.diffusion.weights import (
 )
 from shared.errors import IntegrityError
 from shared.recipe.recipe import Recipe, load_recipe, override
+from tests.paths import ROOT
 
 BOTH_BLOCKS = {"attn.to_q", "attn.to_k", "attn.to_v"}
 """Layers of FLUX.1 whose names are the same in blocks of both kinds."""
-ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture

@@ -10,8 +10,9 @@ from shared.diffusion.models import ModelAdapter, load_model, repeat_rows
 from shared.diffusion.sampler import Denoising, SamplingPlan, denoise
 from shared.errors import UserError
 from shared.models.schedule import linear_sigmas
+from tests.paths import ROOT
 
-DIGITS = Path(__file__).parents[3] / "models" / "digits"
+DIGITS = ROOT / "models" / "digits"
 CPU = torch.device("cpu")
 SEEDS = [3, 4, 5]
 

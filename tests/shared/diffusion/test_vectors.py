@@ -2,7 +2,6 @@
 
 import json
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,8 +10,8 @@ import torch
 
 from shared.diffusion.transition import Step, transition
 from shared.models import schedule
+from tests.paths import VECTORS
 
-VECTORS = Path(__file__).parents[2] / "vectors"
 CASES: list[dict[str, Any]] = json.loads((VECTORS / "sde_step.json").read_text())["cases"]
 SCHEDULES: list[dict[str, Any]] = json.loads((VECTORS / "schedules.json").read_text())
 ARRAYS = dict(np.load(VECTORS / "sde_step.npz"))

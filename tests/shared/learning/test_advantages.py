@@ -1,7 +1,6 @@
 import json
 import math
 from collections import defaultdict
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shared.learning.advantages import Advantages, batch_scale, group_advantages, population_std
+from tests.paths import VECTORS
 
-VECTORS = Path(__file__).parents[2] / "vectors" / "advantages.json"
-CASES: list[dict[str, Any]] = json.loads(VECTORS.read_text())
+CASES: list[dict[str, Any]] = json.loads((VECTORS / "advantages.json").read_text())
 
 rewards = st.lists(st.floats(-10, 10), min_size=1, max_size=16)
 

@@ -1,10 +1,9 @@
 """Every metric of a step is in the table that people read."""
 
-from pathlib import Path
-
 from shared.learning.metrics import SCORER_METRICS, STEP_METRICS, of_scorer, scorer_of
+from tests.paths import ROOT
 
-PAGE = Path(__file__).parents[3] / "docs" / "metrics.md"
+PAGE = ROOT / "docs" / "metrics.md"
 
 
 def test_the_page_has_a_row_for_each_metric_and_no_other() -> None:

@@ -3,7 +3,6 @@
 import json
 import struct
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,9 +18,10 @@ from shared.diffusion.training.stored import check_stored
 from shared.errors import ContractError, ScoringError
 from shared.recipe.recipe import load_recipe, override
 from tests import examples
+from tests.paths import DIGITS
 
 RECIPE = override(
-    load_recipe(Path(__file__).parents[3] / "recipes" / "digits.toml"),
+    load_recipe(DIGITS),
     {"sampling.window": 3, "sampling.steps": 10, "sampling.sigmas": "linear"},
 )
 SAMPLES = 2

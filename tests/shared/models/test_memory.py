@@ -12,8 +12,8 @@ from shared.errors import UserError
 from shared.messages.contracts import Device
 from shared.models.memory import Part, adapter_bytes, weight_bytes
 from shared.recipe.recipe import load_recipe, override
+from tests.paths import ROOT
 
-ROOT = Path(__file__).parents[3]
 DIGITS = ROOT / "models" / "digits"
 ALL: tuple[Part, ...] = ("transformer", "text", "decoder")
 RECIPE = load_recipe(ROOT / "recipes" / "digits.toml")

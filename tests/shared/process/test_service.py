@@ -25,8 +25,7 @@ from shared.run.layout import store_recipe
 from shared.run.versions import VersionIndex
 from shared.store import ObjectStore
 from tests.conftest import PASSWORD
-
-DIGITS = Path(__file__).parents[3] / "recipes" / "digits.toml"
+from tests.paths import DIGITS
 
 PATIENCE_S = 25
 

@@ -11,8 +11,7 @@ from shared.errors import UserError
 from shared.recipe.implied import implied_values
 from shared.recipe.recipe import Recipe, load_recipe, override, stored_recipe
 from shared.run.layout import check_same_run
-
-DIGITS = Path(__file__).parents[3] / "recipes" / "digits.toml"
+from tests.paths import DIGITS, ROOT
 
 
 def changed(tmp_path: Path, old: str, new: str) -> Path:
@@ -33,7 +32,7 @@ def fault(path: Path) -> str:
 
 def test_the_demo_recipe_is_read_with_its_paths_made_absolute() -> None:
     recipe = load_recipe(DIGITS)
-    assert recipe.model.folder == DIGITS.parents[1] / "models" / "digits"
+    assert recipe.model.folder == ROOT / "models" / "digits"
     assert recipe.data.prompts.is_absolute()
 
 
@@ -47,7 +46,7 @@ def test_a_resolved_recipe_can_be_read_back(tmp_path: Path) -> None:
 def test_a_base_in_another_folder_reads_the_files_beside_it(tmp_path: Path) -> None:
     path = tmp_path / "mine" / "recipe.toml"
     path.parent.mkdir()
-    (tmp_path / "there").symlink_to(DIGITS.parents[1])
+    (tmp_path / "there").symlink_to(ROOT)
     path.write_text('base = "../there/recipes/digits.toml"\n[run]\nname = "mine"')
     recipe, base = load_recipe(path), load_recipe(DIGITS)
     assert recipe.run.name == "mine"
@@ -405,7 +404,7 @@ def test_an_evaluation_may_have_settings_of_its_own(tmp_path: Path) -> None:
 
 def test_the_models_own_sigmas_are_numbers_for_the_evaluations_steps_too(tmp_path: Path) -> None:
     path = with_evaluation(tmp_path, "steps = 4", 'sigmas = "model"')
-    text = path.read_text().replace('"../', f'"{DIGITS.parents[1]}/')
+    text = path.read_text().replace('"../', f'"{ROOT}/')
     path.write_text(text.replace('"digits.prompts', f'"{DIGITS.parent}/digits.prompts'))
     recipe = load_recipe(path)
     assert len(recipe.sampling.sigmas) == 11

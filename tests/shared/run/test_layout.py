@@ -10,8 +10,7 @@ from shared.recipe.recipe import load_recipe
 from shared.run.layout import store_recipe, wait_for_recipe
 from shared.store import ObjectStore
 from shared.store.folder import FolderBackend
-
-DIGITS = Path(__file__).parents[3] / "recipes" / "digits.toml"
+from tests.paths import DIGITS
 
 
 async def test_a_worker_says_once_that_it_waits_for_the_recipe(

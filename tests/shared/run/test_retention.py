@@ -11,7 +11,7 @@ from shared.run.commits import CommitRecord
 from shared.run.layout import checkpoints_folder, weights_folder
 from shared.run.retention import Retention, deletable, stored_bytes
 from tests import examples
-from tests.shared.recipe.test_recipe import DIGITS
+from tests.paths import DIGITS
 
 RUN = "test"
 

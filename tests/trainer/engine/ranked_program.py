@@ -32,9 +32,8 @@ from shared.devices.protocols import GroupData, Training, WeightsBlob
 from shared.devices.slices import GroupSlice, slice_group
 from shared.diffusion.policy import load_policy
 from shared.recipe.recipe import Recipe, load_recipe
+from tests.paths import DIGITS
 from tests.trainer.batches import make_batch
-
-DIGITS = Path(__file__).parents[3] / "recipes" / "digits.toml"
 
 
 class Exchanges(TorchDispatchMode):

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -25,8 +24,9 @@ from shared.learning.advantages import batch_scale, centred, group_advantages, p
 from shared.messages.contracts import Fragment, GenerateFragment, Policy, Prompt
 from shared.models.chunks import Chunk
 from shared.recipe.recipe import Recipe, load_recipe, override
+from tests.paths import DIGITS
 
-RECIPE = load_recipe(Path(__file__).parents[3] / "recipes" / "digits.toml")
+RECIPE = load_recipe(DIGITS)
 PROMPT = "a handwritten three"
 SIZE, WINDOW = 4, 3
 NAMES = ("flow-grpo", "cps", "dance-grpo", "grpo-guard", "diffusion-nft")

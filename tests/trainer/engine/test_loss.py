@@ -4,7 +4,6 @@ import json
 import math
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,8 +17,8 @@ from shared.diffusion.training.loss import (
     reference_kl,
 )
 from shared.diffusion.transition import Transition
+from tests.paths import VECTORS
 
-VECTORS = Path(__file__).parents[2] / "vectors"
 CASES: list[dict[str, Any]] = json.loads((VECTORS / "losses.json").read_text())
 ARRAYS = dict(np.load(VECTORS / "losses.npz"))
 SURROGATES = [case for case in CASES if case["id"].startswith("ppo")]
