@@ -1,6 +1,6 @@
 """A trainer's device on loan to generation (TAG): what it was last told, and for how long.
 
-The scheduler does not ask and wait; it states what a device is to do, under a generation number
+The scheduler does not ask and wait; it states what a device is to do, under a loan number
 that only grows. The device's agent follows the highest number it has seen, so that a command may
 be lost, repeated or overtaken. A loan ends by a deadline on the device's own clock as well: a
 scheduler that has died cannot keep a device from training.
@@ -27,7 +27,7 @@ class Command(Protocol):
     """What a device is to do from now on."""
 
     @property
-    def generation(self) -> int:
+    def loan_number(self) -> int:
         """Which command of this device; counted from 1."""
 
     @property
@@ -46,7 +46,7 @@ class Command(Protocol):
 class Loan:
     """What a device does, and by which command. A fresh one trains, and has seen no command."""
 
-    generation: int = 0
+    loan_number: int = 0
     """Of the last command that was followed."""
     mode: Mode = "train"
     deadline: float | None = None
@@ -59,10 +59,10 @@ class Loan:
 
 def apply(loan: Loan, command: Command, now: float) -> Loan:
     """Follow ``command``, unless one with its number or a higher one was followed before."""
-    if command.generation <= loan.generation:
+    if command.loan_number <= loan.loan_number:
         return loan
     return Loan(
-        generation=command.generation,
+        loan_number=command.loan_number,
         mode=command.mode,
         deadline=now + command.max_seconds if command.mode == "generate" else None,
         keep=command.keep,

@@ -304,7 +304,7 @@ class SetDevice(Record):
     kind: Literal["set_device"] = "set_device"
     worker: Token
     """Address of the trainer."""
-    generation: Count
+    loan_number: Annotated[Count, wire_name("generation")]
     mode: DeviceMode
     max_seconds: Seconds = 0.0
     """A borrowed device returns by itself after this long, by its own clock."""
@@ -367,7 +367,7 @@ class Device(Record):
 class DeviceLoan(Record):
     """What a trainer's device is used for, as the device itself reports it."""
 
-    generation: Count
+    loan_number: Annotated[Count, wire_name("generation")]
     mode: DeviceMode
 
 

@@ -227,8 +227,8 @@ def loans(evidence: Evidence) -> Iterator[str]:
             if isinstance(fact, Stepped):
                 if fact.time >= deadline:
                     yield f"{device} took a step at {fact.time:.3f} without a loan ({highest})"
-            elif fact.command.generation > highest:
-                highest = fact.command.generation
+            elif fact.command.loan_number > highest:
+                highest = fact.command.loan_number
                 lent = fact.command.mode == "generate"
                 deadline = fact.time + fact.command.max_seconds if lent else 0.0
 
@@ -243,12 +243,12 @@ def lending(evidence: Evidence) -> Iterator[str]:
                 seen.newest = max(seen.newest, policy.version)
             case TrainGroup() as group if fact.accepted:
                 seen.send(group)
-            case SetDevice(mode="generate", worker=worker, generation=generation):
+            case SetDevice(mode="generate", worker=worker, loan_number=number):
                 if seen.newest != _newest(evidence, fact.time):
                     continue  # the scheduler may not know yet which batch is being trained
                 late = seen.untrained_by(worker) if _goes_first(evidence, worker) else []
                 if _may_train(evidence.plan, late, seen.waiting):
-                    yield f"loan {generation} of {worker}, while {late} wait to be trained"
+                    yield f"loan {number} of {worker}, while {late} wait to be trained"
             case GroupFailed() | FragmentFailed() | GroupTrained() as event:
                 seen.hear(event)
 

@@ -165,18 +165,20 @@ class Cluster:
             seconds=0.1,
         )
 
-    async def lend(self, generation: int) -> None:
-        await self._set("generate", generation)
+    async def lend(self, loan_number: int) -> None:
+        await self._set("generate", loan_number)
 
-    async def call_back(self, generation: int, *, keep: bool = True) -> None:
-        await self._set("train", generation, keep=keep)
+    async def call_back(self, loan_number: int, *, keep: bool = True) -> None:
+        await self._set("train", loan_number, keep=keep)
 
-    async def _set(self, mode: DeviceMode, generation: int, *, keep: bool = True) -> None:
+    async def _set(self, mode: DeviceMode, loan_number: int, *, keep: bool = True) -> None:
         await self.bus.publish(
-            SetDevice(worker=ADDRESS, generation=generation, mode=mode, max_seconds=30.0, keep=keep)
+            SetDevice(
+                worker=ADDRESS, loan_number=loan_number, mode=mode, max_seconds=30.0, keep=keep
+            )
         )
         await self.until(
-            lambda: self.worker.loan is not None and self.worker.loan.generation == generation
+            lambda: self.worker.loan is not None and self.worker.loan.loan_number == loan_number
         )
 
     async def generate(self, batch: int, *groups: int) -> None:

@@ -6,7 +6,7 @@ train and the wait is worth the switch, and returned as soon as a group is ready
 always goes first. A fluid trainer, of several devices each with all weights, is lent for its whole
 share at once: each of its devices generates what it was given, and then trains, on its own, which
 is the one block that the decision is planned for. What the device is to do is stated with a
-generation number that only grows; stating it twice, late or out of order does no harm.
+loan number that only grows; stating it twice, late or out of order does no harm.
 """
 
 from dataclasses import replace
@@ -129,22 +129,22 @@ def requested(state: State, request: TagRequest) -> State:
     return replace(state, tag=replace(state.tag, controller=controller, samples_left=samples))
 
 
-def reported(state: State, address: str, generation: int, mode: DeviceMode, now: float) -> State:
+def reported(state: State, address: str, number: int, mode: DeviceMode, now: float) -> State:
     """What the trainer's device says that it does."""
     trainer = state.trainer
     tag, costs = state.tag, state.costs
     if trainer is None or trainer.address != address:
         return state
-    if (generation, mode) == tag.observed and (
-        generation < tag.generation or (generation, mode) == (tag.generation, tag.mode)
+    if (number, mode) == tag.observed and (
+        number < tag.loan_number or (number, mode) == (tag.loan_number, tag.mode)
     ):
         return state
-    if (generation, mode) == (tag.generation, tag.mode) != tag.observed:
+    if (number, mode) == (tag.loan_number, tag.mode) != tag.observed:
         costs = costs.observe_switch(2 * (now - tag.stated_at))  # there, and as long back
-    tag = replace(tag, observed=(generation, mode))
-    if generation > tag.generation:  # said by the scheduler before it was started again
-        tag = replace(tag, generation=generation, mode=mode)
-    elif generation == tag.generation and mode == "train" and tag.mode == "generate":
+    tag = replace(tag, observed=(number, mode))
+    if number > tag.loan_number:  # said by the scheduler before it was started again
+        tag = replace(tag, loan_number=number, mode=mode)
+    elif number == tag.loan_number and mode == "train" and tag.mode == "generate":
         tag = replace(tag, mode="train")  # it came back by itself
     return replace(state, tag=tag, costs=costs)
 
@@ -253,13 +253,13 @@ def _stated(
     lent = plan.loan_seconds if mode == "generate" else 0.0
     tag = replace(
         state.tag,
-        generation=state.tag.generation + 1,
+        loan_number=state.tag.loan_number + 1,
         mode=mode,
         stated_at=now,
         lent_until=now + lent,
     )
     command = SetDevice(
-        worker=trainer.address, generation=tag.generation, mode=mode, max_seconds=lent, keep=keep
+        worker=trainer.address, loan_number=tag.loan_number, mode=mode, max_seconds=lent, keep=keep
     )
     state = replace(state, tag=tag)
     if not keep:

@@ -2,7 +2,7 @@
 
 No network, no tensors, no randomness, and no clock of its own: ``now`` (seconds, from any origin)
 serves predictions and is never used to order events. The same events at the same times always give
-the same commands. Every command has a slot or a generation, so giving it twice is harmless; the
+the same commands. Every command has a slot or a loan number, so giving it twice is harmless; the
 shell keeps the new state only once the commands are on the bus, so an event whose commands could
 not be sent is as if never seen.
 
@@ -80,7 +80,7 @@ class DeviceReported:
     """Seen by the shell: what a trainer's device says that it is used for."""
 
     address: str
-    generation: int
+    loan_number: int
     mode: DeviceMode
 
 
@@ -170,8 +170,8 @@ def _record_worker(plan: Plan, state: State, event: MachineInput, now: float) ->
             return exclusion.extend_deadlines(state, address, now)
         case WorkerInactive(address=address):
             return exclusion.readmit_idle(state, address)
-        case DeviceReported(address=address, generation=generation, mode=mode):
-            return reported(state, address, generation, mode, now)
+        case DeviceReported(address=address, loan_number=number, mode=mode):
+            return reported(state, address, number, mode, now)
         case _:
             return _record_request(plan, state, event, now)
 
@@ -226,7 +226,7 @@ def _worker_joined(plan: Plan, state: State, event: WorkerJoined, now: float) ->
         clock_from=now,
     )
     if worker.service == "trainer":
-        tag = replace(state.tag, mode="train", generation=0, observed=(0, "train"))
+        tag = replace(state.tag, mode="train", loan_number=0, observed=(0, "train"))
         state = replace(state, tag=tag)
     return state.with_worker(worker)
 

@@ -181,7 +181,7 @@ class LoanState:
     controller: Controller = field(default_factory=Controller)
     samples_left: int = 0
     """That the trainer may still take in the current batch."""
-    generation: int = 0
+    loan_number: int = 0
     mode: DeviceMode = "train"
     """Desired of the trainer's device, at that generation."""
     stated_at: float = 0.0

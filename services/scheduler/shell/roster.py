@@ -66,7 +66,7 @@ class Roster:
         if stood is not None:
             self._put(stood)
         if status.loan is not None and status.device.refusal is None:
-            report = DeviceReported(address, status.loan.generation, status.loan.mode)
+            report = DeviceReported(address, status.loan.loan_number, status.loan.mode)
             self._put(report)
 
     async def _refuse(self, status: WorkerStatus, now: float) -> None:

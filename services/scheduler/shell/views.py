@@ -139,7 +139,7 @@ def tag_view(scheduler: Scheduler) -> TagView:
         mode=tag.controller.mode,
         groups=tag.controller.groups,
         lent=tag.mode == "generate",
-        generation=tag.generation,
+        generation=tag.loan_number,
         samples_left=tag.samples_left,
         costs={
             "help_per_sample": costs.help_seconds(),

@@ -247,7 +247,7 @@ class Trainer(ABC):
     def _expire(self) -> None:
         before, self.loan = self.loan, tick(self.loan, self.process.world.now)
         if self.loan is not before:
-            self.history.expired(self.address, self.loan.generation)
+            self.history.expired(self.address, self.loan.loan_number)
             self.report()
 
     def _release(self, task: GenerateFragment, reason: Literal["stale", "returned"]) -> None:

@@ -213,7 +213,7 @@ def _group(group: TrainGroup) -> str:
 
 def _loan(command: SetDevice) -> str:
     kept = "" if command.keep else ", drop"
-    return f"loan {command.generation}: {command.mode} {command.max_seconds:.1f} s{kept}"
+    return f"loan {command.loan_number}: {command.mode} {command.max_seconds:.1f} s{kept}"
 
 
 def _short(digest: str) -> str:

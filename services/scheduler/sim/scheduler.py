@@ -153,7 +153,7 @@ class SimScheduler:
             self._handle(WorkerInactive(worker.address, "nothing"))
         if status.loan is not None:
             loan = status.loan
-            self._handle(DeviceReported(worker.address, loan.generation, loan.mode))
+            self._handle(DeviceReported(worker.address, loan.loan_number, loan.mode))
 
     def _watch(self) -> None:
         for address in self._leases.end(self.process.world.now):

@@ -138,12 +138,12 @@ class Helper:
             await asyncio.sleep(DEADLINE_CHECK_S)
             before, self._loan = self._loan, tick(self._loan, time.monotonic())
             if self._loan is not before:
-                log.warning("loan_expired", generation=self._loan.generation)
+                log.warning("loan_expired", generation=self._loan.loan_number)
                 self._observe()
 
     def _observe(self) -> None:
         """Say what the devices are used for."""
-        self._worker.loan = DeviceLoan(generation=self._loan.generation, mode=self._loan.mode)
+        self._worker.loan = DeviceLoan(loan_number=self._loan.loan_number, mode=self._loan.mode)
         self._worker.report_now()
         self._wake_lanes()
 
@@ -177,7 +177,7 @@ class Helper:
         LOAN_RETURN_SECONDS.observe(seconds)
         log.info(
             "device_returned",
-            generation=self._loan.generation,
+            generation=self._loan.loan_number,
             ms=round(1000 * seconds, 3),
             step_ms=self._step_ms,
         )

@@ -180,7 +180,7 @@ def test_colocated_devices_generate_and_train_their_own_groups() -> None:
     commands += machine.handle(examples.published(0))
     lent = [c for c in commands if isinstance(c, SetDevice)]
     assert [c.mode for c in lent] == ["generate"]
-    machine.handle(DeviceReported("t-0", lent[0].generation, "generate"))
+    machine.handle(DeviceReported("t-0", lent[0].loan_number, "generate"))
     seen = run(machine, commands)
     owners = {(c.fragment.group, c.worker) for c in seen if isinstance(c, GenerateFragment)}
     assert owners == {(0, "h-0"), (1, "t-0"), (2, "h-0"), (3, "t-0")}

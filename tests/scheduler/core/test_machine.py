@@ -377,7 +377,7 @@ def test_a_device_that_reports_nothing_new_changes_nothing() -> None:
     machine = Machine("a", num_groups=1)
     machine.handle(WorkerJoined("trainer-0", "trainer", "trainer", slots=1))
     machine.handle(DeviceReported("trainer-0", 3, "train"))
-    assert machine.state.tag.generation == 3
+    assert machine.state.tag.loan_number == 3
     before = machine.state
     assert machine.handle(DeviceReported("trainer-0", 3, "train")) == []
     assert machine.state is before

@@ -57,7 +57,7 @@ class SchedulerModel(RuleBasedStateMachine):
         self.to_score: list[GenerateFragment] = []
         self.sent: dict[tuple[int, int], TrainGroup] = {}
         self.trained: Counter[tuple[int, int, int]] = Counter()
-        self.generations: list[int] = []
+        self.loan_numbers: list[int] = []
         self.send(TRAINER)
         self.send(examples.published(0))
 
@@ -72,7 +72,7 @@ class SchedulerModel(RuleBasedStateMachine):
         if isinstance(command, TrainGroup):
             self.sent[command.batch, command.group] = command
         elif isinstance(command, SetDevice):
-            self.generations.append(command.generation)
+            self.loan_numbers.append(command.loan_number)
         elif isinstance(command, GenerateFragment):
             key = command.worker, command.fragment.slot
             assert key not in self.slots, "its slot is taken: the device would never see it"
@@ -125,8 +125,8 @@ class SchedulerModel(RuleBasedStateMachine):
 
     @rule(mode=st.sampled_from(["train", "generate"]))
     def report_device(self, mode: str) -> None:
-        generation = self.state.tag.generation
-        self.send(DeviceReported("trainer-a", generation, mode))  # type: ignore[arg-type]
+        number = self.state.tag.loan_number
+        self.send(DeviceReported("trainer-a", number, mode))  # type: ignore[arg-type]
 
     @rule()
     def time_passes(self) -> None:
@@ -195,9 +195,9 @@ class SchedulerModel(RuleBasedStateMachine):
             assert samples == list(range(self.plan.group_size))
 
     @invariant()
-    def generations_only_grow(self) -> None:
-        generations = getattr(self, "generations", [])
-        assert generations == sorted(set(generations))
+    def loan_numbers_only_grow(self) -> None:
+        numbers = getattr(self, "loan_numbers", [])
+        assert numbers == sorted(set(numbers))
 
 
 TestScheduler = SchedulerModel.TestCase

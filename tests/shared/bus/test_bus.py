@@ -185,12 +185,12 @@ async def test_what_is_stored_can_be_read_and_then_followed_without_a_gap(nats_u
 async def test_a_device_that_looks_late_sees_the_newest_command_only(nats_url: str) -> None:
     async with Bus.connect(nats_url, run="test", name="test") as bus:
         await bus.ensure_streams()
-        for generation in range(1, 4):
-            await bus.publish(SetDevice(worker="trainer-a", generation=generation, mode="train"))
-        await bus.publish(SetDevice(worker="trainer-b", generation=9, mode="train"))
+        for number in range(1, 4):
+            await bus.publish(SetDevice(worker="trainer-a", loan_number=number, mode="train"))
+        await bus.publish(SetDevice(worker="trainer-b", loan_number=9, mode="train"))
         found, _ = await bus.stored(subjects.DEVICE)
         messages = [received.message for received in found]
-        assert [(m.worker, m.generation) for m in messages if isinstance(m, SetDevice)] == [
+        assert [(m.worker, m.loan_number) for m in messages if isinstance(m, SetDevice)] == [
             ("trainer-a", 3), ("trainer-b", 9)
         ]  # fmt: skip
 

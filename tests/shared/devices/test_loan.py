@@ -14,7 +14,7 @@ from shared.messages.contracts import SetDevice
 
 @dataclass(frozen=True)
 class Told:
-    generation: int
+    loan_number: int
     mode: Mode
     max_seconds: float = 10.0
     keep: bool = True
@@ -31,18 +31,18 @@ def test_a_device_is_borrowed_and_returned() -> None:
     assert may_generate(lent, now=109.9)
     returned = apply(lent, Told(2, "train", keep=False), now=103.0)
     assert not may_generate(returned, now=103.0)
-    assert returned == Loan(generation=2, mode="train", keep=False)
+    assert returned == Loan(loan_number=2, mode="train", keep=False)
 
 
 def test_the_message_of_the_bus_is_a_command() -> None:
-    message = SetDevice(worker="trainer-0", generation=1, mode="generate", max_seconds=5.0)
+    message = SetDevice(worker="trainer-0", loan_number=1, mode="generate", max_seconds=5.0)
     assert apply(Loan(), message, now=1.0).deadline == 6.0
 
 
-@pytest.mark.parametrize("generation", [1, 2])
-def test_what_was_followed_or_overtaken_has_no_effect(generation: int) -> None:
+@pytest.mark.parametrize("loan_number", [1, 2])
+def test_what_was_followed_or_overtaken_has_no_effect(loan_number: int) -> None:
     returned = apply(Loan(), Told(2, "train"), now=0.0)
-    assert apply(returned, Told(generation, "generate"), now=1.0) is returned
+    assert apply(returned, Told(loan_number, "generate"), now=1.0) is returned
 
 
 def test_a_repeated_borrow_does_not_move_the_deadline() -> None:
@@ -54,7 +54,7 @@ def test_a_device_nobody_calls_back_returns_and_is_not_lent_again_by_the_same_co
     lent = apply(Loan(), Told(1, "generate"), now=0.0)
     assert tick(lent, now=9.9) is lent
     expired = tick(lent, now=10.0)
-    assert (expired.mode, expired.generation, expired.expired) == ("train", 1, True)
+    assert (expired.mode, expired.loan_number, expired.expired) == ("train", 1, True)
     late = apply(expired, Told(1, "generate"), now=11.0)
     assert not may_generate(late, now=11.0)
     again = apply(late, Told(2, "generate"), now=12.0)
@@ -79,26 +79,26 @@ def test_ten_thousand_commands_over_a_bad_network(seed: int) -> None:
     ]
     sent[-1] = Told(10_000, chance.choice(["train", "generate"]), max_seconds=30_000.0)
     network = [
-        (command.generation + chance.expovariate(1 / 50), command)
+        (command.loan_number + chance.expovariate(1 / 50), command)
         for command in sent
         for _ in range(chance.choice([0, 1, 1, 2, 3]))
     ]
-    network += [(c.generation + chance.uniform(0, 10_000), c) for c in chance.sample(sent, 500)]
+    network += [(c.loan_number + chance.uniform(0, 10_000), c) for c in chance.sample(sent, 500)]
     network.append((20_000.0, sent[-1]))  # desired state is told until it is seen
 
     loan, first_seen, generated = Loan(), dict[int, float](), 0
     for now, command in sorted(network, key=lambda item: item[0]):
         before = loan
         loan = apply(tick(loan, now), command, now)
-        assert loan.generation == max(before.generation, command.generation)
-        if loan.generation > before.generation:
-            first_seen[loan.generation] = now
-        followed = sent[loan.generation - 1]
-        age = now - first_seen[loan.generation]
+        assert loan.loan_number == max(before.loan_number, command.loan_number)
+        if loan.loan_number > before.loan_number:
+            first_seen[loan.loan_number] = now
+        followed = sent[loan.loan_number - 1]
+        age = now - first_seen[loan.loan_number]
         lent = followed.mode == "generate" and age < followed.max_seconds
         assert may_generate(loan, now) == lent
         generated += lent
-    assert (loan.generation, loan.mode) == (10_000, sent[-1].mode)
+    assert (loan.loan_number, loan.mode) == (10_000, sent[-1].mode)
     assert generated > 1000
 
 
@@ -124,7 +124,7 @@ class Agent(RuleBasedStateMachine):
     def deliver(self, data: st.DataObject) -> None:
         command = data.draw(st.sampled_from(self.sent))
         self.loan = apply(self.loan, command, self.now)
-        if self.followed is None or command.generation > self.followed.generation:
+        if self.followed is None or command.loan_number > self.followed.loan_number:
             self.followed, self.since = command, self.now
 
     @rule(seconds=st.integers(1, 3))
@@ -140,7 +140,7 @@ class Agent(RuleBasedStateMachine):
     @invariant()
     def follows_the_highest_number_it_has_seen(self) -> None:
         told = self.followed
-        assert self.loan.generation == (told.generation if told else 0)
+        assert self.loan.loan_number == (told.loan_number if told else 0)
         assert told is None or self.loan.keep == told.keep
 
     @invariant()

@@ -33,14 +33,14 @@ SAMPLES = 48
 """Makes a step long beside what the event loop and threads take."""
 
 
-def borrow(generation: int, max_seconds: float = 60.0) -> SetDevice:
+def borrow(loan_number: int, max_seconds: float = 60.0) -> SetDevice:
     return SetDevice(
-        worker="trainer-0", generation=generation, mode="generate", max_seconds=max_seconds
+        worker="trainer-0", loan_number=loan_number, mode="generate", max_seconds=max_seconds
     )
 
 
-def give_back(generation: int) -> SetDevice:
-    return SetDevice(worker="trainer-0", generation=generation, mode="train")
+def give_back(loan_number: int) -> SetDevice:
+    return SetDevice(worker="trainer-0", loan_number=loan_number, mode="train")
 
 
 class Device:
@@ -101,9 +101,9 @@ class Trial:
     """Of the step that was under way."""
 
 
-async def call_back(device: Device, generation: int) -> Trial:
+async def call_back(device: Device, loan_number: int) -> Trial:
     num_steps, began = len(device.seconds), time.monotonic()
-    device.receive(give_back(generation))
+    device.receive(give_back(loan_number))
     async with device.free:
         with device.use.use("training"):
             seconds = time.monotonic() - began
