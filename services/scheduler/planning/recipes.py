@@ -10,8 +10,8 @@ from services.scheduler.core.assign import full_size
 from services.scheduler.costs.memory import Use
 from services.scheduler.costs.profile import Profile, Shape
 from services.scheduler.sim.profiled import ScheduleChoice, steady_plan
+from shared.devices.chunks import make_tuner
 from shared.errors import UserError
-from shared.models.chunks import make_tuner
 from shared.models.memory import ITEM_BYTES
 from shared.recipe.recipe import Recipe
 

@@ -10,6 +10,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim import AdamW
 
 from services.trainer.engine.checkpoint import checkpoint_tensors, restore_checkpoint
+from shared.devices.chunks import Chunk
 from shared.devices.protocols import GroupData, GroupGradient, WeightsBlob
 from shared.diffusion.memory import fits
 from shared.diffusion.policy import LoadedPolicy, load_policy
@@ -20,7 +21,6 @@ from shared.diffusion.training.gradient import AutoChunkedGradient
 from shared.diffusion.training.group import TrainingGroup
 from shared.diffusion.training.objective import read_group
 from shared.diffusion.weights import load_weights, trained_parameters, trained_tensors, whole
-from shared.models.chunks import Chunk
 from shared.recipe.recipe import Recipe
 from shared.recipe.trainer import Trainer
 

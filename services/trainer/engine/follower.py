@@ -9,13 +9,13 @@ import structlog
 from services.trainer.engine.engine import TrainerEngine
 from services.trainer.engine.links import Message, join
 from services.trainer.engine.world import local_rank, num_ranks, this_rank
+from shared.devices.chunks import Chunk
 from shared.devices.protocols import GroupData
 from shared.devices.slices import GroupSlice
 from shared.diffusion.policy import load_policy
 from shared.diffusion.training.group import TrainingGroup
 from shared.diffusion.weights import WeightsInUse
 from shared.errors import ContractError, OutOfMemory, Untrainable
-from shared.models.chunks import Chunk
 from shared.recipe.recipe import Recipe
 
 KEPT_GROUPS = 2

@@ -19,10 +19,10 @@ from services.trainer.engine.links import Link, Message, join
 from services.trainer.engine.replicas import CACHED_GROUPS, ParsedGroups, Replica
 from services.trainer.engine.threads import TrainingOnThreads
 from services.trainer.engine.world import num_ranks
+from shared.devices.chunks import Chunk
 from shared.devices.protocols import GroupData, TrainingDevice, WeightsBlob
 from shared.devices.slices import GroupSlice
 from shared.errors import ContractError, IntegrityError, OutOfMemory, Untrainable, UserError
-from shared.models.chunks import Chunk
 from shared.recipe.recipe import Recipe
 
 

@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from shared.devices.chunks import Chunk
 from shared.devices.protocols import GroupData
 from shared.devices.slices import GroupSlice
 from shared.diffusion.models import Conditions, repeat_rows
@@ -29,7 +30,6 @@ from shared.diffusion.training.group import check_alike, check_size, chunks
 from shared.diffusion.training.loss import Surrogate
 from shared.diffusion.training.stored import unpack_conditions, unpack_finished
 from shared.learning.seeds import derive, permutation
-from shared.models.chunks import Chunk
 from shared.recipe.recipe import Recipe
 
 MIN_DISTANCE = 1e-5

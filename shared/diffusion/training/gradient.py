@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
+from shared.devices.chunks import Chunk, Measurement, make_tuner
 from shared.diffusion.memory import device_bytes, fits, is_out_of_memory
 from shared.diffusion.models import Conditions, ModelAdapter
 from shared.diffusion.policy import LoadedPolicy
@@ -30,7 +31,6 @@ from shared.diffusion.training.objective import evaluate
 from shared.diffusion.training.tally import Tally
 from shared.diffusion.weights import local_shard, trained_parameters
 from shared.errors import OutOfMemory, Untrainable
-from shared.models.chunks import Chunk, Measurement, make_tuner
 from shared.recipe.recipe import Recipe
 from shared.recipe.sampling import Algorithm
 

@@ -11,6 +11,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from shared.devices.chunks import Chunk
 from shared.devices.protocols import GroupData
 from shared.devices.slices import GroupSlice
 from shared.diffusion.models import Conditions, repeat_rows
@@ -20,7 +21,6 @@ from shared.diffusion.tensors import unpack_trajectory
 from shared.diffusion.training.stored import check_path, unpack_conditions
 from shared.diffusion.transition import Step
 from shared.errors import ContractError
-from shared.models.chunks import Chunk
 from shared.recipe.recipe import Recipe
 
 

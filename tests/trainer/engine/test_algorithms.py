@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from services.trainer.engine.engine import TrainerEngine
+from shared.devices.chunks import Chunk
 from shared.devices.protocols import GroupData
 from shared.diffusion.generation import Generator
 from shared.diffusion.policy import LoadedPolicy, load_policy
@@ -22,7 +23,6 @@ from shared.diffusion.weights import load_weights, trained_tensors
 from shared.errors import ContractError
 from shared.learning.advantages import batch_scale, centred, group_advantages, population_std
 from shared.messages.contracts import Fragment, GenerateFragment, Policy, Prompt
-from shared.models.chunks import Chunk
 from shared.recipe.recipe import Recipe, load_recipe, override
 from tests.paths import DIGITS
 

@@ -8,13 +8,13 @@ import torch
 
 from services.trainer.engine.checkpoint import averaged
 from services.trainer.engine.engine import TrainerEngine, average_decay, learning_rate
+from shared.devices.chunks import Chunk
 from shared.diffusion.policy import load_policy
 from shared.diffusion.tensors import pack, unpack
 from shared.diffusion.training.gradient import measured
 from shared.diffusion.weights import WeightsInUse
 from shared.errors import ContractError, IntegrityError
 from shared.learning.metrics import STEP_METRICS
-from shared.models.chunks import Chunk
 from shared.recipe.recipe import Recipe, override
 from tests.trainer.batches import Group, make_batch
 

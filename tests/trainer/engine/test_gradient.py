@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from services.trainer.engine.engine import TrainerEngine
+from shared.devices.chunks import Chunk
 from shared.devices.protocols import GroupData
 from shared.diffusion.models import ModelAdapter
 from shared.diffusion.policy import LoadedPolicy, load_policy
@@ -20,7 +21,6 @@ from shared.diffusion.training.gradient import GradientTransaction
 from shared.diffusion.training.objective import read_group
 from shared.diffusion.weights import trained_parameters
 from shared.errors import BatchFailed
-from shared.models.chunks import Chunk
 from shared.recipe.recipe import Recipe, override
 from tests.trainer.batches import Group, generate, make_batch
 

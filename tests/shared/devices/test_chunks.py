@@ -6,11 +6,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.models.chunks import WORTHWHILE, Chunk, Measurement, Tuner, make_tuner
-from shared.recipe.recipe import Recipe, override
+from shared.devices.chunks import WORTHWHILE, Chunk, Measurement, Tuner, make_tuner
+from shared.recipe.recipe import Recipe, load_recipe, override
+from tests.paths import DIGITS
 
 AUTO = {"trainer.micro_batch": "auto", "schedule.tsp_steps": "auto"}
 GROUP_ROWS = 24 * 10
+
+
+@pytest.fixture(scope="module")
+def recipe() -> Recipe:
+    """Three groups of four samples and three trained steps."""
+    changes = {"batch.groups": 3, "batch.group_size": 4, "schedule.fragment_size": 2}
+    window = {"trainer.micro_batch": 2, "schedule.tsp_steps": 3, "sampling.window": 3}
+    return override(load_recipe(DIGITS), changes | window)
 
 
 @dataclass(frozen=True)
