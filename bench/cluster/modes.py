@@ -11,7 +11,7 @@ from services.scheduler.sim.measured import Simulated
 from services.scheduler.sim.profiled import ScheduleChoice, simulate
 
 MODES = {
-    "naive": ScheduleChoice(mode="naive", tsp=False),
+    "naive": ScheduleChoice(mode="sequential", tsp=False),
     "gap": ScheduleChoice(tsp=False),
     "tsp": ScheduleChoice(),
     "tag": ScheduleChoice(tag="auto"),

@@ -40,7 +40,7 @@ class Setting(Record):
     steps: int = Field(gt=0)
     """Batches."""
     seed: int = 0
-    mode: Literal["pipelined", "naive", "colocated"] = "pipelined"
+    mode: Literal["pipelined", "sequential", "colocated"] = "pipelined"
     fragment_size: int | Literal["auto"] = "auto"
     tsp: bool = True
     tag: int | Literal["auto", "off"] = "off"

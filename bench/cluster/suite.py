@@ -36,7 +36,7 @@ class Planned:
             batches = WARM_UP_ONE_STEP + self.request.one_step_batches
         else:
             batches += WARM_UP_STRICT
-        slower = 2 if schedule.mode == "naive" else 1
+        slower = 2 if schedule.mode == "sequential" else 1
         return RUN_SECONDS + BATCH_SECONDS * batches * slower
 
 

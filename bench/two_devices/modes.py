@@ -62,7 +62,7 @@ def modes_of(part: Part, *, window: int, group_size: int) -> tuple[Mode, ...]:
     naive = Mode(
         name=NAIVE,
         changes={
-            "schedule.mode": "naive",
+            "schedule.mode": "sequential",
             "schedule.tsp_steps": 1,
             "schedule.tag": "off",
             "schedule.max_staleness": 0,

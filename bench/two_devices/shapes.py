@@ -59,7 +59,7 @@ def shape_changes(shape: Shape, groups: int, model: Path) -> dict[str, Any]:
         "batch.groups": groups,
         "trainer.threads": 1,
         "trainer.devices": 1,
-        "trainer.order": "arrival",
+        "trainer.deterministic": False,
         "rollout.workers": 1,
         "rollout.threads": 1,
         "reward.workers": 1,

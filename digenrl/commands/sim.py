@@ -1,6 +1,5 @@
 """`digenrl sim`: a split of devices in the simulator."""
 
-from enum import StrEnum
 from typing import Annotated
 
 import typer
@@ -8,19 +7,14 @@ import typer
 from digenrl.commands.options import AsJson, ProfileVariant, Variant, zero_or_one
 
 
-class Mode(StrEnum):
-    pipelined = "pipelined"
-    naive = "naive"
-
-
 def sim(
     profile: Annotated[str, typer.Option(help="cost profile: a name, or a JSON file")],
     rollout: Annotated[str, typer.Option(help="devices that generate, kind=count,...")],
     trainer: Annotated[str, typer.Option(help="devices that train, kind=count,...")],
     variant: ProfileVariant = Variant.lora,
-    mode: Annotated[Mode, typer.Option(help="naive: generate all, then train all")] = (
-        Mode.pipelined
-    ),
+    mode: Annotated[
+        str, typer.Option(help="pipelined, or sequential: generate all, then train all")
+    ] = "pipelined",
     staleness: Annotated[int, typer.Option(min=0, max=1, help="0 or 1")] = 0,
     tag: Annotated[str, typer.Option(help="auto, off, or at most so many groups")] = "auto",
     fragment_size: Annotated[str, typer.Option(help="samples, or auto")] = "auto",
@@ -41,7 +35,7 @@ def sim(
         variant=variant.value,
         rollout=rollout,
         trainer=trainer,
-        mode=mode.value,
+        mode=mode,
         staleness=zero_or_one(staleness) or 0,
         tag=tag,
         fragment_size=fragment_size,

@@ -19,15 +19,16 @@ def up(
     seed: Annotated[int | None, typer.Option(help="seed, in place of the recipe's")] = None,
     run: Annotated[str | None, typer.Option(help="the run's name, not the recipe's")] = None,
     name: Annotated[str | None, typer.Option(hidden=True)] = None,
-    order: Annotated[
-        str | None, typer.Option(help="arrival, or index for the same bytes each time")
+    deterministic: Annotated[
+        bool | None, typer.Option(help="the same bytes each time, from the same seed")
     ] = None,
+    order: Annotated[str | None, typer.Option(hidden=True)] = None,
     rollout_workers: Annotated[int | None, typer.Option(help="how many rollout workers")] = None,
     can_train: Annotated[
         bool | None, typer.Option(help="rollout workers help a trainer that is behind")
     ] = None,
     mode: Annotated[
-        str | None, typer.Option(help="pipelined, colocated (one device), or naive for comparison")
+        str | None, typer.Option(help="pipelined, colocated (one device), or sequential")
     ] = None,
     tag: Annotated[
         str | None, typer.Option(help="auto, off, or how many groups the trainer generates")
@@ -61,7 +62,8 @@ def up(
         "run.steps": steps,
         "run.seed": seed,
         "run.name": run or name,
-        "trainer.order": order,
+        "trainer.deterministic": deterministic,
+        "trainer.order": order,  # refused, with its new name
         "rollout.workers": _rollout_workers(rollout_workers, mode),
         "rollout.can_train": can_train,
         "schedule.mode": mode,

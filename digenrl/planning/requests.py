@@ -4,6 +4,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from pydantic import ValidationError
+
 from digenrl.planning.output import Comparison
 from services.scheduler.costs.colocated import colocated_seconds
 from services.scheduler.costs.memory import usual, with_memory
@@ -21,7 +23,8 @@ from services.scheduler.planning.splits import Split
 from services.scheduler.planning.techniques import Technique, compare
 from services.scheduler.sim.profiled import ScheduleChoice, simulate
 from shared.errors import UserError
-from shared.recipe.recipe import Recipe, load_recipe
+from shared.recipe.errors import describe
+from shared.recipe.recipe import Recipe, Schedule, load_recipe
 
 MAX_DEVICES = 256
 
@@ -34,7 +37,7 @@ class SimRequest:
     variant: VariantName
     rollout: str
     trainer: str
-    mode: Literal["pipelined", "naive"]
+    mode: str
     staleness: Literal[0, 1]
     tag: str
     fragment_size: str
@@ -171,13 +174,24 @@ def _schedule_of(request: SimRequest, profile: Profile) -> ScheduleChoice:
     if request.batches < 1:
         raise UserError("--batches: at least 1")
     tag: int | Literal["auto"] = "auto" if request.tag == "auto" else groups or 0
+    mode = _mode(request.mode)
     schedule = ScheduleChoice(
-        mode=request.mode,
+        mode=mode,
         fragment_size=size,
         tsp=request.tsp,
-        tag=0 if request.mode == "naive" else tag,
+        tag=0 if mode == "sequential" else tag,
     )
     return with_staleness(schedule, request.staleness)
+
+
+def _mode(text: str) -> Literal["pipelined", "sequential"]:
+    try:
+        mode = Schedule.model_validate({"mode": text}).mode
+    except ValidationError as error:
+        raise UserError(f"--{describe(error, Schedule)}") from error
+    if mode == "colocated":
+        raise UserError("--mode: colocated has no split; the output says what that takes")
+    return mode
 
 
 def _number(option: str, text: str, words: tuple[str, ...]) -> int | None:

@@ -121,10 +121,9 @@ def make_tuner(recipe: Recipe, device_bytes: float, num_samples: int | None = No
     depend on how rows are cut, so "auto" is then a whole group with its whole window.
     """
     table, window = recipe.trainer, recipe.sampling.window
-    in_order = table.order == "index"
     whole = num_samples or recipe.batch.group_size
-    samples = _ladder(table.micro_batch, whole, only_last=in_order)
-    steps = _ladder(recipe.schedule.tsp_steps, window, only_last=in_order)
+    samples = _ladder(table.micro_batch, whole, only_last=table.deterministic)
+    steps = _ladder(recipe.schedule.tsp_steps, window, only_last=table.deterministic)
     return Tuner(
         candidates=(
             *(Chunk(samples[0], k) for k in steps),

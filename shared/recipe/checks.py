@@ -17,17 +17,16 @@ def check_devices(recipe: "Recipe") -> None:
     _check_ranks(recipe)
     _check_full(recipe)
     _check_updates(recipe)
-    in_order = recipe.trainer.order == "index"
     several = {
         "rollout.can_train": recipe.rollout.can_train,
         "trainer.devices": recipe.trainer.devices > 1,
         "trainer.ranks": recipe.trainer.ranks > 1,
     }
     field = next((name for name, is_set in several.items() if is_set), None)
-    if in_order and field:
+    if recipe.trainer.deterministic and field:
         raise ValueError(
-            f"{field}: sums gradients in the order in which devices are done; trainer.order "
-            '"index" needs one device that trains'
+            f"{field}: sums gradients in the order in which devices are done; "
+            "trainer.deterministic needs one device that trains"
         )
 
 

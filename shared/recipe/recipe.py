@@ -6,7 +6,7 @@ every service takes it from. docs/recipes.md describes each key.
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, ValidationError, model_validator
 
@@ -23,7 +23,7 @@ from shared.recipe.paths import resolved
 from shared.recipe.rewards import Evaluation, Reward, Scorer, check_evaluation
 from shared.recipe.sampling import Algorithm, Sampling, SigmaGrid
 from shared.recipe.stored import settled
-from shared.recipe.table import NonNegative, Positive, Rate, Table
+from shared.recipe.table import NonNegative, Positive, Rate, Renamed, Table
 from shared.recipe.trainer import Trainer
 
 
@@ -84,9 +84,11 @@ class Batch(Table):
 class Schedule(Table):
     """How the devices are kept busy. None of it changes the update (docs/scheduling.md)."""
 
-    mode: Literal["pipelined", "naive", "colocated"] = "pipelined"
-    """naive: a whole batch is generated, then scored, then trained. colocated: the same, with every
-    device generating its share of the groups and then training it."""
+    RENAMED: ClassVar = (Renamed("mode", "mode", (("naive", "sequential"),)),)
+
+    mode: Literal["pipelined", "sequential", "colocated"] = "pipelined"
+    """sequential: a whole batch is generated, then scored, then trained. colocated: the same, with
+    every device generating its share of the groups and then training it."""
     fragment_size: Positive | Literal["auto"] = "auto"
     """Samples that one device generates at a time."""
     tsp_steps: Positive | Literal["auto"] = "auto"
@@ -204,7 +206,7 @@ def stored_recipe(data: bytes) -> Recipe:
     Raises:
         ValueError: if it is none; pydantic's ValidationError is one.
     """
-    return Recipe.model_validate(settled(data))
+    return Recipe.model_validate(settled(data, Recipe))
 
 
 def override(recipe: Recipe, changes: Mapping[str, Any]) -> Recipe:

@@ -4,10 +4,12 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from shared.recipe.table import Table
 
-def settled(data: bytes) -> dict[str, Any]:
-    """The tables of a stored recipe, with the values by which runs went before there were keys for
-    them, and without keys that did nothing.
+
+def settled(data: bytes, recipe: type[Table]) -> dict[str, Any]:
+    """The tables of a stored ``recipe``, under the names of this release, with the values by which
+    runs went before there were keys for them, and without keys that did nothing.
 
     Raises:
         ValueError: if it is no JSON object.
@@ -19,6 +21,9 @@ def settled(data: bytes) -> dict[str, Any]:
         name: dict(table) if isinstance(table, Mapping) else table for name, table in plain.items()
     }
     algorithm, sampling, trainer = (_of(tables, n) for n in ("algorithm", "sampling", "trainer"))
+    for name, field in recipe.model_fields.items():
+        for renamed in getattr(field.annotation, "RENAMED", ()):
+            renamed.apply(_of(tables, name))
     algorithm.pop("nft_beta", None)
     sampling.setdefault("roll_back", False)
     if trainer.get("ema") is not None:

@@ -1,13 +1,15 @@
 """The table of a recipe that says how gradients are computed, and what is made of them."""
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from shared.recipe.table import Positive, Rate, Table
+from shared.recipe.table import Positive, Rate, Renamed, Table
 
 
 class Trainer(Table):
+    RENAMED: ClassVar = (Renamed("order", "deterministic", (("arrival", False), ("index", True))),)
+
     learning_rate: Annotated[float, Field(gt=0, lt=1)]
     decay_steps: Positive | None = None
     """Optimizer steps over which the learning rate falls to 0 as a cosine; without it, it stays."""
@@ -28,9 +30,9 @@ class Trainer(Table):
     """Samples per forward and backward pass, each with `schedule.tsp_steps` of its steps."""
     memory_gib: Annotated[float, Field(gt=0)] | None = None
     """What "auto" chunks may take of the device; by default most of what it has."""
-    order: Literal["arrival", "index"] = "arrival"
-    """index: gradients are summed in the order of the groups, so that the same seed gives the
-    same adapter to the last bit, however many workers there are."""
+    deterministic: bool = False
+    """Whether gradients are summed in the order of the groups, so that the same seed gives the same
+    adapter to the last bit, however many workers there are."""
     threads: Positive = 1
     devices: Positive = 1
     """GPUs of this host that train together, each with all weights. On a CPU, replicas of the

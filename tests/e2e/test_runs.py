@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.run, pytest.mark.timeout(900)]
 
 STEPS = 5
 SAMPLES = 3 * 4
-REPRODUCIBLE = ("--steps", str(STEPS), "--order", "index")
+REPRODUCIBLE = ("--steps", str(STEPS), "--deterministic")
 
 
 def test_killed_as_a_whole_and_resumed_with_other_workers_a_run_ends_with_the_same_bytes(

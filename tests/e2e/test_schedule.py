@@ -82,7 +82,7 @@ def test_with_one_step_of_staleness_samples_are_at_most_one_version_old(
 def test_help_by_the_trainer_changes_no_byte_and_ends_by_itself_if_the_scheduler_vanishes(
     start_run: StartRun, recipe_with: Callable[[dict[str, Any]], Path]
 ) -> None:
-    options = ("--steps", "4", "--order", "index", "--rollout-workers", "1")
+    options = ("--steps", "4", "--deterministic", "--rollout-workers", "1")
     recipe = recipe_with(LONG_ROLLOUT)
     alone = start_run(*options, "--tag", "off", name="alone", recipe=recipe).finish()
     assert alone["schedule"]["samples_helped"] == 0

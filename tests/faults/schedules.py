@@ -13,7 +13,7 @@ from shared.learning.windows import Windows
 from shared.messages.contracts import Prompt
 
 SLOW = 8.0
-PlanMode = Literal["pipelined", "naive", "colocated"]
+PlanMode = Literal["pipelined", "sequential", "colocated"]
 PROMPTS = PromptOrder((Prompt(text="a digit"), Prompt(text="another")), seed=0)
 
 
@@ -80,7 +80,7 @@ def _plan(random: Random, behind: bool) -> Plan:
     num_groups, group_size = random.randint(2, 4), random.randint(2, 6)
     if behind:
         num_groups, group_size = random.randint(5, 8), random.randint(2, 3)
-    modes: tuple[PlanMode, ...] = (*(("pipelined",) * 10), "naive", "colocated")
+    modes: tuple[PlanMode, ...] = (*(("pipelined",) * 10), "sequential", "colocated")
     mode = random.choice(modes)
     max_staleness = random.choice((0, 1, 1)) if mode != "colocated" else 0
     return Plan(

@@ -56,7 +56,7 @@ async def test_each_object_of_a_group_is_read_once(trainer: Start) -> None:
 async def test_in_index_order_a_group_that_was_none_is_taken_when_it_comes_again(
     trainer: Start,
 ) -> None:
-    async with trainer(trainer__order="index") as run:
+    async with trainer(trainer__deterministic=True) as run:
         run.run_freely()
         await run.send(0, 1)
         await run.send(0, 0, content="no group")

@@ -55,7 +55,7 @@ def send_groups(plan: Plan, state: State, now: float) -> Sent:
 
 def helpers_of(plan: Plan, state: State) -> list[WorkerState]:
     """Rollout devices that may compute gradients."""
-    if plan.mode == "naive" or plan.trains_in_order:
+    if plan.mode == "sequential" or plan.trains_in_order:
         return []
     return [worker for worker in state.rollout if worker.can_train]
 

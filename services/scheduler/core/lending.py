@@ -166,7 +166,7 @@ def lend_or_return(plan: Plan, state: State, now: float) -> tuple[State, list[Se
 
 def _should_lend(plan: Plan, state: State, trainer: WorkerState, now: float) -> bool:
     batch = state.batch
-    if batch is None or state.phase != "running" or plan.mode == "naive":
+    if batch is None or state.phase != "running" or plan.mode == "sequential":
         return False
     if trainer.fluid or plan.mode == "colocated":
         has_share = plan.mode == "colocated" or state.tag.samples_left > 0

@@ -41,7 +41,7 @@ class Plan:
     """Where the trained steps of a group begin."""
     seed: int
     advantages: Advantages = field(default_factory=Advantages)
-    mode: Literal["pipelined", "naive", "colocated"] = "pipelined"
+    mode: Literal["pipelined", "sequential", "colocated"] = "pipelined"
     trains_in_order: bool = False
     """The trainer takes groups by their index, and waits for each."""
     fragment_size: int | None = None

@@ -85,7 +85,7 @@ def _help_in_step(profile: Profile, split: Split, size: int) -> float:
 def forecast(profile: Profile, split: Split, size: int, schedule: ScheduleChoice) -> Forecast:
     """Seconds of a batch in fragments of `size` samples, with as much help as is best or fixed."""
     tag_inputs = situation_of(profile, split, size, schedule=schedule)
-    if schedule.mode == "naive":
+    if schedule.mode == "sequential":
         return Forecast(_one_after_the_other(tag_inputs, 0), 0)
     if schedule.mode == "colocated":
         return Forecast(_one_after_the_other(tag_inputs, tag_inputs.groups), tag_inputs.groups)

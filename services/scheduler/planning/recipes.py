@@ -46,7 +46,7 @@ def with_shape_of(profile: Profile, recipe: Recipe) -> Profile:
 
 def schedule_of(recipe: Recipe) -> ScheduleChoice:
     """What the recipe fixes is fixed; what it leaves open ("auto") is for the planner."""
-    schedule, in_order = recipe.schedule, recipe.trainer.order == "index"
+    schedule, in_order = recipe.schedule, recipe.trainer.deterministic
     size = None if schedule.fragment_size == "auto" else schedule.fragment_size
     if in_order and size is None:
         size = recipe.batch.group_size  # as the scheduler does

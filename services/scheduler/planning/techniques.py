@@ -9,12 +9,18 @@ from services.scheduler.planning.splits import Split
 from services.scheduler.sim.measured import Simulated
 from services.scheduler.sim.profiled import ScheduleChoice, simulate
 
-NAIVE = ScheduleChoice(mode="naive", tsp=False)
-GAP = replace(NAIVE, mode="pipelined")
+SEQUENTIAL = ScheduleChoice(mode="sequential", tsp=False)
+GAP = replace(SEQUENTIAL, mode="pipelined")
 TSP = replace(GAP, tsp=True)
 TAG = replace(TSP, tag="auto")
 ONE_STEP = replace(TAG, max_staleness=1)
-TECHNIQUES = {"naive": NAIVE, "+ GAP": GAP, "+ TSP": TSP, "+ TAG": TAG, "+ one-step": ONE_STEP}
+TECHNIQUES = {
+    "sequential": SEQUENTIAL,
+    "+ GAP": GAP,
+    "+ TSP": TSP,
+    "+ TAG": TAG,
+    "+ one-step": ONE_STEP,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +38,7 @@ def compare(
     batches: int = 8,
     seed: int | None = 0,
 ) -> list[Technique]:
-    """Naive disaggregation first. Without a fragment size, each row has the one forecast best."""
+    """The sequential mode first. Without a fragment size, each row has the one forecast best."""
     rows = []
     for name, technique in TECHNIQUES.items():
         schedule = _best(profile, split, replace(technique, fragment_size=fragment_size))

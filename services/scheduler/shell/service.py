@@ -17,7 +17,7 @@ from shared.store import open_store
 
 def plan_of(recipe: Recipe) -> Plan:
     schedule, batch = recipe.schedule, recipe.batch
-    in_order = recipe.trainer.order == "index"
+    in_order = recipe.trainer.deterministic
     whole = batch.group_size if in_order else None  # the same bytes need the same cuts
     early = 1.0 if schedule.early_fraction == "auto" else schedule.early_fraction
     staleness = schedule.staleness_limit

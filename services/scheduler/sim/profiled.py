@@ -50,7 +50,7 @@ asynchrony builds up its lead first, and the controller of TAG looks on before i
 class ScheduleChoice:
     """How the devices are kept busy (`shared.recipe.recipe.Schedule`, in the simulator's terms)."""
 
-    mode: Literal["pipelined", "naive", "colocated"] = "pipelined"
+    mode: Literal["pipelined", "sequential", "colocated"] = "pipelined"
     """colocated: without rollout devices, all of them are the trainer's."""
     fragment_size: int | None = None
     """None: cut by the core for the devices at hand."""

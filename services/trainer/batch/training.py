@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 from services.trainer.batch.fetcher import AdmittedGroup, GroupFetcher
 from services.trainer.batch.measures import batch_metrics
@@ -82,7 +82,7 @@ class BatchTraining:
         self._fetcher = fetcher
         self._num_groups = recipe.batch.groups
         self._part_size = recipe.batch.groups // recipe.trainer.updates
-        self._order = recipe.trainer.order
+        self._deterministic = recipe.trainer.deterministic
         self._bus = bus
         self._worker = worker
 
@@ -121,7 +121,7 @@ class BatchTraining:
     ) -> None:
         groups = self._fetcher.groups(admissible, batch.counted, committed)
         async with contextlib.aclosing(groups):
-            async for index, group in in_order(groups, self._order):
+            async for index, group in in_order(groups, self._deterministic):
                 if index not in batch.counted:
                     batch.counted.add(index)
                     if index in batch.part:
@@ -234,7 +234,7 @@ Item = TypeVar("Item")
 
 
 async def in_order(
-    groups: AsyncIterator[tuple[int, Item]], order: Literal["arrival", "index"]
+    groups: AsyncIterator[tuple[int, Item]], deterministic: bool
 ) -> AsyncIterator[tuple[int, Item]]:
     """(index, group) as they come, or held back until every smaller index has been given.
 
@@ -244,7 +244,7 @@ async def in_order(
     held: dict[int, Item] = {}
     following = 0
     async for index, group in groups:
-        if order == "arrival" or index < following:
+        if not deterministic or index < following:
             yield index, group
             continue
         held[index] = group

@@ -100,8 +100,8 @@ def test_a_group_trains_when_its_last_sample_is_scored() -> None:
     assert train.advantages[0] < 0 < train.advantages[3]
 
 
-def test_naive_mode_trains_nothing_before_the_whole_batch_is_scored() -> None:
-    machine = Machine(num_groups=2, mode="naive")
+def test_sequential_mode_trains_nothing_before_the_whole_batch_is_scored() -> None:
+    machine = Machine(num_groups=2, mode="sequential")
     tasks = machine.tasks(examples.published(0))
     sent: list[Command] = []
     while tasks:

@@ -63,7 +63,10 @@ def test_other_bad_input_is_refused_in_one_line() -> None:
         (*sim, "--tag", "99"): "--tag: 99 groups of 32; at most all of them",
         (*sim, "--fragment-size", "5"): "--fragment-size: 5 does not divide the group; these do: 1",
         (*sim, "--batches", "0"): "--batches: at least 1",
-        (*sim, "--mode", "naive", "--staleness", "1"): "--staleness: 1 needs schedule.mode",
+        (*sim, "--mode", "naive"): '--mode: "naive" is renamed to mode = "sequential"',
+        (*sim, "--mode", "colocated"): "--mode: colocated has no split",
+        (*sim, "--mode", "serial"): "--mode: input should be 'pipelined', 'sequential'",
+        (*sim, "--mode", "sequential", "--staleness", "1"): "--staleness: 1 needs schedule.mode",
         (*sim[:3], "--rollout", "4090=1", "--trainer", "h100=1"): "qwen-image needs 41.5 GiB",
     }.items():
         assert _refusal(*words).startswith(start)
@@ -91,7 +94,7 @@ def test_a_plan_in_a_table_and_in_json() -> None:
 def test_a_recipe_gives_the_batch_and_its_fixed_choices(tmp_path: Path) -> None:
     changes = {
         "schedule.tag": "off", "schedule.fragment_size": 2, "schedule.max_staleness": 0,
-        "trainer.order": "arrival",
+        "trainer.deterministic": False,
     }  # fmt: skip
     fixed = override(load_recipe(DIGITS), changes)
     recipe = tmp_path / "fixed.json"
@@ -125,7 +128,7 @@ def test_techniques_side_by_side() -> None:
     words = ("sim", "--profile", "qwen-image", "--rollout", "h100=8", "--trainer", "h100=8",
              "--fragment-size", "8", "--batches", "2", "--compare")  # fmt: skip
     shown = _run(*words)
-    assert all(name in shown for name in ("naive", "+ GAP", "+ TSP", "+ TAG", "+ one-step"))
+    assert all(name in shown for name in ("sequential", "+ GAP", "+ TSP", "+ TAG", "+ one-step"))
     assert "colocated: 2026-06 141" in shown
     rows = json.loads(_run(*words, "--json"))["rows"]
     assert rows[0]["step_seconds"] > 1.8 * rows[-1]["step_seconds"]

@@ -14,14 +14,14 @@ from services.scheduler.sim.profiled import ScheduleChoice, simulate
 
 STRICT = ScheduleChoice(tag="auto")
 ONE_STEP = replace(STRICT, max_staleness=1)
-NAIVE = ScheduleChoice(mode="naive")
+SEQUENTIAL = ScheduleChoice(mode="sequential")
 profiles = st.sampled_from([
     load_profile(name, variant)
     for name in ("qwen-image", "flux1-dev", "wan2.1-14b", "hunyuanvideo")
     for variant in ("lora", "full")
 ])  # fmt: skip
 kinds = st.sampled_from(["H100", "A100", "H20"])
-schedules = st.sampled_from([STRICT, ONE_STEP, NAIVE, replace(ONE_STEP, early_fraction=0.5)])
+schedules = st.sampled_from([STRICT, ONE_STEP, SEQUENTIAL, replace(ONE_STEP, early_fraction=0.5)])
 
 
 @given(profiles, st.integers(1, 20), st.integers(1, 20), kinds, schedules)
@@ -35,17 +35,17 @@ def test_no_forecast_beats_the_bound(profile, generate, train, kind, schedule): 
 @given(profiles, st.integers(1, 20), st.integers(1, 20))
 def test_asynchrony_and_help_never_make_a_forecast_slower(profile, generate, train):  # type: ignore[no-untyped-def]
     split = Split({"A100": generate}, {"H100": train})
-    naive = forecast(profile, split, 4, NAIVE).seconds
+    sequential = forecast(profile, split, 4, SEQUENTIAL).seconds
     gap = forecast(profile, split, 4, ScheduleChoice()).seconds
     helped = forecast(profile, split, 4, STRICT).seconds
-    assert helped <= gap * 1.005 and gap <= naive
+    assert helped <= gap * 1.005 and gap <= sequential
     without = forecast(profile, split, 4, ScheduleChoice(max_staleness=1)).seconds
     assert without <= gap * 1.02  # but for a group that is generated in vain
     assert forecast(profile, split, 4, ONE_STEP).seconds <= without
 
 
 @settings(max_examples=30)
-@given(profiles, st.integers(2, 40), kinds, st.sampled_from([STRICT, ONE_STEP, NAIVE]))
+@given(profiles, st.integers(2, 40), kinds, st.sampled_from([STRICT, ONE_STEP, SEQUENTIAL]))
 def test_another_device_is_never_forecast_slower(profile, number, kind, schedule):  # type: ignore[no-untyped-def]
     def best(devices: dict[str, int]) -> float:
         return min(
@@ -63,7 +63,7 @@ def test_another_device_is_never_forecast_slower(profile, number, kind, schedule
         ("qwen-image", 24, 8, 4, STRICT),
         ("qwen-image", 2, 14, 8, STRICT),
         ("flux1-dev", 4, 12, 8, STRICT),
-        ("flux1-dev", 12, 20, 8, NAIVE),
+        ("flux1-dev", 12, 20, 8, SEQUENTIAL),
         ("wan2.1-14b", 8, 24, 4, STRICT),
         ("hunyuanvideo", 14, 18, 12, ONE_STEP),
         ("qwen-image", 23, 9, 8, ONE_STEP),

@@ -148,7 +148,7 @@ def test_nothing_is_said_before_costs_are_known() -> None:
 def test_nothing_is_said_where_there_is_nothing_to_choose() -> None:
     plan, state = _starved()
     assert state.trainer is not None
-    assert look_ahead(replace(plan, mode="naive"), state, 0.0) is None
+    assert look_ahead(replace(plan, mode="sequential"), state, 0.0) is None
     deaf = state.with_worker(replace(state.trainer, slots=0))
     assert look_ahead(plan, deaf, 0.0) is None
     for controller in (Controller.of("off"), Controller.of("fixed", 3)):

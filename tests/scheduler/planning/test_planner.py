@@ -184,8 +184,8 @@ def test_what_is_fixed_stays() -> None:
     assert sizes == {2}
     assert {c.schedule.tag for c in _fixed(replace(STRICT, tag=0)).choices} == {0}
     assert {c.schedule.tag for c in _fixed(replace(ONE_STEP, tag=3)).choices} == {3}
-    naive = _fixed(ScheduleChoice(mode="naive")).best
-    assert naive.schedule.mode == "naive" and naive.simulated.staleness == {0: 1.0}
+    sequential = _fixed(ScheduleChoice(mode="sequential")).best
+    assert sequential.schedule.mode == "sequential" and sequential.simulated.staleness == {0: 1.0}
     assert _fixed(STRICT).best.simulated.staleness == {0: 1.0}
     some = replace(ONE_STEP, early_fraction=0.25)
     assert all(choice.schedule.early_fraction == 0.25 for choice in _fixed(some).choices)
@@ -201,11 +201,11 @@ def test_colocated_all_devices_that_can_are_the_trainers() -> None:
 
 
 def test_each_freedom_helps() -> None:
-    naive, gap, tag, one_step = (
+    sequential, gap, tag, one_step = (
         _fixed(schedule).best.step_seconds
-        for schedule in (ScheduleChoice(mode="naive"), ScheduleChoice(), STRICT, ONE_STEP)
+        for schedule in (ScheduleChoice(mode="sequential"), ScheduleChoice(), STRICT, ONE_STEP)
     )
-    assert naive > 1.4 * gap > 1.4 * tag > 1.4 * one_step
+    assert sequential > 1.4 * gap > 1.4 * tag > 1.4 * one_step
 
 
 def test_needless_help_is_left_out() -> None:

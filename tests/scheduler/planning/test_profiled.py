@@ -35,8 +35,8 @@ def _qwen(generate: int, train: int, schedule: ScheduleChoice, batches: int = 4)
 @pytest.mark.parametrize(
     ("generate", "train", "schedule", "seconds"),
     [
-        # The study's rows of naive and GAP at 16 devices, its best splits.
-        (8, 8, ScheduleChoice(mode="naive", tsp=False, fragment_size=16), 125),
+        # The study's rows of sequential and GAP at 16 devices, its best splits.
+        (8, 8, ScheduleChoice(mode="sequential", tsp=False, fragment_size=16), 125),
         (12, 4, replace(GAP, tsp=False), 78),
         (12, 4, GAP, 77),
         (2, 14, replace(GAP, fragment_size=8, tag=28), 69),
@@ -66,7 +66,7 @@ def test_one_device_is_never_faster_than_its_bound_by_the_luck_of_a_few_draws(se
     train=st.integers(1, 12),
     schedule=st.builds(
         ScheduleChoice,
-        mode=st.sampled_from(["pipelined", "naive"]),
+        mode=st.sampled_from(["pipelined", "sequential"]),
         fragment_size=st.sampled_from([None, 8, 16]),
         tsp=st.booleans(),
         tag=st.sampled_from([0, 5, 32]),
@@ -225,7 +225,7 @@ def test_the_same_seed_gives_the_same_result() -> None:
 
 def test_techniques_add_up() -> None:
     rows = compare(QWEN, Split({"H100": 8}, {"H100": 8}), batches=2, seed=None)
-    assert [row.name for row in rows] == ["naive", "+ GAP", "+ TSP", "+ TAG", "+ one-step"]
+    assert [row.name for row in rows] == ["sequential", "+ GAP", "+ TSP", "+ TAG", "+ one-step"]
     seconds = [row.simulated.step_seconds for row in rows]
     assert all(after < before * 1.01 for before, after in pairwise(seconds))
     assert seconds[-1] < 0.55 * seconds[0]

@@ -23,7 +23,7 @@ def _recipe(**changes: Any) -> Recipe:
         "batch.groups": 24, "batch.group_size": 12, "sampling.steps": 14, "sampling.window": 5,
         "sampling.first_window_starts": (0, 2), "trainer.micro_batch": "auto",
         "schedule.fragment_size": "auto", "schedule.tag": "auto", "schedule.tsp_steps": "auto",
-        "schedule.mode": "pipelined", "trainer.order": "arrival", "schedule.max_staleness": 0,
+        "schedule.mode": "pipelined", "trainer.deterministic": False, "schedule.max_staleness": 0,
     }  # fmt: skip
     dotted = {key.replace("__", "."): value for key, value in changes.items()}
     return override(load_recipe(DIGITS), {**plain, **dotted})
@@ -58,8 +58,8 @@ def test_what_is_fixed_is_kept() -> None:
         fragment_size=4, tag=3, max_staleness=1, early_fraction=0.5, tsp=False
     )
     assert schedule_of(_recipe(schedule__tag="off")).tag == 0
-    naive = schedule_of(_recipe(schedule__mode="naive", schedule__max_staleness=1))
-    assert (naive.mode, naive.tag, naive.max_staleness) == ("naive", 0, 0)
+    sequential = schedule_of(_recipe(schedule__mode="sequential", schedule__max_staleness=1))
+    assert (sequential.mode, sequential.tag, sequential.max_staleness) == ("sequential", 0, 0)
 
 
 def test_rollout_devices_that_can_train_help() -> None:
@@ -77,7 +77,7 @@ def test_colocated_is_one_more_schedule() -> None:
 
 
 def test_groups_in_order_are_generated_whole() -> None:
-    found = schedule_of(_recipe(trainer__order="index"))
+    found = schedule_of(_recipe(trainer__deterministic=True))
     assert found.in_order and found.fragment_size == 12
 
 
@@ -86,7 +86,7 @@ def test_the_option_takes_the_recipes_place() -> None:
     assert with_staleness(open_, None) == open_
     assert with_staleness(open_, 1).max_staleness == 1
     with pytest.raises(UserError, match="--staleness: 1 needs"):
-        with_staleness(ScheduleChoice(mode="naive"), 1)
+        with_staleness(ScheduleChoice(mode="sequential"), 1)
 
 
 @pytest.mark.parametrize(

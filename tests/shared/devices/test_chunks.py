@@ -140,7 +140,9 @@ def test_what_the_recipe_fixes_stays_fixed(recipe: Recipe) -> None:
 
 
 def test_in_reproducible_mode_nothing_is_measured(recipe: Recipe) -> None:
-    reproducible = override(recipe, {**AUTO, "trainer.order": "index", "trainer.memory_gib": 1e-9})
+    reproducible = override(
+        recipe, {**AUTO, "trainer.deterministic": True, "trainer.memory_gib": 1e-9}
+    )
     for device_bytes in (1.0, 1e12):
         state = make_tuner(reproducible, device_bytes)
         assert state.settled

@@ -285,6 +285,37 @@ def test_a_stored_run_keeps_what_it_had(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ('[trainer]\norder = "index"', 'trainer.order: "index" is renamed to deterministic = true'),
+        ('[trainer]\norder = "arrival"', "is renamed to deterministic = false"),
+        ('[schedule]\nmode = "naive"', 'schedule.mode: "naive" is renamed to mode = "sequential"'),
+    ],
+)
+def test_a_key_or_value_of_an_earlier_release_is_refused_with_its_new_name(
+    tmp_path: Path, line: str, said: str
+) -> None:
+    path = tmp_path / "recipe.toml"
+    path.write_text(f'base = "{DIGITS}"\n{line}')
+    assert said in fault(path)
+    table, key, value = re.split(r"\W+", line.strip('["'))
+    with pytest.raises(UserError, match="is renamed to"):
+        override(load_recipe(DIGITS), {f"{table}.{key}": value})
+
+
+@pytest.mark.parametrize(("order", "deterministic"), [("index", True), ("arrival", False)])
+def test_a_stored_run_is_read_by_the_names_that_it_had(order: str, deterministic: bool) -> None:
+    recipe = load_recipe(DIGITS)
+    plain = recipe.model_dump(mode="json")
+    del plain["trainer"]["deterministic"]
+    plain["trainer"]["order"] = order
+    plain["schedule"]["mode"] = "naive"
+    found = stored_recipe(json.dumps(plain).encode())
+    changes = {"trainer.deterministic": deterministic, "schedule.mode": "sequential"}
+    assert found == override(recipe, changes)
+
+
+@pytest.mark.parametrize(
     ("lines", "sampling", "said"),
     [
         ('name = "flow-gpo"', "", "algorithm.name: input should be 'flow-grpo'"),
@@ -315,7 +346,7 @@ def test_what_an_algorithm_cannot_do_is_refused(
             "trainer.ranks: 5 does not divide batch.group_size (24); nearest that do: 4 and 6",
         ),
         ({"trainer.ranks": 2, "trainer.devices": 2}, "trainer.devices: every rank has one"),
-        ({"trainer.ranks": 2, "trainer.order": "index"}, "trainer.ranks: sums gradients"),
+        ({"trainer.ranks": 2, "trainer.deterministic": True}, "trainer.ranks: sums gradients"),
         (
             {"trainer.ranks": 2, "schedule.mode": "colocated", "rollout.workers": 0},
             "trainer.ranks: ranks do not generate",

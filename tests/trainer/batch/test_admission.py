@@ -62,19 +62,19 @@ def test_a_stale_or_future_fragment_is_refused(version: int, batch: int, mine: i
         check_admission(fragment, group_of(fragment, version, batch), (examples.policy(mine),))
 
 
-async def ordered(order: str, arrivals: list[tuple[int, str]]) -> list[tuple[int, str]]:
+async def ordered(deterministic: bool, arrivals: list[tuple[int, str]]) -> list[tuple[int, str]]:
     async def groups() -> AsyncGenerator[tuple[int, str]]:
         for arrival in arrivals:
             yield arrival
 
-    return [item async for item in in_order(groups(), order)]  # type: ignore[arg-type]
+    return [item async for item in in_order(groups(), deterministic)]
 
 
 async def test_groups_are_trained_as_they_arrive_or_in_their_order() -> None:
     arrivals = [(2, "c"), (0, "a"), (3, "d"), (1, "b")]
-    assert await ordered("arrival", arrivals) == arrivals
-    assert await ordered("index", arrivals) == sorted(arrivals)
+    assert await ordered(False, arrivals) == arrivals
+    assert await ordered(True, arrivals) == sorted(arrivals)
 
 
 async def test_a_group_sent_again_replaces_the_one_that_waits() -> None:
-    assert await ordered("index", [(1, "old"), (1, "new"), (0, "a")]) == [(0, "a"), (1, "new")]
+    assert await ordered(True, [(1, "old"), (1, "new"), (0, "a")]) == [(0, "a"), (1, "new")]
