@@ -75,12 +75,12 @@ messages: st.SearchStrategy[Message] = st.one_of(
         seconds=st.dictionaries(st.sampled_from(["generating", "scoring"]), st.floats(0, 1e9)),
         device=st.builds(Device, kind=st.text(max_size=50), memory_bytes=counts, slots=small),
         loan=st.none()
-        | st.builds(DeviceLoan, loan_number=counts, mode=st.sampled_from(["train", "generate"])),
+        | st.builds(DeviceLoan, generation=counts, mode=st.sampled_from(["train", "generate"])),
     ),
     st.builds(
         SetDevice,
         worker=st.just("trainer-0-a"),
-        loan_number=counts,
+        generation=counts,  # as the wire says; hypothesis reads the signature
         mode=st.sampled_from(["train", "generate"]),
         max_seconds=st.floats(0, 1e6),
         keep=st.booleans(),
