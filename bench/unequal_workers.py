@@ -23,6 +23,7 @@ import httpx
 import psutil
 from rich import print
 
+from bench import FROM_CLONE
 from digenrl.local.ports import free_ports
 from shared.recipe.recipe import load_recipe, override
 
@@ -56,12 +57,13 @@ class Run:
     def add_worker(self, name: str, slowdown: float) -> "subprocess.Popen[bytes]":
         [first] = [c for c in psutil.Process(self.process.pid).children()
                    if "rollout-0" in c.cmdline()]  # fmt: skip
-        environment = {**os.environ, **first.environ(), "DIGENRL_SLOWDOWN": str(slowdown)}
         command = [
-            sys.executable, "-m", "digenrl", "serve", "rollout", "--run", "unequal",
+            sys.executable, "-m", "bench.slowed", str(slowdown), "--run", "unequal",
             "--worker", name, "--port", str(free_ports(1)[0]),
         ]  # fmt: skip
-        return subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL)
+        return subprocess.Popen(
+            command, env={**os.environ, **first.environ(), **FROM_CLONE}, stderr=subprocess.DEVNULL
+        )
 
 
 def watch(run: Run) -> tuple[float | None, list[float], dict[str, float]]:

@@ -15,6 +15,7 @@ from typing import TypeVar
 
 import httpx
 
+from bench import FROM_CLONE
 from bench.cluster.hold import Interval
 from bench.cluster.processes import JOINING_S, SERVICES, SETTING, joined_key
 from bench.cluster.setting import Setting, recipe_of, write_prompts
@@ -98,7 +99,7 @@ class Session:
         folder = self.folder / setting.run
         _prepare(folder, setting)
         sampled = (warm_up - 1, last)
-        services = Supervisor(folder / "logs", self.environment)
+        services = Supervisor(folder / "logs", self.environment | FROM_CLONE)
         settings = _settings(self.environment, setting.run)
         emulated = [name for name in SERVICES if name != "rollout" or setting.num_rollout]
         [port] = free_ports(1)

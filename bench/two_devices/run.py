@@ -133,14 +133,11 @@ async def _start(session: Session, recipe: Recipe, slowdown: float) -> None:
 def _program(name: str, run: str, recipe: str, slowdown: float) -> Program:
     service = name.partition("-")[0]
     what = ["--recipe", recipe] if service == "scheduler" else ["--run", run, "--worker", name]
-    argv = [sys.executable, "-m", "digenrl", "serve", service, *what]
-    slow = {"DIGENRL_SLOWDOWN": str(slowdown)} if name == ROLLOUT and slowdown > 1 else {}
-    return Program(
-        name=name,
-        argv=[*argv, "--port", str(free_ports(1)[0])],
-        environment=slow,
-        ready=_at_once,
-    )
+    serve = ["digenrl", "serve", service]
+    if name == ROLLOUT and slowdown > 1:
+        serve = ["bench.slowed", str(slowdown)]
+    argv = [sys.executable, "-m", *serve, *what, "--port", str(free_ports(1)[0])]
+    return Program(name=name, argv=argv, ready=_at_once)
 
 
 async def _at_once() -> bool:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from pydantic import SecretStr
 
+from bench import FROM_CLONE
 from bench.two_devices.pinned import pinned
 from bench.two_devices.placement import Placement
 from digenrl.local.brokers import Program, plan_brokers
@@ -46,7 +47,7 @@ async def open_session(folder: Path, placement: Placement) -> AsyncIterator[Sess
     (folder / "logs").mkdir(parents=True, exist_ok=True)
     with ports_let_go(), tempfile.TemporaryDirectory(dir=folder, prefix="brokers-") as data:
         brokers = plan_brokers(Path(data), secrets.token_urlsafe(24))
-        supervisor = Supervisor(folder / "logs", brokers.environment)
+        supervisor = Supervisor(folder / "logs", brokers.environment | FROM_CLONE)
         names = [program.name for program in brokers.programs]
         try:
             await asyncio.gather(

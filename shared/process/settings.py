@@ -95,8 +95,6 @@ class ServiceSettings(Endpoints, HttpSettings):
     """Whether a worker outlives its finished run."""
     memory_gib: float | None = Field(default=None, gt=0)
     """What this worker may take of its device, where others use it too."""
-    slowdown: float = Field(default=1.0, ge=1)
-    """Rollout: generate and train this many times slower, to try unequal devices on equal ones."""
 
     def connect_bus(self) -> AbstractAsyncContextManager[Bus]:
         return Bus.connect(self.nats_url.get_secret_value(), run=self.run, name=self.worker)

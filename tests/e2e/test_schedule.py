@@ -17,6 +17,7 @@ from tests.paths import DIGITS
 
 pytestmark = [pytest.mark.run, pytest.mark.slow, pytest.mark.timeout(900)]
 
+ROOT = Path(__file__).parents[2]
 LEASE_S = 6.0
 """A worker is missed after 5 s of silence, looked for twice a second."""
 
@@ -113,7 +114,7 @@ def test_unequal_workers_join_and_leave_and_the_fast_one_takes_the_last_fragment
         "--steps", "12", "--rollout-workers", "1", "--tag", "off", recipe=recipe_with(changes)
     )
     run.wait_for(lambda view: view["step"] >= 1)
-    slow = start_worker(run, "slow", slowdown=3)
+    slow = start_worker(run, "slow", "-m", "bench.slowed", "3")
     small = start_worker(run, "small", memory_gib=0.001)
     try:
         wait_until(lambda: worker(run, "slow") is not None, 120)
@@ -149,14 +150,19 @@ def worker(run: LocalRun, name: str) -> dict[str, Any] | None:
     return next((view for view in views if view["worker"] == name), None)
 
 
-def start_worker(run: LocalRun, name: str, **settings: float) -> "subprocess.Popen[bytes]":
-    """One more rollout worker for the run, as on another host."""
+SERVE_ROLLOUT = ("-m", "digenrl", "serve", "rollout")
+
+
+def start_worker(
+    run: LocalRun, name: str, *program: str, **settings: float
+) -> "subprocess.Popen[bytes]":
+    """Starts one more rollout worker for the run, as on another host."""
     given = {f"DIGENRL_{key.upper()}": str(value) for key, value in settings.items()}
-    environment = child(run, "rollout-0").environ() | given
-    command = [sys.executable, "-m", "digenrl", "serve", "rollout", "--run", run.folder.name]
+    where = {"PYTHONPATH": str(ROOT)}
+    command = [sys.executable, *(program or SERVE_ROLLOUT), "--run", run.folder.name]
     return subprocess.Popen(
         [*command, "--worker", name, "--port", str(run.free_port())],
-        env=environment,
+        env=child(run, "rollout-0").environ() | given | where,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )

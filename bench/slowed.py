@@ -1,9 +1,19 @@
-"""A device that takes longer than it needs to: to try unequal devices on equal ones."""
+"""A rollout worker that is several times slower than its device, to try unequal devices.
 
+    python -m bench.slowed 3 --run NAME --worker slow
+
+Everything else is as `digenrl serve rollout` does it, with the same environment.
+"""
+
+import argparse
 import asyncio
 import time
 from dataclasses import dataclass, replace
 
+import uvloop
+
+from digenrl.commands.options import settings_of
+from services.rollout.service import run_device
 from shared.devices.protocols import (
     Generated,
     Generation,
@@ -13,6 +23,8 @@ from shared.devices.protocols import (
     Staged,
 )
 from shared.messages.contracts import GenerateFragment
+from shared.recipe.recipe import Recipe
+from shared.telemetry import configure_logs
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +58,7 @@ class SlowedGeneration:
 
 @dataclass(frozen=True, slots=True)
 class SlowedDevice:
-    """``device``, each denoising step, decoding and gradient of which takes ``factor`` times as
-    long."""
+    """Makes each denoising step, decode and gradient of a device take ``factor`` times as long."""
 
     device: RolloutDevice
     factor: float
@@ -69,3 +80,24 @@ class SlowedDevice:
         part = await self.device.gradient(group)
         await asyncio.sleep((time.monotonic() - began) * (self.factor - 1))
         return part
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("factor", type=float, help="how many times slower")
+    for option in ("--run", "--worker", "--port"):
+        parser.add_argument(option)
+    asked = parser.parse_args()
+    settings = settings_of(run=asked.run, worker=asked.worker, port=asked.port)
+    configure_logs(service="rollout", worker=settings.worker, run=settings.run)
+
+    def build(recipe: Recipe) -> SlowedDevice:
+        from services.rollout.engine import RolloutEngine  # torch, once the probes answer
+
+        return SlowedDevice(RolloutEngine(recipe), asked.factor)
+
+    uvloop.run(run_device(settings, build))
+
+
+if __name__ == "__main__":
+    main()

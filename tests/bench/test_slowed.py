@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from services.rollout.slowed import SlowedDevice
+from bench.slowed import SlowedDevice
 from shared.devices.protocols import GroupData, GroupGradient
 from tests import examples
 from tests.rollout.worker import FakeDevice
