@@ -40,15 +40,15 @@ class Emulation:
         noise = Noise(self.profile.rollout.noise_cv, self.setting.seed)
         return Held(device.name, self.setting.scale, noise, device.drawn_as)
 
-    def registered(self, kind: str, role: Role, *, slots: int) -> Device:
+    def registered(self, kind: str, role: Role, *, concurrency: int) -> Device:
         """As a worker on such a device registers."""
         needs = (self.profile.rollout if role == "rollout" else self.profile.variant).memory_gib
         return Device(
             kind=kind,
             memory_bytes=int(device(self.profile, kind).memory_gib * GIB),
             needs_bytes=int(needs * GIB),
-            slots=slots,
-            fluid=role == "trainer" and self.setting.fluid,
+            concurrency=concurrency,
+            independent_devices=role == "trainer" and self.setting.fluid,
             can_train=role == "rollout" and self.setting.can_train,
         )
 

@@ -74,7 +74,7 @@ async def run_host(emulation: Emulation, name: str, devices: list[EmulatedRollou
         asyncio.TaskGroup() as tasks,
     ):
         for device in devices:
-            registered = emulation.registered(device.kind, "rollout", slots=1)
+            registered = emulation.registered(device.kind, "rollout", concurrency=1)
             worker = Worker("rollout", device.held.name, "waiting_for_trainer", registered)
             app = RolloutApp(device, bus, store, index, worker, max_staleness=setting.max_staleness)
             tasks.create_task(app.run())
@@ -106,7 +106,7 @@ async def _train(emulation: Emulation, engine: EmulatedTraining) -> None:
     backend = open_store(settings.store).backend
     store = PublishingStore(backend, weights_folder(setting.run), emulation.move_seconds)
     commonest = max(setting.trainer, key=lambda kind: setting.trainer[kind])
-    registered = emulation.registered(commonest, "trainer", slots=len(engine.generating))
+    registered = emulation.registered(commonest, "trainer", concurrency=len(engine.generating))
     worker = Worker("trainer", "trainer", "waiting_for_rollout", registered)
     async with settings.connect_bus() as bus:
         recipe = await wait_for_recipe(store, setting.run)

@@ -30,7 +30,7 @@ async def _work(process: WorkerProcess, *, build_device: BuildDevice | None) -> 
     settings, recipe = process.settings, process.recipe
     registered = this_device(
         recipe, ("transformer", "text", "decoder"), trains=False,
-        slots=1, memory_gib=settings.memory_gib, can_train=recipe.rollout.can_train,
+        concurrency=1, memory_gib=settings.memory_gib, can_train=recipe.rollout.can_train,
     )  # fmt: skip
     worker = Worker(
         "rollout", settings.worker, "waiting_for_trainer", device=registered, url=process.url

@@ -39,9 +39,9 @@ async def _work(process: WorkerProcess) -> None:
         recipe,
         _parts(helps),
         trains=True,
-        slots=num_devices if helps else 0,
+        concurrency=num_devices if helps else 0,
         memory_gib=settings.memory_gib,
-        fluid=num_devices > 1,
+        independent_devices=num_devices > 1,
     )
     if device.kind == "cpu":  # where all of them share the memory
         device = device.model_copy(update={"needs_bytes": num_devices * device.needs_bytes})

@@ -17,9 +17,9 @@ def this_device(
     parts: Collection[Part],
     *,
     trains: bool,
-    slots: int,
+    concurrency: int,
     memory_gib: float | None,
-    fluid: bool = False,
+    independent_devices: bool = False,
     can_train: bool = False,
 ) -> Device:
     """What it is, what it has, and what it will need; asked before anything is loaded.
@@ -45,8 +45,8 @@ def this_device(
         gpu=gpu,
         memory_bytes=memory,
         needs_bytes=held_bytes(recipe, parts, trains=trains),
-        slots=slots,
-        fluid=fluid,
+        concurrency=concurrency,
+        independent_devices=independent_devices,
         can_train=can_train,
     )
 

@@ -344,9 +344,9 @@ class Device(Record):
     memory_bytes: Count = 0
     needs_bytes: Count = 0
     """What the worker will hold of the model."""
-    slots: Annotated[int, Field(ge=0, le=4096)] = 0
+    concurrency: Annotated[int, Field(ge=0, le=4096), wire_name("slots")] = 0
     """Fragments that it generates at the same time; 0 if it cannot generate."""
-    fluid: bool = False
+    independent_devices: Annotated[bool, wire_name("fluid")] = False
     """A trainer of several devices, each with all weights: each finishes the fragment that it has
     and then trains, whatever the others do. If not, all of them change over together."""
     can_train: bool = False

@@ -301,14 +301,14 @@ def test_devices_are_named_by_role_and_kind_and_share_hosts_of_eight() -> None:
 
 def test_a_worker_registers_as_what_it_is() -> None:
     emulation = Emulation.of(SETTING)
-    trainer = emulation.registered("H100", "trainer", slots=4)
-    assert trainer.fluid and trainer.slots == 4 and trainer.refusal is None
+    trainer = emulation.registered("H100", "trainer", concurrency=4)
+    assert trainer.independent_devices and trainer.concurrency == 4 and trainer.refusal is None
     helper = replace(emulation, setting=SETTING.model_copy(update={"gradient_help": True}))
-    assert helper.registered("H100", "rollout", slots=1).can_train
-    assert not emulation.registered("H100", "rollout", slots=1).can_train
+    assert helper.registered("H100", "rollout", concurrency=1).can_train
+    assert not emulation.registered("H100", "rollout", concurrency=1).can_train
     lone = replace(emulation, setting=SETTING.model_copy(update={"trainer": {"H100": 1}}))
-    assert not lone.registered("H100", "trainer", slots=1).fluid
-    assert emulation.registered("4090", "rollout", slots=1).refusal is not None
+    assert not lone.registered("H100", "trainer", concurrency=1).independent_devices
+    assert emulation.registered("4090", "rollout", concurrency=1).refusal is not None
 
 
 def test_intervals_are_written_as_they_are_read() -> None:

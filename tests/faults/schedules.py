@@ -97,7 +97,7 @@ def _plan(random: Random, behind: bool) -> Plan:
         early_groups=random.randint(1, num_groups) if max_staleness else 0,
         max_attempts=random.choice((2, 4, 50)),
         max_losses=random.choice((2, 4, 50)),
-        fragments_per_slot=random.choice((1, 1, 2, 2, 3)),
+        queue_depth=random.choice((1, 1, 2, 2, 3)),
         loan_seconds=random.choice((0.5, 1.5, 4.0, 10.0)),
         slot_deadline=random.choice((2.0, 5.0, 5.0, 15.0)),
         max_returns=random.choice((2, 8, 16)),

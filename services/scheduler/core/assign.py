@@ -14,7 +14,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from services.scheduler.core.device_queues import Lanes, Schedule, devices_of
+from services.scheduler.core.device_queues import DeviceQueues, ListSchedule, devices_of
 from services.scheduler.core.state import (
     AssignedFragment,
     BatchState,
@@ -67,7 +67,7 @@ class Shares:
 
     def __init__(self, plan: Plan, now: float) -> None:
         self._plan = plan
-        self._lanes = Lanes(now)
+        self._queues = DeviceQueues(now)
 
     def choose(self, state: State) -> Choice | None:
         batch, plan = state.batch, self._plan
@@ -76,12 +76,12 @@ class Shares:
         devices = devices_of(state)
         places = {worker.address: place for place, worker in enumerate(devices)}
         able = [w for w in (*state.rollout, *_lent(plan, state)) if _has_room(plan, w)]
-        for worker in sorted(able, key=lambda w: self._lanes.free_at(state, w)):
+        for worker in sorted(able, key=lambda w: self._queues.free_at(state, w)):
             place, step = places.get(worker.address), len(devices)
             if place is None:
                 continue
-            size = plan.fragment_size or full_size(plan, worker.slots * step)
-            if worker.slots == 1 and plan.fragment_size is None:
+            size = plan.fragment_size or full_size(plan, worker.concurrency * step)
+            if worker.concurrency == 1 and plan.fragment_size is None:
                 size = plan.group_size
             for index in range(place, len(batch.groups), step):
                 for fragment in _fragments_of(plan, batch.groups[index], size):
@@ -100,7 +100,7 @@ class Round:
     """Whether the trainer's device is one of them."""
     open_to: list[tuple[float, int]]
     """A heap of devices that have room: when each is free, and its place."""
-    shares: Schedule | None = None
+    shares: ListSchedule | None = None
     """Not needed yet, if None."""
 
 
@@ -117,15 +117,15 @@ class Market:
     ) -> None:
         self._plan = plan
         self._now = now
-        self._lanes = Lanes(now)
+        self._queues = DeviceQueues(now)
         trainer = state.trainer
         self._addresses = [worker.address for worker in rollout]
-        self._trainer = trainer.address if trainer is not None and trainer.slots else None
-        self._num_lanes = sum(worker.slots for worker in rollout)
+        self._trainer = trainer.address if trainer is not None and trainer.concurrency else None
+        self._num_queues = sum(worker.concurrency for worker in rollout)
         self._rate: float | None = None
         """Samples per second of the rollout devices."""
-        most = plan.fragments_per_slot
-        self._room = [n for n, w in enumerate(rollout) if len(w.assigned) < most * w.slots]
+        most = plan.queue_depth
+        self._room = [n for n, w in enumerate(rollout) if len(w.assigned) < most * w.concurrency]
         """Places of those that had room when the round began."""
         self._supply: tuple[BatchState, int] | None = None
         self._samples = 0
@@ -176,7 +176,7 @@ class Market:
         if now.shares is not None:
             now.shares.take(worker.address)
         if _has_room(self._plan, worker):
-            heapq.heappush(now.open_to, (self._lanes.free_at(state, worker), place))
+            heapq.heappush(now.open_to, (self._queues.free_at(state, worker), place))
 
     def _next_supply(self, state: State) -> bool:
         self._supply, self._first, self._round = _supply(self._plan, state), 0, None
@@ -188,10 +188,10 @@ class Market:
     def _round_of(self, state: State, batch: BatchState, helps: bool) -> Round:
         """The one that goes on, or another one."""
         plan = self._plan
-        num_lanes = self._num_lanes
+        num_queues = self._num_queues
         if helps:
-            num_lanes += self._device(state, len(self._addresses)).slots
-        size = next_size(plan, full_size(plan, num_lanes), self._samples, num_lanes)
+            num_queues += self._device(state, len(self._addresses)).concurrency
+        size = next_size(plan, full_size(plan, num_queues), self._samples, num_queues)
         now = self._round
         if now is None or (now.batch, now.size, now.helps) != (batch.index, size, helps):
             self._room = [n for n in self._room if _has_room(plan, self._device(state, n))]
@@ -200,30 +200,34 @@ class Market:
                 *self._room,
                 *(n for n in trainers if _has_room(plan, self._device(state, n))),
             ]
-            open_to = [(self._lanes.free_at(state, self._device(state, n)), n) for n in places]
+            open_to = [(self._queues.free_at(state, self._device(state, n)), n) for n in places]
             heapq.heapify(open_to)
             now = self._round = Round(batch.index, size, helps, open_to)
         return now
 
     def _takes_part(self, state: State, worker: WorkerState, now: Round) -> bool:
         """Whether the others would not have done everything before ``worker`` is done with this."""
-        finish = self._lanes.free_at(state, worker) + self._lanes.seconds(state, worker) * now.size
+        finish = (
+            self._queues.free_at(state, worker) + self._queues.seconds(state, worker) * now.size
+        )
         rate = self._rate_of(state, now)
         if (finish - self._now) * rate < 0.999 * (self._samples - now.size):
             return True  # not even if they had nothing in hand
         if now.shares is None:
             places = range(len(self._addresses) + now.helps)
-            lanes = [lane for n in places for lane in self._lanes.of(state, self._device(state, n))]
-            now.shares = Schedule(lanes, now.size, math.ceil(self._samples / now.size))
+            queues = [
+                queue for n in places for queue in self._queues.of(state, self._device(state, n))
+            ]
+            now.shares = ListSchedule(queues, now.size, math.ceil(self._samples / now.size))
         return now.shares.has(worker.address)
 
     def _rate_of(self, state: State, now: Round) -> float:
         """Samples per second of all devices, however much they have in hand."""
         if self._rate is None:
-            self._rate = self._lanes.rate(state, [state.workers[a] for a in self._addresses])
+            self._rate = self._queues.rate(state, [state.workers[a] for a in self._addresses])
         if not now.helps:
             return self._rate
-        return self._rate + self._lanes.rate(state, [self._device(state, len(self._addresses))])
+        return self._rate + self._queues.rate(state, [self._device(state, len(self._addresses))])
 
     def _next_work(self, batch: BatchState, limit: int, size: int) -> Work | None:
         work = _next_work(
@@ -244,8 +248,8 @@ class Market:
             return None
         if state.batch is None or batch.index != state.batch.index:
             return None
-        num_lanes = self._num_lanes + state.workers[self._trainer].slots
-        size = next_size(plan, full_size(plan, num_lanes), self._samples, num_lanes)
+        num_queues = self._num_queues + state.workers[self._trainer].concurrency
+        size = next_size(plan, full_size(plan, num_queues), self._samples, num_queues)
         work = _next_work(plan, batch, range(len(batch.groups) - 1, -1, -1), size)
         return None if work is None or work.fragment.num_samples > tag.samples_left else work
 
@@ -254,11 +258,11 @@ def _lent(plan: Plan, state: State) -> list[WorkerState]:
     trainer = state.trainer
     has_share = plan.mode == "colocated" or state.tag.samples_left > 0
     lent = state.tag.mode == "generate" and has_share
-    return [trainer] if trainer is not None and trainer.slots and lent else []
+    return [trainer] if trainer is not None and trainer.concurrency and lent else []
 
 
 def _has_room(plan: Plan, worker: WorkerState) -> bool:
-    return len(worker.assigned) < plan.fragments_per_slot * worker.slots
+    return len(worker.assigned) < plan.queue_depth * worker.concurrency
 
 
 def _supply(plan: Plan, state: State) -> tuple[BatchState, int] | None:
@@ -299,11 +303,11 @@ def _num_samples(plan: Plan, batch: BatchState, limit: int) -> int:
     )
 
 
-def full_size(plan: Plan, num_lanes: int) -> int:
+def full_size(plan: Plan, num_queues: int) -> int:
     """Samples per fragment while there is plenty: a divisor of the group."""
     if plan.fragment_size is not None:
         return plan.fragment_size
-    share = plan.num_groups * plan.group_size // (FRAGMENTS_PER_DEVICE * max(1, num_lanes))
+    share = plan.num_groups * plan.group_size // (FRAGMENTS_PER_DEVICE * max(1, num_queues))
     most = max(_smallest(plan), min(share, plan.group_size))
     divisors = [n for n in range(1, plan.group_size + 1) if plan.group_size % n == 0]
     fitting = [n for n in divisors if _smallest(plan) <= n <= most]
@@ -315,12 +319,12 @@ def _smallest(plan: Plan) -> int:
     return math.ceil(plan.group_size / MAX_FRAGMENTS_PER_GROUP)
 
 
-def next_size(plan: Plan, full: int, samples: int, num_lanes: int) -> int:
+def next_size(plan: Plan, full: int, samples: int, num_queues: int) -> int:
     """Smaller towards the end of a batch: half a fair share of what is left. Not where the next
     batch follows at once: there is no tail, and small fragments cost more per sample."""
     if plan.fragment_size is not None or (plan.max_staleness and plan.early_groups):
         return full
-    share = math.ceil(samples / (2 * max(1, num_lanes)))
+    share = math.ceil(samples / (2 * max(1, num_queues)))
     return max(_smallest(plan), full // MIN_PART, min(full, share))
 
 

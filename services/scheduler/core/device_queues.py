@@ -8,7 +8,7 @@ from services.scheduler.core.state import State, WorkerState
 
 
 @dataclass(frozen=True, slots=True)
-class Lane:
+class DeviceQueue:
     """One place where fragments are generated, one after the other."""
 
     free_at: float
@@ -17,25 +17,25 @@ class Lane:
     address: str
 
 
-def lanes_of(
+def queues_of(
     state: State, worker: WorkerState, now: float, seconds: float | None = None
-) -> list[Lane]:
+) -> list[DeviceQueue]:
     """Its slots, each with the time when it is free. ``seconds``: of a sample, if that is known."""
     if seconds is None:
         seconds = sample_seconds(state, worker)
-    if worker.slots == 1 and worker.gradient_task is None:
+    if worker.concurrency == 1 and worker.gradient_task is None:
         free_at = now
         for place, held in enumerate(worker.assigned):
             elapsed = 0.0 if place else now - held.since
             free_at += max(0.0, held.num_samples * seconds - elapsed)
-        return [Lane(free_at, seconds, worker.address)]
-    free = [now] * worker.slots  # a heap
+        return [DeviceQueue(free_at, seconds, worker.address)]
+    free = [now] * worker.concurrency  # a heap
     for place, held in enumerate(worker.assigned):
-        elapsed = now - held.since if place < worker.slots else 0.0
+        elapsed = now - held.since if place < worker.concurrency else 0.0
         heapq.heapreplace(free, free[0] + max(0.0, held.num_samples * seconds - elapsed))
     if worker.gradient_task is not None:
         heapq.heapreplace(free, free[0] + _gradient_left(state, worker, now))
-    return [Lane(at, seconds, worker.address) for at in free]
+    return [DeviceQueue(at, seconds, worker.address) for at in free]
 
 
 def seconds_left(
@@ -45,12 +45,12 @@ def seconds_left(
     seconds = sample_seconds(state, worker)
     left = 0.0
     for place, held in enumerate(
-        worker.assigned if everything else worker.assigned[: worker.slots]
+        worker.assigned if everything else worker.assigned[: worker.concurrency]
     ):
-        elapsed = now - held.since if place < worker.slots else 0.0
+        elapsed = now - held.since if place < worker.concurrency else 0.0
         left += max(0.0, held.num_samples * seconds - elapsed)
     computing = _gradient_left(state, worker, now) if everything and worker.gradient_task else 0.0
-    return left / worker.slots + computing
+    return left / worker.concurrency + computing
 
 
 def _gradient_left(state: State, worker: WorkerState, now: float) -> float:
@@ -67,24 +67,24 @@ def sample_seconds(state: State, worker: WorkerState) -> float:
 
 
 @dataclass(slots=True)
-class Lanes:
+class DeviceQueues:
     """Of every device at one time; computed anew only for one that has been given something."""
 
     now: float
-    _known: dict[str, tuple[WorkerState, list[Lane]]] = field(default_factory=dict)
+    _known: dict[str, tuple[WorkerState, list[DeviceQueue]]] = field(default_factory=dict)
     _others: float | None = None
     """Of a device that has not been seen at work."""
 
-    def of(self, state: State, worker: WorkerState) -> list[Lane]:
+    def of(self, state: State, worker: WorkerState) -> list[DeviceQueue]:
         known = self._known.get(worker.address)
         if known is None or known[0] is not worker:
-            lanes = lanes_of(state, worker, self.now, self.seconds(state, worker))
-            known = self._known[worker.address] = worker, lanes
+            queues = queues_of(state, worker, self.now, self.seconds(state, worker))
+            known = self._known[worker.address] = worker, queues
         return known[1]
 
     def free_at(self, state: State, worker: WorkerState) -> float:
         """When it can begin with another fragment."""
-        return min(lane.free_at for lane in self.of(state, worker))
+        return min(queue.free_at for queue in self.of(state, worker))
 
     def seconds(self, state: State, worker: WorkerState) -> float:
         """Of a sample: as `sample_seconds`, which asks all the others for each that is unknown."""
@@ -99,20 +99,20 @@ class Lanes:
 
     def rate(self, state: State, workers: Sequence[WorkerState]) -> float:
         """Samples per second of all of them."""
-        return sum(worker.slots / self.seconds(state, worker) for worker in workers)
+        return sum(worker.concurrency / self.seconds(state, worker) for worker in workers)
 
 
-class Schedule:
+class ListSchedule:
     """List scheduling of so many fragments: each goes where it would be finished first.
 
     Worked out only as far as is asked for.
     """
 
-    def __init__(self, lanes: Sequence[Lane], size: int, num_fragments: int) -> None:
-        self._lanes = lanes
+    def __init__(self, queues: Sequence[DeviceQueue], size: int, num_fragments: int) -> None:
+        self._queues = queues
         self._size = size
         self._left = num_fragments
-        self._ends = [(lane.free_at + lane.seconds * size, n) for n, lane in enumerate(lanes)]
+        self._ends = [(queue.free_at + queue.seconds * size, n) for n, queue in enumerate(queues)]
         heapq.heapify(self._ends)
         self._shares: dict[str, int] = {}
 
@@ -121,9 +121,9 @@ class Schedule:
         while self._left and not self._shares.get(address):
             self._left -= 1
             end, place = self._ends[0]
-            lane = self._lanes[place]
-            self._shares[lane.address] = self._shares.get(lane.address, 0) + 1
-            heapq.heapreplace(self._ends, (end + lane.seconds * self._size, place))
+            queue = self._queues[place]
+            self._shares[queue.address] = self._shares.get(queue.address, 0) + 1
+            heapq.heapreplace(self._ends, (end + queue.seconds * self._size, place))
         return self._shares.get(address, 0) > 0
 
     def take(self, address: str) -> None:
@@ -134,7 +134,9 @@ class Schedule:
 
 def devices_of(state: State) -> list[WorkerState]:
     """That generate and train, in a fixed order."""
-    able = [w for w in state.workers.values() if w.slots and _trains(w) and w.excluded is None]
+    able = [
+        w for w in state.workers.values() if w.concurrency and _trains(w) and w.excluded is None
+    ]
     return sorted(able, key=lambda worker: worker.address)
 
 

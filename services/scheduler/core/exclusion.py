@@ -67,7 +67,7 @@ def _restart_clocks(state: State, now: float) -> State:
 
 def _is_late(plan: Plan, state: State, worker: WorkerState, now: float) -> bool:
     """Whether the device is past the deadline of something that it is at."""
-    at_work = worker.assigned[: worker.slots]
+    at_work = worker.assigned[: worker.concurrency]
     if worker.gradient_task is None:
         return any(
             now - max(held.since, worker.clock_from)
@@ -86,7 +86,7 @@ def _exclude_late(plan: Plan, state: State, worker: WorkerState) -> State:
     for place, held in enumerate(worker.assigned):
         found = state.find_fragment(held.slot)
         if found is not None and found.stage == "issued" and found.worker == worker.address:
-            at_work = place < worker.slots
+            at_work = place < worker.concurrency
             state = fragments.requeue_lost(plan, state, held.slot, found, counts=at_work)
     gradient_task = worker.gradient_task
     if gradient_task is None:
@@ -147,7 +147,7 @@ def count_return(plan: Plan, state: State, event: FragmentReleased, now: float) 
     if found is None or found.worker != worker.address or not is_current:
         return state  # it was right
     returned = replace(worker, num_returned=worker.num_returned + 1)
-    if returned.num_returned >= plan.max_returns * worker.slots:
+    if returned.num_returned >= plan.max_returns * worker.concurrency:
         returned = replace(returned, excluded=worker.excluded or "returns", clock_from=now)
     return state.with_worker(returned)
 

@@ -73,7 +73,9 @@ def _is_under_way(state: State, plan: Plan, batch: int, index: int, group: Group
             worker = state.workers.get(fragment.worker or "")
             slot = fragment.slot_in(batch, index)
             # Unknown in a recovery: the device will give it back if it has not begun it.
-            if worker is not None and slot in [w.slot for w in worker.assigned[worker.slots :]]:
+            if worker is not None and slot in [
+                w.slot for w in worker.assigned[worker.concurrency :]
+            ]:
                 return False
     return True
 
@@ -186,7 +188,7 @@ def give_back(state: State, slot: FragmentSlot, address: str) -> State:
     if found is None or found.stage not in ("pending", "issued"):
         return state
     if found.stage == "issued" and found.worker != address:
-        return state.with_fragment(slot, replace(found, spent=True))
+        return state.with_fragment(slot, replace(found, slot_taken=True))
     return _requeue(state, slot, found)
 
 
@@ -214,9 +216,9 @@ def requeue_lost(
 ) -> State:
     """Anybody's again, in the same slots. ``counts``: it may be what its device died of."""
     losses = found.num_losses + counts
-    attempt = found.attempt + found.spent
+    attempt = found.attempt + found.slot_taken
     again = replace(
-        found, stage="pending", worker=None, num_losses=losses, attempt=attempt, spent=False
+        found, stage="pending", worker=None, num_losses=losses, attempt=attempt, slot_taken=False
     )
     state = _discard_group_if_stale(state.with_fragment(slot, again), slot)
     if losses >= plan.max_losses:
@@ -234,7 +236,7 @@ def unassign(state: State, slot: FragmentSlot, address: str, now: float) -> Stat
     if worker is None or not _has(worker, slot):
         return state
     left = [held for held in worker.assigned if not _is_same(held.slot, slot)]
-    begun = worker.slots - 1  # this one begins now
+    begun = worker.concurrency - 1  # this one begins now
     assigned = tuple(
         AssignedFragment(held.slot, held.num_samples, now) if place == begun else held
         for place, held in enumerate(left)
@@ -301,7 +303,9 @@ def give_back_all(state: State, worker: WorkerState) -> State:
 
 def _requeue(state: State, slot: FragmentSlot, found: FragmentState) -> State:
     """To its former device as well: under its next attempt, for the slot of that task is taken."""
-    again = replace(found, stage="pending", worker=None, attempt=found.attempt + 1, spent=False)
+    again = replace(
+        found, stage="pending", worker=None, attempt=found.attempt + 1, slot_taken=False
+    )
     return _discard_group_if_stale(state.with_fragment(slot, again), slot)
 
 

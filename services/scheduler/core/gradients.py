@@ -81,7 +81,7 @@ def _ready(plan: Plan, state: State) -> Iterator[Ready]:
 
 
 def _rounds_ahead(plan: Plan, state: State) -> int:
-    slots = 1 if state.trainer is None else max(1, state.trainer.slots)
+    slots = 1 if state.trainer is None else max(1, state.trainer.concurrency)
     return math.ceil(ROUNDS_AHEAD * slots / plan.group_size)
 
 
@@ -131,7 +131,7 @@ def gradient_seconds(state: State, worker: WorkerState) -> float:
     if known is not None:
         return known
     trainer = state.trainer
-    slots = trainer.slots if trainer is not None else 1
+    slots = trainer.concurrency if trainer is not None else 1
     return state.costs.train_seconds() * max(1, slots)
 
 
@@ -152,7 +152,7 @@ def _waiting(state: State, worker: WorkerState) -> float:
     of their groups: they would be late."""
     batch = state.batch
     assert batch is not None
-    waiting = [h for h in worker.assigned[worker.slots :] if h.slot.batch == batch.index]
+    waiting = [h for h in worker.assigned[worker.concurrency :] if h.slot.batch == batch.index]
     samples = sum(held.num_samples for held in waiting)
     train = state.costs.train_seconds() if waiting else 0.0
     return samples * sample_seconds(state, worker) + train
@@ -176,7 +176,7 @@ def _num_left(state: State) -> int:
 def _generation(plan: Plan, state: State, now: float) -> float:
     """Seconds until rollout devices would have nothing left to generate, or to compute."""
     begun = sum(seconds_left(state, worker, now, everything=True) for worker in state.rollout)
-    rate = sum(worker.slots / sample_seconds(state, worker) for worker in state.rollout)
+    rate = sum(worker.concurrency / sample_seconds(state, worker) for worker in state.rollout)
     return num_unissued(plan, state) / rate + begun / len(state.rollout)
 
 

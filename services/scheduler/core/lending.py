@@ -12,7 +12,7 @@ loan number that only grows; stating it twice, late or out of order does no harm
 from dataclasses import replace
 
 from services.scheduler.core.assign import full_size
-from services.scheduler.core.device_queues import Lanes, lanes_of, sample_seconds
+from services.scheduler.core.device_queues import DeviceQueues, queues_of, sample_seconds
 from services.scheduler.core.fragments import give_back_all
 from services.scheduler.core.state import (
     DECISIONS_KEPT,
@@ -23,7 +23,7 @@ from services.scheduler.core.state import (
     TagRecord,
     WorkerState,
 )
-from services.scheduler.core.tag import independent as fluid
+from services.scheduler.core.tag import independent
 from services.scheduler.core.tag.controller import Controller, decide, observe
 from services.scheduler.core.tag.makespan import TagInputs
 from shared.messages.contracts import DeviceMode, SetDevice, TagRequest
@@ -38,7 +38,7 @@ A whole fragment need not fit, since what is begun is kept for the next loan."""
 def open_loans(plan: Plan, state: State, now: float) -> State:
     """Decide for the current batch, once; the batch before is measured at the same time."""
     batch, trainer, tag = state.batch, state.trainer, state.tag
-    if batch is None or trainer is None or not trainer.slots:
+    if batch is None or trainer is None or not trainer.concurrency:
         return state
     if tag.history and tag.history[-1].batch == batch.index:
         return state
@@ -46,8 +46,8 @@ def open_loans(plan: Plan, state: State, now: float) -> State:
     met = tag_inputs(plan, replace(state, costs=state.costs.as_measured()), trainer)
     tag = _measured(plan, tag, batch, met)
     controller, decision = decide(tag.controller, seen)
-    if trainer.fluid and tag.controller.mode == "auto":
-        groups = fluid.share(seen, one_step=plan.max_staleness > 0)
+    if trainer.independent_devices and tag.controller.mode == "auto":
+        groups = independent.share(seen, one_step=plan.max_staleness > 0)
         decision = replace(decision, groups=groups, reason="fluid")
     record = TagRecord(
         batch=batch.index, decision=decision, tag_inputs=seen, opened_at=batch.opened_at
@@ -102,18 +102,18 @@ def _measured(plan: Plan, tag: LoanState, batch: BatchState, seen: TagInputs) ->
 
 def tag_inputs(plan: Plan, state: State, trainer: WorkerState) -> TagInputs:
     """The current batch as the planner sees it, from what was learned."""
-    size = full_size(plan, sum(w.slots for w in state.rollout) + trainer.slots)
+    size = full_size(plan, sum(w.concurrency for w in state.rollout) + trainer.concurrency)
     costs = state.costs
     rollout = tuple(
         sample_seconds(state, worker) * size
         for worker in state.rollout
-        for _ in range(worker.slots)
+        for _ in range(worker.concurrency)
     )
     return TagInputs(
         groups=plan.num_groups,
         fragments_per_group=-(-plan.group_size // size),
         rollout=rollout,
-        trainer_slots=trainer.slots,
+        trainer_queues=trainer.concurrency,
         help=sample_seconds(state, trainer) * size,
         train=costs.train_seconds(),
         switch=costs.switch_seconds(),
@@ -152,11 +152,11 @@ def reported(state: State, address: str, number: int, mode: DeviceMode, now: flo
 def lend_or_return(plan: Plan, state: State, now: float) -> tuple[State, list[SetDevice]]:
     """State anew what the device is to do, if that has changed or a loan runs out."""
     trainer, tag = state.trainer, state.tag
-    if trainer is None or not trainer.slots or state.recovering:
+    if trainer is None or not trainer.concurrency or state.recovering:
         return state, []
     wanted: DeviceMode = "generate" if _should_lend(plan, state, trainer, now) else "train"
     if wanted == tag.mode == "train":
-        if trainer.fluid or plan.mode == "colocated":
+        if trainer.independent_devices or plan.mode == "colocated":
             return state, []  # it has nothing in hand
         return _released_to_others(plan, state, trainer, now)
     if wanted == tag.mode and now < tag.lent_until - RENEW_PART * plan.loan_seconds:
@@ -168,7 +168,7 @@ def _should_lend(plan: Plan, state: State, trainer: WorkerState, now: float) -> 
     batch = state.batch
     if batch is None or state.phase != "running" or plan.mode == "sequential":
         return False
-    if trainer.fluid or plan.mode == "colocated":
+    if trainer.independent_devices or plan.mode == "colocated":
         has_share = plan.mode == "colocated" or state.tag.samples_left > 0
         more = has_share and _has_unissued(plan, batch)
         return more or bool(trainer.assigned)
@@ -206,8 +206,8 @@ def _next_ready(plan: Plan, state: State, now: float) -> float:
     """When the next group will be trainable, by the rollout workers alone."""
     batch = state.batch
     assert batch is not None
-    lanes = Lanes(now)
-    rate = sum(1 / lanes.seconds(state, w) for w in state.rollout for _ in range(w.slots))
+    queues = DeviceQueues(now)
+    rate = sum(1 / queues.seconds(state, w) for w in state.rollout for _ in range(w.concurrency))
     if not rate:
         return now + plan.loan_seconds
     missing = min(
@@ -240,10 +240,10 @@ def _others_are_sooner(
     state: State, batch: BatchState, trainer: WorkerState, samples: int, now: float
 ) -> bool:
     """Whether rollout, from the beginning, is done before the trainer comes back to it."""
-    rate = sum(worker.slots / sample_seconds(state, worker) for worker in state.rollout)
+    rate = sum(worker.concurrency / sample_seconds(state, worker) for worker in state.rollout)
     ready = sum(g.sent and trainer.address not in g.trained_by for g in batch.groups)
     back = ready * state.costs.train_seconds() + state.costs.switch_seconds()
-    left = max(lane.free_at for lane in lanes_of(state, trainer, now)) - now
+    left = max(queue.free_at for queue in queues_of(state, trainer, now)) - now
     return samples / rate < back + left
 
 

@@ -62,9 +62,9 @@ class WorkerJoined:
     address: str
     name: str
     service: str
-    slots: int = 1
+    concurrency: int = 1
     kind: str = "cpu"
-    fluid: bool = False
+    independent_devices: bool = False
     can_train: bool = False
 
 
@@ -217,9 +217,9 @@ def _worker_joined(plan: Plan, state: State, event: WorkerJoined, now: float) ->
         address=event.address,
         name=event.name,
         service=event.service,
-        slots=event.slots,
+        concurrency=event.concurrency,
         kind=event.kind,
-        fluid=event.fluid,
+        independent_devices=event.independent_devices,
         can_train=event.can_train,
         assigned=fragments.issued_to(state, event.address),
         gradient_task=training.gradient_task_of(state, event.address),

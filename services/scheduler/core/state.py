@@ -58,7 +58,7 @@ class Plan:
     another, is asked no more until there is another version."""
     slot_deadline: float | None = None
     """Seconds that a device may take for a fragment. None: by what it has taken before."""
-    fragments_per_slot: int = 2
+    queue_depth: int = 2
     """One in hand, one that waits on the device, so that it never waits for a message."""
     loan_seconds: float = 20.0
     """After this long without a word, a borrowed device returns by itself."""
@@ -72,7 +72,7 @@ class FragmentState:
     stage: Stage = "pending"
     worker: str | None = None
     """Address of the device that has it, while it is issued."""
-    spent: bool = False
+    slot_taken: bool = False
     """A device that was taken for lost has given it back: its task slot can not be used again."""
     num_failures: int = 0
     num_losses: int = 0
@@ -157,10 +157,10 @@ class WorkerState:
     address: str
     name: str
     service: str
-    slots: int
+    concurrency: int
     """Fragments that it generates at the same time."""
     kind: str = "cpu"
-    fluid: bool = False
+    independent_devices: bool = False
     """A trainer each of whose devices generates what it has and then trains, on its own."""
     can_train: bool = False
     """A rollout device that computes gradients of whole groups."""
@@ -182,12 +182,13 @@ class LoanState:
     samples_left: int = 0
     """That the trainer may still take in the current batch."""
     loan_number: int = 0
+    """Number of the newest command to the device; it only grows."""
     mode: DeviceMode = "train"
-    """Desired of the trainer's device, at that generation."""
+    """Desired of the trainer's device, by that command."""
     stated_at: float = 0.0
     lent_until: float = 0.0
     observed: tuple[int, DeviceMode] = (0, "train")
-    """Generation and mode that the device reports."""
+    """Loan number and mode that the device reports."""
     history: tuple["TagRecord", ...] = ()
 
 

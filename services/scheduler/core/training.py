@@ -84,7 +84,7 @@ def _end_gradient_task(state: State, address: str, batch: int, group: int, now: 
     if (worker.gradient_task.batch, worker.gradient_task.group) != (batch, group):
         return state
     assigned = tuple(
-        AssignedFragment(held.slot, held.num_samples, now) if place < worker.slots else held
+        AssignedFragment(held.slot, held.num_samples, now) if place < worker.concurrency else held
         for place, held in enumerate(worker.assigned)
     )
     return state.with_worker(replace(worker, gradient_task=None, assigned=assigned))

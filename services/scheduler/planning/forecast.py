@@ -32,7 +32,7 @@ HOPS_TO_GENERATION = 2
 NEGLIGIBLE_GAIN = 0.005
 """Help that gains no more is left out."""
 FRAGMENTS_IN_HAND = 2
-"""Per rollout device: one that it generates, one that waits (`Plan.fragments_per_slot`)."""
+"""Per rollout device: one that it generates, one that waits (`Plan.queue_depth`)."""
 GROUPS_BEGUN_IN_VAIN = 0.5
 """Per batch, with one-step asynchrony: a group that is half issued when the new version comes is
 generated anew."""
@@ -62,7 +62,7 @@ def situation_of(
             for kind, count in split.rollout.items()
             for seconds in [fragment_seconds(profile, kind, size)] * count
         ),
-        trainer_slots=helpers(profile, split.trainer),
+        trainer_queues=helpers(profile, split.trainer),
         help=help_seconds(profile, split.trainer, size)
         if alone
         else _help_in_step(profile, split, size),
@@ -148,7 +148,7 @@ def _strict(tag_inputs: TagInputs, schedule: ScheduleChoice) -> Forecast:
 def _one_step(tag_inputs: TagInputs, schedule: ScheduleChoice) -> Forecast:
     """Help is limited to what no rollout device has in hand when a batch opens."""
     assigned = FRAGMENTS_IN_HAND * len(tag_inputs.rollout) / tag_inputs.fragments_per_group
-    most = max(0, math.floor(tag_inputs.groups - assigned)) if tag_inputs.trainer_slots else 0
+    most = max(0, math.floor(tag_inputs.groups - assigned)) if tag_inputs.trainer_queues else 0
     wanted = _balanced(tag_inputs) if schedule.tag == "auto" else [schedule.tag]
     return min(
         (Forecast(_pace(tag_inputs, k), k) for k in {min(k, most) for k in wanted}),
@@ -169,7 +169,9 @@ def _balanced(tag_inputs: TagInputs) -> list[int]:
 def _pace(tag_inputs: TagInputs, groups: int) -> float:
     generation, _ = _group_seconds(tag_inputs)
     generated = (tag_inputs.groups - groups + _in_vain(tag_inputs)) * generation
-    makespan = math.ceil(groups * tag_inputs.fragments_per_group / max(1, tag_inputs.trainer_slots))
+    makespan = math.ceil(
+        groups * tag_inputs.fragments_per_group / max(1, tag_inputs.trainer_queues)
+    )
     helped = tag_inputs.switch + makespan * tag_inputs.help if groups else 0.0
     return max(generated, helped + tag_inputs.groups * tag_inputs.train + tag_inputs.commit)
 
@@ -182,5 +184,5 @@ def _group_seconds(tag_inputs: TagInputs) -> tuple[float, float]:
     """Of generating a group on all rollout devices, and on all of the trainer's."""
     fragments = tag_inputs.fragments_per_group
     rate = sum(1 / seconds for seconds in tag_inputs.rollout)
-    slots = tag_inputs.trainer_slots
+    slots = tag_inputs.trainer_queues
     return fragments / rate, fragments * tag_inputs.help / slots if slots else math.inf

@@ -24,7 +24,7 @@ HELD_UP = 0.15
 class Fluid:
     tag_inputs: TagInputs
     num_trainer: int
-    """Devices, of which `tag_inputs.trainer_slots` can generate."""
+    """Devices, of which `tag_inputs.trainer_queues` can generate."""
     last: float
     """Seconds of a piece of a group: at a batch's end some devices train one and others none."""
     gradient: tuple[float, ...]
@@ -45,7 +45,7 @@ def strict(pool: Fluid, most: int | None = None) -> tuple[float, int]:
     if most is not None:
         return makespan(pool, most), most
     around = best_groups(tag_inputs)
-    last = tag_inputs.groups if tag_inputs.trainer_slots else 0
+    last = tag_inputs.groups if tag_inputs.trainer_queues else 0
     return min((makespan(pool, k), k) for k in {max(0, min(last, around + d)) for d in REACH})
 
 
@@ -53,12 +53,12 @@ def makespan(pool: Fluid, k: int) -> float:
     """Seconds from opening to commit if the trainer generates ``k`` groups."""
     tag_inputs = pool.tag_inputs
     rollout = _generated(tag_inputs.rollout, tag_inputs.groups - k, tag_inputs)
-    helped = _generated((tag_inputs.help,) * tag_inputs.trainer_slots, k, tag_inputs)
+    helped = _generated((tag_inputs.help,) * tag_inputs.trainer_queues, k, tag_inputs)
     ready = [*rollout.ready, *helped.ready]
     if not all(map(math.isfinite, ready)):
         return math.inf
     work = tag_inputs.train * pool.num_trainer  # of a group, on one of the trainer's devices
-    always = [0.0] * (pool.num_trainer - tag_inputs.trainer_slots)
+    always = [0.0] * (pool.num_trainer - tag_inputs.trainer_queues)
     rates = [(time, 1.0) for time in [*helped.free, *always]]
     helpers = [
         (time, seconds)
@@ -125,7 +125,7 @@ def one_step(pool: Fluid, groups: int | None = None) -> tuple[float, int]:
 
 def _per_group(tag_inputs: TagInputs) -> tuple[float, float]:
     """Seconds of generating a group on all rollout devices, and on all of the trainer's."""
-    fragments, slots = tag_inputs.fragments_per_group, tag_inputs.trainer_slots
+    fragments, slots = tag_inputs.fragments_per_group, tag_inputs.trainer_queues
     rate = sum(1 / seconds for seconds in tag_inputs.rollout)
     return fragments / rate, fragments * tag_inputs.help / slots if slots else math.inf
 

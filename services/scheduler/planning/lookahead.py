@@ -46,9 +46,9 @@ def look_ahead(plan: Plan, state: State, now: float) -> int | None:
     smallest. A fluid trainer's share needs none with one-step asynchrony.
     """
     trainer = state.trainer
-    if trainer is None or not trainer.slots or plan.mode != "pipelined":
+    if trainer is None or not trainer.concurrency or plan.mode != "pipelined":
         return None
-    if trainer.fluid and plan.max_staleness:
+    if trainer.independent_devices and plan.max_staleness:
         return None
     if state.tag.controller.mode != "auto" or not _is_known(state.costs):
         return None
@@ -84,7 +84,7 @@ def _generation_seconds(plan: Plan, state: State, groups: int) -> float:
     """Of a batch, by all devices that may generate."""
     trainer = state.trainer
     devices = [*state.rollout, trainer] if trainer is not None and groups else state.rollout
-    rate = sum(worker.slots / sample_seconds(state, worker) for worker in devices)
+    rate = sum(worker.concurrency / sample_seconds(state, worker) for worker in devices)
     return plan.num_groups * plan.group_size / rate
 
 
@@ -100,7 +100,7 @@ def cluster_of(plan: Plan, state: State, groups: int, *, batches: int = 1) -> Cl
     devices = {
         f"{place}-{slot}": worker
         for place, worker in enumerate(state.rollout)
-        for slot in range(worker.slots)
+        for slot in range(worker.concurrency)
     }
     seconds = {kind: costs.rollout_seconds(w.address) or 1.0 for kind, w in devices.items()}
     gradient = {kind: gradient_seconds(state, w) for kind, w in devices.items() if w.can_train}
@@ -109,10 +109,10 @@ def cluster_of(plan: Plan, state: State, groups: int, *, batches: int = 1) -> Cl
         replace(plan, num_batches=batches, loan_seconds=NEVER),
         _timing(plan, costs, trainer, seconds, gradient),
         rollout=dict.fromkeys(devices, 1),
-        trainer_slots=trainer.slots,
+        trainer_slots=trainer.concurrency,
         reward_workers=plan.num_groups * plan.group_size,
         first_state=State(recovering=True, tag=LoanState(controller=mode)),
-        lanes=(TRAINER,) * trainer.slots if trainer.fluid else (),
+        lanes=(TRAINER,) * trainer.concurrency if trainer.independent_devices else (),
         can_train=list(gradient),
     )
     known = replace(
@@ -135,7 +135,7 @@ def _timing(
     group."""
     help_seconds = costs.help_seconds() or 1.0
     rollout = {**seconds, TRAINER: help_seconds}
-    group = {**gradient, TRAINER: costs.train_seconds() * trainer.slots}
+    group = {**gradient, TRAINER: costs.train_seconds() * trainer.concurrency}
     return Timing(
         fragment=lambda kind, samples: rollout[kind] * samples,
         gradient=lambda kind, samples: group[kind] * samples / plan.group_size,

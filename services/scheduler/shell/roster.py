@@ -94,9 +94,9 @@ class Roster:
                 status.address,
                 status.worker,
                 status.service,
-                slots=status.device.slots,
+                concurrency=status.device.concurrency,
                 kind=status.device.kind,
-                fluid=status.device.fluid,
+                independent_devices=status.device.independent_devices,
                 can_train=status.device.can_train,
             )
         )

@@ -64,7 +64,9 @@ class Cluster:
         trainer = self._new_trainer(Process(self.world, "trainer"), self._address("trainer"))
         self.trainer = trainer
         slots, fluid = self.trainer_slots, bool(self.lanes)
-        joined = WorkerJoined(trainer.address, "trainer", "trainer", slots=slots, fluid=fluid)
+        joined = WorkerJoined(
+            trainer.address, "trainer", "trainer", concurrency=slots, independent_devices=fluid
+        )
         if self.scheduler.leases and slots:
             trainer.report = lambda: self._tell(trainer, joined)
         self._announce(trainer, joined)
@@ -122,7 +124,7 @@ class Cluster:
         """Not stored: who does not hear it now will hear the next one."""
         if worker.process.is_cut_off or self.world.random.random() < self.status_loss:
             return
-        loan = worker.loan if isinstance(worker, Trainer) and joined.slots else None
+        loan = worker.loan if isinstance(worker, Trainer) and joined.concurrency else None
         idles = isinstance(worker, SimRollout) and worker.idles
         scheduler, status = self.scheduler, Status(joined, loan, idles)
 

@@ -252,7 +252,7 @@ def _under_way(cluster: Cluster) -> float:
     """Samples that rollout devices have in work, each fragment as far as it should be."""
     state, now, samples = cluster.scheduler.state, cluster.world.now, 0.0
     for worker in state.rollout:
-        for held in worker.assigned[: worker.slots]:
+        for held in worker.assigned[: worker.concurrency]:
             done = (now - held.since) / (held.num_samples * sample_seconds(state, worker))
             samples += held.num_samples * min(1.0, done)
     return samples

@@ -14,7 +14,7 @@ from services.scheduler.core.assign import (
     full_size,
     next_size,
 )
-from services.scheduler.core.device_queues import Lane, lanes_of
+from services.scheduler.core.device_queues import DeviceQueue, queues_of
 from services.scheduler.core.state import BatchState, Plan, State, WorkerState
 from shared.messages.contracts import GenerateFragment
 
@@ -38,12 +38,12 @@ def _choose(plan: Plan, state: State, now: float) -> tuple[WorkerState, Work] | 
     samples = _num_samples(plan, batch, limit)
     help_work = _help(plan, state, batch, samples)
     devices = [*state.rollout, *_lent(plan, state)] if help_work is not None else state.rollout
-    lanes_by = {w.address: lanes_of(state, w, now) for w in devices}
-    lanes = [lane for each in lanes_by.values() for lane in each]
-    size = next_size(plan, full_size(plan, len(lanes)), samples, len(lanes))
+    queues_by = {w.address: queues_of(state, w, now) for w in devices}
+    queues = [queue for each in queues_by.values() for queue in each]
+    size = next_size(plan, full_size(plan, len(queues)), samples, len(queues))
     open_to = [w for w in devices if _has_room(plan, w)]
-    for worker in sorted(open_to, key=lambda w: min(x.free_at for x in lanes_by[w.address])):
-        if _takes_part(lanes, worker.address, size, samples):
+    for worker in sorted(open_to, key=lambda w: min(x.free_at for x in queues_by[w.address])):
+        if _takes_part(queues, worker.address, size, samples):
             helps = worker.service == "trainer"
             groups = range(min(limit, len(batch.groups)))
             work = help_work if helps else _next_work(plan, batch, groups, size)
@@ -56,26 +56,26 @@ def _help(plan: Plan, state: State, batch: BatchState, samples: int) -> Work | N
     lent = _lent(plan, state)
     if not lent or batch is not state.batch:
         return None
-    num_lanes = sum(worker.slots for worker in (*state.rollout, *lent))
-    size = next_size(plan, full_size(plan, num_lanes), samples, num_lanes)
+    num_queues = sum(worker.concurrency for worker in (*state.rollout, *lent))
+    size = next_size(plan, full_size(plan, num_queues), samples, num_queues)
     work = _next_work(plan, batch, range(plan.num_groups - 1, -1, -1), size)
     return None if work is None or work.fragment.num_samples > state.tag.samples_left else work
 
 
-def _takes_part(lanes: list[Lane], address: str, size: int, samples: int) -> bool:
+def _takes_part(queues: list[DeviceQueue], address: str, size: int, samples: int) -> bool:
     """Whether list scheduling of what is left gives ``address`` a fragment at all; first by flow:
     what the others can do until it would be done, as if samples were a fluid."""
-    mine = [lane for lane in lanes if lane.address == address]
-    others = [lane for lane in lanes if lane.address != address]
-    finish = min(lane.free_at for lane in mine) + mine[0].seconds * size
-    done = sum(max(0.0, finish - lane.free_at) / lane.seconds for lane in others)
+    mine = [queue for queue in queues if queue.address == address]
+    others = [queue for queue in queues if queue.address != address]
+    finish = min(queue.free_at for queue in mine) + mine[0].seconds * size
+    done = sum(max(0.0, finish - queue.free_at) / queue.seconds for queue in others)
     if not others or done <= samples - size:
         return True
-    ends = [(lane.free_at + lane.seconds * size, index) for index, lane in enumerate(lanes)]
+    ends = [(queue.free_at + queue.seconds * size, index) for index, queue in enumerate(queues)]
     heapq.heapify(ends)
     for _ in range(math.ceil(samples / size)):
         end, index = ends[0]
-        if lanes[index].address == address:
+        if queues[index].address == address:
             return True
-        heapq.heapreplace(ends, (end + lanes[index].seconds * size, index))
+        heapq.heapreplace(ends, (end + queues[index].seconds * size, index))
     return False

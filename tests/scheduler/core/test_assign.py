@@ -22,7 +22,7 @@ def some_plan(random: Random) -> Plan:
         num_groups=random.randint(1, 40), group_size=size, num_batches=3, max_staleness=staleness,
         fragment_size=random.choice((None, None, random.choice(divisors))),
         early_groups=random.randint(1, 3) * staleness,
-        fragments_per_slot=random.choice((1, 2, 2, 3)),
+        queue_depth=random.choice((1, 2, 2, 3)),
     )  # fmt: skip
 
 
@@ -31,10 +31,10 @@ def some_state(random: Random, plan: Plan) -> State:
     not known yet."""
     state = State()
     speeds = random.choice(((1.0,), (0.3,), (1.0, 2.0, 5.0), (0.1, 0.7, 1.3, 20.0)))
-    state, _ = step(plan, state, WorkerJoined("t-0", "t", "trainer", slots=2), 0.0)
+    state, _ = step(plan, state, WorkerJoined("t-0", "t", "trainer", concurrency=2), 0.0)
     for number in range(random.randint(1, 30)):
         slots = random.choice((1, 1, 1, 2, 3))
-        joined = WorkerJoined(f"r{number}-0", f"r{number}", "rollout", slots=slots)
+        joined = WorkerJoined(f"r{number}-0", f"r{number}", "rollout", concurrency=slots)
         state, _ = step(plan, state, joined, 0.0)
         if random.random() < 0.7:
             costs = state.costs.observe_rollout(joined.address, random.choice(speeds))
@@ -83,13 +83,13 @@ def _something_ends(random: Random, plan: Plan, state: State, now: float) -> Sta
 
 
 def opening(monkeypatch: pytest.MonkeyPatch, num_devices: int) -> tuple[int, int]:
-    """Tasks issued at the opening of a batch, and how often lanes of a device were worked out."""
+    """Tasks issued at the opening of a batch, and how often a device's queues were computed."""
     count = 0
-    original = device_queues.lanes_of
+    original = device_queues.queues_of
 
     def counted(
         state: State, worker: WorkerState, now: float, seconds: float | None = None
-    ) -> list[device_queues.Lane]:
+    ) -> list[device_queues.DeviceQueue]:
         nonlocal count
         count += 1
         return original(state, worker, now, seconds)
@@ -100,12 +100,12 @@ def opening(monkeypatch: pytest.MonkeyPatch, num_devices: int) -> tuple[int, int
         joined = WorkerJoined(f"r{number}-0", f"r{number}", "rollout")
         state, _ = step(plan, state, joined, 0.0)
     with monkeypatch.context() as patched:
-        patched.setattr(device_queues, "lanes_of", counted)
+        patched.setattr(device_queues, "queues_of", counted)
         _, commands = step(plan, state, examples.published(0), 1.0)
     return sum(isinstance(command, GenerateFragment) for command in commands), count
 
 
-def test_the_lanes_of_a_device_are_worked_out_once_and_when_it_has_been_given_something(
+def test_the_queues_of_a_device_are_worked_out_once_and_when_it_has_been_given_something(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     tasks, count = opening(monkeypatch, 300)

@@ -20,7 +20,7 @@ from tests import examples
 from tests.scheduler.core.test_machine import Machine
 
 REF = ObjectRef(key="demo/gradient", sha256="0" * 64, size=1)
-TRAINER = WorkerJoined("trainer-0", "trainer", "trainer", slots=0)
+TRAINER = WorkerJoined("trainer-0", "trainer", "trainer", concurrency=0)
 BEHIND = 100.0
 """Seconds in which the trainer trains a group: far more than a rollout device needs for it."""
 
@@ -174,7 +174,7 @@ def test_a_gradient_of_another_version_is_ignored() -> None:
 def test_colocated_devices_generate_and_train_their_own_groups() -> None:
     machine = Machine(num_groups=4, mode="colocated")
     machine.handle(WorkerLeft("a-0"))
-    for event in (WorkerJoined("t-0", "t", "trainer", slots=1), helper("h")):
+    for event in (WorkerJoined("t-0", "t", "trainer", concurrency=1), helper("h")):
         machine.handle(event)
     commands = machine.handle(_tag_all())
     commands += machine.handle(examples.published(0))
@@ -198,7 +198,7 @@ def _tag_all() -> Any:
 
 def test_a_fluid_trainer_is_lent_until_its_share_is_generated() -> None:
     machine = Machine("a", num_groups=4)
-    machine.handle(WorkerJoined("t-0", "t", "trainer", slots=2, fluid=True))
+    machine.handle(WorkerJoined("t-0", "t", "trainer", concurrency=2, independent_devices=True))
     machine.handle(_tag_all().model_copy(update={"groups": 2}))
     commands = machine.handle(examples.published(0))
     [lent] = [c for c in commands if isinstance(c, SetDevice)]

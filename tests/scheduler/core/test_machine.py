@@ -85,7 +85,7 @@ def test_fragments_are_issued_group_by_group() -> None:
 def test_a_device_has_one_fragment_in_hand_and_one_that_waits() -> None:
     machine = Machine("a", num_groups=10)
     first = machine.tasks(examples.published(0))
-    assert len(first) == machine.plan.fragments_per_slot == 2
+    assert len(first) == machine.plan.queue_depth == 2
     assert len(machine.tasks(examples.generated(first[0]))) == 1
     assert len(machine.tasks(joined("b"))) == 2
 
@@ -311,7 +311,7 @@ def test_nothing_begins_with_a_superseded_version() -> None:
 
 def test_a_device_is_free_when_another_one_has_done_its_fragment() -> None:
     """Its own result is refused: the slot is taken, and nothing will be heard of it."""
-    machine = Machine("a", "b", num_groups=3, fragments_per_slot=1)
+    machine = Machine("a", "b", num_groups=3, queue_depth=1)
     first, second = machine.tasks(examples.published(0))
     machine.handle(WorkerLeft("a-0"))
     [again] = machine.tasks(examples.generated(second))
@@ -332,7 +332,7 @@ def test_what_a_lost_device_gives_back_is_given_to_it_again_under_another_attemp
 
 
 def test_what_a_lost_device_gave_back_while_another_one_had_it_gets_another_attempt() -> None:
-    machine = Machine("a", "b", num_groups=1, fragments_per_slot=1)
+    machine = Machine("a", "b", num_groups=1, queue_depth=1)
     first, second = machine.tasks(examples.published(0))
     machine.handle(examples.generated(second))
     [to_b] = machine.tasks(WorkerLeft("a-0"))
@@ -346,7 +346,7 @@ def test_what_a_lost_device_gave_back_while_another_one_had_it_gets_another_atte
 def test_a_group_is_trained_once_it_was_under_any_attempt() -> None:
     """A late failure sends it again; the trainer has it, ignores it and says nothing more."""
     machine = Machine(num_groups=1)
-    machine.handle(WorkerJoined("trainer-0", "trainer", "trainer", slots=1))
+    machine.handle(WorkerJoined("trainer-0", "trainer", "trainer", concurrency=1))
     tasks = machine.tasks(examples.published(0))
     machine.finish(list(tasks))
     late = FragmentFailed(slot=tasks[0].fragment.slot, stage="reward", reason="repeated")
@@ -364,7 +364,7 @@ def test_a_group_is_trained_once_it_was_under_any_attempt() -> None:
 def test_nothing_is_left_for_a_trainer_that_may_not_take_it() -> None:
     """It is lent and by far the fastest, but this fragment is larger than its share."""
     machine = Machine("a", num_groups=1, group_size=2)
-    machine.handle(WorkerJoined("trainer-0", "trainer", "trainer", slots=1))
+    machine.handle(WorkerJoined("trainer-0", "trainer", "trainer", concurrency=1))
     [task] = machine.tasks(examples.published(0))
     costs = Costs().observe_rollout("a-0", 10.0).observe_help(0.01)
     tag = replace(machine.state.tag, mode="generate", samples_left=1, lent_until=100.0)
@@ -375,7 +375,7 @@ def test_nothing_is_left_for_a_trainer_that_may_not_take_it() -> None:
 
 def test_a_device_that_reports_nothing_new_changes_nothing() -> None:
     machine = Machine("a", num_groups=1)
-    machine.handle(WorkerJoined("trainer-0", "trainer", "trainer", slots=1))
+    machine.handle(WorkerJoined("trainer-0", "trainer", "trainer", concurrency=1))
     machine.handle(DeviceReported("trainer-0", 3, "train"))
     assert machine.state.tag.loan_number == 3
     before = machine.state

@@ -12,7 +12,7 @@ from tests.scheduler.core.test_machine import Machine, joined
 
 def test_each_device_waits_for_whoever_is_late() -> None:
     machine = Machine("a", "b", num_groups=1)
-    machine.handle(WorkerJoined("t-0", "t", "trainer", slots=0))
+    machine.handle(WorkerJoined("t-0", "t", "trainer", concurrency=0))
     first, second = machine.tasks(examples.published(0))
 
     def now() -> tuple[str, str, str]:

@@ -48,12 +48,13 @@ def opening(
         f"{kind}-{number}": kind for kind, count in split.rollout.items() for number in range(count)
     }
     rollout = [
-        WorkerState(address=address, name=address, service="rollout", slots=1, kind=kind)
+        WorkerState(address=address, name=address, service="rollout", concurrency=1, kind=kind)
         for address, kind in addresses.items()
     ]
     trainer = WorkerState(
         address="trainer-1", name="trainer", service="trainer",
-        slots=helpers(profile, split.trainer), fluid=is_fluid(profile, split.trainer, schedule),
+        concurrency=helpers(profile, split.trainer),
+        independent_devices=is_fluid(profile, split.trainer, schedule),
     )  # fmt: skip
     state = State(
         phase="running",

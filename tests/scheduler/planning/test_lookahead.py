@@ -114,7 +114,7 @@ def test_with_one_step_asynchrony_a_batch_is_one_of_many() -> None:
     )  # fmt: skip
     assert batch_seconds(plan, state, 32) == pytest.approx(simulated.step_seconds, rel=0.06)
     assert state.trainer is not None
-    together = state.with_worker(replace(state.trainer, fluid=False))
+    together = state.with_worker(replace(state.trainer, independent_devices=False))
     groups = look_ahead(plan, together, 0.0)
     assert groups
     seconds = [batch_seconds(plan, together, k) for k in (0, groups)]
@@ -149,7 +149,7 @@ def test_nothing_is_said_where_there_is_nothing_to_choose() -> None:
     plan, state = _starved()
     assert state.trainer is not None
     assert look_ahead(replace(plan, mode="sequential"), state, 0.0) is None
-    deaf = state.with_worker(replace(state.trainer, slots=0))
+    deaf = state.with_worker(replace(state.trainer, concurrency=0))
     assert look_ahead(plan, deaf, 0.0) is None
     for controller in (Controller.of("off"), Controller.of("fixed", 3)):
         assert look_ahead(plan, replace(state, tag=LoanState(controller=controller)), 0.0) is None

@@ -27,7 +27,7 @@ def statuses() -> list[WorkerStatus]:
     return [
         WorkerStatus(
             service="rollout", worker=f"r{number}", address=f"r{number}-0",
-            activity="waiting_for_trainer", device=Device(slots=1),
+            activity="waiting_for_trainer", device=Device(concurrency=1),
         )
         for number in range(NUM_WORKERS)
     ]  # fmt: skip

@@ -34,7 +34,7 @@ async def live(nats_url: str, redis_url: str, folder_store: ObjectStore) -> Asyn
 
 
 def worker(name: str) -> Worker:
-    return Worker("rollout", name, "waiting_for_trainer", device=Device(slots=1))
+    return Worker("rollout", name, "waiting_for_trainer", device=Device(concurrency=1))
 
 
 async def test_the_second_worker_of_a_name_ends_with_the_reason_and_the_first_goes_on(

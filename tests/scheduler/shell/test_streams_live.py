@@ -59,7 +59,7 @@ class Device:
                 worker="rollout-0",
                 address=DEVICE,
                 activity="generating",
-                device=contracts.Device(slots=1),
+                device=contracts.Device(concurrency=1),
             )
             await self.bus.tell(status)
             await asyncio.sleep(0.2)

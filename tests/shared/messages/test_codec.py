@@ -73,7 +73,7 @@ messages: st.SearchStrategy[Message] = st.one_of(
         activity=st.just("generating"),
         num_done=counts,
         seconds=st.dictionaries(st.sampled_from(["generating", "scoring"]), st.floats(0, 1e9)),
-        device=st.builds(Device, kind=st.text(max_size=50), memory_bytes=counts, slots=small),
+        device=st.builds(Device, kind=st.text(max_size=50), memory_bytes=counts, concurrency=small),
         loan=st.none()
         | st.builds(DeviceLoan, generation=counts, mode=st.sampled_from(["train", "generate"])),
     ),

@@ -172,7 +172,7 @@ def _threshold(controller: Controller) -> float:
 
 
 def _is_probe_due(controller: Controller, tag_inputs: TagInputs) -> bool:
-    if not tag_inputs.trainer_slots or controller.idle < PROBE_EVERY:
+    if not tag_inputs.trainer_queues or controller.idle < PROBE_EVERY:
         return False
     loss = -_predicted_gain(controller, tag_inputs, 0, 1)
     return loss <= PROBE_LOSS * controller.idle

@@ -31,10 +31,10 @@ class TagInputs:
     """F."""
     rollout: tuple[float, ...]
     """Per fragment, of every rollout slot; slots may be unequal."""
-    trainer_slots: int
+    trainer_queues: int
     """Fragments that the trainer's devices generate at the same time; 0: they cannot."""
     help: float
-    """Per fragment, of a trainer's slot."""
+    """Seconds per fragment on one of the trainer's queues."""
     train: float
     """Per group."""
     switch: float
@@ -50,7 +50,7 @@ def makespan(tag_inputs: TagInputs, k: int) -> float:
 
     Infinite where nobody could generate. ValueError if the batch has no ``k`` groups.
 
-    >>> pool = Situation(groups=4, fragments_per_group=1, rollout=(10.0,), trainer_slots=1,
+    >>> pool = TagInputs(groups=4, fragments_per_group=1, rollout=(10.0,), trainer_queues=1,
     ...                  help=12.0, train=2.0, switch=1.0, ready=0.0, commit=0.0)
     >>> [makespan(pool, k) for k in range(4)]
     [42.0, 32.0, 33.0, 45.0]
@@ -64,7 +64,7 @@ def best_groups(tag_inputs: TagInputs) -> int:
     """The smallest number of groups that makes the batch shortest."""
     ready = _ready_by_rollout(tag_inputs, tag_inputs.groups)
     best, least = 0, _trained(tag_inputs, ready, 0)
-    last = tag_inputs.groups if tag_inputs.trainer_slots else 0
+    last = tag_inputs.groups if tag_inputs.trainer_queues else 0
     training = tag_inputs.groups * tag_inputs.train + tag_inputs.commit
     for k in range(1, last + 1):
         if _generating(tag_inputs, k) + training >= least:
@@ -83,24 +83,24 @@ def _ready_by_rollout(tag_inputs: TagInputs, num_groups: int) -> list[float]:
     """
     if not tag_inputs.rollout:
         return [math.inf] * num_groups
-    slots = [(seconds, seconds) for seconds in tag_inputs.rollout]
-    heapq.heapify(slots)
+    queues = [(seconds, seconds) for seconds in tag_inputs.rollout]
+    heapq.heapify(queues)
     ready, done = [], 0.0
     for _ in range(num_groups):
         for _ in range(tag_inputs.fragments_per_group):
-            done, seconds = slots[0]
-            heapq.heapreplace(slots, (done + seconds, seconds))
+            done, seconds = queues[0]
+            heapq.heapreplace(queues, (done + seconds, seconds))
         ready.append(done + tag_inputs.ready)
     return ready
 
 
 def _generating(tag_inputs: TagInputs, num_groups: int) -> float:
-    """When the trainer's slots have generated so many groups."""
+    """When the trainer's queues have generated so many groups."""
     if not num_groups:
         return 0.0
-    if not tag_inputs.trainer_slots:
+    if not tag_inputs.trainer_queues:
         return math.inf
-    makespan = -(-num_groups * tag_inputs.fragments_per_group // tag_inputs.trainer_slots)
+    makespan = -(-num_groups * tag_inputs.fragments_per_group // tag_inputs.trainer_queues)
     return tag_inputs.switch + makespan * tag_inputs.help
 
 

@@ -20,14 +20,14 @@ NOISE = 0.03
 
 
 def tag_inputs(
-    rollout: tuple[float, ...], *, trainer_slots: int, help: float, train: float
+    rollout: tuple[float, ...], *, trainer_queues: int, help: float, train: float
 ) -> TagInputs:
     """16 groups of 4 fragments; batches of 150 to 200 s without help, like FLUX on 32 devices."""
     return TagInputs(
         groups=16,
         fragments_per_group=4,
         rollout=rollout,
-        trainer_slots=trainer_slots,
+        trainer_queues=trainer_queues,
         help=help,
         train=train,
         switch=3.0,
@@ -38,13 +38,13 @@ def tag_inputs(
 
 REGIMES = {
     # gain of the best plan over none: 88 %
-    "generator-starved": tag_inputs((10.0,) * 2 + (14.0,) * 2, trainer_slots=12, help=12, train=4),
+    "generator-starved": tag_inputs((10.0,) * 2 + (14.0,) * 2, trainer_queues=12, help=12, train=4),
     # 33 %
-    "generator-short": tag_inputs((9.0,) * 2 + (14.0,) * 3, trainer_slots=8, help=12, train=5),
+    "generator-short": tag_inputs((9.0,) * 2 + (14.0,) * 3, trainer_queues=8, help=12, train=5),
     # 12 %
-    "balanced": tag_inputs((10.0,) * 3 + (15.0,) * 3, trainer_slots=8, help=12, train=6.5),
+    "balanced": tag_inputs((10.0,) * 3 + (15.0,) * 3, trainer_queues=8, help=12, train=6.5),
     # none: help only harms
-    "trainer-starved": tag_inputs((9.0,) * 4 + (13.0,) * 6, trainer_slots=6, help=11, train=9),
+    "trainer-starved": tag_inputs((9.0,) * 4 + (13.0,) * 6, trainer_queues=6, help=11, train=9),
 }
 
 Scenario = Callable[[TagInputs, int, random.Random], TagInputs]

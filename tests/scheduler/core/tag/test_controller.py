@@ -232,7 +232,7 @@ def test_without_rollout_the_trainer_generates_all_from_the_first_batch_on() -> 
 
 def test_a_plan_ends_with_the_trainer_s_slots() -> None:
     controller, _ = played(Controller(), SHORT, 10)
-    _, decision = decide(controller, replace(SHORT, trainer_slots=0))
+    _, decision = decide(controller, replace(SHORT, trainer_queues=0))
     assert decision.groups == 0
 
 

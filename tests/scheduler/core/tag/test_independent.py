@@ -9,7 +9,7 @@ from services.scheduler.core.tag.independent import share
 from services.scheduler.core.tag.makespan import TagInputs, makespan
 
 SITUATION = TagInputs(
-    groups=32, fragments_per_group=2, rollout=(10.0,) * 8, trainer_slots=24, help=10.0,
+    groups=32, fragments_per_group=2, rollout=(10.0,) * 8, trainer_queues=24, help=10.0,
     train=1.5, switch=0.0, ready=0.1, commit=2.0,
 )  # fmt: skip
 
@@ -22,7 +22,7 @@ def test_before_anything_is_learned_it_goes_by_the_number_of_devices() -> None:
 @given(train=st.floats(0.1, 10), rollout=st.integers(1, 31))
 def test_on_policy_it_is_the_wave_models_best(train: float, rollout: int) -> None:
     tag_inputs = replace(
-        SITUATION, train=train, rollout=(10.0,) * rollout, trainer_slots=32 - rollout
+        SITUATION, train=train, rollout=(10.0,) * rollout, trainer_queues=32 - rollout
     )
     chosen = makespan(tag_inputs, share(tag_inputs, one_step=False))
     assert chosen <= min(makespan(tag_inputs, k) for k in (0, 1, 16, 31, 32)) + 1e-9

@@ -20,7 +20,7 @@ def one_slot(rng: random.Random, *, ready: int) -> TagInputs:
         groups=rng.randint(1, 7),
         fragments_per_group=1,
         rollout=(float(rng.randint(1, 8)),),
-        trainer_slots=1,
+        trainer_queues=1,
         help=float(rng.randint(1, 12)),
         train=float(rng.randint(1, 6)),
         switch=float(rng.choice((0, 0, 1, 2, 3, 8, 20))),
@@ -35,7 +35,7 @@ def pool(rng: random.Random) -> TagInputs:
         groups=rng.randint(1, 16),
         fragments_per_group=rng.randint(2, 8),
         rollout=tuple(rng.uniform(2, 14) for _ in range(rng.randint(1, 12))),
-        trainer_slots=rng.randint(1, 10),
+        trainer_queues=rng.randint(1, 10),
         help=rng.uniform(2, 20),
         train=rng.uniform(0.2, 12),
         switch=rng.choice((0.0, rng.uniform(0, 5), rng.uniform(5, 60))),
@@ -140,7 +140,7 @@ def test_fragments_of_unequal_slots_are_finished_as_an_event_simulation_says() -
 
 def test_a_slow_slot_gets_no_fragment_that_a_fast_one_finishes_sooner() -> None:
     s = TagInputs(
-        groups=4, fragments_per_group=1, rollout=(1.0, 10.0), trainer_slots=0,
+        groups=4, fragments_per_group=1, rollout=(1.0, 10.0), trainer_queues=0,
         help=1.0, train=0.0, switch=0.0, ready=0.0, commit=0.0,
     )  # fmt: skip
     assert makespan(s, 0) == 4.0
@@ -148,19 +148,19 @@ def test_a_slow_slot_gets_no_fragment_that_a_fast_one_finishes_sooner() -> None:
 
 def test_waves_of_the_trainers_slots_are_whole() -> None:
     s = TagInputs(
-        groups=2, fragments_per_group=3, rollout=(), trainer_slots=4,
+        groups=2, fragments_per_group=3, rollout=(), trainer_queues=4,
         help=10.0, train=1.0, switch=2.0, ready=0.5, commit=0.25,
     )  # fmt: skip
     # 6 fragments on 4 slots: two waves; the first group is ready before the trainer is back
     assert makespan(s, 2) == 2.0 + 20.0 + 0.5 + 1.0 + 0.25 + 0.5
-    assert makespan(replace(s, trainer_slots=6), 2) == 2.0 + 10.0 + 0.5 + 2 * 1.0 + 0.25
+    assert makespan(replace(s, trainer_queues=6), 2) == 2.0 + 10.0 + 0.5 + 2 * 1.0 + 0.25
 
 
 def test_who_alone_can_generate_generates_all() -> None:
     s = pool(random.Random(1))
     assert best_groups(replace(s, rollout=())) == s.groups
-    assert best_groups(replace(s, trainer_slots=0)) == 0
-    assert best_groups(replace(s, rollout=(), trainer_slots=0)) == 0
+    assert best_groups(replace(s, trainer_queues=0)) == 0
+    assert best_groups(replace(s, rollout=(), trainer_queues=0)) == 0
     for k in (-1, s.groups + 1):
         with pytest.raises(ValueError, match="groups"):
             makespan(s, k)
@@ -186,7 +186,7 @@ def test_time_has_no_unit(seed: int, factor: float) -> None:
 def test_the_scan_of_a_large_pool_is_fast() -> None:
     rng = random.Random("large")
     s = replace(
-        pool(rng), groups=32, fragments_per_group=16, trainer_slots=8, help=5.0, train=1.0,
+        pool(rng), groups=32, fragments_per_group=16, trainer_queues=8, help=5.0, train=1.0,
         rollout=tuple(rng.uniform(5, 15) for _ in range(24)), switch=1.0,
     )  # fmt: skip
     began = time.perf_counter()
