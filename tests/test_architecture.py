@@ -11,7 +11,7 @@ from tests.paths import ROOT
 TORCH_FREE = [
     "digenrl.cli",
     "bench.cli",
-    "digenrl.evaluation.service",
+    "digenrl.evaluation.process",
     "digenrl.follow.steps",
     "digenrl.local.up",
     "digenrl.local.preflight",

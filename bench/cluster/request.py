@@ -6,7 +6,7 @@ from typing import Literal
 from bench.cluster.case import Case
 from bench.cluster.modes import MODES, STANDARD, chosen
 from bench.cluster.setting import default_scale
-from digenrl.planning.requests import parse_devices
+from digenrl.planning.devices import parse_devices
 from services.scheduler.costs.profile import load_profile
 from services.scheduler.planning.splits import Devices, Split
 from services.scheduler.sim.profiled import ScheduleChoice

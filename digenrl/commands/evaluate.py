@@ -32,7 +32,7 @@ def evaluate(
     runs: Runs = RUNS,
 ) -> None:
     """Evaluate a run's policy versions while it goes on, every so many optimizer steps."""
-    from digenrl.local.left import store_of
+    from digenrl.local.store import store_of
     from shared.telemetry import configure_logs
 
     wanted = named(name, run)
@@ -40,9 +40,9 @@ def evaluate(
         settings = settings_of(run=wanted, worker=worker, host=host, port=port, stay=stay or None)
         configure_logs(service="evaluation", worker=settings.worker, run=settings.run)
         os.nice(nice)
-        from digenrl.evaluation import service
+        from digenrl.evaluation.process import catch_up, follow_run
 
         if once or is_left:
-            asyncio.run(service.catch_up(settings, every=every))
+            asyncio.run(catch_up(settings, every=every))
         else:
-            asyncio.run(service.follow(settings, every=every))
+            asyncio.run(follow_run(settings, every=every))

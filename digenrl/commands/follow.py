@@ -30,7 +30,7 @@ def follow(
     """Write each step's metrics to TensorBoard or Weights & Biases as soon as it is committed."""
     from digenrl.follow.steps import Targets
     from digenrl.follow.steps import follow as follow_run
-    from digenrl.local.left import store_of
+    from digenrl.local.store import store_of
     from shared.telemetry import configure_logs
 
     wanted, targets = named(name, run), Targets(tensorboard, wandb)

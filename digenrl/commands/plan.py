@@ -25,7 +25,7 @@ def plan(
 ) -> None:
     """Say which devices should generate and which should train, and what that gains."""
     from digenrl.planning.output import plan_as_json, show_plan, wide_console
-    from digenrl.planning.requests import plan as find_plan
+    from digenrl.planning.plan import plan as find_plan
 
     found = find_plan(
         recipe, devices, profile=profile, variant=variant.value,

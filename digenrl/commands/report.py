@@ -26,7 +26,7 @@ def report(
     runs: Runs = RUNS,
 ) -> None:
     """Evaluate a run before and after, draw its curves and gallery, export its adapter."""
-    from digenrl.local.left import store_of
+    from digenrl.local.store import store_of
     from digenrl.report.make import make_report
 
     wanted = named(name, run)

@@ -28,7 +28,7 @@ def sim(
 ) -> None:
     """Run a split of devices in the simulator: step time, utilisation, and who waits for whom."""
     from digenrl.planning.output import show_simulated, simulated_as_json, wide_console
-    from digenrl.planning.requests import SimRequest, simulated
+    from digenrl.planning.sim import SimRequest, simulated
 
     request = SimRequest(
         profile=profile,

@@ -11,10 +11,11 @@ import numpy.typing as npt
 from digenrl.evaluation.media import as_mp4, as_png
 from digenrl.evaluation.quality import Quality, alarms
 from digenrl.evaluation.records import EvaluationRecord, Evaluations, KeptSample
-from digenrl.evaluation.samples import Evaluator, Judges, Samples
-from digenrl.evaluation.sampling import Progress
+from digenrl.evaluation.sampler import OnProgress
+from digenrl.evaluation.samples import Judges, PromptSampler, Samples
 from digenrl.evaluation.settings import settings_digest
-from digenrl.evaluation.weights import weights_to_use
+from services.trainer.engine.checkpoint import averaged
+from shared.diffusion.tensors import pack, unpack
 from shared.learning.prompts import read_prompts
 from shared.recipe.recipe import Recipe
 from shared.run.commits import CommitRecord
@@ -24,7 +25,7 @@ PUTS_AT_ONCE = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class JudgedSamples:
     samples: Samples
     quality: Quality
     right: npt.NDArray[np.bool_] | None
@@ -40,7 +41,7 @@ class RunEvaluator:
         recipe: Recipe,
         *,
         worker: str,
-        progress: Progress | None = None,
+        progress: OnProgress | None = None,
     ) -> None:
         """``progress``: told, in another thread, how far each evaluation is."""
         self.recipe = recipe
@@ -51,7 +52,7 @@ class RunEvaluator:
         self._worker = worker
         self._progress = progress
         self._stopping = threading.Event()
-        self._evaluator: Evaluator | None = None
+        self._evaluator: PromptSampler | None = None
         self._judges: Judges | None = None
 
     async def record_of(self, commit: CommitRecord) -> EvaluationRecord:
@@ -96,15 +97,15 @@ class RunEvaluator:
             seconds=round(time.monotonic() - began, 3),
         )
 
-    def _measure(self, weights: bytes) -> Measured:
-        self._evaluator = self._evaluator or Evaluator(
+    def _measure(self, weights: bytes) -> JudgedSamples:
+        self._evaluator = self._evaluator or PromptSampler(
             self.recipe, self._stopping, progress=self._progress
         )
         self._judges = self._judges or Judges(self.recipe)
         samples = self._evaluator.sample(weights)
-        return Measured(samples, self._judges.quality(samples), self._judges.right(samples))
+        return JudgedSamples(samples, self._judges.quality(samples), self._judges.right(samples))
 
-    async def _keep(self, measured: Measured) -> tuple[KeptSample, ...]:
+    async def _keep(self, measured: JudgedSamples) -> tuple[KeptSample, ...]:
         """Put every sample into the store."""
         limit = asyncio.Semaphore(PUTS_AT_ONCE)
 
@@ -115,7 +116,7 @@ class RunEvaluator:
         indices = range(len(measured.samples.prompts))
         return tuple(await asyncio.gather(*(keep(index) for index in indices)))
 
-    async def _keep_sample(self, measured: Measured, index: int) -> KeptSample:
+    async def _keep_sample(self, measured: JudgedSamples, index: int) -> KeptSample:
         samples, folder = measured.samples, self.evaluations.media_folder
         png = await asyncio.to_thread(as_png, samples.stills[index])
         media = still = await self._store.put(folder, png, suffix=".png")
@@ -128,3 +129,10 @@ class RunEvaluator:
             still=still,
             right=None if measured.right is None else bool(measured.right[index]),
         )
+
+
+async def weights_to_use(store: ObjectStore, recipe: Recipe, record: CommitRecord) -> bytes:
+    """Of one version."""
+    if recipe.trainer.ema is None:
+        return await store.get(record.weights)
+    return pack(averaged(unpack(await store.get(record.checkpoint))))

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from digenrl.evaluation.quality import Quality
-from digenrl.evaluation.sampling import Media, Progress, Sampler
+from digenrl.evaluation.sampler import Media, OnProgress, Sampler
 from digenrl.evaluation.settings import as_evaluated
 from services.reward.scorer import WeightedScorer, build_scorers, scorer_inputs
 from services.reward.scoring import scores_of
@@ -33,7 +33,7 @@ class Samples:
         return self.images if self.images.ndim == 4 else self.images[:, self.images.shape[1] // 2]
 
 
-class Evaluator:
+class PromptSampler:
     """Samples the recipe's prompts, at its evaluation's settings, with one set of weights after
     the other."""
 
@@ -42,7 +42,7 @@ class Evaluator:
         recipe: Recipe,
         stopping: threading.Event | None = None,
         *,
-        progress: Progress | None = None,
+        progress: OnProgress | None = None,
     ) -> None:
         """``stopping`` and ``progress`` are the sampler's."""
         self._table = recipe.evaluation

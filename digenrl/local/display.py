@@ -62,7 +62,7 @@ class Display:
         elif stepped and run["step"] > 0:
             self.console.print(
                 f"step {run['step']}/{run['steps']}  reward {run['reward_mean']:.3f}  "
-                f"waiting for {run['waiting_for']}  {_eta(run['eta_seconds'])}",
+                f"{_outlook(run)}",
                 highlight=False,
             )
         self._last_step = run["step"]
@@ -128,6 +128,12 @@ def sparkline(values: list[float]) -> str:
     low, high = min(values), max(values)
     span = (high - low) or 1.0
     return "".join(SPARKS[round((value - low) / span * (len(SPARKS) - 1))] for value in values)
+
+
+def _outlook(run: dict[str, Any]) -> str:
+    if run["waiting_for"] == "nothing":
+        return str(run["phase"])
+    return f"waiting for {run['waiting_for']}  {_eta(run['eta_seconds'])}"
 
 
 def _eta(seconds: float | None) -> str:

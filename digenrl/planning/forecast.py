@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from digenrl.planning.requests import known_profiles, parse_devices
+from digenrl.planning.devices import known_profiles, parse_devices
 from services.scheduler.costs.memory import Needed, Use, rollout_needs, trainer_needs, with_memory
 from services.scheduler.costs.profile import Memory, Profile, load_profile
 from services.scheduler.planning.lookahead import look_ahead

@@ -8,7 +8,7 @@ import numpy as np
 
 from digenrl.evaluation.records import EvaluationRecord
 from digenrl.report.pictures import AFTER, GOLD, WRONG, mosaic
-from digenrl.report.stored import Stills
+from digenrl.report.stills import Stills
 
 matplotlib.use("Agg")
 

@@ -3,15 +3,11 @@
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-import safetensors
-import safetensors.torch
 from torch import Tensor
 
 from digenrl.evaluation.media import save
-from digenrl.evaluation.sampling import Sampler
-from digenrl.report.export import FILE, PREFIX
-from digenrl.report.export_network import FOLDER as NETWORK
-from digenrl.report.export_network import weight_files
+from digenrl.evaluation.sampler import Sampler
+from digenrl.report.export import read_adapter, read_network
 from shared.diffusion.weights import load_weights
 from shared.errors import IntegrityError, UserError
 from shared.recipe.recipe import Recipe
@@ -51,32 +47,3 @@ def _trained_of(tensors: Mapping[str, Tensor], sampler: Sampler) -> Mapping[str,
     """Without what a network's folder holds besides: constants that are not trained."""
     constants = {name for name, _ in sampler.model.transformer.named_buffers()}
     return {name: tensor for name, tensor in tensors.items() if name not in constants}
-
-
-def read_network(folder: Path) -> dict[str, Tensor]:
-    """What `export_network` has written.
-
-    Raises:
-        UserError: if there is none.
-    """
-    files = weight_files(folder / NETWORK)
-    if not files:
-        raise UserError(f"--adapter: {folder / NETWORK} holds no safetensors file")
-    return {name: tensor for file in files for name, tensor in _read(file).items()}
-
-
-def read_adapter(folder: Path) -> dict[str, Tensor]:
-    """What `export_adapter` has written.
-
-    Raises:
-        UserError: if there is none.
-    """
-    tensors = _read(folder / FILE if folder.is_dir() else folder)
-    return {name.removeprefix(PREFIX): tensor for name, tensor in tensors.items()}
-
-
-def _read(path: Path) -> dict[str, Tensor]:
-    try:
-        return safetensors.torch.load_file(path)
-    except (OSError, safetensors.SafetensorError) as error:
-        raise UserError(f"--adapter: cannot read {path}: {error}") from error

@@ -12,10 +12,10 @@ from rich.table import Table
 
 from digenrl.evaluation.quality import alarms
 from digenrl.evaluation.records import EvaluationRecord
-from digenrl.report.progress import Shown
+from digenrl.report.progress_bar import EvaluationBar
 from digenrl.report.schedule import read_schedule, schedule_rows
-from digenrl.report.stored import first_of_prompts, side_of, stills_of
-from digenrl.report.summary import Evaluated, ScheduleSummary, Summary
+from digenrl.report.stills import first_of_prompts, side_of, stills_of
+from digenrl.report.summary import EvaluatedVersion, ScheduleSummary, Summary
 from shared.errors import DigenRLError, IntegrityError, UserError
 from shared.learning.metrics import ALARMING_RATIO_ERROR
 from shared.process.settings import ServiceSettings
@@ -116,13 +116,12 @@ async def _measure(
     from digenrl.evaluation.run import RunEvaluator
     from digenrl.report.card import write_card
     from digenrl.report.evaluations import draw_evaluations, draw_progress
-    from digenrl.report.export import export_adapter
-    from digenrl.report.export_network import export_network
+    from digenrl.report.export import export_adapter, export_network
     from digenrl.report.pictures import draw_curve, draw_gallery
     from shared.diffusion.tensors import unpack
 
     began = time.monotonic()
-    with Shown(console) as shown:
+    with EvaluationBar(console) as shown:
         evaluator = RunEvaluator(store, recipe, worker="report", progress=shown.progress)
         shown.version(chain[0].policy.version)
         before = await evaluator.record_of(chain[0])
@@ -156,7 +155,7 @@ async def _newest(
 ) -> tuple[list[CommitRecord], EvaluationRecord, bytes]:
     """The chain up to its newest version, what is measured of that, and its weights. The run may go
     on meanwhile, and not keep them: then it is a newer one."""
-    from digenrl.evaluation.weights import weights_to_use
+    from digenrl.evaluation.run import weights_to_use
 
     while True:
         try:
@@ -216,7 +215,9 @@ def summarise(
         alarms=alarms([record.quality for record in evaluated]),
         warnings=ratio_warnings(trained),
         evaluations=[
-            Evaluated(version=record.version, quality=record.quality, alarms=list(record.alarms))
+            EvaluatedVersion(
+                version=record.version, quality=record.quality, alarms=list(record.alarms)
+            )
             for record in evaluated
         ],
         schedule=schedule,

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from digenrl.evaluation.media import Pixels
-from digenrl.report.stored import Side
+from digenrl.report.stills import Side
 from digenrl.report.summary import Summary
 from shared.run.commits import CommitRecord
 

@@ -38,7 +38,7 @@ class ScheduleSummary(BaseModel):
     tag: list[TagDecision]
 
 
-class Evaluated(BaseModel):
+class EvaluatedVersion(BaseModel):
     """One policy version, as an evaluation found it."""
 
     version: int
@@ -84,7 +84,7 @@ class Summary(BaseModel):
     """Gold rewards that fell while the training reward rose, as the last evaluation found them."""
     warnings: list[str] = []
     """Of on-policy ratios that are further from 1 than rounding explains."""
-    evaluations: list[Evaluated] = []
+    evaluations: list[EvaluatedVersion] = []
     """Of every version that was evaluated, before and after among them."""
     schedule: ScheduleSummary
     before: Quality

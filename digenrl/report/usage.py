@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from digenrl.evaluation.sampling import noise_seed
+from digenrl.evaluation.sampler import noise_seed
 from digenrl.evaluation.settings import as_evaluated
 from shared.diffusion.policy import sampling_plan
 from shared.models.catalogue import VIDEO, pipeline_class, text_tokens

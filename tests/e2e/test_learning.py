@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from digenrl.evaluation.quality import Quality
-from digenrl.evaluation.samples import Evaluator, Judges
+from digenrl.evaluation.samples import Judges, PromptSampler
 from examples.one_process import Advantages, Loop
 from shared.learning.advantages import group_advantages
 from shared.recipe.recipe import Recipe, load_recipe, override
@@ -27,7 +27,7 @@ def trained(recipe: Recipe, advantages: Advantages) -> Quality:
     loop = Loop(recipe, advantages=advantages)
     for _ in loop.steps(STEPS):
         pass
-    return Judges(recipe).quality(Evaluator(recipe).sample(loop.trainer.weights().adapter))
+    return Judges(recipe).quality(PromptSampler(recipe).sample(loop.trainer.weights().adapter))
 
 
 def test_held_out_accuracy_rises_and_with_shuffled_advantages_it_does_not(recipe: Recipe) -> None:
@@ -40,7 +40,7 @@ def test_held_out_accuracy_rises_and_with_shuffled_advantages_it_does_not(recipe
 
     torch.manual_seed(0)
     untrained = Loop(recipe).trainer.weights().adapter
-    base = Judges(recipe).quality(Evaluator(recipe).sample(untrained))
+    base = Judges(recipe).quality(PromptSampler(recipe).sample(untrained))
     taught, control = trained(recipe, group_advantages), trained(recipe, shuffled)
     assert base.gold_accuracy and taught.gold_accuracy and control.gold_accuracy
     assert taught.gold_accuracy > base.gold_accuracy + 0.1

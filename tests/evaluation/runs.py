@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from digenrl.evaluation.sampling import Sampler
+from digenrl.evaluation.sampler import Sampler
 from shared.diffusion.tensors import pack
 from shared.diffusion.weights import trained_tensors, weights_digest
 from shared.messages.contracts import Policy

@@ -10,13 +10,17 @@ from rich.console import Console
 from digenrl.local.display import Display
 from digenrl.local.up import EXIT_INTERRUPTED, run_to_end
 from digenrl.report.make import rows_of
-from digenrl.report.progress import Shown
+from digenrl.report.progress_bar import EvaluationBar
 from shared.recipe.recipe import load_recipe, override
 from tests.paths import DIGITS
 
 RUN = {
     "run": "digits", "phase": "running", "step": 3, "steps": 30, "reward_mean": 0.5,
     "eta_seconds": 60.0, "waiting_for": "rollout",
+}  # fmt: skip
+LAST = {
+    "phase": "finished", "step": 30, "reward_mean": 0.9, "eta_seconds": 0.0,
+    "waiting_for": "nothing",
 }  # fmt: skip
 WORKER = {
     "worker": "rollout-0", "host": "alpha", "device": "NVIDIA H100", "gpu": "5",
@@ -39,6 +43,18 @@ def test_the_table_says_on_which_host_and_gpu_each_worker_is() -> None:
     ]  # fmt: skip
 
 
+def test_a_line_says_what_a_step_waits_for_and_the_last_one_that_the_run_is_finished() -> None:
+    plain = io.StringIO()
+    display = Display(Console(file=plain, width=160), "url", "logs")
+    with display.shown():
+        display.update(RUN, [])
+        display.update(RUN | LAST, [])
+    assert plain.getvalue().splitlines() == [
+        "step 3/30  reward 0.500  waiting for rollout  ETA 1:00",
+        "step 30/30  reward 0.900  finished",
+    ]
+
+
 async def test_ctrl_c_ends_the_evaluation_at_the_end_at_once() -> None:
     interrupted = asyncio.Event()
     sleeps = [sys.executable, "-c", "import time; time.sleep(600)"]
@@ -52,13 +68,15 @@ async def test_ctrl_c_ends_the_evaluation_at_the_end_at_once() -> None:
 
 def test_the_evaluation_at_the_end_shows_how_far_it_is() -> None:
     screen = io.StringIO()
-    with Shown(Console(file=screen, force_terminal=True, color_system=None, width=120)) as shown:
+    with EvaluationBar(
+        Console(file=screen, force_terminal=True, color_system=None, width=120)
+    ) as shown:
         shown.version(0)
         shown.progress(4, 10)
         shown.progress(10, 10)
     assert "evaluating version 0" in screen.getvalue() and "10/10 prompts" in screen.getvalue()
     plain = io.StringIO()
-    with Shown(Console(file=plain)) as shown:
+    with EvaluationBar(Console(file=plain)) as shown:
         shown.version(3)
         shown.progress(4, 10)
     assert plain.getvalue() == "evaluating version 3\n"

@@ -14,7 +14,7 @@ import yaml
 
 from digenrl.evaluation.quality import Quality
 from digenrl.evaluation.records import EvaluationRecord
-from digenrl.evaluation.sampling import Sampler
+from digenrl.evaluation.sampler import Sampler
 from digenrl.evaluation.settings import as_evaluated
 from digenrl.report.card import write_card
 from digenrl.report.export import export_adapter

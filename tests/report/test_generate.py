@@ -10,9 +10,8 @@ import pytest
 import torch
 from PIL import Image
 
-from digenrl.evaluation.sampling import Sampler, noise_seed
-from digenrl.report.export import export_adapter
-from digenrl.report.export_network import export_network
+from digenrl.evaluation.sampler import Sampler, noise_seed
+from digenrl.report.export import export_adapter, export_network
 from digenrl.report.generate import generate
 from shared.diffusion.generation import to_uint8
 from shared.diffusion.weights import trained_tensors

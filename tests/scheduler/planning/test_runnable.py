@@ -6,7 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 from digenrl.cli import app
-from digenrl.planning.requests import costs_of
+from digenrl.planning.plan import costs_of
 from services.scheduler.costs.profile import load_profile
 from services.scheduler.planning.planner import Planned, plan_split
 from services.scheduler.planning.recipes import schedule_of

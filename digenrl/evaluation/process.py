@@ -10,7 +10,7 @@ from shared.run.layout import FILES, read_recipe, wait_for_recipe
 from shared.store import open_store
 
 
-async def follow(settings: ServiceSettings, *, every: int | None) -> None:
+async def follow_run(settings: ServiceSettings, *, every: int | None) -> None:
     """Evaluate what is due while the run goes on, and answer probes; end with the run, or when
     asked to."""
     listener = listen(settings.host, settings.port)
@@ -23,7 +23,7 @@ async def follow(settings: ServiceSettings, *, every: int | None) -> None:
         recipe = await wait_for_recipe(store, settings.run, place=settings.store_place)
         await check_files(store, recipe, FILES, needed=False)
         prepare_libraries(recipe, threads=recipe.evaluation.threads)
-        from digenrl.evaluation.follow import Follower  # torch, once the probes answer
+        from digenrl.evaluation.follower import Follower  # torch, once the probes answer
 
         follower = Follower(store, settings.run, progress, worker=settings.worker, every=every)
         health.is_ready()
@@ -44,7 +44,7 @@ async def catch_up(settings: ServiceSettings, *, every: int | None) -> None:
         raise UserError(f"--run: the store holds no run {settings.run!r}")
     await check_files(store, recipe, FILES, needed=False)
     prepare_libraries(recipe, threads=recipe.evaluation.threads)
-    from digenrl.evaluation.follow import Follower
+    from digenrl.evaluation.follower import Follower
 
     follower = Follower(store, settings.run, Progress(), worker=settings.worker, every=every)
     await follower.catch_up()

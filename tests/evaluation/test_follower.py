@@ -5,12 +5,12 @@ import asyncio
 import numpy as np
 import pytest
 
-from digenrl.evaluation.follow import Follower
+from digenrl.evaluation.follower import Follower
 from digenrl.evaluation.media import from_png
 from digenrl.evaluation.progress import Progress
 from digenrl.evaluation.records import EvaluationRecord, Evaluations
 from digenrl.evaluation.run import RunEvaluator
-from digenrl.report.stored import side_of
+from digenrl.report.stills import side_of
 from shared.errors import ContractError, ScoringError, UserError
 from shared.recipe.recipe import Recipe
 from shared.run.commits import read_commit

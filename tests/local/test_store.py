@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from digenrl.local import preflight
-from digenrl.local.left import store_of
+from digenrl.local.store import store_of
 from shared.errors import UserError
 from shared.process.settings import Endpoints
 from shared.recipe.recipe import load_recipe

@@ -18,7 +18,7 @@ from shared.recipe.recipe import Recipe
 Media = npt.NDArray[np.uint8]
 """(n, C, H, W), or videos (n, F, C, H, W)"""
 
-Progress = Callable[[int, int], None]
+OnProgress = Callable[[int, int], None]
 """Is told how many prompts are done, and how many there are."""
 
 PROMPTS_AT_ONCE = 4
@@ -36,7 +36,7 @@ class Sampler:
         recipe: Recipe,
         stopping: threading.Event | None = None,
         *,
-        progress: Progress | None = None,
+        progress: OnProgress | None = None,
     ) -> None:
         """``stopping``: set, it makes a `sample` in another thread end with `Stopped`.
         ``progress``: called in `sample`, as it goes on."""

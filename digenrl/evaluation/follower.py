@@ -9,8 +9,7 @@ import asyncio
 
 import structlog
 
-from digenrl.evaluation import metrics
-from digenrl.evaluation.progress import Progress
+from digenrl.evaluation.progress import PENDING, Progress, show
 from digenrl.evaluation.records import EvaluationRecord
 from digenrl.evaluation.run import RunEvaluator
 from digenrl.evaluation.settings import due_versions
@@ -101,7 +100,7 @@ class Follower:
         due = due_versions(every, recipe.run.steps)
         pending = [version for version in due if version not in (*done, *self._gone)]
         self._progress.evaluated, self._progress.pending = done, pending
-        metrics.PENDING.set(len(pending))
+        PENDING.set(len(pending))
         return evaluator
 
     async def _evaluator_of(self, recipe: Recipe) -> RunEvaluator:
@@ -110,11 +109,11 @@ class Follower:
             for version in (await self._evaluator.evaluations.versions())[-1:]:
                 newest = await self._evaluator.evaluations.read(version)
                 if newest is not None:  # what was measured before this process began
-                    metrics.show(newest)
+                    show(newest)
         return self._evaluator
 
     def _tell(self, record: EvaluationRecord) -> None:
-        metrics.show(record)
+        show(record)
         log.info(
             "evaluated",
             version=record.version,

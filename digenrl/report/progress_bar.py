@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 
-class Shown:
+class EvaluationBar:
     def __init__(self, console: Console) -> None:
         self._console = console
         self._bars = Progress(
