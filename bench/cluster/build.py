@@ -12,7 +12,7 @@ from bench.cluster.setting import DEVICES_PER_NODE, Setting
 from bench.cluster.training import EmulatedTraining, lanes
 from services.scheduler.costs.noise import Noise, rollout_device, trainer_device
 from services.scheduler.costs.profile import Profile, Role, device
-from shared.messages.contracts import Device
+from shared.messages.workers import Device
 
 GIB = 1 << 30
 

@@ -30,7 +30,7 @@ from services.reward.app import RewardApp
 from services.reward.scorer import WeightedScorer
 from services.rollout.app import RolloutApp
 from services.trainer.app import TrainerApp
-from shared.messages.contracts import Device
+from shared.messages.workers import Device
 from shared.process.service import freeze_gc
 from shared.process.settings import ServiceSettings
 from shared.process.worker import Worker, host_memory

@@ -11,7 +11,7 @@ from services.scheduler.costs.floor import floor_seconds
 from services.scheduler.costs.profile import Profile, VariantName, load_profile
 from services.scheduler.planning.splits import Split
 from services.scheduler.sim.profiled import ScheduleChoice
-from shared.messages.contracts import Record, Token
+from shared.messages.records import Record, Token
 from shared.recipe import recipe
 from shared.recipe.recipe import Recipe
 from shared.recipe.rewards import Reward, Scorer

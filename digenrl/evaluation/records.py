@@ -14,7 +14,8 @@ from pydantic import ValidationError
 
 from digenrl.evaluation.quality import Quality
 from shared.errors import ContractError
-from shared.messages.contracts import Digest, ObjectRef, Policy, Record, Seconds, Text, Token
+from shared.messages.contracts import ObjectRef, Policy
+from shared.messages.records import Digest, Record, Seconds, Text, Token
 from shared.run.layout import evaluations_folder
 from shared.store import ObjectStore
 

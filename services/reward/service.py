@@ -3,7 +3,7 @@
 import asyncio
 import os
 
-from shared.messages.contracts import Device
+from shared.messages.workers import Device
 from shared.process.settings import ServiceSettings
 from shared.process.worker import Worker, host_memory
 from shared.process.worker_process import WorkerProcess, run_worker

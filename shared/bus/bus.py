@@ -39,8 +39,10 @@ from shared.bus.streams import (
 from shared.errors import ContractError, SlotPoisoned, Unavailable
 from shared.messages import subjects
 from shared.messages.codec import decode, encode
-from shared.messages.contracts import Message, Record, Told, WorkerRefused, WorkerStatus
+from shared.messages.contracts import Message
+from shared.messages.records import Record
 from shared.messages.subjects import Stream, subject_of
+from shared.messages.workers import Told, WorkerRefused, WorkerStatus
 from shared.telemetry import QUARANTINED, REDELIVERED, STREAM_FULL
 
 MIN_SERVER = (2, 11)

@@ -6,7 +6,7 @@ from collections.abc import Collection
 import torch
 
 from shared.diffusion.models import adapter_class
-from shared.messages.contracts import Device
+from shared.messages.workers import Device
 from shared.models.memory import Part, adapter_bytes, weight_bytes
 from shared.process.worker import host_memory
 from shared.recipe.recipe import Recipe

@@ -23,11 +23,12 @@ does right now. Tensors never travel here: a message names objects in the store.
     WorkerRefused         scheduler -> one worker  it takes no part, and ends; not stored
 """
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, field_validator, model_validator
+from pydantic import Field, FiniteFloat, field_validator, model_validator
 
-from shared.messages.tokens import TOKEN_PATTERN
+from shared.messages.records import Count, Digest, Record, Seconds, Text, Token, wire_name
+from shared.messages.workers import DeviceMode, Told
 
 MAX_MESSAGE_BYTES = 64 * 1024
 MAX_GROUP_SIZE = 1024
@@ -36,31 +37,9 @@ MAX_SCORERS = 32
 MAX_METADATA = 16 * 1024
 """Bytes of a prompt's metadata, names and texts together."""
 
-Count = Annotated[int, Field(ge=0, lt=2**63)]
-"""Numbers things from zero, and fits the 64 bits that the wire has."""
-Token = Annotated[str, Field(pattern=TOKEN_PATTERN)]
-Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
-Text = Annotated[str, Field(max_length=4096)]
-Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 MAX_SCORE = 1e6
 Score = Annotated[float, Field(ge=-MAX_SCORE, le=MAX_SCORE, allow_inf_nan=False)] | None
 """None: the sample could not be scored. Squares of larger ones would drown all others."""
-
-
-def wire_name(name: str) -> Any:
-    """Gives a field another name on the wire than in Python: what is stored and sent never changes.
-
-    For `Annotated`: ``loan_number: Annotated[Count, wire_name("generation")]``.
-    """
-    return Field(validation_alias=name, serialization_alias=name)
-
-
-class Record(BaseModel):
-    """Immutable, strict, and closed to unknown fields: a misspelt field fails at the sender."""
-
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", strict=True, validate_by_name=True, serialize_by_alias=True
-    )
 
 
 class ObjectRef(Record):
@@ -295,9 +274,6 @@ class PolicyPublished(Record):
     """From the beginning of the optimizer step to this announcement; 0 if none was taken."""
 
 
-DeviceMode = Literal["train", "generate"]
-
-
 class SetDevice(Record):
     """Desired state, not a call: the highest generation that a device has seen is what holds."""
 
@@ -329,78 +305,6 @@ class TagRequest(Record):
     id: Token
 
 
-Service = Literal["rollout", "reward", "trainer", "scheduler"]
-Activity = Literal[
-    "starting", "generating", "scoring", "training", "committing", "loading_weights",
-    "waiting_for_rollout", "waiting_for_reward", "waiting_for_trainer", "refused", "stopping",
-]  # fmt: skip
-
-
-class Device(Record):
-    """What a worker registers with."""
-
-    kind: Text = "cpu"
-    """As its maker calls it."""
-    memory_bytes: Count = 0
-    needs_bytes: Count = 0
-    """What the worker will hold of the model."""
-    concurrency: Annotated[int, Field(ge=0, le=4096), wire_name("slots")] = 0
-    """Fragments that it generates at the same time; 0 if it cannot generate."""
-    independent_devices: Annotated[bool, wire_name("fluid")] = False
-    """A trainer of several devices, each with all weights: each finishes the fragment that it has
-    and then trains, whatever the others do. If not, all of them change over together."""
-    can_train: bool = False
-    """A rollout device that computes gradients of whole groups if it is asked to."""
-    gpu: Text = ""
-    """Which of its host's accelerators, as CUDA_VISIBLE_DEVICES counts them ("2", "4,5"); empty if
-    it uses none."""
-
-    @property
-    def refusal(self) -> str | None:
-        """Why it cannot take part."""
-        if self.needs_bytes <= self.memory_bytes:
-            return None
-        needs, has = (f"{size / 2**30:.2f} GiB" for size in (self.needs_bytes, self.memory_bytes))
-        return f"the model needs {needs}, this {self.kind} has {has}"
-
-
-class DeviceLoan(Record):
-    """What a trainer's device is used for, as the device itself reports it."""
-
-    loan_number: Annotated[Count, wire_name("generation")]
-    mode: DeviceMode
-
-
-class WorkerStatus(Record):
-    kind: Literal["worker_status"] = "worker_status"
-    service: Service
-    worker: Token
-    address: Token
-    """The worker's name and this start of it: a worker that is started again has another one."""
-    activity: Activity
-    policy_version: Count | None = None
-    num_done: Count = 0
-    num_quarantined: Count = 0
-    busy_seconds: Seconds = 0.0
-    seconds: dict[Activity, Seconds] = Field(default_factory=dict)
-    """Spent on each activity since it was started."""
-    device: Device = Device()
-    loan: DeviceLoan | None = None
-    host: Text = ""
-    """Name of the machine that it runs on."""
-    url: Text = ""
-    """Of its probes and metrics, as http://10.0.0.3:8000; empty if it serves none."""
-
-
-class WorkerRefused(Record):
-    """Told again with every status of the worker, for as long as there are some."""
-
-    kind: Literal["worker_refused"] = "worker_refused"
-    worker: Token
-    """Address of the worker."""
-    reason: Text
-
-
 Slotted = (
     GenerateFragment | FragmentGenerated | FragmentScored | TrainGroup
     | ComputeGradient | GradientComputed
@@ -421,6 +325,4 @@ Event = (
     | TagRequest
 )
 Command = GenerateFragment | TrainGroup | ComputeGradient | SetDevice
-Told = WorkerStatus | WorkerRefused
-"""Messages that are not stored."""
 Message = Annotated[Event | Command | Told, Field(discriminator="kind")]

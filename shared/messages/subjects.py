@@ -33,9 +33,8 @@ from shared.messages.contracts import (
     Message,
     SetDevice,
     TrainGroup,
-    WorkerRefused,
-    WorkerStatus,
 )
+from shared.messages.workers import WorkerRefused, WorkerStatus
 
 MIB = 1024 * 1024
 

@@ -15,7 +15,7 @@ from pydantic import BeforeValidator, Field, SecretStr
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from shared.bus.bus import Bus
-from shared.messages.contracts import Token
+from shared.messages.records import Token
 from shared.run.versions import VersionIndex
 from shared.store import StoreSettings
 from shared.telemetry import public

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from shared.bus.bus import Bus
 from shared.errors import UserError
-from shared.messages.contracts import (
+from shared.messages.workers import (
     Activity,
     Device,
     DeviceLoan,

@@ -17,7 +17,8 @@ from shared.bus.bus import Bus
 from shared.bus.cancellation import stop
 from shared.errors import Unavailable, UserError
 from shared.messages import subjects
-from shared.messages.contracts import Device, PolicyPublished
+from shared.messages.contracts import PolicyPublished
+from shared.messages.workers import Device
 from shared.process.service import Health, listen, serve, worker_app
 from shared.process.settings import ServiceSettings
 from shared.process.worker import Worker

@@ -5,7 +5,7 @@ from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 
-from shared.messages.tokens import TOKEN_PATTERN, TOKEN_WORDS
+from shared.messages.records import TOKEN_PATTERN, TOKEN_WORDS
 
 
 def describe(error: ValidationError, recipe: type[BaseModel]) -> str:

@@ -13,7 +13,8 @@ from pydantic import Field, ValidationError, model_validator
 from shared.errors import UserError
 from shared.learning.advantages import Advantages
 from shared.learning.algorithms import ALGORITHMS
-from shared.messages.contracts import MAX_FRAGMENTS_PER_GROUP, MAX_GROUP_SIZE, Token
+from shared.messages.contracts import MAX_FRAGMENTS_PER_GROUP, MAX_GROUP_SIZE
+from shared.messages.records import Token
 from shared.models.sigmas import pipeline_sigmas
 from shared.recipe.checks import check_at_most, check_devices, check_divides, check_messages
 from shared.recipe.errors import describe

@@ -11,7 +11,8 @@ from typing import Annotated
 from pydantic import Field, FiniteFloat, ValidationError
 
 from shared.errors import CommitConflict, ContractError
-from shared.messages.contracts import Count, Digest, ObjectRef, Policy, Record, Text, Token
+from shared.messages.contracts import ObjectRef, Policy
+from shared.messages.records import Count, Digest, Record, Text, Token
 from shared.store import ObjectStore
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from shared.errors import ContractError, UserError
-from shared.messages.contracts import Digest, Record, Text
+from shared.messages.records import Digest, Record, Text
 from shared.models.memory import weight_files
 from shared.recipe.files import ROOT
 from shared.recipe.paths import paths_of

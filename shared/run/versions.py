@@ -15,7 +15,8 @@ from pydantic import ValidationError
 from redis.exceptions import WatchError
 
 from shared.errors import ContractError, IntegrityError, Unavailable, UserError
-from shared.messages.contracts import ObjectRef, Policy, Record
+from shared.messages.contracts import ObjectRef, Policy
+from shared.messages.records import Record
 from shared.run.commits import CommitRecord
 from shared.telemetry import public
 

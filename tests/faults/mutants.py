@@ -25,12 +25,7 @@ from services.scheduler.sim.trainer import SimTrainer
 from services.scheduler.sim.world import Process
 from shared.devices.loan import Command, Loan, apply
 from shared.messages import subjects
-from shared.messages.contracts import (
-    FragmentGenerated,
-    FragmentSlot,
-    GenerateFragment,
-    Message,
-)
+from shared.messages.contracts import FragmentGenerated, FragmentSlot, GenerateFragment, Message
 from tests.faults import nemesis
 from tests.faults.planting import Mutant, built, patched, together
 from tests.faults.training_mutants import TRAINING_MUTANTS

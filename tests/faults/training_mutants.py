@@ -12,13 +12,7 @@ from services.scheduler.sim import batches
 from services.scheduler.sim.batches import Trainer
 from services.scheduler.sim.devices import SimRollout
 from services.scheduler.sim.independent_devices import FluidTrainer, Lane, Share
-from shared.messages.contracts import (
-    ComputeGradient,
-    GradientComputed,
-    Message,
-    Policy,
-    TrainGroup,
-)
+from shared.messages.contracts import ComputeGradient, GradientComputed, Message, Policy, TrainGroup
 from tests.faults import nemesis
 from tests.faults.planting import Mutant, patched
 

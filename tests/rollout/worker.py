@@ -13,7 +13,6 @@ from shared.errors import DigenRLError, Unavailable
 from shared.messages import subjects
 from shared.messages.contracts import (
     ComputeGradient,
-    Device,
     FragmentScored,
     GenerateFragment,
     Message,
@@ -22,6 +21,7 @@ from shared.messages.contracts import (
     TrainGroup,
     Trajectories,
 )
+from shared.messages.workers import Device
 from shared.process.worker import Worker
 from shared.run.commits import CommitRecord, commit
 from shared.store import ObjectStore

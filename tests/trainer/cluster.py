@@ -13,8 +13,6 @@ from shared.bus.bus import Bus
 from shared.devices.protocols import Training
 from shared.messages import subjects
 from shared.messages.contracts import (
-    Device,
-    DeviceMode,
     FragmentScored,
     GroupGradientRef,
     Message,
@@ -24,6 +22,7 @@ from shared.messages.contracts import (
     TrainGroup,
     Trajectories,
 )
+from shared.messages.workers import Device, DeviceMode
 from shared.process.worker import Worker
 from shared.recipe.recipe import Recipe
 from shared.run.commits import CommitRecord, commit, commit_key, read_commit

@@ -26,7 +26,8 @@ from services.scheduler.core.state import (
 from services.scheduler.core.tag import independent
 from services.scheduler.core.tag.controller import Controller, decide, observe
 from services.scheduler.core.tag.makespan import TagInputs
-from shared.messages.contracts import DeviceMode, SetDevice, TagRequest
+from shared.messages.contracts import SetDevice, TagRequest
+from shared.messages.workers import DeviceMode
 
 RENEW_PART = 0.5
 """A loan is prolonged when this part of its time has passed."""

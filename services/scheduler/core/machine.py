@@ -36,7 +36,6 @@ from services.scheduler.core.state import Plan, State, WorkerState
 from shared.messages.contracts import (
     Command,
     ComputeGradient,
-    DeviceMode,
     Event,
     FragmentFailed,
     FragmentGenerated,
@@ -53,6 +52,7 @@ from shared.messages.contracts import (
     TagRequest,
     TrainGroup,
 )
+from shared.messages.workers import DeviceMode
 
 
 @dataclass(frozen=True, slots=True)

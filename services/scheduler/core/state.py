@@ -10,13 +10,8 @@ from services.scheduler.core.tag.makespan import TagInputs
 from shared.learning.advantages import Advantages
 from shared.learning.prompts import PromptOrder
 from shared.learning.windows import Windows
-from shared.messages.contracts import (
-    DeviceMode,
-    FragmentScored,
-    FragmentSlot,
-    GroupGradientRef,
-    Policy,
-)
+from shared.messages.contracts import FragmentScored, FragmentSlot, GroupGradientRef, Policy
+from shared.messages.workers import DeviceMode
 
 Phase = Literal["waiting", "running", "paused", "stopped", "finished", "failed"]
 """waiting: for version 0. finished: every batch is committed. failed: see `State.failure`."""

@@ -19,7 +19,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, ValidationError
 
 from shared.errors import UserError
-from shared.messages.contracts import MAX_GROUP_SIZE, Record, Seconds, Text, Token
+from shared.messages.contracts import MAX_GROUP_SIZE
+from shared.messages.records import Record, Seconds, Text, Token
 
 PROFILES = Path(__file__).parent / "profiles"
 

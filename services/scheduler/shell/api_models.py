@@ -6,7 +6,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from services.scheduler.core.state import Phase
 from services.scheduler.core.usage import Use
-from shared.messages.contracts import Activity, Service, TagMode
+from shared.messages.contracts import TagMode
+from shared.messages.workers import Activity, Service
 
 WaitsFor = Literal["rollout", "reward", "trainer", "operator", "nothing"]
 

@@ -18,7 +18,7 @@ from services.scheduler.core.machine import (
 from services.scheduler.core.state import State, WorkerState
 from services.scheduler.core.usage import Meter
 from shared.bus.bus import Bus
-from shared.messages.contracts import WorkerRefused, WorkerStatus
+from shared.messages.workers import WorkerRefused, WorkerStatus
 
 WATCH_S = 0.5
 

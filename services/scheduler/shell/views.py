@@ -19,7 +19,7 @@ from services.scheduler.shell.api_models import (
 )
 from services.scheduler.shell.app import Scheduler
 from services.scheduler.shell.roster import Seen
-from shared.messages.contracts import Service, WorkerStatus
+from shared.messages.workers import Service, WorkerStatus
 from shared.run.commits import CommitRecord
 
 

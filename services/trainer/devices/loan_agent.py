@@ -20,7 +20,8 @@ from shared.devices.loan import Loan, apply, may_generate, tick
 from shared.devices.protocols import Generated
 from shared.errors import DigenRLError, IntegrityError
 from shared.messages import subjects
-from shared.messages.contracts import DeviceLoan, GenerateFragment, Policy, SetDevice
+from shared.messages.contracts import GenerateFragment, Policy, SetDevice
+from shared.messages.workers import DeviceLoan
 from shared.process.worker import Worker
 from shared.telemetry import LOAN_RETURN_SECONDS
 

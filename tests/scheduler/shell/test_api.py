@@ -17,7 +17,8 @@ from services.scheduler.shell.roster import Seen
 from services.scheduler.shell.step_metrics import StepMetrics
 from services.scheduler.shell.views import seconds_per_step
 from shared.bus.bus import Bus
-from shared.messages.contracts import Device, Message, WorkerStatus
+from shared.messages.contracts import Message
+from shared.messages.workers import Device, WorkerStatus
 from shared.process.http_problems import Problem
 from shared.process.service import Health, ProbeView
 from shared.run.commits import CommitRecord, TrainedGroup

@@ -12,7 +12,8 @@ import structlog
 from services.scheduler.shell.app import Scheduler
 from shared.bus.bus import Bus
 from shared.messages import subjects
-from shared.messages.contracts import Device, FragmentReleased, WorkerStatus
+from shared.messages.contracts import FragmentReleased
+from shared.messages.workers import Device, WorkerStatus
 from shared.process.service import Health
 from shared.run.versions import VersionIndex
 from shared.store import ObjectStore

@@ -10,7 +10,7 @@ from services.scheduler.shell.app import Scheduler
 from services.scheduler.shell.views import worker_views
 from shared.bus.bus import Bus
 from shared.errors import UserError
-from shared.messages.contracts import Device
+from shared.messages.workers import Device
 from shared.process.service import Health
 from shared.process.settings import ServiceSettings
 from shared.process.worker import Worker

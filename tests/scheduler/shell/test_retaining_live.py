@@ -8,7 +8,7 @@ import pytest
 from services.scheduler.shell import retaining
 from services.scheduler.shell.app import Scheduler
 from shared.bus.bus import Bus
-from shared.messages.contracts import WorkerStatus
+from shared.messages.workers import WorkerStatus
 from shared.process.service import Health
 from shared.run.commits import CommitRecord, commit
 from shared.run.layout import (

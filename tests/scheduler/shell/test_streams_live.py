@@ -15,8 +15,9 @@ from services.scheduler.shell import app, streams
 from services.scheduler.shell.app import Scheduler
 from shared.bus.bus import Bus
 from shared.bus.streams import stream_config
-from shared.messages import contracts, subjects
-from shared.messages.contracts import GenerateFragment, OperatorRequest, WorkerStatus
+from shared.messages import subjects, workers
+from shared.messages.contracts import GenerateFragment, OperatorRequest
+from shared.messages.workers import WorkerStatus
 from shared.process.service import Health
 from shared.run.versions import VersionIndex
 from shared.store import ObjectStore
@@ -59,7 +60,7 @@ class Device:
                 worker="rollout-0",
                 address=DEVICE,
                 activity="generating",
-                device=contracts.Device(concurrency=1),
+                device=workers.Device(concurrency=1),
             )
             await self.bus.tell(status)
             await asyncio.sleep(0.2)

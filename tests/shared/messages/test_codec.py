@@ -14,8 +14,6 @@ from shared.messages.contracts import (
     MAX_MESSAGE_BYTES,
     MAX_SCORE,
     ComputeGradient,
-    Device,
-    DeviceLoan,
     Fragment,
     FragmentFailed,
     FragmentReleased,
@@ -32,8 +30,8 @@ from shared.messages.contracts import (
     TagRequest,
     TrainGroup,
     Trajectories,
-    WorkerStatus,
 )
+from shared.messages.workers import Device, DeviceLoan, WorkerStatus
 from tests import examples
 
 counts = st.integers(0, 2**63 - 1)

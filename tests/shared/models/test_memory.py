@@ -9,7 +9,7 @@ from safetensors import safe_open
 
 from shared.diffusion.device import held_bytes
 from shared.errors import UserError
-from shared.messages.contracts import Device
+from shared.messages.workers import Device
 from shared.models.memory import Part, adapter_bytes, weight_bytes
 from shared.recipe.recipe import load_recipe, override
 from tests.paths import ROOT

@@ -3,11 +3,7 @@
 import pytest
 import structlog.testing
 
-from shared.messages.contracts import (
-    FragmentGenerated,
-    FragmentReleased,
-    GroupTrained,
-)
+from shared.messages.contracts import FragmentGenerated, FragmentReleased, GroupTrained
 from tests.trainer.cluster import Start
 
 

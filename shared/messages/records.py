@@ -1,0 +1,48 @@
+"""What messages, and the records of a run in its store, are made of."""
+
+import re
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from shared.errors import UserError
+
+_TOKEN = r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}"
+TOKEN_PATTERN = rf"^{_TOKEN}$"
+"""For pydantic, whose regular expressions take ``$`` as the very end, unlike Python's."""
+TOKEN_WORDS = "1 to 64 letters, digits, '-' and '_', starting with a letter or digit"
+
+Count = Annotated[int, Field(ge=0, lt=2**63)]
+"""Numbers things from zero, and fits the 64 bits that the wire has."""
+Token = Annotated[str, Field(pattern=TOKEN_PATTERN)]
+"""A name that becomes part of subjects, keys and paths."""
+Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+Text = Annotated[str, Field(max_length=4096)]
+Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+def wire_name(name: str) -> Any:
+    """Gives a field another name on the wire than in Python: what is stored and sent never changes.
+
+    For `Annotated`: ``loan_number: Annotated[Count, wire_name("generation")]``.
+    """
+    return Field(validation_alias=name, serialization_alias=name)
+
+
+class Record(BaseModel):
+    """Immutable, strict, and closed to unknown fields: a misspelt field fails at the sender."""
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", strict=True, validate_by_name=True, serialize_by_alias=True
+    )
+
+
+def token(value: str, *, field: str) -> str:
+    """Returns ``value`` if it may be part of a subject, key or path.
+
+    Raises:
+        UserError: naming ``field``, if it may not.
+    """
+    if re.fullmatch(_TOKEN, value) is None:
+        raise UserError(f"{field}: {value!r} is not a name; use {TOKEN_WORDS}")
+    return value
