@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 from unittest.mock import patch
 
-from services.scheduler.core import assign, exclusion, fragments, lending
+from services.scheduler.core import assign, exclusion, fragments, lending, supply
 from services.scheduler.core.recovery import READ_BACK
 from services.scheduler.core.state import (
     BatchState,
@@ -18,6 +18,7 @@ from services.scheduler.core.state import (
     WorkerState,
     new_batch,
 )
+from services.scheduler.core.supply import unissued_samples
 from services.scheduler.sim import batches, devices, scheduler, trainer
 from services.scheduler.sim import independent_devices as fluid
 from services.scheduler.sim.devices import SimReward, SimRollout
@@ -63,26 +64,28 @@ def a_failed_fragment_is_issued_under_the_same_attempt() -> AbstractContextManag
 
 
 def nobody_checks_the_staleness_of_tasks() -> AbstractContextManager[None]:
-    def supply(plan: Plan, state: State) -> tuple[BatchState, int] | None:
+    def any_batch(plan: Plan, state: State) -> tuple[BatchState, int] | None:
         batch = state.batch
-        if batch is None or assign._num_samples(plan, batch, plan.num_groups):
+        if batch is None or unissued_samples(plan, batch, plan.num_groups):
             return None if batch is None else (batch, plan.num_groups)
         if batch.index + 1 >= plan.num_batches:
             return None
         early = state.find_batch(batch.index + 1) or new_batch(plan, batch.index + 1, 0.0)
         number = max(1, plan.early_groups)
-        return (early, number) if assign._num_samples(plan, early, number) else None
+        return (early, number) if unissued_samples(plan, early, number) else None
 
-    return patched((assign, "_supply", supply), (devices, "check_task", lambda *_, **__: None))
+    return patched(
+        (assign, "open_supply", any_batch), (devices, "check_task", lambda *_, **__: None)
+    )
 
 
 def any_number_of_groups_is_begun_early() -> AbstractContextManager[None]:
-    original = assign._supply
+    original = supply.open_supply
 
-    def supply(plan: Plan, state: State) -> tuple[BatchState, int] | None:
+    def any_group(plan: Plan, state: State) -> tuple[BatchState, int] | None:
         return original(replace(plan, early_groups=plan.num_groups), state)
 
-    return patched((assign, "_supply", supply))
+    return patched((assign, "open_supply", any_group))
 
 
 def waiting_groups_keep_a_superseded_version() -> AbstractContextManager[None]:

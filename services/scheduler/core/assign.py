@@ -11,10 +11,10 @@ With one-step asynchrony the next batch follows as soon as the current one has n
 
 import heapq
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from services.scheduler.core.device_queues import DeviceQueues, ListSchedule, devices_of
+from services.scheduler.core.device_queues import DeviceQueues, ListSchedule
 from services.scheduler.core.state import (
     AssignedFragment,
     BatchState,
@@ -25,24 +25,18 @@ from services.scheduler.core.state import (
     WorkerState,
     new_batch,
 )
-from shared.messages.contracts import MAX_FRAGMENTS_PER_GROUP, Fragment, GenerateFragment, Policy
+from services.scheduler.core.supply import (
+    NextFragment,
+    fragments_left,
+    full_size,
+    next_fragment,
+    next_size,
+    open_supply,
+    unissued_samples,
+)
+from shared.messages.contracts import Fragment, GenerateFragment, Policy
 
-FRAGMENTS_PER_DEVICE = 5
-"""Of a batch: enough for the first groups to be early, and few enough to use the device well."""
-MIN_PART = 4
-"""Fragments shrink to this part of their full size at the end of a batch, not below."""
-
-
-@dataclass(frozen=True, slots=True)
-class Work:
-    """A fragment that could be issued now."""
-
-    batch: int
-    group: int
-    fragment: FragmentState
-
-
-Choice = tuple[WorkerState, Work]
+Choice = tuple[WorkerState, NextFragment]
 Issued = tuple[State, list[GenerateFragment]]
 
 
@@ -50,19 +44,22 @@ def assign(plan: Plan, state: State, now: float) -> Issued:
     """Give devices work while they have room and there is some."""
     tasks: list[GenerateFragment] = []
     rollout = state.rollout
-    if not any(_has_room(plan, worker) for worker in (*rollout, *_lent(plan, state))):
+    if not any(_has_room(plan, worker) for worker in (*rollout, *_lent_trainer(plan, state))):
         return state, tasks
-    market = Shares(plan, now) if plan.mode == "colocated" else Market(plan, state, rollout, now)
+    assigner = (
+        ColocatedAssigner(plan, now)
+        if plan.mode == "colocated"
+        else PooledAssigner(plan, state, rollout, now)
+    )
     while True:
-        choice = market.choose(state)
+        choice = assigner.choose(state)
         if choice is None:
             return state, tasks
-        worker, work = choice
-        state, task = _issue(plan, state, worker, work, now)
+        state, task = _issue(plan, state, *choice, now)
         tasks.append(task)
 
 
-class Shares:
+class ColocatedAssigner:
     """Colocated: of the groups that are a device's share."""
 
     def __init__(self, plan: Plan, now: float) -> None:
@@ -73,9 +70,9 @@ class Shares:
         batch, plan = state.batch, self._plan
         if batch is None:
             return None
-        devices = devices_of(state)
+        devices = state.training_devices
         places = {worker.address: place for place, worker in enumerate(devices)}
-        able = [w for w in (*state.rollout, *_lent(plan, state)) if _has_room(plan, w)]
+        able = [w for w in (*state.rollout, *_lent_trainer(plan, state)) if _has_room(plan, w)]
         for worker in sorted(able, key=lambda w: self._queues.free_at(state, w)):
             place, step = places.get(worker.address), len(devices)
             if place is None:
@@ -84,8 +81,8 @@ class Shares:
             if worker.concurrency == 1 and plan.fragment_size is None:
                 size = plan.group_size
             for index in range(place, len(batch.groups), step):
-                for fragment in _fragments_of(plan, batch.groups[index], size):
-                    return worker, Work(batch.index, index, fragment)
+                for fragment in fragments_left(plan, batch.groups[index], size):
+                    return worker, NextFragment(batch.index, index, fragment)
         return None
 
 
@@ -96,15 +93,15 @@ class Round:
     batch: int
     size: int
     """Samples of a fragment."""
-    helps: bool
+    with_trainer: bool
     """Whether the trainer's device is one of them."""
-    open_to: list[tuple[float, int]]
+    candidates: list[tuple[float, int]]
     """A heap of devices that have room: when each is free, and its place."""
-    shares: ListSchedule | None = None
+    schedule: ListSchedule | None = None
     """Not needed yet, if None."""
 
 
-class Market:
+class PooledAssigner:
     """Who takes the next fragment: the first to be free that would not be the last to be done.
 
     A device takes part if list scheduling of all that is left gives it a fragment. Issued to it,
@@ -137,23 +134,25 @@ class Market:
         """Place of the device that was chosen last, and its samples."""
 
     def choose(self, state: State) -> Choice | None:
-        self._note_last(state)
+        self._account_for_last(state)
         if not self._samples and not self._next_supply(state):
             return None
         assert self._supply is not None
         batch, limit = self._supply
         batch = state.find_batch(batch.index) or batch
-        help_work = self._help(state, batch)
-        now = self._round_of(state, batch, help_work is not None)
-        while now.open_to:
-            _, place = heapq.heappop(now.open_to)
+        for_trainer = self._next_for_trainer(state, batch)
+        now = self._round_of(state, batch, for_trainer is not None)
+        while now.candidates:
+            _, place = heapq.heappop(now.candidates)
             worker = self._device(state, place)
             if self._takes_part(state, worker, now):
-                helps = place == len(self._addresses)
-                work = help_work if helps else self._next_work(batch, limit, now.size)
-                if work is not None:
-                    self._last = place, work.fragment.num_samples
-                    return worker, work
+                with_trainer = place == len(self._addresses)
+                found = (
+                    for_trainer if with_trainer else self._next_for_rollout(batch, limit, now.size)
+                )
+                if found is not None:
+                    self._last = place, found.fragment.num_samples
+                    return worker, found
         return None
 
     def _device(self, state: State, place: int) -> WorkerState:
@@ -163,7 +162,7 @@ class Market:
         assert self._trainer is not None
         return state.workers[self._trainer]
 
-    def _note_last(self, state: State) -> None:
+    def _account_for_last(self, state: State) -> None:
         """The device that was chosen has its fragment."""
         if self._last is None or self._round is None:
             return
@@ -173,71 +172,69 @@ class Market:
             self._round = None  # who took no part may do so now
             return
         worker = self._device(state, place)
-        if now.shares is not None:
-            now.shares.take(worker.address)
+        if now.schedule is not None:
+            now.schedule.take(worker.address)
         if _has_room(self._plan, worker):
-            heapq.heappush(now.open_to, (self._queues.free_at(state, worker), place))
+            heapq.heappush(now.candidates, (self._queues.free_at(state, worker), place))
 
     def _next_supply(self, state: State) -> bool:
-        self._supply, self._first, self._round = _supply(self._plan, state), 0, None
+        self._supply, self._first, self._round = open_supply(self._plan, state), 0, None
         if self._supply is None:
             return False
-        self._samples = _num_samples(self._plan, *self._supply)
+        self._samples = unissued_samples(self._plan, *self._supply)
         return True
 
-    def _round_of(self, state: State, batch: BatchState, helps: bool) -> Round:
+    def _round_of(self, state: State, batch: BatchState, with_trainer: bool) -> Round:
         """The one that goes on, or another one."""
         plan = self._plan
         num_queues = self._num_queues
-        if helps:
+        if with_trainer:
             num_queues += self._device(state, len(self._addresses)).concurrency
         size = next_size(plan, full_size(plan, num_queues), self._samples, num_queues)
         now = self._round
-        if now is None or (now.batch, now.size, now.helps) != (batch.index, size, helps):
+        wanted = batch.index, size, with_trainer
+        if now is None or (now.batch, now.size, now.with_trainer) != wanted:
             self._room = [n for n in self._room if _has_room(plan, self._device(state, n))]
-            trainers = [len(self._addresses)] * helps
+            trainers = [len(self._addresses)] * with_trainer
             places = [
                 *self._room,
                 *(n for n in trainers if _has_room(plan, self._device(state, n))),
             ]
-            open_to = [(self._queues.free_at(state, self._device(state, n)), n) for n in places]
-            heapq.heapify(open_to)
-            now = self._round = Round(batch.index, size, helps, open_to)
+            candidates = [(self._queues.free_at(state, self._device(state, n)), n) for n in places]
+            heapq.heapify(candidates)
+            now = self._round = Round(batch.index, size, with_trainer, candidates)
         return now
 
     def _takes_part(self, state: State, worker: WorkerState, now: Round) -> bool:
         """Whether the others would not have done everything before ``worker`` is done with this."""
-        finish = (
-            self._queues.free_at(state, worker) + self._queues.seconds(state, worker) * now.size
-        )
+        seconds = self._queues.seconds(state, worker) * now.size
+        finish = self._queues.free_at(state, worker) + seconds
         rate = self._rate_of(state, now)
         if (finish - self._now) * rate < 0.999 * (self._samples - now.size):
             return True  # not even if they had nothing in hand
-        if now.shares is None:
-            places = range(len(self._addresses) + now.helps)
-            queues = [
-                queue for n in places for queue in self._queues.of(state, self._device(state, n))
-            ]
-            now.shares = ListSchedule(queues, now.size, math.ceil(self._samples / now.size))
-        return now.shares.has(worker.address)
+        if now.schedule is None:
+            places = range(len(self._addresses) + now.with_trainer)
+            devices = [self._device(state, place) for place in places]
+            queues = [queue for device in devices for queue in self._queues.of(state, device)]
+            now.schedule = ListSchedule(queues, now.size, math.ceil(self._samples / now.size))
+        return now.schedule.has(worker.address)
 
     def _rate_of(self, state: State, now: Round) -> float:
         """Samples per second of all devices, however much they have in hand."""
         if self._rate is None:
             self._rate = self._queues.rate(state, [state.workers[a] for a in self._addresses])
-        if not now.helps:
+        if not now.with_trainer:
             return self._rate
         return self._rate + self._queues.rate(state, [self._device(state, len(self._addresses))])
 
-    def _next_work(self, batch: BatchState, limit: int, size: int) -> Work | None:
-        work = _next_work(
-            self._plan, batch, range(self._first, min(limit, len(batch.groups))), size
-        )
-        if work is not None:
-            self._first = work.group
-        return work
+    def _next_for_rollout(self, batch: BatchState, limit: int, size: int) -> NextFragment | None:
+        groups = range(self._first, min(limit, len(batch.groups)))
+        found = next_fragment(self._plan, batch, groups, size)
+        if found is not None:
+            self._first = found.group
+        return found
 
-    def _help(self, state: State, batch: BatchState) -> Work | None:
+    def _next_for_trainer(self, state: State, batch: BatchState) -> NextFragment | None:
         """What the trainer's device takes next, if it is lent, from the end of the batch.
 
         None if there is nothing that it may take. Then nothing may be left for it either: neither
@@ -250,11 +247,11 @@ class Market:
             return None
         num_queues = self._num_queues + state.workers[self._trainer].concurrency
         size = next_size(plan, full_size(plan, num_queues), self._samples, num_queues)
-        work = _next_work(plan, batch, range(len(batch.groups) - 1, -1, -1), size)
-        return None if work is None or work.fragment.num_samples > tag.samples_left else work
+        found = next_fragment(plan, batch, range(len(batch.groups) - 1, -1, -1), size)
+        return None if found is None or found.fragment.num_samples > tag.samples_left else found
 
 
-def _lent(plan: Plan, state: State) -> list[WorkerState]:
+def _lent_trainer(plan: Plan, state: State) -> list[WorkerState]:
     trainer = state.trainer
     has_share = plan.mode == "colocated" or state.tag.samples_left > 0
     lent = state.tag.mode == "generate" and has_share
@@ -265,107 +262,25 @@ def _has_room(plan: Plan, worker: WorkerState) -> bool:
     return len(worker.assigned) < plan.queue_depth * worker.concurrency
 
 
-def _supply(plan: Plan, state: State) -> tuple[BatchState, int] | None:
-    """The batch to issue from, and how many of its groups may be begun."""
-    batch = state.batch
-    if batch is None:
-        return None
-    if _num_samples(plan, batch, plan.num_groups):
-        return batch, plan.num_groups
-    following = batch.index + 1
-    if not (plan.max_staleness and plan.early_groups) or following >= plan.num_batches:
-        return None
-    early = state.find_batch(following) or new_batch(plan, following, 0.0)
-    return (early, plan.early_groups) if _num_samples(plan, early, plan.early_groups) else None
-
-
-def num_unissued(plan: Plan, state: State) -> int:
-    """Samples that rollout devices may begin before the next version: of the current batch, and
-    with one-step asynchrony of the next one."""
-    batch = state.batch
-    if batch is None:
-        return 0
-    current = _num_samples(plan, batch, plan.num_groups)
-    following = batch.index + 1
-    if not (plan.max_staleness and plan.early_groups) or following >= plan.num_batches:
-        return current
-    early = state.find_batch(following) or new_batch(plan, following, 0.0)
-    return current + _num_samples(plan, early, plan.early_groups)
-
-
-def _num_samples(plan: Plan, batch: BatchState, limit: int) -> int:
-    """Samples that no device has yet."""
-    size = plan.group_size
-    return sum(
-        size - group.num_cut + (group.num_pending if group.fragments else 0)
-        for group in batch.groups[:limit]
-        if group.num_scored < size
-    )
-
-
-def full_size(plan: Plan, num_queues: int) -> int:
-    """Samples per fragment while there is plenty: a divisor of the group."""
-    if plan.fragment_size is not None:
-        return plan.fragment_size
-    share = plan.num_groups * plan.group_size // (FRAGMENTS_PER_DEVICE * max(1, num_queues))
-    most = max(_smallest(plan), min(share, plan.group_size))
-    divisors = [n for n in range(1, plan.group_size + 1) if plan.group_size % n == 0]
-    fitting = [n for n in divisors if _smallest(plan) <= n <= most]
-    return max(fitting) if fitting else min(n for n in divisors if n >= most)
-
-
-def _smallest(plan: Plan) -> int:
-    """Samples of a fragment, so that one message can name all of a group."""
-    return math.ceil(plan.group_size / MAX_FRAGMENTS_PER_GROUP)
-
-
-def next_size(plan: Plan, full: int, samples: int, num_queues: int) -> int:
-    """Smaller towards the end of a batch: half a fair share of what is left. Not where the next
-    batch follows at once: there is no tail, and small fragments cost more per sample."""
-    if plan.fragment_size is not None or (plan.max_staleness and plan.early_groups):
-        return full
-    share = math.ceil(samples / (2 * max(1, num_queues)))
-    return max(_smallest(plan), full // MIN_PART, min(full, share))
-
-
-def _next_work(plan: Plan, batch: BatchState, groups: range, size: int) -> Work | None:
-    for index in groups:
-        for fragment in _fragments_of(plan, batch.groups[index], size):
-            return Work(batch.index, index, fragment)
-    return None
-
-
-def _fragments_of(plan: Plan, group: GroupState, size: int) -> Iterator[FragmentState]:
-    """Those that were given back, then a new one from what is not cut yet."""
-    for fragment in group.fragments:
-        if fragment.stage == "pending":
-            yield fragment
-    left = plan.group_size - group.num_cut
-    if left:
-        yield FragmentState(
-            first_sample=group.num_cut, num_samples=min(size, left), attempt=group.first_attempt
-        )
-
-
 def _issue(
-    plan: Plan, state: State, worker: WorkerState, work: Work, now: float
+    plan: Plan, state: State, worker: WorkerState, found: NextFragment, now: float
 ) -> tuple[State, GenerateFragment]:
-    batch = state.find_batch(work.batch)
+    batch = state.find_batch(found.batch)
     if batch is None:
-        batch = new_batch(plan, work.batch, now)
+        batch = new_batch(plan, found.batch, now)
         state = replace(state, batches=(*state.batches, batch))
-    group = batch.groups[work.group]
+    group = batch.groups[found.group]
     policy = group.policy or state.policy
     assert policy is not None
-    fragment = replace(work.fragment, stage="issued", worker=worker.address)
-    slot = fragment.slot_in(work.batch, work.group)
+    fragment = replace(found.fragment, stage="issued", worker=worker.address)
+    slot = fragment.slot_in(found.batch, found.group)
     held = AssignedFragment(slot, fragment.num_samples, now)
-    state = state.with_group(work.batch, work.group, _with_issued(group, fragment, policy))
+    state = state.with_group(found.batch, found.group, _with_issued(group, fragment, policy))
     state = state.with_worker(replace(worker, assigned=(*worker.assigned, held)))
     if worker.service == "trainer":
         left = state.tag.samples_left - fragment.num_samples
         state = replace(state, tag=replace(state.tag, samples_left=max(0, left)))
-    return state, _task(plan, work.batch, work.group, fragment, policy, worker.address)
+    return state, _task(plan, found.batch, found.group, fragment, policy, worker.address)
 
 
 def _task(

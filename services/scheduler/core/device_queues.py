@@ -130,21 +130,3 @@ class ListSchedule:
         """The device has been given one of those that go to it; the others stay where they are."""
         assert self.has(address)
         self._shares[address] -= 1
-
-
-def devices_of(state: State) -> list[WorkerState]:
-    """That generate and train, in a fixed order."""
-    able = [
-        w for w in state.workers.values() if w.concurrency and _trains(w) and w.excluded is None
-    ]
-    return sorted(able, key=lambda worker: worker.address)
-
-
-def owner_of(state: State, group: int) -> WorkerState | None:
-    """The device that has this group of any batch; None without devices."""
-    devices = devices_of(state)
-    return devices[group % len(devices)] if devices else None
-
-
-def _trains(worker: WorkerState) -> bool:
-    return worker.service == "trainer" or (worker.service == "rollout" and worker.can_train)

@@ -11,8 +11,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from services.scheduler.core.assign import num_unissued
-from services.scheduler.core.device_queues import owner_of, sample_seconds, seconds_left
+from services.scheduler.core.device_queues import sample_seconds, seconds_left
 from services.scheduler.core.state import (
     BatchState,
     GradientTask,
@@ -21,6 +20,7 @@ from services.scheduler.core.state import (
     State,
     WorkerState,
 )
+from services.scheduler.core.supply import num_unissued
 from shared.messages.contracts import ComputeGradient, TrainGroup
 
 AHEAD, ROUNDS_AHEAD = 2, 2
@@ -31,7 +31,7 @@ Sent = tuple[State, list[TrainGroup | ComputeGradient]]
 
 
 @dataclass(frozen=True, slots=True)
-class Ready:
+class ReadyGroup:
     """A whole group that nobody trains yet."""
 
     batch: BatchState
@@ -43,24 +43,24 @@ def send_groups(plan: Plan, state: State, now: float) -> Sent:
     """Every whole group to whoever is to train it; some may wait."""
     if plan.mode == "colocated":
         return _send_to_owners(plan, state, now)
-    helpers = helpers_of(plan, state)
+    devices = gradient_devices(plan, state)
     commands: list[TrainGroup | ComputeGradient] = []
     ahead = AHEAD + _rounds_ahead(plan, state)
     for ready in list(_ready(plan, state)):
-        has_room = not helpers or _num_before_trainer(state, ready.batch.index) < ahead
+        has_room = not devices or _num_before_trainer(state, ready.batch.index) < ahead
         if has_room or ready.group.contribution is not None:
-            state = _send(plan, state, ready, commands)
-    return _share(plan, state, helpers, commands, now)
+            state = _send_to_trainer(plan, state, ready, commands)
+    return _share_waiting(plan, state, devices, commands, now)
 
 
-def helpers_of(plan: Plan, state: State) -> list[WorkerState]:
+def gradient_devices(plan: Plan, state: State) -> list[WorkerState]:
     """Rollout devices that may compute gradients."""
     if plan.mode == "sequential" or plan.trains_in_order:
         return []
     return [worker for worker in state.rollout if worker.can_train]
 
 
-def may_help(group: GroupState) -> bool:
+def may_be_shared(group: GroupState) -> bool:
     """A group that went wrong before is the trainer's."""
     return group.attempt == 0 and group.computed_by is None and group.contribution is None
 
@@ -70,14 +70,14 @@ def missing(plan: Plan, group: GroupState) -> int:
     return plan.group_size - group.num_scored
 
 
-def _ready(plan: Plan, state: State) -> Iterator[Ready]:
+def _ready(plan: Plan, state: State) -> Iterator[ReadyGroup]:
     for batch in state.batches:
         if plan.mode != "pipelined" and any(missing(plan, group) for group in batch.groups):
             continue
         for index, group in enumerate(batch.groups):
             is_whole = not group.sent and not missing(plan, group)
             if is_whole and (group.computed_by is None or group.contribution is not None):
-                yield Ready(batch, index, group)
+                yield ReadyGroup(batch, index, group)
 
 
 def _rounds_ahead(plan: Plan, state: State) -> int:
@@ -97,10 +97,10 @@ def _num_before_trainer(state: State, index: int) -> int:
     )
 
 
-def _share(
+def _share_waiting(
     plan: Plan,
     state: State,
-    helpers: list[WorkerState],
+    devices: list[WorkerState],
     commands: list[TrainGroup | ComputeGradient],
     now: float,
 ) -> Sent:
@@ -108,19 +108,19 @@ def _share(
     current, policy = state.batch, state.policy
     if current is None or policy is None or state.phase != "running":
         return state, commands
-    free = [worker for worker in helpers if worker.gradient_task is None]
+    free = [worker for worker in devices if worker.gradient_task is None]
     waiting = [r for r in _ready(plan, state) if r.batch.index == current.index]
     if not free or not waiting:
         return state, commands
     free.sort(key=lambda worker: gradient_seconds(state, worker))
     for ready in waiting:
-        if not may_help(ready.group):
+        if not may_be_shared(ready.group):
             continue
-        worker = next((w for w in free if _pays(plan, state, w, now)), None)
+        worker = next((w for w in free if _is_worth_it(plan, state, w, now)), None)
         if worker is None:
             break
         free.remove(worker)
-        state = _compute(plan, state, ready, worker, commands, now)
+        state = _send_to_device(plan, state, ready, worker, commands, now)
     return state, commands
 
 
@@ -135,7 +135,7 @@ def gradient_seconds(state: State, worker: WorkerState) -> float:
     return state.costs.train_seconds() * max(1, slots)
 
 
-def _pays(plan: Plan, state: State, worker: WorkerState, now: float) -> bool:
+def _is_worth_it(plan: Plan, state: State, worker: WorkerState, now: float) -> bool:
     train = state.costs.train_seconds()
     if not train or _is_probing(state, worker):
         return False
@@ -143,7 +143,7 @@ def _pays(plan: Plan, state: State, worker: WorkerState, now: float) -> bool:
     rest = (left - 1) * train
     seconds = gradient_seconds(state, worker)
     done = seconds_left(state, worker, now) + seconds + _waiting(state, worker)
-    busy = _generation(plan, state, now) + _share_of(state, seconds)
+    busy = _generation(plan, state, now) + _per_device(state, seconds)
     return done < rest and busy < rest + state.costs.commit_seconds()
 
 
@@ -180,30 +180,30 @@ def _generation(plan: Plan, state: State, now: float) -> float:
     return num_unissued(plan, state) / rate + begun / len(state.rollout)
 
 
-def _share_of(state: State, seconds: float) -> float:
+def _per_device(state: State, seconds: float) -> float:
     """Of what one device does, in time of all of them."""
     return seconds / len(state.rollout)
 
 
-def _send(
-    plan: Plan, state: State, ready: Ready, commands: list[TrainGroup | ComputeGradient]
+def _send_to_trainer(
+    plan: Plan, state: State, ready: ReadyGroup, commands: list[TrainGroup | ComputeGradient]
 ) -> State:
-    commands.append(_train(plan, ready))
+    commands.append(_train_command(plan, ready))
     group = replace(ready.group, sent=True)
     return state.with_group(ready.batch.index, ready.index, group)
 
 
-def _compute(
+def _send_to_device(
     plan: Plan,
     state: State,
-    ready: Ready,
+    ready: ReadyGroup,
     worker: WorkerState,
     commands: list[TrainGroup | ComputeGradient],
     now: float,
 ) -> State:
     policy, group = state.policy, ready.group
     assert policy is not None
-    group_command = _train(plan, ready)
+    group_command = _train_command(plan, ready)
     commands.append(ComputeGradient(group=group_command, policy=policy, worker=worker.address))
     state = state.with_group(
         ready.batch.index, ready.index, replace(group, computed_by=worker.address)
@@ -216,16 +216,16 @@ def _send_to_owners(plan: Plan, state: State, now: float) -> Sent:
     """Colocated: every device trains the groups that are its share."""
     commands: list[TrainGroup | ComputeGradient] = []
     for ready in list(_ready(plan, state)):
-        owner = owner_of(state, ready.index)
+        owner = state.owner_of(ready.index)
         is_trainers = owner is None or owner.service == "trainer"
-        if is_trainers or ready.group.contribution is not None or not may_help(ready.group):
-            state = _send(plan, state, ready, commands)
+        if is_trainers or ready.group.contribution is not None or not may_be_shared(ready.group):
+            state = _send_to_trainer(plan, state, ready, commands)
         elif owner is not None and state.workers[owner.address].gradient_task is None:
-            state = _compute(plan, state, ready, owner, commands, now)
+            state = _send_to_device(plan, state, ready, owner, commands, now)
     return state, commands
 
 
-def _train(plan: Plan, ready: Ready) -> TrainGroup:
+def _train_command(plan: Plan, ready: ReadyGroup) -> TrainGroup:
     group = ready.group
     scored = tuple(fragment.scored for fragment in group.fragments if fragment.scored)
     assert group.policy is not None

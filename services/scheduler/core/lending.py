@@ -11,7 +11,6 @@ loan number that only grows; stating it twice, late or out of order does no harm
 
 from dataclasses import replace
 
-from services.scheduler.core.assign import full_size
 from services.scheduler.core.device_queues import DeviceQueues, queues_of, sample_seconds
 from services.scheduler.core.fragments import give_back_all
 from services.scheduler.core.state import (
@@ -23,6 +22,7 @@ from services.scheduler.core.state import (
     TagRecord,
     WorkerState,
 )
+from services.scheduler.core.supply import full_size
 from services.scheduler.core.tag import independent
 from services.scheduler.core.tag.controller import Controller, decide, observe
 from services.scheduler.core.tag.makespan import TagInputs

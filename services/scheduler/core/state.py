@@ -249,6 +249,20 @@ class State:
         """Rollout devices that are asked for work."""
         return [w for w in self.workers.values() if w.service == "rollout" and w.excluded is None]
 
+    @property
+    def training_devices(self) -> list[WorkerState]:
+        """Devices that generate and train, in a fixed order."""
+        able = [w for w in self.workers.values() if w.concurrency and w.excluded is None]
+        able = [
+            w for w in able if w.service == "trainer" or (w.service == "rollout" and w.can_train)
+        ]
+        return sorted(able, key=lambda worker: worker.address)
+
+    def owner_of(self, group: int) -> WorkerState | None:
+        """Colocated: the device whose share this group of any batch is; None without devices."""
+        devices = self.training_devices
+        return devices[group % len(devices)] if devices else None
+
     def find_batch(self, index: int) -> BatchState | None:
         for batch in self.batches:
             if batch.index == index:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Literal
 
-from services.scheduler.core.assign import full_size
+from services.scheduler.core.supply import full_size
 from services.scheduler.costs.memory import Use
 from services.scheduler.costs.profile import Profile, Shape
 from services.scheduler.sim.profiled import ScheduleChoice, steady_plan

@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from services.scheduler.core.assign import full_size
 from services.scheduler.core.state import LoanState, Plan, State
+from services.scheduler.core.supply import full_size
 from services.scheduler.core.tag.controller import Controller
 from services.scheduler.core.tag.estimates import Costs, Estimate
 from services.scheduler.costs.floor import floor_seconds

@@ -3,19 +3,17 @@
 import heapq
 import math
 
-from services.scheduler.core.assign import (
-    Work,
-    _has_room,
-    _issue,
-    _lent,
-    _next_work,
-    _num_samples,
-    _supply,
-    full_size,
-    next_size,
-)
+from services.scheduler.core.assign import _has_room, _issue, _lent_trainer
 from services.scheduler.core.device_queues import DeviceQueue, queues_of
 from services.scheduler.core.state import BatchState, Plan, State, WorkerState
+from services.scheduler.core.supply import (
+    NextFragment,
+    full_size,
+    next_fragment,
+    next_size,
+    open_supply,
+    unissued_samples,
+)
 from shared.messages.contracts import GenerateFragment
 
 
@@ -30,14 +28,16 @@ def assign(plan: Plan, state: State, now: float) -> tuple[State, list[GenerateFr
         tasks.append(task)
 
 
-def _choose(plan: Plan, state: State, now: float) -> tuple[WorkerState, Work] | None:
-    supply = _supply(plan, state)
+def _choose(plan: Plan, state: State, now: float) -> tuple[WorkerState, NextFragment] | None:
+    supply = open_supply(plan, state)
     if supply is None:
         return None
     batch, limit = supply
-    samples = _num_samples(plan, batch, limit)
+    samples = unissued_samples(plan, batch, limit)
     help_work = _help(plan, state, batch, samples)
-    devices = [*state.rollout, *_lent(plan, state)] if help_work is not None else state.rollout
+    devices = (
+        [*state.rollout, *_lent_trainer(plan, state)] if help_work is not None else state.rollout
+    )
     queues_by = {w.address: queues_of(state, w, now) for w in devices}
     queues = [queue for each in queues_by.values() for queue in each]
     size = next_size(plan, full_size(plan, len(queues)), samples, len(queues))
@@ -46,19 +46,19 @@ def _choose(plan: Plan, state: State, now: float) -> tuple[WorkerState, Work] | 
         if _takes_part(queues, worker.address, size, samples):
             helps = worker.service == "trainer"
             groups = range(min(limit, len(batch.groups)))
-            work = help_work if helps else _next_work(plan, batch, groups, size)
+            work = help_work if helps else next_fragment(plan, batch, groups, size)
             if work is not None:
                 return worker, work
     return None
 
 
-def _help(plan: Plan, state: State, batch: BatchState, samples: int) -> Work | None:
-    lent = _lent(plan, state)
+def _help(plan: Plan, state: State, batch: BatchState, samples: int) -> NextFragment | None:
+    lent = _lent_trainer(plan, state)
     if not lent or batch is not state.batch:
         return None
     num_queues = sum(worker.concurrency for worker in (*state.rollout, *lent))
     size = next_size(plan, full_size(plan, num_queues), samples, num_queues)
-    work = _next_work(plan, batch, range(plan.num_groups - 1, -1, -1), size)
+    work = next_fragment(plan, batch, range(plan.num_groups - 1, -1, -1), size)
     return None if work is None or work.fragment.num_samples > state.tag.samples_left else work
 
 

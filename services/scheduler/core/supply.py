@@ -1,0 +1,108 @@
+"""What is left to issue, and in fragments of which size."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from services.scheduler.core.state import (
+    BatchState,
+    FragmentState,
+    GroupState,
+    Plan,
+    State,
+    new_batch,
+)
+from shared.messages.contracts import MAX_FRAGMENTS_PER_GROUP
+
+FRAGMENTS_PER_DEVICE = 5
+"""Of a batch: enough for the first groups to be early, and few enough to use the device well."""
+MIN_PART = 4
+"""Fragments shrink to this part of their full size at the end of a batch, not below."""
+
+
+@dataclass(frozen=True, slots=True)
+class NextFragment:
+    """A fragment that could be issued now."""
+
+    batch: int
+    group: int
+    fragment: FragmentState
+
+
+def open_supply(plan: Plan, state: State) -> tuple[BatchState, int] | None:
+    """The batch to issue from, and how many of its groups may be begun."""
+    for batch, limit in _open_batches(plan, state):
+        if unissued_samples(plan, batch, limit):
+            return batch, limit
+    return None
+
+
+def num_unissued(plan: Plan, state: State) -> int:
+    """Samples that rollout devices may begin before the next version is published."""
+    return sum(unissued_samples(plan, batch, limit) for batch, limit in _open_batches(plan, state))
+
+
+def _open_batches(plan: Plan, state: State) -> Iterator[tuple[BatchState, int]]:
+    """The current batch and, with one-step asynchrony, the next one; and how many groups of it."""
+    batch = state.batch
+    if batch is None:
+        return
+    yield batch, plan.num_groups
+    following = batch.index + 1
+    if plan.max_staleness and plan.early_groups and following < plan.num_batches:
+        early = state.find_batch(following) or new_batch(plan, following, 0.0)
+        yield early, plan.early_groups
+
+
+def unissued_samples(plan: Plan, batch: BatchState, limit: int) -> int:
+    """Samples that no device has yet."""
+    size = plan.group_size
+    return sum(
+        size - group.num_cut + (group.num_pending if group.fragments else 0)
+        for group in batch.groups[:limit]
+        if group.num_scored < size
+    )
+
+
+def full_size(plan: Plan, num_queues: int) -> int:
+    """Samples per fragment while there is plenty: a divisor of the group."""
+    if plan.fragment_size is not None:
+        return plan.fragment_size
+    share = plan.num_groups * plan.group_size // (FRAGMENTS_PER_DEVICE * max(1, num_queues))
+    most = max(_min_size(plan), min(share, plan.group_size))
+    divisors = [n for n in range(1, plan.group_size + 1) if plan.group_size % n == 0]
+    fitting = [n for n in divisors if _min_size(plan) <= n <= most]
+    return max(fitting) if fitting else min(n for n in divisors if n >= most)
+
+
+def next_size(plan: Plan, full: int, samples: int, num_queues: int) -> int:
+    """Smaller towards the end of a batch: half a fair share of what is left. Not where the next
+    batch follows at once: there is no tail, and small fragments cost more per sample."""
+    if plan.fragment_size is not None or (plan.max_staleness and plan.early_groups):
+        return full
+    share = math.ceil(samples / (2 * max(1, num_queues)))
+    return max(_min_size(plan), full // MIN_PART, min(full, share))
+
+
+def _min_size(plan: Plan) -> int:
+    """Samples of a fragment, so that one message can name all of a group."""
+    return math.ceil(plan.group_size / MAX_FRAGMENTS_PER_GROUP)
+
+
+def next_fragment(plan: Plan, batch: BatchState, groups: range, size: int) -> NextFragment | None:
+    for index in groups:
+        for fragment in fragments_left(plan, batch.groups[index], size):
+            return NextFragment(batch.index, index, fragment)
+    return None
+
+
+def fragments_left(plan: Plan, group: GroupState, size: int) -> Iterator[FragmentState]:
+    """Those that were given back, then a new one from what is not cut yet."""
+    for fragment in group.fragments:
+        if fragment.stage == "pending":
+            yield fragment
+    left = plan.group_size - group.num_cut
+    if left:
+        yield FragmentState(
+            first_sample=group.num_cut, num_samples=min(size, left), attempt=group.first_attempt
+        )
