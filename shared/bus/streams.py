@@ -1,4 +1,4 @@
-"""The streams as the bus makes and reads them, and what tells whether one was lost or is full."""
+"""Streams: how the bus makes and reads them, and how it sees that one was lost or is full."""
 
 import contextlib
 from collections.abc import AsyncIterator, Iterator
@@ -7,13 +7,15 @@ from datetime import datetime
 from typing import Any
 
 import nats.errors
+import structlog
 from nats.aio.msg import Msg
 from nats.js import JetStreamContext, api
 from nats.js.errors import APIError, NotFoundError
 
 from shared.bus.cancellation import cancellable
-from shared.errors import Unavailable
+from shared.errors import ContractError, Unavailable
 from shared.messages.subjects import Stream
+from shared.telemetry import QUARANTINED
 
 HEARTBEAT_S = 1.0
 SERVICE_UNAVAILABLE = 503
@@ -21,26 +23,27 @@ SERVICE_UNAVAILABLE = 503
 OTHER_SETTINGS = 10058
 """JetStream's error code for a stream that is there already, with other settings."""
 
+log = structlog.get_logger()
+
 
 @dataclass(frozen=True, slots=True)
 class StreamMark:
-    """A stream at some time."""
+    """The state of a stream at one time."""
 
     created: datetime | None
     last: int
     """Number of its newest message."""
     filled: float
-    """Of the bytes that it may hold; at 1 it is full."""
+    """Share of its allowed bytes that is taken; at 1 the stream is full."""
 
     def is_lost_in(self, later: "StreamMark | None") -> bool:
-        """Whether messages that were in the stream may be gone: it is not there, was made anew, or
-        was set back."""
+        """Returns whether messages may be gone: the stream is missing, new or set back."""
         return later is None or later.created != self.created or later.last < self.last
 
 
 @contextlib.contextmanager
 def answering() -> Iterator[None]:
-    """Raises Unavailable where the server does not answer, or not yet."""
+    """Raises Unavailable where the server does not answer."""
     try:
         yield
     except APIError as error:
@@ -52,7 +55,7 @@ def answering() -> Iterator[None]:
 
 
 async def stream_mark(jetstream: JetStreamContext, stream: Stream) -> StreamMark | None:
-    """None if there is no such stream.
+    """Returns the state of a stream, None if there is no such stream.
 
     Raises:
         nats.errors.Error: if the server does not answer.
@@ -66,7 +69,7 @@ async def stream_mark(jetstream: JetStreamContext, stream: Stream) -> StreamMark
 
 
 async def make_stream(jetstream: JetStreamContext, stream: Stream) -> None:
-    """Leaves one alone that is there, whatever its settings are."""
+    """Creates a stream; one that exists keeps its settings."""
     try:
         await cancellable(jetstream.add_stream(stream_config(stream)))
     except APIError as error:
@@ -90,7 +93,8 @@ def stream_config(stream: Stream) -> api.StreamConfig:
 
 
 def follower_config(inbox: str, filters: list[str], start: int) -> api.ConsumerConfig:
-    """Of a reader of everything from number ``start`` on, which is forgotten when it is gone."""
+    """Configures a reader of everything from number ``start`` on; the server forgets it when it
+    leaves."""
     return api.ConsumerConfig(
         deliver_subject=inbox,
         deliver_policy=api.DeliverPolicy.BY_START_SEQUENCE,
@@ -107,11 +111,11 @@ def follower_config(inbox: str, filters: list[str], start: int) -> api.ConsumerC
 class Incoming:
     messages: AsyncIterator[Msg]
     num_pending: int
-    """Messages that were stored before."""
+    """Number of messages that were stored before."""
 
 
 async def contiguous(subscription: Any) -> AsyncIterator[Msg]:
-    """Messages while they come without a gap; ends when one is missing or the server is silent."""
+    """Yields messages until one is missing or the server is silent."""
     expected = 1
     while True:
         try:
@@ -124,3 +128,22 @@ async def contiguous(subscription: Any) -> AsyncIterator[Msg]:
             return
         expected += 1
         yield raw
+
+
+async def quarantine(
+    jetstream: JetStreamContext, run: str, stream: Stream, raw: Msg, error: ContractError
+) -> None:
+    """Counts the bytes that are no message, and keeps a copy."""
+    QUARANTINED.labels(stream=stream.name).inc()
+    sequence = raw.metadata.sequence.stream
+    log.error("quarantined", stream=stream.name, subject=raw.subject, error=str(error))
+    with contextlib.suppress(nats.errors.Error, APIError):
+        await jetstream.publish(
+            f"dg.{run}.quarantine.{stream.name}.{sequence}",
+            raw.data,
+            headers={
+                "Nats-Msg-Id": f"{run}.{stream.name}.{sequence}",
+                "dg-subject": raw.subject,
+                "dg-reason": str(error)[:200],
+            },
+        )

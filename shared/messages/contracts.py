@@ -28,7 +28,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, FiniteFloat, field_validator, model_validator
 
 from shared.messages.records import Count, Digest, Record, Seconds, Text, Token, wire_name
-from shared.messages.workers import DeviceMode, Told
+from shared.messages.workers import DeviceMode, Transient
 
 MAX_MESSAGE_BYTES = 64 * 1024
 MAX_GROUP_SIZE = 1024
@@ -325,4 +325,4 @@ Event = (
     | TagRequest
 )
 Command = GenerateFragment | TrainGroup | ComputeGradient | SetDevice
-Message = Annotated[Event | Command | Told, Field(discriminator="kind")]
+Message = Annotated[Event | Command | Transient, Field(discriminator="kind")]

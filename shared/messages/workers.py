@@ -74,7 +74,7 @@ class WorkerStatus(Record):
 
 
 class WorkerRefused(Record):
-    """Told again with every status of the worker, for as long as there are some."""
+    """Refuses a worker; repeated after every status that the worker sends."""
 
     kind: Literal["worker_refused"] = "worker_refused"
     worker: Token
@@ -82,5 +82,5 @@ class WorkerRefused(Record):
     reason: Text
 
 
-Told = WorkerStatus | WorkerRefused
+Transient = WorkerStatus | WorkerRefused
 """Messages that are not stored."""

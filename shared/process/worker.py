@@ -99,7 +99,7 @@ class Worker:
         await bus.on_refusal(self.address, self._note_refusal)
         while self._refused is None:
             self._changed.clear()
-            await bus.tell(self._status())
+            await bus.send(self._status())
             # Not wait_for: in Python 3.11 it loses a cancellation that comes with its result.
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(STATUS_S):

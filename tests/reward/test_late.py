@@ -10,7 +10,7 @@ import safetensors.numpy
 
 from services.reward.app import SHORTEST_S, UNLEARNED_S, RewardApp
 from services.reward.scorer import WeightedScorer
-from shared.bus import bus as bus_module
+from shared.bus import queue as bus_queue
 from shared.bus.bus import Bus
 from shared.messages import subjects
 from shared.messages.contracts import FragmentScored
@@ -41,7 +41,7 @@ class Works:
 async def test_what_a_scorer_hangs_at_is_scored_by_another_and_the_first_result_counts(
     nats_url: str, folder_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bus_module, "ACK_WAIT_S", 1.0)
+    monkeypatch.setattr(bus_queue, "ACK_WAIT_S", 1.0)
     stuck = Stuck()
     async with Bus.connect(nats_url, run="test", name="test") as bus:
         await bus.ensure_streams()

@@ -78,7 +78,7 @@ class Roster:
         if status.address not in self.seen:
             log.error("worker_name_taken", name=status.worker, host=status.host)
         self.seen[status.address] = Seen(status, now, refused=reason)
-        await self._bus.tell(WorkerRefused(worker=status.address, reason=reason))
+        await self._bus.send(WorkerRefused(worker=status.address, reason=reason))
 
     def _welcome(self, status: WorkerStatus) -> None:
         earlier = [a for a, seen in self.seen.items() if seen.status.worker == status.worker]

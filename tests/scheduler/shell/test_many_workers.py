@@ -41,7 +41,7 @@ async def report(url: str) -> None:
         began = time.monotonic()
         for turn in range(10**6):
             for number, status in enumerate(each):
-                await bus.tell(status)
+                await bus.send(status)
                 if number % 32 == 31:
                     at = began + turn + number / len(each)
                     await asyncio.sleep(max(0.0, at - time.monotonic()))

@@ -75,14 +75,14 @@ async def test_the_last_versions_and_those_that_are_needed_are_left(live: Live) 
             service="rollout", worker="rollout-0", address="rollout-0-12345678",
             activity="generating", policy_version=3,
         )  # fmt: skip
-        await trainer.bus.tell(status)
+        await trainer.bus.send(status)
         for _ in range(8):
             await trainer.commit(announce=True)
         assert await live.knows(7)
         wanted = {0, 3, 4, 6, 7}  # the first, in use, not measured (4 and 6), the last two
         async with asyncio.timeout(WAIT_S):
             while await trainer.kept(weights_folder(RUN)) != wanted:
-                await trainer.bus.tell(status)
+                await trainer.bus.send(status)
                 await asyncio.sleep(0.02)
     assert await trainer.kept(checkpoints_folder(RUN)) == wanted
 

@@ -62,7 +62,7 @@ class Device:
                 activity="generating",
                 device=workers.Device(concurrency=1),
             )
-            await self.bus.tell(status)
+            await self.bus.send(status)
             await asyncio.sleep(0.2)
 
     async def _receive(self) -> None:

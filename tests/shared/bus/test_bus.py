@@ -141,8 +141,8 @@ async def test_a_batch_that_is_forgotten_leaves_the_others(nats_url: str) -> Non
 async def test_work_that_is_never_finished_is_reported(
     nats_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("shared.bus.bus.ACK_WAIT_S", 0.3)
-    monkeypatch.setattr("shared.bus.bus.MAX_DELIVER", 2)
+    monkeypatch.setattr("shared.bus.queue.ACK_WAIT_S", 0.3)
+    monkeypatch.setattr("shared.bus.queue.MAX_DELIVER", 2)
     async with Bus.connect(nats_url, run="test", name="test") as bus:
         await bus.ensure_streams()
         await bus.publish(examples.task())

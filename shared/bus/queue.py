@@ -1,0 +1,113 @@
+"""Work that the workers of a service share: each piece goes to one of them at a time."""
+
+import asyncio
+import contextlib
+import math
+import time
+
+import nats.errors
+import structlog
+from nats.aio.msg import Msg
+from nats.js import JetStreamContext, api
+from nats.js.errors import APIError
+
+from shared.bus.cancellation import cancellable
+from shared.bus.streams import quarantine
+from shared.errors import ContractError
+from shared.messages import subjects
+from shared.messages.codec import decode
+from shared.messages.contracts import Message
+from shared.messages.records import Record
+from shared.messages.subjects import Stream
+from shared.telemetry import REDELIVERED
+
+ACK_WAIT_S = 10.0
+MAX_DELIVER = 5
+FETCH_TIMEOUT_S = 2.0
+RETRY_S = 0.5
+
+log = structlog.get_logger()
+
+
+class Delivery:
+    """One piece of work: leaving the block acknowledges it, and an exception hands it to others.
+
+    So does a block that lasts longer than ``patience_s``: whoever is first to publish the result
+    has done the work.
+    """
+
+    def __init__(self, message: Message, raw: Msg) -> None:
+        self.message = message
+        self.patience_s = math.inf
+        self._raw = raw
+        self._alive: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Message:
+        self._alive = asyncio.create_task(self._keep_alive())
+        return self.message
+
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        assert self._alive is not None
+        self._alive.cancel()
+        # The broker may be gone: the message is then delivered again, and its slot is taken.
+        with contextlib.suppress(nats.errors.Error, TimeoutError):
+            await (self._raw.ack() if kind is None else self._raw.nak(delay=0.1))
+
+    async def _keep_alive(self) -> None:
+        deadline = time.monotonic() + self.patience_s
+        while time.monotonic() < deadline:
+            await asyncio.sleep(ACK_WAIT_S / 3)
+            with contextlib.suppress(nats.errors.Error):
+                await self._raw.in_progress()
+        log.warning("work_is_late", subject=self._raw.subject)
+
+
+class Queue:
+    """Shares the work in one stream between all workers of a service."""
+
+    def __init__(
+        self, jetstream: JetStreamContext, run: str, stream: Stream, service: str, of: type[Record]
+    ) -> None:
+        self._jetstream = jetstream
+        self._run = run
+        self._stream = stream
+        self._service = service
+        self._of = of
+        self._subscription: JetStreamContext.PullSubscription | None = None
+
+    async def next(self) -> Delivery:
+        """Waits for the next piece of work, over restarts of the broker."""
+        while True:
+            try:
+                if self._subscription is None:
+                    self._subscription = await self._subscribe()
+                [raw] = await cancellable(self._subscription.fetch(1, timeout=FETCH_TIMEOUT_S))
+            except nats.errors.TimeoutError:
+                continue
+            except (nats.errors.Error, APIError, OSError) as error:
+                log.warning("queue_unavailable", stream=self._stream.name, error=repr(error))
+                self._subscription = None
+                await asyncio.sleep(RETRY_S)
+                continue
+            if raw.metadata.num_delivered > 1:
+                REDELIVERED.labels(stream=self._stream.name).inc()
+            try:
+                message = decode(raw.data)
+                if not isinstance(message, self._of):
+                    raise ContractError(f"a {message.kind} is no {self._of.__name__}")
+                return Delivery(message, raw)
+            except ContractError as error:
+                await quarantine(self._jetstream, self._run, self._stream, raw, error)
+                await raw.term()
+
+    async def _subscribe(self) -> JetStreamContext.PullSubscription:
+        [subject] = subjects.run_subjects(self._run, self._stream)
+        subscribing = self._jetstream.pull_subscribe(
+            subject,
+            durable=f"{self._service}-{self._run}",
+            stream=self._stream.name,
+            config=api.ConsumerConfig(
+                ack_policy=api.AckPolicy.EXPLICIT, ack_wait=ACK_WAIT_S, max_deliver=MAX_DELIVER
+            ),
+        )
+        return await cancellable(subscribing)
