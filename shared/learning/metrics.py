@@ -25,13 +25,13 @@ STEP_METRICS: Mapping[str, Metric] = {
     "reward_mean": Metric("reward", "mean over the batch's samples"),
     "reward_std": Metric("reward", "population standard deviation over the batch's samples"),
     "failed_fraction": Metric("0..1", "samples that could not be scored"),
-    "dropped_groups": Metric("groups", "of which too many samples could not be scored"),
-    "advantage_mean": Metric("1", "mean over samples; 0 but for rounding"),
+    "dropped_groups": Metric("groups", "groups with too many samples that could not be scored"),
+    "advantage_mean": Metric("1", "mean over samples; 0 except for rounding"),
     "advantage_std": Metric("1", "population standard deviation over samples"),
     "advantage_min": Metric("1", "smallest, before `algorithm.advantage_clip`"),
     "advantage_max": Metric("1", "largest, before `algorithm.advantage_clip`"),
-    "zero_advantage_fraction": Metric("0..1", "rows without advantage: they teach nothing"),
-    "loss": Metric("1", "sum over rows, over the number of rows of the batch"),
+    "zero_advantage_fraction": Metric("0..1", "rows with advantage 0: they change nothing"),
+    "loss": Metric("1", "sum over rows, divided by the number of rows in the batch"),
     "kl": Metric("1", "mean divergence from the base model; 0 if `algorithm.kl_beta` is 0"),
     "approx_kl": Metric(
         "nats per element", "mean of ratio - 1 - log ratio: how far the policy is from the one "
@@ -53,17 +53,17 @@ STEP_METRICS: Mapping[str, Metric] = {
         "0..1", "rows without gradient: ratio above 1 + `clip_range`, advantage positive"
     ),
     "staleness_mean": Metric("versions, 0..1", "mean over samples of batch - policy version"),
-    "stale_fraction": Metric("0..1", "stale rows, of those that were not skipped"),
+    "stale_fraction": Metric("0..1", "share of stale rows among those that were not skipped"),
     "grad_norm": Metric("1", "L2 norm of the gradient before clipping; 0 if it was not finite"),
-    "learning_rate": Metric("1", "of this step"),
-    "skipped_not_finite": Metric("steps", "not taken, because the gradient was not finite"),
-    "micro_batch": Metric("samples", "in a training pass, at the end of the batch"),
-    "tsp_steps": Metric("denoising steps", "in a training pass, at the end of the batch"),
-    "train_seconds": Metric("s", "that the trainer's devices trained, as if side by side"),
+    "learning_rate": Metric("1", "learning rate of this step"),
+    "skipped_not_finite": Metric("steps", "steps not taken because the gradient was not finite"),
+    "micro_batch": Metric("samples", "per training pass, at the end of the batch"),
+    "tsp_steps": Metric("denoising steps", "per training pass, at the end of the batch"),
+    "train_seconds": Metric("s", "time of training on the trainer's devices, as if side by side"),
     "step_seconds": Metric(
-        "s", "since the optimizer step before, or the trainer's start; pauses included"
+        "s", "time since the previous optimizer step or the trainer's start, including pauses"
     ),
-    "samples_per_second": Metric("1/s", "images or videos of the batch over `step_seconds`"),
+    "samples_per_second": Metric("1/s", "images or videos in the batch, divided by `step_seconds`"),
 }  # fmt: skip
 
 SCORER_METRICS: Mapping[str, Metric] = {

@@ -7,7 +7,7 @@ PAGE = ROOT / "docs" / "metrics.md"
 
 
 def test_the_page_has_a_row_for_each_metric_and_no_other() -> None:
-    section = PAGE.read_text().split("## Of every optimizer step")[1].split("\n## ")[0]
+    section = PAGE.read_text().split("## Per optimizer step")[1].split("\n## ")[0]
     scorers = {of_scorer(name, "<scorer>"): metric for name, metric in SCORER_METRICS.items()}
     metrics = {**STEP_METRICS, **scorers}
     wanted = {f"| `{name}` | {one.unit} | {one.meaning} |" for name, one in metrics.items()}
