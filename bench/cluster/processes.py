@@ -34,7 +34,8 @@ from shared.messages.workers import Device
 from shared.process.service import freeze_gc
 from shared.process.settings import ServiceSettings
 from shared.process.worker import Worker, host_memory
-from shared.run.layout import wait_for_recipe, weights_folder
+from shared.run.layout import weights_folder
+from shared.run.run_recipe import wait_for_recipe
 from shared.store import ObjectStore, open_store
 from shared.telemetry import configure_logs
 

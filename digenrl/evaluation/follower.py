@@ -16,7 +16,8 @@ from digenrl.evaluation.settings import due_versions
 from shared.errors import ContractError, IntegrityError, Unavailable, UserError
 from shared.recipe.recipe import Recipe
 from shared.run.commits import newest_commit, read_commit
-from shared.run.layout import read_recipe, want_evaluations
+from shared.run.layout import want_evaluations
+from shared.run.run_recipe import read_recipe
 from shared.store import ObjectStore
 
 POLL_S = 1.0

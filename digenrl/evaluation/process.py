@@ -6,7 +6,7 @@ from shared.process.service import Health, listen, serve, worker_app
 from shared.process.settings import ServiceSettings
 from shared.process.worker_process import prepare_libraries
 from shared.run.files import check_files
-from shared.run.layout import FILES, read_recipe, wait_for_recipe
+from shared.run.run_recipe import FILES, read_recipe, wait_for_recipe
 from shared.store import open_store
 
 

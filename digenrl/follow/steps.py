@@ -22,7 +22,7 @@ from shared.errors import Unavailable, UserError, how_to_install
 from shared.process.settings import ServiceSettings
 from shared.recipe.recipe import Recipe
 from shared.run.commits import CommitRecord, read_commit
-from shared.run.layout import read_recipe
+from shared.run.run_recipe import read_recipe
 from shared.store import ObjectStore, open_store
 
 POLL_S = 1.0

@@ -23,8 +23,8 @@ from shared.models.catalogue import VIDEO, adapter_of, check_size, pipeline_clas
 from shared.models.memory import ITEM_BYTES, adapter_bytes, num_weights
 from shared.recipe.recipe import Recipe, load_recipe, override, stored_recipe
 from shared.run.files import FileRecord, matching, records_of
-from shared.run.layout import FILES, check_same_run
 from shared.run.retention import stored_bytes
+from shared.run.run_recipe import FILES, check_same_run
 
 FILES_JSON = "files.json"
 """In the folder of a run: digests of its model and of what its recipe names besides."""

@@ -23,7 +23,7 @@ from shared.process.worker_process import prepare_libraries
 from shared.recipe.recipe import Recipe
 from shared.recipe.rewards import Scorer
 from shared.run.commits import CommitRecord, commit_chain
-from shared.run.layout import read_recipe
+from shared.run.run_recipe import read_recipe
 from shared.store import ObjectStore, open_store
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ from shared.process.settings import ServiceSettings
 from shared.process.worker import Worker
 from shared.recipe.recipe import Recipe
 from shared.run.files import check_files
-from shared.run.layout import read_recipe, wait_for_recipe
+from shared.run.run_recipe import read_recipe, wait_for_recipe
 from shared.store import ObjectStore, open_store
 
 RETRY_S = 1.0

@@ -6,13 +6,13 @@ digest, so that the records form one chain.
 """
 
 import hashlib
-from typing import Annotated
 
 from pydantic import Field, FiniteFloat, ValidationError
 
 from shared.errors import CommitConflict, ContractError
 from shared.messages.contracts import ObjectRef, Policy
 from shared.messages.records import Count, Digest, Record, Text, Token
+from shared.run.layout import commit_key, commits_folder
 from shared.store import ObjectStore
 
 
@@ -61,13 +61,6 @@ class CommitRecord(Record):
         return hashlib.sha256(self.encode()).hexdigest()
 
 
-Version = Annotated[int, Field(ge=0)]
-
-
-def commit_key(run: str, version: int) -> str:
-    return f"{run}/commits/{version:08d}.json"
-
-
 async def commit(store: ObjectStore, record: CommitRecord) -> None:
     """Make ``record`` the truth.
 
@@ -91,7 +84,7 @@ async def read_commit(store: ObjectStore, run: str, version: int) -> CommitRecor
 
 
 async def newest_commit(store: ObjectStore, run: str) -> CommitRecord | None:
-    keys = await store.keys(f"{run}/commits")
+    keys = await store.keys(commits_folder(run))
     if not keys:
         return None
     return await read_commit(store, run, int(keys[-1].rsplit("/", 1)[1].removesuffix(".json")))
@@ -104,7 +97,7 @@ async def commit_chain(store: ObjectStore, run: str) -> list[CommitRecord]:
         ContractError: if a record is missing or does not name the one before it.
     """
     chain: list[CommitRecord] = []
-    for version in range(len(await store.keys(f"{run}/commits"))):
+    for version in range(len(await store.keys(commits_folder(run)))):
         record = await read_commit(store, run, version)
         parent = chain[-1].digest() if chain else None
         if record is None or record.parent != parent:

@@ -23,6 +23,7 @@ from shared.models.memory import weight_files
 from shared.recipe.files import ROOT
 from shared.recipe.paths import paths_of
 from shared.recipe.recipe import Recipe
+from shared.run.layout import file_key
 from shared.store import ObjectStore
 
 WHOLE = 4 << 20
@@ -74,7 +75,7 @@ async def check_files(
         stored = await _stored(store, recipe.run.name, key)
         if stored is None:
             data = found.model_dump_json(indent=1).encode()
-            await store.create(_object(recipe.run.name, key), data)
+            await store.create(file_key(recipe.run.name, key), data)
             stored = await _stored(store, recipe.run.name, key)
         if stored is not None:
             check_same(key, stored, found)
@@ -139,15 +140,11 @@ def _is_missing(key: str, path: Path) -> str:
 
 
 async def _stored(store: ObjectStore, run: str, key: str) -> FileRecord | None:
-    data = await store.read(_object(run, key))
+    data = await store.read(file_key(run, key))
     try:
         return None if data is None else FileRecord.model_validate_json(data)
     except ValidationError as error:
-        raise ContractError(f"{_object(run, key)} is not a record of this release") from error
-
-
-def _object(run: str, key: str) -> str:
-    return f"{run}/files/{key}.json"
+        raise ContractError(f"{file_key(run, key)} is not a record of this release") from error
 
 
 def _model_files(folder: Path) -> list[Path]:

@@ -11,46 +11,28 @@
 <run>/batches/<batch>/<sha256>...    trajectories and media, until no recovery needs them
 """
 
-import asyncio
 import contextlib
 import json
 import re
-import time
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
-import structlog
-
-from shared.errors import ContractError, Unavailable, UserError
-from shared.recipe.files import models_root
-from shared.recipe.paths import on_this_host, paths_of, portable_names, put_paths
-from shared.recipe.recipe import Recipe, override, stored_recipe
-from shared.run.files import check_files, same_files
 from shared.store import ObjectStore
 
-MAY_CHANGE = {
-    "run.steps", "run.keep_last", "run.keep_every", "model.device",
-    "rollout.workers", "rollout.threads", "rollout.can_train", "trainer.devices",
-    "trainer.ranks", "trainer.sharded",
-    "reward.workers", "reward.threads",
-    "schedule.mode", "schedule.tag", "schedule.early_fraction", "schedule.slot_deadline_s",
-    "evaluation.every", "evaluation.seed", "evaluation.samples_per_prompt", "evaluation.digits",
-    "evaluation.prompts", "evaluation.scorers", "evaluation.steps", "evaluation.sigmas",
-    "evaluation.height", "evaluation.width", "evaluation.threads",
-}  # fmt: skip
-"""Keys that a resumed run may set anew: they do not change what any batch is."""
 
-FILES = ("model.folder", "data.prompts", "reward.scorers.")
-"""Keys, or how they begin, of what has to be the same on every host that has it."""
-PORTABLE = "portable"
-"""Beside the tables of a stored recipe: names of its paths for other hosts."""
+def recipe_key(run: str) -> str:
+    return f"{run}/recipe.json"
 
-POLL_S = 0.5
-REPEAT_S = 30.0
 
-log = structlog.get_logger()
+def file_key(run: str, key: str) -> str:
+    """Returns where the digest of a file is stored that a recipe's ``key`` names."""
+    return f"{run}/files/{key}.json"
+
+
+def commits_folder(run: str) -> str:
+    return f"{run}/commits"
+
+
+def commit_key(run: str, version: int) -> str:
+    return f"{commits_folder(run)}/{version:08d}.json"
 
 
 def weights_folder(run: str) -> str:
@@ -119,148 +101,3 @@ async def measured_versions(store: ObjectStore, run: str) -> set[int]:
 
 def usage_key(run: str, batch: int) -> str:
     return f"{usage_folder(run)}/{batch:08d}.json"
-
-
-async def store_recipe(store: ObjectStore, recipe: Recipe, beside: Path | None = None) -> Recipe:
-    """Keep the recipe with its run, and give it as it holds: with the numbers of ``sigmas`` that
-    the run began with. ``beside`` is the folder of the recipe's file.
-
-    Raises:
-        UserError: if the run was started with a recipe that means something else, or with other
-            files, or if a model's own sigmas are wanted and unknown.
-    """
-    stored = await _read_stored(store, recipe.run.name)
-    if stored is not None:
-        recipe = with_sigmas_of(stored.recipe, recipe)
-    if "model" in (recipe.sampling.sigmas, recipe.evaluation.sigmas):
-        raise UserError(
-            f'sampling.sigmas, evaluation.sigmas: "model" needs {recipe.model.folder} on this '
-            "host when a run begins, or numbers"
-        )
-    tables = recipe.model_dump(mode="json")
-    portable = portable_names(tables, [models_root(), beside])
-    if stored is not None:
-        same = await same_files(store, recipe, FILES)
-        same |= {key for key, name in stored.portable.items() if portable.get(key) == name}
-        check_same_run(stored.recipe, recipe, same=same)
-    await check_files(store, recipe, FILES, needed=False)
-    data = json.dumps({**tables, PORTABLE: portable}, indent=1).encode()
-    await store.write(f"{recipe.run.name}/recipe.json", data)
-    return recipe
-
-
-async def read_recipe(store: ObjectStore, run: str) -> Recipe | None:
-    """The run's recipe, with its paths as they are on this host."""
-    stored = await _read_stored(store, run)
-    if stored is None:
-        return None
-    tables = stored.recipe.model_dump(mode="json")
-    on_this_host(tables, stored.portable)
-    return Recipe.model_validate(tables)
-
-
-@dataclass(frozen=True, slots=True)
-class _Stored:
-    recipe: Recipe
-    """With the paths of the host that has stored it."""
-    portable: Mapping[str, str]
-    """Key -> name below DIGENRL_MODELS."""
-
-
-async def _read_stored(store: ObjectStore, run: str) -> _Stored | None:
-    data = await store.read(f"{run}/recipe.json")
-    if data is None:
-        return None
-    try:
-        tables = json.loads(data)
-        portable = tables.pop(PORTABLE, {})
-        return _Stored(stored_recipe(json.dumps(tables).encode()), portable)
-    except (ValueError, AttributeError) as error:
-        raise ContractError(f"{run}/recipe.json is not a recipe of this release") from error
-
-
-async def wait_for_recipe(store: ObjectStore, run: str, *, place: str = "") -> Recipe:
-    """The recipe, as soon as the scheduler has stored it.
-
-    While it is not there, the log says so every `REPEAT_S` seconds, with the run's name, the
-    ``place`` of the store, and what decides both.
-    """
-    told = -REPEAT_S
-    while True:
-        try:
-            recipe, error = await read_recipe(store, run), ""
-        except Unavailable as unavailable:
-            recipe, error = None, str(unavailable)
-        if recipe is not None:
-            log.info("run_found", store=place, steps=recipe.run.steps)
-            return recipe
-        if time.monotonic() - told >= REPEAT_S:
-            told = time.monotonic()
-            _say_what_is_waited_for(run, place, error)
-        await asyncio.sleep(POLL_S)
-
-
-def _say_what_is_waited_for(run: str, place: str, error: str) -> None:
-    if error:
-        log.warning("store_unavailable", store=place, setting="DIGENRL_STORE_URL", error=error)
-    else:
-        log.info(
-            "waiting_for_recipe",
-            run=run,
-            store=place,
-            hint="no scheduler has stored a recipe of this run there; if one has, look at --run "
-            "(DIGENRL_RUN) and DIGENRL_STORE_URL",
-        )
-
-
-def with_sigmas_of(stored: Recipe, given: Recipe) -> Recipe:
-    """``given`` with the numbers of the run where it names the model's own sigmas, and the model is
-    not on this host; as it is where the run has other ones."""
-    trained, evaluated = given.sampling.sigmas, given.evaluation.sigmas
-    known, measured = stored.sampling.sigmas, stored.evaluation.sigmas or stored.sampling.sigmas
-    changes: dict[str, Any] = {}
-    if (evaluated or trained) == "model":
-        same = not isinstance(measured, str) and _evaluation_of(stored) == _evaluation_of(given)
-        changes["evaluation.sigmas"] = measured if same else "model"
-    same_steps = stored.sampling.steps == given.sampling.steps
-    if trained == "model" and same_steps and not isinstance(known, str):
-        changes["sampling.sigmas"] = known
-    return override(given, changes)
-
-
-def _evaluation_of(recipe: Recipe) -> tuple[int, int, int]:
-    """What a model's sigmas depend on: steps, height and width."""
-    of, model = recipe.evaluation, recipe.model
-    return of.steps or recipe.sampling.steps, of.height or model.height, of.width or model.width
-
-
-def check_same_run(stored: Recipe, given: Recipe, *, same: Collection[str] = ()) -> None:
-    """``same`` are keys whose path may differ: what they name has been compared.
-
-    Raises:
-        UserError: names the first key that a resumed run may not change.
-    """
-    old, new = stored.model_dump(mode="json"), given.model_dump(mode="json")
-    paths = paths_of(new)
-    put_paths(
-        old,
-        {
-            key: paths[key]
-            for key in paths_of(old)
-            if key in paths and (key in same or key.endswith(".key_file"))
-        },
-    )
-    was, will_be = _flat(old), _flat(new)
-    changed = [key for key in was if was[key] != will_be.get(key) and key not in MAY_CHANGE]
-    if changed:
-        key = changed[0]
-        raise UserError(
-            f"{key}: the run {stored.run.name!r} was started with {was[key]!r}, not "
-            f"{will_be.get(key)!r}; resume with that value, or start anew under another name"
-        )
-
-
-def _flat(tables: dict[str, Any]) -> dict[str, Any]:
-    return {
-        f"{table}.{key}": value for table, keys in tables.items() for key, value in keys.items()
-    }

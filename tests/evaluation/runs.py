@@ -10,7 +10,8 @@ from shared.diffusion.weights import trained_tensors, weights_digest
 from shared.messages.contracts import Policy
 from shared.recipe.recipe import Recipe, load_recipe, override
 from shared.run.commits import CommitRecord, commit, newest_commit
-from shared.run.layout import store_recipe, weights_folder
+from shared.run.layout import weights_folder
+from shared.run.run_recipe import store_recipe
 from shared.store import ObjectStore
 from tests.paths import DIGITS
 

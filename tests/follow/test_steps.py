@@ -14,7 +14,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from digenrl.follow.steps import Targets, check_installed, follow
 from shared.errors import UserError
-from shared.run.commits import commit_key
+from shared.run.layout import commit_key
 from tests.follow.runs import RUN, Run, metrics_of
 
 WAIT_S = 60.0

@@ -13,7 +13,7 @@ from digenrl.local.store import store_of
 from shared.errors import UserError
 from shared.process.settings import Endpoints
 from shared.recipe.recipe import load_recipe
-from shared.run.layout import read_recipe, store_recipe
+from shared.run.run_recipe import read_recipe, store_recipe
 from shared.store import open_store
 from tests.paths import DIGITS
 

@@ -25,8 +25,8 @@ from shared.messages.contracts import (
 from shared.messages.workers import Device, DeviceMode
 from shared.process.worker import Worker
 from shared.recipe.recipe import Recipe
-from shared.run.commits import CommitRecord, commit, commit_key, read_commit
-from shared.run.layout import batch_folder
+from shared.run.commits import CommitRecord, commit, read_commit
+from shared.run.layout import batch_folder, commit_key
 from shared.store import ObjectStore
 from shared.store.folder import FolderBackend
 from tests import examples

@@ -21,7 +21,7 @@ from shared.errors import UserError
 from shared.messages.contracts import ObjectRef, Policy, PolicyPublished
 from shared.process.worker_process import until_finished
 from shared.recipe.recipe import load_recipe, override
-from shared.run.layout import store_recipe
+from shared.run.run_recipe import store_recipe
 from shared.run.versions import VersionIndex
 from shared.store import ObjectStore
 from tests.conftest import PASSWORD

@@ -10,7 +10,7 @@ import pytest
 from shared.errors import UserError
 from shared.recipe.implied import implied_values
 from shared.recipe.recipe import Recipe, load_recipe, override, stored_recipe
-from shared.run.layout import check_same_run
+from shared.run.run_recipe import check_same_run
 from tests.paths import DIGITS, ROOT
 
 

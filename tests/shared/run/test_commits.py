@@ -1,7 +1,8 @@
 import pytest
 
 from shared.errors import CommitConflict, ContractError
-from shared.run.commits import CommitRecord, commit, commit_chain, commit_key, newest_commit
+from shared.run.commits import CommitRecord, commit, commit_chain, newest_commit
+from shared.run.layout import commit_key
 from shared.store import ObjectStore
 from tests import examples
 

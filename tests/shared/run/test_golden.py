@@ -4,7 +4,8 @@ import json
 from pathlib import Path
 
 from shared.run import layout
-from shared.run.commits import CommitRecord, commit_key
+from shared.run.commits import CommitRecord
+from shared.run.layout import commit_key
 from shared.run.versions import Version
 
 COMMIT = (Path(__file__).parent / "golden_commit.json").read_bytes().rstrip()
