@@ -1,14 +1,253 @@
 """The commands of ``python -m bench``, which import what they need when they are called."""
 
+import asyncio
+import json
+import sys
+from collections.abc import Mapping
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
 import typer
 
-from bench.cluster.command import command as cluster
-from bench.cluster.suite_command import command as everything
-from bench.loop_command import command as loop
-from bench.two_devices.command import command as two_devices
+if TYPE_CHECKING:
+    from rich.console import Console
 
 bench = typer.Typer(help="Measure: schedules, devices, control.", no_args_is_help=True)
-bench.command("cluster")(cluster)
-bench.command("two-devices")(two_devices)
-bench.command("loop")(loop)
-bench.command("all")(everything)
+MIN_COLUMNS = 170
+PLAIN_ROWS = 9
+"""Samples of a pass of the plain loop, in sampling and training: what Flow-GRPO's published
+configuration of SD3.5-M takes, of 24 per prompt."""
+TWO_DEVICES_RECIPE = Path("recipes/digits.toml")
+
+JsonFile = Annotated[Path | None, typer.Option("--json", help="write figures here")]
+Plot = Annotated[Path | None, typer.Option(help="draw bars and timelines here")]
+ClusterFolder = Annotated[Path, typer.Option(help="for the brokers' data and logs")]
+CLUSTER_FOLDER = Path("runs/bench-cluster")
+
+
+class Workload(StrEnum):
+    qwen = "qwen-image"
+    flux = "flux"
+    wan = "wan"
+    hunyuan = "hunyuan"
+
+
+class PartName(StrEnum):
+    equal = "equal"
+    slowed = "slowed"
+    trainer_bound = "trainer-bound"
+
+
+@bench.command("cluster")
+def cluster(
+    workload: Annotated[Workload, typer.Option(help="whose costs")] = Workload.qwen,
+    devices: Annotated[int, typer.Option(min=2, help="equal H100s, if no --pool is given")] = 32,
+    pool: Annotated[str | None, typer.Option(help="kind=count, e.g. h100=16,a100=16")] = None,
+    split: Annotated[
+        str | None, typer.Option(help="rollout:trainer, e.g. 8:24; by default each mode's best")
+    ] = None,
+    mode: Annotated[
+        str, typer.Option(help="with commas: sequential, gap, tsp, tag, one-step, colocated, help")
+    ] = "all",
+    tag: Annotated[
+        str, typer.Option(help="groups that the trainer generates: planned, auto, off, a number")
+    ] = "planned",
+    gradient_help: Annotated[
+        bool, typer.Option(help="rollout devices train for a trainer that is behind")
+    ] = False,
+    fragment_size: Annotated[
+        int | None, typer.Option(min=1, help="samples; by default each mode's best")
+    ] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="runs of each mode, by turns")] = 2,
+    batches: Annotated[int, typer.Option(min=1, help="of each run that are measured")] = 3,
+    one_step_batches: Annotated[
+        int, typer.Option(min=2, help="the same with one-step asynchrony, better many")
+    ] = 12,
+    scale: Annotated[
+        float | None,
+        typer.Option(min=1, help="times faster than real; by default about 4 s a batch"),
+    ] = None,
+    json_file: JsonFile = None,
+    plot: Plot = None,
+    folder: ClusterFolder = CLUSTER_FOLDER,
+) -> None:
+    """Measure the real services over emulated devices, beside bounds, models and the simulator."""
+    from bench.cluster.output import draw, plain, run_shown, show_case
+    from bench.cluster.request import Request, modes_of
+    from bench.stored import write_result
+
+    console = _console()
+    request = Request(
+        workload=workload.value,
+        pool=pool or f"h100={devices}",
+        split=split,
+        modes=modes_of(mode),
+        tag=tag,
+        gradient_help=gradient_help,
+        fragment_size=fragment_size,
+        rounds=rounds,
+        batches=batches,
+        one_step_batches=one_step_batches,
+        scale=scale,
+    )
+    with console.status("planning splits"):
+        case = request.case()
+    finished = asyncio.run(run_shown(case, folder.resolve(), console))
+    show_case(finished.result, console)
+    if json_file is not None:
+        write_result(json_file, plain(finished.result))
+    if plot is not None:
+        draw(finished, plot)
+
+
+@bench.command("two-devices")
+def two_devices(
+    recipe: Annotated[Path, typer.Argument(help="for its model family, prompts and rewards")],
+    part: Annotated[
+        list[PartName] | None, typer.Option(help="which part; equal and slowed if none is named")
+    ] = None,
+    mode: Annotated[
+        list[str] | None, typer.Option(help="only this mode, as the table names it; repeatable")
+    ] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="runs of each mode")] = 3,
+    batches: Annotated[int, typer.Option(min=1, help="of each run that are measured")] = 3,
+    slowdown: Annotated[float, typer.Option(min=1, help="of the slowed device")] = 3.0,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="one round of few modes and small batches")
+    ] = False,
+    json_file: JsonFile = None,
+    plot: Plot = None,
+    folder: Annotated[Path, typer.Option(help="for the model and the logs")] = Path(
+        "runs/bench-two-devices"
+    ),
+) -> None:
+    """Measure what each scheduling technique gains on two CPU cores, each one device."""
+    from bench.two_devices.program import Wanted, measure
+
+    wanted = Wanted(
+        recipe=recipe,
+        parts=tuple(name.value for name in part or (PartName.equal, PartName.slowed)),
+        modes=tuple(mode or ()),
+        rounds=rounds,
+        batches=batches,
+        slowdown=slowdown,
+        quick=quick,
+    )
+    measure(wanted, folder.resolve(), _console(), json_file=json_file, plots=plot)
+
+
+@bench.command("loop")
+def loop(
+    recipe: Annotated[Path, typer.Argument(help="for its model, sampling and batch")],
+    rounds: Annotated[int, typer.Option(min=1, help="of each, by turns")] = 9,
+    groups: Annotated[int, typer.Option(min=1, help="of each round")] = 4,
+    plain_rows: Annotated[
+        int, typer.Option(min=1, help="samples per pass of the plain loop")
+    ] = PLAIN_ROWS,
+    json_file: JsonFile = None,
+) -> None:
+    """Compare our rollout and trainer with a plain loop that trains step by step."""
+    from bench.loop import as_plain, compare, show
+    from bench.stored import write_result
+    from shared.recipe.recipe import load_recipe, override
+
+    # The plain loop has no KL term, and the policy gradient is what both are known for.
+    changes = {"algorithm.name": "flow-grpo", "algorithm.kl_beta": 0.0}
+    found = compare(override(load_recipe(recipe), changes), rounds, groups, plain_rows)
+    show(found, _console())
+    if json_file is not None:
+        write_result(json_file, as_plain(found))
+
+
+@bench.command("all")
+def everything(
+    quick: Annotated[
+        bool, typer.Option("--quick", help="a few cases, in minutes, beside the committed results")
+    ] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="leave out cases whose results are there")
+    ] = False,
+    results: Annotated[Path, typer.Option(help="a JSON file per case goes here")] = Path(
+        "bench/results"
+    ),
+    pictures: Annotated[Path, typer.Option(help="bars, timelines and tables go here")] = Path(
+        "docs/performance"
+    ),
+    folder: ClusterFolder = CLUSTER_FOLDER,
+) -> None:
+    """Measure everything that the performance tables say. The machine should do nothing else."""
+    from bench.cluster.suite import full, run_all
+    from bench.cluster.suite import quick as few
+    from bench.drift import show_drift
+    from bench.stored import TWO_DEVICES, read_results
+    from bench.tables import tables
+
+    console, cases = _console(), few() if quick else full()
+    if resume:
+        cases = [case for case in cases if not (results / f"{case.name}.json").is_file()]
+    minutes = sum(case.seconds for case in cases) / 60
+    console.print(f"{len(cases)} cases of the emulated cluster, about {minutes:.0f} minutes")
+    asyncio.run(run_all(cases, results, pictures, folder.resolve(), console))
+    path = results / f"{TWO_DEVICES}.json"
+    if not (resume and path.is_file()):
+        two_devices(
+            TWO_DEVICES_RECIPE, rounds=3 if quick else 2, quick=quick, json_file=path, plot=pictures
+        )
+    (pictures / "tables.md").write_text(tables(list(read_results(results).values())))
+    if quick:
+        show_drift(results, console)
+
+
+@bench.command("tables")
+def print_tables(
+    results: Annotated[Path, typer.Argument(help="folder of results")] = Path("bench/results"),
+) -> None:
+    """Print the tables of results that are there already, as Markdown."""
+    from bench.stored import read_results
+    from bench.tables import tables
+
+    sys.stdout.write(tables(list(read_results(results).values())))
+
+
+@bench.command("compare")
+def compare(
+    results: Annotated[Path, typer.Argument(help="folder of new results")] = Path(
+        "runs/bench-quick"
+    ),
+) -> None:
+    """Print what moved between the committed results and new ones."""
+    from bench.drift import show_drift
+
+    show_drift(results, _console())
+
+
+@bench.command("handover")
+def handover(
+    run: Annotated[Path, typer.Argument(help="folder of a run that `digenrl up` has made")],
+) -> None:
+    """Print how fast devices changed hands in a run, from its logs."""
+    from bench.handover import figures
+
+    _print(figures(run))
+
+
+@bench.command("unequal-workers")
+def unequal_workers(
+    slowdown: Annotated[float, typer.Option(min=1, help="of the second worker")] = 3.0,
+    steps: Annotated[int, typer.Option(min=3, help="of the run")] = 10,
+) -> None:
+    """Print what a second, slower rollout worker adds to a run on the digits model."""
+    from bench.unequal_workers import measure
+
+    _print(measure(slowdown, steps))
+
+
+def _console() -> "Console":
+    from rich.console import Console
+
+    return Console(width=max(MIN_COLUMNS, Console().width))
+
+
+def _print(figures: Mapping[str, object]) -> None:
+    sys.stdout.write(json.dumps(figures, indent=1) + "\n")

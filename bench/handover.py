@@ -1,19 +1,14 @@
 """How fast devices change hands in a run: RETURN of lent devices, and adoption of new weights.
 
-    python bench/handover.py runs/NAME
-
 Reads the run's logs: how long after the command a lent device was free for training, in
 milliseconds and in denoising steps of that moment, and how long rollout workers paused between two
 fragments to put staged weights in use.
 """
 
-import argparse
 import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
-
-from rich import print
 
 
 def entries(folder: Path, event: str) -> Iterable[dict[str, Any]]:
@@ -32,20 +27,14 @@ def percentiles(values: list[float]) -> dict[str, float]:
     }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("run", type=Path)
-    run = parser.parse_args().run
+def figures(run: Path) -> dict[str, dict[str, float]]:
+    """Returns percentiles of what the logs of a run's folder tell."""
     returns = [entry for entry in entries(run, "device_returned") if entry["step_ms"]]
     pauses = [entry["pause_ms"] for entry in entries(run, "policy_adopted")]
-    figures: dict[str, Any] = {}
+    found = {}
     if returns:
-        figures["return_ms"] = percentiles([entry["ms"] for entry in returns])
-        figures["return_steps"] = percentiles([e["ms"] / e["step_ms"] for e in returns])
+        found["return_ms"] = percentiles([entry["ms"] for entry in returns])
+        found["return_steps"] = percentiles([e["ms"] / e["step_ms"] for e in returns])
     if pauses:
-        figures["adoption_pause_ms"] = percentiles(pauses)
-    print(json.dumps(figures, indent=1))
-
-
-if __name__ == "__main__":
-    main()
+        found["adoption_pause_ms"] = percentiles(pauses)
+    return found

@@ -8,10 +8,12 @@ to be fastest (TSP). Same network, same process, by turns; neither has anything 
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from statistics import median
 
 import torch
+from rich.console import Console
+from rich.table import Table
 
 from services.trainer.engine.engine import TrainerEngine
 from shared.devices.protocols import GroupData
@@ -157,6 +159,22 @@ class _Ours:
     def train(self, data: GroupData) -> None:
         self._engine.begin()
         self._engine.train(self._engine.read(data))
+
+
+def as_plain(found: Compared) -> dict[str, object]:
+    """Figures for JSON."""
+    ratios = {"rollout_ratio": found.rollout_ratio, "trainer_ratio": found.trainer_ratio}
+    return {**ratios, **asdict(found)}
+
+
+def show(found: Compared, console: Console) -> None:
+    table = Table("samples per second", "plain loop", "ours", "ratio")
+    for name, plain, ours, ratio in (
+        ("rollout", found.plain_rollout, found.rollout, found.rollout_ratio),
+        ("trainer", found.plain_trainer, found.trainer, found.trainer_ratio),
+    ):
+        table.add_row(name, f"{median(plain):.0f}", f"{median(ours):.0f}", f"{ratio:.2f}")
+    console.print(table)
 
 
 def _ratio(ours: Sequence[float], plain: Sequence[float]) -> float:

@@ -18,7 +18,7 @@ NAMES = {
 EQUAL, HALF = {"H100": 32}, {"H100": 16}
 UNEQUAL = ("A100", "H20", "L40S")
 STARVED, TRAINER_STARVED = "8 H100 : 24 H100", "24 H100 : 8 H100"
-LADDER = ("naive", "gap", "tsp", "tag", "one-step", "colocated")
+LADDER = ("sequential", "gap", "tsp", "tag", "one-step", "colocated")
 MISSING = "–"
 
 Result = Mapping[str, Any]
@@ -26,11 +26,11 @@ Mode = Mapping[str, Any]
 
 
 def summary(results: Sequence[Result]) -> str:
-    found = _Measured(results)
+    found = _Modes(results)
     return "\n".join([*_utilisation(found), *_ratios(found), *_ladder(found), "", NOTES])
 
 
-class _Measured:
+class _Modes:
     """Modes by workload, devices and split."""
 
     def __init__(self, results: Sequence[Result]) -> None:
@@ -53,7 +53,7 @@ class _Measured:
         return modes[0] if modes else None
 
 
-def _utilisation(found: _Measured) -> Iterator[str]:
+def _utilisation(found: _Modes) -> Iterator[str]:
     yield "### Utilisation\n"
     yield (
         "Work-conserving floor over measured step, LoRA; in brackets how far the step is from the "
@@ -85,7 +85,7 @@ def _mark(workload: str, mode: Mode | None) -> str:
     return "" if mode is None else typed(workload, mode).mark
 
 
-def _ratios(found: _Measured) -> Iterator[str]:
+def _ratios(found: _Modes) -> Iterator[str]:
     yield "\n### Against colocated systems\n"
     yield (
         "How many times longer they take on the same devices. `2026-06` and `tuned` are models, "
@@ -110,7 +110,7 @@ def _over(mode: Mode | None, *, ours: bool = False) -> str:
     return " / ".join(MISSING if mode[key] is None else f"{mode[key]:.2f}" for key in keys)
 
 
-def _ladder(found: _Measured) -> Iterator[str]:
+def _ladder(found: _Modes) -> Iterator[str]:
     yield "\n### Each technique on top of those before\n"
     yield (
         "Seconds per batch on 32 H100, best split of each, and the overhead in milliseconds per "

@@ -1,14 +1,9 @@
 """The results of the emulated cluster as Markdown: all workloads side by side, and every case.
 
-`python -m bench all` writes them; of results that are there already:
-
-    python -m bench.tables bench/results > docs/performance/tables.md
+`python -m bench all` writes them, and `python -m bench tables` prints them again.
 """
 
-import json
-import sys
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 from bench.summary import summary
@@ -84,13 +79,3 @@ def _cells(workload: str, mode: dict[str, Any]) -> list[str]:
 
 def _varies(mode: dict[str, Any]) -> bool:
     return bool(mode["slowest"] - mode["fastest"] > 0.001 * mode["step_seconds"])
-
-
-def read_results(folder: Path) -> list[dict[str, Any]]:
-    """Of the emulated cluster; other files are left out."""
-    plain = [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
-    return [result for result in plain if "floor_seconds" in result and "modes" in result]
-
-
-if __name__ == "__main__":
-    sys.stdout.write(tables(read_results(Path(sys.argv[1]))))

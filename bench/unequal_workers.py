@@ -1,15 +1,11 @@
 """Two rollout workers of unequal speed on the digits model, against the bound for that pair.
 
-    python bench/unequal_workers.py --slowdown 3 --steps 10
-
 Starts a run with one worker, lets a second one join that generates several times slower, and
 prints how soon it had work, the median batch, and the bound: all samples over the sum of both
 measured speeds. Batches are made of long rollouts, so that the trainer is not the bottleneck.
 """
 
-import argparse
 import itertools
-import json
 import os
 import statistics
 import subprocess
@@ -21,13 +17,12 @@ from typing import Any
 
 import httpx
 import psutil
-from rich import print
 
-from bench import FROM_CLONE
+from bench import FROM_CLONE, ROOT
 from digenrl.local.ports import free_ports
 from shared.recipe.recipe import load_recipe, override
 
-DIGITS = Path(__file__).parents[1] / "recipes" / "digits.toml"
+DIGITS = ROOT / "recipes" / "digits.toml"
 CHANGES = {
     "sampling.steps": 40, "sampling.window": 1, "schedule.tsp_steps": 1, "schedule.tag": "off",
     "schedule.fragment_size": "auto", "evaluation.samples_per_prompt": 1,
@@ -89,21 +84,18 @@ def watch(run: Run) -> tuple[float | None, list[float], dict[str, float]]:
     return since, [t for t in commits if joined and t > joined], speeds
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--slowdown", type=float, default=3.0)
-    parser.add_argument("--steps", type=int, default=10)
-    arguments = parser.parse_args()
+def measure(slowdown: float, steps: int) -> dict[str, object]:
+    """Runs both workers and returns the figures."""
     with tempfile.TemporaryDirectory() as folder:
-        run = Run(Path(folder), arguments.steps)
+        run = Run(Path(folder), steps)
         while (view := run.get("/v1/run")) is None or view["step"] < 1:
             time.sleep(0.1)
-        slow = run.add_worker("slow", arguments.slowdown)
+        slow = run.add_worker("slow", slowdown)
         since, commits, speeds = watch(run)
         slow.kill()
     batches = [after - before for before, after in itertools.pairwise(commits[1:])]
     bound = run.samples / sum(1 / seconds for seconds in speeds.values())
-    figures = {
+    return {
         "joined_to_work_s": since,
         "seconds_per_sample": speeds,
         "batches": len(batches),
@@ -111,8 +103,3 @@ def main() -> None:
         "bound_s": bound,
         "of_the_bound": bound / statistics.median(batches),
     }
-    print(json.dumps(figures, indent=1))
-
-
-if __name__ == "__main__":
-    main()

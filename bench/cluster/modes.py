@@ -11,7 +11,7 @@ from services.scheduler.sim.measured import Simulated
 from services.scheduler.sim.profiled import ScheduleChoice, simulate
 
 MODES = {
-    "naive": ScheduleChoice(mode="sequential", tsp=False),
+    "sequential": ScheduleChoice(mode="sequential", tsp=False),
     "gap": ScheduleChoice(tsp=False),
     "tsp": ScheduleChoice(),
     "tag": ScheduleChoice(tag="auto"),
@@ -19,8 +19,8 @@ MODES = {
     "colocated": ScheduleChoice(mode="colocated"),
     "help": ScheduleChoice(tag="auto", max_staleness=1, gradient_help=True),
 }
-"""By the name of what is added last: naive, + GAP, + TSP, + TAG, + one-step asynchrony; all devices
-generating and then training, in our own services; and one-step with help for the trainer."""
+"""Name of what is added last -> schedule: sequential, + GAP, + TSP, + TAG, + one-step asynchrony;
+all devices generating and then training, in our own services; one-step with gradient help."""
 STANDARD = tuple(MODES)[:6]
 """Those of the tables."""
 SIMULATED_BATCHES = 12

@@ -1,17 +1,17 @@
 """What a case has found: tables for people, JSON for programs, pictures for both."""
 
 import dataclasses
-import json
-import os
-import platform
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from bench.cluster.case import Finished
+from bench.cluster.case import Case, Finished, run_case
 from bench.cluster.results import CaseResult, ModeResult
+from bench.cluster.session import Session, opened
 from services.scheduler.planning.splits import words
 
 
@@ -74,11 +74,9 @@ def _listed(shares: Mapping[str, float]) -> str:
     return ", ".join(f"{name} {share:.2f}" for name, share in found if share >= 0.005)
 
 
-def write_json(path: Path, result: CaseResult) -> None:
-    machine = {"cpu": platform.processor() or platform.machine(), "cores": os.cpu_count()}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    plain = {"machine": machine, **dataclasses.asdict(result)}
-    path.write_text(json.dumps(plain, indent=1, default=str) + "\n")
+def plain(result: CaseResult) -> dict[str, Any]:
+    """Figures for JSON."""
+    return dataclasses.asdict(result)
 
 
 def draw(finished: Finished, folder: Path) -> None:
@@ -112,3 +110,24 @@ def draw(finished: Finished, folder: Path) -> None:
             marks={f"version {version}": run.commits[version] for version in versions},
             seconds_per_second=result.scale,
         )
+
+
+async def run_shown(case: Case, folder: Path, console: Console) -> Finished:
+    """In a session of its own."""
+    async with opened(folder) as session:
+        return await run_in(session, case, console)
+
+
+async def run_in(session: Session, case: Case, console: Console) -> Finished:
+    columns = (
+        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
+    )  # fmt: skip
+    title = f"{case.profile.name}, {words(case.devices)}, scale {case.scale:g}"
+    with Progress(*columns, console=console, transient=True) as progress:
+        shown = progress.add_task(title, total=case.num_batches)
+
+        def note(mode: str, number: int, version: int) -> None:
+            text = f"{title}: {mode}, round {number + 1} of {case.rounds}"
+            progress.update(shown, description=text, advance=version > 0)
+
+        return await run_case(session, case, note)

@@ -6,6 +6,7 @@ from typing import Literal
 from bench.cluster.case import Case
 from bench.cluster.modes import MODES, STANDARD, chosen
 from bench.cluster.setting import default_scale
+from bench.stored import RENAMED_MODES
 from digenrl.planning.devices import parse_devices
 from services.scheduler.costs.profile import load_profile
 from services.scheduler.planning.splits import Devices, Split
@@ -67,6 +68,8 @@ class Request:
         )
 
     def _schedule(self, name: str) -> ScheduleChoice:
+        if name in RENAMED_MODES:
+            raise UserError(f"--mode: {name} is renamed to {RENAMED_MODES[name]}")
         if name not in MODES:
             raise UserError(f"--mode: no {name}; known are {', '.join(MODES)}")
         schedule = replace(MODES[name], fragment_size=self.fragment_size)
@@ -98,5 +101,5 @@ def _split(text: str, devices: Devices) -> Split:
 
 
 def modes_of(text: str) -> tuple[str, ...]:
-    """``naive,gap`` as a tuple; "all" is what the tables have."""
+    """``sequential,gap`` as a tuple; "all" is what the tables have."""
     return STANDARD if text == "all" else tuple(name.strip() for name in text.split(","))

@@ -1,18 +1,24 @@
-"""Every case of the performance tables, as data."""
+"""Every case of the performance tables."""
 
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from multiprocessing import get_context
+from pathlib import Path
+
+from rich.console import Console
 
 from bench.cluster.case import WARM_UP_ONE_STEP, WARM_UP_STRICT, Case
 from bench.cluster.modes import MODES
+from bench.cluster.output import draw, plain, run_in, show_case
 from bench.cluster.request import WORKLOADS, Request
+from bench.cluster.session import opened
+from bench.stored import write_result
 
 UNEQUAL = ("a100", "h20", "l40s")
 """Beside 16 H100s."""
 BATCH_SECONDS = 4.0
-"""That an emulated batch takes, roughly; naive ones take twice that."""
+"""That an emulated batch takes, roughly; sequential ones take twice that."""
 RUN_SECONDS = 5.0
 """That a run takes to start and to end."""
 
@@ -55,7 +61,7 @@ def quick() -> list[Planned]:
     """Both ends of the ladder, and help for a trainer, on the model with the most messages."""
     request = Request(
         workload="qwen-image",
-        modes=("naive", "tag", "one-step"),
+        modes=("sequential", "tag", "one-step"),
         rounds=1,
         batches=2,
         one_step_batches=4,
@@ -89,3 +95,18 @@ def _of(workload: str) -> list[Planned]:
         Planned(f"{workload}-8-24", replace(once, split="8:24", modes=("tsp", "tag", "one-step"))),
         Planned(f"{workload}-24-8", replace(slow, split="24:8", modes=("one-step", "help"))),
     ]
+
+
+async def run_all(
+    cases: Sequence[Planned], results: Path, pictures: Path, folder: Path, console: Console
+) -> None:
+    """Measures the cases over the same brokers, and writes each as soon as it is measured."""
+    console.print("planning all of them ...")
+    plans = planned(cases)
+    async with opened(folder) as session:
+        for case, plan in zip(cases, plans, strict=True):
+            finished = await run_in(session, plan, console)
+            show_case(finished.result, console)
+            write_result(results / f"{case.name}.json", plain(finished.result))
+            if case.pictures:
+                draw(finished, pictures)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 COLOCATED = "colocated"
-NAIVE = "naive"
+SEQUENTIAL = "sequential"
 FAST_ALONE = "fast alone"
 ONE_STEP = "+one step"
 
@@ -59,8 +59,8 @@ def modes_of(part: Part, *, window: int, group_size: int) -> tuple[Mode, ...]:
         baseline=True,
         most_batches=LONG,
     )
-    naive = Mode(
-        name=NAIVE,
+    sequential = Mode(
+        name=SEQUENTIAL,
         changes={
             "schedule.mode": "sequential",
             "schedule.tsp_steps": 1,
@@ -72,7 +72,7 @@ def modes_of(part: Part, *, window: int, group_size: int) -> tuple[Mode, ...]:
         overlaps=False,
         most_batches=LONG,
     )
-    gap = replace(_more(naive, "+GAP", {"schedule.mode": "pipelined"}), most_batches=STRICT)
+    gap = replace(_more(sequential, "+GAP", {"schedule.mode": "pipelined"}), most_batches=STRICT)
     tsp = _more(gap, "+TSP", {"schedule.tsp_steps": window})
     tag = replace(
         _more(tsp, "+TAG", {"schedule.tag": "auto"}), warm_up=TAG_WARM_UP, most_batches=None
@@ -80,7 +80,7 @@ def modes_of(part: Part, *, window: int, group_size: int) -> tuple[Mode, ...]:
     one_step = _more(tag, ONE_STEP, {"schedule.max_staleness": 1})
     helped = _more(one_step, "+gradient help", {"rollout.can_train": True})
     ladder: dict[Part, tuple[Mode, ...]] = {
-        "equal": (colocated, naive, gap, tsp, tag, one_step),
+        "equal": (colocated, sequential, gap, tsp, tag, one_step),
         "slowed": (alone, replace(colocated, most_batches=LONG), one_step),
         "trainer-bound": (colocated, one_step, helped),
     }

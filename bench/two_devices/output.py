@@ -1,11 +1,9 @@
 """What the bench shows: a table per part for people, JSON for programs, plots for both."""
 
 import dataclasses
-import json
 import math
 import statistics
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -150,8 +148,3 @@ def _row(row: Row) -> dict[str, Any]:
 def _speed(speed: Speed) -> dict[str, float | None]:
     known = {"generate": speed.generate, "train": speed.train}
     return {task: None if math.isinf(seconds) else seconds for task, seconds in known.items()}
-
-
-def write_json(path: Path, content: dict[str, Any]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(content, indent=1) + "\n")

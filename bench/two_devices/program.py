@@ -1,8 +1,6 @@
 """The bench from beginning to end: checks, runs, tables, files."""
 
 import asyncio
-import os
-import platform
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,9 +9,10 @@ from typing import Any
 
 from rich.console import Console
 
+from bench.stored import write_result
 from bench.two_devices.compare import PartResult
-from bench.two_devices.modes import COLOCATED, FAST_ALONE, NAIVE, ONE_STEP, Part
-from bench.two_devices.output import as_plain, show_part, write_json
+from bench.two_devices.modes import COLOCATED, FAST_ALONE, ONE_STEP, SEQUENTIAL, Part
+from bench.two_devices.output import as_plain, show_part
 from bench.two_devices.placement import Placement, this_machine
 from bench.two_devices.session import open_session
 from bench.two_devices.shapes import GROUPS, NETWORK, QUICK_GROUPS, SHAPES, ensure_model
@@ -22,13 +21,12 @@ from digenrl.local.preflight import check_inputs
 from shared.recipe.recipe import load_recipe
 
 QUICK_MODES: Mapping[Part, tuple[str, ...]] = {
-    "equal": (COLOCATED, NAIVE, ONE_STEP),
+    "equal": (COLOCATED, SEQUENTIAL, ONE_STEP),
     "slowed": (FAST_ALONE, ONE_STEP),
     "trainer-bound": (COLOCATED, ONE_STEP),
 }
 """The ends of each ladder."""
 QUICK_BATCHES = 2
-MIN_COLUMNS = 130
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,18 +41,18 @@ class Wanted:
     quick: bool
 
 
-def measure(wanted: Wanted, folder: Path, *, json_file: Path | None, plots: Path | None) -> None:
+def measure(
+    wanted: Wanted, folder: Path, console: Console, *, json_file: Path | None, plots: Path | None
+) -> None:
     """Raises UserError before anything is started, if something is missing."""
     placement = this_machine()
-    console = Console()
-    console = Console(width=max(MIN_COLUMNS, console.width))
     model = ensure_model(folder, NETWORK, seed=0)
     studies = plan_all(wanted, model)
     for study in studies:
         check_inputs(study.recipe)
     results = asyncio.run(_run(studies, folder, placement, console))
     if json_file is not None:
-        write_json(json_file, as_plain(results, about(studies, placement)))
+        write_result(json_file, as_plain(results, about(studies, placement)))
     if plots is not None:
         from bench.two_devices.pictures import draw
 
@@ -107,8 +105,6 @@ def words(study: Study) -> str:
 
 def about(studies: Sequence[Study], placement: Placement) -> dict[str, Any]:
     return {
-        "cpu": platform.processor() or platform.machine(),
-        "cores": os.cpu_count(),
         "placement": placement.words,
         "changes": {study.part: words(study) for study in studies},
         "slowdown": {study.part: study.slowdown for study in studies},

@@ -177,7 +177,7 @@ def test_hand_over_can_be_left_out_of_a_profile() -> None:
     ("request_", "says"),
     [
         (Request(workload="sd"), "known are qwen-image"),
-        (Request(workload="flux", modes=("fast",)), "known are naive"),
+        (Request(workload="flux", modes=("fast",)), "known are sequential"),
         (Request(workload="flux", modes=("tsp",), split="8-24"), "not rollout:trainer"),
         (Request(workload="flux", modes=("tsp",), split="8:8"), "not a split of 32"),
         (Request(workload="flux", modes=("tag",), tag="some", split="8:24"), "neither planned"),
@@ -205,13 +205,13 @@ def test_a_case_measures_pairs_of_batches_where_staleness_is_allowed() -> None:
 
 def test_fragments_are_smaller_where_that_costs_nothing() -> None:
     split, devices = Split({"H100": 2}, {"H100": 2}), {"H100": 4}
-    found = chosen("naive", MODES["naive"], SMALL, devices, split)
+    found = chosen("sequential", MODES["sequential"], SMALL, devices, split)
     size = found.schedule.fragment_size
     assert size is not None
     step = predicted(SMALL, found).step_seconds
     best = min(
         predicted(SMALL, chosen("n", fixed, SMALL, devices, split)).step_seconds
-        for fixed in (replace(MODES["naive"], fragment_size=each) for each in (2, 4, 8, 16))
+        for fixed in (replace(MODES["sequential"], fragment_size=each) for each in (2, 4, 8, 16))
     )
     assert step <= 1.04 * best, "forecasts err by a few per cent"
     halved = replace(found, schedule=replace(found.schedule, fragment_size=size // 2))

@@ -12,10 +12,10 @@ def texts(path: Path) -> str:
 
 
 def test_bars_name_modes_and_bounds(tmp_path: Path) -> None:
-    given = [Bar("naive", 68.0, 66.0, 70.0, 67.0), Bar("tag", 36.0, 36.0, 36.0)]
+    given = [Bar("sequential", 68.0, 66.0, 70.0, 67.0), Bar("tag", 36.0, 36.0, 36.0)]
     bars(tmp_path / "steps.svg", "a title", given, bounds={"the bound": 30.5})
     drawn = texts(tmp_path / "steps.svg")
-    for text in ("naive", "tag", "a title", "the bound (30.5 s)", "measured", "simulated"):
+    for text in ("sequential", "tag", "a title", "the bound (30.5 s)", "measured", "simulated"):
         assert f"<!-- {text} -->" in drawn
 
 

@@ -193,7 +193,7 @@ def test_against_a_slowed_device_the_better_of_two_colocated_modes_counts() -> N
 
 def test_speeds_beside_an_idle_device_do_not_enter_the_bound() -> None:
     undisturbed = Speed(generate=0.1, train=0.1)
-    naive = (mode("naive", overlaps=False), [figures(9.0, speed=undisturbed)])
-    result = summarise("equal", [naive, (mode(ONE_STEP), [figures(5.0)])], samples=12, slowdown=1.0)
+    alone = (mode("sequential", overlaps=False), [figures(9.0, speed=undisturbed)])
+    result = summarise("equal", [alone, (mode(ONE_STEP), [figures(5.0)])], samples=12, slowdown=1.0)
     assert result.bound == pytest.approx(3.0)
     assert result.targets == ()

@@ -31,21 +31,21 @@ def test_two_modes_are_measured_and_the_pipelined_one_keeps_both_devices_busier(
     found = subprocess.run(
         [
             sys.executable, "-m", "bench", "two-devices", str(recipe), "--quick",
-            "--part", "equal", "--mode", "naive", "--mode", "+TSP",
+            "--part", "equal", "--mode", "sequential", "--mode", "+TSP",
             "--folder", str(tmp_path / "bench"), "--json", str(tmp_path / "figures.json"),
         ],
         capture_output=True, text=True,
     )  # fmt: skip
     assert found.returncode == 0, found.stdout + found.stderr
     equal = json.loads((tmp_path / "figures.json").read_text())["parts"]["equal"]
-    naive, pipelined = equal["modes"]
+    plain, pipelined = equal["modes"]
     assert [len(mode["runs"][0]["batches_s"]) for mode in equal["modes"]] == [1, 2]
-    assert pipelined["over_previous"] == pytest.approx(naive["median_s"] / pipelined["median_s"])
+    assert pipelined["over_previous"] == pytest.approx(plain["median_s"] / pipelined["median_s"])
     work = [
         sum(share for uses in mode["runs"][0]["busy"].values() for share in uses.values())
-        for mode in (naive, pipelined)
+        for mode in (plain, pipelined)
     ]
     assert 0 < work[0] < work[1]
     assert work[0] <= 1.1  # one device after the other
-    assert naive["runs"][0]["samples_generated_by_trainer"] == 0
-    assert set(naive["runs"][0]["cores"]) >= {"rollout-0", "trainer-0", "nats", "bench"}
+    assert plain["runs"][0]["samples_generated_by_trainer"] == 0
+    assert set(plain["runs"][0]["cores"]) >= {"rollout-0", "trainer-0", "nats", "bench"}

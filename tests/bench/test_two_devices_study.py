@@ -46,9 +46,9 @@ def test_every_mode_is_a_recipe_with_one_thread_per_device(part: Part) -> None:
 
 
 def test_each_mode_is_the_one_before_and_one_technique_more() -> None:
-    naive, *more = modes_of("equal", window=ALIKE.window, group_size=24)[1:]
+    sequential, *more = modes_of("equal", window=ALIKE.window, group_size=24)[1:]
     changed = []
-    for before, after in itertools.pairwise([naive, *more]):
+    for before, after in itertools.pairwise([sequential, *more]):
         both = {key for key in after.changes if before.changes[key] != after.changes[key]}
         changed.append((after.name, both))
     assert changed == [
@@ -74,11 +74,11 @@ def test_what_is_kept_of_a_study_names_the_model_and_not_where_it_is() -> None:
 
 
 def test_a_mode_that_no_part_has_is_refused_by_name() -> None:
-    assert [each.name for each in planned("equal", ["naive", COLOCATED]).modes] == [
+    assert [each.name for each in planned("equal", ["sequential", COLOCATED]).modes] == [
         COLOCATED,
-        "naive",
+        "sequential",
     ]
-    with pytest.raises(UserError, match=r"none of these; known are: colocated, naive, \+GAP"):
+    with pytest.raises(UserError, match=r"none of these; known are: colocated, sequential, \+GAP"):
         planned("equal", ["+TGA"])
 
 
