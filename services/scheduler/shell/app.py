@@ -4,44 +4,39 @@ version index, the metrics and the history up to date with the commit records.""
 import asyncio
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Literal, TypeVar
+from typing import Literal
 
 import structlog
-from redis.exceptions import RedisError
 
 from services.scheduler.core.exclusion import newly_excluded
 from services.scheduler.core.fragments import busy_addresses
 from services.scheduler.core.machine import (
     MachineInput,
     Recovered,
-    Tick,
     step,
 )
 from services.scheduler.core.recovery import READ_BACK, restart_batches
-from services.scheduler.core.state import Phase, Plan, State, TagRecord
-from services.scheduler.core.usage import BatchUsage, Meter, TagUsage, uses
+from services.scheduler.core.state import Phase, Plan, State
+from services.scheduler.core.usage import Meter, uses
 from services.scheduler.planning.lookahead import Horizon
-from services.scheduler.shell.dead_letters import failure_of
-from services.scheduler.shell.inbox import Inbox
-from services.scheduler.shell.retaining import Retaining
+from services.scheduler.shell.cleanup import BatchCleanup, VersionCleanup
+from services.scheduler.shell.dead_letters import DeadLetters, failure_to_send
+from services.scheduler.shell.inbox import Inbox, follow, tick
+from services.scheduler.shell.metrics import PublishLag, batch_usage, measure_commit
+from services.scheduler.shell.outages import StreamsLost, StreamWatch, retry
 from services.scheduler.shell.roster import Roster, Seen
-from services.scheduler.shell.step_metrics import NEWEST_STEP
-from services.scheduler.shell.streams import StreamsLost, StreamWatch
 from shared.bus.bus import Bus
-from shared.errors import IntegrityError, SlotPoisoned, Unavailable
+from shared.errors import IntegrityError, SlotPoisoned
 from shared.messages import subjects
 from shared.messages.contracts import (
     Command,
     ComputeGradient,
     Event,
-    FragmentFailed,
     FragmentGenerated,
     GenerateFragment,
-    GradientReleased,
-    GroupFailed,
     OperatorRequest,
     PolicyPublished,
     SetDevice,
@@ -49,25 +44,17 @@ from shared.messages.contracts import (
 )
 from shared.process.service import Health
 from shared.run.commits import CommitRecord, commit_chain, read_commit
-from shared.run.layout import batch_folder, stored_batches, usage_key
+from shared.run.layout import usage_key
 from shared.run.retention import Retention
 from shared.run.versions import Version, VersionIndex
 from shared.store import ObjectStore
-from shared.telemetry import ANNOUNCEMENTS_REFUSED, DLQ_MESSAGES, PUBLISH_LAG, STALENESS, STEP
+from shared.telemetry import ANNOUNCEMENTS_REFUSED
 
-KEPT_BATCHES = 2
-"""Committed batches whose messages and trajectories are kept, for people to look at."""
-FORGET_AFTER_S = 1.0
-"""After a commit: until then devices wait for the first fragments of the next batch."""
-RETRY_S = 0.5
-TICK_S = 1.0
 SENT_AT_ONCE = 128
 """Commands; in between, statuses are heard."""
 
 STANDING: dict[Phase, Literal["pause", "stop"]] = {"paused": "pause", "stopped": "stop"}
 """What an operator has asked for, and is asked for again when the streams were lost."""
-
-T = TypeVar("T")
 
 log = structlog.get_logger()
 
@@ -83,40 +70,38 @@ class Scheduler:
     retention: Retention = field(default_factory=Retention)
     chain: list[CommitRecord] = field(default_factory=list)
     meter: Meter = field(default_factory=Meter)
-    usage: list[BatchUsage] = field(default_factory=list)
-    """Of the batches that this process has seen."""
     committed_at: list[float] = field(default_factory=list)
     """Monotonic seconds of the commits that this process has seen."""
-    num_quarantined: int = 0
     horizon: Horizon = field(init=False)
     roster: Roster = field(init=False)
-    _published_at: float | None = None
-    """When the newest version was announced, until a worker has generated with it."""
+    dead_letters: DeadLetters = field(init=False)
     _inbox: Inbox = field(default_factory=Inbox)
-    _to_forget: "asyncio.Queue[int]" = field(default_factory=asyncio.Queue)
-
-    _hurried: set[int] = field(default_factory=set)
-    """Batches that were forgotten before their time, to make room."""
+    _publish_lag: PublishLag = field(default_factory=PublishLag)
+    _cleanup: BatchCleanup = field(init=False)
     _first: State = field(init=False)
 
     def __post_init__(self) -> None:
         self._first = self.state
+        self._cleanup = BatchCleanup(self.bus, self.store)
         self._begin()
 
     def _begin(self) -> None:
         self.horizon = Horizon(self.plan, self._inbox.put)
         self.roster = Roster(self.bus, self._inbox.put, lambda: self.state, self.meter)
+        self.dead_letters = DeadLetters(self.bus, self._inbox.put)
 
     @property
     def seen(self) -> dict[str, Seen]:
         """What workers have said last, by address."""
         return self.roster.seen
 
-    @property
-    def _retaining(self) -> Retaining:
-        return Retaining(
+    def _version_cleanup(self) -> VersionCleanup:
+        return VersionCleanup(
             self.store, self.bus.run, self.retention, lambda: self.chain, self._versions_in_use
         )
+
+    def _make_room(self) -> None:
+        self._cleanup.make_room(len(self.chain) - 1)
 
     def _versions_in_use(self) -> set[int]:
         said = (seen.status.policy_version for seen in self.seen.values())
@@ -137,31 +122,31 @@ class Scheduler:
 
     async def _run_on(self, before: State | None) -> None:
         """Raises StreamsLost, in a group. ``before``: what was known when streams were lost."""
-        await _retry(self.bus.ensure_streams)
-        marks = await _retry(self.bus.marks)
+        await retry(self.bus.ensure_streams)
+        marks = await retry(self.bus.marks)
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(StreamWatch(self.bus, self.health, self._make_room).run(marks))
             last = await self._recover(before)
             tasks.create_task(self.horizon.run())
             for stream in (subjects.TRAJ, subjects.REW, subjects.PART, subjects.EVT):
-                tasks.create_task(self._follow(stream, after=last[stream.name]))
-            tasks.create_task(self._follow_deaths())
+                tasks.create_task(follow(self.bus, stream, self._inbox, after=last[stream.name]))
+            tasks.create_task(self.dead_letters.follow())
             tasks.create_task(self.roster.watch())
-            tasks.create_task(self._forget_old())
-            tasks.create_task(self._retaining.look_for_ever())
-            tasks.create_task(self._tick())
+            tasks.create_task(self._cleanup.run(len(self.chain) - 1))
+            tasks.create_task(self._version_cleanup().look_for_ever())
+            tasks.create_task(tick(self._inbox))
             tasks.create_task(self._handle())
 
     async def _recover(self, before: State | None) -> dict[str, int]:
         """Read what is stored; gives the number of the last message that was read, by stream."""
-        self.chain = await _retry(lambda: commit_chain(self.store, self.bus.run))
-        await _retry(lambda: self.index.rebuild(self.chain))
+        self.chain = await retry(lambda: commit_chain(self.store, self.bus.run))
+        await retry(lambda: self.index.rebuild(self.chain))
         if before is not None:  # of what is left of the open batches, nothing is known to be whole
             for batch in (len(self.chain) - 1, len(self.chain)):
-                await _retry(partial(self.bus.forget_batch, max(0, batch)))
+                await retry(partial(self.bus.forget_batch, max(0, batch)))
         if self.chain:
             await self._apply(_announcement(self.chain[-1]))
-            self._measure(self.chain[-1])
+            measure_commit(self.chain[-1])
         last = {stream.name: await self._read(stream) for stream in READ_BACK}
         if before is not None:
             self.state = restart_batches(self.plan, self.state, before)
@@ -177,16 +162,8 @@ class Scheduler:
         """Forget what follows from the streams; gives what was known."""
         before, self.state = self.state, self._first
         self._inbox = Inbox()
-        self.num_quarantined = 0
         self._begin()
         return before
-
-    def _make_room(self) -> None:
-        """Streams are nearly full: forget the messages of every committed batch."""
-        for batch in range(max(0, len(self.chain) - 1 - KEPT_BATCHES), len(self.chain) - 1):
-            if batch not in self._hurried:
-                self._hurried.add(batch)
-                self._to_forget.put_nowait(batch)
 
     async def _read(self, stream: subjects.Stream) -> int:
         """Apply what is stored, after a restart; gives the number of the last message."""
@@ -200,25 +177,6 @@ class Scheduler:
                 await self._apply(message)
         return last
 
-    async def _follow(self, stream: subjects.Stream, *, after: int) -> None:
-        async for received in self.bus.follow(stream, after=after):
-            if isinstance(received.message, Event):
-                self._inbox.put(received.message)
-
-    async def _tick(self) -> None:
-        while True:
-            await asyncio.sleep(TICK_S)
-            self._inbox.put(Tick())
-
-    async def _follow_deaths(self) -> None:
-        async for received in self.bus.follow(subjects.DLQ):
-            if not received.subject.startswith("$JS"):
-                self.num_quarantined += 1
-                DLQ_MESSAGES.set(self.num_quarantined)
-            died = await failure_of(self.bus, received)
-            if died is not None:
-                self._inbox.put(died)
-
     async def _handle(self) -> None:
         while True:
             event = await self._inbox.get()
@@ -227,7 +185,7 @@ class Scheduler:
             else:
                 await self._apply(event)
             if isinstance(event, FragmentGenerated):
-                self._note_lag(event)
+                self._publish_lag.observe(event, self.state.policy, time.monotonic())
             await asyncio.sleep(0)  # statuses are heard between two events
 
     async def _apply(self, event: MachineInput) -> None:
@@ -249,13 +207,13 @@ class Scheduler:
             await self.bus.publish(command)
         except SlotPoisoned as error:
             assert not isinstance(command, SetDevice)  # it has no slot
-            self._inbox.put(_poisoned(command, str(error)))
+            self._inbox.put(failure_to_send(command, str(error)))
 
     async def _record(self, event: PolicyPublished) -> None:
         """A version is announced: believe its commit record, open its batch, index it."""
         while len(self.chain) <= event.policy.version:  # one before it may have been missed
             number = len(self.chain)
-            record = await _retry(partial(read_commit, self.store, self.bus.run, number))
+            record = await retry(partial(read_commit, self.store, self.bus.run, number))
             is_last = number == event.policy.version
             if record is None or (is_last and record.policy != event.policy):
                 ANNOUNCEMENTS_REFUSED.inc()
@@ -266,16 +224,13 @@ class Scheduler:
     async def _extend(self, record: CommitRecord, event: PolicyPublished) -> None:
         self.chain.append(record)
         self.committed_at.append(time.monotonic())
-        self._published_at = time.monotonic() - event.seconds
+        self._publish_lag.publish(time.monotonic() - event.seconds)
         await self._apply(event)
         # Devices wait for the batch, and find the version in its record as well.
-        await _retry(partial(self._index, record))
-        self._measure(record)
+        await retry(partial(self._index, record))
+        measure_commit(record)
         await self._keep_usage(record)
-        number = record.policy.version
-        if number > KEPT_BATCHES:
-            forget, old = self._to_forget.put_nowait, number - 1 - KEPT_BATCHES
-            asyncio.get_running_loop().call_later(FORGET_AFTER_S, forget, old)
+        self._cleanup.committed(record.policy.version)
 
     async def _index(self, record: CommitRecord) -> None:
         try:
@@ -284,69 +239,16 @@ class Scheduler:
             log.warning("version_index_rebuilt", reason=str(error))
             await self.index.rebuild(self.chain)
 
-    async def _forget_old(self) -> None:
-        """Remove what no recovery needs, beside the handling of events; first what a scheduler that
-        died has left."""
-        newest = len(self.chain) - 1
-        for batch in await _retry(partial(stored_batches, self.store, self.bus.run)):
-            if batch < newest - KEPT_BATCHES:
-                self._to_forget.put_nowait(batch)
-        while True:
-            batch = await self._to_forget.get()
-            folder = batch_folder(self.bus.run, batch)
-            await _retry(partial(self.bus.forget_batch, batch))
-            await _retry(partial(self.store.delete_folder, folder))
-
-    def _measure(self, record: CommitRecord) -> None:
-        STEP.set(record.policy.version)
-        if record.batch is None:
-            return
-        NEWEST_STEP.record(record.metrics)
-        for group in record.trained:
-            staleness = record.batch - group.policy_version
-            STALENESS.labels(steps=staleness).inc(len(group.rewards))
-
     async def _keep_usage(self, record: CommitRecord) -> None:
         """What the devices did for the batch that was just committed, for the report."""
         if record.batch is None or len(self.committed_at) < 2:
             return  # this process has not seen it from its beginning
         history = self.state.tag.history
         tag = next((entry for entry in history if entry.batch == record.batch), None)
-        usage = BatchUsage(
-            batch=record.batch,
-            seconds=round(self.committed_at[-1] - self.committed_at[-2], 3),
-            devices=self.meter.cut(),
-            tag=None if tag is None else _tag_usage(tag, record),
-        )
-        self.usage.append(usage)
+        seconds = self.committed_at[-1] - self.committed_at[-2]
+        usage = batch_usage(record, seconds, self.meter.cut(), tag)
         key = usage_key(self.bus.run, usage.batch)
-        await _retry(lambda: self.store.create(key, usage.model_dump_json(indent=1).encode()))
-
-    def _note_lag(self, event: FragmentGenerated) -> None:
-        """From an optimizer step to the first fragment that is generated with its result."""
-        newest = self.state.policy
-        if self._published_at is None or newest is None or event.policy != newest:
-            return
-        lag = time.monotonic() - event.seconds - self._published_at
-        PUBLISH_LAG.observe(max(0.0, lag))
-        self._published_at = None
-
-
-def _tag_usage(entry: TagRecord, record: CommitRecord) -> TagUsage:
-    helped = sum(
-        count
-        for group in record.trained
-        for (_, count, _), worker in zip(group.fragments, group.workers, strict=True)
-        if worker == record.worker
-    )
-    decision = entry.decision
-    return TagUsage(
-        groups=decision.groups,
-        samples_helped=helped,
-        reason=decision.reason,
-        predicted_gain=entry.predicted_gain,
-        measured_gain=entry.measured_gain,
-    )
+        await retry(lambda: self.store.create(key, usage.model_dump_json(indent=1).encode()))
 
 
 def _portions(commands: list[Command]) -> Iterator[list[Command]]:
@@ -356,32 +258,3 @@ def _portions(commands: list[Command]) -> Iterator[list[Command]]:
 
 def _announcement(record: CommitRecord) -> PolicyPublished:
     return PolicyPublished(policy=record.policy, weights=record.weights, worker=record.worker)
-
-
-def _poisoned(
-    command: GenerateFragment | TrainGroup | ComputeGradient, reason: str
-) -> FragmentFailed | GroupFailed | GradientReleased:
-    if isinstance(command, ComputeGradient):
-        group = command.group
-        return GradientReleased(
-            batch=group.batch,
-            group=group.group,
-            attempt=group.attempt,
-            worker=command.worker,
-            reason="failed",
-        )
-    if isinstance(command, TrainGroup):
-        return GroupFailed(
-            batch=command.batch, group=command.group, attempt=command.attempt, reason=reason
-        )
-    return FragmentFailed(slot=command.fragment.slot, stage="delivery", reason=reason)
-
-
-async def _retry(work: Callable[[], Awaitable[T]]) -> T:
-    """The result of ``work``, over outages of the store, the index or the broker."""
-    while True:
-        try:
-            return await work()
-        except (Unavailable, RedisError, OSError) as error:
-            log.warning("retrying", error=repr(error))
-            await asyncio.sleep(RETRY_S)

@@ -1,19 +1,48 @@
-"""Work that the broker gave up on, or whose bytes are no message, as events for the machine."""
+"""Work that never arrives, as failures for the machine: what the broker gave up on, bytes that are
+no message, commands whose slot holds something else."""
 
 import json
 import re
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import structlog
 
 from services.scheduler.core.machine import MachineInput
 from shared.bus.bus import Bus, Received
-from shared.messages.contracts import FragmentFailed, GroupFailed
-from shared.messages.subjects import STREAMS, fragment_slot, group_slot
+from shared.messages.contracts import (
+    ComputeGradient,
+    FragmentFailed,
+    GenerateFragment,
+    GradientReleased,
+    GroupFailed,
+    TrainGroup,
+)
+from shared.messages.subjects import DLQ, STREAMS, fragment_slot, group_slot
+from shared.telemetry import DLQ_MESSAGES
 
 STREAM_NAMES = frozenset(stream.name for stream in STREAMS)
 SEQUENCE = re.compile(r"[1-9][0-9]{0,17}\Z", re.ASCII)
 
 log = structlog.get_logger()
+
+
+@dataclass(slots=True)
+class DeadLetters:
+    """Follows the stream of dead letters, and counts those whose bytes were no message."""
+
+    _bus: Bus
+    _put: Callable[[MachineInput], None]
+    num_quarantined: int = 0
+
+    async def follow(self) -> None:
+        async for received in self._bus.follow(DLQ):
+            if not received.subject.startswith("$JS"):
+                self.num_quarantined += 1
+                DLQ_MESSAGES.set(self.num_quarantined)
+            failure = await failure_of(self._bus, received)
+            if failure is not None:
+                self._put(failure)
 
 
 async def failure_of(bus: Bus, received: Received) -> MachineInput | None:
@@ -45,3 +74,23 @@ async def _subject(bus: Bus, received: Received) -> tuple[str | None, str]:
         log.error("dead_letter_of_nothing", subject=received.subject[:200])
         return None, ""
     return await bus.stored_subject(stream, int(sequence)), reason
+
+
+def failure_to_send(
+    command: GenerateFragment | TrainGroup | ComputeGradient, reason: str
+) -> FragmentFailed | GroupFailed | GradientReleased:
+    """The command's slot holds something that is no message."""
+    if isinstance(command, ComputeGradient):
+        group = command.group
+        return GradientReleased(
+            batch=group.batch,
+            group=group.group,
+            attempt=group.attempt,
+            worker=command.worker,
+            reason="failed",
+        )
+    if isinstance(command, TrainGroup):
+        return GroupFailed(
+            batch=command.batch, group=command.group, attempt=command.attempt, reason=reason
+        )
+    return FragmentFailed(slot=command.fragment.slot, stage="delivery", reason=reason)

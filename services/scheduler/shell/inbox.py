@@ -1,17 +1,22 @@
-"""What the scheduler has heard and not yet applied."""
+"""What the scheduler hears: messages of the streams and ticks, and which is applied first."""
 
 import asyncio
 import itertools
 
-from services.scheduler.core.machine import MachineInput
-from shared.messages.contracts import FragmentScored
+from services.scheduler.core.machine import MachineInput, Tick
+from shared.bus.bus import Bus
+from shared.messages.contracts import Event, FragmentScored
+from shared.messages.subjects import Stream
+
+TICK_S = 1.0
 
 
 class Inbox:
-    """In the order in which it came, but scores first: a group may be whole with them, for which a
-    trainer waits, while a device that has generated a fragment goes on with the one it has in hand.
+    """Holds what was heard and not yet applied, in the order in which it came, but scores first.
 
-    Scores are a stream of their own, of which nobody may think that it comes in step with others.
+    A group may be whole with a score, and a trainer waits for that, while a device that has
+    generated a fragment goes on with the next one. Scores have a stream of their own, so nobody
+    may rely on their order relative to other messages.
     """
 
     def __init__(self) -> None:
@@ -25,3 +30,16 @@ class Inbox:
     async def get(self) -> MachineInput:
         _, _, event = await self._queue.get()
         return event
+
+
+async def follow(bus: Bus, stream: Stream, inbox: Inbox, *, after: int) -> None:
+    """Put the events of a stream into the inbox as they come; ``after``: the last that was read."""
+    async for received in bus.follow(stream, after=after):
+        if isinstance(received.message, Event):
+            inbox.put(received.message)
+
+
+async def tick(inbox: Inbox) -> None:
+    while True:
+        await asyncio.sleep(TICK_S)
+        inbox.put(Tick())

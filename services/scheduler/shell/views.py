@@ -43,7 +43,7 @@ def run_view(scheduler: Scheduler) -> RunView:
         waiting_for=waiting_for(state),
         num_workers=counts,
         missing_workers=missing_workers(plan, state),
-        num_quarantined=scheduler.num_quarantined,
+        num_quarantined=scheduler.dead_letters.num_quarantined,
         failure=state.failure,
     )
 

@@ -13,8 +13,8 @@ from services.scheduler.core.state import Phase, State
 from services.scheduler.shell import api_models, views
 from services.scheduler.shell.api import create_app
 from services.scheduler.shell.app import Scheduler
+from services.scheduler.shell.metrics import StepMetrics, measure_commit
 from services.scheduler.shell.roster import Seen
-from services.scheduler.shell.step_metrics import StepMetrics
 from services.scheduler.shell.views import seconds_per_step
 from shared.bus.bus import Bus
 from shared.messages.contracts import Message
@@ -236,7 +236,7 @@ def test_probes_and_metrics_answer(client: TestClient, scheduler: Scheduler) -> 
     assert client.get("/readyz").status_code == 503
     scheduler.health.is_ready()
     assert client.get("/readyz").status_code == 200
-    scheduler._measure(commit(1))
+    measure_commit(commit(1))
     metrics = client.get("/metrics").text
     assert "digenrl_onpolicy_ratio_error 1e-08" in metrics
     assert 'digenrl_scorer_reward_mean{scorer="proxy"} 0.25' in metrics
@@ -251,9 +251,7 @@ def test_before_the_first_commit_nothing_is_said_of_steps() -> None:
     assert len(list(metrics.collect())) == 3
 
 
-def test_staleness_is_counted_from_the_version_that_generated_a_group(
-    scheduler: Scheduler,
-) -> None:
+def test_staleness_is_counted_from_the_version_that_generated_a_group() -> None:
     def counted(steps: str) -> float:
         return REGISTRY.get_sample_value("digenrl_staleness_steps_total", {"steps": steps}) or 0.0
 
@@ -263,8 +261,8 @@ def test_staleness_is_counted_from_the_version_that_generated_a_group(
     late = on_policy.model_copy(
         update={"trained": (group.model_copy(update={"policy_version": 0}),)}
     )
-    scheduler._measure(on_policy)
-    scheduler._measure(late)
+    measure_commit(on_policy)
+    measure_commit(late)
     assert (counted("0") - fresh, counted("1") - stale) == (4.0, 4.0)
 
 

@@ -1,10 +1,12 @@
-"""Watches the streams that a run goes through: whether they are lost, full, or out of reach."""
+"""What the scheduler does while a broker or the store is away, and if streams are full or lost."""
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
 import structlog
+from redis.exceptions import RedisError
 
 from shared.bus.bus import Bus
 from shared.bus.streams import StreamMark
@@ -12,10 +14,23 @@ from shared.errors import DigenRLError, Unavailable
 from shared.messages import subjects
 from shared.process.service import Health
 
+RETRY_S = 0.5
 LOOK_S = 1.0
 NEARLY_FULL = 0.9
 
+T = TypeVar("T")
+
 log = structlog.get_logger()
+
+
+async def retry(work: Callable[[], Awaitable[T]]) -> T:
+    """The result of ``work``, over outages of the store, the index or the broker."""
+    while True:
+        try:
+            return await work()
+        except (Unavailable, RedisError, OSError) as error:
+            log.warning("retrying", error=repr(error))
+            await asyncio.sleep(RETRY_S)
 
 
 class StreamsLost(DigenRLError):
@@ -24,6 +39,8 @@ class StreamsLost(DigenRLError):
 
 @dataclass(frozen=True, slots=True)
 class StreamWatch:
+    """Watches the streams that a run goes through."""
+
     bus: Bus
     health: Health
     make_room: Callable[[], None]

@@ -1,0 +1,108 @@
+"""What the scheduler deletes: messages and trajectories of old batches, weights of old versions."""
+
+import asyncio
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+import structlog
+
+from services.scheduler.shell.outages import retry
+from shared.bus.bus import Bus
+from shared.errors import Unavailable
+from shared.run.commits import CommitRecord
+from shared.run.layout import (
+    batch_folder,
+    checkpoints_folder,
+    measured_versions,
+    stored_batches,
+    wanted_evaluations,
+    weights_folder,
+)
+from shared.run.retention import Retention, deletable
+from shared.store import ObjectStore
+
+KEPT_BATCHES = 2
+"""Committed batches whose messages and trajectories are kept, for people to look at."""
+FORGET_AFTER_S = 1.0
+"""Delay after a commit: until then devices wait for the first fragments of the next batch."""
+LOOK_S = 5.0
+"""Time between two looks at old versions; nothing hurries."""
+
+log = structlog.get_logger()
+
+
+@dataclass(slots=True)
+class BatchCleanup:
+    """Removes what no recovery needs of committed batches, beside the handling of events."""
+
+    _bus: Bus
+    _store: ObjectStore
+    _queue: "asyncio.Queue[int]" = field(default_factory=asyncio.Queue)
+    _hurried: set[int] = field(default_factory=set)
+    """Batches that were forgotten before their time, to make room."""
+
+    def committed(self, version: int) -> None:
+        """A version is committed: a moment later an older batch can go."""
+        if version > KEPT_BATCHES:
+            old = version - 1 - KEPT_BATCHES
+            asyncio.get_running_loop().call_later(FORGET_AFTER_S, self._queue.put_nowait, old)
+
+    def make_room(self, newest: int) -> None:
+        """Streams are nearly full: forget the messages of every committed batch."""
+        for batch in range(max(0, newest - KEPT_BATCHES), newest):
+            if batch not in self._hurried:
+                self._hurried.add(batch)
+                self._queue.put_nowait(batch)
+
+    async def run(self, newest: int) -> None:
+        """Forget batches for ever; first what a scheduler that died has left."""
+        for batch in await retry(partial(stored_batches, self._store, self._bus.run)):
+            if batch < newest - KEPT_BATCHES:
+                self._queue.put_nowait(batch)
+        while True:
+            batch = await self._queue.get()
+            folder = batch_folder(self._bus.run, batch)
+            await retry(partial(self._bus.forget_batch, batch))
+            await retry(partial(self._store.delete_folder, folder))
+
+
+@dataclass(frozen=True, slots=True)
+class VersionCleanup:
+    """Deletes weights and checkpoints of versions that nobody needs any more."""
+
+    store: ObjectStore
+    run: str
+    retention: Retention
+    chain: Callable[[], Sequence[CommitRecord]]
+    in_use: Callable[[], Collection[int]]
+    """Versions that workers have said they use."""
+
+    async def look_for_ever(self) -> None:
+        seen = 0
+        while True:
+            await asyncio.sleep(LOOK_S)
+            if len(self.chain()) != seen:
+                seen = len(self.chain())
+                try:
+                    await self.look()
+                except Unavailable as error:
+                    log.warning("store_unavailable", error=str(error))
+                    seen = 0
+
+    async def look(self) -> None:
+        """Raises Unavailable if the store does not answer."""
+        chain = list(self.chain())
+        if not chain:
+            return
+        wanted = await wanted_evaluations(self.store, self.run)
+        retention = replace(self.retention, evaluate_every=wanted or self.retention.evaluate_every)
+        measured = await measured_versions(self.store, self.run)
+        in_use = self.in_use()
+        kept = retention.kept(chain[-1].policy.version, in_use=in_use, measured=measured)
+        folders = (weights_folder(self.run), checkpoints_folder(self.run))
+        there = {key for folder in folders for key in await self.store.keys(folder)}
+        old = sorted(there & deletable(chain, kept))
+        if old:
+            await self.store.delete(old)
+            log.info("old_versions_deleted", objects=len(old), kept=len(kept))

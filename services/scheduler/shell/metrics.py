@@ -1,0 +1,107 @@
+"""What is measured of a run: steps and staleness for Prometheus, device use for the report."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from prometheus_client import REGISTRY
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from services.scheduler.core.state import TagRecord
+from services.scheduler.core.usage import BatchUsage, TagUsage, Use
+from shared.learning.metrics import SCORER_METRICS, STEP_METRICS, scorer_of
+from shared.messages.contracts import FragmentGenerated, Policy
+from shared.run.commits import CommitRecord
+from shared.telemetry import PUBLISH_LAG, STALENESS, STEP
+
+
+class StepMetrics(Collector):
+    """Exports the newest optimizer step.
+
+    Only the scheduler does so, and only once a step is committed: no process reports zeros for a
+    step that it knows nothing about.
+    """
+
+    def __init__(self) -> None:
+        self._newest: Mapping[str, float] = {}
+
+    def record(self, metrics: Mapping[str, float]) -> None:
+        """Take over the metrics of the newest commit record."""
+        self._newest = dict(metrics)
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        for name, metric in STEP_METRICS.items():
+            if name in self._newest:
+                yield GaugeMetricFamily(f"digenrl_{name}", metric.meaning, self._newest[name])
+        by_scorer = [(*scorer_of(name), value) for name, value in self._newest.items()]
+        for name, metric in SCORER_METRICS.items():
+            family = GaugeMetricFamily(f"digenrl_scorer_{name}", metric.meaning, labels=["scorer"])
+            for measured, scorer, value in by_scorer:
+                if measured == name and scorer:
+                    family.add_metric([scorer], value)
+            if family.samples:
+                yield family
+
+
+NEWEST_STEP = StepMetrics()
+REGISTRY.register(NEWEST_STEP)
+
+
+def measure_commit(record: CommitRecord) -> None:
+    STEP.set(record.policy.version)
+    if record.batch is None:
+        return
+    NEWEST_STEP.record(record.metrics)
+    for group in record.trained:
+        staleness = record.batch - group.policy_version
+        STALENESS.labels(steps=staleness).inc(len(group.rewards))
+
+
+@dataclass(slots=True)
+class PublishLag:
+    """Measures the time from an optimizer step to the first fragment generated with its result."""
+
+    _published_at: float | None = None
+    """When the newest version was announced, until a worker has generated with it."""
+
+    def publish(self, at: float) -> None:
+        self._published_at = at
+
+    def observe(self, event: FragmentGenerated, newest: Policy | None, now: float) -> None:
+        if self._published_at is None or newest is None or event.policy != newest:
+            return
+        PUBLISH_LAG.observe(max(0.0, now - event.seconds - self._published_at))
+        self._published_at = None
+
+
+def batch_usage(
+    record: CommitRecord,
+    seconds: float,
+    devices: dict[str, dict[Use, float]],
+    tag: TagRecord | None,
+) -> BatchUsage:
+    """What the devices did for the batch of this commit record, for the report."""
+    assert record.batch is not None
+    return BatchUsage(
+        batch=record.batch,
+        seconds=round(seconds, 3),
+        devices=devices,
+        tag=None if tag is None else _tag_usage(tag, record),
+    )
+
+
+def _tag_usage(entry: TagRecord, record: CommitRecord) -> TagUsage:
+    helped = sum(
+        count
+        for group in record.trained
+        for (_, count, _), worker in zip(group.fragments, group.workers, strict=True)
+        if worker == record.worker
+    )
+    decision = entry.decision
+    return TagUsage(
+        groups=decision.groups,
+        samples_helped=helped,
+        reason=decision.reason,
+        predicted_gain=entry.predicted_gain,
+        measured_gain=entry.measured_gain,
+    )
