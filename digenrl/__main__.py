@@ -5,8 +5,7 @@ from pathlib import Path
 
 
 def leave_working_folder_out() -> None:
-    """Python looks for modules in the folder that it is started in first, and that one may hold
-    packages which are named as ours are."""
+    """Take the working folder off the module path: its packages may have the names of ours."""
     ours = Path(__file__).resolve().parents[1]
     if not sys.flags.safe_path and Path(sys.path[0]).resolve() != ours:
         del sys.path[0]

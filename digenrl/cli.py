@@ -1,4 +1,4 @@
-"""``digenrl``: one command, each of its parts imported only when it is asked for."""
+"""The ``digenrl`` command, which imports what a command needs only when that command runs."""
 
 import sys
 from importlib.metadata import version
@@ -29,7 +29,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
-    rich_markup_mode=None,  # its import takes longer than everything else together
+    rich_markup_mode=None,  # importing rich takes longer than everything else together
 )
 app.command("profile")(profile)
 for command in (report, follow, evaluate, up, check, serve, generate, serve_scorer, plan, sim):
@@ -47,10 +47,12 @@ def _say_version(asked: bool) -> None:
 def options_of_all(
     version: Annotated[
         bool,
-        typer.Option("--version", is_eager=True, callback=_say_version, help="say it, and end"),
+        typer.Option(
+            "--version", is_eager=True, callback=_say_version, help="print the version and exit"
+        ),
     ] = False,
 ) -> None:
-    """Take the options that stand before a command."""
+    """Declare the options that precede a command."""
 
 
 def main() -> None:
@@ -58,7 +60,7 @@ def main() -> None:
 
 
 def run_command(command: typer.Typer) -> None:
-    """Run a command; errors that a user can mend are one line and exit code 2, others of ours 1."""
+    """Run a command; report an error of ours in one line, exit code 2 if the user can mend it."""
     try:
         command()
     except UserError as error:

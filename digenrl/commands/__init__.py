@@ -1,1 +1,1 @@
-"""The commands of the command line."""
+"""The commands of ``digenrl``, one file each; nothing heavy is imported until one runs."""

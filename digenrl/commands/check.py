@@ -11,14 +11,17 @@ from shared.errors import UserError
 def check(
     recipe: RecipeFile,
     devices: Annotated[
-        str | None, typer.Option(help="kind=count, e.g. h100=8: what it would take on them")
+        str | None, typer.Option(help="kind=count, e.g. h100=8: forecast the run on these devices")
     ] = None,
     profile: Annotated[
         str | None, typer.Option(help="cost profile; by default the one named like the model")
     ] = None,
     host_gpus: HostGpus = 8,
     elsewhere: Annotated[
-        bool, typer.Option("--elsewhere", help="model and rewards are on other hosts")
+        bool,
+        typer.Option(
+            "--elsewhere", help="do not look for model and rewards, which are on other hosts"
+        ),
     ] = False,
     as_json: AsJson = False,
 ) -> None:

@@ -1,4 +1,4 @@
-"""`digenrl evaluate`: a run's policy versions, measured while it goes on."""
+"""`digenrl evaluate`: evaluation of policy versions during a run."""
 
 import asyncio
 import os
@@ -13,25 +13,26 @@ def evaluate(
     name: RunArgument = "",
     run: RunOption = "",
     once: Annotated[
-        bool, typer.Option("--once", help="evaluate what is due by now, then end")
+        bool, typer.Option("--once", help="evaluate what is due now, then exit")
     ] = False,
     every: Annotated[
-        int | None, typer.Option(min=1, help="optimizer steps, in place of the recipe's")
+        int | None,
+        typer.Option(min=1, help="optimizer steps between evaluations, overrides the recipe"),
     ] = None,
     worker: Annotated[
         str, typer.Option(help="name of this evaluator; by default host and process")
     ] = "",
     nice: Annotated[
-        int, typer.Option(min=0, max=19, help="19: only take what others leave of the CPU")
+        int, typer.Option(min=0, max=19, help="CPU niceness; 19 takes only what others leave")
     ] = 0,
-    host: Annotated[str, typer.Option(help="address of its HTTP side")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="port of its HTTP side; 0 takes a free one")] = 0,
+    host: Annotated[str, typer.Option(help="address to listen on")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="port to listen on; 0 takes a free one")] = 0,
     stay: Annotated[
-        bool, typer.Option("--stay", help="outlive a finished run, for when it is resumed")
+        bool, typer.Option("--stay", help="keep running after the run, in case it is resumed")
     ] = False,
     runs: Runs = RUNS,
 ) -> None:
-    """Evaluate a run's policy versions while it goes on, every so many optimizer steps."""
+    """Evaluate a run's policy versions during the run, every so many optimizer steps."""
     from digenrl.local.store import store_of
     from shared.telemetry import configure_logs
 

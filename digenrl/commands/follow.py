@@ -1,4 +1,4 @@
-"""`digenrl follow`: a run's metrics as curves."""
+"""`digenrl follow`: the metrics of a run as curves."""
 
 import asyncio
 from typing import Annotated
@@ -23,11 +23,11 @@ def follow(
     tensorboard: TensorBoardFolder = None,
     wandb: WandbProject = None,
     once: Annotated[
-        bool, typer.Option("--once", help="write the steps that are there, and end")
+        bool, typer.Option("--once", help="write the steps committed so far, then exit")
     ] = False,
     runs: Runs = RUNS,
 ) -> None:
-    """Write each step's metrics to TensorBoard or Weights & Biases as soon as it is committed."""
+    """Write the metrics of each committed step to TensorBoard or Weights & Biases."""
     from digenrl.follow.steps import Targets
     from digenrl.follow.steps import follow as follow_run
     from digenrl.local.store import store_of

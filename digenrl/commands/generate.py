@@ -1,4 +1,4 @@
-"""`digenrl generate`: samples of a recipe's model."""
+"""`digenrl generate`: samples from a recipe's model."""
 
 from pathlib import Path
 from typing import Annotated
@@ -10,15 +10,15 @@ from digenrl.commands.options import RecipeFile
 
 def generate(
     recipe: RecipeFile,
-    prompt: Annotated[list[str], typer.Option(help="what to make; may be given several times")],
-    out: Annotated[Path, typer.Option(help="folder for the files")],
+    prompt: Annotated[list[str], typer.Option(help="prompt to sample; may be given several times")],
+    out: Annotated[Path, typer.Option(help="output folder")],
     adapter: Annotated[
         Path | None, typer.Option(help="an exported adapter; without it, the base model")
     ] = None,
-    num: Annotated[int, typer.Option(min=1, max=1024, help="samples of each prompt")] = 1,
-    seed: Annotated[int, typer.Option(min=0, help="of the noise")] = 0,
+    num: Annotated[int, typer.Option(min=1, max=1024, help="samples per prompt")] = 1,
+    seed: Annotated[int, typer.Option(min=0, help="seed of the noise")] = 0,
 ) -> None:
-    """Make images or videos with a recipe's model and a trained adapter."""
+    """Generate images or videos with a recipe's model and a trained adapter."""
     from shared.process.worker_process import prepare_libraries
     from shared.recipe.recipe import load_recipe
 

@@ -7,20 +7,20 @@ import typer
 
 from shared.errors import UserError
 
-model = typer.Typer(help="Make the demo's model, or the folder of a reward.", no_args_is_help=True)
+model = typer.Typer(help="Build the demo's model, or the folder of a reward.", no_args_is_help=True)
 
 
 @model.command()
 def digits(
-    folder: Annotated[Path, typer.Option(help="where the diffusers folder goes")] = Path(
-        "models/digits"
-    ),
-    rewards: Annotated[Path, typer.Option(help="where the judges go")] = Path(
+    folder: Annotated[
+        Path, typer.Option(help="output folder of the model, in diffusers format")
+    ] = Path("models/digits"),
+    rewards: Annotated[Path, typer.Option(help="output folder of the reward classifiers")] = Path(
         "models/digits-rewards"
     ),
-    seed: Annotated[int, typer.Option(help="of everything that is random")] = 0,
+    seed: Annotated[int, typer.Option(help="seed of all random numbers")] = 0,
 ) -> None:
-    """Train the demo's generator and its judges from scikit-learn's digits."""
+    """Train the demo's generator and its reward classifiers on scikit-learn's digits."""
     from digenrl.digits.build import build_model
 
     build_model(folder, rewards, seed=seed, report=typer.echo)
@@ -29,13 +29,13 @@ def digits(
 @model.command()
 def reward(
     reward: Annotated[str, typer.Argument(help="aesthetic, hpsv2 or image-reward")],
-    weights: Annotated[Path, typer.Argument(help="the file that its authors publish")],
+    weights: Annotated[Path, typer.Argument(help="published weights file")],
     like: Annotated[
-        Path, typer.Option(help="its CLIP as transformers has it; of image-reward, its tokenizer")
+        Path, typer.Option(help="its CLIP in transformers format; for image-reward, its tokenizer")
     ],
-    out: Annotated[Path, typer.Option(help="folder to make, for the recipe to name")],
+    out: Annotated[Path, typer.Option(help="folder to create, which recipes can name")],
 ) -> None:
-    """Make the folder of a reward from its published weights."""
+    """Convert the published weights of a reward into a folder that recipes can name."""
     from digenrl.commands.reward_weights import Reward, make_folder
 
     if reward not in list(Reward):

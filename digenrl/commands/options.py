@@ -1,4 +1,4 @@
-"""Options that several commands take, and what they mean."""
+"""Options that several commands share."""
 
 from enum import StrEnum
 from pathlib import Path
@@ -19,30 +19,30 @@ class Variant(StrEnum):
 
 RecipeFile = Annotated[Path, typer.Argument(help="the run's recipe, a TOML file")]
 HostGpus = Annotated[
-    int, typer.Option(min=1, help="GPUs of a host: one trainer process has those of one host")
+    int, typer.Option(min=1, help="GPUs per host; one trainer process uses the GPUs of one host")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="print JSON instead of tables")]
 ProfileVariant = Annotated[Variant, typer.Option(help="what is trained")]
 TensorBoardFolder = Annotated[
-    Path | None, typer.Option(help="folder of TensorBoard, for a curve of each metric")
+    Path | None, typer.Option(help="TensorBoard folder, for a curve of each metric")
 ]
 WandbProject = Annotated[
-    str | None, typer.Option(help="project of Weights & Biases; offline with WANDB_MODE=offline")
+    str | None, typer.Option(help="Weights & Biases project; offline with WANDB_MODE=offline")
 ]
-RunArgument = Annotated[str, typer.Argument(metavar="[RUN]", help="name of the run, as --run")]
+RunArgument = Annotated[str, typer.Argument(metavar="[RUN]", help="name of the run, like --run")]
 RunOption = Annotated[str, typer.Option(envvar="DIGENRL_RUN", help="name of the run")]
-Runs = Annotated[Path, typer.Option(help="folder of the runs that `digenrl up` has made")]
+Runs = Annotated[Path, typer.Option(help="folder with the runs of `digenrl up`")]
 RUNS = Path("runs")
 
 
 def named(name: str, run: str) -> str:
-    """Return the name of the run, which is given as an argument or as an option.
+    """Return the name of the run, given as an argument or as an option.
 
     Raises:
         UserError: if neither is given.
     """
     if not name and not run:
-        raise UserError("--run: say which run; `digenrl up` has left its runs in the folder runs/")
+        raise UserError("--run: name the run; `digenrl up` keeps its runs in the folder runs/")
     return name or run
 
 
@@ -51,10 +51,10 @@ def zero_or_one(value: int | None) -> Literal[0, 1] | None:
 
 
 def settings_of(**given: Any) -> "ServiceSettings":
-    """Return the settings from the options that were given and the environment.
+    """Return the settings of a service from options and from the environment.
 
     Raises:
-        UserError: if a value is invalid; it names the option and the variable.
+        UserError: if a value is invalid; names the option and the variable.
     """
     from pydantic import ValidationError
 

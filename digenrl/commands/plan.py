@@ -11,19 +11,19 @@ from digenrl.commands.options import AsJson, HostGpus, ProfileVariant, Variant, 
 def plan(
     devices: Annotated[str, typer.Option(help="kind=count, e.g. h100=16,a100=16")],
     recipe: Annotated[
-        Path | None, typer.Argument(help="a recipe, for its batch and its schedule")
+        Path | None, typer.Argument(help="a recipe, which gives the batch and the schedule")
     ] = None,
     profile: Annotated[
         str | None, typer.Option(help="cost profile; by default the one named like the model")
     ] = None,
     variant: ProfileVariant = Variant.lora,
     staleness: Annotated[
-        int | None, typer.Option(min=0, max=1, help="0 or 1, in place of the recipe's")
+        int | None, typer.Option(min=0, max=1, help="0 or 1, overrides the recipe")
     ] = None,
     host_gpus: HostGpus = 8,
     as_json: AsJson = False,
 ) -> None:
-    """Say which devices should generate and which should train, and what that gains."""
+    """Find out which devices should generate, which should train, and how much that gains."""
     from digenrl.planning.output import plan_as_json, show_plan, wide_console
     from digenrl.planning.plan import plan as find_plan
 

@@ -1,8 +1,7 @@
 """`digenrl report`: what a run has achieved.
 
-DIGENRL_STORE_URL says where the run's store is. Without it, a run that `digenrl up` has left here
-is looked for in the folder of all runs, and its store is started for the command; so it is for
-`follow` and `evaluate`.
+DIGENRL_STORE_URL names the run's object store. If it is not set, the command looks for the run in
+the folder of all runs of `digenrl up` and starts its store; `follow` and `evaluate` do the same.
 """
 
 import asyncio
@@ -19,13 +18,15 @@ def report(
     run: RunOption = "",
     out: Annotated[
         Path | None,
-        typer.Option(help="folder for summary, pictures and adapter; by default the run's"),
+        typer.Option(help="folder for summary, pictures and adapter; by default the run's folder"),
     ] = None,
-    scheduler: Annotated[str, typer.Option(help="wait for the run behind this API to finish")] = "",
-    wall_seconds: Annotated[float, typer.Option(help="how long the run took")] = 0.0,
+    scheduler: Annotated[
+        str, typer.Option(help="scheduler's API; wait for its run to finish")
+    ] = "",
+    wall_seconds: Annotated[float, typer.Option(help="duration of the run, for the summary")] = 0.0,
     runs: Runs = RUNS,
 ) -> None:
-    """Evaluate a run before and after, draw its curves and gallery, export its adapter."""
+    """Evaluate a run's first and last version, draw curves and a gallery, export the adapter."""
     from digenrl.local.store import store_of
     from digenrl.report.make import make_report
 

@@ -1,7 +1,7 @@
-"""Published weights of rewards as the folders that our scorers load.
+"""Convert published weights of rewards into the folders that our scorers load.
 
-Three of them are published as pickled tensors under names of their own: the names are changed,
-the numbers are not. Only tensors are read from the pickles, never code.
+Three rewards are published as pickled tensors under names of their own: the names change, the
+numbers do not. Only tensors are read from the pickles, never code.
 """
 
 import json
@@ -21,7 +21,7 @@ from shared.errors import UserError
 
 Tensors = dict[str, Tensor]
 Names = tuple[tuple[str, str], ...]
-"""Patterns, and what takes their place; all of them in turn."""
+"""Patterns and their replacements, applied one after the other."""
 
 OPEN_CLIP: Names = (
     (r"^visual\.transformer\.resblocks\.", "vision_model.encoder.layers."),
@@ -56,7 +56,7 @@ BLIP: Names = (
     (r"\.attn\.qkv\.", ".self_attn.qkv."),
 )
 BLIP_HEAD = 64
-"""Width of an attention head in all of BLIP."""
+"""Width of an attention head in every part of BLIP."""
 
 
 class Reward(StrEnum):
@@ -70,38 +70,42 @@ EXPECTED: Mapping[Reward, str] = {
     Reward.hpsv2: "visual.proj",
     Reward.image_reward: "blip.visual_encoder.cls_token",
 }
-"""A name by which the published weights are known."""
+"""A tensor name that identifies the published weights of each reward."""
 
 
 def make_folder(reward: Reward, weights: Path, like: Path, out: Path) -> None:
     """Write the folder ``out`` for the scorer ``reward``.
 
-    ``weights``: the published file. ``like``: a transformers folder from which the rest is copied:
-    the CLIP of the reward, or for ImageReward one with the tokenizer of bert-base-uncased.
+    Args:
+        weights: the published file.
+        like: a transformers folder from which everything else is copied: the reward's CLIP, or for
+            ImageReward a folder with the tokenizer of bert-base-uncased.
 
     Raises:
-        UserError: if one of them is not what it should be.
+        UserError: if an argument is invalid.
     """
     if not like.is_dir():
         raise UserError(f"--like: no folder {like}")
     if out.exists():
-        raise UserError(f"--out: {out} is there already; choose another folder")
+        raise UserError(f"--out: {out} already exists; choose another folder")
     tensors = _read(weights)
     if EXPECTED[reward] not in tensors:
-        raise UserError(f"WEIGHTS: {weights} has no {EXPECTED[reward]}: is it of {reward}?")
+        raise UserError(
+            f"WEIGHTS: {weights} has no {EXPECTED[reward]}; is it the file of {reward}?"
+        )
     _WRITERS[reward](tensors, like, out)
 
 
 def clip_tensors(published: Mapping[str, Tensor]) -> Tensors:
-    """A CLIP under open_clip's names as transformers' ``CLIPModel``."""
+    """Convert the tensors of a CLIP from open_clip's names to those of ``CLIPModel``."""
     made: Tensors = {}
     for name, tensor in published.items():
         new = _renamed(name, OPEN_CLIP)
         match = re.fullmatch(r"(.*\.)in_proj_(weight|bias)", new)
-        if match is not None:  # queries, keys and values on top of each other
+        if match is not None:  # queries, keys and values, stacked
             for part, rows in zip("qkv", tensor.chunk(3), strict=True):
                 made[f"{match[1]}{part}_proj.{match[2]}"] = rows.contiguous()
-        elif name in ("visual.proj", "text_projection"):  # used from the right there
+        elif name in ("visual.proj", "text_projection"):  # open_clip multiplies from the right
             made[new] = tensor.T.contiguous()
         else:
             made[new] = tensor
@@ -109,7 +113,7 @@ def clip_tensors(published: Mapping[str, Tensor]) -> Tensors:
 
 
 def blip_tensors(published: Mapping[str, Tensor]) -> Tensors:
-    """ImageReward's network as `services/reward/scorers/image_reward.py` loads it."""
+    """Convert ImageReward's tensors to what `services/reward/scorers/image_reward.py` loads."""
     parts = ("blip.visual_encoder.", "blip.text_encoder.", "mlp.")
     return {
         _renamed(name, BLIP): tensor.contiguous()
@@ -119,7 +123,7 @@ def blip_tensors(published: Mapping[str, Tensor]) -> Tensors:
 
 
 def blip_config(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
-    """What a ``BlipConfig`` says of a network under transformers' names."""
+    """Return the ``BlipConfig`` of a network, whose tensors have transformers' names."""
     pixels = "vision_model.embeddings."
     _, _, side, _ = tensors[f"{pixels}patch_embedding.weight"].shape
     _, positions, seen = tensors[f"{pixels}position_embedding"].shape
@@ -132,7 +136,7 @@ def blip_config(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
         "num_attention_heads": seen // BLIP_HEAD,
         "image_size": math.isqrt(positions - 1) * side,
         "patch_size": side,
-        "layer_norm_eps": 1e-6,  # of the original; transformers has another default
+        "layer_norm_eps": 1e-6,  # as in the original; the default of transformers differs
     }
     text = {
         "vocab_size": words,
@@ -170,7 +174,7 @@ def _write_image_reward(tensors: Tensors, like: Path, out: Path) -> None:
         "size": {"shortest_edge": side},
         "crop_size": {"height": side, "width": side},
     }
-    (out / "processor_config.json").unlink(missing_ok=True)  # it would say what images become
+    (out / "processor_config.json").unlink(missing_ok=True)  # it would override the preprocessor
     (out / "preprocessor_config.json").write_text(json.dumps(processor, indent=1))
     (out / "config.json").write_text(json.dumps(config, indent=1))
     save_file(made, out / "model.safetensors", {"format": "pt"})
@@ -184,15 +188,15 @@ _WRITERS: Mapping[Reward, Callable[[Tensors, Path, Path], None]] = {
 
 
 def _read(weights: Path) -> Tensors:
-    """The tensors of a pickle, in float32."""
+    """Return the tensors of a pickle, in float32."""
     try:
         read = torch.load(weights, map_location="cpu", weights_only=True)
-    except Exception as error:  # of a broken file: whatever the unpickler stumbles over
+    except Exception as error:  # a broken file raises whatever the unpickler stumbles over
         reason = " ".join(str(error).split())[:200]
         raise UserError(f"WEIGHTS: cannot read {weights}: {reason}") from error
     found = read.get("state_dict", read) if isinstance(read, Mapping) else {}
     if not found or not all(isinstance(tensor, Tensor) for tensor in found.values()):
-        raise UserError(f"WEIGHTS: {weights} holds no tensors by their names")
+        raise UserError(f"WEIGHTS: {weights} contains no named tensors")
     return {name: tensor.float().contiguous() for name, tensor in found.items()}
 
 
@@ -201,7 +205,7 @@ def _copy_all_but_weights(like: Path, out: Path) -> None:
     for path in like.iterdir():
         if path.suffix in (".json", ".txt", ".model"):
             shutil.copy(path, out)
-    for index in out.glob("*.index.json"):  # of weights in several files
+    for index in out.glob("*.index.json"):  # for weights in several files
         index.unlink()
 
 

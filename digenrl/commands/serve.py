@@ -10,7 +10,7 @@ from digenrl.commands.options import settings_of
 from shared.errors import UserError
 
 SCHEDULER_PORT = 8000
-"""Where people look for its API; workers, of which there may be many on a host, take free ports."""
+"""Default port of the scheduler's API. Workers take free ports: a host may run many of them."""
 
 
 class ServiceName(StrEnum):
@@ -21,23 +21,28 @@ class ServiceName(StrEnum):
 
 
 def serve(
-    service: Annotated[ServiceName, typer.Argument(help="which service this process is")],
+    service: Annotated[ServiceName, typer.Argument(help="the service to run")],
     run: Annotated[str, typer.Option(envvar="DIGENRL_RUN", help="name of the run")] = "",
     worker: Annotated[
         str, typer.Option(help="name of this worker; by default host and process")
     ] = "",
     recipe: Annotated[Path | None, typer.Option(help="scheduler only: the run's recipe")] = None,
     steps: Annotated[int | None, typer.Option(help="scheduler only: optimizer steps")] = None,
-    host: Annotated[str, typer.Option(help="address of its HTTP side")] = "127.0.0.1",
+    host: Annotated[str, typer.Option(help="address to listen on")] = "127.0.0.1",
     port: Annotated[
         int | None,
-        typer.Option(help="port of its HTTP side; the scheduler's is 8000, workers take free ones"),
+        typer.Option(
+            help="port to listen on; by default 8000 for the scheduler, a free one for workers"
+        ),
     ] = None,
     stay: Annotated[
-        bool, typer.Option("--stay", help="workers: outlive a finished run, for when it is resumed")
+        bool,
+        typer.Option(
+            "--stay", help="workers only: keep running after the run, in case it is resumed"
+        ),
     ] = False,
 ) -> None:
-    """Run one service in this process; endpoints come from DIGENRL_* variables."""
+    """Run one service in this process, with the endpoints in the DIGENRL_* variables."""
     if service is ServiceName.scheduler:
         _serve_scheduler(recipe, run=run, steps=steps, host=host, port=port)
     else:

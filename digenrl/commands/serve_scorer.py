@@ -1,4 +1,4 @@
-"""`digenrl serve-scorer`: one scorer over HTTP."""
+"""`digenrl serve-scorer`: one scorer as an HTTP server."""
 
 import asyncio
 from pathlib import Path
@@ -10,12 +10,12 @@ from shared.errors import UserError
 
 
 def serve_scorer(
-    type: Annotated[str, typer.Argument(help="which scorer; docs/rewards.md lists them")],
-    folder: Annotated[Path | None, typer.Option(help="where its weights are")] = None,
+    type: Annotated[str, typer.Argument(help="scorer to serve; docs/rewards.md lists them")],
+    folder: Annotated[Path | None, typer.Option(help="folder with its weights")] = None,
     host: Annotated[str, typer.Option(help="address to listen on")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="port to listen on")] = 8100,
 ) -> None:
-    """Offer a scorer over HTTP, for recipes that name it as type "remote"."""
+    """Serve a scorer over HTTP, for recipes that name it with type "remote"."""
     from pydantic import ValidationError
 
     from services.reward.scorer import build_scorers
@@ -30,7 +30,9 @@ def serve_scorer(
     try:
         table = Scorer(name=type, type=type, folder=folder and folder.resolve())
     except ValidationError as error:
-        raise UserError(f"TYPE: {type!r} is no name of a scorer") from error
+        raise UserError(
+            f"TYPE: {type!r} is not the name of a scorer; docs/rewards.md lists them"
+        ) from error
     [scorer] = build_scorers([table])
     health = Health()
     health.is_ready()

@@ -16,17 +16,19 @@ def sim(
         str, typer.Option(help="pipelined, or sequential: generate all, then train all")
     ] = "pipelined",
     staleness: Annotated[int, typer.Option(min=0, max=1, help="0 or 1")] = 0,
-    tag: Annotated[str, typer.Option(help="auto, off, or at most so many groups")] = "auto",
-    fragment_size: Annotated[str, typer.Option(help="samples, or auto")] = "auto",
+    tag: Annotated[
+        str, typer.Option(help="auto, off, or how many groups the trainer generates at most")
+    ] = "auto",
+    fragment_size: Annotated[str, typer.Option(help="samples per fragment, or auto")] = "auto",
     tsp: Annotated[bool, typer.Option(help="time-step parallelism in training")] = True,
-    batches: Annotated[int, typer.Option(help="that are measured")] = 8,
-    seed: Annotated[int, typer.Option(help="of the devices' noise")] = 0,
+    batches: Annotated[int, typer.Option(help="number of measured batches")] = 8,
+    seed: Annotated[int, typer.Option(help="seed of the devices' noise")] = 0,
     compare: Annotated[
         bool, typer.Option("--compare", help="add one technique after the other")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Run a split of devices in the simulator: step time, utilisation, and who waits for whom."""
+    """Simulate a split of devices: step time, utilisation, and who waits for whom."""
     from digenrl.planning.output import show_simulated, simulated_as_json, wide_console
     from digenrl.planning.sim import SimRequest, simulated
 

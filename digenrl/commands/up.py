@@ -13,42 +13,41 @@ from digenrl.commands.options import RUNS, RecipeFile, TensorBoardFolder, WandbP
 
 def up(
     recipe: RecipeFile,
-    steps: Annotated[
-        int | None, typer.Option(help="optimizer steps, in place of the recipe's")
-    ] = None,
-    seed: Annotated[int | None, typer.Option(help="seed, in place of the recipe's")] = None,
-    run: Annotated[str | None, typer.Option(help="the run's name, not the recipe's")] = None,
+    steps: Annotated[int | None, typer.Option(help="optimizer steps, overrides the recipe")] = None,
+    seed: Annotated[int | None, typer.Option(help="seed, overrides the recipe")] = None,
+    run: Annotated[str | None, typer.Option(help="name of the run, overrides the recipe")] = None,
     name: Annotated[str | None, typer.Option(hidden=True)] = None,
     deterministic: Annotated[
-        bool | None, typer.Option(help="the same bytes each time, from the same seed")
+        bool | None, typer.Option(help="the same seed gives the same bytes")
     ] = None,
     order: Annotated[str | None, typer.Option(hidden=True)] = None,
-    rollout_workers: Annotated[int | None, typer.Option(help="how many rollout workers")] = None,
+    rollout_workers: Annotated[int | None, typer.Option(help="number of rollout workers")] = None,
     can_train: Annotated[
-        bool | None, typer.Option(help="rollout workers help a trainer that is behind")
+        bool | None,
+        typer.Option(help="rollout workers compute gradients for a trainer that falls behind"),
     ] = None,
     mode: Annotated[
         str | None, typer.Option(help="pipelined, colocated (one device), or sequential")
     ] = None,
     tag: Annotated[
-        str | None, typer.Option(help="auto, off, or how many groups the trainer generates")
+        str | None, typer.Option(help="auto, off, or how many groups the trainer generates at most")
     ] = None,
     staleness: Annotated[
         str | None, typer.Option(help="0, or 1 to begin the next batch before the step")
     ] = None,
     early_fraction: Annotated[
-        str | None, typer.Option(help="of the next batch that may be begun early, or auto")
+        str | None, typer.Option(help="share of the next batch that may begin early, or auto")
     ] = None,
     fragment_size: Annotated[
-        str | None, typer.Option(help="samples that a device generates at a time, or auto")
+        str | None, typer.Option(help="samples that a device generates at once, or auto")
     ] = None,
     tsp_steps: Annotated[
         str | None, typer.Option(help="denoising steps per training pass, or auto")
     ] = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="go on from the run's newest commit")
+        bool, typer.Option("--resume", help="continue from the run's newest commit")
     ] = False,
-    port: Annotated[int, typer.Option(help="of the scheduler's API; 0 takes a free one")] = 0,
+    port: Annotated[int, typer.Option(help="port of the scheduler's API; 0 takes a free port")] = 0,
     runs: Annotated[Path, typer.Option(help="folder of all runs")] = RUNS,
     tensorboard: TensorBoardFolder = None,
     wandb: WandbProject = None,
@@ -81,12 +80,12 @@ def up(
 
 
 def _rollout_workers(asked: int | None, mode: str | None) -> int | None:
-    """Return 0 unless a number is asked for, if the trainer's device does all the work."""
+    """Return 0 in colocated mode, where the trainer's device does all the work, unless one asks."""
     return 0 if asked is None and mode == "colocated" else asked
 
 
 def _number(text: str | None) -> str | int | float | None:
-    """Return a number if the text is one; the recipe says what else it may be."""
+    """Return a number if the text is one; the recipe checks any other word."""
     if text is None:
         return None
     for kind in (int, float):

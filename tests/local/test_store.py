@@ -59,4 +59,4 @@ def test_a_command_that_is_told_no_run_says_so() -> None:
     ended = subprocess.run(
         [sys.executable, "-m", "digenrl", "report"], capture_output=True, text=True, check=False
     )
-    assert ended.returncode == 2 and ended.stderr.startswith("digenrl: --run: say which run")
+    assert ended.returncode == 2 and ended.stderr.startswith("digenrl: --run: name the run")

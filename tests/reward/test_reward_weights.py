@@ -93,14 +93,16 @@ def test_what_is_no_such_file_is_one_line(like: Path, tmp_path: Path) -> None:
     weights, out = tmp_path / "weights.pt", tmp_path / "out"
     with pytest.raises(UserError, match="--like: no folder"):
         make_folder(Reward.hpsv2, weights, tmp_path / "nowhere", out)
-    with pytest.raises(UserError, match=r"--out: .* is there already"):
+    with pytest.raises(UserError, match=r"--out: .* already exists"):
         make_folder(Reward.hpsv2, weights, like, like)
     with pytest.raises(UserError, match="WEIGHTS: cannot read"):
         make_folder(Reward.hpsv2, weights, like, out)
     torch.save([1, 2], weights)
-    with pytest.raises(UserError, match=r"WEIGHTS: .* holds no tensors"):
+    with pytest.raises(UserError, match=r"WEIGHTS: .* contains no named tensors"):
         make_folder(Reward.hpsv2, weights, like, out)
     torch.save({"something": torch.zeros(1)}, weights)
-    with pytest.raises(UserError, match=r"WEIGHTS: .* has no visual\.proj: is it of hpsv2"):
+    with pytest.raises(
+        UserError, match=r"WEIGHTS: .* has no visual\.proj; is it the file of hpsv2"
+    ):
         make_folder(Reward.hpsv2, weights, like, out)
     assert not out.exists()
