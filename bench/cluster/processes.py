@@ -33,7 +33,7 @@ from services.trainer.app import TrainerApp
 from shared.messages.workers import Device
 from shared.process.service import freeze_gc
 from shared.process.settings import ServiceSettings
-from shared.process.worker import Worker, host_memory
+from shared.process.worker import Worker, WorkerContext, host_memory
 from shared.run.layout import weights_folder
 from shared.run.run_recipe import wait_for_recipe
 from shared.store import ObjectStore, open_store
@@ -77,7 +77,8 @@ async def run_host(emulation: Emulation, name: str, devices: list[EmulatedRollou
         for device in devices:
             registered = emulation.registered(device.kind, "rollout", concurrency=1)
             worker = Worker("rollout", device.held.name, "waiting_for_trainer", registered)
-            app = RolloutApp(device, bus, store, index, worker, max_staleness=setting.max_staleness)
+            context = WorkerContext(bus, store, worker)
+            app = RolloutApp(device, context, index, max_staleness=setting.max_staleness)
             tasks.create_task(app.run())
 
 
@@ -94,7 +95,7 @@ async def run_reward(emulation: Emulation, numbers: Iterable[int]) -> None:
     async with settings.connect_bus() as bus, asyncio.TaskGroup() as tasks:
         for each in numbers:
             worker = Worker("reward", f"reward-{each}", "waiting_for_rollout", device)
-            tasks.create_task(RewardApp(scorers, bus, store, worker).run())
+            tasks.create_task(RewardApp(scorers, WorkerContext(bus, store, worker)).run())
 
 
 def trainer(emulation: Emulation) -> Work:
@@ -112,7 +113,8 @@ async def _train(emulation: Emulation, engine: EmulatedTraining) -> None:
     async with settings.connect_bus() as bus:
         recipe = await wait_for_recipe(store, setting.run)
         await _until_joined(store, setting.run)
-        app = TrainerApp(engine, recipe, bus, store, worker, generators=engine.generating)
+        context = WorkerContext(bus, store, worker)
+        app = TrainerApp(engine, recipe, context, generators=engine.generating)
         await app.run()
 
 

@@ -11,7 +11,6 @@ import structlog
 from services.reward.media import MediaSize, read_media
 from services.reward.scorer import WeightedScorer, scorer_inputs
 from services.reward.scoring import scores_of
-from shared.bus.bus import Bus
 from shared.errors import ContractError, DigenRLError, SlotPoisoned, Unavailable
 from shared.messages import subjects
 from shared.messages.contracts import (
@@ -21,8 +20,7 @@ from shared.messages.contracts import (
     FragmentScored,
     Message,
 )
-from shared.process.worker import Worker
-from shared.store import ObjectStore
+from shared.process.worker import WorkerContext
 from shared.telemetry import FRAGMENTS, STAGE_SECONDS
 
 IN_HAND = 2
@@ -41,9 +39,7 @@ class RewardApp:
     def __init__(
         self,
         scorers: list[WeightedScorer],
-        bus: Bus,
-        store: ObjectStore,
-        worker: Worker,
+        context: WorkerContext,
         *,
         deadline_s: float | None = None,
         size: MediaSize | None = None,
@@ -51,9 +47,9 @@ class RewardApp:
         """``deadline_s``: after so long others may score what this worker is at; None: by what it
         took before."""
         self._scorers = scorers
-        self._bus = bus
-        self._store = store
-        self._worker = worker
+        self._bus = context.bus
+        self._store = context.store
+        self._worker = context.worker
         self._device = asyncio.Lock()
         self._deadline_s = deadline_s
         self._size = size

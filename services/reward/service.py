@@ -5,7 +5,7 @@ import os
 
 from shared.messages.workers import Device
 from shared.process.settings import ServiceSettings
-from shared.process.worker import Worker, host_memory
+from shared.process.worker import host_memory
 from shared.process.worker_process import WorkerProcess, run_worker
 
 
@@ -21,15 +21,11 @@ async def _work(process: WorkerProcess) -> None:
     scorers = await asyncio.to_thread(build_scorers, process.recipe.reward.scorers)
     gpu = os.environ.get("CUDA_VISIBLE_DEVICES", "")
     device = Device(memory_bytes=host_memory(), gpu=gpu)
-    worker = Worker(
-        "reward", process.settings.worker, "waiting_for_rollout", device=device, url=process.url
-    )
-    async with process.settings.connect_bus() as bus:
-        process.is_ready(device)
+    async with process.connect("waiting_for_rollout", device) as context:
         deadline = process.recipe.schedule.slot_deadline_s
         app = RewardApp(
-            scorers, bus, process.store, worker,
+            scorers, context,
             deadline_s=None if deadline == "auto" else deadline,
             size=MediaSize.of(process.recipe),
         )  # fmt: skip
-        await process.run(app.run(), bus)
+        await process.run(app.run(), context)

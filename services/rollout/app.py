@@ -14,20 +14,18 @@ from collections import deque
 import structlog
 
 from services.rollout.gradients import Gradients
-from services.rollout.weights import PolicyLoader
-from shared.bus.bus import Bus
+from services.rollout.policy_loader import PolicyLoader
 from shared.devices.protocols import Generated, RolloutDevice
 from shared.devices.publisher import FragmentPublisher
 from shared.errors import DigenRLError
 from shared.messages import subjects
 from shared.messages.contracts import GenerateFragment
 from shared.messages.staleness import check_task
-from shared.process.worker import Worker
+from shared.process.worker import WorkerContext
 from shared.run.versions import VersionIndex
-from shared.store import ObjectStore
 
 IN_STORE = 2
-"""While one fragment's result is stored, the device works on the next."""
+"""Results that are stored at a time, while the device works on the next fragment."""
 DRAIN_S = 2.0
 
 log = structlog.get_logger()
@@ -37,24 +35,22 @@ class RolloutApp:
     def __init__(
         self,
         device: RolloutDevice,
-        bus: Bus,
-        store: ObjectStore,
+        context: WorkerContext,
         index: VersionIndex,
-        worker: Worker,
         *,
         max_staleness: int,
     ) -> None:
         self._device = device
-        self._bus = bus
-        self._worker = worker
+        self._bus = context.bus
+        self._worker = context.worker
         self._max_staleness = max_staleness
-        self._something = asyncio.Event()
-        """There may be something to do for the device."""
-        self._weights = PolicyLoader(device, bus, store, index, worker)
-        self._publisher = FragmentPublisher(device, bus, store, worker)
+        self._work_available = asyncio.Event()
+        """Set when there may be work for the device."""
+        self._loader = PolicyLoader(device, context, index)
+        self._publisher = FragmentPublisher(device, context)
         self._gradients = Gradients(
-            device, self._weights, bus, store, worker,
-            max_staleness=max_staleness, wake=self._something.set,
+            device, self._loader, context,
+            max_staleness=max_staleness, wake=self._work_available.set,
         )  # fmt: skip
         self._waiting: deque[GenerateFragment] = deque()
         self._current: GenerateFragment | None = None
@@ -68,7 +64,7 @@ class RolloutApp:
                 tasks.create_task(self._receive())
                 if self._worker.device.can_train:
                     tasks.create_task(self._gradients.follow(tasks))
-                tasks.create_task(self._weights.follow())
+                tasks.create_task(self._loader.follow())
                 tasks.create_task(self._worker.report(self._bus))
                 tasks.create_task(self._work(tasks))
         finally:
@@ -79,7 +75,7 @@ class RolloutApp:
         async for received in self._bus.follow(subjects.TASK, [subject]):
             if isinstance(received.message, GenerateFragment):
                 self._waiting.append(received.message)
-                self._something.set()
+                self._work_available.set()
 
     async def _work(self, tasks: asyncio.TaskGroup) -> None:
         while True:
@@ -88,11 +84,12 @@ class RolloutApp:
             elif self._waiting:
                 await self._generate(tasks)
             else:
-                self._something.clear()
-                await self._something.wait()
+                self._work_available.clear()
+                await self._work_available.wait()
 
     async def _generate(self, tasks: asyncio.TaskGroup) -> None:
-        """The fragment that has waited longest; it is stored beside what the device does next."""
+        """Generate the fragment that has waited longest; it is stored beside what the device does
+        next."""
         self._current = task = self._waiting.popleft()
         generated = await self._generated(task)
         if generated is not None:
@@ -101,10 +98,10 @@ class RolloutApp:
         self._current = None
 
     async def _generated(self, task: GenerateFragment) -> Generated | None:
-        """None if it was given back instead."""
+        """Generate a fragment; None if it was given back instead."""
         try:
             check_task(task, max_staleness=self._max_staleness)
-            if not await self._weights.adopt(task.policy):
+            if not await self._loader.adopt(task.policy):
                 await self._publisher.release(task, "stale")
                 return None
             with self._worker.doing("generating"):

@@ -1,4 +1,4 @@
-"""Gradients of whole groups by a rollout device, while the trainer is behind.
+"""Computes gradients of whole groups on a rollout device, while the trainer is behind.
 
 A group's tensors are fetched while the device does something else; then its gradient is computed
 at the weights that its batch is trained from, stored in the batch's folder, and reported. What
@@ -15,8 +15,7 @@ from typing import Literal, TypeVar
 import structlog
 from pydantic import ValidationError
 
-from services.rollout.weights import PolicyLoader
-from shared.bus.bus import Bus
+from services.rollout.policy_loader import PolicyLoader
 from shared.devices.protocols import GroupData, GroupGradient, RolloutDevice
 from shared.errors import ContractError, DigenRLError, Unavailable
 from shared.messages import subjects
@@ -26,11 +25,10 @@ from shared.messages.contracts import (
     GradientReleased,
     GroupGradientRef,
 )
-from shared.messages.staleness import Admissible, check_admission
-from shared.process.worker import Worker
-from shared.run.commits import read_commit
+from shared.messages.staleness import check_admission
+from shared.process.worker import WorkerContext
+from shared.run.commits import admissible_versions
 from shared.run.layout import batch_folder
-from shared.store import ObjectStore
 from shared.telemetry import STAGE_SECONDS
 
 RETRY_S = 0.5
@@ -50,24 +48,22 @@ class Gradients:
     def __init__(
         self,
         device: RolloutDevice,
-        weights: PolicyLoader,
-        bus: Bus,
-        store: ObjectStore,
-        worker: Worker,
+        loader: PolicyLoader,
+        context: WorkerContext,
         *,
         max_staleness: int,
         wake: Callable[[], None],
     ) -> None:
         """``wake`` is called whenever a group has become ready for `compute`."""
         self._device = device
-        self._weights = weights
-        self._bus = bus
-        self._store = store
-        self._worker = worker
+        self._loader = loader
+        self._bus = context.bus
+        self._store = context.store
+        self._worker = context.worker
         self._max_staleness = max_staleness
         self._wake = wake
         self._held: list[ComputeGradient] = []
-        """Whatever is neither reported nor given back."""
+        """Groups that are neither reported nor given back."""
         self.ready: deque[FetchedGroup] = deque()
 
     async def follow(self, tasks: asyncio.TaskGroup) -> None:
@@ -79,12 +75,12 @@ class Gradients:
                 tasks.create_task(self._fetch(received.message))
 
     async def compute(self, tasks: asyncio.TaskGroup) -> None:
-        """The gradient of the group that is ready; it is stored beside what the device does
-        next."""
+        """Compute the gradient of the group that is ready; it is stored beside what the device
+        does next."""
         fetched = self.ready.popleft()
         command = fetched.command
         try:
-            if not await self._weights.adopt(command.policy):
+            if not await self._loader.adopt(command.policy):
                 await self._release(command, "stale")
                 return
             began = time.monotonic()
@@ -111,9 +107,11 @@ class Gradients:
         self._wake()
 
     async def _data(self, command: ComputeGradient) -> GroupData:
-        """The group's tensors, if it may be trained."""
+        """Fetch the group's tensors, if it may be trained."""
         group = command.group
-        admissible = await self._admissible(command)
+        admissible = await admissible_versions(
+            self._store, self._bus.run, command.policy, self._max_staleness
+        )
         for fragment in group.fragments:
             check_admission(fragment, group, admissible)
         stored = [fragment.stored for fragment in group.fragments]
@@ -125,14 +123,6 @@ class Gradients:
             advantages=group.advantages,
             staleness=group.batch - group.policy.version,
         )
-
-    async def _admissible(self, command: ComputeGradient) -> Admissible:
-        """The versions that may have generated the group, newest first."""
-        version = command.policy.version
-        if self._max_staleness == 0 or version == 0:
-            return (command.policy,)
-        before = await read_commit(self._store, self._bus.run, version - 1)
-        return (command.policy,) if before is None else (command.policy, before.policy)
 
     async def _publish(self, command: ComputeGradient, part: GroupGradient, seconds: float) -> None:
         STAGE_SECONDS.labels(stage="gradient").observe(seconds)
@@ -167,7 +157,7 @@ class Gradients:
         )
 
     async def _fail(self, command: ComputeGradient, error: DigenRLError) -> None:
-        if self._weights.newest > command.policy.version:  # its objects may be gone
+        if self._loader.newest > command.policy.version:  # its objects may be gone
             await self._release(command, "stale")
             return
         log.error("gradient_failed", slot=_slot(command), error=str(error))
@@ -196,7 +186,7 @@ def _slot(command: ComputeGradient) -> str:
 
 
 async def _patiently(work: Callable[[], Awaitable[T]]) -> T:
-    """The result of ``work``, over outages of the store and the bus."""
+    """Return the result of ``work``, over outages of the store and the bus."""
     while True:
         try:
             return await work()

@@ -6,7 +6,6 @@ from functools import partial
 
 from shared.devices.protocols import RolloutDevice
 from shared.process.settings import ServiceSettings
-from shared.process.worker import Worker
 from shared.process.worker_process import WorkerProcess, run_worker
 from shared.recipe.recipe import Recipe
 
@@ -32,15 +31,11 @@ async def _work(process: WorkerProcess, *, build_device: BuildDevice | None) -> 
         recipe, ("transformer", "text", "decoder"), trains=False,
         concurrency=1, memory_gib=settings.memory_gib, can_train=recipe.rollout.can_train,
     )  # fmt: skip
-    worker = Worker(
-        "rollout", settings.worker, "waiting_for_trainer", device=registered, url=process.url
-    )
-    async with settings.connect_bus() as bus, settings.connect_index() as index:
-        await process.refuse_or_go_on(worker, bus)
+    async with (
+        process.connect("waiting_for_trainer", registered) as context,
+        settings.connect_index() as index,
+    ):
+        await process.refuse_or_go_on(context)
         device = await asyncio.to_thread(build_device or RolloutEngine, recipe)
-        process.is_ready(registered)
-        app = RolloutApp(
-            device, bus, process.store, index, worker,
-            max_staleness=recipe.schedule.staleness_limit,
-        )  # fmt: skip
-        await process.run(app.run(), bus)
+        app = RolloutApp(device, context, index, max_staleness=recipe.schedule.staleness_limit)
+        await process.run(app.run(), context)

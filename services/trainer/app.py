@@ -7,7 +7,7 @@ batch. So a killed trainer does the batch again, and a zombie's commit is refuse
 With one-step asynchrony the next batch's groups are trained while a version is still being stored:
 those of the version before may be trained, and are there. The next optimizer step waits for it.
 
-                     begin     groups, in pieces     step               begin     groups
+                     begin     groups, in slices     step               begin     groups
     devices       ---|---------|=====|=====|=====|---|---|--------------|---------|=====|---
     store and bus -------------------------------------- adapter, commit record, announcement
 """
@@ -22,11 +22,10 @@ import structlog
 
 from services.trainer.batch.fetcher import CheckStored, GroupFetcher, TrajectoryCache
 from services.trainer.batch.training import BatchTraining
-from services.trainer.devices.device import Generates, Lane
-from services.trainer.devices.loan_agent import Helper
-from services.trainer.devices.pool import Lanes
+from services.trainer.devices.device import LoanableGenerator, TrainerDevice
+from services.trainer.devices.loan_agent import LoanAgent
+from services.trainer.devices.pool import DevicePool
 from services.trainer.versions import NewVersion, Versions
-from shared.bus.bus import Bus
 from shared.devices.protocols import GeneratingDevice, Training
 from shared.devices.publisher import FragmentPublisher
 from shared.errors import (
@@ -42,25 +41,24 @@ from shared.learning.metrics import ALARMING_RATIO_ERROR
 from shared.messages import subjects
 from shared.messages.contracts import OperatorRequest, Policy, RunFailed
 from shared.messages.staleness import Admissible
-from shared.process.worker import Worker
+from shared.process.worker import WorkerContext
 from shared.recipe.recipe import Recipe
-from shared.run.commits import CommitRecord, newest_commit, read_commit
-from shared.store import ObjectStore
+from shared.run.commits import CommitRecord, admissible_versions, newest_commit
 
 ATTEMPTS = 2
-"""At a batch that is out of memory and cannot be trained in smaller passes: what another process
-on the device has taken may be given back by then."""
+"""Number of attempts at a batch that is out of memory and cannot be trained in smaller passes: what
+another process on the device has taken may be given back by then."""
 
 
 @dataclass(slots=True)
 class Failures:
-    """Of the newest batch that has failed."""
+    """Counts the failures of the newest batch that has failed."""
 
     batch: int = -1
     count: int = 0
 
     def is_final(self, batch: int, error: BatchFailed | OutOfMemory) -> bool:
-        """Whether another attempt would end in the same way; notes this one."""
+        """Count this failure; return whether another attempt would end in the same way."""
         if isinstance(error, BatchFailed):
             return True
         if error.smaller:
@@ -92,63 +90,69 @@ class TrainerApp:
         self,
         training: Training,
         recipe: Recipe,
-        bus: Bus,
-        store: ObjectStore,
-        worker: Worker,
+        context: WorkerContext,
         *,
         generators: Sequence[GeneratingDevice] = (),
         check: CheckStored | None = None,
     ) -> None:
         """``generators``: one for each of the devices of ``training``, over the same weights; none
-        if they may not be lent. ``check``: of what is stored of a fragment."""
+        if they may not be lent. ``check``: looks at what is stored of a fragment."""
         self._training = training
-        self._bus = bus
-        self._store = store
-        self._worker = worker
+        self._bus = context.bus
+        self._store = context.store
+        self._worker = context.worker
         self._max_staleness = recipe.schedule.staleness_limit
         self._scales_batches = recipe.algorithm.advantage_std == "batch"
-        kept = TrajectoryCache()
-        lanes = [Lane(trains=device) for device in training.devices]
-        for lane, generator in zip(lanes, generators, strict=bool(generators)):
-            publisher = FragmentPublisher(generator, bus, store, worker, keep=kept.keep)
-            lane.generates = Generates(generator, publisher)
-        self._helper = Helper(lanes, bus, worker) if generators else None
-        self._lanes = Lanes(lanes, worker, self._helper, trained_steps=recipe.sampling.window)
-        self._versions = Versions(bus, store, worker)
-        fetcher = GroupFetcher(recipe, bus, store, kept, check)
-        self._batches = BatchTraining(training, self._lanes, fetcher, recipe, bus, worker)
+        cache = TrajectoryCache()
+        loanable: list[LoanableGenerator | None] = [
+            LoanableGenerator(each, FragmentPublisher(each, context, keep=cache.keep))
+            for each in generators
+        ]
+        devices = [
+            TrainerDevice(device, generator)
+            for device, generator in zip(
+                training.devices, loanable or [None] * len(training.devices), strict=True
+            )
+        ]
+        self._agent = LoanAgent(devices, context) if generators else None
+        self._pool = DevicePool(
+            devices, self._worker, self._agent, trained_steps=recipe.sampling.window
+        )
+        self._versions = Versions(context)
+        self._fetcher = GroupFetcher(recipe, context, cache, check)
+        self._batches = BatchTraining(training, self._pool, self._fetcher, recipe, context)
         self._failures = Failures()
         self._stepped_at = 0.0
-        """Monotonic seconds of the last optimizer step, or of the beginning."""
+        """Monotonic seconds at the last optimizer step, or at the beginning."""
 
     async def run(self) -> None:
         await self._bus.wait_for_streams()
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._worker.report(self._bus))
             tasks.create_task(self._train())
-            tasks.create_task(self._lanes.run())
-            if self._helper is not None:
-                tasks.create_task(self._helper.run())
+            tasks.create_task(self._pool.run())
+            if self._agent is not None:
+                tasks.create_task(self._agent.run())
 
     async def _train(self) -> None:
-        head: ParentVersion | None = None
+        parent: ParentVersion | None = None
         while True:
             try:
-                head = await (self._recover() if head is None else self._train_batch(head))
+                parent = await (self._recover() if parent is None else self._train_batch(parent))
             except CommitConflict as error:
                 log.warning("commit_conflict", error=str(error))
-                head = None
+                parent = None
             except Untrainable as error:
                 log.warning("batch_begun_again", reason=str(error))
-                head = None
+                parent = None
             except (BatchFailed, OutOfMemory) as error:
-                batch = 0 if head is None else head.policy.version
-                head = None
+                batch = 0 if parent is None else parent.policy.version
+                parent = None
                 if self._failures.is_final(batch, error):
                     await self._fail_run(batch, error)
 
     async def _fail_run(self, batch: int, error: DigenRLError) -> None:
-        """Say why it cannot go on, and wait until somebody resumes the run."""
+        """Report why the run cannot go on, and wait until somebody resumes it."""
         self._worker.activity = self._worker.idle
         failed = RunFailed(batch=batch, worker=self._worker.address, reason=str(error)[:4000])
         log.error("run_failed", batch=batch, reason=failed.reason)
@@ -181,7 +185,7 @@ class TrainerApp:
             if newest is None or newest.policy.version == record.policy.version:
                 raise
             return await self._recover()
-        async with self._lanes.all_held():
+        async with self._pool.all_held():
             await self._training.restore(adapter, checkpoint)
             if self._training.weights_digest() != record.policy.weights_digest:
                 version = record.policy.version
@@ -192,54 +196,53 @@ class TrainerApp:
         self._stepped_at = time.monotonic()
         committed = asyncio.get_running_loop().create_future()
         committed.set_result(record)
-        return ParentVersion(await self._admissible(record), committed)
+        admissible = await admissible_versions(
+            self._store, self._bus.run, record.policy, self._max_staleness
+        )
+        return ParentVersion(admissible, committed)
 
-    async def _admissible(self, record: CommitRecord) -> Admissible:
-        version = record.policy.version
-        if self._max_staleness == 0 or version == 0:
-            return (record.policy,)
-        before = await read_commit(self._store, self._bus.run, version - 1)
-        return (record.policy,) if before is None else (record.policy, before.policy)
-
-    async def _train_batch(self, head: ParentVersion) -> ParentVersion:
-        """Train batch k from version k, make version k + 1.
+    async def _train_batch(self, parent: ParentVersion) -> ParentVersion:
+        """Train batch k from version k, and make version k + 1.
 
         Raises:
             CommitConflict: if another trainer has made version k, or k + 1.
         """
         self._worker.activity = self._worker.idle
-        batch = await self._batches.run(head.admissible, parent_commit=head.committed)
-        parent = await head.committed
+        batch = self._batches.open(parent.policy.version)
+        groups = self._fetcher.groups(parent.admissible, batch.counted, parent.committed)
+        await self._batches.run(batch, groups, parent_commit=parent.committed)
+        parent_record = await parent.committed
         began = time.monotonic()
         with self._worker.doing("committing"):
-            async with self._lanes.all_held():
+            async with self._pool.all_held():
                 scale = batch_scale(batch.rewards) if self._scales_batches else 1.0
-                step = await self._training.step(head.policy.version, scale)
+                step = await self._training.step(batch.number, scale)
                 weights = await self._training.weights()
                 num_samples = sum(len(group.rewards) for group in batch.in_index_order)
                 metrics = batch.metrics(step, scale) | self._pace(num_samples)
                 _watch_ratio(metrics)
-                new = NewVersion(weights, parent, batch.in_index_order, metrics, began)
+                new = NewVersion(weights, parent_record, batch.in_index_order, metrics, began)
                 self._use(new.policy)
             committed = asyncio.create_task(self._versions.publish(new))
             if self._max_staleness == 0:
                 await committed
-        admissible = (new.policy, head.policy)[: 1 + self._max_staleness]
+        admissible = (new.policy, parent.policy)[: 1 + self._max_staleness]
         return ParentVersion(admissible, committed)
 
     def _pace(self, num_samples: int) -> dict[str, float]:
-        """Since the optimizer step before."""
+        """Return the metrics of the time since the last optimizer step."""
         now = time.monotonic()
         seconds, self._stepped_at = now - self._stepped_at, now
         return {"step_seconds": seconds, "samples_per_second": num_samples / seconds}
 
     def _use(self, policy: Policy) -> None:
-        if self._helper is not None:
-            self._helper.use(policy)
+        if self._agent is not None:
+            self._agent.use(policy)
 
 
 def _watch_ratio(metrics: Mapping[str, float]) -> None:
-    """Rounding explains smaller errors; larger ones end the run before their step is taken."""
+    """Warn of an error that rounding hardly explains; larger ones end the run before their step is
+    taken."""
     error = metrics.get("onpolicy_ratio_error", 0.0)
     if error > ALARMING_RATIO_ERROR:
         log.warning("onpolicy_ratio_alarm", error=error, alarm_above=ALARMING_RATIO_ERROR)

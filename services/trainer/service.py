@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 from services.trainer.engine.world import num_ranks, this_rank
 from shared.models.memory import Part
 from shared.process.settings import ServiceSettings
-from shared.process.worker import Worker
 from shared.process.worker_process import WorkerProcess, run_worker
 from shared.recipe.recipe import Recipe
 
@@ -17,8 +16,7 @@ if TYPE_CHECKING:
 
 
 async def run(settings: ServiceSettings) -> None:
-    """Of the ranks that torchrun has started, the first one is the service, and the others follow
-    it."""
+    """Be the service as the first of the ranks that torchrun has started; the others follow it."""
     if this_rank() == 0:
         await run_worker("trainer", settings, _work)
     else:
@@ -45,23 +43,17 @@ async def _work(process: WorkerProcess) -> None:
     )
     if device.kind == "cpu":  # where all of them share the memory
         device = device.model_copy(update={"needs_bytes": num_devices * device.needs_bytes})
-    worker = Worker(
-        "trainer", settings.worker, "waiting_for_rollout", device=device, url=process.url
-    )
-    async with settings.connect_bus() as bus:
-        await process.refuse_or_go_on(worker, bus)
+    async with process.connect("waiting_for_rollout", device) as context:
+        await process.refuse_or_go_on(context)
         training, generators = await asyncio.to_thread(_load, recipe)
-        process.is_ready(device)
-        app = TrainerApp(
-            training, recipe, bus, process.store, worker,
-            generators=generators, check=partial(check_stored, recipe),
-        )  # fmt: skip
-        if await process.run(app.run(), bus) and isinstance(training, RankedTraining):
+        check = partial(check_stored, recipe)
+        app = TrainerApp(training, recipe, context, generators=generators, check=check)
+        if await process.run(app.run(), context) and isinstance(training, RankedTraining):
             await asyncio.to_thread(training.end)
 
 
 def _load(recipe: Recipe) -> "tuple[Training, list[LocalGenerator]]":
-    """The trainer's devices, and generators on them if they may be lent."""
+    """Load the trainer's devices, and generators on them if they may be lent."""
     from services.trainer.engine.ranked import start_ranks
     from services.trainer.engine.replicas import ReplicatedTraining, load_replicas
     from shared.diffusion.devices import LocalGenerator
@@ -76,5 +68,5 @@ def _load(recipe: Recipe) -> "tuple[Training, list[LocalGenerator]]":
 
 
 def _parts(helps: bool) -> set[Part]:
-    """Of the model, what the trainer's devices hold: all of it if they are lent to generate."""
+    """Return what the trainer's devices hold of the model: all of it if they are lent."""
     return {"transformer", "text", "decoder"} if helps else {"transformer"}

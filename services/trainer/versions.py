@@ -1,4 +1,4 @@
-"""From new weights to a policy version: store them, commit, then announce it, in this order."""
+"""Makes new weights a policy version: store them, commit, then announce it, in this order."""
 
 import asyncio
 import time
@@ -6,13 +6,11 @@ from dataclasses import dataclass
 
 import structlog
 
-from shared.bus.bus import Bus
 from shared.devices.protocols import WeightsBlob
 from shared.messages.contracts import Policy, PolicyPublished
-from shared.process.worker import Worker
+from shared.process.worker import WorkerContext
 from shared.run.commits import CommitRecord, TrainedGroup, commit
 from shared.run.layout import checkpoints_folder, weights_folder
-from shared.store import ObjectStore
 from shared.telemetry import STAGE_SECONDS
 
 log = structlog.get_logger()
@@ -20,14 +18,14 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True)
 class NewVersion:
-    """What an optimizer step has made of its parent; the first version has none."""
+    """Weights that an optimizer step has made of its parent; the first version has none."""
 
     weights: WeightsBlob
     parent: CommitRecord | None = None
     trained: tuple[TrainedGroup, ...] = ()
     metrics: dict[str, float] | None = None
     began: float | None = None
-    """Monotonic seconds of the beginning of its optimizer step."""
+    """Monotonic seconds at the beginning of its optimizer step."""
 
     @property
     def policy(self) -> Policy:
@@ -36,10 +34,10 @@ class NewVersion:
 
 
 class Versions:
-    def __init__(self, bus: Bus, store: ObjectStore, worker: Worker) -> None:
-        self._bus = bus
-        self._store = store
-        self._worker = worker
+    def __init__(self, context: WorkerContext) -> None:
+        self._bus = context.bus
+        self._store = context.store
+        self._worker = context.worker
 
     async def publish(self, new: NewVersion) -> CommitRecord:
         """Raises CommitConflict if the version exists already."""

@@ -1,6 +1,6 @@
-"""From a generated fragment to the message that names it: store first, then publish.
+"""Stores a generated fragment, and then publishes the message that names it.
 
-The same for a rollout worker and for a trainer's device that is lent to generation.
+A rollout worker and a trainer's device that is lent to generation do it alike.
 """
 
 import asyncio
@@ -9,7 +9,6 @@ from typing import Literal
 
 import structlog
 
-from shared.bus.bus import Bus
 from shared.devices.protocols import Generated, GeneratingDevice
 from shared.errors import DigenRLError, SlotPoisoned, Unavailable
 from shared.messages.contracts import (
@@ -20,15 +19,14 @@ from shared.messages.contracts import (
     ObjectRef,
     Trajectories,
 )
-from shared.process.worker import Worker
+from shared.process.worker import WorkerContext
 from shared.run.layout import batch_folder, conditions_folder
-from shared.store import ObjectStore
 from shared.telemetry import FRAGMENTS, STAGE_SECONDS
 
 RETRY_S = 0.5
 KEPT_CONDITIONS = 64
-"""Prompts of which is known where their conditions are stored; a group's fragments come soon after
-one another."""
+"""Number of prompts whose stored conditions are remembered; a group's fragments come soon after one
+another."""
 
 log = structlog.get_logger()
 
@@ -37,27 +35,25 @@ class FragmentPublisher:
     def __init__(
         self,
         device: GeneratingDevice,
-        bus: Bus,
-        store: ObjectStore,
-        worker: Worker,
+        context: WorkerContext,
         *,
         keep: Callable[[ObjectRef, bytes], None] | None = None,
     ) -> None:
-        """``keep``: is told of each trajectory that is stored."""
+        """``keep``: takes each trajectory that is stored."""
         self._device = device
-        self._bus = bus
-        self._store = store
-        self._worker = worker
+        self._bus = context.bus
+        self._store = context.store
+        self._worker = context.worker
         self._keep = keep
         self._conditions: dict[tuple[str, int], asyncio.Task[ObjectRef]] = {}
-        """By prompt, and attempt."""
+        """Maps (prompt, attempt) to its conditions, as they are being stored."""
 
     def prepare(self, task: GenerateFragment) -> None:
         """Store the conditions of a fragment that is begun, beside what the device does."""
         self._storing(task)
 
     async def publish(self, task: GenerateFragment, generated: Generated) -> None:
-        """Store and report the fragment; goes on until the store takes it, or says why not."""
+        """Store and report the fragment; go on until the store takes it, or says why not."""
         STAGE_SECONDS.labels(stage="rollout").observe(generated.seconds)
         while True:
             try:
@@ -97,7 +93,7 @@ class FragmentPublisher:
         FRAGMENTS.labels(stage="rollout", outcome="done" if first else "duplicate").inc()
 
     def _storing(self, task: GenerateFragment) -> asyncio.Task[ObjectRef]:
-        """Once per prompt, unless it has failed."""
+        """Store the conditions once per prompt, unless that has failed."""
         which = (task.prompt.text, task.fragment.attempt)
         known = self._conditions.get(which)
         if known is None or (known.done() and (known.cancelled() or known.exception())):
@@ -107,8 +103,8 @@ class FragmentPublisher:
         return known
 
     async def _store_conditions(self, prompt: str, attempt: int) -> ObjectRef:
-        """The fragment is generated with them, so they are at hand; other devices that generate
-        the group may have stored them. Where an attempt has failed, what is stored may be at fault.
+        """Store what the fragment is generated with, which is at hand; other devices that generate
+        the group may have stored it. Where an attempt has failed, the stored object may be faulty.
         """
         packed = await self._device.conditions(prompt)
         put = self._store.put if attempt else self._store.put_once

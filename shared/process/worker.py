@@ -20,6 +20,7 @@ from shared.messages.workers import (
     WorkerRefused,
     WorkerStatus,
 )
+from shared.store import ObjectStore
 from shared.telemetry import QUARANTINED
 
 STATUS_S = 1.0
@@ -127,6 +128,19 @@ class Worker:
             host=self.host,
             url=self.url,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerContext:
+    """What every part of a worker shares: the bus, the store, and the status that it reports."""
+
+    bus: Bus
+    store: ObjectStore
+    worker: Worker
+
+    @property
+    def run(self) -> str:
+        return self.bus.run
 
 
 def _num_quarantined() -> int:

@@ -6,8 +6,8 @@ run to be resumed.
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -18,10 +18,10 @@ from shared.bus.cancellation import stop
 from shared.errors import Unavailable, UserError
 from shared.messages import subjects
 from shared.messages.contracts import PolicyPublished
-from shared.messages.workers import Device
+from shared.messages.workers import Activity, Device
 from shared.process.service import Health, listen, serve, worker_app
 from shared.process.settings import ServiceSettings
-from shared.process.worker import Worker
+from shared.process.worker import Worker, WorkerContext
 from shared.recipe.recipe import Recipe
 from shared.run.files import check_files
 from shared.run.run_recipe import read_recipe, wait_for_recipe
@@ -33,6 +33,8 @@ READS = {
 }  # fmt: skip
 """Keys, or how they begin, of what a service reads on its host."""
 
+WorkerService = Literal["rollout", "reward", "trainer"]
+
 log = structlog.get_logger()
 
 
@@ -40,34 +42,41 @@ log = structlog.get_logger()
 class WorkerProcess:
     """What the work of a worker begins with."""
 
+    service: WorkerService
     settings: ServiceSettings
     recipe: Recipe
     store: ObjectStore
     health: Health
     url: str
-    """Of its probes."""
+    """Address of its probes."""
 
-    async def refuse_or_go_on(self, worker: Worker, bus: Bus) -> None:
+    @asynccontextmanager
+    async def connect(self, idle: Activity, device: Device) -> AsyncIterator[WorkerContext]:
+        """Connects to the bus. ``idle``: what this worker waits for when it is not busy."""
+        worker = Worker(self.service, self.settings.worker, idle, device=device, url=self.url)
+        async with self.settings.connect_bus() as bus:
+            yield WorkerContext(bus, self.store, worker)
+
+    async def refuse_or_go_on(self, context: WorkerContext) -> None:
         """A device that cannot hold the model is never used: it says why until it is stopped."""
+        worker = context.worker
         reason = worker.device.refusal
         if reason is None:
             return
         log.error("refused", reason=reason)
         worker.activity = "refused"
-        await worker.report(bus)
+        await worker.report(context.bus)
 
-    def is_ready(self, device: Device) -> None:
+    async def run(self, work: Coroutine[Any, Any, None], context: WorkerContext) -> bool:
+        """Do ``work``, which is ready, until the run is finished; then stop it and return True."""
         self.health.is_ready()
-        log.info("ready", device=device.kind, gpu=device.gpu)
-
-    async def run(self, work: Coroutine[Any, Any, None], bus: Bus) -> bool:
-        """Do ``work`` until the run is finished, then stop it and return True."""
+        log.info("ready", device=context.worker.device.kind, gpu=context.worker.device.gpu)
         if self.settings.stay:
             await work
             return False
         working, finishing = (
             asyncio.create_task(each)
-            for each in (work, until_finished(bus, self.store, self.recipe))
+            for each in (work, until_finished(context.bus, self.store, self.recipe))
         )
         try:
             await asyncio.wait({working, finishing}, return_when=asyncio.FIRST_COMPLETED)
@@ -126,7 +135,7 @@ def prepare_libraries(recipe: Recipe, *, threads: int) -> None:
 
 
 async def run_worker(
-    service: Literal["rollout", "reward", "trainer"],
+    service: WorkerService,
     settings: ServiceSettings,
     work: Callable[[WorkerProcess], Awaitable[None]],
 ) -> None:
@@ -141,7 +150,7 @@ async def run_worker(
         prepare_libraries(recipe, threads=getattr(recipe, service).threads)
         log.info("loading", model=str(recipe.model.folder))
         with one_user_error():
-            await work(WorkerProcess(settings, recipe, store, health, listener.url))
+            await work(WorkerProcess(service, settings, recipe, store, health, listener.url))
 
     app = worker_app(service, health)
     await serve(app, begin(), listener=listener, allowed_hosts=settings.allowed_hosts)

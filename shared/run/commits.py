@@ -12,6 +12,7 @@ from pydantic import Field, FiniteFloat, ValidationError
 from shared.errors import CommitConflict, ContractError
 from shared.messages.contracts import ObjectRef, Policy
 from shared.messages.records import Count, Digest, Record, Text, Token
+from shared.messages.staleness import Admissible
 from shared.run.layout import commit_key, commits_folder
 from shared.store import ObjectStore
 
@@ -104,3 +105,14 @@ async def commit_chain(store: ObjectStore, run: str) -> list[CommitRecord]:
             raise ContractError(f"the commits of run {run} are broken at version {version}")
         chain.append(record)
     return chain
+
+
+async def admissible_versions(
+    store: ObjectStore, run: str, policy: Policy, max_staleness: int
+) -> Admissible:
+    """Return the versions that may have generated the batch that is trained from ``policy``: that
+    version, then the one before it, if stale samples are allowed and it is committed."""
+    if max_staleness == 0 or policy.version == 0:
+        return (policy,)
+    before = await read_commit(store, run, policy.version - 1)
+    return (policy,) if before is None else (policy, before.policy)

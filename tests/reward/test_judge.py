@@ -16,6 +16,7 @@ from services.reward.app import RewardApp
 from services.reward.scorer import WeightedScorer, build_scorers, kind_of
 from services.reward.scorers.judge import number_in
 from shared.errors import ScoringError, UserError
+from shared.process.worker import WorkerContext
 from shared.recipe.recipe import load_recipe
 from shared.recipe.rewards import Judge, Scorer
 from shared.telemetry import configure_logs
@@ -234,7 +235,7 @@ def test_the_key_is_in_no_log_and_no_error(
     caplog.set_level("DEBUG")
     with endpoint(reply) as server:
         scorer = judge(server.url, patience=0.2, **with_key)
-        app = RewardApp([scorer], None, None, None)  # type: ignore[arg-type]
+        app = RewardApp([scorer], WorkerContext(None, None, None))  # type: ignore[arg-type]
         media = safetensors.numpy.save({"images": even_images(1, 2)})
         with pytest.raises(ScoringError) as raised:
             app._parts(media, examples.generated(examples.task()))

@@ -14,7 +14,7 @@ from shared.bus import queue as bus_queue
 from shared.bus.bus import Bus
 from shared.messages import subjects
 from shared.messages.contracts import FragmentScored
-from shared.process.worker import Worker
+from shared.process.worker import Worker, WorkerContext
 from shared.store import ObjectStore
 from tests import examples
 
@@ -54,7 +54,7 @@ async def test_what_a_scorer_hangs_at_is_scored_by_another_and_the_first_result_
         def start(scorer: Stuck | Works, name: str) -> asyncio.Task[None]:
             worker = Worker("reward", name, "waiting_for_rollout")
             scorers = [WeightedScorer("proxy", 1.0, scorer)]
-            app = RewardApp(scorers, bus, folder_store, worker, deadline_s=0.5)
+            app = RewardApp(scorers, WorkerContext(bus, folder_store, worker), deadline_s=0.5)
             return asyncio.create_task(app.run())
 
         first = start(stuck, "first")
@@ -74,7 +74,7 @@ async def test_what_a_scorer_hangs_at_is_scored_by_another_and_the_first_result_
 
 
 def test_a_scorer_may_take_ten_times_what_it_took_before() -> None:
-    app = RewardApp([], None, None, None)  # type: ignore[arg-type]
+    app = RewardApp([], WorkerContext(None, None, None))  # type: ignore[arg-type]
     event = examples.generated(examples.task())
     assert app._patience(event) == UNLEARNED_S
     app._seconds = 0.01

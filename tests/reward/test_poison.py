@@ -15,7 +15,7 @@ from shared.bus.bus import Bus
 from shared.messages import subjects
 from shared.messages.codec import encode
 from shared.messages.contracts import FragmentFailed, FragmentScored, Message
-from shared.process.worker import Worker
+from shared.process.worker import Worker, WorkerContext
 from shared.store import ObjectStore
 from tests import examples
 
@@ -60,7 +60,7 @@ async def test_poison_fails_its_fragment_and_the_next_one_is_scored(
         scorers = [WeightedScorer("proxy", 1.0, Works())]
         size = MediaSize(height=8, width=8)
         running = asyncio.create_task(
-            RewardApp(scorers, bus, folder_store, worker, size=size).run()
+            RewardApp(scorers, WorkerContext(bus, folder_store, worker), size=size).run()
         )
         [scored] = await first(bus, subjects.REW, 1)
         assert isinstance(scored, FragmentScored) and scored.fragment.group == 2

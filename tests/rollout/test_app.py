@@ -25,7 +25,7 @@ Start = Callable[..., AbstractAsyncContextManager[Cluster]]
 
 @pytest.fixture
 def worker(nats_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Start:
-    monkeypatch.setattr("services.rollout.weights.RETRY_S", 0.01)
+    monkeypatch.setattr("services.rollout.policy_loader.RETRY_S", 0.01)
     monkeypatch.setattr("shared.devices.publisher.RETRY_S", 0.01)
     return partial(cluster, nats_url, tmp_path / "objects")
 
@@ -114,7 +114,7 @@ async def test_a_new_version_is_used_after_the_fragment_under_way(worker: Start)
         await cluster.generate(0, 1)
         await cluster.until(lambda: cluster.device.begun == ["fragment 0"])
         await cluster.publish_version(1)
-        await cluster.until(lambda: cluster.app._weights.newest == 1)
+        await cluster.until(lambda: cluster.app._loader.newest == 1)
         await cluster.generate(2, version=1)
         cluster.device.free.set()
         await cluster.told("fragment_generated", 2)
@@ -146,7 +146,7 @@ async def test_a_version_that_nobody_has_committed_is_not_believed(worker: Start
         await cluster.generate(0)
         await cluster.told("fragment_generated")
         await cluster.publish_version(1)
-        await cluster.until(lambda: cluster.app._weights.newest == 1)
+        await cluster.until(lambda: cluster.app._loader.newest == 1)
         await cluster.generate(1, version=1)
         await cluster.told("fragment_generated", 2)
         assert cluster.device.done == ["fragment 0 by 0", "fragment 1 by 1"]
@@ -158,7 +158,7 @@ async def test_weights_that_could_not_be_staged_are_staged_again(
 ) -> None:
     async with worker() as cluster:
         cluster.device.free.set()
-        await cluster.until(lambda: cluster.app._weights.newest == 0)
+        await cluster.until(lambda: cluster.app._loader.newest == 0)
         cluster.device.staging_fault = fault
         await cluster.publish_version(1)
         await cluster.until(lambda: cluster.device.staging_fault is None)
@@ -191,7 +191,7 @@ async def test_weights_that_are_not_those_of_the_version_fail_the_fragment(worke
 async def test_a_fragment_that_was_given_back_is_not_given_back_again(worker: Start) -> None:
     async with worker() as cluster:
         await cluster.publish_version(1)
-        await cluster.until(lambda: cluster.app._weights.newest == 1)
+        await cluster.until(lambda: cluster.app._loader.newest == 1)
         await cluster.generate(0)
         await cluster.told("fragment_released")
         await cluster.generate(1, 2, version=1)

@@ -86,7 +86,7 @@ async def test_a_gradient_of_an_older_version_goes_back(worker: Start) -> None:
         await cluster.compute(await cluster.group(7))
         await cluster.until(waits_with(cluster, 1))
         await cluster.publish_version(1)
-        await cluster.until(lambda: cluster.app._weights.newest == 1)
+        await cluster.until(lambda: cluster.app._loader.newest == 1)
         cluster.device.free.set()
         assert await released(cluster) == [(7, "stale")]
         assert not cluster.device.groups
@@ -97,7 +97,7 @@ async def test_what_a_committed_batch_has_lost_from_the_store_is_stale(worker: S
         cluster.device.free.set()
         command = await cluster.group(7)
         await cluster.publish_version(1)
-        await cluster.until(lambda: cluster.app._weights.newest == 1)
+        await cluster.until(lambda: cluster.app._loader.newest == 1)
         await cluster.store.delete_folder(f"{RUN}/batches")
         await cluster.compute(command)
         assert await released(cluster) == [(7, "stale")]
@@ -160,7 +160,7 @@ async def test_what_fails_goes_back_and_the_worker_goes_on(worker: Start, damage
         cluster.device.free.set()
         await cluster.compute(await damage(await cluster.group(7), cluster))
         assert await released(cluster) == [(7, "failed")]
-        newest = max(0, cluster.app._weights.newest)
+        newest = max(0, cluster.app._loader.newest)
         await cluster.generate(1, version=newest)
         await cluster.told("fragment_generated")
         cluster.device.tally = {}

@@ -22,7 +22,7 @@ from shared.messages.contracts import (
     Trajectories,
 )
 from shared.messages.workers import Device
-from shared.process.worker import Worker
+from shared.process.worker import Worker, WorkerContext
 from shared.run.commits import CommitRecord, commit
 from shared.store import ObjectStore
 from shared.store.folder import FolderBackend
@@ -264,7 +264,8 @@ async def cluster(
             "rollout", "rollout", "waiting_for_trainer", Device(can_train=True), address=ADDRESS
         )
         app = RolloutApp(
-            device or fake, bus, ObjectStore(backend), EmptyIndex(), worker,  # type: ignore[arg-type]
+            device or fake, WorkerContext(bus, ObjectStore(backend), worker),
+            EmptyIndex(),  # type: ignore[arg-type]
             max_staleness=max_staleness,
         )  # fmt: skip
         made = Cluster(bus, backend, fake, app, asyncio.create_task(app.run()))

@@ -23,7 +23,7 @@ from shared.messages.contracts import (
     Trajectories,
 )
 from shared.messages.workers import Device, DeviceMode
-from shared.process.worker import Worker
+from shared.process.worker import Worker, WorkerContext
 from shared.recipe.recipe import Recipe
 from shared.run.commits import CommitRecord, commit, read_commit
 from shared.run.layout import batch_folder, commit_key
@@ -240,10 +240,9 @@ async def cluster(
         await bus.ensure_streams()
         backend, fake = Backend(folder), FakeTraining(recipe.trainer.devices)
         worker = Worker("trainer", "trainer", "waiting_for_rollout", Device(), address=ADDRESS)
-        app = TrainerApp(
-            training or fake, recipe, bus, ObjectStore(backend), worker,
-            generators=() if training else fake.devices, check=check,
-        )  # fmt: skip
+        context = WorkerContext(bus, ObjectStore(backend), worker)
+        generators = () if training else fake.devices
+        app = TrainerApp(training or fake, recipe, context, generators=generators, check=check)
         made = Cluster(bus, backend, fake, worker, app)
         running = asyncio.create_task(app.run())
         watching = asyncio.create_task(made.commit(0))

@@ -1,4 +1,4 @@
-"""What the trainer lets into a batch: groups that may be trained, fetched before their turn."""
+"""Lets groups that may be trained into a batch, and fetches them before their turn."""
 
 import asyncio
 import contextlib
@@ -8,7 +8,6 @@ from typing import Any
 
 import structlog
 
-from shared.bus.bus import Bus
 from shared.devices.protocols import GroupData, GroupGradient
 from shared.errors import AdmissionError, ContractError, DigenRLError, IntegrityError
 from shared.messages import subjects
@@ -21,19 +20,20 @@ from shared.messages.contracts import (
     TrainGroup,
 )
 from shared.messages.staleness import Admissible, check_admission
+from shared.process.worker import WorkerContext
 from shared.recipe.recipe import Recipe
 from shared.run.layout import batch_folder
-from shared.store import ObjectStore
 from shared.telemetry import FRAGMENTS
 
 MAX_BYTES = 512 << 20
 
 
 class TrajectoryCache:
-    """Each is taken once; the oldest make room, and are then read from the store as others are."""
+    """Holds what the trainer's own devices have generated. Each trajectory is taken once; the
+    oldest make room, and are then read from the store as others are."""
 
-    def __init__(self, most_bytes: int = MAX_BYTES) -> None:
-        self._most = most_bytes
+    def __init__(self, max_bytes: int = MAX_BYTES) -> None:
+        self._max_bytes = max_bytes
         self._kept: dict[ObjectRef, bytes] = {}
         self._size = 0
 
@@ -41,7 +41,7 @@ class TrajectoryCache:
         self.take(ref)
         self._kept[ref] = data
         self._size += len(data)
-        while self._size > self._most:
+        while self._size > self._max_bytes:
             self.take(next(iter(self._kept)))
 
     def take(self, ref: ObjectRef) -> bytes | None:
@@ -62,33 +62,32 @@ CheckStored = Callable[[bytes, bytes, int], None]
 class AdmittedGroup:
     command: TrainGroup
     work: GroupData | GroupGradient | None
-    """What to train, or what to add, or None if its gradient is zero."""
+    """Data to train, or a gradient to add; None if the gradient is zero."""
 
 
 class GroupFetcher:
     def __init__(
         self,
         recipe: Recipe,
-        bus: Bus,
-        store: ObjectStore,
-        kept: TrajectoryCache,
+        context: WorkerContext,
+        cache: TrajectoryCache,
         check: CheckStored | None = None,
     ) -> None:
-        """``kept``: of the trainer's own devices. ``check``: of each fragment, in a thread."""
+        """``check``: looks at each stored fragment, in a thread."""
         self._check = check
         self._skips_zeros = recipe.algorithm.kl_beta == 0
-        self._bus = bus
-        self._store = store
-        self._kept = kept
+        self._bus = context.bus
+        self._store = context.store
+        self._cache = cache
         self._failed: set[tuple[int, int, int]] = set()
-        """(batch, group, attempt) that were told to have failed: not to be tried again when their
-        batch is."""
+        """(batch, group, attempt) that were reported as failed: they are not tried again when
+        their batch is."""
 
     async def groups(
         self, admissible: Admissible, counted: Container[int], committed: asyncio.Future[Any]
     ) -> AsyncGenerator[tuple[int, AdmittedGroup]]:
-        """Those of the batch that is trained from the first of ``admissible``, as they come, for
-        ever; but for those whose index is ``counted`` already.
+        """Yield (index, group) of the batch that is trained from the first of ``admissible``, as
+        they come, for ever; but for those whose index is ``counted`` already.
 
         Raises:
             Exception: the one that ``committed`` ends with. While that version is being stored, a
@@ -129,7 +128,7 @@ class GroupFetcher:
         return command.group not in counted and attempt not in self._failed
 
     async def fail(self, command: TrainGroup, error: DigenRLError) -> None:
-        """The group has to be sent again."""
+        """Report that a group has to be sent again."""
         self._failed.add((command.batch, command.group, command.attempt))
         log.error("group_failed", batch=command.batch, group=command.group, error=str(error))
         await self._bus.publish(
@@ -142,8 +141,8 @@ class GroupFetcher:
         )
 
     async def _admitted(self, command: TrainGroup, admissible: Admissible) -> AdmittedGroup | None:
-        """The group with what is needed of it; None, and what is faulty of it reported, if it may
-        not be trained."""
+        """Return the group with what is needed of it; or None, having reported what is faulty of
+        it, if it may not be trained."""
         refused = [f for f in command.fragments if not await self._admits(f, command, admissible)]
         if refused:
             return None
@@ -171,15 +170,19 @@ class GroupFetcher:
         return True
 
     async def _part(self, command: TrainGroup, contribution: GroupGradientRef) -> GroupGradient:
-        """Raises ContractError or IntegrityError if its object does not belong to this batch, is
-        not in the store, or is broken."""
+        """Fetch a gradient that was computed elsewhere.
+
+        Raises:
+            ContractError: if its object does not belong to this batch.
+            IntegrityError: if it is not in the store, or is broken.
+        """
         ref = contribution.gradient
         if not ref.key.startswith(f"{batch_folder(self._bus.run, command.batch)}/"):
             raise ContractError(f"{ref.key} is not a gradient of batch {command.batch}")
         return GroupGradient(gradient=await self._store.get(ref), tally=contribution.tally)
 
     async def _data(self, command: TrainGroup) -> GroupData | None:
-        """None, and those are refused, if fragments are faulty."""
+        """Fetch what is stored of the group; None, having refused them, if fragments are faulty."""
         stored = [fragment.stored for fragment in command.fragments]
         # The conditions of one prompt are one object, or few: each is read once.
         refs = {ref for each in stored for ref in (each.trajectory, each.conditions)}
@@ -197,13 +200,14 @@ class GroupFetcher:
         )
 
     async def _get(self, ref: ObjectRef) -> bytes:
-        kept = self._kept.take(ref)
-        return await self._store.get(ref) if kept is None else kept
+        cached = self._cache.take(ref)
+        return await self._store.get(ref) if cached is None else cached
 
     async def _fragment(
         self, fragment: FragmentScored, read: Mapping[ObjectRef, asyncio.Future[bytes]]
     ) -> tuple[bytes, bytes] | None:
-        """Its trajectory and its prompt's conditions; None, and it is refused, if one is faulty."""
+        """Return its trajectory and its prompt's conditions; None, having refused it, if one of
+        them is faulty."""
         stored = fragment.stored
         try:
             found = read[stored.trajectory].result(), read[stored.conditions].result()

@@ -1,22 +1,19 @@
-"""One batch's way into the gradient: groups are trained, added or skipped, each exactly once."""
+"""Brings one batch into the gradient: groups are trained, added or skipped, each exactly once."""
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from services.trainer.batch.fetcher import AdmittedGroup, GroupFetcher
 from services.trainer.batch.measures import batch_metrics
-from services.trainer.devices.device import Outcome, QueuedGroup
-from services.trainer.devices.pool import Lanes
-from shared.bus.bus import Bus
+from services.trainer.devices.pool import DevicePool, Outcome, QueuedGroup
 from shared.devices.protocols import GroupData, GroupGradient, Training
 from shared.devices.slices import LAST_GROUPS
 from shared.errors import ContractError, OutOfMemory, Untrainable
 from shared.messages.contracts import GroupTrained, TrainGroup
-from shared.messages.staleness import Admissible
-from shared.process.worker import Worker
+from shared.process.worker import WorkerContext
 from shared.recipe.recipe import Recipe
 from shared.run.commits import TrainedGroup
 from shared.telemetry import STAGE_SECONDS
@@ -26,9 +23,9 @@ from shared.telemetry import STAGE_SECONDS
 class BatchInTraining:
     number: int
     part: range
-    """Of its groups, those that the next optimizer step is made of."""
+    """Groups that the next optimizer step is made of."""
     held: list[AdmittedGroup] = field(default_factory=list)
-    """Of later parts."""
+    """Groups of later parts."""
     steps: list[dict[str, float]] = field(default_factory=list)
     """Metrics of the optimizer steps in between."""
     counted: set[int] = field(default_factory=set)
@@ -36,9 +33,9 @@ class BatchInTraining:
     trained: dict[int, TrainedGroup] = field(default_factory=dict)
     """Groups that are in the gradient."""
     advantages: dict[int, tuple[float, ...]] = field(default_factory=dict)
-    """Of their samples, as they were trained with."""
+    """Advantages that the samples of these groups were trained with."""
     seconds: float = 0.0
-    """That the trainer was busy with them."""
+    """Seconds that the trainer was busy with these groups."""
     outcomes: asyncio.Queue[Outcome] = field(default_factory=asyncio.Queue)
 
     @property
@@ -47,7 +44,7 @@ class BatchInTraining:
 
     @property
     def rewards(self) -> list[float]:
-        """Of the samples that could be scored."""
+        """Rewards of the samples that could be scored."""
         every = (reward for group in self.in_index_order for reward in group.rewards)
         return [reward for reward in every if reward is not None]
 
@@ -56,8 +53,11 @@ class BatchInTraining:
         return all(index in self.trained for index in self.part)
 
     def metrics(self, last_step: dict[str, float], scale: float) -> dict[str, float]:
-        """``last_step``: of the optimizer step that makes the version. ``scale``: of its gradient,
-        and so of its advantages."""
+        """Return the metrics of the batch.
+
+        ``last_step``: those of the optimizer step that makes the version. ``scale``: what its
+        gradient, and so its advantages, are multiplied by.
+        """
         ordered = (self.advantages[index] for index in sorted(self.trained))
         advantages = [scale * each for group in ordered for each in group]
         return {
@@ -71,37 +71,42 @@ class BatchTraining:
     def __init__(
         self,
         training: Training,
-        lanes: Lanes,
+        pool: DevicePool,
         fetcher: GroupFetcher,
         recipe: Recipe,
-        bus: Bus,
-        worker: Worker,
+        context: WorkerContext,
     ) -> None:
         self._training = training
-        self._lanes = lanes
+        self._pool = pool
         self._fetcher = fetcher
         self._num_groups = recipe.batch.groups
         self._part_size = recipe.batch.groups // recipe.trainer.updates
         self._deterministic = recipe.trainer.deterministic
-        self._bus = bus
-        self._worker = worker
+        self._bus = context.bus
+        self._worker = context.worker
+
+    def open(self, number: int) -> BatchInTraining:
+        """Return the batch before any of its groups has come."""
+        return BatchInTraining(number, range(self._part_size))
 
     async def run(
-        self, admissible: Admissible, parent_commit: asyncio.Future[Any]
-    ) -> BatchInTraining:
-        """Until every group of the batch is in the gradient, and every optimizer step taken but
-        the last one, which makes the version.
+        self,
+        batch: BatchInTraining,
+        groups: AsyncGenerator[tuple[int, AdmittedGroup]],
+        parent_commit: asyncio.Future[Any],
+    ) -> None:
+        """Train ``groups`` until every group of the batch is in the gradient, and every optimizer
+        step is taken but the last one, which makes the version.
 
         Raises:
             OutOfMemory: if a group does not fit its device; the batch has to be begun again.
-            Untrainable: if the network cannot take a group's tensors; as well, and that group has
-                to be sent again.
+            Untrainable: if the network cannot take a group's tensors; the batch has to be begun
+                again as well, and that group to be sent again.
             Exception: the one that ``parent_commit`` ends with: then the devices still finish what
                 they are at, but nothing more of this batch is begun.
         """
         self._training.begin()
-        batch = BatchInTraining(admissible[0].version, range(self._part_size))
-        reading = asyncio.create_task(self._read(batch, admissible, parent_commit))
+        reading = asyncio.create_task(self._read(batch, groups))
         finishing = asyncio.create_task(self._finish(batch))
         waiting: set[asyncio.Future[Any]] = {reading, finishing, parent_commit}
         try:
@@ -110,16 +115,14 @@ class BatchTraining:
                 for each in ended:
                     each.result()
         finally:
-            self._lanes.drop()
+            self._pool.drop()
             for task in (reading, finishing):
                 task.cancel()
             await asyncio.gather(reading, finishing, return_exceptions=True)
-        return batch
 
     async def _read(
-        self, batch: BatchInTraining, admissible: Admissible, committed: asyncio.Future[Any]
+        self, batch: BatchInTraining, groups: AsyncGenerator[tuple[int, AdmittedGroup]]
     ) -> None:
-        groups = self._fetcher.groups(admissible, batch.counted, committed)
         async with contextlib.aclosing(groups):
             async for index, group in in_order(groups, self._deterministic):
                 if index not in batch.counted:
@@ -136,7 +139,7 @@ class BatchTraining:
                 num_taken = sum(index in batch.part for index in batch.counted)
                 is_last = self._part_size - num_taken < LAST_GROUPS
                 queued = QueuedGroup(command=command, data=data, tell=tell, is_last=is_last)
-                await self._lanes.train(queued)
+                await self._pool.train(queued)
             case GroupGradient() as part:
                 try:
                     await self._training.add(part)
@@ -165,7 +168,7 @@ class BatchTraining:
 
     async def _step_between(self, batch: BatchInTraining) -> None:
         """The weights after it are no version: nobody else ever sees them."""
-        async with self._lanes.all_held():
+        async with self._pool.all_held():
             batch.steps.append(await self._training.step(batch.number))
         batch.part = range(batch.part.stop, batch.part.stop + self._part_size)
         held, batch.held = batch.held, []
@@ -196,8 +199,8 @@ class BatchTraining:
 
 
 def _of_all_steps(steps: list[dict[str, float]]) -> dict[str, float]:
-    """What the last one says counts all rows of the batch; but the loss, of which there is one for
-    each step, and what is said of a gradient."""
+    """Return the last step's metrics, which count all rows of the batch; but the loss and the
+    metrics of a gradient, which each step has its own, over all of them."""
     num = len(steps)
     if num == 1:
         return steps[0]
@@ -236,7 +239,7 @@ Item = TypeVar("Item")
 async def in_order(
     groups: AsyncIterator[tuple[int, Item]], deterministic: bool
 ) -> AsyncIterator[tuple[int, Item]]:
-    """(index, group) as they come, or held back until every smaller index has been given.
+    """Yield (index, group) as they come, or held back until every smaller index has been given.
 
     A group that comes again, in a later attempt, replaces the one that is still held back; if that
     was given already, it is given as well.

@@ -1,126 +1,134 @@
-"""The trainer's devices as lanes, and the groups that wait for them.
+"""One of the trainer's devices: it trains, generates while it is lent, or is held for a commit.
 
-A group is trained in pieces, a few samples each, which any lane may take: groups first in, first
-out, and no piece before all of the group before it are taken. So no lane waits for another.
+Whoever uses it has its lock; whoever asks first is next. A fragment that it has begun stays with it
+however often training comes between.
 """
 
 import asyncio
-import time
-from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
 
 from shared.devices.loan import DeviceUse
-from shared.devices.protocols import GeneratingDevice, Generation, GroupData, TrainingDevice
+from shared.devices.protocols import (
+    Generated,
+    GeneratingDevice,
+    Generation,
+    GroupData,
+    TrainingDevice,
+)
 from shared.devices.publisher import FragmentPublisher
-from shared.devices.slices import GroupSlice, slice_group
-from shared.errors import ContractError, OutOfMemory
-from shared.messages.contracts import GenerateFragment, TrainGroup
+from shared.devices.slices import GroupSlice
+from shared.messages.contracts import GenerateFragment
 
 
 @dataclass(frozen=True, slots=True)
-class Generates:
-    """What a lane needs to be lent."""
+class LoanableGenerator:
+    """Generates on a trainer's device, and publishes what it has generated."""
 
     device: GeneratingDevice
     publisher: FragmentPublisher
 
 
-@dataclass(slots=True, kw_only=True, eq=False)
-class Lane:
-    """One device, and the fragment that it is at."""
-
-    trains: TrainingDevice
-    generates: Generates | None = None
-    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """Training, generation and commits take turns; whoever asks first is next."""
-    use: DeviceUse = field(default_factory=DeviceUse)
-    something: asyncio.Event = field(default_factory=asyncio.Event)
-    """There may be something to do."""
-    task: GenerateFragment | None = None
-    """Kept until it is finished or given back, however often training comes between."""
-    begun: Generation | None = None
-    is_generating: bool = False
-    """In the middle of a denoising step, of which nobody calls it back."""
+@dataclass(slots=True, eq=False)
+class KeptFragment:
+    task: GenerateFragment
+    generation: Generation | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """A group that is in the gradient, or why it is not."""
+class TrainerDevice:
+    def __init__(self, trains: TrainingDevice, generator: LoanableGenerator | None = None) -> None:
+        """``generator``: works with the weights that ``trains`` trains; None if never lent."""
+        self._trains = trains
+        self._generator = generator
+        self._lock = asyncio.Lock()
+        self._use = DeviceUse()
+        self._work_available = asyncio.Event()
+        self._fragment: KeptFragment | None = None
+        self.is_generating = False
+        """Whether it is in the middle of a denoising step, which nobody interrupts."""
+        self.step_seconds: float | None = None
+        """Duration of the denoising step that `advance` took last; None if it took none."""
 
-    command: TrainGroup
-    device_seconds: float = 0.0
-    """That devices were busy with it, one after the other."""
-    error: ContractError | OutOfMemory | None = None
+    async def work(self, act: Callable[["TrainerDevice"], Awaitable[bool]]) -> None:
+        """Call ``act`` with the device held, for ever: until it says False, and after `wake`."""
+        while True:
+            await self._work_available.wait()
+            self._work_available.clear()
+            is_at_work = True
+            while is_at_work:
+                async with self._lock:
+                    is_at_work = await act(self)
 
+    def wake(self) -> None:
+        """Say that there may be work."""
+        self._work_available.set()
 
-@dataclass(slots=True, kw_only=True, eq=False)
-class QueuedGroup:
-    """A group on its way through the lanes."""
+    @contextlib.asynccontextmanager
+    async def held(self) -> AsyncIterator[None]:
+        """Keep the device from any other use."""
+        async with self._lock:
+            with self._use.use("training"):
+                yield
 
-    command: TrainGroup
-    data: GroupData
-    tell: Callable[[Outcome], None]
-    """Called once, when its last piece is done."""
-    is_last: bool = False
-    """Of the batch's last groups, which are cut fine."""
-    num_left: int = 0
-    """Pieces that are not done yet."""
-    seconds: float = 0.0
-    error: ContractError | OutOfMemory | None = None
+    async def train(self, group: GroupData, group_slice: GroupSlice) -> None:
+        """Add the gradient of a slice. The caller holds the device."""
+        with self._use.use("training"):
+            await self._trains.accumulate(group, group_slice)
 
+    @property
+    def publisher(self) -> FragmentPublisher:
+        return self._loanable.publisher
 
-@dataclass(frozen=True, slots=True)
-class QueuedSlice:
-    group: QueuedGroup
-    group_slice: GroupSlice
+    @property
+    def task(self) -> GenerateFragment | None:
+        """The fragment that it has, whether it is begun or not."""
+        return None if self._fragment is None else self._fragment.task
 
-    @contextmanager
-    def training(self) -> Iterator[None]:
-        """Around its training: takes the time, and notes why the group cannot be trained."""
-        group, began = self.group, time.monotonic()
+    @property
+    def has_begun(self) -> bool:
+        return self._fragment is not None and self._fragment.generation is not None
+
+    def assign(self, task: GenerateFragment) -> GenerateFragment:
+        self._fragment = KeptFragment(task)
+        return task
+
+    def drop(self, task: GenerateFragment) -> bool:
+        """Let a fragment go; False if the device does not have it any more."""
+        if self.task is not task:
+            return False
+        self._fragment = None
+        return True
+
+    async def advance(self) -> Generated | None:
+        """Begin the fragment, take one denoising step of it, or decode it, which returns the
+        result. The caller holds the device, for no more than that."""
+        assert self._fragment is not None
+        self.step_seconds = None
+        self.is_generating = True
         try:
-            yield
-        except (ContractError, OutOfMemory) as error:
-            group.error = error
-        group.seconds += time.monotonic() - began
-        group.num_left -= 1
-        if not group.num_left:
-            group.tell(Outcome(group.command, group.seconds, group.error))
+            with self._use.use("generation"):
+                return await self._advanced(self._fragment, self._loanable)
+        finally:
+            self.is_generating = False
 
-
-class QueuedSlices:
-    """First in, first out."""
-
-    def __init__(self, num_devices: int, trained_steps: int) -> None:
-        self._num_devices = num_devices
-        self._trained_steps = trained_steps
-        self._waiting: deque[QueuedSlice] = deque()
-        self._none_left = asyncio.Event()
-        self._none_left.set()
-
-    async def room(self) -> None:
-        """Until every piece is taken: whatever else is ready need not be held in memory."""
-        await self._none_left.wait()
-
-    def put(self, group: QueuedGroup) -> None:
-        size = len(group.data.advantages)
-        for group_slice in slice_group(
-            size, self._num_devices, self._trained_steps, is_last=group.is_last
-        ):
-            self._waiting.append(QueuedSlice(group, group_slice))
-            group.num_left += 1
-        self._none_left.clear()
-
-    def take(self) -> QueuedSlice | None:
-        if not self._waiting:
+    async def _advanced(
+        self, fragment: KeptFragment, generator: LoanableGenerator
+    ) -> Generated | None:
+        work = fragment.generation
+        if work is None:
+            fragment.generation = await generator.device.begin(fragment.task)
             return None
-        piece = self._waiting.popleft()
-        if not self._waiting:
-            self._none_left.set()
-        return piece
+        if work.done:
+            return await work.finish()
+        before = work.seconds
+        await work.advance()
+        self.step_seconds = work.seconds - before
+        if not before:  # all devices are at work by now
+            generator.publisher.prepare(fragment.task)
+        return None
 
-    def clear(self) -> None:
-        self._waiting.clear()
-        self._none_left.set()
+    @property
+    def _loanable(self) -> LoanableGenerator:
+        assert self._generator is not None
+        return self._generator

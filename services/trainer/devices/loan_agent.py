@@ -14,15 +14,13 @@ from typing import Literal
 
 import structlog
 
-from services.trainer.devices.device import Generates, Lane
-from shared.bus.bus import Bus
+from services.trainer.devices.device import TrainerDevice
 from shared.devices.loan import Loan, apply, may_generate, tick
-from shared.devices.protocols import Generated
 from shared.errors import DigenRLError, IntegrityError
 from shared.messages import subjects
 from shared.messages.contracts import GenerateFragment, Policy, SetDevice
 from shared.messages.workers import DeviceLoan
-from shared.process.worker import Worker
+from shared.process.worker import WorkerContext
 from shared.telemetry import LOAN_RETURN_SECONDS
 
 DEADLINE_CHECK_S = 0.2
@@ -30,25 +28,27 @@ DEADLINE_CHECK_S = 0.2
 log = structlog.get_logger()
 
 
-class Helper:
-    def __init__(self, lanes: Sequence[Lane], bus: Bus, worker: Worker) -> None:
-        """``lanes``: the trainer's devices, which all generate."""
-        self._lanes = lanes
-        self._bus = bus
-        self._worker = worker
+class LoanAgent:
+    """Owns the loan of all devices, and the fragments that wait for one of them."""
+
+    def __init__(self, devices: Sequence[TrainerDevice], context: WorkerContext) -> None:
+        """``devices``: the trainer's, all of which can generate."""
+        self._devices = devices
+        self._bus = context.bus
+        self._worker = context.worker
         self._policy: Policy | None = None
-        """Whose weights the devices hold."""
+        """The version whose weights the devices hold."""
         self._loan = Loan()
         self._waiting: deque[GenerateFragment] = deque()
-        """For the lane that is free first."""
+        """Fragments for the device that is free first."""
         self._told_to_return: float | None = None
         self._step_ms: float | None = None
-        """Of the newest denoising step."""
+        """Duration of the newest denoising step."""
         self._telling = asyncio.TaskGroup()
-        """What becomes of fragments is stored and told beside what the devices do next."""
+        """Stores and reports fragments beside what the devices do next."""
 
     async def run(self) -> None:
-        self._observe()
+        self._announce()
         async with self._telling as tasks:
             tasks.create_task(self._follow_commands())
             tasks.create_task(self._follow_tasks())
@@ -57,55 +57,34 @@ class Helper:
     def use(self, policy: Policy) -> None:
         """The devices hold other weights: fragments of any other version are given back."""
         self._policy = policy
-        for task in self._taken_back(lambda task: task.policy != policy):
+        for task in self._take_back(lambda task: task.policy != policy):
             self._release(task, "stale")
 
-    def may_go_on(self, lane: Lane) -> bool:
-        """Whether the lane has a denoising step to take, or a fragment to begin or to decode."""
-        work = lane.task is not None or bool(self._waiting)
-        return work and may_generate(self._loan, time.monotonic())
+    def may_go_on(self, device: TrainerDevice) -> bool:
+        """Whether the device has a denoising step to take, or a fragment to begin or to decode."""
+        has_work = device.task is not None or bool(self._waiting)
+        return has_work and may_generate(self._loan, time.monotonic())
 
-    async def go_on(self, lane: Lane) -> None:
-        """One denoising step further, or one fragment begun or decoded. The caller holds the
-        device, for no more than that."""
-        task = lane.task = lane.task or self._waiting.popleft()
-        generates = lane.generates
-        assert generates is not None
-        lane.is_generating = True
+    async def go_on(self, device: TrainerDevice) -> None:
+        """Take one denoising step, or begin or decode a fragment. The caller holds the device."""
+        task = device.task or device.assign(self._waiting.popleft())
         try:
-            with lane.use.use("generation"), self._worker.doing("generating"):
-                generated = await self._advanced(lane, generates, task)
-            if generated is not None and _let_go(lane, task):
-                self._tell(generates.publisher.publish(task, generated))
+            if not device.has_begun and task.policy != self._policy:
+                raise IntegrityError(f"version {task.policy.version} is not what this device holds")
+            with self._worker.doing("generating"):
+                generated = await device.advance()
+            if device.step_seconds is not None:
+                self._step_ms = round(1000 * device.step_seconds, 3)
+            if generated is not None and device.drop(task):
+                self._tell(device.publisher.publish(task, generated))
         except IntegrityError:
-            if _let_go(lane, task):  # an optimizer step has made another version of the weights
+            if device.drop(task):  # an optimizer step has made another version of the weights
                 self._release(task, "stale")
         except DigenRLError as error:
-            if _let_go(lane, task):
-                self._tell(generates.publisher.fail(task, error))
+            if device.drop(task):
+                self._tell(device.publisher.fail(task, error))
         finally:
-            lane.is_generating = False
-            self._note_return()
-
-    async def _advanced(
-        self, lane: Lane, generates: Generates, task: GenerateFragment
-    ) -> Generated | None:
-        work = lane.begun
-        if work is None:
-            if task.policy != self._policy:
-                raise IntegrityError(f"version {task.policy.version} is not what this device holds")
-            work = await generates.device.begin(task)
-        elif not work.done:
-            before = work.seconds
-            await work.advance()
-            self._step_ms = round(1000 * (work.seconds - before), 3)
-            if not before:  # all devices are at work by now
-                generates.publisher.prepare(task)
-        else:
-            return await work.finish()
-        if lane.task is task:  # it may have been taken back meanwhile
-            lane.begun = work
-        return None
+            self._observe_return()
 
     async def _follow_commands(self) -> None:
         subject = subjects.device_subject(self._bus.run, self._worker.address)
@@ -119,60 +98,59 @@ class Helper:
             return
         if command.mode == "train" and not command.keep:
             # Told as well: a scheduler that was started again may not know who has it.
-            for task in self._taken_back(lambda _: True):
+            for task in self._take_back(lambda _: True):
                 self._release(task, "returned")
         if before.mode == "generate" and command.mode == "train":
             self._told_to_return = time.monotonic()
-            self._note_return()
-        self._observe()
+            self._observe_return()
+        self._announce()
 
     async def _follow_tasks(self) -> None:
         subject = subjects.tasks_for(self._bus.run, self._worker.address)
         async for received in self._bus.follow(subjects.TASK, [subject]):
             if isinstance(received.message, GenerateFragment):
                 self._waiting.append(received.message)
-                self._wake_lanes()
+                self._wake_devices()
 
     async def _watch_deadline(self) -> None:
-        """Nobody has to tell a device that its loan is over."""
+        """Ends a loan by itself: nobody has to tell a device that it is over."""
         while True:
             await asyncio.sleep(DEADLINE_CHECK_S)
             before, self._loan = self._loan, tick(self._loan, time.monotonic())
             if self._loan is not before:
                 log.warning("loan_expired", generation=self._loan.loan_number)
-                self._observe()
+                self._announce()
 
-    def _observe(self) -> None:
+    def _announce(self) -> None:
         """Say what the devices are used for."""
         self._worker.loan = DeviceLoan(loan_number=self._loan.loan_number, mode=self._loan.mode)
         self._worker.report_now()
-        self._wake_lanes()
+        self._wake_devices()
 
-    def _wake_lanes(self) -> None:
-        for lane in self._lanes:
-            lane.something.set()
+    def _wake_devices(self) -> None:
+        for device in self._devices:
+            device.wake()
 
-    def _taken_back(self, chosen: Callable[[GenerateFragment], bool]) -> list[GenerateFragment]:
-        """Fragments that are begun or waiting, and are so no more."""
+    def _take_back(self, chosen: Callable[[GenerateFragment], bool]) -> list[GenerateFragment]:
+        """Remove the chosen fragments, which wait or are begun, and return them."""
         taken = [task for task in self._waiting if chosen(task)]
         self._waiting = deque(task for task in self._waiting if not chosen(task))
-        for lane in self._lanes:
-            task = lane.task
+        for device in self._devices:
+            task = device.task
             if task is not None and chosen(task):
-                _let_go(lane, task)
+                device.drop(task)
                 taken.append(task)
         return taken
 
     def _release(self, task: GenerateFragment, reason: Literal["stale", "returned"]) -> None:
-        generates = self._lanes[0].generates
-        assert generates is not None
-        self._tell(generates.publisher.release(task, reason))
+        self._tell(self._devices[0].publisher.release(task, reason))
 
     def _tell(self, telling: Coroutine[None, None, None]) -> None:
         self._telling.create_task(telling)
 
-    def _note_return(self) -> None:
-        if self._told_to_return is None or any(lane.is_generating for lane in self._lanes):
+    def _observe_return(self) -> None:
+        """Measure how long the devices took to come back, once the last one has."""
+        if self._told_to_return is None or any(each.is_generating for each in self._devices):
             return
         seconds = time.monotonic() - self._told_to_return
         LOAN_RETURN_SECONDS.observe(seconds)
@@ -183,11 +161,3 @@ class Helper:
             step_ms=self._step_ms,
         )
         self._told_to_return = None
-
-
-def _let_go(lane: Lane, task: GenerateFragment) -> bool:
-    """The lane is done with its fragment; False if that was taken from it meanwhile."""
-    if lane.task is not task:
-        return False
-    lane.task = lane.begun = None
-    return True

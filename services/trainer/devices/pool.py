@@ -1,74 +1,156 @@
-"""What each of the trainer's devices does next.
+"""The trainer's devices together: the groups that wait for them, and what each device does next.
+
+A group is trained in slices, a few samples each, which any device may take: groups first in, first
+out, and no slice before all of the group before it are taken. So no device waits for another.
 
 One device trains whatever is ready before it generates, so that rollout never waits for it. Of
-several devices each finishes the fragments that there are first, unbroken, and otherwise trains the
-next piece of a group, whatever the others do. Either way a device changes over between two
-denoising steps at the latest, and a commit takes all of them.
+several devices each first finishes the fragments that it has, unbroken, and otherwise trains the
+next slice, whatever the others do. Either way a device changes over between two denoising steps at
+the latest, and a commit takes all of them.
 """
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Sequence
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from dataclasses import dataclass
 
-from services.trainer.devices.device import Lane, QueuedGroup, QueuedSlice, QueuedSlices
-from services.trainer.devices.loan_agent import Helper
+from services.trainer.devices.device import TrainerDevice
+from services.trainer.devices.loan_agent import LoanAgent
+from shared.devices.protocols import GroupData
+from shared.devices.slices import GroupSlice, slice_group
+from shared.errors import ContractError, OutOfMemory
+from shared.messages.contracts import TrainGroup
 from shared.process.worker import Worker
 
 
-class Lanes:
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """A group that is in the gradient, or why it is not."""
+
+    command: TrainGroup
+    device_seconds: float = 0.0
+    """Seconds that devices were busy with it, one after the other."""
+    error: ContractError | OutOfMemory | None = None
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class QueuedGroup:
+    """A group that waits for devices, or is trained by them."""
+
+    command: TrainGroup
+    data: GroupData
+    tell: Callable[[Outcome], None]
+    """Takes the outcome once the last slice is done; called once."""
+    is_last: bool = False
+    """Whether it is one of the batch's last groups, which are sliced finely."""
+    num_left: int = 0
+    """Number of slices that are not done yet."""
+    seconds: float = 0.0
+    error: ContractError | OutOfMemory | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class QueuedSlice:
+    group: QueuedGroup
+    group_slice: GroupSlice
+
+    @contextlib.contextmanager
+    def training(self) -> Iterator[None]:
+        """Goes around its training: takes the time, and notes why the group cannot be trained."""
+        group, began = self.group, time.monotonic()
+        try:
+            yield
+        except (ContractError, OutOfMemory) as error:
+            group.error = error
+        group.seconds += time.monotonic() - began
+        group.num_left -= 1
+        if not group.num_left:
+            group.tell(Outcome(group.command, group.seconds, group.error))
+
+
+class QueuedSlices:
+    """First in, first out."""
+
+    def __init__(self, num_devices: int, trained_steps: int) -> None:
+        self._num_devices = num_devices
+        self._trained_steps = trained_steps
+        self._waiting: deque[QueuedSlice] = deque()
+        self._none_left = asyncio.Event()
+        self._none_left.set()
+
+    async def all_taken(self) -> None:
+        """Wait until every slice is taken: what is ready later need not be held in memory."""
+        await self._none_left.wait()
+
+    def put(self, group: QueuedGroup) -> None:
+        size = len(group.data.advantages)
+        slices = slice_group(size, self._num_devices, self._trained_steps, is_last=group.is_last)
+        self._waiting.extend(QueuedSlice(group, each) for each in slices)
+        group.num_left += len(slices)
+        self._none_left.clear()
+
+    def take(self) -> QueuedSlice | None:
+        if not self._waiting:
+            return None
+        taken = self._waiting.popleft()
+        if not self._waiting:
+            self._none_left.set()
+        return taken
+
+    def clear(self) -> None:
+        self._waiting.clear()
+        self._none_left.set()
+
+
+class DevicePool:
     def __init__(
-        self, lanes: Sequence[Lane], worker: Worker, helper: Helper | None, *, trained_steps: int
+        self,
+        devices: Sequence[TrainerDevice],
+        worker: Worker,
+        agent: LoanAgent | None,
+        *,
+        trained_steps: int,
     ) -> None:
-        self._lanes = lanes
+        """``agent``: lends the devices; None if they are never lent."""
+        self._devices = devices
         self._worker = worker
-        self._helper = helper
-        self._pieces = QueuedSlices(len(lanes), trained_steps)
+        self._agent = agent
+        self._slices = QueuedSlices(len(devices), trained_steps)
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as tasks:
-            for lane in self._lanes:
-                tasks.create_task(self._work(lane))
+            for device in self._devices:
+                tasks.create_task(device.work(self._act))
 
     async def train(self, group: QueuedGroup) -> None:
-        """Give the lanes a group as soon as they have taken all that came before it."""
-        await self._pieces.room()
-        self._pieces.put(group)
-        for lane in self._lanes:
-            lane.something.set()
+        """Give the devices a group as soon as they have taken all that came before it."""
+        await self._slices.all_taken()
+        self._slices.put(group)
+        for device in self._devices:
+            device.wake()
 
     def drop(self) -> None:
-        """Nothing more of what is waiting is trained. A piece that a lane is at goes on."""
-        self._pieces.clear()
+        """Train nothing more of what is waiting. A slice that a device is at goes on."""
+        self._slices.clear()
 
     @contextlib.asynccontextmanager
     async def all_held(self) -> AsyncIterator[None]:
-        """Every device, for the trainer alone."""
+        """Keep every device for the trainer alone."""
         async with contextlib.AsyncExitStack() as stack:
-            for lane in self._lanes:
-                await stack.enter_async_context(lane.lock)
-            for lane in self._lanes:
-                stack.enter_context(lane.use.use("training"))
+            for device in self._devices:
+                await stack.enter_async_context(device.held())
             yield
 
-    async def _work(self, lane: Lane) -> None:
-        while True:
-            await lane.something.wait()
-            lane.something.clear()
-            while await self._act(lane):
-                pass
-
-    async def _act(self, lane: Lane) -> bool:
-        """One piece of training, or one denoising step; False if there is neither."""
-        async with lane.lock:
-            helper = self._helper
-            generates = helper is not None and helper.may_go_on(lane)
-            piece = None if generates and len(self._lanes) > 1 else self._pieces.take()
-            if piece is not None:
-                await self._train(lane, piece)
-            elif helper is not None and generates:
-                await helper.go_on(lane)
-            return piece is not None or generates
-
-    async def _train(self, lane: Lane, piece: QueuedSlice) -> None:
-        with self._worker.doing("training"), lane.use.use("training"), piece.training():
-            await lane.trains.accumulate(piece.group.data, piece.group_slice)
+    async def _act(self, device: TrainerDevice) -> bool:
+        """Train one slice, or take one denoising step; False if there is neither to do."""
+        agent = self._agent
+        generates = agent is not None and agent.may_go_on(device)
+        taken = None if generates and len(self._devices) > 1 else self._slices.take()
+        if taken is not None:
+            with self._worker.doing("training"), taken.training():
+                await device.train(taken.group.data, taken.group_slice)
+        elif agent is not None and generates:
+            await agent.go_on(device)
+        return taken is not None or generates

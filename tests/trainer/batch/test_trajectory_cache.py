@@ -14,7 +14,7 @@ def test_each_is_taken_once() -> None:
 
 
 def test_the_oldest_make_room() -> None:
-    kept = TrajectoryCache(most_bytes=10)
+    kept = TrajectoryCache(max_bytes=10)
     kept.keep(FIRST, b"11111")
     kept.keep(SECOND, b"22222")
     kept.keep(THIRD, b"333")
@@ -22,13 +22,13 @@ def test_the_oldest_make_room() -> None:
 
 
 def test_what_is_kept_again_counts_once() -> None:
-    kept = TrajectoryCache(most_bytes=10)
+    kept = TrajectoryCache(max_bytes=10)
     for ref in (FIRST, SECOND, FIRST):
         kept.keep(ref, b"12345")
     assert [kept.take(ref) for ref in (FIRST, SECOND)] == [b"12345", b"12345"]
 
 
 def test_one_that_is_larger_than_all_room_is_not_kept() -> None:
-    kept = TrajectoryCache(most_bytes=4)
+    kept = TrajectoryCache(max_bytes=4)
     kept.keep(FIRST, b"11111")
     assert kept.take(FIRST) is None

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.trainer.devices.device import Outcome, QueuedGroup, QueuedSlice, QueuedSlices
+from services.trainer.devices.pool import Outcome, QueuedGroup, QueuedSlice, QueuedSlices
 from shared.devices.protocols import GroupData
 from shared.devices.slices import GroupSlice
 from shared.errors import ContractError
@@ -39,7 +39,7 @@ def test_every_sample_is_in_one_piece_and_groups_come_first_in_first_out(
             with piece.training():
                 pass
         assert [outcome.command.group for outcome in told] == [*reversed(range(len(sizes)))]
-        await asyncio.wait_for(pieces.room(), 1)
+        await asyncio.wait_for(pieces.all_taken(), 1)
         return found
 
     found = asyncio.run(taken())
@@ -54,14 +54,14 @@ def test_every_sample_is_in_one_piece_and_groups_come_first_in_first_out(
 async def test_room_is_there_once_the_last_piece_is_taken_or_dropped() -> None:
     pieces = QueuedSlices(2, 2)
     pieces.put(queued(0, 4, []))
-    waiting = asyncio.create_task(pieces.room())
+    waiting = asyncio.create_task(pieces.all_taken())
     pieces.take()
     await asyncio.sleep(0)
     assert not waiting.done()
     pieces.take()
     await waiting
     pieces.put(queued(1, 4, []))
-    waiting = asyncio.create_task(pieces.room())
+    waiting = asyncio.create_task(pieces.all_taken())
     await asyncio.sleep(0)
     pieces.clear()
     await waiting
