@@ -16,7 +16,7 @@ from digenrl.evaluation.settings import due_versions
 from shared.errors import ContractError, IntegrityError, Unavailable, UserError
 from shared.recipe.recipe import Recipe
 from shared.run.commits import newest_commit, read_commit
-from shared.run.layout import want_evaluations
+from shared.run.layout import set_evaluation_interval
 from shared.run.run_recipe import read_recipe
 from shared.store import ObjectStore
 
@@ -95,7 +95,7 @@ class Follower:
                 f"--every: the recipe of {self._run!r} sets no evaluation.every; say how many "
                 "optimizer steps lie between evaluations"
             )
-        await want_evaluations(self._store, self._run, every)
+        await set_evaluation_interval(self._store, self._run, every)
         evaluator = await self._evaluator_of(recipe)
         done = await evaluator.evaluations.versions()
         due = due_versions(every, recipe.run.steps)

@@ -1,8 +1,8 @@
 """The commit records of a run: the truth about what was trained.
 
-One JSON object per policy version, made by exclusive create: the step that it describes happened
-exactly if the record exists, and of two trainers only one can make it. Each names its parent by
-digest, so that the records form one chain.
+A record is one JSON object per policy version, made by exclusive create: its optimizer step
+happened exactly if the record exists, and of two trainers only one can make it. Each record names
+its parent by digest, so that they form one chain.
 """
 
 import hashlib
@@ -21,32 +21,32 @@ class TrainedGroup(Record):
     group: Count
     attempt: Count
     policy_version: Count
-    """That generated it; the batch's number minus this is its staleness."""
+    """Version that generated the group; the batch's number minus this is its staleness."""
     fragments: tuple[tuple[Count, Count, Count], ...]
-    """(first sample, number of samples, attempt) of each."""
+    """First sample, number of samples and attempt of each fragment."""
     workers: tuple[Token, ...]
     """Addresses of the devices that generated them."""
     rewards: tuple[FiniteFloat | None, ...]
     parts: dict[Token, tuple[FiniteFloat | None, ...]]
     dropped: Text | None = None
-    """Why nothing was learned of it."""
+    """Reason why the group was not trained on."""
     contribution: ObjectRef | None = None
-    """The gradient that was added for it, if a rollout device has computed it."""
+    """Gradient that a rollout device computed for the group."""
     trained_by: Token | None = None
-    """Address of that device; None: the trainer itself."""
+    """Address of that device; None if the trainer computed the gradient."""
 
 
 class CommitRecord(Record):
     run: Token
     policy: Policy
-    """The version that this commit made: version v + 1 is trained from batch v."""
+    """Version that this commit made: version v + 1 is trained on batch v."""
     parent: Digest | None
-    """sha256 of the parent's record; None for version 0."""
+    """SHA-256 of the record before it; None for version 0."""
     weights: ObjectRef
     checkpoint: ObjectRef
     """Optimizer state and random number generators."""
     trained: tuple[TrainedGroup, ...] = ()
-    """Every group of the batch, in order. Empty for version 0."""
+    """All groups of the batch, in order; empty for version 0."""
     metrics: dict[str, FiniteFloat] = Field(default_factory=dict)
     worker: Token
     """Address of the trainer."""
@@ -63,11 +63,11 @@ class CommitRecord(Record):
 
 
 async def commit(store: ObjectStore, record: CommitRecord) -> None:
-    """Make ``record`` the truth.
+    """Commits an optimizer step: stores its record.
 
     Raises:
-        CommitConflict: if that version has been committed already, by someone else or by this
-            trainer before it was interrupted.
+        CommitConflict: if the version is committed already, by another trainer or by this one
+            before it was interrupted.
     """
     key = commit_key(record.run, record.policy.version)
     if not await store.create(key, record.encode()):
@@ -92,7 +92,7 @@ async def newest_commit(store: ObjectStore, run: str) -> CommitRecord | None:
 
 
 async def commit_chain(store: ObjectStore, run: str) -> list[CommitRecord]:
-    """Every commit of the run, oldest first.
+    """Returns every commit of the run, oldest first.
 
     Raises:
         ContractError: if a record is missing or does not name the one before it.

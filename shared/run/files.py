@@ -1,10 +1,8 @@
-"""Whether the files that a run is made from are the same on every host.
+"""Checks that the files which a recipe names are the same on every host.
 
-<run>/files/<key>.json   digest of what the recipe's key names, and whose it is
-
-The first process that has a folder stores its digest, and everyone else compares. A digest takes
-milliseconds: small files are read whole, and of a large one its length, its head and some slices,
-which tell two trainings of one network apart.
+The first process that has a folder stores its digest, and every other process compares. A digest
+takes milliseconds: small files are read whole; of a large one only its length, its head and some
+slices are read, and two trainings of one network differ in them.
 """
 
 import asyncio
@@ -26,14 +24,14 @@ from shared.recipe.recipe import Recipe
 from shared.run.layout import file_key
 from shared.store import ObjectStore
 
-WHOLE = 4 << 20
-"""Bytes of a file that is read whole."""
-HEAD = 1 << 20
-"""Of a larger one: as safetensors, the names and shapes of its tensors."""
+MAX_WHOLE_BYTES = 4 << 20
+"""Largest size of a file that is read whole."""
+HEAD_BYTES = 1 << 20
+"""Read from the start of a larger file: in safetensors, names and shapes of its tensors."""
 NUM_SLICES = 16
-SLICE = 64 << 10
+SLICE_BYTES = 64 << 10
 CONFIGS = (".json", ".txt", ".model")
-"""What a part of a pipeline is read from besides its weights."""
+"""Suffixes of the files, beside weights, that a pipeline is loaded from."""
 NOT_READ = (".md", ".gitattributes", ".pyc")
 
 
@@ -44,29 +42,30 @@ class FileRecord(Record):
 
 
 def digest_of(path: Path) -> str:
-    """SHA-256 over what a run reads of a file, a folder, or a diffusers folder."""
+    """Returns the SHA-256 over what a run reads of a file, a folder, or a diffusers folder."""
     files = [path] if path.is_file() else _model_files(path) or _all_files(path)
     whole = hashlib.sha256()
     for file in files:
         name = "" if file == path else file.relative_to(path).as_posix()
         whole.update(f"{name}\n{file.stat().st_size}\n".encode())
-        for piece in _content(file):
-            whole.update(piece)
+        for block in _blocks(file):
+            whole.update(block)
     return whole.hexdigest()
 
 
 async def check_files(
     store: ObjectStore, recipe: Recipe, keys: Collection[str], *, needed: bool
 ) -> None:
-    """Compare what ``keys`` name on this host with the run's; store it if nobody has.
+    """Compares the files that ``keys`` name on this host with the run's, and stores their digests
+    if nobody has.
 
-    A key that ends with a dot stands for all that begin with it. With ``needed``, what is not on
-    this host is an error.
+    A key that ends with a dot stands for all that begin with it. With ``needed``, a file that is
+    missing on this host is an error.
 
     Raises:
         UserError: one line that names the key, the path and the remedy.
     """
-    for key, path in named(recipe, keys).items():
+    for key, path in paths_named(recipe, keys).items():
         if not path.exists():
             if needed:
                 raise UserError(_is_missing(key, path))
@@ -78,39 +77,39 @@ async def check_files(
             await store.create(file_key(recipe.run.name, key), data)
             stored = await _stored(store, recipe.run.name, key)
         if stored is not None:
-            check_same(key, stored, found)
+            check_same_file(key, stored, found)
 
 
 def records_of(recipe: Recipe, keys: Collection[str]) -> dict[str, FileRecord]:
-    """Of what ``keys`` stand for, and is on this host."""
-    there = {key: path for key, path in named(recipe, keys).items() if path.exists()}
+    """Returns the digests of the files of ``keys`` that are on this host."""
+    there = {key: path for key, path in paths_named(recipe, keys).items() if path.exists()}
     return {key: record_of(path) for key, path in there.items()}
 
 
 def matching(stored: Mapping[str, FileRecord], found: Mapping[str, FileRecord]) -> set[str]:
-    """Keys of both.
+    """Returns the keys that both have.
 
     Raises:
-        UserError: if the files of one of them differ.
+        UserError: if the files of such a key differ.
     """
     for key in stored.keys() & found.keys():
-        check_same(key, stored[key], found[key])
+        check_same_file(key, stored[key], found[key])
     return stored.keys() & found.keys()
 
 
 async def same_files(store: ObjectStore, recipe: Recipe, keys: Collection[str]) -> set[str]:
-    """Of ``keys``, those whose file is on this host and is the one that the run has used.
+    """Returns those of ``keys`` whose file is on this host and is the run's.
 
     Raises:
-        UserError: if it is another one.
+        UserError: if a file on this host differs from the run's.
     """
     found = await asyncio.to_thread(records_of, recipe, keys)
     stored = {key: await _stored(store, recipe.run.name, key) for key in found}
     return matching({key: each for key, each in stored.items() if each is not None}, found)
 
 
-def named(recipe: Recipe, keys: Collection[str]) -> dict[str, Path]:
-    """Key -> path, of what ``keys`` stand for in this recipe. A file with an API key is none."""
+def paths_named(recipe: Recipe, keys: Collection[str]) -> dict[str, Path]:
+    """Returns the paths of ``keys`` in this recipe, without files that hold an API key."""
     return {
         key: Path(path)
         for key, path in paths_of(recipe.model_dump(mode="json")).items()
@@ -123,8 +122,8 @@ def record_of(path: Path) -> FileRecord:
     return FileRecord(digest=digest_of(path), path=str(path), host=socket.gethostname())
 
 
-def check_same(key: str, stored: FileRecord, found: FileRecord) -> None:
-    """Raises UserError, one line with both digests, if they differ."""
+def check_same_file(key: str, stored: FileRecord, found: FileRecord) -> None:
+    """Raises UserError, one line with both digests, if the digests differ."""
     if stored.digest != found.digest:
         raise UserError(
             f"{key}: {found.path} on {found.host} has the digest {found.digest[:12]}, and the run "
@@ -148,11 +147,11 @@ async def _stored(store: ObjectStore, run: str, key: str) -> FileRecord | None:
 
 
 def _model_files(folder: Path) -> list[Path]:
-    """What diffusers reads of a model; nothing if it is none."""
+    """Returns the files that diffusers reads of a model, none if the folder is no model."""
     index = folder / "model_index.json"
     try:
         parts = json.loads(index.read_text())
-        names = [name for name, told in parts.items() if isinstance(told, list) and all(told)]
+        names = [name for name, kind in parts.items() if isinstance(kind, list) and all(kind)]
     except (OSError, ValueError, AttributeError):
         return []
     found = [index]
@@ -172,13 +171,13 @@ def _all_files(folder: Path) -> list[Path]:
     )
 
 
-def _content(file: Path) -> Iterator[bytes]:
+def _blocks(file: Path) -> Iterator[bytes]:
     size = file.stat().st_size
     with file.open("rb") as stream:
-        if size <= WHOLE:
+        if size <= MAX_WHOLE_BYTES:
             yield stream.read()
             return
-        yield stream.read(HEAD)
+        yield stream.read(HEAD_BYTES)
         for number in range(NUM_SLICES):
-            stream.seek(HEAD + number * (size - HEAD - SLICE) // (NUM_SLICES - 1))
-            yield stream.read(SLICE)
+            stream.seek(HEAD_BYTES + number * (size - HEAD_BYTES - SLICE_BYTES) // (NUM_SLICES - 1))
+            yield stream.read(SLICE_BYTES)

@@ -1,6 +1,6 @@
-"""Which policy versions keep their weights and their checkpoint; commit records are kept for ever.
+"""Decides which policy versions keep their weights and checkpoint; commit records always stay.
 
-Pure: what is there and who uses it comes in, what may go comes out.
+Pure: what exists and who uses it comes in, what may be deleted comes out.
 """
 
 from collections.abc import Collection, Sequence
@@ -17,16 +17,16 @@ class Retention:
     keep_every: int | None = None
     max_staleness: int = 0
     evaluate_every: int | None = None
-    """Versions from one that is evaluated to the next; None: none of them is."""
+    """Every how many versions one is evaluated; None if none is."""
 
     def kept(
         self, newest: int, *, in_use: Collection[int] = (), measured: Collection[int] = ()
     ) -> set[int]:
-        """Versions whose objects somebody needs or wants, of 0 to ``newest``.
+        """Returns the versions from 0 to ``newest`` whose objects are needed or asked for.
 
         Args:
-            in_use: by a worker, as far as it has said.
-            measured: by an evaluation.
+            in_use: versions that workers report to use.
+            measured: versions that are evaluated already.
         """
         last = range(newest - max(self.keep_last, 1 + self.max_staleness) + 1, newest + 1)
         every = () if self.keep_every is None else range(0, newest + 1, self.keep_every)
@@ -45,9 +45,9 @@ def retention_of(recipe: Recipe) -> Retention:
 
 
 def deletable(records: Sequence[CommitRecord], kept: Collection[int]) -> set[str]:
-    """Keys of the objects that versions name, and no version that is kept.
+    """Returns the keys of objects that only versions name which are not kept.
 
-    An object that no record names is no version's: it may be of the one that is being stored.
+    An object that no record names stays: it may belong to the version that is being stored.
     """
     of_kept: set[str] = set()
     of_others: set[str] = set()
@@ -57,18 +57,18 @@ def deletable(records: Sequence[CommitRecord], kept: Collection[int]) -> set[str
 
 
 def _keys(record: CommitRecord) -> list[str]:
-    """In this run's own folders: nothing that a record could name beside them is ever deleted."""
+    """Returns the objects of a record in this run's own folders: no other is ever deleted."""
     folders = (f"{weights_folder(record.run)}/", f"{checkpoints_folder(record.run)}/")
     keys = (record.weights.key, record.checkpoint.key)
     return [key for key in keys if key.startswith(folders)]
 
 
 def stored_bytes(recipe: Recipe, trained_bytes: int) -> int:
-    """At most, of all versions that are kept at once, if no evaluation has measured any.
+    """Returns the most bytes that kept versions take at once, if no evaluation has measured any.
 
     Args:
-        trained_bytes: of the trained weights in float32. A checkpoint holds AdamW's two moments of
-            each of them, and their average with `trainer.ema`.
+        trained_bytes: size of the trained weights in float32. A checkpoint holds AdamW's two
+            moments of each of them, and their average with `trainer.ema`.
     """
     retention, steps = retention_of(recipe), recipe.run.steps
     num_versions = len(retention.kept(steps)) + 1  # and the one that is being stored

@@ -29,12 +29,12 @@ MAY_CHANGE = {
     "evaluation.prompts", "evaluation.scorers", "evaluation.steps", "evaluation.sigmas",
     "evaluation.height", "evaluation.width", "evaluation.threads",
 }  # fmt: skip
-"""Keys that a resumed run may set anew: they do not change what any batch is."""
+"""Keys that a resumed run may change: no batch depends on them."""
 
 FILES = ("model.folder", "data.prompts", "reward.scorers.")
-"""Keys, or how they begin, of what has to be the same on every host that has it."""
+"""Keys, or their beginnings, of files that must be the same on every host that has them."""
 PORTABLE = "portable"
-"""Beside the tables of a stored recipe: names of its paths for other hosts."""
+"""Key of a stored recipe, beside its tables, that names its paths for other hosts."""
 
 POLL_S = 0.5
 REPEAT_S = 30.0
@@ -43,12 +43,14 @@ log = structlog.get_logger()
 
 
 async def store_recipe(store: ObjectStore, recipe: Recipe, beside: Path | None = None) -> Recipe:
-    """Keep the recipe with its run, and give it as it holds: with the numbers of ``sigmas`` that
-    the run began with. ``beside`` is the folder of the recipe's file.
+    """Stores the recipe with its run, and returns it with the sigmas that the run began with.
+
+    Args:
+        beside: folder of the recipe's file.
 
     Raises:
         UserError: if the run was started with a recipe that means something else, or with other
-            files, or if a model's own sigmas are wanted and unknown.
+            files, or if a model's own sigmas are asked for and unknown.
     """
     stored = await _read_stored(store, recipe.run.name)
     if stored is not None:
@@ -71,7 +73,7 @@ async def store_recipe(store: ObjectStore, recipe: Recipe, beside: Path | None =
 
 
 async def read_recipe(store: ObjectStore, run: str) -> Recipe | None:
-    """The run's recipe, with its paths as they are on this host."""
+    """Returns the run's recipe with the paths of this host, None if there is none."""
     stored = await _read_stored(store, run)
     if stored is None:
         return None
@@ -83,9 +85,9 @@ async def read_recipe(store: ObjectStore, run: str) -> Recipe | None:
 @dataclass(frozen=True, slots=True)
 class _Stored:
     recipe: Recipe
-    """With the paths of the host that has stored it."""
+    """Has the paths of the host that stored it."""
     portable: Mapping[str, str]
-    """Key -> name below DIGENRL_MODELS."""
+    """Maps a key to its name below DIGENRL_MODELS."""
 
 
 async def _read_stored(store: ObjectStore, run: str) -> _Stored | None:
@@ -101,12 +103,12 @@ async def _read_stored(store: ObjectStore, run: str) -> _Stored | None:
 
 
 async def wait_for_recipe(store: ObjectStore, run: str, *, place: str = "") -> Recipe:
-    """The recipe, as soon as the scheduler has stored it.
+    """Returns the recipe as soon as the scheduler has stored it.
 
-    While it is not there, the log says so every `REPEAT_S` seconds, with the run's name, the
-    ``place`` of the store, and what decides both.
+    Until then the log says every `REPEAT_S` seconds what is waited for: the run's name, the
+    ``place`` of the store, and the settings that decide both.
     """
-    told = -REPEAT_S
+    logged = -REPEAT_S
     while True:
         try:
             recipe, error = await read_recipe(store, run), ""
@@ -115,13 +117,13 @@ async def wait_for_recipe(store: ObjectStore, run: str, *, place: str = "") -> R
         if recipe is not None:
             log.info("run_found", store=place, steps=recipe.run.steps)
             return recipe
-        if time.monotonic() - told >= REPEAT_S:
-            told = time.monotonic()
-            _say_what_is_waited_for(run, place, error)
+        if time.monotonic() - logged >= REPEAT_S:
+            logged = time.monotonic()
+            _log_waiting(run, place, error)
         await asyncio.sleep(POLL_S)
 
 
-def _say_what_is_waited_for(run: str, place: str, error: str) -> None:
+def _log_waiting(run: str, place: str, error: str) -> None:
     if error:
         log.warning("store_unavailable", store=place, setting="DIGENRL_STORE_URL", error=error)
     else:
@@ -135,8 +137,8 @@ def _say_what_is_waited_for(run: str, place: str, error: str) -> None:
 
 
 def with_sigmas_of(stored: Recipe, given: Recipe) -> Recipe:
-    """``given`` with the numbers of the run where it names the model's own sigmas, and the model is
-    not on this host; as it is where the run has other ones."""
+    """Returns ``given`` with the sigmas of the run where it asks for the model's own and the model
+    is not on this host. Where the run's sigmas were made otherwise, ``given`` keeps its own."""
     trained, evaluated = given.sampling.sigmas, given.evaluation.sigmas
     known, measured = stored.sampling.sigmas, stored.evaluation.sigmas or stored.sampling.sigmas
     changes: dict[str, Any] = {}
@@ -150,16 +152,19 @@ def with_sigmas_of(stored: Recipe, given: Recipe) -> Recipe:
 
 
 def _evaluation_of(recipe: Recipe) -> tuple[int, int, int]:
-    """What a model's sigmas depend on: steps, height and width."""
+    """Returns what a model's sigmas depend on: steps, height and width."""
     of, model = recipe.evaluation, recipe.model
     return of.steps or recipe.sampling.steps, of.height or model.height, of.width or model.width
 
 
 def check_same_run(stored: Recipe, given: Recipe, *, same: Collection[str] = ()) -> None:
-    """``same`` are keys whose path may differ: what they name has been compared.
+    """Compares the recipe of a resumed run with the one that it was started with.
+
+    Args:
+        same: keys whose path may differ, because the files themselves have been compared.
 
     Raises:
-        UserError: names the first key that a resumed run may not change.
+        UserError: naming the first changed key that a resumed run may not change.
     """
     old, new = stored.model_dump(mode="json"), given.model_dump(mode="json")
     paths = paths_of(new)
@@ -171,13 +176,13 @@ def check_same_run(stored: Recipe, given: Recipe, *, same: Collection[str] = ())
             if key in paths and (key in same or key.endswith(".key_file"))
         },
     )
-    was, will_be = _flat(old), _flat(new)
-    changed = [key for key in was if was[key] != will_be.get(key) and key not in MAY_CHANGE]
+    before, after = _flat(old), _flat(new)
+    changed = [key for key in before if before[key] != after.get(key) and key not in MAY_CHANGE]
     if changed:
         key = changed[0]
         raise UserError(
-            f"{key}: the run {stored.run.name!r} was started with {was[key]!r}, not "
-            f"{will_be.get(key)!r}; resume with that value, or start anew under another name"
+            f"{key}: the run {stored.run.name!r} was started with {before[key]!r}, not "
+            f"{after.get(key)!r}; resume with that value, or start anew under another name"
         )
 
 

@@ -1,7 +1,7 @@
-"""The index of policy versions in Redis: which weights a version is, for whoever must load them.
+"""The index of policy versions in Redis: which weights belong to a version.
 
-Only an index: the commit records are the truth, and `rebuild` writes it anew from them. The
-scheduler alone writes; rollout workers read.
+The commit records are the truth, and `rebuild` restores the index from them. Only the scheduler
+writes it; rollout workers read it.
 """
 
 from collections.abc import AsyncIterator, Sequence
@@ -36,43 +36,53 @@ class VersionIndex:
     @classmethod
     @asynccontextmanager
     async def connect(cls, url: str, *, run: str) -> AsyncIterator["VersionIndex"]:
-        """Raises UserError if Redis refuses the user or the password; one that does not answer yet
-        is waited for by whoever looks something up."""
+        """Opens the index, whether or not Redis answers yet.
+
+        Raises:
+            UserError: if Redis refuses the user or the password.
+        """
         client = redis.from_url(url, socket_timeout=5, socket_connect_timeout=5)
         try:
-            await _look(client, public(url))
+            await _check_login(client, public(url))
             yield cls(client, run)
         finally:
             await client.aclose()
 
     async def publish(self, version: Version) -> None:
-        """Add the next version; doing it again changes nothing.
+        """Adds the next version; repeating it changes nothing.
 
         Raises:
             IntegrityError: if it is not the next one, or the index holds other weights for it.
         """
         number = version.policy.version
+        key = self._key(number)
         async with self._redis.pipeline(transaction=True) as pipe:
             while True:
                 try:
-                    await pipe.watch(self._head, self._key(number))
-                    known, head = await pipe.get(self._key(number)), await pipe.get(self._head)
+                    await pipe.watch(self._newest_key, key)
+                    known, newest = await pipe.get(key), await pipe.get(self._newest_key)
                     if known is not None and _decode(known) == version:
                         return
-                    if known is not None or number != (int(head) + 1 if head is not None else 0):
+                    if known is not None or number != (0 if newest is None else int(newest) + 1):
+                        holds = "nothing" if newest is None else int(newest)
                         raise IntegrityError(
-                            f"the version index is at {_text(head)}; it cannot take {number}"
+                            f"the version index is at {holds}; it cannot take {number}"
                         )
                     pipe.multi()  # type: ignore[no-untyped-call]
-                    pipe.set(self._key(number), version.model_dump_json())
-                    pipe.set(self._head, number)
+                    pipe.set(key, version.model_dump_json())
+                    pipe.set(self._newest_key, number)
                     await pipe.execute()
                     return
                 except WatchError:
                     continue
 
     async def lookup(self, number: int) -> Version | None:
-        """Raises Unavailable if Redis does not answer, ContractError if it holds something else."""
+        """Returns a version, None if it is not in the index.
+
+        Raises:
+            Unavailable: if Redis does not answer.
+            ContractError: if the index holds something that is no version.
+        """
         try:
             found = await self._redis.get(self._key(number))
         except (redis.ConnectionError, redis.TimeoutError) as error:
@@ -80,26 +90,26 @@ class VersionIndex:
         return None if found is None else _decode(found)
 
     async def rebuild(self, chain: Sequence[CommitRecord]) -> None:
-        """Make the index say exactly what the commit records say."""
-        stale = [key async for key in self._redis.scan_iter(f"{self._head}:*", count=1000)]
+        """Makes the index agree with the commit records."""
+        stale = [key async for key in self._redis.scan_iter(f"{self._newest_key}:*", count=1000)]
         async with self._redis.pipeline(transaction=True) as pipe:
-            for key in [*stale, self._head]:
+            for key in [*stale, self._newest_key]:
                 pipe.delete(key)
             for record in chain:
                 version = Version(policy=record.policy, weights=record.weights)
                 pipe.set(self._key(record.policy.version), version.model_dump_json())
-                pipe.set(self._head, record.policy.version)
+                pipe.set(self._newest_key, record.policy.version)
             await pipe.execute()
 
     @property
-    def _head(self) -> str:
+    def _newest_key(self) -> str:
         return f"dg:wv:{self.run}"
 
     def _key(self, number: int) -> str:
-        return f"{self._head}:{number}"
+        return f"{self._newest_key}:{number}"
 
 
-async def _look(client: "redis.Redis", address: str) -> None:
+async def _check_login(client: "redis.Redis", address: str) -> None:
     try:
         await client.ping()
     except redis.AuthenticationError as error:
@@ -119,7 +129,3 @@ def _decode(data: Any) -> Version:
         return Version.model_validate_json(data)
     except ValidationError as error:
         raise ContractError("the version index holds something that is no version") from error
-
-
-def _text(head: Any) -> str:
-    return "nothing" if head is None else str(int(head))

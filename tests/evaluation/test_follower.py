@@ -14,7 +14,7 @@ from digenrl.report.stills import side_of
 from shared.errors import ContractError, ScoringError, UserError
 from shared.recipe.recipe import Recipe
 from shared.run.commits import read_commit
-from shared.run.layout import wanted_evaluations
+from shared.run.layout import evaluation_interval
 from shared.store import ObjectStore
 from tests.evaluation.runs import NUM_PROMPTS, begin, commit_up_to, recipe_with
 
@@ -91,7 +91,7 @@ async def test_a_due_version_that_was_not_kept_is_left_out(folder_store: ObjectS
     await evaluator.catch_up()
     assert await evaluations(folder_store, recipe).versions() == [0, 4]
     assert progress.pending == [5], "it is not committed yet"
-    assert await wanted_evaluations(folder_store, recipe.run.name) == 1
+    assert await evaluation_interval(folder_store, recipe.run.name) == 1
 
 
 async def test_two_evaluators_leave_one_record_of_a_version(folder_store: ObjectStore) -> None:

@@ -14,9 +14,9 @@ from shared.run.commits import CommitRecord
 from shared.run.layout import (
     batch_folder,
     checkpoints_folder,
+    evaluation_interval,
     measured_versions,
     stored_batches,
-    wanted_evaluations,
     weights_folder,
 )
 from shared.run.retention import Retention, deletable
@@ -95,7 +95,7 @@ class VersionCleanup:
         chain = list(self.chain())
         if not chain:
             return
-        wanted = await wanted_evaluations(self.store, self.run)
+        wanted = await evaluation_interval(self.store, self.run)
         retention = replace(self.retention, evaluate_every=wanted or self.retention.evaluate_every)
         measured = await measured_versions(self.store, self.run)
         in_use = self.in_use()

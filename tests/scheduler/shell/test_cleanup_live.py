@@ -14,7 +14,7 @@ from shared.run.commits import CommitRecord, commit
 from shared.run.layout import (
     checkpoints_folder,
     evaluations_folder,
-    want_evaluations,
+    set_evaluation_interval,
     weights_folder,
 )
 from shared.run.retention import Retention
@@ -67,7 +67,7 @@ async def live(
 async def test_the_last_versions_and_those_that_are_needed_are_left(live: Live) -> None:
     trainer = live.trainer
     assert isinstance(trainer, StoringTrainer)
-    await want_evaluations(trainer.store, RUN, 2)
+    await set_evaluation_interval(trainer.store, RUN, 2)
     await trainer.store.write(f"{evaluations_folder(RUN)}/0123/records/00000002.json", b"{}")
     async with live.running():
         await live.recovered()

@@ -21,7 +21,7 @@ def test_objects_keep_their_keys() -> None:
         layout.batch_folder("demo", 12),
         layout.usage_key("demo", 12),
         layout.evaluations_folder("demo"),
-        layout.wanted_evaluations_key("demo"),
+        layout.evaluation_interval_key("demo"),
         commit_key("demo", 12),
     ] == [
         "demo/weights",
