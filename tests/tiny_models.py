@@ -17,7 +17,7 @@ from digenrl.digits.text import (
     t5_tokenizer,
 )
 from digenrl.profile.models import ARCHITECTURES, ModelName
-from shared.diffusion.families.packed import pack, unpack
+from shared.diffusion.families.latents import pack, unpack
 
 FAMILIES = ("sd3", "flux", "qwen-image", "wan", "hunyuan-video")
 PACKED = ("flux", "qwen-image")
@@ -73,6 +73,30 @@ def run(
     if output == "latent" and family in PACKED:
         return unpack(found, *start.shape[-2:])
     return found
+
+
+def pixels_per_token(family: str, pipeline: Any) -> int:
+    """What diffusers' own pipeline multiplies."""
+    if family in PACKED:
+        return int(2 * pipeline.vae_scale_factor)
+    patch = pipeline.transformer.config.patch_size
+    return int(_decoder_factor(family, pipeline) * (patch if isinstance(patch, int) else patch[1]))
+
+
+def latent_shape(
+    family: str, pipeline: Any, height: int, width: int, frames: int
+) -> tuple[int, ...]:
+    """Shape of the latents that diffusers' own pipeline draws for one sample, unpacked."""
+    channels, factor = pipeline.transformer.config.in_channels, _decoder_factor(family, pipeline)
+    size = (height // factor, width // factor)
+    if family in VIDEO:
+        return (channels, (frames - 1) // pipeline.vae_scale_factor_temporal + 1, *size)
+    return (channels // 4 if family in PACKED else channels, *size)
+
+
+def _decoder_factor(family: str, pipeline: Any) -> int:
+    name = "vae_scale_factor_spatial" if family in VIDEO else "vae_scale_factor"
+    return int(getattr(pipeline, name))
 
 
 def _network(name: ModelName, **changes: Any) -> Any:

@@ -20,7 +20,7 @@ from digenrl.digits.text import CLIP_WIDTH, T5_WIDTH, build_text_parts
 from digenrl.digits.vae import build_vae
 from shared.diffusion.families.sd3 import StableDiffusion3
 from shared.diffusion.models import Conditions
-from shared.models.catalogue import TEXT_TOKENS
+from shared.models.families import FAMILIES
 
 Report = Callable[[str], None]
 
@@ -83,9 +83,13 @@ def save_pipeline(pipeline: Any, folder: Path) -> None:
 
 def pretrain(pipeline: Any, data: Half, recipe: Pretraining, *, seed: int, report: Report) -> None:
     """Flow matching on real digits; leaves the exponential moving average in the transformer."""
-    tokens, _ = TEXT_TOKENS[StableDiffusion3.pipeline_name]
+    spec = FAMILIES["StableDiffusion3Pipeline"]
     model = StableDiffusion3(
-        pipeline, device=torch.device("cpu"), dtype=torch.float32, text_tokens=tokens
+        pipeline,
+        spec,
+        device=torch.device("cpu"),
+        dtype=torch.float32,
+        text_tokens=spec.text_tokens,
     )
     transformer = model.transformer.requires_grad_(True).train()
     average = {name: tensor.detach().clone() for name, tensor in transformer.named_parameters()}

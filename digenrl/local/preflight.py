@@ -19,7 +19,7 @@ from digenrl.local.ports import free_ports, hold_port
 from services.reward.scorer import check_packages, kind_of
 from shared.errors import UserError
 from shared.learning.prompts import read_prompts
-from shared.models.catalogue import VIDEO, adapter_of, check_size, pipeline_class, text_tokens
+from shared.models.catalogue import check_size, checked_family_of, text_tokens
 from shared.models.memory import ITEM_BYTES, adapter_bytes, num_weights
 from shared.recipe.recipe import Recipe, load_recipe, override, stored_recipe
 from shared.run.files import FileRecord, matching, records_of
@@ -119,8 +119,7 @@ def resuming(typed: Sequence[str]) -> str:
 
 def check_inputs(recipe: Recipe) -> None:
     """Raises UserError unless every file and name that the recipe mentions is there."""
-    adapter_of(recipe.model.folder)
-    makes_videos = pipeline_class(recipe.model.folder) in VIDEO
+    makes_videos = checked_family_of(recipe.model.folder).makes_videos
     if recipe.model.frames > 1 and not makes_videos:
         raise UserError(
             f"model.frames: {recipe.model.folder} makes images, not videos; leave frames out"

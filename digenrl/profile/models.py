@@ -9,10 +9,12 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
+from shared.models.families import FAMILIES
+from shared.models.family import Config, FamilySpec
+
 if TYPE_CHECKING:
     from torch import Tensor
 
-Config = Mapping[str, Any]
 Draw = Callable[..., "Tensor"]
 """Normal values of the shape that is given, where and in what type the network wants them."""
 Inputs = dict[str, Any]
@@ -36,28 +38,36 @@ class Size:
     frames: int = 1
     text_tokens: int
 
-    @property
-    def latent_frames(self) -> int:
-        return (self.frames - 1) // 4 + 1
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Architecture:
+    pipeline: str
+    """Names its family (`shared.models.families`)."""
     network: str
     """Its class in diffusers."""
     config: Config
+    decoder: Config
+    """Of the decoder's configuration, what its factors follow from."""
     size: Size
     tiny_config: Config
     """In place of the same keys: a network of the same class that a CPU runs in milliseconds."""
     tiny_size: Size
-    targets: tuple[str, ...]
-    """Suffixes of the module names that LoRA adapts."""
     timestep_scale: float
     """What the network calls sigma = 1."""
-    latent_shape: Callable[[Config, Size], tuple[int, ...]]
-    """Of one sample, as the network takes it."""
     conditions: Callable[[Config, Size, int, Draw], Inputs]
     """For so many samples."""
+
+    @property
+    def family(self) -> FamilySpec:
+        return FAMILIES[self.pipeline]
+
+    def latent_shape(self, config: Config) -> tuple[int, ...]:
+        """Shape of one sample's latents, as a network of this configuration takes them."""
+        size = {"height": self.size.height, "width": self.size.width, "frames": self.size.frames}
+        if self.family.packed:
+            tokens = self.family.num_tokens(config, self.decoder, **size)
+            return (tokens, config["in_channels"])
+        return self.family.latent_shape(config, self.decoder, **size)
 
     def tiny(self) -> "Architecture":
         config = {**self.config, **self.tiny_config}
@@ -65,19 +75,6 @@ class Architecture:
 
     def _fields(self) -> dict[str, Any]:
         return {field: getattr(self, field) for field in self.__slots__}
-
-
-def _packed(config: Config, size: Size) -> tuple[int, ...]:
-    """A token for every 2 x 2 latents, which are an eighth of the pixels each way."""
-    return ((size.height // 16) * (size.width // 16), config["in_channels"])
-
-
-def _image(config: Config, size: Size) -> tuple[int, ...]:
-    return (config["in_channels"], size.height // 8, size.width // 8)
-
-
-def _video(config: Config, size: Size) -> tuple[int, ...]:
-    return (config["in_channels"], size.latent_frames, size.height // 8, size.width // 8)
 
 
 def _flux(config: Config, size: Size, rows: int, draw: Draw) -> Inputs:
@@ -126,8 +123,6 @@ def _hunyuan(config: Config, size: Size, rows: int, draw: Draw) -> Inputs:
     }
 
 
-_SELF = ("attn.to_q", "attn.to_k", "attn.to_v", "attn.to_out.0")
-_JOINT = (*_SELF, "attn.add_q_proj", "attn.add_k_proj", "attn.add_v_proj", "attn.to_add_out")
 _TINY = Size(height=32, width=32, text_tokens=4)
 _TINY_VIDEO = Size(height=32, width=32, frames=5, text_tokens=4)
 _TINY_HEADS = {"num_attention_heads": 2, "attention_head_dim": 16}
@@ -135,24 +130,25 @@ _TINY_ROPE = (4, 6, 6)
 
 ARCHITECTURES: Mapping[ModelName, Architecture] = {
     ModelName.flux1_dev: Architecture(
+        pipeline="FluxPipeline",
         network="FluxTransformer2DModel",
         config={
             "in_channels": 64, "num_layers": 19, "num_single_layers": 38,
             "num_attention_heads": 24, "attention_head_dim": 128, "joint_attention_dim": 4096,
             "pooled_projection_dim": 768, "guidance_embeds": True, "axes_dims_rope": (16, 56, 56),
         },
+        decoder={"block_out_channels": (128, 256, 512, 512)},
         size=Size(height=720, width=720, text_tokens=512),
         tiny_config={
             **_TINY_HEADS, "num_layers": 1, "num_single_layers": 1, "joint_attention_dim": 32,
             "pooled_projection_dim": 16, "axes_dims_rope": _TINY_ROPE,
         },
         tiny_size=_TINY,
-        targets=_JOINT,
         timestep_scale=1,
-        latent_shape=_packed,
         conditions=_flux,
     ),
     ModelName.sd35_medium: Architecture(
+        pipeline="StableDiffusion3Pipeline",
         network="SD3Transformer2DModel",
         config={
             "sample_size": 128, "patch_size": 2, "in_channels": 16, "out_channels": 16,
@@ -161,6 +157,7 @@ ARCHITECTURES: Mapping[ModelName, Architecture] = {
             "pooled_projection_dim": 2048, "pos_embed_max_size": 384,
             "dual_attention_layers": tuple(range(13)), "qk_norm": "rms_norm",
         },
+        decoder={"block_out_channels": (128, 256, 512, 512)},
         size=Size(height=512, width=512, text_tokens=77 + 128),
         tiny_config={
             **_TINY_HEADS, "sample_size": 4, "num_layers": 2, "joint_attention_dim": 32,
@@ -168,32 +165,29 @@ ARCHITECTURES: Mapping[ModelName, Architecture] = {
             "dual_attention_layers": (0,),
         },
         tiny_size=_TINY,
-        targets=_JOINT,
         timestep_scale=1000,
-        latent_shape=_image,
         conditions=_sd3,
     ),
     ModelName.qwen_image: Architecture(
+        pipeline="QwenImagePipeline",
         network="QwenImageTransformer2DModel",
         config={
             "patch_size": 2, "in_channels": 64, "out_channels": 16, "num_layers": 60,
             "num_attention_heads": 24, "attention_head_dim": 128, "joint_attention_dim": 3584,
             "axes_dims_rope": (16, 56, 56),
         },
+        decoder={"temperal_downsample": (False, True, True)},
         size=Size(height=512, width=512, text_tokens=128),
         tiny_config={
             **_TINY_HEADS, "num_layers": 1, "joint_attention_dim": 32,
             "axes_dims_rope": _TINY_ROPE,
         },
         tiny_size=_TINY,
-        targets=(
-            *_JOINT, "img_mlp.net.0.proj", "img_mlp.net.2", "txt_mlp.net.0.proj", "txt_mlp.net.2",
-        ),
         timestep_scale=1,
-        latent_shape=_packed,
         conditions=_qwen,
     ),
     ModelName.wan21_14b: Architecture(
+        pipeline="WanPipeline",
         network="WanTransformer3DModel",
         config={
             "patch_size": (1, 2, 2), "in_channels": 16, "out_channels": 16, "num_layers": 40,
@@ -201,20 +195,17 @@ ARCHITECTURES: Mapping[ModelName, Architecture] = {
             "freq_dim": 256, "text_dim": 4096, "cross_attn_norm": True,
             "qk_norm": "rms_norm_across_heads",
         },
+        decoder={},
         size=Size(height=240, width=416, frames=33, text_tokens=512),
         tiny_config={
             **_TINY_HEADS, "num_layers": 1, "ffn_dim": 64, "freq_dim": 16, "text_dim": 32,
         },
         tiny_size=_TINY_VIDEO,
-        targets=tuple(
-            f"{each}.{part}" for each in ("attn1", "attn2")
-            for part in ("to_q", "to_k", "to_v", "to_out.0")
-        ),
         timestep_scale=1000,
-        latent_shape=_video,
         conditions=_wan,
     ),
     ModelName.hunyuanvideo: Architecture(
+        pipeline="HunyuanVideoPipeline",
         network="HunyuanVideoTransformer3DModel",
         config={
             "in_channels": 16, "out_channels": 16, "num_layers": 20, "num_single_layers": 40,
@@ -223,15 +214,14 @@ ARCHITECTURES: Mapping[ModelName, Architecture] = {
             "guidance_embeds": True, "text_embed_dim": 4096, "pooled_projection_dim": 768,
             "rope_axes_dim": (16, 56, 56),
         },
+        decoder={},
         size=Size(height=480, width=480, frames=53, text_tokens=256),
         tiny_config={
             **_TINY_HEADS, "num_layers": 1, "num_single_layers": 1, "num_refiner_layers": 1,
             "text_embed_dim": 32, "pooled_projection_dim": 16, "rope_axes_dim": _TINY_ROPE,
         },
         tiny_size=_TINY_VIDEO,
-        targets=_JOINT,
         timestep_scale=1000,
-        latent_shape=_video,
         conditions=_hunyuan,
     ),
 }  # fmt: skip

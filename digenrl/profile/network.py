@@ -39,7 +39,7 @@ class Network:
 
     @property
     def latent_shape(self) -> tuple[int, ...]:
-        return self.architecture.latent_shape(self._config, self.architecture.size)
+        return self.architecture.latent_shape(self._config)
 
     def velocity(self, rows: int) -> Velocity:
         """The network's for so many samples, each with conditions of its own."""
@@ -126,7 +126,7 @@ def _adapted(
     transformer.requires_grad_(False).eval().to(device)
     if checkpointing:
         transformer.enable_gradient_checkpointing()
-    lora = LoraSpec(rank=rank, alpha=2.0 * rank, targets=architecture.targets, seed=0)
+    lora = LoraSpec(rank=rank, alpha=2.0 * rank, targets=architecture.family.lora_targets, seed=0)
     attach_lora(transformer, lora)
     return Network(architecture=architecture, transformer=transformer, device=device)
 

@@ -13,7 +13,7 @@ from typing import Any
 from digenrl.evaluation.sampler import noise_seed
 from digenrl.evaluation.settings import as_evaluated
 from shared.diffusion.policy import sampling_plan
-from shared.models.catalogue import VIDEO, pipeline_class, text_tokens
+from shared.models.catalogue import family_of, text_tokens
 from shared.recipe.recipe import Model, Recipe
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
@@ -29,7 +29,7 @@ def base_model(folder: Path) -> str:
 
 
 def makes_videos(model: Model) -> bool:
-    return pipeline_class(model.folder) in VIDEO
+    return family_of(model.folder).makes_videos
 
 
 def usage(recipe: Recipe, prompt: str) -> str:
@@ -40,10 +40,10 @@ def usage(recipe: Recipe, prompt: str) -> str:
     arguments = {
         "num_inference_steps": "len(sigmas)",
         **_sizes(model),
-        **_told(model),
+        **_conditioning(model),
         "generator": f"torch.Generator().manual_seed({noise_seed(recipe.evaluation.seed, 0, 0)})",
     }
-    takes_sigmas = pipeline_class(model.folder) != "WanPipeline"
+    takes_sigmas = family_of(model.folder).takes_sigmas
     if takes_sigmas:
         arguments["sigmas"] = "sigmas"
     made, taken = ("video", "frames[0]") if makes_videos(model) else ("image", "images[0]")
@@ -86,19 +86,13 @@ def _sizes(model: Model) -> dict[str, int]:
     return sizes | {"num_frames": model.frames} if makes_videos(model) else sizes
 
 
-def _told(model: Model) -> dict[str, Any]:
-    """What the pipeline is told as the network was told it in training."""
-    tokens = text_tokens(model.folder, model.text_tokens)
-    match pipeline_class(model.folder):
-        case "QwenImagePipeline":
-            guidance = {"true_cfg_scale": model.guidance, "negative_prompt": '""'}
-        case "StableDiffusion3Pipeline":
-            tokenizer = _read(model.folder / "tokenizer_3" / "tokenizer_config.json")
-            tokens = min(tokens, int(tokenizer.get("model_max_length", tokens)))
-            guidance = {"guidance_scale": model.guidance}
-        case _:
-            guidance = {"guidance_scale": model.guidance}
-    return {**guidance, "max_sequence_length": tokens}
+def _conditioning(model: Model) -> dict[str, object]:
+    """Returns the guidance and the length of a prompt in training, as the pipeline takes them."""
+    family, tokens = family_of(model.folder), text_tokens(model.folder, model.text_tokens)
+    if family.text_tokenizer is not None:
+        tokenizer = _read(model.folder / family.text_tokenizer / "tokenizer_config.json")
+        tokens = min(tokens, int(tokenizer.get("model_max_length", tokens)))
+    return {**family.guidance_arguments(model.guidance), "max_sequence_length": tokens}
 
 
 def _read(path: Path) -> dict[str, Any]:

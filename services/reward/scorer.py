@@ -5,12 +5,13 @@ NaN means that the sample could not be scored, an exception that none could be, 
 not and nobody knows which; neither is ever turned into a number.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
+from pkgutil import resolve_name
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
 from shared.errors import UserError, how_to_install
 from shared.messages.contracts import Prompt
@@ -72,17 +73,19 @@ class WeightedScorer:
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """What a recipe may name as a scorer's type. To add one: CONTRIBUTING.md."""
+    """Describes one type of scorer. To add one: CONTRIBUTING.md."""
 
-    build: Callable[[recipe_rewards.Scorer], Scorer]
-    """A UserError that it raises begins with the key of the recipe's table that is wrong."""
+    scorer: str
+    """Import string, ``module:Class``. It is made with what ``needs`` says; a UserError that it
+    raises begins with the key of the recipe's table that is wrong."""
     needs: Literal["folder", "url", "judge"] | None = None
-    """Of the recipe's table; with a judge, also the address where it is asked."""
+    """Keys of the recipe's table that the class takes: ``folder``; or ``url`` and ``remote``, or
+    ``url`` and ``judge``, with ``patience``; or none."""
     files: tuple[str, ...] = ()
-    """Without which the folder cannot be right: looked for before a run is started."""
+    """Files that the folder has to have, which are looked for before a run is started."""
     takes: Literal["images", "videos", "both"] = "images"
     extra: str = "reward"
-    """Of pyproject.toml, which installs what it imports."""
+    """Extra of pyproject.toml that installs what the scorer imports."""
 
 
 PACKAGES: Mapping[str, tuple[str, ...]] = {
@@ -168,7 +171,7 @@ def _build(field: str, table: recipe_rewards.Scorer) -> WeightedScorer:
     kind = kind_of(table)
     try:
         with _of(field):
-            scorer = kind.build(table)
+            scorer = _made(kind, table)
     except ImportError as error:
         raise UserError(
             f"{field}.type: {table.type} {how_to_install(kind.extra)} ({error})"
@@ -176,6 +179,21 @@ def _build(field: str, table: recipe_rewards.Scorer) -> WeightedScorer:
     except OSError as error:
         raise UserError(f"{field}.folder: cannot load {table.folder}: {error}") from error
     return WeightedScorer(table.name, table.weight, scorer, kind.takes)
+
+
+def _made(kind: Kind, table: recipe_rewards.Scorer) -> Scorer:
+    build: Any = resolve_name(kind.scorer)
+    match kind.needs:
+        case "folder":
+            scorer = build(table.folder)
+        case "url":
+            scorer = build(table.url, table.remote, patience=table.patience)
+        case "judge":
+            scorer = build(table.url, table.judge, patience=table.patience)
+        case None:
+            scorer = build()
+    made: Scorer = scorer
+    return made
 
 
 @contextmanager
@@ -187,101 +205,27 @@ def _of(field: str) -> Iterator[None]:
         raise UserError(f"{field}.{error}") from error
 
 
-def _folder(table: recipe_rewards.Scorer) -> Path:
-    assert table.folder is not None  # kind_of has looked
-    return table.folder
+def _network(scorer: str, *files: str) -> Kind:
+    """Returns the kind of a scorer whose network transformers loads from a folder."""
+    return Kind(scorer, needs="folder", files=("config.json", *files), extra="reward-models")
 
 
-def _digit_probability(table: recipe_rewards.Scorer) -> Scorer:
-    from services.reward.scorers.digits import DigitProbability
-
-    return DigitProbability(_folder(table))
-
-
-def _jpeg_incompressibility(_: recipe_rewards.Scorer) -> Scorer:
-    from services.reward.scorers.jpeg import JpegIncompressibility
-
-    return JpegIncompressibility()
-
-
-def _jpeg_compressibility(_: recipe_rewards.Scorer) -> Scorer:
-    from services.reward.scorers.jpeg import JpegCompressibility
-
-    return JpegCompressibility()
-
-
-def _temporal_consistency(_: recipe_rewards.Scorer) -> Scorer:
-    from services.reward.scorers.video import TemporalConsistency
-
-    return TemporalConsistency()
-
-
-def _remote(table: recipe_rewards.Scorer) -> Scorer:
-    from services.reward.scorers.remote import RemoteScorer
-
-    assert table.url is not None  # kind_of has looked
-    return RemoteScorer(table.url, table.remote, patience=table.patience)
-
-
-def _ocr(_: recipe_rewards.Scorer) -> Scorer:
-    from services.reward.scorers.ocr import OcrText
-
-    return OcrText()
-
-
-def _clip_score(table: recipe_rewards.Scorer) -> Scorer:
-    from services.reward.scorers.clip_score import ClipScore
-
-    return ClipScore(_folder(table))
-
-
-def _pick_score(table: recipe_rewards.Scorer) -> Scorer:
-    from services.reward.scorers.pick_score import PickScore
-
-    return PickScore(_folder(table))
-
-
-def _hpsv2(table: recipe_rewards.Scorer) -> Scorer:
-    from services.reward.scorers.hpsv2 import HpsV2
-
-    return HpsV2(_folder(table))
-
-
-def _aesthetic(table: recipe_rewards.Scorer) -> Scorer:
-    from services.reward.scorers.aesthetic import Aesthetic
-
-    return Aesthetic(_folder(table))
-
-
-def _image_reward(table: recipe_rewards.Scorer) -> Scorer:
-    from services.reward.scorers.image_reward import ImageReward
-
-    return ImageReward(_folder(table))
-
-
-def _judge(table: recipe_rewards.Scorer) -> Scorer:
-    from services.reward.scorers.judge import JudgeScorer
-
-    assert table.url is not None and table.judge is not None  # kind_of has looked
-    return JudgeScorer(table.url, table.judge, patience=table.patience)
-
-
-def _from_folder(build: Callable[[recipe_rewards.Scorer], Scorer], *files: str) -> Kind:
-    """Of a network that transformers loads."""
-    return Kind(build, needs="folder", files=("config.json", *files), extra="reward-models")
-
-
-KINDS: Mapping[str, Kind] = {
-    "aesthetic": _from_folder(_aesthetic, "aesthetic.safetensors"),
-    "clip-score": _from_folder(_clip_score),
-    "digit-probability": Kind(_digit_probability, needs="folder"),
-    "hpsv2": _from_folder(_hpsv2),
-    "image-reward": _from_folder(_image_reward, "model.safetensors"),
-    "jpeg-incompressibility": Kind(_jpeg_incompressibility),
-    "jpeg-compressibility": Kind(_jpeg_compressibility),
-    "judge": Kind(_judge, needs="judge"),
-    "ocr": Kind(_ocr, extra="ocr"),
-    "pick-score": _from_folder(_pick_score),
-    "remote": Kind(_remote, needs="url", takes="both"),
-    "temporal-consistency": Kind(_temporal_consistency, takes="videos"),
+KINDS: dict[str, Kind] = {
+    "aesthetic": _network("services.reward.scorers.aesthetic:Aesthetic", "aesthetic.safetensors"),
+    "clip-score": _network("services.reward.scorers.clip_score:ClipScore"),
+    "digit-probability": Kind("services.reward.scorers.digits:DigitProbability", needs="folder"),
+    "hpsv2": _network("services.reward.scorers.hpsv2:HpsV2"),
+    "image-reward": _network(
+        "services.reward.scorers.image_reward:ImageReward", "model.safetensors"
+    ),
+    "jpeg-incompressibility": Kind("services.reward.scorers.jpeg:JpegIncompressibility"),
+    "jpeg-compressibility": Kind("services.reward.scorers.jpeg:JpegCompressibility"),
+    "judge": Kind("services.reward.scorers.judge:JudgeScorer", needs="judge"),
+    "ocr": Kind("services.reward.scorers.ocr:OcrText", extra="ocr"),
+    "pick-score": _network("services.reward.scorers.pick_score:PickScore"),
+    "remote": Kind("services.reward.scorers.remote:RemoteScorer", needs="url", takes="both"),
+    "temporal-consistency": Kind(
+        "services.reward.scorers.video:TemporalConsistency", takes="videos"
+    ),
 }
+"""Every scorer, by the type that recipes name."""

@@ -5,8 +5,8 @@ from collections.abc import Collection
 
 import torch
 
-from shared.diffusion.models import adapter_class
 from shared.messages.workers import Device
+from shared.models.catalogue import checked_family_of
 from shared.models.memory import Part, adapter_bytes, weight_bytes
 from shared.process.worker import host_memory
 from shared.recipe.recipe import Recipe
@@ -66,7 +66,7 @@ def held_bytes(recipe: Recipe, parts: Collection[Part], *, trains: bool) -> int:
             return held + network
         shared_by = trainer.ranks if trainer.sharded else 1
         return max(held, held - network + 4 * network // shared_by)  # loaded first, then sharded
-    targets = model.lora.targets or adapter_class(model.folder).lora_targets
+    targets = model.lora.targets or checked_family_of(model.folder).lora_targets
     adapter = adapter_bytes(model.folder, model.lora.rank, targets)
     return held + adapter * (4 if trains else 2)
 

@@ -1,14 +1,14 @@
 """The small protocol behind which every model family looks alike to rollout and trainer."""
 
-import importlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from pkgutil import resolve_name
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
-from shared.models.catalogue import adapter_of, text_tokens
+from shared.models.catalogue import checked_family_of, text_tokens
 from shared.models.memory import Part as Part
 
 Conditions = dict[str, Tensor]
@@ -72,21 +72,11 @@ def load_model(
     Raises:
         UserError: if the folder is not a diffusers model, or of a family without an adapter.
     """
-    adapter, tokens = adapter_class(folder), text_tokens(folder, max_text_tokens)
-    loaded: ModelAdapter = adapter.load(
-        folder, parts, device=device, dtype=dtype, text_tokens=tokens
+    spec, tokens = checked_family_of(folder), text_tokens(folder, max_text_tokens)
+    loaded: ModelAdapter = resolve_name(spec.adapter).load(
+        folder, spec, parts, device=device, dtype=dtype, text_tokens=tokens
     )
     return loaded
-
-
-def adapter_class(folder: Path) -> Any:
-    """The class of the adapter for a folder, with what it says of every model of its family.
-
-    Raises:
-        UserError: if the folder is not a diffusers model, or of a family without an adapter.
-    """
-    module, name = adapter_of(folder).split(":")
-    return getattr(importlib.import_module(module), name)
 
 
 def repeat_rows(conditions: Conditions, rows: int) -> Conditions:

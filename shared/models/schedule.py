@@ -5,13 +5,19 @@ recompute them. Formulas: docs/algorithms/flow-grpo.md; the conventions are thos
 
 Two grids with a static shift exist in the field and are not interchangeable: diffusers' default
 shifts its end point twice (`default_sigmas`), DanceGRPO and others shift once down to 0
-(`single_shift_sigmas`).
+(`single_shift_sigmas`). A `SigmaRule` says which grid a family's own pipeline takes.
 """
 
 import math
+from collections.abc import Callable, Mapping
+from typing import Any
 
 Sigmas = tuple[float, ...]
 """T + 1 values, strictly decreasing from at most 1 to exactly 0."""
+
+SigmaRule = Callable[[Mapping[str, Any], int, Callable[[], int]], Sigmas]
+"""Returns the sigmas of so many steps from the scheduler's configuration and the number of tokens
+of a sample, which is asked for only if it matters."""
 
 TRAIN_TIMESTEPS = 1000
 
@@ -63,6 +69,46 @@ def dynamic_sigmas(
         scale = (1 - grid[-1]) / (1 - terminal)
         grid = [1 - (1 - sigma) / scale for sigma in grid]
     return (*grid, 0.0)
+
+
+def static_shift(
+    config: Mapping[str, Any], num_steps: int, num_tokens: Callable[[], int]
+) -> Sigmas:
+    """Follows pipelines that leave the grid to diffusers' scheduler (SD3, Wan)."""
+    return default_sigmas(num_steps, _static(config))
+
+
+def single_static_shift(
+    config: Mapping[str, Any], num_steps: int, num_tokens: Callable[[], int]
+) -> Sigmas:
+    """Follows pipelines that give the scheduler the grid from 1 to 0 (HunyuanVideo)."""
+    return single_shift_sigmas(num_steps, _static(config))
+
+
+def shift_by_tokens(
+    config: Mapping[str, Any], num_steps: int, num_tokens: Callable[[], int]
+) -> Sigmas:
+    """Follows pipelines that shift by the size of a sample, if the scheduler's configuration says
+    so (FLUX, Qwen-Image)."""
+    if not config.get("use_dynamic_shifting"):
+        return evenly_to(1 / num_steps, num_steps, _static(config))
+    return dynamic_sigmas(
+        num_steps,
+        _mu(config, num_tokens()),
+        terminal=config.get("shift_terminal"),
+        linear=config.get("time_shift_type") == "linear",
+    )
+
+
+def _static(config: Mapping[str, Any]) -> float:
+    return float(config.get("shift", config.get("flow_shift", 1.0)))
+
+
+def _mu(config: Mapping[str, Any], num_tokens: int) -> float:
+    """Linear in the number of tokens (Esser et al. 2024)."""
+    fewest, most = config.get("base_image_seq_len", 256), config.get("max_image_seq_len", 4096)
+    low, high = config.get("base_shift", 0.5), config.get("max_shift", 1.15)
+    return float(low + (num_tokens - fewest) * (high - low) / (most - fewest))
 
 
 def _by(factor: float, sigma: float) -> float:

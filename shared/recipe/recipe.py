@@ -15,7 +15,7 @@ from shared.learning.advantages import Advantages
 from shared.learning.algorithms import ALGORITHMS
 from shared.messages.contracts import MAX_FRAGMENTS_PER_GROUP, MAX_GROUP_SIZE
 from shared.messages.records import Token
-from shared.models.sigmas import pipeline_sigmas
+from shared.models.catalogue import pipeline_sigmas
 from shared.recipe.checks import check_at_most, check_devices, check_divides, check_messages
 from shared.recipe.errors import describe
 from shared.recipe.files import read_tables
@@ -270,7 +270,10 @@ def _sigmas(recipe: Recipe, folder: Path) -> tuple[SigmaGrid, SigmaGrid | None]:
             evaluation.steps or sampling.steps,
             height=evaluation.height or size.height,
             width=evaluation.width or size.width,
+            frames=size.frames,
         )
     if trained == "model":
-        trained = pipeline_sigmas(folder, sampling.steps, height=size.height, width=size.width)
+        trained = pipeline_sigmas(
+            folder, sampling.steps, height=size.height, width=size.width, frames=size.frames
+        )
     return trained, evaluated

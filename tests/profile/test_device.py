@@ -16,7 +16,6 @@ from digenrl.profile.measure import denoising, measure, training
 from digenrl.profile.models import ARCHITECTURES, Architecture, ModelName
 from digenrl.profile.network import DTYPE, Network, draw_parameters, loaded_network
 from services.scheduler.costs.profile import PROFILES, load_profile
-from shared.diffusion.families.sd3 import StableDiffusion3
 from shared.diffusion.weights import weights_digest
 from shared.errors import UserError
 
@@ -129,13 +128,9 @@ def _gigabytes(network: Network, *, rank: int) -> tuple[float, float]:
         rank * (module.in_features + module.out_features)
         for name, module in network.transformer.named_modules()
         if isinstance(module, torch.nn.Linear)
-        and any(name.endswith(f".{target}") for target in network.architecture.targets)
+        and any(name.endswith(f".{target}") for target in network.architecture.family.lora_targets)
     )
     return 2 * weights / 1e9, 2 * adapter / 1e9
-
-
-def test_the_adapter_of_sd35_is_the_one_that_the_project_trains() -> None:
-    assert ARCHITECTURES[ModelName.sd35_medium].targets == StableDiffusion3.lora_targets
 
 
 def test_changing_over_leaves_the_gradient_as_it_is_and_says_so() -> None:

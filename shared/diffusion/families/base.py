@@ -3,42 +3,40 @@
 import os
 from abc import ABC, abstractmethod
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
 from shared.diffusion.models import Conditions, Part
 from shared.errors import UserError
+from shared.models.family import FamilySpec
 
 NEGATIVE = "negative_"
 """Begins the name of a condition of the empty prompt, for classifier-free guidance."""
-JOINT_ATTENTION = (
-    "attn.to_q", "attn.to_k", "attn.to_v", "attn.to_out.0",
-    "attn.add_q_proj", "attn.add_k_proj", "attn.add_v_proj", "attn.to_add_out",
-)  # fmt: skip
-"""Layers of a block in which image and text attend to each other."""
 _TEXT = ("text_encoder", "text_encoder_2", "text_encoder_3")
 _TOKENIZERS = ("tokenizer", "tokenizer_2", "tokenizer_3")
 
 
 class Family(ABC):
-    """Latents of a sample have channels first, then frames of a video, then rows and columns; a
+    """Runs a model of one family: what torch has to do; all else is in its `FamilySpec`.
+
+    Latents of a sample have channels first, then frames of a video, then rows and columns; a
     family whose network takes packed tokens packs and unpacks them in `forward`.
     """
 
-    pipeline_name: ClassVar[str]
-    """The class in diffusers."""
-    lora_targets: ClassVar[tuple[str, ...]]
-    lora_excluded: tuple[str, ...] = ()
-    embeds_guidance: ClassVar[bool] = False
-    """Whether the network is told the guidance, so that one forward pass is enough."""
-
     def __init__(
-        self, pipeline: Any, *, device: torch.device, dtype: torch.dtype, text_tokens: int
+        self,
+        pipeline: Any,
+        spec: FamilySpec,
+        *,
+        device: torch.device,
+        dtype: torch.dtype,
+        text_tokens: int,
     ) -> None:
         """``text_tokens``: where a prompt is cut off. A family without a text mask has one fixed
         length in sampling and training, and pads to it."""
+        self.spec = spec
         self.text_tokens = text_tokens
         self.pipeline = pipeline
         self.device = device
@@ -50,6 +48,7 @@ class Family(ABC):
     def load(
         cls,
         folder: Path,
+        spec: FamilySpec,
         parts: set[Part],
         *,
         device: torch.device,
@@ -58,7 +57,7 @@ class Family(ABC):
     ) -> Self:
         """Raises UserError if the folder is not whole."""
         diffusers = _quiet_diffusers()
-        pipeline_class = getattr(diffusers, cls.pipeline_name)
+        pipeline_class = getattr(diffusers, spec.pipeline)
         left_out: dict[str, None] = {}
         if "text" not in parts:
             known = pipeline_class._get_signature_keys(pipeline_class)[0]
@@ -78,11 +77,19 @@ class Family(ABC):
         pipeline.set_progress_bar_config(disable=True)
         pipeline.to(device)
         pipeline.transformer.requires_grad_(False).eval()
-        return cls(pipeline, device=device, dtype=dtype, text_tokens=text_tokens)
+        return cls(pipeline, spec, device=device, dtype=dtype, text_tokens=text_tokens)
+
+    @property
+    def lora_targets(self) -> tuple[str, ...]:
+        return self.spec.lora_targets
+
+    @property
+    def lora_excluded(self) -> tuple[str, ...]:
+        return ()
 
     def encode(self, prompt: str, *, guidance: float) -> Conditions:
         with torch.no_grad():
-            conditions = self.encode_prompt(prompt, negative=self.doubles(guidance))
+            conditions = self.encode_prompt(prompt, negative=self.spec.forwards(guidance) == 2)
         return {name: tensor.detach().contiguous() for name, tensor in conditions.items()}
 
     @abstractmethod
@@ -93,32 +100,14 @@ class Family(ABC):
         """Raises UserError if the model cannot make samples of that size."""
         if self.pipeline.vae is None:
             raise ValueError("the latent shape is the decoder's to say: load it as well")
-        multiple = self.pixels_per_token
-        for name, size in (("height", height), ("width", width)):
-            if size % multiple:
-                nearest = max(multiple, round(size / multiple) * multiple)
-                raise UserError(
-                    f"model.{name}: {size} is not a multiple of {multiple}; nearest is {nearest}"
-                )
-        return self.shape_of(height, width, frames)
-
-    @property
-    @abstractmethod
-    def pixels_per_token(self) -> int:
-        """Each way: height and width are multiples of it."""
-
-    @abstractmethod
-    def shape_of(self, height: int, width: int, frames: int) -> tuple[int, ...]:
-        """Of the latents of one sample."""
-
-    def doubles(self, guidance: float) -> bool:
-        """Whether classifier-free guidance takes two rows for each sample."""
-        return guidance > 1 and not self.embeds_guidance
+        return self.spec.latent_shape(
+            self.config, self.pipeline.vae.config, height=height, width=width, frames=frames
+        )
 
     def velocity(
         self, latents: Tensor, sigma: Tensor, conditions: Conditions, *, guidance: float
     ) -> Tensor:
-        if not self.doubles(guidance):
+        if self.spec.forwards(guidance) == 1:
             return _at_least_float32(self.forward(latents, sigma, conditions, guidance))
         both = self.forward(
             torch.cat([latents, latents]), torch.cat([sigma, sigma]), _doubled(conditions), guidance
@@ -149,13 +138,6 @@ class Family(ABC):
 def decoder_dtype(dtype: torch.dtype) -> torch.dtype:
     """Of the decoder, beside a network of ``dtype``: in half precision its pixels are others."""
     return torch.promote_types(dtype, torch.float32)
-
-
-def decode_image(latents: Tensor, vae: Any) -> Tensor:
-    """By a decoder of images, whose latents are shifted and scaled."""
-    scaled = latents / vae.config.scaling_factor + vae.config.shift_factor
-    pixels: Tensor = vae.decode(scaled, return_dict=False)[0]
-    return pixels
 
 
 def _doubled(conditions: Conditions) -> Conditions:

@@ -3,16 +3,12 @@
 import torch
 from torch import Tensor
 
-from shared.diffusion.families.base import JOINT_ATTENTION, decode_image
-from shared.diffusion.families.packed import PackedImages, pack, unpack
+from shared.diffusion.families.base import Family
+from shared.diffusion.families.latents import decode_image, pack, unpack
 from shared.diffusion.models import Conditions
 
 
-class Flux(PackedImages):
-    pipeline_name = "FluxPipeline"
-    embeds_guidance = True
-    lora_targets = JOINT_ATTENTION
-
+class Flux(Family):
     def encode_prompt(self, prompt: str, *, negative: bool) -> Conditions:
         text, pooled, _ = self.pipeline.encode_prompt(
             prompt, prompt, max_sequence_length=self.text_tokens

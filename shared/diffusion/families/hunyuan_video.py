@@ -2,17 +2,14 @@
 
 from torch import Tensor
 
-from shared.diffusion.families.base import JOINT_ATTENTION
-from shared.diffusion.families.video import Videos
+from shared.diffusion.families.base import Family
 from shared.diffusion.models import Conditions
 
 
-class HunyuanVideo(Videos):
-    pipeline_name = "HunyuanVideoPipeline"
-    embeds_guidance = True
-    lora_targets = JOINT_ATTENTION
-    lora_excluded = ("context_embedder",)
-    """Its refiner of text tokens has layers of the same names."""
+class HunyuanVideo(Family):
+    @property
+    def lora_excluded(self) -> tuple[str, ...]:
+        return ("context_embedder",)  # its refiner of text tokens has layers of the same names
 
     def encode_prompt(self, prompt: str, *, negative: bool) -> Conditions:
         text, pooled, mask = self.pipeline.encode_prompt(

@@ -1,31 +1,20 @@
 """Qwen-Image: text-to-image, tokens of 2 x 2 latents, masked text, rescaled guidance."""
 
-from typing import Any
-
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from shared.diffusion.families.base import JOINT_ATTENTION, NEGATIVE
-from shared.diffusion.families.packed import PackedImages, pack, unpack
-from shared.diffusion.families.video import standardised
+from shared.diffusion.families.base import NEGATIVE, Family
+from shared.diffusion.families.latents import pack, standardised, unpack
 from shared.diffusion.models import Conditions
 
 
-class QwenImage(PackedImages):
-    pipeline_name = "QwenImagePipeline"
-    lora_targets = (
-        *JOINT_ATTENTION,
-        "img_mlp.net.0.proj", "img_mlp.net.2", "txt_mlp.net.0.proj", "txt_mlp.net.2",
-    )  # fmt: skip
-
-    def __init__(
-        self, pipeline: Any, *, device: torch.device, dtype: torch.dtype, text_tokens: int
-    ) -> None:
-        super().__init__(pipeline, device=device, dtype=dtype, text_tokens=text_tokens)
+class QwenImage(Family):
+    @property
+    def lora_excluded(self) -> tuple[str, ...]:
         # What the last block makes of the text is not used: it never has a gradient.
         last = f"transformer_blocks.{self.config.num_layers - 1}"
-        self.lora_excluded = tuple(
+        return tuple(
             f"{last}.{layer}" for layer in ("attn.add_q_proj", "attn.to_add_out", "txt_mlp")
         )
 

@@ -2,14 +2,12 @@
 
 from torch import Tensor
 
-from shared.diffusion.families.base import JOINT_ATTENTION, NEGATIVE, Family, decode_image
+from shared.diffusion.families.base import NEGATIVE, Family
+from shared.diffusion.families.latents import decode_image
 from shared.diffusion.models import Conditions
 
 
 class StableDiffusion3(Family):
-    pipeline_name = "StableDiffusion3Pipeline"
-    lora_targets = JOINT_ATTENTION
-
     def encode_prompt(self, prompt: str, *, negative: bool) -> Conditions:
         tokenizer, tokens = self.pipeline.tokenizer_3, self.text_tokens
         if tokenizer:  # the T5 encoder may be left out of a folder
@@ -21,14 +19,6 @@ class StableDiffusion3(Family):
         if negative:
             conditions |= {NEGATIVE + "text": empty_text, NEGATIVE + "pooled": empty_pooled}
         return conditions
-
-    @property
-    def pixels_per_token(self) -> int:
-        return int(self.pipeline.vae_scale_factor * self.config.patch_size)
-
-    def shape_of(self, height: int, width: int, frames: int) -> tuple[int, ...]:
-        factor = self.pipeline.vae_scale_factor
-        return (self.config.in_channels, height // factor, width // factor)
 
     def forward(
         self, latents: Tensor, sigma: Tensor, conditions: Conditions, guidance: float

@@ -2,19 +2,12 @@
 
 from torch import Tensor
 
-from shared.diffusion.families.base import NEGATIVE
-from shared.diffusion.families.video import Videos, standardised
+from shared.diffusion.families.base import NEGATIVE, Family
+from shared.diffusion.families.latents import standardised
 from shared.diffusion.models import Conditions
 
 
-class Wan(Videos):
-    pipeline_name = "WanPipeline"
-    lora_targets = tuple(
-        f"{attention}.{layer}"
-        for attention in ("attn1", "attn2")
-        for layer in ("to_q", "to_k", "to_v", "to_out.0")
-    )
-
+class Wan(Family):
     def encode_prompt(self, prompt: str, *, negative: bool) -> Conditions:
         text, empty = self.pipeline.encode_prompt(
             prompt, "", do_classifier_free_guidance=negative, max_sequence_length=self.text_tokens

@@ -10,21 +10,20 @@ import torch
 from torch import Tensor
 
 from shared.diffusion.families.base import Family
-from shared.diffusion.families.packed import pack, unpack
+from shared.diffusion.families.latents import pack, unpack
 from shared.diffusion.lora import LoraSpec, attach_lora
 from shared.diffusion.models import ModelAdapter, load_model, repeat_rows
 from shared.diffusion.sampler import Denoising, SamplingPlan, denoise
 from shared.diffusion.weights import trained_parameters
 from shared.errors import UserError
 from shared.models.catalogue import (
-    TEXT_TOKENS,
-    adapter_of,
     check_size,
-    pipeline_class,
+    checked_family_of,
+    family_of,
+    pipeline_sigmas,
     pixels_per_token,
     text_tokens,
 )
-from shared.models.sigmas import pipeline_sigmas
 from tests import tiny_models
 from tests.shared.diffusion import ratio_error
 from tests.tiny_models import PROMPT
@@ -153,7 +152,7 @@ def test_the_pipeline_s_own_sigmas_are_read_from_its_folder(tmp_path: Path, tiny
     start = torch.randn(1, *tiny.shape, generator=torch.Generator().manual_seed(0))
     tiny.theirs(start, 1.0, "latent")
     theirs = tiny.pipeline.scheduler.sigmas.tolist()
-    ours = pipeline_sigmas(folder, STEPS, height=SIZE, width=SIZE)
+    ours = pipeline_sigmas(folder, STEPS, height=SIZE, width=SIZE, frames=tiny.frames)
     assert list(ours) == pytest.approx(theirs, abs=2e-6)
 
 
@@ -163,6 +162,16 @@ def test_a_size_that_the_model_cannot_make_is_refused_with_the_nearest(tiny: Tin
     if tiny.family in VIDEO:
         with pytest.raises(UserError, match=r"model.frames: 7 .*nearest are 5 and 9"):
             tiny.model.latent_shape(height=SIZE, width=SIZE, frames=7)
+
+
+def test_shapes_are_those_of_the_pipeline(tiny: Tiny) -> None:
+    theirs = tiny_models.latent_shape(tiny.family, tiny.pipeline, SIZE, SIZE, tiny.frames)
+    assert tiny.shape == theirs
+    family, config = family_of(tiny.folder), tiny.pipeline.transformer.config
+    encoded = tiny.model.encode(PROMPT, guidance=1.0)
+    tokens = encoded["text"].shape[1] - (tiny_models.CLIP_TOKENS if tiny.family == "sd3" else 0)
+    numbers = sum(tensor.numel() for name, tensor in encoded.items() if name != "mask")
+    assert family.embedding_size(config, tokens) == numbers
 
 
 def test_tokens_are_packed_as_the_pipelines_do() -> None:
@@ -214,14 +223,14 @@ def test_checkpointed_blocks_give_the_same_gradient(tmp_path: Path, tiny: Tiny) 
 
 def test_sizes_are_refused_before_anything_is_loaded(tiny: Tiny) -> None:
     multiple = pixels_per_token(tiny.folder)
-    assert isinstance(tiny.model, Family) and multiple == tiny.model.pixels_per_token
+    assert multiple == tiny_models.pixels_per_token(tiny.family, tiny.pipeline)
     check_size(tiny.folder, "evaluation", height=SIZE, width=multiple)
     with pytest.raises(UserError, match=rf"evaluation\.width: {SIZE + 1} is not .* is {SIZE}"):
         check_size(tiny.folder, "evaluation", height=SIZE, width=SIZE + 1)
 
 
 def test_a_text_is_cut_off_where_the_recipe_says(tiny: Tiny) -> None:
-    default, most = TEXT_TOKENS[pipeline_class(tiny.folder)]
+    default, most = family_of(tiny.folder).text_tokens, family_of(tiny.folder).max_text_tokens
     assert text_tokens(tiny.folder, None) == default
     with pytest.raises(UserError, match=rf"model\.text_tokens: {most + 1} .* at most {most}"):
         text_tokens(tiny.folder, most + 1)
@@ -250,7 +259,7 @@ def with_keys(file: Path, keys: dict[str, Any]) -> None:
 
 def test_a_part_that_the_adapter_would_leave_out_is_refused(tiny: Tiny, tmp_path: Path) -> None:
     folder = described(tiny, tmp_path)
-    assert adapter_of(folder) == adapter_of(tiny.folder)
+    assert checked_family_of(folder) == family_of(tiny.folder)
     second = {"transformer_2": ["diffusers", "SomeTransformer"], "boundary_ratio": 0.875}
     with_keys(folder / "model_index.json", second)
     with pytest.raises(UserError) as refused:
@@ -258,7 +267,7 @@ def test_a_part_that_the_adapter_would_leave_out_is_refused(tiny: Tiny, tmp_path
     said = str(refused.value)
     assert "transformer_2" in said and "boundary_ratio = 0.875" in said and "\n" not in said
     with_keys(folder / "model_index.json", {"transformer_2": [None, None], "boundary_ratio": None})
-    assert adapter_of(folder) == adapter_of(tiny.folder)
+    assert checked_family_of(folder) == family_of(tiny.folder)
 
 
 def test_a_network_with_a_switch_that_the_adapter_does_not_know_is_refused(
@@ -266,9 +275,9 @@ def test_a_network_with_a_switch_that_the_adapter_does_not_know_is_refused(
 ) -> None:
     folder = described(tiny, tmp_path)
     with_keys(folder / "transformer" / "config.json", {"zero_cond_t": False, "image_dim": None})
-    assert adapter_of(folder) == adapter_of(tiny.folder)
+    assert checked_family_of(folder) == family_of(tiny.folder)
     with_keys(folder / "transformer" / "config.json", {"zero_cond_t": True, "image_dim": 1280})
     with pytest.raises(UserError, match=r"zero_cond_t = true.*does not know"):
-        adapter_of(folder)
+        checked_family_of(folder)
     with pytest.raises(UserError, match=r"image_dim = 1280"):
-        adapter_of(folder)
+        checked_family_of(folder)

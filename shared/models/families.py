@@ -1,0 +1,168 @@
+"""The model families that can be trained: one entry each. CONTRIBUTING.md says how to add one."""
+
+from collections.abc import Mapping
+
+from shared.models.family import Config, FamilySpec
+from shared.models.schedule import shift_by_tokens, single_static_shift, static_shift
+
+CLIP_TOKENS = 77
+JOINT_ATTENTION = (
+    "attn.to_q", "attn.to_k", "attn.to_v", "attn.to_out.0",
+    "attn.add_q_proj", "attn.add_k_proj", "attn.add_v_proj", "attn.to_add_out",
+)  # fmt: skip
+"""Layers of a block in which image and text attend to each other."""
+
+_ONE_ENCODER = frozenset({"text_encoder", "tokenizer"})
+_TWO_ENCODERS = _ONE_ENCODER | {"text_encoder_2", "tokenizer_2"}
+
+
+def _halved_per_block(decoder: Config) -> int:
+    return int(2 ** (len(decoder["block_out_channels"]) - 1))
+
+
+def _any_size(_: Config) -> None:
+    return None
+
+
+def _guidance_scale(guidance: float) -> Mapping[str, object]:
+    return {"guidance_scale": guidance}
+
+
+_SD3 = FamilySpec(
+    pipeline="StableDiffusion3Pipeline",
+    adapter="shared.diffusion.families.sd3:StableDiffusion3",
+    components=_TWO_ENCODERS | {"text_encoder_3", "tokenizer_3"},
+    network_keys=frozenset({
+        "attention_head_dim", "caption_projection_dim", "dual_attention_layers", "in_channels",
+        "joint_attention_dim", "num_attention_heads", "num_layers", "out_channels", "patch_size",
+        "pooled_projection_dim", "pos_embed_max_size", "qk_norm", "sample_size",
+    }),
+    sigmas=static_shift,
+    packed=False,
+    decoder_factor=_halved_per_block,
+    frame_factor=None,
+    max_tokens_per_side=lambda network: network.get("pos_embed_max_size"),
+    text_tokens=128,
+    max_text_tokens=512,
+    text_tokenizer="tokenizer_3",
+    embedding_size=lambda network, tokens: (
+        (CLIP_TOKENS + tokens) * network["joint_attention_dim"] + network["pooled_projection_dim"]
+    ),
+    embeds_guidance=False,
+    guidance_arguments=_guidance_scale,
+    takes_sigmas=True,
+    lora_targets=JOINT_ATTENTION,
+)  # fmt: skip
+
+_FLUX = FamilySpec(
+    pipeline="FluxPipeline",
+    adapter="shared.diffusion.families.flux:Flux",
+    components=_TWO_ENCODERS,
+    network_keys=frozenset({
+        "attention_head_dim", "axes_dims_rope", "guidance_embeds", "in_channels",
+        "joint_attention_dim", "num_attention_heads", "num_layers", "num_single_layers",
+        "out_channels", "patch_size", "pooled_projection_dim",
+    }),
+    sigmas=shift_by_tokens,
+    packed=True,
+    decoder_factor=_halved_per_block,
+    frame_factor=None,
+    max_tokens_per_side=_any_size,
+    text_tokens=512,
+    max_text_tokens=512,
+    text_tokenizer=None,
+    embedding_size=lambda network, tokens: (
+        tokens * network["joint_attention_dim"] + network["pooled_projection_dim"]
+    ),
+    embeds_guidance=True,
+    guidance_arguments=_guidance_scale,
+    takes_sigmas=True,
+    lora_targets=JOINT_ATTENTION,
+)  # fmt: skip
+
+_QWEN_IMAGE = FamilySpec(
+    pipeline="QwenImagePipeline",
+    adapter="shared.diffusion.families.qwen_image:QwenImage",
+    components=_ONE_ENCODER,
+    network_keys=frozenset({
+        "attention_head_dim", "axes_dims_rope", "in_channels", "joint_attention_dim",
+        "num_attention_heads", "num_layers", "out_channels", "patch_size",
+        "pooled_projection_dim",  # in the published folder, and used by no network
+    }),
+    sigmas=shift_by_tokens,
+    packed=True,
+    decoder_factor=lambda decoder: int(2 ** len(decoder["temperal_downsample"])),
+    frame_factor=None,
+    max_tokens_per_side=_any_size,
+    text_tokens=1024,
+    max_text_tokens=1024,
+    text_tokenizer=None,
+    embedding_size=lambda network, tokens: tokens * network["joint_attention_dim"],
+    embeds_guidance=False,
+    guidance_arguments=lambda guidance: {"true_cfg_scale": guidance, "negative_prompt": '""'},
+    takes_sigmas=True,
+    lora_targets=(
+        *JOINT_ATTENTION,
+        "img_mlp.net.0.proj", "img_mlp.net.2", "txt_mlp.net.0.proj", "txt_mlp.net.2",
+    ),
+)  # fmt: skip
+
+_WAN = FamilySpec(
+    pipeline="WanPipeline",
+    adapter="shared.diffusion.families.wan:Wan",
+    components=_ONE_ENCODER,
+    network_keys=frozenset({
+        "attention_head_dim", "cross_attn_norm", "eps", "ffn_dim", "freq_dim", "in_channels",
+        "num_attention_heads", "num_layers", "out_channels", "patch_size", "qk_norm",
+        "rope_max_seq_len", "text_dim",
+    }),
+    sigmas=static_shift,
+    packed=False,
+    decoder_factor=lambda decoder: int(decoder.get("scale_factor_spatial", 8)),
+    frame_factor=lambda decoder: int(decoder.get("scale_factor_temporal", 4)),
+    max_tokens_per_side=_any_size,
+    text_tokens=512,
+    max_text_tokens=512,
+    text_tokenizer=None,
+    embedding_size=lambda network, tokens: tokens * network["text_dim"],
+    embeds_guidance=False,
+    guidance_arguments=_guidance_scale,
+    takes_sigmas=False,
+    lora_targets=tuple(
+        f"{attention}.{layer}"
+        for attention in ("attn1", "attn2")
+        for layer in ("to_q", "to_k", "to_v", "to_out.0")
+    ),
+)  # fmt: skip
+
+_HUNYUAN_VIDEO = FamilySpec(
+    pipeline="HunyuanVideoPipeline",
+    adapter="shared.diffusion.families.hunyuan_video:HunyuanVideo",
+    components=_TWO_ENCODERS,
+    network_keys=frozenset({
+        "attention_head_dim", "guidance_embeds", "in_channels", "mlp_ratio", "num_attention_heads",
+        "num_layers", "num_refiner_layers", "num_single_layers", "out_channels", "patch_size",
+        "patch_size_t", "pooled_projection_dim", "qk_norm", "rope_axes_dim", "rope_theta",
+        "text_embed_dim",
+    }),
+    sigmas=single_static_shift,
+    packed=False,
+    decoder_factor=lambda decoder: int(decoder.get("spatial_compression_ratio", 8)),
+    frame_factor=lambda decoder: int(decoder.get("temporal_compression_ratio", 4)),
+    max_tokens_per_side=_any_size,
+    text_tokens=256,
+    max_text_tokens=256,
+    text_tokenizer=None,
+    embedding_size=lambda network, tokens: (
+        tokens * network["text_embed_dim"] + network["pooled_projection_dim"]
+    ),
+    embeds_guidance=True,
+    guidance_arguments=_guidance_scale,
+    takes_sigmas=True,
+    lora_targets=JOINT_ATTENTION,
+)  # fmt: skip
+
+FAMILIES: dict[str, FamilySpec] = {
+    spec.pipeline: spec for spec in (_SD3, _FLUX, _QWEN_IMAGE, _WAN, _HUNYUAN_VIDEO)
+}
+"""Every family, by the name of its pipeline."""
