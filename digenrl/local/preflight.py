@@ -19,7 +19,7 @@ from digenrl.local.ports import free_ports, hold_port
 from services.reward.scorer import check_packages, kind_of
 from shared.errors import UserError
 from shared.learning.prompts import read_prompts
-from shared.models.catalogue import check_size, checked_family_of, text_tokens
+from shared.models.catalogue import check_size, checked_family_of, family_of, text_tokens
 from shared.models.memory import ITEM_BYTES, adapter_bytes, num_weights
 from shared.recipe.recipe import Recipe, load_recipe, override, stored_recipe
 from shared.run.files import FileRecord, matching, records_of
@@ -234,13 +234,6 @@ def _password(folder: Path) -> str:
     return path.read_text()
 
 
-ADAPTED = (
-    "to_q", "to_k", "to_v", "to_out.0", "to_add_out", "add_q_proj", "add_k_proj", "add_v_proj",
-    "img_mlp.net.0.proj", "img_mlp.net.2", "txt_mlp.net.0.proj", "txt_mlp.net.2",
-)  # fmt: skip
-"""Modules that one of the families, or several, adapt where a recipe names none."""
-
-
 def versions_bytes(recipe: Recipe) -> int:
     """Of weights and checkpoints, as many of them as are kept at once; trajectories and media of
     the last batches come on top.
@@ -252,5 +245,6 @@ def versions_bytes(recipe: Recipe) -> int:
     if recipe.model.trained == "full":
         trained = num_weights(folder, "transformer") * ITEM_BYTES["float32"]
     else:
-        trained = adapter_bytes(folder, lora.rank, lora.targets or ADAPTED)
+        targets = lora.targets or family_of(folder).lora_targets
+        trained = adapter_bytes(folder, lora.rank, targets)
     return stored_bytes(recipe, trained)
