@@ -255,7 +255,7 @@ def lending(evidence: Evidence) -> Iterator[str]:
 
 def _goes_first(evidence: Evidence, trainer: str) -> bool:
     """Whether ready training does."""
-    return evidence.plan.mode != "colocated" and trainer not in evidence.fluid
+    return evidence.plan.mode != "colocated" and trainer not in evidence.independent_devices
 
 
 @dataclass(slots=True)

@@ -45,7 +45,7 @@ BRANCHES = (
     "died with a gradient", "helper killed", "helper hung", "helper drained",
     "group contributed", "stale group contributed",
     "name taken", "not asked: late", "not asked: leaves", "not asked: returns",
-    "trained in pieces", "trained beside publication", "batch begun anew after a conflict",
+    "trained in slices", "trained beside publication", "batch begun anew after a conflict",
 )  # fmt: skip
 REFUSED = {
     FragmentGenerated: "second result refused",
@@ -115,7 +115,7 @@ def _count_training(meter: Meter, fact: Committed | Opened | Added | Computed) -
             meter.counts["batch begun anew after a conflict"] += again
             meter.opened.add((device, version))
         case Added(group=group, samples=samples):
-            meter.counts["trained in pieces"] += 0 < len(samples) < len(group.advantages)
+            meter.counts["trained in slices"] += 0 < len(samples) < len(group.advantages)
             beside = group.batch and group.batch not in meter.committed
             meter.counts["trained beside publication"] += bool(beside)
 

@@ -55,7 +55,7 @@ class Evidence:
     loans: dict[str, list[Told | Stepped]] = field(default_factory=lambda: defaultdict(list))
     """By device."""
     transactions: list[Transaction] = field(default_factory=list)
-    fluid: set[str] = field(default_factory=set)
+    independent_devices: set[str] = field(default_factory=set)
     """Trainers each of whose devices works on its own."""
     _added: dict[tuple[str, int], list[Added]] = field(default_factory=dict)
     """By trainer and batch, since it was last begun."""
@@ -92,7 +92,7 @@ def _file_training(evidence: Evidence, fact: Opened | Added | Committed) -> None
         case Opened(device=device, version=version, alone=alone):
             evidence._added[device, version] = []
             if alone:
-                evidence.fluid.add(device)
+                evidence.independent_devices.add(device)
         case Added(device=device, group=group):
             evidence._added.setdefault((device, group.batch), []).append(fact)
         case Committed(device=device, version=version):

@@ -19,8 +19,7 @@ from services.scheduler.core.state import (
     new_batch,
 )
 from services.scheduler.core.supply import unissued_samples
-from services.scheduler.sim import batches, devices, scheduler, trainer
-from services.scheduler.sim import independent_devices as fluid
+from services.scheduler.sim import batches, devices, independent_devices, scheduler, trainer
 from services.scheduler.sim.devices import SimReward, SimRollout
 from services.scheduler.sim.trainer import SimTrainer
 from services.scheduler.sim.world import Process
@@ -165,7 +164,7 @@ def devices_follow_old_commands() -> AbstractContextManager[None]:
 def loans_never_end() -> AbstractContextManager[None]:
     lent = lambda loan, now: loan.mode == "generate"  # noqa: E731
     return patched(
-        (trainer, "may_generate", lent), (fluid, "may_generate", lent),
+        (trainer, "may_generate", lent), (independent_devices, "may_generate", lent),
         (batches, "tick", lambda loan, now: loan),
     )  # fmt: skip
 
@@ -236,7 +235,7 @@ def rewards_are_acknowledged_before_they_are_published() -> AbstractContextManag
     return patched((SimReward, "_begin", begin))
 
 
-def a_device_keeps_in_hand_what_another_has_done() -> AbstractContextManager[None]:
+def a_device_keeps_what_another_has_done() -> AbstractContextManager[None]:
     original = fragments.generated
 
     def generated(state: State, event: FragmentGenerated, now: float) -> State:
@@ -259,7 +258,7 @@ def a_device_that_hangs_keeps_its_fragments() -> AbstractContextManager[None]:
     return patched((exclusion, "_exclude_late", lambda plan, state, worker: state))
 
 
-def a_device_that_hangs_is_asked_again() -> AbstractContextManager[None]:
+def a_device_that_hangs_is_given_work_again() -> AbstractContextManager[None]:
     original = exclusion._exclude_late
 
     def given(plan: Plan, state: State, worker: WorkerState) -> State:
@@ -270,7 +269,7 @@ def a_device_that_hangs_is_asked_again() -> AbstractContextManager[None]:
     return patched((exclusion, "_exclude_late", given))
 
 
-def a_device_that_gives_everything_back_is_asked_for_ever() -> AbstractContextManager[None]:
+def a_device_that_returns_everything_is_given_work_for_ever() -> AbstractContextManager[None]:
     return patched((exclusion, "count_return", lambda plan, state, event, now: state))
 
 
@@ -298,9 +297,9 @@ MUTANTS: tuple[Mutant, ...] = (
     a_dropped_fragment_is_not_reported,
     an_old_trainer_is_believed,
     rewards_are_acknowledged_before_they_are_published,
-    a_device_keeps_in_hand_what_another_has_done,
+    a_device_keeps_what_another_has_done,
     a_device_that_hangs_keeps_its_fragments,
-    a_device_that_hangs_is_asked_again,
-    a_device_that_gives_everything_back_is_asked_for_ever,
+    a_device_that_hangs_is_given_work_again,
+    a_device_that_returns_everything_is_given_work_for_ever,
     *TRAINING_MUTANTS,
 )

@@ -51,8 +51,9 @@ def draw(seed: int) -> Schedule:
     plan = _plan(random, behind)
     rollout = {f"kind{number}": 1 for number in range(random.choice((1, 1, 2, 2, 3)))}
     slots = random.choice((0, 1, 1, 1, 1, 1, 2, 2))
-    fluid = not plan.trains_in_order and random.random() < 0.4
-    lanes = tuple(f"lane{number}" for number in range(random.choice((2, 2, 3)))) if fluid else ()
+    independent = not plan.trains_in_order and random.random() < 0.4
+    num_lanes = random.choice((2, 2, 3)) if independent else 0
+    lanes = tuple(f"lane{number}" for number in range(num_lanes))
     colocated = plan.mode == "colocated"
     return Schedule(
         seed=seed,

@@ -51,5 +51,5 @@ def test_the_trainer_helps_and_groups_are_begun_early_in_some_of_them() -> None:
     assert any(maker.startswith("trainer") for maker in makers)
     assert {group.batch - group.policy.version for group in groups} == {0, 1}
     assert {group.contribution is not None for group in groups} == {True, False}
-    pieces = [f.samples for c in clusters for f in c.history.facts if isinstance(f, Added)]
-    assert {len(samples) for samples in pieces} >= {0, 1, 2, 3, 4, 5}
+    slices = [f.samples for c in clusters for f in c.history.facts if isinstance(f, Added)]
+    assert {len(samples) for samples in slices} >= {0, 1, 2, 3, 4, 5}

@@ -45,7 +45,7 @@ def a_contribution_that_comes_twice_is_added_twice() -> AbstractContextManager[N
     return patched((Trainer, "_received", received))
 
 
-def a_helper_computes_with_the_weights_that_it_has() -> AbstractContextManager[None]:
+def a_gradient_is_computed_with_whatever_weights_are_loaded() -> AbstractContextManager[None]:
     original = SimRollout._compute
 
     def compute(self: SimRollout, command: ComputeGradient) -> None:
@@ -74,15 +74,15 @@ def a_contribution_outlives_its_fragments() -> AbstractContextManager[None]:
     return patched((fragments, "requeue_group", requeue_group))
 
 
-def a_dead_helper_keeps_its_group() -> AbstractContextManager[None]:
+def a_dead_device_keeps_its_group() -> AbstractContextManager[None]:
     return patched((fragments, "cancel_gradient", lambda state, batch, index: state))
 
 
-def a_released_gradient_is_nobodys_concern() -> AbstractContextManager[None]:
+def a_released_gradient_is_computed_by_nobody() -> AbstractContextManager[None]:
     return patched((training, "cancel_gradient", lambda state, batch, index: state))
 
 
-def a_helper_computes_in_the_middle_of_a_fragment() -> AbstractContextManager[None]:
+def a_gradient_is_computed_in_the_middle_of_a_fragment() -> AbstractContextManager[None]:
     def asked(self: SimRollout, message: Message) -> None:
         assert isinstance(message, ComputeGradient)
         self._compute(message)
@@ -126,7 +126,7 @@ def what_was_trained_beside_a_refused_version_is_kept() -> AbstractContextManage
     return patched((Trainer, "_begin_batch", begin), (nemesis, "FAULTS", ZOMBIES))
 
 
-def pieces_are_added_to_whatever_batch_is_next() -> AbstractContextManager[None]:
+def slices_are_added_to_whatever_batch_is_next() -> AbstractContextManager[None]:
     def occupy(self: FluidTrainer, lane: Lane, seconds: float, done: Callable[[], None]) -> None:
         lane.since = self.process.world.now
         self.process.after(seconds, done)
@@ -134,14 +134,14 @@ def pieces_are_added_to_whatever_batch_is_next() -> AbstractContextManager[None]
     return patched((FluidTrainer, "_occupy", occupy))
 
 
-def a_device_of_a_fluid_trainer_does_two_things_at_once() -> AbstractContextManager[None]:
+def an_independent_device_does_two_things_at_once() -> AbstractContextManager[None]:
     def begin(self: FluidTrainer) -> None:
         self._free = [*self.lanes, replace(self.lanes[0])]
 
     return patched((FluidTrainer, "__post_init__", begin))
 
 
-def a_piece_is_trained_twice() -> AbstractContextManager[None]:
+def a_slice_is_trained_twice() -> AbstractContextManager[None]:
     original = FluidTrainer._train
 
     def train(self: FluidTrainer, lane: Lane, share: Share) -> None:
@@ -156,16 +156,16 @@ TRAINING_MUTANTS: tuple[Mutant, ...] = (
     the_trainer_admits_anything,
     the_trainer_trains_repeated_groups,
     a_contribution_that_comes_twice_is_added_twice,
-    a_helper_computes_with_the_weights_that_it_has,
+    a_gradient_is_computed_with_whatever_weights_are_loaded,
     a_contribution_of_another_version_is_accepted,
     a_contribution_outlives_its_fragments,
-    a_dead_helper_keeps_its_group,
-    a_released_gradient_is_nobodys_concern,
-    a_helper_computes_in_the_middle_of_a_fragment,
+    a_dead_device_keeps_its_group,
+    a_released_gradient_is_computed_by_nobody,
+    a_gradient_is_computed_in_the_middle_of_a_fragment,
     a_commit_does_not_wait_for_the_one_before,
     a_trainer_goes_on_from_a_version_that_was_refused,
     what_was_trained_beside_a_refused_version_is_kept,
-    pieces_are_added_to_whatever_batch_is_next,
-    a_device_of_a_fluid_trainer_does_two_things_at_once,
-    a_piece_is_trained_twice,
+    slices_are_added_to_whatever_batch_is_next,
+    an_independent_device_does_two_things_at_once,
+    a_slice_is_trained_twice,
 )
