@@ -14,7 +14,7 @@ from services.scheduler.sim.profiled import ScheduleChoice
 from shared.messages.records import Record, Token
 from shared.recipe import recipe
 from shared.recipe.recipe import Recipe
-from shared.recipe.rewards import Reward, Scorer
+from shared.recipe.rewards import Reward, ScorerTable
 from shared.recipe.sampling import Sampling
 from shared.recipe.trainer import Trainer
 
@@ -135,7 +135,7 @@ def recipe_of(setting: Setting, folder: Path) -> Recipe:
         batch=recipe.Batch(groups=shape.groups, group_size=shape.group_size),
         trainer=Trainer(learning_rate=1e-4, devices=setting.num_trainer),
         rollout=recipe.Rollout(workers=setting.num_rollout, can_train=setting.can_train),
-        reward=Reward(scorers=(Scorer(name="emulated", type="emulated"),)),
+        reward=Reward(scorers=(ScorerTable(name="emulated", type="emulated"),)),
         schedule=recipe.Schedule(
             mode=setting.mode,
             fragment_size=setting.fragment_size,

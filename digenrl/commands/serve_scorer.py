@@ -22,13 +22,13 @@ def serve_scorer(
     from services.reward.server import BODIES, create_app
     from shared.process.service import Health, listen, serve
     from shared.process.settings import HttpSettings
-    from shared.recipe.rewards import Scorer
+    from shared.recipe.rewards import ScorerTable
     from shared.telemetry import configure_logs
 
     configure_logs(service="scorer", worker=type, run="")
     listener = listen(host, port)
     try:
-        table = Scorer(name=type, type=type, folder=folder and folder.resolve())
+        table = ScorerTable(name=type, type=type, folder=folder and folder.resolve())
     except ValidationError as error:
         raise UserError(
             f"TYPE: {type!r} is not the name of a scorer; docs/rewards.md lists them"

@@ -21,7 +21,7 @@ from shared.learning.metrics import ALARMING_RATIO_ERROR
 from shared.process.settings import ServiceSettings
 from shared.process.worker_process import prepare_libraries
 from shared.recipe.recipe import Recipe
-from shared.recipe.rewards import Scorer
+from shared.recipe.rewards import ScorerTable
 from shared.run.commits import CommitRecord, commit_chain
 from shared.run.run_recipe import read_recipe
 from shared.store import ObjectStore, open_store
@@ -62,7 +62,7 @@ def rows_of(recipe: Recipe) -> dict[str, str]:
     return dict(zip(labels, FIELDS, strict=True))
 
 
-def _scorer(scorer: Scorer) -> str:
+def _scorer(scorer: ScorerTable) -> str:
     weight = "" if scorer.weight == 1 else f"{scorer.weight:g} x "
     return f"{weight}{scorer.type}"
 

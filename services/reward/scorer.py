@@ -96,7 +96,7 @@ PACKAGES: Mapping[str, tuple[str, ...]] = {
 """What scorers import, by the extra that installs it."""
 
 
-def build_scorers(tables: Sequence[recipe_rewards.Scorer]) -> list[WeightedScorer]:
+def build_scorers(tables: Sequence[recipe_rewards.ScorerTable]) -> list[WeightedScorer]:
     """Load what a recipe's ``reward.scorers`` name.
 
     Raises:
@@ -105,7 +105,7 @@ def build_scorers(tables: Sequence[recipe_rewards.Scorer]) -> list[WeightedScore
     return [_build(f"reward.scorers.{table.name}", table) for table in tables]
 
 
-def kind_of(table: recipe_rewards.Scorer, *, here: bool = True) -> Kind:
+def kind_of(table: recipe_rewards.ScorerTable, *, here: bool = True) -> Kind:
     """The kind that a recipe's table names. ``here``: its folder and its key are on this host.
 
     Raises:
@@ -131,7 +131,7 @@ def kind_of(table: recipe_rewards.Scorer, *, here: bool = True) -> Kind:
     return kind
 
 
-def check_packages(table: recipe_rewards.Scorer) -> None:
+def check_packages(table: recipe_rewards.ScorerTable) -> None:
     """Raises UserError if what the scorer imports is not installed; imports nothing itself."""
     extra = KINDS[table.type].extra
     missing = [name for name in PACKAGES[extra] if find_spec(name) is None]
@@ -167,7 +167,7 @@ def _check_judge(field: str, judge: Judge | None) -> None:
     _check_key(field, judge)
 
 
-def _build(field: str, table: recipe_rewards.Scorer) -> WeightedScorer:
+def _build(field: str, table: recipe_rewards.ScorerTable) -> WeightedScorer:
     kind = kind_of(table)
     try:
         with _of(field):
@@ -181,7 +181,7 @@ def _build(field: str, table: recipe_rewards.Scorer) -> WeightedScorer:
     return WeightedScorer(table.name, table.weight, scorer, kind.takes)
 
 
-def _made(kind: Kind, table: recipe_rewards.Scorer) -> Scorer:
+def _made(kind: Kind, table: recipe_rewards.ScorerTable) -> Scorer:
     build: Any = resolve_name(kind.scorer)
     match kind.needs:
         case "folder":

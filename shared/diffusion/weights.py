@@ -33,7 +33,7 @@ def _adapts(name: str) -> bool:
     return MARKER in name and "lora_" in name
 
 
-def whole(tensor: Tensor) -> Tensor:
+def full_tensor(tensor: Tensor) -> Tensor:
     """Of a sharded tensor all of it, for which all ranks have to ask; others as they are."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
@@ -46,7 +46,7 @@ def local_shard(tensor: Tensor) -> Tensor:
 def trained_tensors(network: nn.Module) -> dict[str, Tensor]:
     """A copy of the trained weights on the CPU."""
     parameters = trained_parameters(network)
-    return {name: whole(p.detach()).to("cpu", copy=True) for name, p in parameters.items()}
+    return {name: full_tensor(p.detach()).to("cpu", copy=True) for name, p in parameters.items()}
 
 
 @torch.no_grad()
@@ -124,7 +124,7 @@ def weights_digest(tensors: Mapping[str, Tensor]) -> str:
     """sha256 over names, shapes, types and values: what weights are, however they are stored."""
     digest = hashlib.sha256()
     for name in sorted(tensors):
-        tensor = whole(tensors[name].detach()).cpu().contiguous()
+        tensor = full_tensor(tensors[name].detach()).cpu().contiguous()
         digest.update(f"{name}|{tensor.dtype}|{tuple(tensor.shape)}|".encode())
         digest.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()

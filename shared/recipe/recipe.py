@@ -21,7 +21,7 @@ from shared.recipe.errors import describe
 from shared.recipe.files import read_tables
 from shared.recipe.implied import with_implied
 from shared.recipe.paths import resolved
-from shared.recipe.rewards import Evaluation, Reward, Scorer, check_evaluation
+from shared.recipe.rewards import Evaluation, Reward, ScorerTable, check_evaluation
 from shared.recipe.sampling import Algorithm, Sampling, SigmaGrid
 from shared.recipe.stored import settled
 from shared.recipe.table import NonNegative, Positive, Rate, Renamed, Table
@@ -230,7 +230,7 @@ def override(recipe: Recipe, changes: Mapping[str, Any]) -> Recipe:
 def _resolved(recipe: Recipe, base: Path) -> Recipe:
     """With every path made absolute, and the model's own sigmas as numbers if the model is here."""
 
-    def scorers(given: tuple[Scorer, ...]) -> tuple[Scorer, ...]:
+    def scorers(given: tuple[ScorerTable, ...]) -> tuple[ScorerTable, ...]:
         return tuple(scorer.at(base) for scorer in given)
 
     def absolute(path: Path | None) -> Path | None:

@@ -64,7 +64,7 @@ class Remote(Table):
         return self
 
 
-class Scorer(Table):
+class ScorerTable(Table):
     name: Token
     type: Token
     """Which scorer; docs/rewards.md lists them."""
@@ -98,7 +98,7 @@ class Scorer(Table):
 class Reward(Table):
     workers: Positive = 1
     threads: Positive = 1
-    scorers: tuple[Scorer, ...] = Field(min_length=1)
+    scorers: tuple[ScorerTable, ...] = Field(min_length=1)
     max_failed: Annotated[float, Field(ge=0, lt=1)] = 0.5
     """Of a group's samples, what share may be without a reward; with more the group is dropped."""
 
@@ -126,7 +126,7 @@ class Evaluation(Table):
     """CPU threads of whoever evaluates."""
     prompts: Path | None = None
     """Held out, read as `data.prompts` is; relative to the recipe. Without it, training's."""
-    scorers: tuple[Scorer, ...] = ()
+    scorers: tuple[ScorerTable, ...] = ()
     """Gold rewards: measured at evaluations, and never trained on."""
     digits: Path | None = None
     """Folder of the held-out judges of handwritten digits, never used in training; relative to

@@ -10,7 +10,7 @@ import pytest
 
 from services.reward.scorer import KINDS, Kind, build_scorers, check_packages, kind_of
 from shared.errors import UserError
-from shared.recipe.rewards import Scorer
+from shared.recipe.rewards import ScorerTable
 
 Images = npt.NDArray[np.uint8]
 
@@ -47,7 +47,7 @@ def table(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_recipe_can_name_it() -> None:
-    recipe = Scorer(name="bright", type="brightness", weight=2.0)
+    recipe = ScorerTable(name="bright", type="brightness", weight=2.0)
     check_packages(recipe)
     [scorer] = build_scorers([recipe])
     images = np.stack([np.full((3, 4, 4), level, np.uint8) for level in (0, 255)])
@@ -58,8 +58,8 @@ def test_a_recipe_can_name_it() -> None:
 
 def test_what_it_needs_is_checked_before_a_run(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"scorers\.x\.folder: above-threshold needs the folder"):
-        kind_of(Scorer(name="x", type="above-threshold"))
-    recipe = Scorer(name="x", type="above-threshold", folder=tmp_path)
+        kind_of(ScorerTable(name="x", type="above-threshold"))
+    recipe = ScorerTable(name="x", type="above-threshold", folder=tmp_path)
     with pytest.raises(UserError, match=r"scorers\.x\.folder: .* has no threshold\.txt"):
         kind_of(recipe)
     (tmp_path / "threshold.txt").write_text(" ")

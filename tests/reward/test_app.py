@@ -14,7 +14,7 @@ from shared.recipe import rewards as recipe_rewards
 from tests import examples
 from tests.paths import ROOT
 
-PROXY = recipe_rewards.Scorer(
+PROXY = recipe_rewards.ScorerTable(
     name="proxy",
     type="digit-probability",
     folder=ROOT / "models" / "digits-rewards",
@@ -114,4 +114,4 @@ def test_rewards_are_the_weighted_sum_of_the_scores() -> None:
 
 def test_an_unknown_scorer_is_named_with_the_known_ones() -> None:
     with pytest.raises(UserError, match=r"reward\.scorers\.x\.type.*digit-probability"):
-        build_scorers([recipe_rewards.Scorer(name="x", type="magic")])
+        build_scorers([recipe_rewards.ScorerTable(name="x", type="magic")])

@@ -18,7 +18,7 @@ from services.reward.scorers.judge import number_in
 from shared.errors import ScoringError, UserError
 from shared.process.worker import WorkerContext
 from shared.recipe.recipe import load_recipe
-from shared.recipe.rewards import Judge, Scorer
+from shared.recipe.rewards import Judge, ScorerTable
 from shared.telemetry import configure_logs
 from tests import examples
 from tests.paths import DIGITS
@@ -32,7 +32,7 @@ LEVELS = [0, 51, 102, 153, 204, 255]
 def judge(url: str, patience: float = 10, **keys: Any) -> WeightedScorer:
     table = Judge.model_validate({"model": "a-model", **keys})
     [built] = build_scorers(
-        [Scorer(name="j", type="judge", url=url, patience=patience, judge=table)]
+        [ScorerTable(name="j", type="judge", url=url, patience=patience, judge=table)]
     )
     return built
 
@@ -254,7 +254,7 @@ def test_a_key_that_is_not_there_is_found_before_the_run(
     def said(**keys: str) -> str:
         table = Judge.model_validate({"model": "m", **keys})
         with pytest.raises(UserError) as raised:
-            kind_of(Scorer(name="j", type="judge", url="http://h/v1", judge=table))
+            kind_of(ScorerTable(name="j", type="judge", url="http://h/v1", judge=table))
         return str(raised.value)
 
     monkeypatch.delenv(VARIABLE, raising=False)
@@ -281,7 +281,7 @@ def test_a_key_that_is_not_there_is_found_before_the_run(
 def test_a_judge_needs_an_address_and_a_model(keys: dict[str, Any], said: str) -> None:
     whole = {"url": "http://h/v1", "judge": Judge(model="m"), **keys}
     with pytest.raises(UserError, match=said):
-        kind_of(Scorer(name="j", type="judge", **whole))
+        kind_of(ScorerTable(name="j", type="judge", **whole))
 
 
 def with_judge(tmp_path: Path, table: str) -> Path:

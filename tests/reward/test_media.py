@@ -6,7 +6,7 @@ import pytest
 
 from services.reward.scorer import KINDS, WeightedScorer, build_scorers
 from services.reward.scorers.jpeg import jpeg_bytes
-from shared.recipe.rewards import Scorer
+from shared.recipe.rewards import ScorerTable
 
 RNG = np.random.default_rng(0)
 NOISE = RNG.integers(0, 256, (3, 32, 48), dtype=np.uint8)
@@ -14,7 +14,7 @@ FLAT = np.full((3, 32, 48), 90, np.uint8)
 
 
 def scorer(kind: str) -> WeightedScorer:
-    [built] = build_scorers([Scorer(name="s", type=kind)])
+    [built] = build_scorers([ScorerTable(name="s", type=kind)])
     return built
 
 

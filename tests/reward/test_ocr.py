@@ -9,7 +9,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from services.reward.scorer import build_scorers
 from services.reward.scorers.ocr import text_score, wanted_text
-from shared.recipe.rewards import Scorer
+from shared.recipe.rewards import ScorerTable
 
 WORDS = [
     "apple", "river", "stone", "candle", "window", "garden", "market", "silver", "winter",
@@ -32,7 +32,7 @@ def picture(word: str) -> npt.NDArray[np.uint8]:
 @pytest.mark.parametrize("number", [6, pytest.param(len(WORDS), marks=pytest.mark.slow)])
 def test_the_right_word_scores_high_and_a_wrong_one_low(number: int) -> None:
     words = WORDS[:number]
-    [scorer] = build_scorers([Scorer(name="text", type="ocr")])
+    [scorer] = build_scorers([ScorerTable(name="text", type="ocr")])
     images = np.stack([picture(word) for word in words])
     right = [{"prompt": f'a sign that says "{word}"'} for word in words]
     wrong = [*right[number // 2 :], *right[: number // 2]]

@@ -24,7 +24,7 @@ from services.reward.server import create_app
 from services.reward.wire import JSON, MSGPACK
 from shared.errors import ScorerUnavailable, ScoringError, UserError
 from shared.process.service import Health
-from shared.recipe.rewards import Remote, Scorer
+from shared.recipe.rewards import Remote, ScorerTable
 
 NUM_ITEMS, AT_ONCE = 1000, 20
 
@@ -75,9 +75,9 @@ def wait_for(condition: Callable[[], bool]) -> None:
 def test_no_score_is_lost_or_invented_though_the_server_is_killed_twice(server: Server) -> None:
     images = np.random.default_rng(1).integers(0, 256, (NUM_ITEMS, 3, 24, 24), dtype=np.uint8)
     images[: NUM_ITEMS // 2] //= 3
-    table = Scorer(name="remote", type="remote", url=server.url)
+    table = ScorerTable(name="remote", type="remote", url=server.url)
     [remote] = build_scorers([table])
-    [local] = build_scorers([Scorer(name="local", type="jpeg-incompressibility")])
+    [local] = build_scorers([ScorerTable(name="local", type="jpeg-incompressibility")])
     scores: list[float] = []
 
     def ask() -> None:
@@ -193,7 +193,7 @@ def test_a_client_believes_no_scores_of_other_items(
 
 def test_an_address_is_needed() -> None:
     with pytest.raises(UserError, match=r"reward\.scorers\.r\.url: remote needs the address"):
-        build_scorers([Scorer(name="r", type="remote", url="host:80")])
+        build_scorers([ScorerTable(name="r", type="remote", url="host:80")])
 
 
 class Endpoint(ThreadingHTTPServer):
@@ -247,7 +247,7 @@ def test_a_server_is_asked_in_json_with_a_key_in_batches_over_one_connection(
 ) -> None:
     monkeypatch.setenv("SCORES_KEY", "s3cret")
     remote = {"format": "json", "batch": 3, "key_env": "SCORES_KEY"}
-    table = Scorer.model_validate(
+    table = ScorerTable.model_validate(
         {"name": "mine", "type": "remote", "url": endpoint.url, "remote": remote}
     )
     [scorer] = build_scorers([table])
@@ -267,7 +267,7 @@ def test_a_key_that_is_not_there_or_is_refused_is_told_without_the_key(
     endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     remote = {"format": "json", "key_env": "SCORES_KEY"}
-    table = Scorer.model_validate(
+    table = ScorerTable.model_validate(
         {"name": "mine", "type": "remote", "url": endpoint.url, "remote": remote}
     )
     monkeypatch.delenv("SCORES_KEY", raising=False)

@@ -11,7 +11,7 @@ from torch import nn
 
 from digenrl.digits.text import clip_tokenizer
 from services.reward.scorer import WeightedScorer, build_scorers
-from shared.recipe.rewards import Scorer
+from shared.recipe.rewards import ScorerTable
 
 SIDE, PATCH, WIDTH = 16, 4, 24
 BLIP_WIDTH = 128
@@ -35,7 +35,7 @@ def metadata(num: int) -> list[dict[str, object]]:
 
 
 def scorer(kind: str, folder: Path) -> WeightedScorer:
-    [built] = build_scorers([Scorer(name="x", type=kind, folder=folder)])
+    [built] = build_scorers([ScorerTable(name="x", type=kind, folder=folder)])
     return built
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import AdamW
 
-from shared.diffusion.weights import shard_like, whole
+from shared.diffusion.weights import full_tensor, shard_like
 from shared.errors import IntegrityError
 
 RNG = "rng"
@@ -26,7 +26,7 @@ def checkpoint_tensors(
     }
     states |= {f"{AVERAGE}/{name}": average for name, average in averages.items()}
     # Sorted: every rank has to ask for the same one at the same time.
-    tensors = {k: whole(states[k].detach()).to("cpu", copy=True) for k in sorted(states)}
+    tensors = {k: full_tensor(states[k].detach()).to("cpu", copy=True) for k in sorted(states)}
     return {**tensors, RNG: torch.get_rng_state()}
 
 

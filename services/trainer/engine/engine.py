@@ -20,7 +20,7 @@ from shared.diffusion.training.contribution import add_gradient, read_gradient
 from shared.diffusion.training.gradient import AutoChunkedGradient
 from shared.diffusion.training.group import TrainingGroup
 from shared.diffusion.training.objective import read_group
-from shared.diffusion.weights import load_weights, trained_parameters, trained_tensors, whole
+from shared.diffusion.weights import full_tensor, load_weights, trained_parameters, trained_tensors
 from shared.recipe.recipe import Recipe
 from shared.recipe.trainer import Trainer
 
@@ -70,7 +70,7 @@ class TrainerEngine:
         )
         self._averages = self._copies() if table.ema is not None else {}
         self._tuned = AutoChunkedGradient(recipe, self._loaded, num_samples)
-        self._transaction = self._tuned.inner
+        self._transaction = self._tuned.transaction
 
     @property
     def device(self) -> str:
@@ -227,7 +227,7 @@ class TrainerEngine:
     def _clip_gradient(self, limit: float) -> float:
         """Returns its norm before."""
         norm = torch.nn.utils.clip_grad_norm_(self._parameters.values(), limit)
-        return float(whole(norm))
+        return float(full_tensor(norm))
 
     def _scale_gradient(self, scale: float) -> None:
         if scale != 1.0:

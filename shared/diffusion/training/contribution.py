@@ -30,7 +30,7 @@ class GroupGradients:
         self._loaded = loaded
         self._recipe = recipe
         self._parameters = trained_parameters(loaded.model.transformer)
-        self._transaction = AutoChunkedGradient(recipe, loaded)
+        self._chunked = AutoChunkedGradient(recipe, loaded)
 
     def compute(self, group: GroupData) -> GroupGradient:
         """Of a whole group, at the weights in use; no gradient is left on the network.
@@ -47,14 +47,16 @@ class GroupGradients:
         _check_finite(gradient)
         digest = bytes.fromhex(self._loaded.in_use.digest())
         gradient[WEIGHTS] = torch.tensor(list(digest), dtype=torch.uint8)
-        return GroupGradient(gradient=pack(gradient), tally=self._transaction.inner.tally.as_dict())
+        return GroupGradient(
+            gradient=pack(gradient), tally=self._chunked.transaction.tally.as_dict()
+        )
 
     def _gradient(self, group: TrainingGroup) -> dict[str, Tensor]:
         """In smaller and smaller chunks until they fit."""
         while True:
-            self._transaction.inner.begin()
+            self._chunked.transaction.begin()
             try:
-                self._transaction.accumulate(group)
+                self._chunked.accumulate(group)
                 return {n: p.grad for n, p in self._parameters.items() if p.grad is not None}
             except OutOfMemory as error:
                 if not error.smaller:

@@ -161,7 +161,7 @@ class AutoChunkedGradient:
         self, recipe: Recipe, loaded: LoadedPolicy, num_samples: int | None = None
     ) -> None:
         """``num_samples`` of a group are accumulated at a time; by default all of them."""
-        self.inner = GradientTransaction.of(recipe, loaded.model)
+        self.transaction = GradientTransaction.of(recipe, loaded.model)
         self._loaded = loaded
         self._num_samples = num_samples or recipe.batch.group_size
         self._num_steps = recipe.sampling.window
@@ -189,7 +189,7 @@ class AutoChunkedGradient:
             raise OutOfMemory(str(error), smaller=self._tuner is not before) from None
 
     def _accumulate(self, group: TrainingGroup, chunk: Chunk) -> None:
-        train = partial(self.inner.accumulate, group, chunk)
+        train = partial(self.transaction.accumulate, group, chunk)
         usual = group.shape == (self._num_samples, self._num_steps)
         if self._tuner.settled or not usual:
             train()
