@@ -15,7 +15,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from services.trainer.engine.engine import TrainerEngine
+from services.trainer.engine.trainer_engine import TrainerEngine
 from shared.devices.protocols import GroupData
 from shared.diffusion.generation import Generator, to_uint8
 from shared.diffusion.models import repeat_rows

@@ -92,7 +92,7 @@ def main() -> None:
     configure_logs(service="rollout", worker=settings.worker, run=settings.run)
 
     def build(recipe: Recipe) -> SlowedDevice:
-        from services.rollout.engine import RolloutEngine  # torch, once the probes answer
+        from services.rollout.rollout_engine import RolloutEngine  # torch, once the probes answer
 
         return SlowedDevice(RolloutEngine(recipe), asked.factor)
 

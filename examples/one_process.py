@@ -16,7 +16,7 @@ import safetensors.numpy
 from rich import print
 
 from services.reward.scorer import build_scorers, scorer_inputs
-from services.trainer.engine.engine import TrainerEngine
+from services.trainer.engine.trainer_engine import TrainerEngine
 from shared.diffusion.generation import Generator
 from shared.diffusion.policy import load_policy
 from shared.learning.advantages import batch_scale

@@ -59,7 +59,7 @@ def test_the_import_rules_hold_and_a_planted_violation_is_found(tmp_path: Path) 
     plants = {
         "shared/learning/seeds.py": "import services.scheduler.core.state",
         "shared/store/objects.py": "import shared.recipe.recipe",
-        "services/rollout/engine.py": "import services.trainer.engine.engine",
+        "services/rollout/rollout_engine.py": "import services.trainer.engine.trainer_engine",
         "services/rollout/app.py": "import shared.diffusion.generation",
         "services/scheduler/core/machine.py": "import nats",
         "services/scheduler/shell/app.py": "import torch",

@@ -12,7 +12,7 @@ from shared.recipe.recipe import Recipe
 
 if TYPE_CHECKING:
     from shared.devices.protocols import Training
-    from shared.diffusion.devices import LocalGenerator
+    from shared.diffusion.local_generator import LocalGenerator
 
 
 async def run(settings: ServiceSettings) -> None:
@@ -56,8 +56,8 @@ def _load(recipe: Recipe) -> "tuple[Training, list[LocalGenerator]]":
     """Load the trainer's devices, and generators on them if they may be lent."""
     from services.trainer.engine.ranked import start_ranks
     from services.trainer.engine.replicas import ReplicatedTraining, load_replicas
-    from shared.diffusion.devices import LocalGenerator
     from shared.diffusion.generation import Generator
+    from shared.diffusion.local_generator import LocalGenerator
 
     if num_ranks() > 1 or recipe.trainer.ranks > 1:
         return start_ranks(recipe), []

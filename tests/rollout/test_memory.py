@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from services.rollout.engine import RolloutEngine
+from services.rollout.rollout_engine import RolloutEngine
 from shared.diffusion.models import Conditions
 from shared.diffusion.tensors import unpack
 from shared.diffusion.weights import weights_digest

@@ -6,8 +6,8 @@ from typing import Any
 
 import structlog
 
-from services.trainer.engine.engine import TrainerEngine
 from services.trainer.engine.links import Message, join
+from services.trainer.engine.trainer_engine import TrainerEngine
 from services.trainer.engine.world import local_rank, num_ranks, this_rank
 from shared.devices.chunks import Chunk
 from shared.devices.protocols import GroupData

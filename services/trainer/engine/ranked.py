@@ -13,11 +13,15 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
-from services.trainer.engine.engine import TrainerEngine
 from services.trainer.engine.follower import KEPT_GROUPS, load_engine, slice_values
 from services.trainer.engine.links import Link, Message, join
-from services.trainer.engine.replicas import CACHED_GROUPS, ParsedGroups, Replica
 from services.trainer.engine.threads import TrainingOnThreads
+from services.trainer.engine.trainer_engine import (
+    CACHED_GROUPS,
+    EngineDevice,
+    ParsedGroups,
+    TrainerEngine,
+)
 from services.trainer.engine.world import num_ranks
 from shared.devices.chunks import Chunk
 from shared.devices.protocols import GroupData, TrainingDevice, WeightsBlob
@@ -32,7 +36,7 @@ class RankedTraining(TrainingOnThreads):
         super().__init__(recipe, engine)
         self._links = links
         self._groups = ParsedGroups(engine.read, CACHED_GROUPS)
-        mine = Replica(engine, self._groups)
+        mine = EngineDevice(engine, self._groups)
         others = [FollowingRank(link, engine) for link in links]
         self.devices: tuple[TrainingDevice, ...] = (mine, *others)
         if recipe.trainer.sharded:

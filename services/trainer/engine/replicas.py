@@ -1,29 +1,27 @@
-"""The `Training` on real devices: one network each, and the optimizer on the first.
+"""Trains on several devices of this process: one network each, and the optimizer on the first.
 
 Between the beginning of a batch and its optimizer step the devices have nothing to do with one
 another: each adds up the gradient of the samples that it trains. The step sums the devices'
 gradients, and copies the adapter to all of them.
 """
 
-import asyncio
-from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 import torch
 
-from services.trainer.engine.engine import TrainerEngine
 from services.trainer.engine.threads import TrainingOnThreads
-from shared.devices.protocols import GroupData, WeightsBlob
-from shared.devices.slices import GroupSlice, slice_size
+from services.trainer.engine.trainer_engine import (
+    CACHED_GROUPS,
+    EngineDevice,
+    ParsedGroups,
+    TrainerEngine,
+)
+from shared.devices.protocols import WeightsBlob
+from shared.devices.slices import slice_size
 from shared.diffusion.models import Part
 from shared.diffusion.policy import LoadedPolicy, load_policy
-from shared.diffusion.training.group import TrainingGroup
 from shared.errors import UserError
 from shared.recipe.recipe import Recipe
-
-CACHED_GROUPS = 2
-"""Groups are trained one after the other: at most two at the same time, one just begun."""
 
 
 class ReplicatedTraining(TrainingOnThreads):
@@ -34,7 +32,7 @@ class ReplicatedTraining(TrainingOnThreads):
         super().__init__(recipe, engines[0])
         self._others = engines[1:]
         self._groups = ParsedGroups(self._first.read, CACHED_GROUPS if self._others else 0)
-        self.devices = tuple(Replica(engine, self._groups) for engine in engines)
+        self.devices = tuple(EngineDevice(engine, self._groups) for engine in engines)
 
     def weights_digest(self) -> str:
         return self._first.weights_digest()
@@ -69,40 +67,8 @@ class ReplicatedTraining(TrainingOnThreads):
             engine.copy_weights(self._first)
 
 
-@dataclass(frozen=True, slots=True)
-class Replica:
-    """`shared.devices.protocols.TrainingDevice`."""
-
-    engine: TrainerEngine
-    groups: "ParsedGroups"
-
-    async def accumulate(self, group: GroupData, group_slice: GroupSlice) -> None:
-        read = await self.groups.read(group)
-        await asyncio.to_thread(self.engine.train, read.sliced(group_slice))
-
-
-class ParsedGroups:
-    """Groups that several devices train, each read from its bytes once."""
-
-    def __init__(self, read: Callable[[GroupData], TrainingGroup], size: int) -> None:
-        self._read = read
-        self._recent: deque[tuple[GroupData, asyncio.Task[TrainingGroup]]] = deque(maxlen=size)
-
-    async def read(self, group: GroupData) -> TrainingGroup:
-        """Raises ContractError if the fragments do not make up a group of this run."""
-        for known, reading in self._recent:
-            if known is group:  # comparing the bytes would take as long as reading them
-                return await reading
-        reading = asyncio.create_task(asyncio.to_thread(self._read, group))
-        self._recent.append((group, reading))
-        return await reading
-
-    def forget(self) -> None:
-        self._recent.clear()
-
-
 def load_replicas(recipe: Recipe, parts: set[Part]) -> list[LoadedPolicy]:
-    """The policy on each of the trainer's devices.
+    """Load the policy on each of the trainer's devices.
 
     Raises:
         UserError: if this host has fewer GPUs than the recipe says.

@@ -5,7 +5,7 @@ from abc import ABC, abstractmethod
 
 from torch import Tensor
 
-from services.trainer.engine.engine import TrainerEngine
+from services.trainer.engine.trainer_engine import TrainerEngine
 from shared.devices.protocols import GroupGradient, WeightsBlob
 from shared.diffusion.training.tally import Tally
 from shared.errors import ContractError

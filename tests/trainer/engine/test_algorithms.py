@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from services.trainer.engine.engine import TrainerEngine
+from services.trainer.engine.trainer_engine import TrainerEngine
 from shared.devices.chunks import Chunk
 from shared.devices.protocols import GroupData
 from shared.diffusion.generation import Generator

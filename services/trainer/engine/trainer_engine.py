@@ -1,8 +1,10 @@
-"""The training half of one of the trainer's devices: the trained weights, their optimizer and their
-gradient."""
+"""Trains on one device: holds the trained weights, their optimizer and their gradient."""
 
+import asyncio
 import math
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -12,6 +14,7 @@ from torch.optim import AdamW
 from services.trainer.engine.checkpoint import checkpoint_tensors, restore_checkpoint
 from shared.devices.chunks import Chunk
 from shared.devices.protocols import GroupData, GroupGradient, WeightsBlob
+from shared.devices.slices import GroupSlice
 from shared.diffusion.memory import fits
 from shared.diffusion.policy import LoadedPolicy, load_policy
 from shared.diffusion.sharding import sum_gradients
@@ -24,11 +27,13 @@ from shared.diffusion.weights import full_tensor, load_weights, trained_paramete
 from shared.recipe.recipe import Recipe
 from shared.recipe.trainer import Trainer
 
+CACHED_GROUPS = 2
+"""Groups are trained one after the other: at most two at the same time, one just begun."""
 STEP_REMEDY = "train fewer weights (model.lora.rank), or share them among trainer.ranks"
 
 
 def learning_rate(table: Trainer, batch: int) -> float:
-    """Of the optimizer step that batch ``batch`` makes; a function of the batch number alone."""
+    """Return the learning rate of a batch; it depends on the batch's number alone."""
     if table.decay_steps is None:
         return table.learning_rate
     progress = min(1.0, batch / table.decay_steps)
@@ -36,27 +41,27 @@ def learning_rate(table: Trainer, batch: int) -> float:
 
 
 def average_decay(table: Trainer, step: int) -> float:
-    """Of the moving average, at optimizer step ``step`` of the run, counted from 0.
+    """Return the decay of the moving average at optimizer step ``step`` of the run, from 0.
 
-    With a warm-up min((1 + step) / (10 + step), `Trainer.ema`), as Flow-GRPO has it: the average
-    of a constant decay d still has d^n of the first weights after n steps, .74 for .99 and 30.
+    With a warm-up it is min((1 + step) / (10 + step), `Trainer.ema`), as in Flow-GRPO: with a
+    constant decay d the average still has d^n of the first weights after n steps, .74 for .99, 30.
     """
     decay = table.ema or 0.0
     return min((1 + step) / (10 + step), decay) if table.ema_warmup else decay
 
 
 class TrainerEngine:
-    """Not thread-safe: one call at a time, as a device allows. Beside others may run `skip` and
-    `read_gradient`.
+    """Adds up gradients and takes optimizer steps.
 
-    Between two calls a generator may use the same network, under the same weights.
+    Not thread-safe: one call at a time, as a device allows. Only `skip` and `read_gradient` may run
+    beside others. Between two calls a generator may use the same network, under the same weights.
     """
 
     def __init__(
         self, recipe: Recipe, loaded: LoadedPolicy | None = None, *, num_samples: int | None = None
     ) -> None:
-        """Trains ``loaded``, of which it needs the transformer, or a network of its own;
-        ``num_samples`` of a group at a time, by default all of them."""
+        """Train the transformer of ``loaded``, or a network of its own; ``num_samples`` of a group
+        at a time, by default all of them."""
         torch.set_num_threads(recipe.trainer.threads)
         self._recipe = recipe
         self._loaded = loaded or load_policy(recipe, {"transformer"})
@@ -78,20 +83,20 @@ class TrainerEngine:
 
     @property
     def chunk(self) -> Chunk:
-        """In which the next group is trained."""
+        """Size of the chunks that the next group is trained in."""
         return self._tuned.chunk
 
     @property
     def is_sharded(self) -> bool:
-        """Whether what is trained lies on several ranks: `weights`, `weights_digest` and `step` are
-        then called on all of them at once."""
+        """Whether the trained weights lie on several ranks: `weights`, `weights_digest` and `step`
+        are then called on all of them at once."""
         return any(isinstance(each, DTensor) for each in self._parameters.values())
 
     def weights_digest(self) -> str:
         return self._loaded.in_use.digest()
 
     def weights(self) -> WeightsBlob:
-        """What is trained, and the optimizer, as they stand."""
+        """Pack the trained weights and the optimizer as they stand."""
         return WeightsBlob(
             digest=self.weights_digest(),
             adapter=pack(trained_tensors(self._loaded.model.transformer)),
@@ -113,7 +118,7 @@ class TrainerEngine:
 
     @property
     def num_steps(self) -> int:
-        """Optimizer steps of the batch so far, wherever they were taken."""
+        """Number of optimizer steps of the batch so far, wherever they were taken."""
         return self._transaction.num_steps
 
     @num_steps.setter
@@ -125,7 +130,7 @@ class TrainerEngine:
         self._transaction.begin()
 
     def read(self, group: GroupData) -> TrainingGroup:
-        """A whole group from what is stored of it; touches no device.
+        """Unpack a whole group; touches no device.
 
         Raises:
             ContractError: if the fragments do not make up a group of this run.
@@ -133,8 +138,8 @@ class TrainerEngine:
         return read_group(self._recipe, group)
 
     def train(self, group: TrainingGroup, chunk: Chunk | None = None) -> None:
-        """Add the gradient of a group, or of a part of one, in chunks that were found to be best,
-        or in these."""
+        """Add the gradient of a group, or of a slice of one, in chunks of the best size found, or
+        of this one."""
         if chunk is None:
             self._tuned.accumulate(group)
         else:
@@ -161,8 +166,8 @@ class TrainerEngine:
         self._transaction.skip(num_samples * self._recipe.sampling.window)
 
     def read_gradient(self, part: GroupGradient) -> dict[str, Tensor]:
-        """Of each parameter, computed elsewhere at the weights in use here; raises ContractError
-        if it is not that."""
+        """Unpack the gradient of each parameter that was computed elsewhere, at the weights in use
+        here; raises ContractError if it was not."""
         return read_gradient(part, self._parameters, self.weights_digest())
 
     def add(self, gradient: Mapping[str, Tensor], tally: Mapping[str, float]) -> None:
@@ -171,7 +176,7 @@ class TrainerEngine:
         self._transaction.tally.merge(tally)
 
     def gradient(self) -> dict[str, Tensor]:
-        """A copy of what the groups of this batch have added up to so far."""
+        """Copy the gradient that the groups of this batch have added up to so far."""
         return {
             name: parameter.grad.detach().clone()
             for name, parameter in self._parameters.items()
@@ -180,18 +185,18 @@ class TrainerEngine:
 
     @property
     def tally(self) -> dict[str, float]:
-        """What happened to the rows that this device has trained."""
+        """Statistics of the rows that this device has trained."""
         return self._transaction.tally.as_dict()
 
     def check_on_policy(self) -> None:
-        """Raises BatchFailed if the rows of this batch were not generated by these weights."""
+        """Raise BatchFailed if the rows of this batch were not generated by these weights."""
         self._transaction.tally.check_on_policy()
 
     def step(self, batch: int, scale: float = 1.0) -> dict[str, float]:
         """Take the optimizer step of the batch and return its metrics.
 
-        ``scale``: of the whole gradient, if its advantages were only centred. A gradient that is
-        not finite takes no step; the weights stay as they were.
+        ``scale`` multiplies the whole gradient, if its advantages were only centred. A gradient
+        that is not finite takes no step; the weights stay as they were.
         """
         table = self._recipe.trainer
         rate = learning_rate(table, batch)
@@ -225,7 +230,7 @@ class TrainerEngine:
             average.lerp_(self._parameters[name], weight)
 
     def _clip_gradient(self, limit: float) -> float:
-        """Returns its norm before."""
+        """Clip the gradient; return its norm before."""
         norm = torch.nn.utils.clip_grad_norm_(self._parameters.values(), limit)
         return float(full_tensor(norm))
 
@@ -236,7 +241,39 @@ class TrainerEngine:
                 parameter.grad.mul_(scale)
 
     def _fill_gradient(self) -> None:
-        """Where every group was skipped there is none: the optimizer is to see zeros."""
+        """Give the optimizer zeros where every group was skipped."""
         for parameter in self._parameters.values():
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineDevice:
+    """Trains slices of groups in a thread: the `TrainingDevice` of a network in this process."""
+
+    engine: TrainerEngine
+    groups: "ParsedGroups"
+
+    async def accumulate(self, group: GroupData, group_slice: GroupSlice) -> None:
+        read = await self.groups.read(group)
+        await asyncio.to_thread(self.engine.train, read.sliced(group_slice))
+
+
+class ParsedGroups:
+    """Unpacks each group once, however many devices train slices of it."""
+
+    def __init__(self, read: Callable[[GroupData], TrainingGroup], size: int) -> None:
+        self._read = read
+        self._recent: deque[tuple[GroupData, asyncio.Task[TrainingGroup]]] = deque(maxlen=size)
+
+    async def read(self, group: GroupData) -> TrainingGroup:
+        """Raises ContractError if the fragments do not make up a group of this run."""
+        for known, reading in self._recent:
+            if known is group:  # comparing the bytes would take as long as reading them
+                return await reading
+        reading = asyncio.create_task(asyncio.to_thread(self._read, group))
+        self._recent.append((group, reading))
+        return await reading
+
+    def forget(self) -> None:
+        self._recent.clear()

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from services.trainer.engine.checkpoint import averaged
-from services.trainer.engine.engine import TrainerEngine, average_decay, learning_rate
+from services.trainer.engine.trainer_engine import TrainerEngine, average_decay, learning_rate
 from shared.devices.chunks import Chunk
 from shared.diffusion.policy import load_policy
 from shared.diffusion.tensors import pack, unpack

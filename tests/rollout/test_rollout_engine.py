@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from services.rollout.engine import RolloutEngine
+from services.rollout.rollout_engine import RolloutEngine
 from shared.devices.protocols import Generated, GroupData, GroupGradient
 from shared.diffusion.tensors import pack, unpack
 from shared.diffusion.weights import weights_digest

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 
 from shared.devices.protocols import GroupData, GroupGradient
-from shared.diffusion.devices import LocalGenerator
 from shared.diffusion.generation import Generator
+from shared.diffusion.local_generator import LocalGenerator
 from shared.diffusion.memory import fits
 from shared.diffusion.policy import LoadedPolicy, load_policy
 from shared.diffusion.weights import StagedTensors
