@@ -1,16 +1,17 @@
-"""Every error this project raises on purpose.
+"""Every error that this project raises on purpose.
 
 DigenRLError
     UserError             the user can mend it: bad recipe, missing folder, occupied port
     ContractError         bytes are not a message, record or tensor file that we know
         SlotPoisoned      a slot of the bus is taken by bytes that are no message
-        Untrainable       the network cannot take the tensors of a group
+        Untrainable       the network cannot train on the tensors of a group
     IntegrityError        a stored object is not what its reference says
     AdmissionError        a trajectory may not be trained: wrong version, wrong weights
     CommitConflict        another trainer has committed this batch already
-    BatchFailed           a batch may not be trained: trying again would end in the same way
-    OutOfMemory           what was asked of a device does not fit its memory
-    ScoringError          a scorer could not score, or gave something that is no score
+    BatchFailed           a batch cannot be trained: trying again would end in the same way
+    OutOfMemory           work does not fit the memory of a device
+    ScoringError          a scorer could not score, or returned something that is no score
+        ScorerUnavailable a scorer that runs elsewhere does not answer
     Unavailable           a broker or store does not answer (yet)
 """
 
@@ -20,7 +21,7 @@ class DigenRLError(Exception):
 
 
 class UserError(DigenRLError):
-    """The user can mend it. Shown as one line; the command ends with exit code 2."""
+    """The user can mend it: shown as one line, and the command ends with exit code 2."""
 
 
 class ContractError(DigenRLError):
@@ -32,7 +33,7 @@ class SlotPoisoned(ContractError):
 
 
 class Untrainable(ContractError):
-    """The network cannot take the tensors of a group. A part of it may be in the gradient."""
+    """The network cannot train on the tensors of a group; part of it may be in the gradient."""
 
 
 class IntegrityError(DigenRLError):
@@ -48,24 +49,24 @@ class CommitConflict(DigenRLError):
 
 
 class BatchFailed(DigenRLError):
-    """A batch may not be trained, and trying again would end in the same way: the run fails."""
+    """A batch cannot be trained, and trying again would end in the same way: the run fails."""
 
 
 class OutOfMemory(DigenRLError):
-    """What was asked of a device does not fit its memory; the message has sizes and the remedy."""
+    """Work does not fit the memory of a device; the message has sizes and the remedy."""
 
     def __init__(self, reason: str, *, smaller: bool = False) -> None:
-        """``smaller``: the next attempt needs less."""
+        """Takes ``smaller`` if the next attempt needs less memory."""
         super().__init__(reason)
         self.smaller = smaller
 
 
 class ScoringError(DigenRLError):
-    """A scorer could not score, or gave something that is no score. Never a score of 0."""
+    """A scorer could not score, or returned something that is no score; it never counts as 0."""
 
 
 class ScorerUnavailable(ScoringError):
-    """A scorer that runs elsewhere does not answer: no sample is to blame."""
+    """A scorer that runs elsewhere does not answer; no sample is to blame."""
 
 
 class Unavailable(DigenRLError):
@@ -73,10 +74,10 @@ class Unavailable(DigenRLError):
 
 
 def how_to_install(extra: str) -> str:
-    """What a message says to do where an extra is missing.
+    """Returns the remedy for a missing extra.
 
-    Commands are those of a clone: the package itself is on no index, so that its extras cannot be
-    asked for by name.
+    The commands are those of a clone: the package is on no index, so that nobody can install its
+    extras by name.
     """
     return (
         f'needs the extra "{extra}"; in the clone, run make install, '

@@ -1,4 +1,4 @@
-"""Cancelling what awaits a library that may lose a cancellation, as the NATS client does."""
+"""Cancels tasks whose library may lose a cancellation, as the NATS client does."""
 
 import asyncio
 from collections.abc import Awaitable
@@ -6,11 +6,11 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 AGAIN_S = 6.0
-"""Longer than any of our tasks takes to clean up."""
+"""Seconds that exceed the clean-up of any of our tasks."""
 
 
 async def cancellable(call: Awaitable[T]) -> T:
-    """``call``, of the NATS client, or CancelledError if its task is cancelled meanwhile.
+    """Awaits a call of the NATS client; raises CancelledError if its task is cancelled meanwhile.
 
     Before Python 3.12 `asyncio.wait_for`, which the client uses, may lose a cancellation that comes
     together with the result; then the task would never end.
@@ -26,8 +26,10 @@ async def cancellable(call: Awaitable[T]) -> T:
 
 
 async def stop(*tasks: "asyncio.Task[Any]") -> list[BaseException | None]:
-    """Cancel ``tasks`` and wait for their ends, again and again where a cancellation was lost;
-    returns the errors that they ended with, None for each that ended otherwise."""
+    """Cancels ``tasks`` until all have ended, again where a cancellation was lost.
+
+    Returns the error of each, None for a task that ended without one.
+    """
     pending = set(tasks)
     while pending:
         for task in pending:

@@ -1,4 +1,4 @@
-"""A connection to NATS, and what is said while there is none."""
+"""Connects to NATS, and logs while there is no connection."""
 
 import asyncio
 import time
@@ -13,13 +13,13 @@ from shared.telemetry import public
 
 CONNECT_S = 30.0
 REPEAT_S = 30.0
-"""After this long the log says again what is still so."""
+"""Time after which the log repeats an error that lasts."""
 
 log = structlog.get_logger()
 
 
 async def open_connection(url: str, name: str) -> Client:
-    """A client that reconnects by itself.
+    """Returns a client that reconnects by itself.
 
     Raises:
         Unavailable: if nobody answers within some seconds.
@@ -72,13 +72,13 @@ async def open_connection(url: str, name: str) -> Client:
 
 
 def _refuses(error: Exception) -> bool:
-    """Whether it is the user or the password that is wrong."""
+    """Returns whether the server refuses the user or the password."""
     return "authorization violation" in str(error).lower()
 
 
 @dataclass(slots=True)
 class _Errors:
-    """Says what the client met: the same once in `REPEAT_S`, however often it tries."""
+    """Logs errors of the client, each at most once in `REPEAT_S`."""
 
     address: str
     said: dict[str, float] = field(default_factory=dict)

@@ -1,7 +1,7 @@
 """Messages to bytes and back: msgpack within bounds, then strict validation.
 
-A message of many fragments names the same run, keys and devices again and again: what is larger
-than `PLAIN_BYTES` goes through zlib, whose first byte no plain message begins with.
+A message of many fragments repeats the names of the run, its keys and devices: one larger than
+`PLAIN_BYTES` goes through zlib, whose first byte begins no plain message.
 """
 
 import zlib
@@ -16,17 +16,21 @@ from shared.messages.contracts import MAX_MESSAGE_BYTES, Message
 
 MAX_DEPTH = 16
 PLAIN_BYTES = 16 * 1024
-"""Messages up to this size are msgpack as it is."""
+"""Largest message that is sent as plain msgpack."""
 MAX_PLAIN_BYTES = 1024 * 1024
-"""What zlib may make of a message, so that a small one cannot fill the memory."""
+"""Largest message after decompression, so that a small one cannot fill the memory."""
 ZLIB = b"\x78"
-"""First byte of a zlib stream; as msgpack it is the number 120, and no map."""
+"""First byte of a zlib stream; in msgpack it is the number 120, and no map."""
 
 _MESSAGE: TypeAdapter[Message] = TypeAdapter(Message)
 
 
 def encode(message: Message) -> bytes:
-    """Raises ContractError if the message is too large for the bus."""
+    """Returns the bytes of a message.
+
+    Raises:
+        ContractError: if the message is too large for the bus.
+    """
     plain: bytes = msgpack.packb(message.model_dump())
     packed = plain if len(plain) <= PLAIN_BYTES else zlib.compress(plain)
     for size, limit in ((len(plain), MAX_PLAIN_BYTES), (len(packed), MAX_MESSAGE_BYTES)):
@@ -36,14 +40,17 @@ def encode(message: Message) -> bytes:
 
 
 def group_bytes(samples: int, fragments: int, scorers: int) -> int:
-    """What a message about a whole group takes at most, with names of 64 characters that have
-    nothing in common: digests, addresses and numbers are what zlib cannot make smaller."""
+    """Returns the most bytes of a message about a whole group.
+
+    Names have 64 characters and nothing in common; zlib cannot shrink digests, addresses and
+    numbers either.
+    """
     names = 2048 + 64 * scorers
     return 4096 + names + (440 + 4 * scorers) * fragments + 9 * samples * (2 + scorers)
 
 
 def decode(data: bytes) -> Message:
-    """Raises ContractError, and nothing else, whatever the bytes are."""
+    """Returns the message; raises ContractError, and nothing else, whatever the bytes are."""
     if len(data) > MAX_MESSAGE_BYTES:
         raise ContractError(f"{len(data)} bytes exceed the limit of {MAX_MESSAGE_BYTES}")
     try:

@@ -1,18 +1,18 @@
-"""The messages that services exchange. Nothing else crosses a service boundary.
+"""The messages that services exchange; nothing else crosses a service boundary.
 
-Events are facts ("this happened"), commands are requests ("do this"), a status says what a worker
-does right now. Tensors never travel here: a message names objects in the store.
+Events are facts ("this happened"), commands are requests ("do this"), and a status says what a
+worker does at the moment (workers.py). A message holds no tensors: it names objects in the store.
 
     GenerateFragment      scheduler -> one device  sample this fragment under this policy version
     FragmentGenerated     device -> reward, scheduler
-    FragmentReleased      device -> scheduler      given back, not begun or not finished
+    FragmentReleased      device -> scheduler      returned, not begun or not finished
     FragmentScored        reward -> scheduler
     FragmentFailed        any -> scheduler         the fragment needs another attempt
     TrainGroup            scheduler -> trainer     a whole, scored group with its advantages
     ComputeGradient       scheduler -> one device  compute the gradient of a whole group
-    GradientComputed      device -> scheduler      it is stored, to be added up at the commit
-    GradientReleased      device -> scheduler      given back, not computed
-    GroupTrained          trainer -> scheduler     its gradient is added up
+    GradientComputed      device -> scheduler      the gradient is stored, the trainer adds it
+    GradientReleased      device -> scheduler      returned, not computed
+    GroupTrained          trainer -> scheduler     the group is in the trainer's gradient
     GroupFailed           any -> scheduler         the group must be sent to the trainer again
     PolicyPublished       trainer -> everybody     an optimizer step is committed
     RunFailed             trainer -> scheduler     the batch cannot be trained, and why
@@ -39,11 +39,11 @@ MAX_METADATA = 16 * 1024
 
 MAX_SCORE = 1e6
 Score = Annotated[float, Field(ge=-MAX_SCORE, le=MAX_SCORE, allow_inf_nan=False)] | None
-"""None: the sample could not be scored. Squares of larger ones would drown all others."""
+"""Score, None if the sample could not be scored; squares of larger ones would swamp all others."""
 
 
 class ObjectRef(Record):
-    """An object in the store, with what its reader must find there."""
+    """Names an object in the store, and says what its reader must find there."""
 
     key: Annotated[str, Field(max_length=512)]
     sha256: Digest
@@ -53,7 +53,7 @@ class ObjectRef(Record):
 class Prompt(Record):
     text: Text
     metadata: dict[str, str | int | float | bool] = Field(default_factory=dict, max_length=32)
-    """What scorers need to know about the prompt."""
+    """Facts about the prompt that scorers need."""
 
     @field_validator("metadata")
     @classmethod
@@ -71,14 +71,14 @@ class Prompt(Record):
 
 
 class Policy(Record):
-    """A policy version, and the weights that it stands for."""
+    """Names a policy version and the weights that it stands for."""
 
     version: Count
     weights_digest: Digest
 
 
 class FragmentSlot(Record):
-    """Which piece of rollout work, and which attempt at it."""
+    """Names a piece of rollout work and the attempt at it."""
 
     batch: Count
     group: Count
@@ -87,7 +87,7 @@ class FragmentSlot(Record):
 
 
 class Fragment(FragmentSlot):
-    """The unit of rollout work: a slice of a group's samples, under one policy version."""
+    """Describes the unit of rollout work: a slice of a group's samples, by one policy version."""
 
     num_samples: Annotated[int, Field(gt=0, le=MAX_GROUP_SIZE)]
 
@@ -111,19 +111,19 @@ class GenerateFragment(Record):
     policy: Policy
     prompt: Prompt
     window_start: Count
-    """First stochastic (and trained) denoising step of this group."""
+    """First stochastic, and trained, denoising step of this group."""
     worker: Token
     """Address of the device that is to generate it."""
 
 
 class Trajectories(Record):
-    """What rollout leaves in the store for one fragment."""
+    """Names what rollout leaves in the store for one fragment."""
 
     trajectory: ObjectRef
     conditions: ObjectRef
     media: ObjectRef
     weights_digest: Digest
-    """Of the weights that really generated it, taken from the network's own parameters."""
+    """Digest of the parameters that the network really had when it generated the fragment."""
 
 
 class FragmentGenerated(Record):
@@ -135,7 +135,7 @@ class FragmentGenerated(Record):
     worker: Token
     """Address of the device that generated it."""
     seconds: Seconds
-    """On the device, from the first denoising step to the decoded media."""
+    """Device time from the first denoising step to the decoded media."""
 
 
 class FragmentReleased(Record):
@@ -143,7 +143,7 @@ class FragmentReleased(Record):
     slot: FragmentSlot
     worker: Token
     reason: Literal["stale", "returned", "draining"]
-    """stale: a newer version was published before it began. returned: the device trains again."""
+    """stale: a newer version was published before it began; returned: the device trains again."""
 
 
 class FragmentScored(Record):
@@ -152,9 +152,9 @@ class FragmentScored(Record):
     policy: Policy
     stored: Trajectories
     rewards: Annotated[tuple[Score, ...], Field(max_length=MAX_GROUP_SIZE)]
-    """The weighted sum per sample, in order."""
+    """Weighted sum of the scores per sample, in order."""
     parts: dict[Token, tuple[Score, ...]] = Field(max_length=MAX_SCORERS)
-    """Each scorer's own values, by its name in the recipe."""
+    """Scores of each scorer, by its name in the recipe."""
     generated_by: Token
     """Address of the device that generated it."""
     worker: Token
@@ -176,11 +176,11 @@ class FragmentFailed(Record):
 
 
 class GroupGradientRef(Record):
-    """The gradient of one whole group, computed by a device that is not the trainer's."""
+    """Names the gradient of a whole group that a rollout device has computed."""
 
     gradient: ObjectRef
     tally: dict[Token, FiniteFloat] = Field(max_length=32)
-    """What happened to its rows: its part of the metrics of the optimizer step."""
+    """The group's share of the metrics of the optimizer step."""
     worker: Token
     """Address of the device."""
 
@@ -191,24 +191,24 @@ class TrainGroup(Record):
     group: Count
     attempt: Count
     policy: Policy
-    """The version that generated the whole group."""
+    """Version that generated the whole group."""
     fragments: Annotated[tuple[FragmentScored, ...], Field(max_length=MAX_GROUP_SIZE)]
-    """In the order of their samples."""
+    """Fragments of the group, in the order of their samples."""
     advantages: Annotated[tuple[FiniteFloat, ...], Field(max_length=MAX_GROUP_SIZE)]
-    """One per sample of the group, in order; 0 for one that could not be scored."""
+    """Advantage of each sample, in order; 0 if it could not be scored."""
     dropped: Text | None = None
-    """Why nothing is to be learned of it: too many of its samples could not be scored."""
+    """Reason not to train on the group: too many of its samples could not be scored."""
     contribution: GroupGradientRef | None = None
-    """Its gradient, if that is computed already: the trainer only adds it."""
+    """Gradient of the group, if a device has computed it: the trainer only adds it."""
 
 
 class ComputeGradient(Record):
-    """For a rollout device that declares that it can train, while the trainer is behind."""
+    """Asks a rollout device that can train for a gradient while the trainer is behind."""
 
     kind: Literal["compute_gradient"] = "compute_gradient"
     group: TrainGroup
     policy: Policy
-    """The version that the batch is trained from: the gradient is that of these weights."""
+    """Version at whose weights the gradient is taken."""
     worker: Token
     """Address of the device."""
 
@@ -219,10 +219,10 @@ class GradientComputed(Record):
     group: Count
     attempt: Count
     policy: Policy
-    """Whose gradient it is."""
+    """Version at whose weights the gradient was taken."""
     contribution: GroupGradientRef
     seconds: Seconds
-    """On the device."""
+    """Device time."""
 
 
 class GradientReleased(Record):
@@ -232,11 +232,11 @@ class GradientReleased(Record):
     attempt: Count
     worker: Token
     reason: Literal["stale", "draining", "failed"]
-    """stale: its batch is committed. failed: this device is not asked again."""
+    """stale: the batch is committed; failed: this device is not asked again."""
 
 
 class GroupTrained(Record):
-    """Says that a group is in the trainer's gradient; it is trained when the batch is committed."""
+    """Says that a group is in the trainer's gradient; it counts once the batch is committed."""
 
     kind: Literal["group_trained"] = "group_trained"
     batch: Count
@@ -244,7 +244,7 @@ class GroupTrained(Record):
     attempt: Count
     worker: Token
     seconds: Seconds
-    """On the device; 0 if its gradient is zero, or was computed elsewhere."""
+    """Device time; 0 if the gradient is zero, or was computed elsewhere."""
 
 
 class GroupFailed(Record):
@@ -256,7 +256,7 @@ class GroupFailed(Record):
 
 
 class RunFailed(Record):
-    """The batch cannot be trained, however often it is tried. The trainer waits to be resumed."""
+    """Says that a batch cannot be trained at any attempt; the trainer waits for a resume."""
 
     kind: Literal["run_failed"] = "run_failed"
     batch: Count
@@ -271,11 +271,11 @@ class PolicyPublished(Record):
     weights: ObjectRef
     worker: Token
     seconds: Seconds = 0.0
-    """From the beginning of the optimizer step to this announcement; 0 if none was taken."""
+    """Time from the beginning of the optimizer step to this message; 0 without a step."""
 
 
 class SetDevice(Record):
-    """Desired state, not a call: the highest generation that a device has seen is what holds."""
+    """States what a device shall do; the highest loan number that it has seen is what holds."""
 
     kind: Literal["set_device"] = "set_device"
     worker: Token
@@ -283,9 +283,9 @@ class SetDevice(Record):
     loan_number: Annotated[Count, wire_name("generation")]
     mode: DeviceMode
     max_seconds: Seconds = 0.0
-    """A borrowed device returns by itself after this long, by its own clock."""
+    """Longest time, by the device's own clock, before a borrowed device returns by itself."""
     keep: bool = True
-    """train: whether fragments that are begun or waiting are kept for the next loan, or dropped."""
+    """With mode "train": whether fragments begun or waiting are kept for the next loan."""
 
 
 class OperatorRequest(Record):
@@ -301,7 +301,7 @@ class TagRequest(Record):
     kind: Literal["tag_request"] = "tag_request"
     mode: TagMode
     groups: Count = 0
-    """fixed: of every batch, how many groups the trainer generates."""
+    """With mode "fixed": number of groups of every batch that the trainer generates."""
     id: Token
 
 
@@ -309,7 +309,7 @@ Slotted = (
     GenerateFragment | FragmentGenerated | FragmentScored | TrainGroup
     | ComputeGradient | GradientComputed
 )  # fmt: skip
-"""Messages with a slot of their own: stored at most once, whoever publishes them how often."""
+"""Messages with a slot of their own: each is stored at most once, however often it is published."""
 Event = (
     FragmentGenerated
     | FragmentReleased

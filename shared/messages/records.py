@@ -13,7 +13,7 @@ TOKEN_PATTERN = rf"^{_TOKEN}$"
 TOKEN_WORDS = "1 to 64 letters, digits, '-' and '_', starting with a letter or digit"
 
 Count = Annotated[int, Field(ge=0, lt=2**63)]
-"""Numbers things from zero, and fits the 64 bits that the wire has."""
+"""Number from zero that fits the 64 bits of the wire."""
 Token = Annotated[str, Field(pattern=TOKEN_PATTERN)]
 """A name that becomes part of subjects, keys and paths."""
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
@@ -30,7 +30,7 @@ def wire_name(name: str) -> Any:
 
 
 class Record(BaseModel):
-    """Immutable, strict, and closed to unknown fields: a misspelt field fails at the sender."""
+    """Is immutable, strict and closed to unknown fields: a misspelt field fails at the sender."""
 
     model_config = ConfigDict(
         frozen=True, extra="forbid", strict=True, validate_by_name=True, serialize_by_alias=True

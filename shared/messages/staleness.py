@@ -1,15 +1,15 @@
 """The staleness gate: what a device may generate, and what the trainer may train.
 
-Checked three times: when a task is issued (scheduler), when a device accepts it, and when the
-trainer admits the result. Pure, so that the simulator's devices obey the very same rules.
+The gate holds three times: when the scheduler issues a task, when a device accepts it, and when
+the trainer admits the result. It is pure, so that simulated devices obey the same rules.
 """
 
 from shared.errors import AdmissionError
 from shared.messages.contracts import FragmentScored, GenerateFragment, Policy, TrainGroup
 
 Admissible = tuple[Policy, ...]
-"""Versions that may have generated what is trained: the newest, and with one-step asynchrony the
-one before it."""
+"""Versions that may have generated a batch: the newest, and with one-step asynchrony the one
+before it."""
 
 
 def check_task(task: GenerateFragment, *, max_staleness: int) -> None:
@@ -22,10 +22,10 @@ def check_task(task: GenerateFragment, *, max_staleness: int) -> None:
 
 
 def check_admission(fragment: FragmentScored, command: TrainGroup, admissible: Admissible) -> None:
-    """By one of the versions that may have generated it, and by its very weights.
+    """Checks that an admissible version generated the fragment, and with that version's weights.
 
     Raises:
-        AdmissionError: saying which of these does not hold.
+        AdmissionError: naming the check that failed.
     """
     trained = admissible[0]
     if (

@@ -14,9 +14,8 @@
 
 The first six streams keep one message per subject and refuse a second, for ever and over
 restarts: whoever does a piece of work twice finds its slot taken. A task (fragment or gradient)
-names the device that is to do it; given to another device, it has another slot, and still one slot
-for its result.
-DG_DEVICE keeps the newest message per subject: what a device is wanted to do.
+names its device: given to another device it has another slot, and still one slot for the result.
+DG_DEVICE keeps the newest message per subject: the state that a device shall have.
 """
 
 import re
@@ -45,9 +44,9 @@ class Stream:
     subjects: tuple[str, ...]
     max_bytes: int
     slots: bool
-    """One message per subject, a second one is refused; otherwise old messages make room."""
+    """Whether a subject takes one message only; otherwise old messages make room."""
     newest: bool = False
-    """Only the newest message of a subject is kept."""
+    """Whether only the newest message of a subject is kept."""
 
 
 ADVISORIES = "$JS.EVENT.ADVISORY.CONSUMER.MAX_DELIVERIES.*.*"
@@ -62,7 +61,7 @@ EVT = Stream("DG_EVT", ("dg.*.evt.>",), 64 * MIB, slots=False)
 DLQ = Stream("DG_DLQ", (ADVISORIES, "dg.*.quarantine.>"), 64 * MIB, slots=False)
 STREAMS = (TASK, TRAJ, REW, TRAIN, GRAD, PART, DEVICE, EVT, DLQ)
 ADDRESSED = (TASK, GRAD)
-"""Their subjects name the device before the batch."""
+"""Streams whose subjects name the device before the batch."""
 
 _FRAGMENT = re.compile(
     r"\Adg\.[^.]+\.(?:task\.[^.]+|traj|rew)\.(\d{1,9})\.(\d{1,9})\.(\d{1,9})\.(\d{1,9})\Z"
@@ -101,24 +100,24 @@ def _subject_without_slot(run: str, message: Message) -> str:
 
 
 def stream_of(subject: str) -> Stream:
-    """The slot stream that a subject of one run belongs to."""
+    """Returns the stream that a subject of one run belongs to."""
     kind = subject.split(".")[2]
     return next(stream for stream in STREAMS if stream.subjects[0] == f"dg.*.{kind}.>")
 
 
 def batch_subject(run: str, stream: Stream, batch: int) -> str:
-    """Every slot of one batch in one stream."""
+    """Matches every slot of one batch in one stream."""
     kind = stream.subjects[0].split(".")[2]
     return f"dg.{run}.{kind}{'.*' if stream in ADDRESSED else ''}.{batch}.>"
 
 
 def tasks_for(run: str, address: str) -> str:
-    """Every fragment given to one device."""
+    """Matches every fragment that one device is to generate."""
     return f"dg.{run}.task.{address}.>"
 
 
 def gradients_for(run: str, address: str) -> str:
-    """Every group whose gradient one device is to compute."""
+    """Matches every group whose gradient one device is to compute."""
     return f"dg.{run}.grad.{address}.>"
 
 
@@ -139,7 +138,7 @@ def run_subjects(run: str, stream: Stream) -> list[str]:
 
 
 def fragment_slot(subject: str) -> FragmentSlot | None:
-    """The fragment that a task, traj or rew subject stands for."""
+    """Returns the fragment of a task, traj or rew subject."""
     found = _FRAGMENT.match(subject)
     if found is None:
         return None
@@ -148,7 +147,7 @@ def fragment_slot(subject: str) -> FragmentSlot | None:
 
 
 def group_slot(subject: str) -> tuple[int, int, int] | None:
-    """(batch, group, attempt) of a train subject."""
+    """Returns batch, group and attempt of a train subject."""
     found = _GROUP.match(subject)
     return (int(found[1]), int(found[2]), int(found[3])) if found else None
 

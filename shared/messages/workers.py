@@ -1,6 +1,6 @@
-"""What a worker says about itself once a second, and the answer that it takes no part.
+"""Messages about workers: their status, once a second, and the refusal of one that takes no part.
 
-None of it is stored: it is lost while the broker is away.
+They are not stored, and lost while the broker is away.
 """
 
 from typing import Annotated, Literal
@@ -18,27 +18,26 @@ Activity = Literal[
 
 
 class Device(Record):
-    """What a worker registers with."""
+    """Describes the device that a worker registers."""
 
     kind: Text = "cpu"
-    """As its maker calls it."""
+    """The maker's name of the device."""
     memory_bytes: Count = 0
     needs_bytes: Count = 0
-    """What the worker will hold of the model."""
+    """Bytes that the worker will hold of the model."""
     concurrency: Annotated[int, Field(ge=0, le=4096), wire_name("slots")] = 0
     """Fragments that it generates at the same time; 0 if it cannot generate."""
     independent_devices: Annotated[bool, wire_name("fluid")] = False
-    """A trainer of several devices, each with all weights: each finishes the fragment that it has
-    and then trains, whatever the others do. If not, all of them change over together."""
+    """Whether each of a trainer's devices has all weights: it finishes its fragment and trains,
+    whatever the others do. Otherwise all of them switch together."""
     can_train: bool = False
-    """A rollout device that computes gradients of whole groups if it is asked to."""
+    """Whether a rollout device computes gradients of whole groups on request."""
     gpu: Text = ""
-    """Which of its host's accelerators, as CUDA_VISIBLE_DEVICES counts them ("2", "4,5"); empty if
-    it uses none."""
+    """The host's accelerators that it uses, as CUDA_VISIBLE_DEVICES counts them ("2", "4,5")."""
 
     @property
     def refusal(self) -> str | None:
-        """Why it cannot take part."""
+        """Reason why the device cannot take part."""
         if self.needs_bytes <= self.memory_bytes:
             return None
         needs, has = (f"{size / 2**30:.2f} GiB" for size in (self.needs_bytes, self.memory_bytes))
@@ -46,7 +45,7 @@ class Device(Record):
 
 
 class DeviceLoan(Record):
-    """What a trainer's device is used for, as the device itself reports it."""
+    """Reports what a trainer's device is used for."""
 
     loan_number: Annotated[Count, wire_name("generation")]
     mode: DeviceMode
@@ -57,20 +56,20 @@ class WorkerStatus(Record):
     service: Service
     worker: Token
     address: Token
-    """The worker's name and this start of it: a worker that is started again has another one."""
+    """Name of the worker and of this start of it: after a restart it is another one."""
     activity: Activity
     policy_version: Count | None = None
     num_done: Count = 0
     num_quarantined: Count = 0
     busy_seconds: Seconds = 0.0
     seconds: dict[Activity, Seconds] = Field(default_factory=dict)
-    """Spent on each activity since it was started."""
+    """Seconds on each activity since the start."""
     device: Device = Device()
     loan: DeviceLoan | None = None
     host: Text = ""
-    """Name of the machine that it runs on."""
+    """Name of the machine."""
     url: Text = ""
-    """Of its probes and metrics, as http://10.0.0.3:8000; empty if it serves none."""
+    """Address of its probes and metrics, such as http://10.0.0.3:8000; empty if it serves none."""
 
 
 class WorkerRefused(Record):

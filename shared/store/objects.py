@@ -17,22 +17,22 @@ _KEY = re.compile(r"\A[A-Za-z0-9][A-Za-z0-9_.-]*(?:/[A-Za-z0-9][A-Za-z0-9_.-]*)*
 
 
 BUCKETS = ("s3", "gs", "az")
-"""Kinds of URL that name a bucket."""
+"""URL schemes that name a bucket."""
 LARGE = 1 << 19
-"""Bytes whose digest takes longer than to go to a thread and back."""
+"""Size in bytes from which hashing takes longer than a hop to a thread."""
 
 
 class Backend(Protocol):
     async def write(self, key: str, data: bytes) -> None:
-        """Durable and atomic: a reader sees the whole object or none."""
+        """Stores durably and atomically: a reader sees the whole object or none."""
 
     async def create(self, key: str, data: bytes) -> bool:
-        """As `write`, but False and nothing changed if the key exists already."""
+        """Stores like `write`; returns False and changes nothing if the key exists."""
 
     async def read(self, key: str) -> bytes | None: ...
 
     async def size(self, key: str) -> int | None:
-        """Bytes of the object; None if there is none."""
+        """Returns the bytes of the object, None if there is none."""
 
     async def keys(self, prefix: str) -> list[str]: ...
     async def delete(self, keys: list[str]) -> None: ...
@@ -43,23 +43,23 @@ class ObjectStore:
     backend: Backend
 
     async def put(self, folder: str, data: bytes, *, suffix: str) -> ObjectRef:
-        """Store ``data`` under ``folder``, named by its content."""
+        """Stores ``data`` under ``folder``, named by its content."""
         ref = await _named(folder, data, suffix)
         await self.backend.write(ref.key, data)
         return ref
 
     async def put_once(self, folder: str, data: bytes, *, suffix: str) -> ObjectRef:
-        """As `put`, for what many workers store: only the first of them sends it."""
+        """Stores like `put` what many workers have: only the first of them sends it."""
         ref = await _named(folder, data, suffix)
         if await self.backend.size(ref.key) != ref.size:
             await self.backend.write(ref.key, data)
         return ref
 
     async def get(self, ref: ObjectRef) -> bytes:
-        """The object that ``ref`` names.
+        """Returns the object that ``ref`` names.
 
         Raises:
-            IntegrityError: if it is missing, or not what the reference says.
+            IntegrityError: if it is missing, or differs from the reference.
         """
         data = await self.backend.read(checked_key(ref.key))
         if data is None:
@@ -78,15 +78,15 @@ class ObjectStore:
         return await self.backend.read(checked_key(key))
 
     async def keys(self, folder: str) -> list[str]:
-        """Every key under ``folder``, sorted."""
+        """Returns every key under ``folder``, sorted."""
         return sorted(await self.backend.keys(checked_key(folder) + "/"))
 
     async def delete(self, keys: Collection[str]) -> None:
-        """Those that are not there are none the less gone."""
+        """Deletes ``keys``; a key that does not exist is no error."""
         await self.backend.delete([checked_key(key) for key in keys])
 
     async def delete_folder(self, folder: str) -> int:
-        """Delete everything under ``folder``; returns how many objects it was."""
+        """Deletes everything under ``folder``, and returns the number of objects."""
         keys = await self.keys(folder)
         await self.backend.delete(keys)
         return len(keys)
@@ -99,29 +99,29 @@ async def _named(folder: str, data: bytes, suffix: str) -> ObjectRef:
 
 
 async def _sha256(data: bytes) -> str:
-    """In a thread if it takes longer than to go there."""
+    """Hashes large data in a thread."""
     if len(data) < LARGE:
         return hashlib.sha256(data).hexdigest()
     return (await asyncio.to_thread(hashlib.sha256, data)).hexdigest()
 
 
 def open_store(settings: StoreSettings) -> ObjectStore:
-    """Raises UserError if the URL is of no known kind."""
+    """Returns the store at the URL of ``settings``; raises UserError for an unknown scheme."""
     parts = urlsplit(settings.url)
     if parts.scheme == "file" and parts.path:
         from shared.store.folder import FolderBackend
 
         return ObjectStore(FolderBackend(Path(parts.path)))
     if parts.scheme in BUCKETS and parts.netloc:
-        from shared.store.s3 import S3Backend
+        from shared.store.bucket import BucketBackend
 
-        return ObjectStore(S3Backend(settings))
+        return ObjectStore(BucketBackend(settings))
     known = ", ".join(f"{scheme}://bucket" for scheme in BUCKETS)
     raise UserError(f"store_url: {settings.url!r} is neither file:///folder nor one of {known}")
 
 
 def checked_key(key: str) -> str:
-    """Raises ContractError unless ``key`` is built from plain names: no way out of the store."""
+    """Returns ``key``; raises ContractError unless it consists of plain names, inside the store."""
     if len(key) > 512 or _KEY.match(key) is None:
         raise ContractError(f"{key!r} is not an object key")
     return key

@@ -9,8 +9,8 @@ from pydantic import SecretStr
 class StoreSettings:
     url: str
     endpoint: str | None = None
-    """Of an S3 service that is not Amazon's."""
+    """URL of an S3 service other than Amazon's."""
     access_key: SecretStr | None = None
     secret_key: SecretStr | None = None
     session_token: SecretStr | None = None
-    """Beside temporary keys."""
+    """Session token that belongs to temporary keys."""

@@ -1,4 +1,4 @@
-"""The header of a safetensors object, looked at before anything of it is believed or allocated."""
+"""Checks the header of a safetensors object before any of it is trusted or allocated."""
 
 import json
 import math
@@ -14,12 +14,12 @@ BITS = {
     "F64": 64, "F32": 32, "F16": 16, "BF16": 16,
     "I64": 64, "I32": 32, "I16": 16, "I8": 8, "U8": 8, "BOOL": 8,
 }  # fmt: skip
-"""Of the types that objects may hold. Others, such as fp8, have no arithmetic on every device."""
+"""Bits of each type that objects may hold; others, such as fp8, lack arithmetic on some devices."""
 
 
 def check_header(data: bytes, dtypes: Collection[str] = tuple(BITS)) -> None:
-    """Raises ContractError unless ``data`` begin with a header of sane size, types and shapes,
-    which the rest is long enough for."""
+    """Raises ContractError unless ``data`` begin with a header of sane size, types and shapes, and
+    are as long as the header says."""
     size = int.from_bytes(data[:8], "little")
     if len(data) < 8 or not 2 <= size <= min(MAX_HEADER_BYTES, len(data) - 8):
         raise ContractError("not a safetensors object: its header is cut off or too large")

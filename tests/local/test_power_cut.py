@@ -17,7 +17,7 @@ from pydantic import SecretStr
 from digenrl.local import brokers
 from digenrl.local.brokers import Brokers, Program, plan_brokers
 from shared.errors import Unavailable
-from shared.store import ObjectStore, StoreSettings, open_store, s3
+from shared.store import ObjectStore, StoreSettings, bucket, open_store
 from tests.conftest import PASSWORD, StartProgram, program
 
 pytestmark = [pytest.mark.broker, pytest.mark.slow]
@@ -111,7 +111,7 @@ def loses_something(
         after = plan_brokers(cleanup.enter_context(mounted(copy, folder / "after")), PASSWORD)
         again = start(objects(after))
         cleanup.callback(_kill, again)
-        patch.setattr(s3, "RETRIES", timedelta(0))  # what is lost does not come back
+        patch.setattr(bucket, "RETRIES", timedelta(0))  # what is lost does not come back
         return asyncio.run(any_is_lost(store_of(after), stored))
 
 

@@ -2,8 +2,8 @@
 obstore.
 
 Exclusive create is the service's own conditional put (``If-None-Match: *`` on S3 and Azure,
-generation 0 on Google). What finds the service and its credentials: `StoreSettings` for S3, where
-they are set; otherwise the variables and files that each cloud's own tools read (``AWS_REGION``,
+generation 0 on Google). `StoreSettings` say where an S3 service is and with which credentials;
+what they leave open comes from the variables and files of each cloud's own tools (``AWS_REGION``,
 ``AWS_SESSION_TOKEN``, ``GOOGLE_APPLICATION_CREDENTIALS``, ``AZURE_STORAGE_ACCOUNT_NAME`` ...).
 """
 
@@ -26,21 +26,21 @@ from shared.store.settings import StoreSettings
 
 CONNECT = timedelta(seconds=10)
 SILENCE = timedelta(seconds=60)
-"""How long the service may say nothing: between two pieces of an answer, and while one request's
-body is sent. A request as a whole may take as long as it takes."""
+"""Longest silence of the service: between two parts of an answer, and while one request's body is
+sent. A whole request may take any time."""
 RETRIES = timedelta(seconds=60)
-"""After these no further attempt is begun."""
+"""Time after which no further attempt begins."""
 PART = 5 * 1024 * 1024
-"""Bytes of a part of a large object: small enough to be sent within `SILENCE` on a slow line."""
+"""Bytes of a part of a large object: a slow line sends it within `SILENCE`."""
 PARTS_AT_ONCE = 2
 MAX_SINGLE_PUT = PART * PARTS_AT_ONCE
 FOR_EVER = timedelta(days=365)
 DEFAULT_REGION = "us-east-1"
 
 
-class S3Backend:
+class BucketBackend:
     def __init__(self, settings: StoreSettings) -> None:
-        """Raises UserError if something that the store needs to be found by is not set."""
+        """Raises UserError if a setting that the store needs is missing."""
         options: dict[str, Any] = {
             "client_options": {
                 "allow_http": (settings.endpoint or "").startswith("http://"),
@@ -71,7 +71,7 @@ class S3Backend:
             raise _unavailable(error) from error
 
     async def create(self, key: str, data: bytes) -> bool:
-        """In one request, whatever its size: a condition holds for a whole put only."""
+        """Stores in one request, whatever the size: a condition holds for a whole put only."""
         try:
             await obstore.put_async(self._store, key, data, mode="create", use_multipart=False)
         except AlreadyExistsError:
