@@ -15,7 +15,7 @@ from digenrl.profile.network import Network
 from digenrl.profile.timing import forget_peak, median_seconds, peak_bytes
 from shared.diffusion.sampler import Denoising, SamplingPlan
 from shared.diffusion.transition import transition
-from shared.models.schedule import linear_sigmas
+from shared.models.sigmas import linear_sigmas
 
 NOISE_LEVEL = 0.7
 LEARNING_RATE = 1e-4

@@ -9,7 +9,7 @@ import torch
 from shared.devices.protocols import GroupData, GroupGradient
 from shared.diffusion.generation import Generator
 from shared.diffusion.local_generator import LocalGenerator
-from shared.diffusion.memory import fits
+from shared.diffusion.out_of_memory import fits
 from shared.diffusion.policy import LoadedPolicy, load_policy
 from shared.diffusion.weights import StagedTensors
 from shared.recipe.recipe import Recipe
@@ -56,6 +56,6 @@ class RolloutEngine(LocalGenerator):
 
 def _gradient(recipe: Recipe, loaded: LoadedPolicy) -> Callable[[GroupData], GroupGradient]:
     # Only workers that train pay for its import.
-    from shared.diffusion.training.contribution import GroupGradients
+    from shared.diffusion.training.group_gradient import GroupGradients
 
     return GroupGradients(loaded, recipe).compute

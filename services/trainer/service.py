@@ -28,7 +28,7 @@ async def run(settings: ServiceSettings) -> None:
 async def _work(process: WorkerProcess) -> None:
     from services.trainer.app import TrainerApp  # torch, once the probes answer
     from services.trainer.engine.ranked import RankedTraining
-    from shared.diffusion.device import this_device
+    from shared.diffusion.registered_device import this_device
     from shared.diffusion.training.stored import check_stored
 
     settings, recipe = process.settings, process.recipe

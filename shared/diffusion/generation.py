@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from shared.devices.protocols import Generated
-from shared.diffusion.memory import fits, is_out_of_memory, release
 from shared.diffusion.models import Conditions, repeat_rows
+from shared.diffusion.out_of_memory import fits, is_out_of_memory, release
 from shared.diffusion.policy import LoadedPolicy, sampling_plan
 from shared.diffusion.sampler import Denoising
 from shared.diffusion.tensors import check_latents, check_trajectory, pack, pack_trajectory, unpack

@@ -5,13 +5,13 @@ from dataclasses import dataclass
 import torch
 
 from shared.diffusion.lora import LoraSpec, attach_lora
-from shared.diffusion.memory import fits
 from shared.diffusion.models import DTYPES, ModelAdapter, Part, load_model
+from shared.diffusion.out_of_memory import fits
 from shared.diffusion.sampler import SamplingPlan
 from shared.diffusion.weights import WeightsInUse
 from shared.learning.algorithms import ALGORITHMS
 from shared.learning.seeds import derive
-from shared.models import schedule
+from shared.models import sigmas
 from shared.recipe.recipe import Recipe
 from shared.recipe.sampling import Sampling
 
@@ -92,14 +92,14 @@ def sampling_plan(recipe: Recipe, *, window_start: int | None) -> SamplingPlan:
     )
 
 
-def _sigmas(sampling: Sampling) -> schedule.Sigmas:
+def _sigmas(sampling: Sampling) -> sigmas.Sigmas:
     match sampling.sigmas:
         case "linear":
-            return schedule.linear_sigmas(sampling.steps)
+            return sigmas.linear_sigmas(sampling.steps)
         case "shifted":
-            return schedule.single_shift_sigmas(sampling.steps, sampling.shift)
+            return sigmas.single_shift_sigmas(sampling.steps, sampling.shift)
         case "default":
-            return schedule.default_sigmas(sampling.steps, sampling.shift)
+            return sigmas.default_sigmas(sampling.steps, sampling.shift)
         case "model":
             raise ValueError("the model's own sigmas are numbers once the recipe is read")
         case numbers:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from shared.diffusion.transition import Step, euler_step, transition
 from shared.learning.algorithms import Variant
-from shared.models.schedule import Sigmas
+from shared.models.sigmas import Sigmas
 
 Velocity = Callable[[Tensor, Tensor], Tensor]
 """(latents (B, ...), sigma (B,)) -> velocity (B, ...)."""

@@ -12,7 +12,7 @@ from typing import Any
 from shared.errors import UserError
 from shared.models.families import FAMILIES
 from shared.models.family import FamilySpec
-from shared.models.schedule import Sigmas
+from shared.models.sigmas import Sigmas
 
 _NEEDED = frozenset({"transformer", "scheduler", "vae"})
 _SCHEDULE = "scheduler/scheduler_config.json"

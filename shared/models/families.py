@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from shared.models.family import Config, FamilySpec
-from shared.models.schedule import shift_by_tokens, single_static_shift, static_shift
+from shared.models.sigmas import shift_by_tokens, single_static_shift, static_shift
 
 CLIP_TOKENS = 77
 JOINT_ATTENTION = (

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from shared.errors import UserError
-from shared.models.schedule import SigmaRule
+from shared.models.sigmas import SigmaRule
 
 Config = Mapping[str, Any]
 """Configuration of one part of a model: of the network, the decoder or the noise schedule."""

@@ -16,7 +16,7 @@ from shared.diffusion.families.sd3 import StableDiffusion3
 from shared.diffusion.models import Part, load_model
 from shared.diffusion.sampler import Denoising, SamplingPlan, denoise
 from shared.learning.prompts import read_prompts
-from shared.models.schedule import linear_sigmas
+from shared.models.sigmas import linear_sigmas
 from tests.paths import ROOT
 
 MODEL = ROOT / "models" / "digits"

@@ -15,13 +15,13 @@ from services.trainer.engine.checkpoint import checkpoint_tensors, restore_check
 from shared.devices.chunks import Chunk
 from shared.devices.protocols import GroupData, GroupGradient, WeightsBlob
 from shared.devices.slices import GroupSlice
-from shared.diffusion.memory import fits
+from shared.diffusion.out_of_memory import fits
 from shared.diffusion.policy import LoadedPolicy, load_policy
 from shared.diffusion.sharding import sum_gradients
 from shared.diffusion.tensors import pack, unpack
-from shared.diffusion.training.contribution import add_gradient, read_gradient
 from shared.diffusion.training.gradient import AutoChunkedGradient
 from shared.diffusion.training.group import TrainingGroup
+from shared.diffusion.training.group_gradient import add_gradient, read_gradient
 from shared.diffusion.training.objective import read_group
 from shared.diffusion.weights import full_tensor, load_weights, trained_parameters, trained_tensors
 from shared.recipe.recipe import Recipe

@@ -23,8 +23,8 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from shared.devices.chunks import Chunk, Measurement, make_tuner
-from shared.diffusion.memory import device_bytes, fits, is_out_of_memory
 from shared.diffusion.models import Conditions, ModelAdapter
+from shared.diffusion.out_of_memory import device_bytes, fits, is_out_of_memory
 from shared.diffusion.policy import LoadedPolicy
 from shared.diffusion.training.group import Rows, TrainingGroup
 from shared.diffusion.training.objective import evaluate

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from shared.diffusion.sampler import Denoising, SamplingPlan, denoise
 from shared.diffusion.transition import Step, euler_step, transition
-from shared.models.schedule import linear_sigmas
+from shared.models.sigmas import linear_sigmas
 
 CPU = torch.device("cpu")
 SHAPE = (2, 4, 4)

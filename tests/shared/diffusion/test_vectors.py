@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from shared.diffusion.transition import Step, transition
-from shared.models import schedule
+from shared.models import sigmas
 from tests.paths import VECTORS
 
 CASES: list[dict[str, Any]] = json.loads((VECTORS / "sde_step.json").read_text())["cases"]
@@ -67,20 +67,20 @@ def test_a_replayed_step_has_the_references_log_prob_and_gradient(case: dict[str
     torch.testing.assert_close(ratio, torch.tensor(case["ratio"]), rtol=2e-4, atol=0)
 
 
-def sigmas_of(row: dict[str, Any]) -> schedule.Sigmas:
+def sigmas_of(row: dict[str, Any]) -> sigmas.Sigmas:
     match row["kind"].split(" ")[0]:
         case "sd3_shift3_default":
-            return schedule.default_sigmas(row["n"], 3.0)
+            return sigmas.default_sigmas(row["n"], 3.0)
         case "shift1_default":
-            return schedule.default_sigmas(row["n"], 1.0)
+            return sigmas.default_sigmas(row["n"], 1.0)
         case "flux_dyn":
-            return schedule.dynamic_sigmas(row["n"], row["mu"])
+            return sigmas.dynamic_sigmas(row["n"], row["mu"])
         case "qwen_dyn":
-            return schedule.dynamic_sigmas(row["n"], row["mu"], terminal=0.02)
+            return sigmas.dynamic_sigmas(row["n"], row["mu"], terminal=0.02)
         case "hunyuan_shift7_pipeline":
-            return schedule.single_shift_sigmas(row["n"], 7.0)
+            return sigmas.single_shift_sigmas(row["n"], 7.0)
         case "single_shift":
-            return schedule.single_shift_sigmas(row["n"], row["shift"])
+            return sigmas.single_shift_sigmas(row["n"], row["shift"])
         case kind:
             raise AssertionError(f"no schedule for the vector {kind}")
 

@@ -16,7 +16,7 @@ from shared.errors import UserError
 from shared.models import families
 from shared.models.catalogue import check_size, pipeline_sigmas, pixels_per_token
 from shared.models.family import FamilySpec
-from shared.models.schedule import shift_by_tokens
+from shared.models.sigmas import shift_by_tokens
 from tests import tiny_models
 
 SIZE, STEPS, GUIDANCE = 256, 4, 3.5

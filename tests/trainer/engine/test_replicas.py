@@ -14,7 +14,7 @@ from shared.devices.protocols import GroupData, GroupGradient, Training
 from shared.devices.slices import GroupSlice
 from shared.diffusion.policy import LoadedPolicy, load_policy
 from shared.diffusion.tensors import pack, unpack
-from shared.diffusion.training.contribution import WEIGHTS, GroupGradients
+from shared.diffusion.training.group_gradient import WEIGHTS, GroupGradients
 from shared.diffusion.training.tally import Tally
 from shared.diffusion.weights import load_weights, trained_tensors
 from shared.errors import ContractError

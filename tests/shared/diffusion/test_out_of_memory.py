@@ -5,8 +5,8 @@ import torch
 from torch import Tensor
 
 from shared.diffusion.generation import Generator
-from shared.diffusion.memory import fits, is_out_of_memory
 from shared.diffusion.models import Conditions
+from shared.diffusion.out_of_memory import fits, is_out_of_memory
 from shared.diffusion.policy import LoadedPolicy, load_policy, set_matmul_precision
 from shared.diffusion.tensors import unpack, unpack_trajectory
 from shared.errors import OutOfMemory

@@ -9,7 +9,7 @@ from diffusers import StableDiffusion3Pipeline
 from shared.diffusion.models import ModelAdapter, load_model, repeat_rows
 from shared.diffusion.sampler import Denoising, SamplingPlan, denoise
 from shared.errors import UserError
-from shared.models.schedule import linear_sigmas
+from shared.models.sigmas import linear_sigmas
 from tests.paths import ROOT
 
 DIGITS = ROOT / "models" / "digits"
