@@ -3,7 +3,7 @@
 import asyncio
 import os
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,6 +14,7 @@ from digenrl.local.ports import ports_let_go
 from shared.process.settings import ServiceSettings
 from shared.store import ObjectStore, open_store
 from shared.store.folder import FolderBackend
+from tests.brokers import PASSWORD, StartProgram, program
 
 settings.register_profile(
     "same",
@@ -25,8 +26,6 @@ settings.register_profile(
 settings.register_profile("random", settings.get_profile("same"), derandomize=False)
 settings.load_profile(os.environ.get("DIGENRL_EXAMPLES", "same"))
 
-PASSWORD = "a-password-of-the-tests"
-
 BROKERS = {"brokers", "start_run"}
 """Fixtures that start brokers; the others of brokers ask for these."""
 
@@ -36,9 +35,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if BROKERS.intersection(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.broker)
-
-
-StartProgram = Callable[[Program], "subprocess.Popen[bytes]"]
 
 
 @pytest.fixture(autouse=True)
@@ -71,10 +67,6 @@ def start(tmp_path: Path) -> Iterator[StartProgram]:
 def brokers(tmp_path: Path) -> Brokers:
     """Brokers of this test alone, not yet started."""
     return plan_brokers(tmp_path / "brokers", PASSWORD)
-
-
-def program(brokers: Brokers, name: str) -> Program:
-    return next(program for program in brokers.programs if program.name == name)
 
 
 @pytest.fixture

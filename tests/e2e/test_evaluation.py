@@ -16,8 +16,8 @@ from shared.learning.metrics import STEP_METRICS
 from shared.process.settings import ServiceSettings
 from shared.recipe.recipe import load_recipe, override
 from shared.store import open_store
-from tests.conftest import StartProgram, program
-from tests.e2e.conftest import SMALL, LocalRun, StartRun, wait_until
+from tests.brokers import StartProgram, program
+from tests.e2e.local_run import SMALL, LocalRun, StartRun, wait_until
 from tests.e2e.test_schedule import child, logged
 from tests.paths import DIGITS
 

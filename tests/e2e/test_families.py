@@ -9,7 +9,7 @@ from PIL import Image
 from safetensors.numpy import load_file
 
 from tests import tiny_models
-from tests.e2e.conftest import StartRun
+from tests.e2e.local_run import StartRun
 
 pytestmark = [pytest.mark.run, pytest.mark.timeout(900)]
 

@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from shared.recipe.recipe import load_recipe, override
-from tests.e2e.conftest import SMALL, LocalRun, StartRun
+from tests.e2e.local_run import SMALL, LocalRun, StartRun
 from tests.paths import DIGITS
 
 pytestmark = [pytest.mark.run, pytest.mark.timeout(900)]

@@ -15,7 +15,7 @@ import nats
 import pytest
 from safetensors.numpy import load_file
 
-from tests.e2e.conftest import LocalRun, StartRun, wait_until
+from tests.e2e.local_run import LocalRun, StartRun, wait_until
 
 pytestmark = [pytest.mark.run, pytest.mark.timeout(900)]
 

@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from shared.recipe.recipe import load_recipe, override
-from tests.e2e.conftest import SMALL, LocalRun, StartRun, wait_until
+from tests.e2e.local_run import SMALL, LocalRun, StartRun, wait_until
 from tests.paths import DIGITS
 
 pytestmark = [pytest.mark.run, pytest.mark.slow, pytest.mark.timeout(900)]

@@ -18,7 +18,7 @@ from digenrl.local import brokers
 from digenrl.local.brokers import Brokers, Program, plan_brokers
 from shared.errors import Unavailable
 from shared.store import ObjectStore, StoreSettings, bucket, open_store
-from tests.conftest import PASSWORD, StartProgram, program
+from tests.brokers import PASSWORD, StartProgram, program
 
 pytestmark = [pytest.mark.broker, pytest.mark.slow]
 

@@ -22,7 +22,7 @@ from shared.process.service import Health
 from shared.run.versions import VersionIndex
 from shared.store import ObjectStore
 from tests import examples
-from tests.conftest import StartProgram, program
+from tests.brokers import StartProgram, program
 from tests.scheduler.shell.test_recovery_live import RUN, WAIT_S, Live, Trainer
 
 pytestmark = pytest.mark.broker

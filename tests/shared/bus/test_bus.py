@@ -12,7 +12,7 @@ from shared.errors import SlotPoisoned, Unavailable
 from shared.messages import subjects
 from shared.messages.contracts import Message, OperatorRequest, SetDevice
 from tests import examples
-from tests.conftest import StartProgram, program
+from tests.brokers import StartProgram, program
 
 
 async def take(bus: Bus, stream: subjects.Stream, count: int) -> list[Received]:

@@ -24,7 +24,7 @@ from shared.recipe.recipe import load_recipe, override
 from shared.run.run_recipe import store_recipe
 from shared.run.versions import VersionIndex
 from shared.store import ObjectStore
-from tests.conftest import PASSWORD
+from tests.brokers import PASSWORD
 from tests.paths import DIGITS
 
 PATIENCE_S = 25

@@ -16,7 +16,7 @@ from digenrl.local.brokers import BUCKET, USER
 from shared.errors import Unavailable
 from shared.process.settings import ServiceSettings
 from shared.store import ObjectStore, StoreSettings, bucket, open_store
-from tests.conftest import PASSWORD
+from tests.brokers import PASSWORD
 
 Handle = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from shared.recipe.recipe import load_recipe, override
-from tests.e2e.conftest import SMALL, LocalRun, StartRun
+from tests.e2e.local_run import SMALL, LocalRun, StartRun
 from tests.e2e.test_schedule import child
 from tests.paths import DIGITS
 

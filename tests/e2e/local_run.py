@@ -1,0 +1,89 @@
+"""A whole run for a test to watch, steer and kill: `digenrl up` in a process of its own."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+
+from digenrl.local.ports import free_ports
+
+PATIENCE_S = 500
+
+SMALL = {
+    "batch.groups": 3,
+    "batch.group_size": 4,
+    "schedule.fragment_size": 2,
+    "trainer.micro_batch": 4,
+    "evaluation.samples_per_prompt": 1,
+}
+"""The demo's recipe, cut down to batches of a second."""
+
+
+@dataclass
+class LocalRun:
+    """A run of `digenrl up`, and what it says about itself."""
+
+    process: "subprocess.Popen[str]"
+    folder: Path
+    url: str
+
+    def get(self, path: str) -> Any:
+        return httpx.get(f"{self.url}{path}", timeout=10).raise_for_status().json()
+
+    def post(self, path: str, body: dict[str, Any] | None = None) -> httpx.Response:
+        return httpx.post(f"{self.url}{path}", json=body, timeout=10)
+
+    def free_port(self) -> int:
+        return free_ports(1)[0]
+
+    def wait_for(self, condition: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+        """Until the run's view fulfils it."""
+        deadline = time.monotonic() + PATIENCE_S
+        while time.monotonic() < deadline:
+            try:
+                run: dict[str, Any] = self.get("/v1/run")
+                if condition(run):
+                    return run
+            except httpx.HTTPError:
+                pass
+            assert self.process.poll() is None, "the run has ended"
+            time.sleep(0.1)
+        raise AssertionError("the run did not get there")
+
+    def finish(self) -> dict[str, Any]:
+        """Wait for the end; returns summary.json."""
+        output, _ = self.process.communicate(timeout=PATIENCE_S)
+        assert self.process.returncode == 0, output
+        summary: dict[str, Any] = json.loads((self.folder / "summary.json").read_text())
+        return summary
+
+    def children(self) -> list[int]:
+        return [child.pid for child in psutil.Process(self.process.pid).children()]
+
+    def kill_everything(self) -> None:
+        """SIGKILL for the supervisor and every child of it."""
+        for pid in [self.process.pid, *self.children()]:
+            with contextlib.suppress(ProcessLookupError):  # they die with their supervisor
+                os.kill(pid, signal.SIGKILL)
+        self.process.communicate()
+
+
+StartRun = Callable[..., LocalRun]
+
+
+def wait_until(condition: Callable[[], bool], seconds: float) -> float:
+    """Seconds until it holds."""
+    began = time.monotonic()
+    while not condition():
+        assert time.monotonic() - began < seconds
+        time.sleep(0.05)
+    return time.monotonic() - began
