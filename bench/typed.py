@@ -5,7 +5,7 @@ host, or ranks. By the same rule as `digenrl plan` (`services.scheduler.planning
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -14,7 +14,7 @@ from services.scheduler.costs.memory import usual, with_memory
 from services.scheduler.costs.profile import Profile, Role, holds_fragments, load_profile
 from services.scheduler.planning.runnable import HOST_GPUS, needs_ranks, why_not
 from services.scheduler.planning.splits import Split, parse_split
-from services.scheduler.sim.profiled import ScheduleChoice
+from shared.recipe.schedule import RunSchedule
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ def typed(workload: str, mode: Mapping[str, Any]) -> Typed:
     """Says whether a recipe can say one mode of a result."""
     profile, split = _profile(workload), parse_split(mode["split"])
     size, tag = mode["fragment_size"], mode["tag"] or 0
-    schedule = replace(MODES[mode["mode"]], fragment_size=size, tag=tag)
+    schedule = MODES[mode["mode"]].changed(fragment_size=size, tag=tag)
     reason = why_not(profile, split, schedule, host_gpus=HOST_GPUS)
     reason = reason or _too_large(profile, split, schedule)
     if reason is not None:
@@ -56,10 +56,10 @@ def counted(rows: list[Typed]) -> str:
     )
 
 
-def _too_large(profile: Profile, split: Split, schedule: ScheduleChoice) -> str | None:
-    size = schedule.fragment_size or 1
+def _too_large(profile: Profile, split: Split, schedule: RunSchedule) -> str | None:
+    size = schedule.fixed_fragment or 1
     roles: dict[Role, Any] = {"rollout": split.rollout}
-    if schedule.may_help:
+    if schedule.lends_trainer:
         roles["trainer"] = split.trainer
     for role, devices in roles.items():
         for kind in devices:

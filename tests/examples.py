@@ -1,5 +1,6 @@
 """Messages for tests: a run of two groups of four samples in fragments of two."""
 
+from dataclasses import replace
 from typing import Any
 
 from services.scheduler.core.state import Plan
@@ -16,6 +17,7 @@ from shared.messages.contracts import (
     Prompt,
     Trajectories,
 )
+from shared.recipe.schedule import RunSchedule
 
 PROMPTS = tuple(Prompt(text=f"a handwritten {word}") for word in ("one", "two", "three"))
 
@@ -24,11 +26,24 @@ def plan(**changes: Any) -> Plan:
     fields: dict[str, Any] = {
         "num_batches": 3, "num_groups": 2, "group_size": 4, "fragment_size": 2, "seed": 0
     }  # fmt: skip
+    fields |= changes
+    schedule = {key: fields.pop(key) for key in RunSchedule.model_fields if key in fields}
     return Plan(
         prompts=PromptOrder(PROMPTS, seed=0),
         windows=Windows(first=0, last=2),
-        **{**fields, **changes},
+        schedule=RunSchedule(**schedule),
+        **fields,
     )
+
+
+def with_schedule(plan: Plan, **keys: Any) -> Plan:
+    """The plan with keys of its schedule set anew."""
+    return replace(plan, schedule=plan.schedule.changed(**keys))
+
+
+def early_fraction(groups: int, of: int) -> float:
+    """That lets so many groups of a batch be begun early."""
+    return min(1.0, (groups + 0.5) / of)
 
 
 def digest(version: int) -> str:

@@ -75,8 +75,8 @@ def training(emulation: Emulation) -> EmulatedTraining:
     ]
     return EmulatedTraining(
         profile=profile,
-        devices=lanes(profile, pool, setting.trainer, ledger, tsp=setting.tsp),
-        generating=generating if setting.lends else (),
+        devices=lanes(profile, pool, setting.trainer, ledger, tsp=setting.schedule.tsp),
+        generating=generating if setting.schedule.lends_trainer else (),
         sizes=emulation.sizes,
         weights_in_use=weights,
         ledger=ledger,

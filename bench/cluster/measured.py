@@ -70,7 +70,7 @@ def measure(run: RunRecord, warm_up: int, last: int) -> Measured:
     begin, end = run.commits[warm_up], run.commits[last]
     made = generated(run.intervals, begin, end)
     window = Window(first=warm_up, last=last, begin=begin, end=end, generated=made)
-    stock = window.from_stock(profile.shape.samples) if setting.max_staleness else 0.0
+    stock = window.from_stock(profile.shape.samples) if setting.schedule.staleness_limit else 0.0
     shares: dict[Role, dict[Share, float]] = {role: _shares(run, role, window) for role in ROLES}
     seconds = (end - begin) / window.batches
     gaps = [after - before for before, after in pairwise(run.commits[warm_up : last + 1])]
@@ -116,7 +116,7 @@ def _shares(run: RunRecord, role: Role, window: Window) -> dict[Share, float]:
     intervals = [each for each in run.intervals if each.device.startswith(role)]
     devices = {each.device for each in intervals}
     number = run.setting.num_rollout if role == "rollout" else run.setting.num_trainer
-    if role == "trainer" and not run.setting.tsp:
+    if role == "trainer" and not run.setting.schedule.tsp:
         number = len(devices)  # the pool is one lane
     if not number:
         return {}
@@ -142,10 +142,10 @@ def _waits(run: RunRecord, role: Role, warm_up: int, last: int) -> dict[str, flo
 def _generation_seconds(run: RunRecord) -> float:
     """Of a batch at full scale, by all devices that may generate."""
     setting, profile = run.setting, run.setting.load_profile()
-    size = setting.fragment_size if setting.fragment_size != "auto" else profile.shape.group_size
+    size = setting.schedule.fixed_fragment or profile.shape.group_size
     pools: list[Mapping[str, int]] = [
         setting.rollout,
-        *([setting.trainer] if setting.lends else []),
+        *([setting.trainer] if setting.schedule.lends_trainer else []),
     ]
     rate = sum(
         n / fragment_seconds(profile, kind, size) for pool in pools for kind, n in pool.items()

@@ -1,6 +1,6 @@
 """The schedules that are compared: each technique on top of those before, and all of it undone."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from services.scheduler.costs.profile import Profile
 from services.scheduler.planning.forecast import forecast
@@ -8,16 +8,17 @@ from services.scheduler.planning.lookahead import look_ahead
 from services.scheduler.planning.planner import fragment_sizes, plan_split, with_help
 from services.scheduler.planning.splits import Devices, Split
 from services.scheduler.sim.measured import Simulated
-from services.scheduler.sim.profiled import ScheduleChoice, simulate
+from services.scheduler.sim.profiled import simulate
+from shared.recipe.schedule import RunSchedule
 
 MODES = {
-    "sequential": ScheduleChoice(mode="sequential", tsp=False),
-    "gap": ScheduleChoice(tsp=False),
-    "tsp": ScheduleChoice(),
-    "tag": ScheduleChoice(tag="auto"),
-    "one-step": ScheduleChoice(tag="auto", max_staleness=1),
-    "colocated": ScheduleChoice(mode="colocated"),
-    "help": ScheduleChoice(tag="auto", max_staleness=1, gradient_help=True),
+    "sequential": RunSchedule(mode="sequential", tag=0, tsp_steps=1),
+    "gap": RunSchedule(tag=0, tsp_steps=1),
+    "tsp": RunSchedule(tag=0),
+    "tag": RunSchedule(tag="auto"),
+    "one-step": RunSchedule(tag="auto", max_staleness=1),
+    "colocated": RunSchedule(mode="colocated", tag=0),
+    "help": RunSchedule(tag="auto", max_staleness=1, gradient_help=True),
 }
 """Name of what is added last -> schedule: sequential, + GAP, + TSP, + TAG, + one-step asynchrony;
 all devices generating and then training, in our own services; one-step with gradient help."""
@@ -36,13 +37,13 @@ class Chosen:
 
     name: str
     split: Split
-    schedule: ScheduleChoice
+    schedule: RunSchedule
     """With its fragment size."""
 
 
 def chosen(
     name: str,
-    schedule: ScheduleChoice,
+    schedule: RunSchedule,
     profile: Profile,
     devices: Devices,
     split: Split | None,
@@ -61,31 +62,31 @@ def chosen(
         sizes = fragment_sizes(profile, schedule)
         sized = [_sized(profile, split, schedule, size) for size in sizes]
         found = min(sized, key=lambda each: _seconds(profile, split, each))
-    if schedule.fragment_size is None:
+    if schedule.fixed_fragment is None:
         found = _in_smaller_fragments(profile, split, schedule, found)
-    return Chosen(name, split, replace(found, tag=schedule.tag) if by_controller else found)
+    return Chosen(name, split, found.changed(tag=schedule.tag) if by_controller else found)
 
 
-def _seconds(profile: Profile, split: Split, schedule: ScheduleChoice) -> float:
+def _seconds(profile: Profile, split: Split, schedule: RunSchedule) -> float:
     """``schedule`` has a fragment size."""
-    return forecast(profile, split, schedule.fragment_size or 1, schedule).seconds
+    return forecast(profile, split, schedule.fixed_fragment or 1, schedule).seconds
 
 
-def _sized(profile: Profile, split: Split, schedule: ScheduleChoice, size: int) -> ScheduleChoice:
+def _sized(profile: Profile, split: Split, schedule: RunSchedule, size: int) -> RunSchedule:
     """In fragments of this size, with the help that is forecast best for it."""
-    sized = replace(schedule, fragment_size=size)
+    sized = schedule.changed(fragment_size=size)
     return with_help(profile, split, sized, forecast(profile, split, size, schedule).groups)
 
 
 def _in_smaller_fragments(
-    profile: Profile, split: Split, schedule: ScheduleChoice, found: ScheduleChoice
-) -> ScheduleChoice:
+    profile: Profile, split: Split, schedule: RunSchedule, found: RunSchedule
+) -> RunSchedule:
     """If that costs next to nothing: what devices store comes in smaller bursts, of which the
     simulator knows nothing."""
     most = predicted(profile, Chosen("", split, found)).step_seconds * (1 + NEGLIGIBLE)
     least = profile.shape.group_size / MAX_FRAGMENTS
     for size in sorted(fragment_sizes(profile, schedule), reverse=True):
-        if least <= size < (found.fragment_size or 0):
+        if least <= size < (found.fixed_fragment or 0):
             smaller = _sized(profile, split, schedule, size)
             if predicted(profile, Chosen("", split, smaller)).step_seconds > most:
                 break

@@ -78,7 +78,8 @@ async def run_host(emulation: Emulation, name: str, devices: list[EmulatedRollou
             registered = emulation.registered(device.kind, "rollout", concurrency=1)
             worker = Worker("rollout", device.held.name, "waiting_for_trainer", registered)
             context = WorkerContext(bus, store, worker)
-            app = RolloutApp(device, context, index, max_staleness=setting.max_staleness)
+            limit = setting.schedule.staleness_limit
+            app = RolloutApp(device, context, index, max_staleness=limit)
             tasks.create_task(app.run())
 
 

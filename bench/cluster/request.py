@@ -1,6 +1,6 @@
 """What is asked of `python -m bench cluster`, checked, as a case."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 from bench.cluster.case import Case
@@ -10,8 +10,8 @@ from bench.stored import RENAMED_MODES
 from digenrl.planning.devices import parse_devices
 from services.scheduler.costs.profile import load_profile
 from services.scheduler.planning.splits import Devices, Split
-from services.scheduler.sim.profiled import ScheduleChoice
 from shared.errors import UserError
+from shared.recipe.schedule import RunSchedule
 
 WORKLOADS = {
     "qwen-image": "qwen-image",
@@ -67,16 +67,16 @@ class Request:
             one_step_batches=self.one_step_batches,
         )
 
-    def _schedule(self, name: str) -> ScheduleChoice:
+    def _schedule(self, name: str) -> RunSchedule:
         if name in RENAMED_MODES:
             raise UserError(f"--mode: {name} is renamed to {RENAMED_MODES[name]}")
         if name not in MODES:
             raise UserError(f"--mode: no {name}; known are {', '.join(MODES)}")
-        schedule = replace(MODES[name], fragment_size=self.fragment_size)
-        if schedule.may_help and schedule.mode == "pipelined":
-            schedule = replace(schedule, tag=self._tag())
+        schedule = MODES[name].changed(fragment_size=self.fragment_size or "auto")
+        if schedule.lends_trainer and schedule.mode == "pipelined":
+            schedule = schedule.changed(tag=self._tag())
         if self.gradient_help and schedule.mode == "pipelined" and schedule.tsp:
-            schedule = replace(schedule, gradient_help=True)
+            schedule = schedule.changed(gradient_help=True)
         return schedule
 
     def _tag(self) -> int | Literal["auto"]:

@@ -112,7 +112,7 @@ def _mode_result(
     return ModeResult(
         mode=mode.name,
         split=str(mode.split),
-        fragment_size=mode.schedule.fragment_size,
+        fragment_size=mode.schedule.fixed_fragment,
         tag=mode.schedule.tag,
         gradient_help=mode.schedule.gradient_help,
         step_seconds=step,

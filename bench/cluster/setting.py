@@ -3,19 +3,18 @@
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
 
 from pydantic import Field
 
 from services.scheduler.costs.floor import floor_seconds
 from services.scheduler.costs.profile import Profile, VariantName, load_profile
 from services.scheduler.planning.splits import Split
-from services.scheduler.sim.profiled import ScheduleChoice
 from shared.messages.records import Record, Token
 from shared.recipe import recipe
 from shared.recipe.recipe import Recipe
 from shared.recipe.rewards import Reward, ScorerTable
 from shared.recipe.sampling import Sampling
+from shared.recipe.schedule import RunSchedule, Schedule
 from shared.recipe.trainer import Trainer
 
 DEVICES_PER_NODE = 8
@@ -40,12 +39,7 @@ class Setting(Record):
     steps: int = Field(gt=0)
     """Batches."""
     seed: int = 0
-    mode: Literal["pipelined", "sequential", "colocated"] = "pipelined"
-    fragment_size: int | Literal["auto"] = "auto"
-    tsp: bool = True
-    tag: int | Literal["auto", "off"] = "off"
-    max_staleness: Literal[0, 1] = 0
-    gradient_help: bool = False
+    schedule: RunSchedule = RunSchedule(tag="off")
 
     @property
     def num_rollout(self) -> int:
@@ -66,18 +60,14 @@ class Setting(Record):
         return max(MIN_REWARD_WORKERS, self.num_nodes)
 
     @property
-    def lends(self) -> bool:
-        """Whether the trainer's devices may generate."""
-        return self.mode == "colocated" or (self.mode == "pipelined" and self.tag not in ("off", 0))
-
-    @property
     def fluid(self) -> bool:
         """Whether the trainer's devices work one by one."""
-        return self.tsp and self.num_trainer > 1
+        return self.schedule.tsp and self.num_trainer > 1
 
     @property
     def can_train(self) -> bool:
-        return self.gradient_help or (self.mode == "colocated" and self.num_rollout > 0)
+        colocated = self.schedule.mode == "colocated"
+        return self.schedule.gradient_help or (colocated and self.num_rollout > 0)
 
     def load_profile(self) -> Profile:
         return load_profile(self.profile, self.variant)
@@ -86,7 +76,7 @@ class Setting(Record):
 def setting_of(
     profile: Profile,
     split: Split,
-    schedule: ScheduleChoice,
+    schedule: RunSchedule,
     *,
     name: str,
     scale: float,
@@ -94,7 +84,6 @@ def setting_of(
     seed: int = 0,
 ) -> Setting:
     """Of a schedule with its fragment size."""
-    tag: int | Literal["auto", "off"] = schedule.tag if schedule.tag else "off"
     return Setting(
         run=name,
         profile=profile.name,
@@ -103,12 +92,7 @@ def setting_of(
         scale=scale,
         steps=steps,
         seed=seed,
-        mode=schedule.mode,
-        fragment_size=schedule.fragment_size or "auto",
-        tsp=schedule.tsp,
-        tag=tag,
-        max_staleness=schedule.max_staleness,
-        gradient_help=schedule.gradient_help,
+        schedule=schedule,
     )
 
 
@@ -136,11 +120,8 @@ def recipe_of(setting: Setting, folder: Path) -> Recipe:
         trainer=Trainer(learning_rate=1e-4, devices=setting.num_trainer),
         rollout=recipe.Rollout(workers=setting.num_rollout, can_train=setting.can_train),
         reward=Reward(scorers=(ScorerTable(name="emulated", type="emulated"),)),
-        schedule=recipe.Schedule(
-            mode=setting.mode,
-            fragment_size=setting.fragment_size,
-            tag=setting.tag,
-            max_staleness=setting.max_staleness,
+        schedule=Schedule.model_validate(
+            setting.schedule.model_dump(include=set(Schedule.model_fields) - {"tsp_steps"})
         ),
     )
 

@@ -14,7 +14,6 @@ from services.scheduler.planning.planner import Choice, plan_split
 from services.scheduler.planning.recipes import (
     fragment_of,
     profile_of,
-    schedule_of,
     use_of,
     with_shape_of,
 )
@@ -73,7 +72,7 @@ def forecast(
         if own.schedule.mode == "pipelined":
             smallest = with_memory(costs, replace(use, fragment=1))
             best = plan_split(
-                smallest, kinds, schedule_of(recipe), effort=EFFORT, host_gpus=host_gpus
+                smallest, kinds, recipe.run_schedule, effort=EFFORT, host_gpus=host_gpus
             ).best
             better = best if best.step_seconds < BETTER * simulated.step_seconds else None
     return Forecast(

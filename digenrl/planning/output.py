@@ -17,7 +17,7 @@ from services.scheduler.planning.runnable import HOST_GPUS, as_toml, recipe_keys
 from services.scheduler.planning.splits import Devices, Split, words
 from services.scheduler.planning.techniques import Technique
 from services.scheduler.sim.measured import Simulated
-from services.scheduler.sim.profiled import ScheduleChoice
+from shared.recipe.schedule import RunSchedule
 
 NARROWEST = 100
 """Columns: a table that is cut says nothing, one whose lines are broken can be read."""
@@ -55,9 +55,9 @@ def show_plan(planned: Planned, console: Console) -> None:
         table.add_row(
             words(choice.split.rollout),
             words(choice.split.trainer),
-            str(choice.schedule.fragment_size),
+            str(choice.schedule.fixed_fragment),
             _help_words(choice),
-            str(choice.schedule.max_staleness),
+            str(choice.schedule.staleness_limit),
             _seconds(choice.step_seconds),
             f"{choice.simulated.utilisation:.0%}",
             _factor(choice.gain("tuned")),
@@ -129,7 +129,7 @@ def _show_techniques(
     for row in rows:
         found, seconds = row.simulated, row.simulated.step_seconds
         table.add_row(
-            row.name, str(row.schedule.fragment_size), str(row.schedule.tag or "off"),
+            row.name, str(row.schedule.fixed_fragment), str(row.schedule.tag or "off"),
             _seconds(seconds), f"{found.utilisation:.0%}",
             f"{sum(found.busy['rollout'].values()):.0%}",
             f"{sum(found.busy['trainer'].values()):.0%}",
@@ -212,19 +212,19 @@ def _technique(row: Technique) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _schedule(schedule: ScheduleChoice) -> dict[str, Any]:
+def _schedule(schedule: RunSchedule) -> dict[str, Any]:
     return {
         "mode": schedule.mode,
-        "fragment_size": schedule.fragment_size,
+        "fragment_size": schedule.fixed_fragment,
         "tsp": schedule.tsp,
         "tag_groups": schedule.tag,
-        "max_staleness": schedule.max_staleness,
+        "max_staleness": schedule.staleness_limit,
     }
 
 
 def _help_words(choice: Choice) -> str:
     """Groups that the trainer generates, and at most how many."""
-    if not choice.schedule.may_help:
+    if not choice.schedule.lends_trainer:
         return "off"
     return f"{choice.helped_groups:.0f}/{choice.schedule.tag}"
 

@@ -9,14 +9,13 @@ from services.scheduler.costs.profile import Profile, VariantName, load_profile
 from services.scheduler.planning.planner import Planned, plan_split
 from services.scheduler.planning.recipes import (
     profile_of,
-    schedule_of,
     use_of,
     with_shape_of,
     with_staleness,
 )
-from services.scheduler.sim.profiled import ScheduleChoice
 from shared.errors import UserError
 from shared.recipe.recipe import Recipe, load_recipe
+from shared.recipe.schedule import RunSchedule
 
 
 def plan(
@@ -44,11 +43,11 @@ def plan(
         costs = load_profile(profile, variant)
         if costs.memory is not None:
             costs = with_memory(costs, usual(costs.memory))
-        schedule = ScheduleChoice(tag="auto")
+        schedule = RunSchedule()
     else:
         loaded = load_recipe(recipe)
         costs = costs_of(loaded, profile or profile_of(loaded, known_profiles()))
-        schedule = schedule_of(loaded)
+        schedule = loaded.run_schedule
     schedule = with_staleness(schedule, staleness)
     kinds = parse_devices("--devices", devices, costs)
     return plan_split(costs, kinds, schedule, host_gpus=host_gpus)

@@ -14,10 +14,10 @@ from services.scheduler.planning.planner import BASELINES
 from services.scheduler.planning.recipes import with_staleness
 from services.scheduler.planning.splits import Split
 from services.scheduler.planning.techniques import Technique, compare
-from services.scheduler.sim.profiled import ScheduleChoice, simulate
+from services.scheduler.sim.profiled import simulate
 from shared.errors import UserError
 from shared.recipe.errors import describe
-from shared.recipe.recipe import Schedule
+from shared.recipe.schedule import RunSchedule
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +53,7 @@ def simulated(request: SimRequest, *, comparing: bool) -> Comparison:
         rows = compare(
             profile,
             split,
-            fragment_size=schedule.fragment_size,
+            fragment_size=schedule.fixed_fragment,
             batches=request.batches,
             seed=request.seed,
         )
@@ -72,7 +72,7 @@ def simulated(request: SimRequest, *, comparing: bool) -> Comparison:
     return Comparison(profile, split, colocated, tuple(rows))
 
 
-def _schedule_of(request: SimRequest, profile: Profile) -> ScheduleChoice:
+def _schedule_of(request: SimRequest, profile: Profile) -> RunSchedule:
     size = _number("--fragment-size", request.fragment_size, ("auto",))
     group = profile.shape.group_size
     if size is not None and (size == 0 or group % size):
@@ -83,25 +83,19 @@ def _schedule_of(request: SimRequest, profile: Profile) -> ScheduleChoice:
         raise UserError(f"--tag: {groups} groups of {profile.shape.groups}; at most all of them")
     if request.batches < 1:
         raise UserError("--batches: at least 1")
-    tag: int | Literal["auto"] = "auto" if request.tag == "auto" else groups or 0
-    mode = _mode(request.mode)
-    schedule = ScheduleChoice(
-        mode=mode,
-        fragment_size=size,
-        tsp=request.tsp,
-        tag=0 if mode == "sequential" else tag,
-    )
-    return with_staleness(schedule, request.staleness)
-
-
-def _mode(text: str) -> Literal["pipelined", "sequential"]:
+    keys = {
+        "mode": request.mode,
+        "fragment_size": size or "auto",
+        "tsp_steps": "auto" if request.tsp else 1,
+        "tag": request.tag if groups is None else groups,
+    }
     try:
-        mode = Schedule.model_validate({"mode": text}).mode
+        schedule = RunSchedule.model_validate(keys)
     except ValidationError as error:
-        raise UserError(f"--{describe(error, Schedule)}") from error
-    if mode == "colocated":
+        raise UserError(f"--{describe(error, RunSchedule)}") from error
+    if schedule.mode == "colocated":
         raise UserError("--mode: colocated has no split; the output says what that takes")
-    return mode
+    return with_staleness(schedule, request.staleness)
 
 
 def _number(option: str, text: str, words: tuple[str, ...]) -> int | None:

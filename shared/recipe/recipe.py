@@ -6,7 +6,7 @@ every service takes it from. docs/recipes.md describes each key.
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, ValidationError, model_validator
 
@@ -23,8 +23,9 @@ from shared.recipe.implied import with_implied
 from shared.recipe.paths import resolved
 from shared.recipe.rewards import Evaluation, Reward, ScorerTable, check_evaluation
 from shared.recipe.sampling import Algorithm, Sampling, SigmaGrid
+from shared.recipe.schedule import RunSchedule, Schedule
 from shared.recipe.stored import settled
-from shared.recipe.table import NonNegative, Positive, Rate, Renamed, Table
+from shared.recipe.table import NonNegative, Positive, Rate, Table
 from shared.recipe.trainer import Trainer
 
 
@@ -82,39 +83,6 @@ class Batch(Table):
     group_size: Annotated[int, Field(ge=2, le=MAX_GROUP_SIZE)]
 
 
-class Schedule(Table):
-    """How the devices are kept busy. None of it changes the update (docs/scheduling.md)."""
-
-    RENAMED: ClassVar = (Renamed("mode", "mode", (("naive", "sequential"),)),)
-
-    mode: Literal["pipelined", "sequential", "colocated"] = "pipelined"
-    """sequential: a whole batch is generated, then scored, then trained. colocated: the same, with
-    every device generating its share of the groups and then training it."""
-    fragment_size: Positive | Literal["auto"] = "auto"
-    """Samples that one device generates at a time."""
-    tsp_steps: Positive | Literal["auto"] = "auto"
-    """Denoising steps of a trajectory per forward and backward pass."""
-    tag: NonNegative | Literal["auto", "off"] = "auto"
-    """Groups of a batch that the trainer generates while it would wait."""
-    max_staleness: Literal[0, 1, "auto"] = 0
-    """1: at the tail of batch k, rollout begins batch k + 1 with version k. auto: 1."""
-    early_fraction: Annotated[float, Field(gt=0, le=1)] | Literal["auto"] = "auto"
-    """Of the next batch's groups, how many may be begun early."""
-    slot_deadline_s: Annotated[float, Field(gt=0)] | Literal["auto"] = "auto"
-    """Seconds after which what a device has not finished is given to another one beside it. auto:
-    ten times what it took before, 120 at least; 1,800 for one that has not finished anything."""
-
-    @property
-    def staleness_limit(self) -> int:
-        if self.mode != "pipelined":
-            return 0
-        return 1 if self.max_staleness == "auto" else self.max_staleness
-
-    @property
-    def lends_trainer(self) -> bool:
-        return self.mode == "colocated" or (self.mode == "pipelined" and self.tag not in ("off", 0))
-
-
 class Rollout(Table):
     workers: NonNegative = 1
     """How many `digenrl up` starts; 0 where the trainer's devices are all there are."""
@@ -138,10 +106,25 @@ class Recipe(Table):
 
     @property
     def trainer_may_help(self) -> bool:
-        """Whether the trainer's devices generate besides. Ranks wait for one another instead, and
-        between two optimizer steps of a batch a device has weights that are no version."""
-        one_version = self.trainer.updates == 1 or self.schedule.mode == "colocated"
-        return self.schedule.lends_trainer and self.trainer.ranks == 1 and one_version
+        """Whether the trainer's devices generate besides. Ranks wait for one another instead."""
+        return self.run_schedule.lends_trainer and self.trainer.ranks == 1
+
+    @property
+    def run_schedule(self) -> RunSchedule:
+        """The schedule with what other tables imply: the same bytes need the same fragments, and
+        between two optimizer steps of a batch a trainer has weights that are no version."""
+        table, pipelined = self.schedule, self.schedule.mode == "pipelined"
+        lends = pipelined and self.trainer.updates == 1 and table.tag != "off"
+        whole = self.trainer.deterministic and table.fragment_size == "auto"
+        return RunSchedule.model_validate({
+            **table.model_dump(),
+            "fragment_size": self.batch.group_size if whole else table.fragment_size,
+            "tsp_steps": "auto" if self.sampling.window == 1 else table.tsp_steps,
+            "tag": table.tag if lends else 0,
+            "max_staleness": table.staleness_limit,
+            "deterministic": self.trainer.deterministic,
+            "gradient_help": self.rollout.can_train and pipelined,
+        })  # fmt: skip
 
     @property
     def advantages(self) -> Advantages:

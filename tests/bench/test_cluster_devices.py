@@ -26,17 +26,18 @@ from services.scheduler.costs.profile import (
 )
 from services.scheduler.sim.cluster import build
 from services.scheduler.sim.independent_devices import FluidTrainer
-from services.scheduler.sim.profiled import ScheduleChoice, steady_plan, timing_of
+from services.scheduler.sim.profiled import steady_plan, timing_of
 from shared.devices.protocols import GroupData, GroupGradient
 from shared.devices.slices import GroupSlice
 from shared.errors import ContractError, IntegrityError
 from shared.messages.contracts import Fragment, GenerateFragment, Policy, Prompt
+from shared.recipe.schedule import RunSchedule
 from shared.store.folder import FolderBackend
 
 SCALE = 500.0
 SETTING = Setting(
     run="test", profile="qwen-image", rollout={"H100": 2}, trainer={"H100": 4}, scale=SCALE,
-    steps=3, tag="auto",
+    steps=3, schedule=RunSchedule(tag="auto"),
 )  # fmt: skip
 
 
@@ -140,7 +141,7 @@ def test_devices_draw_as_the_simulator_s_do() -> None:
     setting = SETTING.model_copy(update={"rollout": {"H100": 2, "A100": 1}})
     emulation = Emulation.of(setting)
     cluster = build(
-        steady_plan(groups=2, group_size=4, batches=1, schedule=ScheduleChoice()),
+        steady_plan(groups=2, group_size=4, batches=1, schedule=RunSchedule(tag=0)),
         timing_of(emulation.profile, setting.trainer),
         rollout=setting.rollout, trainer_slots=4, lanes=["H100"] * 4,
     )  # fmt: skip

@@ -18,6 +18,7 @@ from shared.devices.slices import GroupSlice, slice_group
 from shared.errors import ContractError
 from shared.learning.advantages import group_advantages
 from shared.messages.contracts import Fragment, GenerateFragment, Policy, Prompt
+from shared.recipe.schedule import RunSchedule
 from tests.profile.tiny import tiny_profile
 
 GROUPS, SIZE, STEPS = 4, 4, 2
@@ -30,7 +31,7 @@ def emulation(tmp_path_factory: pytest.TempPathFactory) -> Emulation:
     profile = str(tiny_profile(tmp_path_factory.mktemp("profile")))
     setting = Setting(
         run="ledger", profile=profile, rollout={"H100": 1}, trainer={"H100": 2}, scale=1e6,
-        steps=2, gradient_help=True,
+        steps=2, schedule=RunSchedule(tag="off", gradient_help=True),
     )  # fmt: skip
     return Emulation.of(setting)
 

@@ -36,6 +36,7 @@ from services.scheduler.planning.splits import Split
 from shared.errors import UserError
 from shared.learning.prompts import read_prompts
 from shared.recipe.recipe import load_recipe
+from shared.recipe.schedule import RunSchedule
 
 QWEN = load_profile("qwen-image")
 SMALL = QWEN.model_copy(update={"shape": QWEN.shape.model_copy(update={"groups": 4})})
@@ -48,7 +49,7 @@ def record(*, staleness: Literal[0, 1] = 0, batches: int = 4, stock: float = 0.0
     ``stock``: samples that are not generated in the measured batches."""
     setting = Setting(
         run="r", profile="qwen-image", rollout={"H100": 2}, trainer={"H100": 2}, scale=10.0,
-        steps=batches, max_staleness=staleness, fragment_size=16, tag="off",
+        steps=batches, schedule=RunSchedule(max_staleness=staleness, fragment_size=16, tag="off"),
     )  # fmt: skip
     intervals = []
     for batch in range(batches):
@@ -120,7 +121,7 @@ def measured(step: float) -> Measured:
 
 def test_a_mode_is_compared_with_bound_simulator_and_baselines() -> None:
     split = Split({"H100": 3}, {"H100": 1})
-    tsp = chosen("tsp", replace(MODES["tsp"], fragment_size=4), SMALL, {"H100": 4}, split)
+    tsp = chosen("tsp", MODES["tsp"].changed(fragment_size=4), SMALL, {"H100": 4}, split)
     own = chosen("colocated", MODES["colocated"], SMALL, {"H100": 4}, None)
     found = case_result(
         SMALL, {"H100": 4}, 10.0, [(tsp, [measured(4.2), measured(4.4), measured(4.6)]),
@@ -144,7 +145,7 @@ def test_what_one_round_does_not_have_counts_as_nothing() -> None:
 
 @pytest.mark.parametrize("name", list(MODES))
 def test_a_recipe_says_what_the_mode_says(name: str, tmp_path: Path) -> None:
-    split, schedule = Split({"H100": 24}, {"H100": 8}), replace(MODES[name], fragment_size=8)
+    split, schedule = Split({"H100": 24}, {"H100": 8}), MODES[name].changed(fragment_size=8)
     mode = chosen(name, schedule, QWEN, {"H100": 32}, split)
     setting = setting_of(QWEN, mode.split, mode.schedule, name="r", scale=10.0, steps=3)
     assert Setting.model_validate_json(setting.model_dump_json()) == setting
@@ -154,7 +155,7 @@ def test_a_recipe_says_what_the_mode_says(name: str, tmp_path: Path) -> None:
     assert recipe.schedule.mode == mode.schedule.mode
     assert recipe.schedule.staleness_limit == mode.schedule.max_staleness
     assert recipe.schedule.fragment_size == mode.schedule.fragment_size
-    assert recipe.trainer_may_help == mode.schedule.may_help
+    assert recipe.trainer_may_help == mode.schedule.lends_trainer
     assert recipe.rollout.can_train == mode.schedule.gradient_help
     assert recipe.trainer.devices + recipe.rollout.workers == 32
     assert recipe.sampling.window == QWEN.shape.trained_steps
@@ -206,15 +207,15 @@ def test_a_case_measures_pairs_of_batches_where_staleness_is_allowed() -> None:
 def test_fragments_are_smaller_where_that_costs_nothing() -> None:
     split, devices = Split({"H100": 2}, {"H100": 2}), {"H100": 4}
     found = chosen("sequential", MODES["sequential"], SMALL, devices, split)
-    size = found.schedule.fragment_size
+    size = found.schedule.fixed_fragment
     assert size is not None
     step = predicted(SMALL, found).step_seconds
     best = min(
         predicted(SMALL, chosen("n", fixed, SMALL, devices, split)).step_seconds
-        for fixed in (replace(MODES["sequential"], fragment_size=each) for each in (2, 4, 8, 16))
+        for fixed in (MODES["sequential"].changed(fragment_size=each) for each in (2, 4, 8, 16))
     )
     assert step <= 1.04 * best, "forecasts err by a few per cent"
-    halved = replace(found, schedule=replace(found.schedule, fragment_size=size // 2))
+    halved = replace(found, schedule=found.schedule.changed(fragment_size=size // 2))
     assert size == 1 or predicted(SMALL, halved).step_seconds > step
 
 

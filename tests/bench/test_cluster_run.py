@@ -9,6 +9,7 @@ from bench.cluster.measured import measure
 from bench.cluster.session import RunRecord, Session, opened
 from bench.cluster.setting import Setting
 from services.scheduler.costs.floor import floor_seconds
+from shared.recipe.schedule import RunSchedule
 from tests.profile.tiny import GROUP_SIZE, GROUPS, tiny_profile
 
 pytestmark = [pytest.mark.run, pytest.mark.timeout(120)]
@@ -20,7 +21,7 @@ FRAGMENT = 2
 def setting(folder: Path, **changes: object) -> Setting:
     plain = Setting(
         run="tiny", profile=str(tiny_profile(folder)), rollout={"H100": 2}, trainer={"H100": 2},
-        scale=20.0, steps=LAST + 1, fragment_size=FRAGMENT, tag=1,
+        scale=20.0, steps=LAST + 1, schedule=RunSchedule(fragment_size=FRAGMENT, tag=1),
     )  # fmt: skip
     return plain.model_copy(update=changes)
 
@@ -57,7 +58,8 @@ async def test_strict_and_one_step_runs_of_emulated_devices_are_measured(tmp_pat
     versions: list[int] = []
     async with opened(tmp_path / "bench") as session:
         strict = await session.run(setting(tmp_path), WARM_UP, LAST, versions.append)
-        changes = {"max_staleness": 1, "gradient_help": True, "run": "ahead"}
+        schedule = strict.setting.schedule.changed(max_staleness=1, gradient_help=True)
+        changes = {"schedule": schedule, "run": "ahead"}
         ahead = await session.run(setting(tmp_path, **changes), WARM_UP, LAST, lambda _: None)
         joined = {run.setting.run: services_as_they_joined(session, run) for run in (strict, ahead)}
     check(strict)

@@ -69,7 +69,7 @@ async def test_two_colocated_devices_train_equal_shares(tmp_path: Path) -> None:
 async def test_a_batch_after_the_other_with_all_devices_waiting_trains_the_same(
     tmp_path: Path,
 ) -> None:
-    await whole_run(tmp_path, small(tmp_path, mode="sequential", tsp=False, steps=3))
+    await whole_run(tmp_path, small(tmp_path, mode="sequential", tsp_steps=1, steps=3))
 
 
 async def test_with_one_step_of_staleness_samples_are_at_most_one_version_old(

@@ -42,7 +42,7 @@ def issued(evidence: Evidence) -> Iterator[str]:
     early: dict[int, set[int]] = defaultdict(set)
     for task in evidence.tasks:
         batch, version = task.fragment.batch, task.policy.version
-        if not 0 <= batch - version <= plan.max_staleness or batch >= plan.num_batches:
+        if not 0 <= batch - version <= plan.schedule.staleness_limit or batch >= plan.num_batches:
             yield f"{_where(task)} was issued with version {version}"
         if version < newest:
             yield f"{_where(task)} was issued with version {version} after {newest} was"
@@ -58,7 +58,7 @@ def begun(evidence: Evidence) -> Iterator[str]:
     """Devices begin nothing that is too stale, and nothing superseded that they know of."""
     for fact in evidence.begun.values():
         version = fact.task.policy.version
-        if not 0 <= fact.task.fragment.batch - version <= evidence.plan.max_staleness:
+        if not 0 <= fact.task.fragment.batch - version <= evidence.plan.schedule.staleness_limit:
             yield f"{fact.device} began {_where(fact.task)} with version {version}"
         if fact.newest > version:
             yield f"{fact.device} began {_where(fact.task)} by {version}, and knew {fact.newest}"
@@ -101,7 +101,7 @@ def samples(evidence: Evidence) -> Iterator[str]:
             if {group.batch, *(part.fragment.batch for part in group.fragments)} != {batch}:
                 yield f"version {batch + 1} is trained on group {_group(group)}"
             staleness = batch - group.policy.version
-            if not 0 <= staleness <= plan.max_staleness:
+            if not 0 <= staleness <= plan.schedule.staleness_limit:
                 yield f"group {_group(group)} is trained {staleness} versions late"
 
 
@@ -255,7 +255,8 @@ def lending(evidence: Evidence) -> Iterator[str]:
 
 def _goes_first(evidence: Evidence, trainer: str) -> bool:
     """Whether ready training does."""
-    return evidence.plan.mode != "colocated" and trainer not in evidence.independent_devices
+    colocated = evidence.plan.schedule.mode == "colocated"
+    return not colocated and trainer not in evidence.independent_devices
 
 
 @dataclass(slots=True)
@@ -293,7 +294,7 @@ def _newest(evidence: Evidence, time: float) -> int:
 
 
 def _may_train(plan: Plan, late: list[Group], sent: dict[Group, TrainGroup]) -> bool:
-    if not plan.trains_in_order or not late:
+    if not plan.schedule.deterministic or not late:
         return bool(late)
     batch, first = min(late)
     return all((batch, group) in sent for group in range(first))

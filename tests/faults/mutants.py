@@ -26,6 +26,7 @@ from services.scheduler.sim.world import Process
 from shared.devices.loan import Command, Loan, apply
 from shared.messages import subjects
 from shared.messages.contracts import FragmentGenerated, FragmentSlot, GenerateFragment, Message
+from tests.examples import with_schedule
 from tests.faults import nemesis
 from tests.faults.planting import Mutant, built, patched, together
 from tests.faults.training_mutants import TRAINING_MUTANTS
@@ -82,7 +83,7 @@ def any_number_of_groups_is_begun_early() -> AbstractContextManager[None]:
     original = supply.open_supply
 
     def any_group(plan: Plan, state: State) -> tuple[BatchState, int] | None:
-        return original(replace(plan, early_groups=plan.num_groups), state)
+        return original(with_schedule(plan, early_fraction=1.0), state)
 
     return patched((assign, "open_supply", any_group))
 

@@ -11,6 +11,8 @@ from services.scheduler.sim.timing import Timing
 from shared.learning.prompts import PromptOrder
 from shared.learning.windows import Windows
 from shared.messages.contracts import Prompt
+from shared.recipe.schedule import RunSchedule
+from tests.examples import early_fraction
 
 SLOW = 8.0
 PlanMode = Literal["pipelined", "sequential", "colocated"]
@@ -51,10 +53,10 @@ def draw(seed: int) -> Schedule:
     plan = _plan(random, behind)
     rollout = {f"kind{number}": 1 for number in range(random.choice((1, 1, 2, 2, 3)))}
     slots = random.choice((0, 1, 1, 1, 1, 1, 2, 2))
-    independent = not plan.trains_in_order and random.random() < 0.4
+    independent = not plan.schedule.deterministic and random.random() < 0.4
     num_lanes = random.choice((2, 2, 3)) if independent else 0
     lanes = tuple(f"lane{number}" for number in range(num_lanes))
-    colocated = plan.mode == "colocated"
+    colocated = plan.schedule.mode == "colocated"
     return Schedule(
         seed=seed,
         plan=plan,
@@ -83,7 +85,7 @@ def _plan(random: Random, behind: bool) -> Plan:
         num_groups, group_size = random.randint(5, 8), random.randint(2, 3)
     modes: tuple[PlanMode, ...] = (*(("pipelined",) * 10), "sequential", "colocated")
     mode = random.choice(modes)
-    max_staleness = random.choice((0, 1, 1)) if mode != "colocated" else 0
+    max_staleness: Literal[0, 1] = random.choice((0, 1, 1)) if mode != "colocated" else 0
     return Plan(
         prompts=PROMPTS,
         num_batches=random.choice((2, 2, 3)),
@@ -91,16 +93,20 @@ def _plan(random: Random, behind: bool) -> Plan:
         group_size=group_size,
         windows=Windows(first=0, last=2),
         seed=random.randrange(2**31),
-        mode=mode,
-        trains_in_order=random.random() < 0.2,
-        fragment_size=random.choice((None, None, random.randint(1, group_size))),
-        max_staleness=max_staleness,
-        early_groups=random.randint(1, num_groups) if max_staleness else 0,
+        schedule=RunSchedule(
+            mode=mode,
+            deterministic=random.random() < 0.2,
+            fragment_size=random.choice(("auto", "auto", random.randint(1, group_size))),
+            max_staleness=max_staleness,
+            early_fraction=early_fraction(random.randint(1, num_groups), num_groups)
+            if max_staleness
+            else "auto",
+            slot_deadline_s=random.choice((2.0, 5.0, 5.0, 15.0)),
+        ),
         max_attempts=random.choice((2, 4, 50)),
         max_losses=random.choice((2, 4, 50)),
         queue_depth=random.choice((1, 1, 2, 2, 3)),
         loan_seconds=random.choice((0.5, 1.5, 4.0, 10.0)),
-        slot_deadline=random.choice((2.0, 5.0, 5.0, 15.0)),
         max_returns=random.choice((2, 8, 16)),
     )
 
@@ -109,7 +115,7 @@ def _can_train(random: Random, kinds: list[str], plan: Plan) -> tuple[str, ...]:
     """None, all, or some; groups in order are the trainer's alone."""
     part = random.choice((0.0, 0.5, 1.0, 1.0))
     able = tuple(kind for kind in kinds if random.random() < part)
-    return () if plan.trains_in_order else able
+    return () if plan.schedule.deterministic else able
 
 
 def _timing(random: Random, kinds: Sequence[str], slow: float) -> Timing:

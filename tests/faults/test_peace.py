@@ -1,20 +1,20 @@
 """The simulated cluster without faults: nothing fails, so nothing may be done twice."""
 
-from dataclasses import replace
-
 import pytest
 
 from services.scheduler.core.state import LoanState, State
 from services.scheduler.sim.cluster import Cluster, build
 from services.scheduler.sim.history_events import Added, Begun, Computed, Stored
 from shared.messages.contracts import FragmentGenerated, FragmentReleased
+from tests.examples import with_schedule
 from tests.faults.check import violations
 from tests.faults.schedules import draw
 
 
 def run(seed: int) -> Cluster:
     schedule = draw(seed)
-    plan = replace(schedule.plan, slot_deadline=None)  # one shorter than what work takes is a fault
+    # One shorter than what work takes is a fault.
+    plan = with_schedule(schedule.plan, slot_deadline_s="auto")
     cluster = build(
         plan, schedule.timing, rollout=schedule.rollout,
         trainer_slots=schedule.trainer_slots, seed=seed, leases=True, tick=1.0,

@@ -9,7 +9,7 @@ from digenrl.planning.devices import known_profiles, parse_devices
 from services.scheduler.costs.floor import floor_seconds
 from services.scheduler.costs.profile import Profile, load_profile
 from services.scheduler.planning.planner import plan_split
-from services.scheduler.planning.recipes import profile_of, schedule_of, with_shape_of
+from services.scheduler.planning.recipes import profile_of, with_shape_of
 from shared.recipe.recipe import Recipe, load_recipe
 from tests.paths import RECIPES
 
@@ -49,7 +49,7 @@ def test_reward_workers_keep_up_with_the_fastest_step_there_can_be(model: str, s
 def test_eight_gpus_are_split_as_the_planner_would(model: str) -> None:
     recipe = recipe_of(model)
     costs = costs_of(recipe)
-    best = plan_split(costs, parse_devices("--devices", "h100=8", costs), schedule_of(recipe)).best
+    best = plan_split(costs, parse_devices("--devices", "h100=8", costs), recipe.run_schedule).best
     assert dict(best.split.rollout) == {"H100": recipe.rollout.workers}
     assert dict(best.split.trainer) == {"H100": recipe.trainer.devices}
 

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from bench.cluster.setting import Setting
+from shared.recipe.schedule import RunSchedule
 from tests.profile.tiny import GROUPS, tiny_profile
 
 SAMPLES = 16
@@ -10,9 +11,11 @@ SAMPLES = 16
 
 
 def small(folder: Path, *, groups: int = GROUPS, **changes: object) -> Setting:
-    """Two rollout devices and a trainer of one, on-policy."""
+    """Two rollout devices and a trainer of one, on-policy; keys may be the schedule's."""
     plain = Setting(
         run="small", profile=str(tiny_profile(folder, groups=groups)), rollout={"H100": 2},
-        trainer={"H100": 1}, scale=100.0, steps=4, fragment_size=2,
+        trainer={"H100": 1}, scale=100.0, steps=4, schedule=RunSchedule(fragment_size=2, tag="off"),
     )  # fmt: skip
+    keys = {key: changes.pop(key) for key in RunSchedule.model_fields if key in changes}
+    changes["schedule"] = plain.schedule.changed(**keys)
     return Setting.model_validate({**plain.model_dump(), **changes})

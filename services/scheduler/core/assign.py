@@ -48,7 +48,7 @@ def assign(plan: Plan, state: State, now: float) -> Issued:
         return state, tasks
     assigner = (
         ColocatedAssigner(plan, now)
-        if plan.mode == "colocated"
+        if plan.schedule.mode == "colocated"
         else PooledAssigner(plan, state, rollout, now)
     )
     while True:
@@ -77,8 +77,8 @@ class ColocatedAssigner:
             place, step = places.get(worker.address), len(devices)
             if place is None:
                 continue
-            size = plan.fragment_size or full_size(plan, worker.concurrency * step)
-            if worker.concurrency == 1 and plan.fragment_size is None:
+            size = plan.schedule.fixed_fragment or full_size(plan, worker.concurrency * step)
+            if worker.concurrency == 1 and plan.schedule.fixed_fragment is None:
                 size = plan.group_size
             for index in range(place, len(batch.groups), step):
                 for fragment in fragments_left(plan, batch.groups[index], size):
@@ -253,7 +253,7 @@ class PooledAssigner:
 
 def _lent_trainer(plan: Plan, state: State) -> list[WorkerState]:
     trainer = state.trainer
-    has_share = plan.mode == "colocated" or state.tag.samples_left > 0
+    has_share = plan.schedule.mode == "colocated" or state.tag.samples_left > 0
     lent = state.tag.mode == "generate" and has_share
     return [trainer] if trainer is not None and trainer.concurrency and lent else []
 

@@ -30,8 +30,9 @@ NOBODY_S = 60.0
 
 def fragment_deadline(plan: Plan, state: State, worker: WorkerState, num_samples: int) -> float:
     """How long the device may take for a fragment of ``num_samples``."""
-    if plan.slot_deadline is not None:
-        return plan.slot_deadline
+    fixed = plan.schedule.slot_deadline_s
+    if fixed != "auto":
+        return fixed
     known = state.costs.rollout.get(worker.address)
     if known is None or known.value is None:
         return UNLEARNED_S
@@ -40,8 +41,9 @@ def fragment_deadline(plan: Plan, state: State, worker: WorkerState, num_samples
 
 def gradient_deadline(plan: Plan, state: State, worker: WorkerState) -> float:
     """How long the device may take for the gradient of a group."""
-    if plan.slot_deadline is not None:
-        return plan.slot_deadline
+    fixed = plan.schedule.slot_deadline_s
+    if fixed != "auto":
+        return fixed
     known = state.costs.gradient.get(worker.address)
     if known is None or known.value is None:
         return UNLEARNED_S

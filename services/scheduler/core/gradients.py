@@ -41,7 +41,7 @@ class ReadyGroup:
 
 def send_groups(plan: Plan, state: State, now: float) -> Sent:
     """Every whole group to whoever is to train it; some may wait."""
-    if plan.mode == "colocated":
+    if plan.schedule.mode == "colocated":
         return _send_to_owners(plan, state, now)
     devices = gradient_devices(plan, state)
     commands: list[TrainGroup | ComputeGradient] = []
@@ -55,7 +55,7 @@ def send_groups(plan: Plan, state: State, now: float) -> Sent:
 
 def gradient_devices(plan: Plan, state: State) -> list[WorkerState]:
     """Rollout devices that may compute gradients."""
-    if plan.mode == "sequential" or plan.trains_in_order:
+    if plan.schedule.mode == "sequential" or plan.schedule.deterministic:
         return []
     return [worker for worker in state.rollout if worker.can_train]
 
@@ -72,7 +72,9 @@ def missing(plan: Plan, group: GroupState) -> int:
 
 def _ready(plan: Plan, state: State) -> Iterator[ReadyGroup]:
     for batch in state.batches:
-        if plan.mode != "pipelined" and any(missing(plan, group) for group in batch.groups):
+        if plan.schedule.mode != "pipelined" and any(
+            missing(plan, group) for group in batch.groups
+        ):
             continue
         for index, group in enumerate(batch.groups):
             is_whole = not group.sent and not missing(plan, group)

@@ -48,7 +48,7 @@ def open_loans(plan: Plan, state: State, now: float) -> State:
     tag = _measured(plan, tag, batch, met)
     controller, decision = decide(tag.controller, seen)
     if trainer.independent_devices and tag.controller.mode == "auto":
-        groups = independent.share(seen, one_step=plan.max_staleness > 0)
+        groups = independent.share(seen, one_step=plan.schedule.staleness_limit > 0)
         decision = replace(decision, groups=groups, reason="fluid")
     record = TagRecord(
         batch=batch.index, decision=decision, tag_inputs=seen, opened_at=batch.opened_at
@@ -70,7 +70,7 @@ def refine(plan: Plan, state: State, batch: int, groups: int) -> State:
     last = tag.history[-1]
     if last.decision.reason != "fluid":
         controller, decision = decide(tag.controller, last.tag_inputs, refined=groups)
-    elif plan.max_staleness:
+    elif plan.schedule.staleness_limit:
         return state
     else:
         controller, decision = tag.controller, replace(last.decision, groups=groups)
@@ -157,7 +157,7 @@ def lend_or_return(plan: Plan, state: State, now: float) -> tuple[State, list[Se
         return state, []
     wanted: DeviceMode = "generate" if _should_lend(plan, state, trainer, now) else "train"
     if wanted == tag.mode == "train":
-        if trainer.independent_devices or plan.mode == "colocated":
+        if trainer.independent_devices or plan.schedule.mode == "colocated":
             return state, []  # it has nothing in hand
         return _released_to_others(plan, state, trainer, now)
     if wanted == tag.mode and now < tag.lent_until - RENEW_PART * plan.loan_seconds:
@@ -167,10 +167,10 @@ def lend_or_return(plan: Plan, state: State, now: float) -> tuple[State, list[Se
 
 def _should_lend(plan: Plan, state: State, trainer: WorkerState, now: float) -> bool:
     batch = state.batch
-    if batch is None or state.phase != "running" or plan.mode == "sequential":
+    if batch is None or state.phase != "running" or plan.schedule.mode == "sequential":
         return False
-    if trainer.independent_devices or plan.mode == "colocated":
-        has_share = plan.mode == "colocated" or state.tag.samples_left > 0
+    if trainer.independent_devices or plan.schedule.mode == "colocated":
+        has_share = plan.schedule.mode == "colocated" or state.tag.samples_left > 0
         more = has_share and _has_unissued(plan, batch)
         return more or bool(trainer.assigned)
     if has_ready(plan, batch, trainer):
@@ -188,7 +188,7 @@ def has_ready(plan: Plan, batch: BatchState, trainer: WorkerState) -> bool:
     for group in batch.groups:
         if group.sent and trainer.address not in group.trained_by:
             return True
-        if plan.trains_in_order and not group.sent:
+        if plan.schedule.deterministic and not group.sent:
             return False
     return False
 

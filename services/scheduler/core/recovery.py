@@ -67,7 +67,7 @@ def restart_batches(plan: Plan, state: State, before: State) -> State:
         replace(known[index], groups=tuple(map(_restart_group, known[index].groups)))
         for index in sorted(known)
     )
-    return replace(state, batches=batches[: 1 + bool(plan.max_staleness)])
+    return replace(state, batches=batches[: 1 + bool(plan.schedule.staleness_limit)])
 
 
 def _restart_group(group: GroupState) -> GroupState:
@@ -89,7 +89,7 @@ def _with_early_batch(plan: Plan, state: State, index: int) -> State:
     current = state.batch
     if current is None or index != current.index + 1 or len(state.batches) > 1:
         return state
-    if not plan.max_staleness or index >= plan.num_batches:
+    if not plan.schedule.staleness_limit or index >= plan.num_batches:
         return state
     return replace(state, batches=(current, new_batch(plan, index, 0.0)))
 

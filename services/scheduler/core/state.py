@@ -12,6 +12,7 @@ from shared.learning.prompts import PromptOrder
 from shared.learning.windows import Windows
 from shared.messages.contracts import FragmentScored, FragmentSlot, GroupGradientRef, Policy
 from shared.messages.workers import DeviceMode
+from shared.recipe.schedule import RunSchedule
 
 Phase = Literal["waiting", "running", "paused", "stopped", "finished", "failed"]
 """waiting: for version 0. finished: every batch is committed. failed: see `State.failure`."""
@@ -36,14 +37,7 @@ class Plan:
     """Where the trained steps of a group begin."""
     seed: int
     advantages: Advantages = field(default_factory=Advantages)
-    mode: Literal["pipelined", "sequential", "colocated"] = "pipelined"
-    trains_in_order: bool = False
-    """The trainer takes groups by their index, and waits for each."""
-    fragment_size: int | None = None
-    """None: chosen for the devices at hand, and smaller towards the end of a batch."""
-    max_staleness: int = 0
-    early_groups: int = 0
-    """Of the next batch, how many groups may be begun with the version that still generates."""
+    schedule: RunSchedule = field(default_factory=RunSchedule)
     max_attempts: int = 3
     """A fragment that failed this often fails the run."""
     max_losses: int = 5
@@ -51,12 +45,15 @@ class Plan:
     max_returns: int = 16
     """A device with one slot that has given back so many fragments of the newest version, one after
     another, is asked no more until there is another version."""
-    slot_deadline: float | None = None
-    """Seconds that a device may take for a fragment. None: by what it has taken before."""
     queue_depth: int = 2
     """One in hand, one that waits on the device, so that it never waits for a message."""
     loan_seconds: float = 20.0
     """After this long without a word, a borrowed device returns by itself."""
+
+    @property
+    def early_groups(self) -> int:
+        """Groups of the next batch that may be begun with the version that still generates."""
+        return self.schedule.early_groups(self.num_groups)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -307,3 +304,16 @@ class State:
 
     def with_worker(self, worker: WorkerState) -> "State":
         return replace(self, workers={**self.workers, worker.address: worker})
+
+
+def first_state(plan: Plan) -> State:
+    """Returns the state before anything is read: how much the trainer is to help."""
+    schedule = plan.schedule
+    groups = plan.num_groups if schedule.mode == "colocated" else schedule.fixed_tag
+    if not schedule.lends_trainer:
+        controller = Controller.of("off")
+    elif groups is None:
+        controller = Controller.of("auto")
+    else:
+        controller = Controller.of("fixed", groups)
+    return State(recovering=True, tag=LoanState(controller=controller))

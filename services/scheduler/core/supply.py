@@ -49,7 +49,7 @@ def _open_batches(plan: Plan, state: State) -> Iterator[tuple[BatchState, int]]:
         return
     yield batch, plan.num_groups
     following = batch.index + 1
-    if plan.max_staleness and plan.early_groups and following < plan.num_batches:
+    if plan.early_groups and following < plan.num_batches:
         early = state.find_batch(following) or new_batch(plan, following, 0.0)
         yield early, plan.early_groups
 
@@ -66,8 +66,8 @@ def unissued_samples(plan: Plan, batch: BatchState, limit: int) -> int:
 
 def full_size(plan: Plan, num_queues: int) -> int:
     """Samples per fragment while there is plenty: a divisor of the group."""
-    if plan.fragment_size is not None:
-        return plan.fragment_size
+    if plan.schedule.fixed_fragment is not None:
+        return plan.schedule.fixed_fragment
     share = plan.num_groups * plan.group_size // (FRAGMENTS_PER_DEVICE * max(1, num_queues))
     most = max(_min_size(plan), min(share, plan.group_size))
     divisors = [n for n in range(1, plan.group_size + 1) if plan.group_size % n == 0]
@@ -78,7 +78,7 @@ def full_size(plan: Plan, num_queues: int) -> int:
 def next_size(plan: Plan, full: int, samples: int, num_queues: int) -> int:
     """Smaller towards the end of a batch: half a fair share of what is left. Not where the next
     batch follows at once: there is no tail, and small fragments cost more per sample."""
-    if plan.fragment_size is not None or (plan.max_staleness and plan.early_groups):
+    if plan.schedule.fixed_fragment is not None or plan.early_groups:
         return full
     share = math.ceil(samples / (2 * max(1, num_queues)))
     return max(_min_size(plan), full // MIN_PART, min(full, share))

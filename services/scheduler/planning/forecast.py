@@ -16,7 +16,6 @@ from services.scheduler.costs.profile import Profile, fragment_seconds, gradient
 from services.scheduler.planning import independent as fluid
 from services.scheduler.planning.splits import Split
 from services.scheduler.sim.profiled import (
-    ScheduleChoice,
     gradient_helpers,
     help_seconds,
     helpers,
@@ -24,6 +23,7 @@ from services.scheduler.sim.profiled import (
     timing_of,
 )
 from shared.devices.slices import FINE_PARTS
+from shared.recipe.schedule import RunSchedule
 
 HOPS_TO_TRAINING = 3
 """Messages from a fragment's end to its group's training: to reward, scheduler and trainer."""
@@ -45,14 +45,12 @@ class Forecast:
     """That the trainer generates; with one-step asynchrony and a fluid one, at most."""
 
 
-def situation_of(
-    profile: Profile, split: Split, size: int, *, schedule: ScheduleChoice
-) -> TagInputs:
+def situation_of(profile: Profile, split: Split, size: int, *, schedule: RunSchedule) -> TagInputs:
     """A batch in fragments of `size` samples, as TAG's planner sees it."""
     shape, hop = profile.shape, profile.rollout.handoff_seconds
     timing = timing_of(profile, split.trainer, tsp=schedule.tsp)
     alone = is_fluid(profile, split.trainer, schedule)
-    overlapping = alone and schedule.max_staleness
+    overlapping = alone and schedule.staleness_limit
     publishing = timing.publish + timing.adopt + HOPS_TO_GENERATION * hop
     return TagInputs(
         groups=shape.groups,
@@ -82,7 +80,7 @@ def _help_in_step(profile: Profile, split: Split, size: int) -> float:
     return seconds * (1 + slowest * profile.rollout.noise_cv)
 
 
-def forecast(profile: Profile, split: Split, size: int, schedule: ScheduleChoice) -> Forecast:
+def forecast(profile: Profile, split: Split, size: int, schedule: RunSchedule) -> Forecast:
     """Seconds of a batch in fragments of `size` samples, with as much help as is best or fixed."""
     tag_inputs = situation_of(profile, split, size, schedule=schedule)
     if schedule.mode == "sequential":
@@ -92,19 +90,19 @@ def forecast(profile: Profile, split: Split, size: int, schedule: ScheduleChoice
     if is_fluid(profile, split.trainer, schedule):
         return _of_fluid(_pool(profile, split, schedule, tag_inputs), schedule)
     alone = _strict(tag_inputs, schedule)
-    if not schedule.max_staleness:
+    if not schedule.staleness_limit:
         return alone
     return _partly(schedule, alone, _one_step(tag_inputs, schedule))
 
 
-def _partly(schedule: ScheduleChoice, strict: Forecast, ahead: Forecast) -> Forecast:
+def _partly(schedule: RunSchedule, strict: Forecast, ahead: Forecast) -> Forecast:
     """Of a part of the next batch: in between, in proportion."""
-    early = schedule.early_fraction
+    early = schedule.early_share
     return Forecast((1 - early) * strict.seconds + early * ahead.seconds, ahead.groups)
 
 
 def _pool(
-    profile: Profile, split: Split, schedule: ScheduleChoice, tag_inputs: TagInputs
+    profile: Profile, split: Split, schedule: RunSchedule, tag_inputs: TagInputs
 ) -> fluid.Fluid:
     able = gradient_helpers(profile, split.rollout, schedule)
     size, number = profile.shape.group_size, sum(split.trainer.values())
@@ -120,10 +118,10 @@ def _pool(
     )
 
 
-def _of_fluid(pool: fluid.Fluid, schedule: ScheduleChoice) -> Forecast:
-    fixed = None if schedule.tag == "auto" else schedule.tag
+def _of_fluid(pool: fluid.Fluid, schedule: RunSchedule) -> Forecast:
+    fixed = schedule.fixed_tag
     strict = Forecast(*fluid.strict(pool, fixed))
-    if not schedule.max_staleness:
+    if not schedule.staleness_limit:
         return strict
     return _partly(schedule, strict, Forecast(*fluid.one_step(pool, fixed)))
 
@@ -136,20 +134,22 @@ def _one_after_the_other(tag_inputs: TagInputs, helped: int) -> float:
     return makespan(tag_inputs, 0) - tag_inputs.train + training
 
 
-def _strict(tag_inputs: TagInputs, schedule: ScheduleChoice) -> Forecast:
-    groups = best_groups(tag_inputs) if schedule.tag == "auto" else schedule.tag
+def _strict(tag_inputs: TagInputs, schedule: RunSchedule) -> Forecast:
+    fixed = schedule.fixed_tag
+    groups = best_groups(tag_inputs) if fixed is None else fixed
     seconds = makespan(tag_inputs, groups)
     alone = makespan(tag_inputs, 0)
-    if schedule.tag == "auto" and alone <= seconds * (1 + NEGLIGIBLE_GAIN):
+    if fixed is None and alone <= seconds * (1 + NEGLIGIBLE_GAIN):
         return Forecast(alone, 0)
     return Forecast(seconds, groups)
 
 
-def _one_step(tag_inputs: TagInputs, schedule: ScheduleChoice) -> Forecast:
+def _one_step(tag_inputs: TagInputs, schedule: RunSchedule) -> Forecast:
     """Help is limited to what no rollout device has in hand when a batch opens."""
     assigned = FRAGMENTS_IN_HAND * len(tag_inputs.rollout) / tag_inputs.fragments_per_group
     most = max(0, math.floor(tag_inputs.groups - assigned)) if tag_inputs.trainer_queues else 0
-    wanted = _balanced(tag_inputs) if schedule.tag == "auto" else [schedule.tag]
+    fixed = schedule.fixed_tag
+    wanted = _balanced(tag_inputs) if fixed is None else [fixed]
     return min(
         (Forecast(_pace(tag_inputs, k), k) for k in {min(k, most) for k in wanted}),
         key=lambda each: (each.seconds, each.groups),

@@ -46,14 +46,14 @@ def look_ahead(plan: Plan, state: State, now: float) -> int | None:
     smallest. A fluid trainer's share needs none with one-step asynchrony.
     """
     trainer = state.trainer
-    if trainer is None or not trainer.concurrency or plan.mode != "pipelined":
+    if trainer is None or not trainer.concurrency or plan.schedule.mode != "pipelined":
         return None
-    if trainer.independent_devices and plan.max_staleness:
+    if trainer.independent_devices and plan.schedule.staleness_limit:
         return None
     if state.tag.controller.mode != "auto" or not _is_known(state.costs):
         return None
     first = best_groups(tag_inputs(plan, state, trainer))
-    pace = REACH if plan.max_staleness else 1
+    pace = REACH if plan.schedule.staleness_limit else 1
     near = range(first - REACH, first + REACH + 1, pace)
     best, least = 0, math.inf
     for groups in sorted({0, *near}, key=lambda k: (abs(k - first), k)):
@@ -69,7 +69,7 @@ def batch_seconds(plan: Plan, state: State, groups: int, *, at_most: float = mat
 
     Infinite if it never ends, or if, on-policy, that is clearly more than ``at_most``.
     """
-    if plan.max_staleness:
+    if plan.schedule.staleness_limit:
         watch = Watch(cluster_of(plan, state, groups, batches=LEAD + MEASURED + 1), LEAD + MEASURED)
         if not watch.cluster.world.run(NEVER, watch.is_done):
             return math.inf

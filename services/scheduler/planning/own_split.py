@@ -1,19 +1,18 @@
 """The split that a recipe itself asks for, on given devices."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from services.scheduler.costs.profile import Profile, fits
-from services.scheduler.planning.recipes import schedule_of
 from services.scheduler.planning.splits import Devices, Split, words
-from services.scheduler.sim.profiled import ScheduleChoice
 from shared.errors import UserError
 from shared.recipe.recipe import Recipe
+from shared.recipe.schedule import RunSchedule
 
 
 @dataclass(frozen=True, slots=True)
 class Own:
     split: Split
-    schedule: ScheduleChoice
+    schedule: RunSchedule
     """What the recipe leaves open is decided while it runs, and so in its simulation."""
 
 
@@ -27,11 +26,11 @@ def own_split(recipe: Recipe, profile: Profile, devices: Devices, *, host_gpus: 
     trainer = _trainer(recipe, profile, devices, host_gpus)
     left = {kind: count - trainer.get(kind, 0) for kind, count in devices.items()}
     rollout = _rollout(recipe, profile, left)
-    schedule = schedule_of(recipe)
+    schedule = recipe.run_schedule
     if recipe.schedule.mode == "colocated":
         return Own(Split({}, _sum(trainer, rollout)), schedule)
     if not recipe.trainer_may_help:
-        schedule = replace(schedule, tag=0)
+        schedule = schedule.changed(tag=0)
     return Own(Split(rollout, trainer), schedule)
 
 

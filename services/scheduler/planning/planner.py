@@ -21,9 +21,10 @@ from services.scheduler.planning.forecast import NEGLIGIBLE_GAIN, Forecast, fore
 from services.scheduler.planning.runnable import why_not
 from services.scheduler.planning.splits import Devices, Split, excluded, splits, words
 from services.scheduler.sim.measured import Simulated
-from services.scheduler.sim.profiled import ScheduleChoice, is_fluid, simulate
+from services.scheduler.sim.profiled import is_fluid, simulate, warm_up_of
 from shared.errors import UserError
 from shared.messages.contracts import MAX_FRAGMENTS_PER_GROUP
+from shared.recipe.schedule import RunSchedule
 
 BASELINES: tuple[Baseline, ...] = ("2026-06", "batched", "tuned")
 EFFORT = 200_000
@@ -46,7 +47,7 @@ class Choice:
     """A split and how to run it, as simulated."""
 
     split: Split
-    schedule: ScheduleChoice
+    schedule: RunSchedule
     """With its fragment size, and at most so many groups for the trainer to generate."""
     forecast_seconds: float
     simulated: Simulated
@@ -92,14 +93,14 @@ class Planned:
 class _Candidate:
     split: Split
     size: int
-    schedule: ScheduleChoice
+    schedule: RunSchedule
     forecast: Forecast
 
 
 def plan_split(
     profile: Profile,
     devices: Devices,
-    schedule: ScheduleChoice,
+    schedule: RunSchedule,
     *,
     effort: float = EFFORT,
     host_gpus: int | None = None,
@@ -134,16 +135,16 @@ def plan_split(
     )
 
 
-def fragment_sizes(profile: Profile, schedule: ScheduleChoice) -> list[int]:
+def fragment_sizes(profile: Profile, schedule: RunSchedule) -> list[int]:
     """Divisors of the group that one training message can name, or the one that is wanted."""
-    if schedule.fragment_size is not None:
-        return [schedule.fragment_size]
+    if schedule.fixed_fragment is not None:
+        return [schedule.fixed_fragment]
     group = profile.shape.group_size
     fewest = -(-group // MAX_FRAGMENTS_PER_GROUP)
     return [size for size in range(fewest, group + 1) if group % size == 0]
 
 
-def _splits(profile: Profile, devices: Devices, schedule: ScheduleChoice) -> list[Split]:
+def _splits(profile: Profile, devices: Devices, schedule: RunSchedule) -> list[Split]:
     """All that are worth a look; colocated, every device that can is the trainer's."""
     if schedule.mode != "colocated":
         return splits(profile, devices)
@@ -152,7 +153,7 @@ def _splits(profile: Profile, devices: Devices, schedule: ScheduleChoice) -> lis
 
 
 def _candidates(
-    profile: Profile, devices: Devices, schedule: ScheduleChoice, host_gpus: int | None
+    profile: Profile, devices: Devices, schedule: RunSchedule, host_gpus: int | None
 ) -> list[_Candidate]:
     """Every split in every fragment size, the best forecast first.
 
@@ -171,12 +172,12 @@ def _candidates(
         found = [
             _Candidate(split, size, wanted, forecast(profile, split, size, wanted))
             for split, size, way in ways
-            for wanted in [replace(way, **changes)]
+            for wanted in [way.changed(**changes)]
         ]
         return sorted(found, key=lambda each: (each.forecast.seconds, -each.size))
 
     found = ranked()
-    if schedule.tag != "auto" or not profile.variant.switch_seconds:
+    if schedule.fixed_tag is not None or not profile.variant.switch_seconds:
         return found
     helped = [candidate for candidate in found if candidate.forecast.groups]
     pairs = zip_longest(helped, ranked(tag=0))
@@ -184,13 +185,13 @@ def _candidates(
 
 
 def _said(
-    profile: Profile, split: Split, schedule: ScheduleChoice, host_gpus: int | None
-) -> ScheduleChoice | None:
+    profile: Profile, split: Split, schedule: RunSchedule, host_gpus: int | None
+) -> RunSchedule | None:
     """The schedule as a recipe can say it of this split: without help where the choice is open and
     its trainer cannot be lent. None if there is no such recipe."""
     ways = [schedule]
-    if schedule.tag == "auto" and schedule.mode == "pipelined":
-        ways.append(replace(schedule, tag=0))
+    if schedule.fixed_tag is None:
+        ways.append(schedule.changed(tag=0))
     if host_gpus is None:
         return schedule
     return next(
@@ -198,10 +199,10 @@ def _said(
     )
 
 
-def _holds(profile: Profile, split: Split, schedule: ScheduleChoice, size: int) -> bool:
+def _holds(profile: Profile, split: Split, schedule: RunSchedule, size: int) -> bool:
     """Whether all devices that generate have memory for so many samples at a time."""
     roles: dict[Role, Devices] = {"rollout": split.rollout}
-    if schedule.may_help:
+    if schedule.lends_trainer:
         roles["trainer"] = split.trainer
     return all(
         holds_fragments(profile, kind, role, size)
@@ -212,7 +213,7 @@ def _holds(profile: Profile, split: Split, schedule: ScheduleChoice, size: int) 
 
 
 def _why_none(
-    profile: Profile, devices: Devices, schedule: ScheduleChoice, host_gpus: int | None
+    profile: Profile, devices: Devices, schedule: RunSchedule, host_gpus: int | None
 ) -> str:
     given = [kind for kind, count in devices.items() if count]
     roles: tuple[Role, Role] = ("rollout", "trainer")
@@ -240,7 +241,7 @@ def _simulated(
     for candidate in candidates:
         if sum(seen.values()) >= MAX_SIMULATED:
             return
-        sized = replace(candidate.schedule, fragment_size=candidate.size)
+        sized = candidate.schedule.changed(fragment_size=candidate.size)
         chosen = with_help(profile, candidate.split, sized, candidate.forecast.groups)
         cost = _effort(profile, candidate.split, chosen)
         name = f"{candidate.split} {bool(candidate.forecast.groups)}"
@@ -261,32 +262,30 @@ def _simulated(
         )
 
 
-def with_help(
-    profile: Profile, split: Split, schedule: ScheduleChoice, groups: int
-) -> ScheduleChoice:
+def with_help(profile: Profile, split: Split, schedule: RunSchedule, groups: int) -> RunSchedule:
     """With so many groups for the trainer as are forecast best, if the schedule leaves it open."""
-    if schedule.tag != "auto":
+    if schedule.fixed_tag is not None:
         return schedule
     free = not profile.variant.switch_seconds and not is_fluid(profile, split.trainer, schedule)
-    if schedule.max_staleness and free:
+    if schedule.staleness_limit and free:
         # A switch costs nothing and work is never short: it helps whenever it waits.
         groups = profile.shape.groups
-    return replace(schedule, tag=groups)
+    return schedule.changed(tag=groups)
 
 
-def _effort(profile: Profile, split: Split, schedule: ScheduleChoice) -> float:
+def _effort(profile: Profile, split: Split, schedule: RunSchedule) -> float:
     """A fragment costs more the more devices could take it."""
-    fragments = profile.shape.samples / (schedule.fragment_size or 1)
+    fragments = profile.shape.samples / (schedule.fixed_fragment or 1)
     devices = sum(split.rollout.values()) + sum(split.trainer.values())
     each = 20 + devices * (HELPERS_COST if schedule.gradient_help else 1)
-    return (schedule.warm_up + _batches(schedule)) * fragments * each
+    return (warm_up_of(schedule) + _batches(schedule)) * fragments * each
 
 
-def _batches(schedule: ScheduleChoice) -> int:
-    return BATCHES_ONE_STEP if schedule.max_staleness else BATCHES_STRICT
+def _batches(schedule: RunSchedule) -> int:
+    return BATCHES_ONE_STEP if schedule.staleness_limit else BATCHES_STRICT
 
 
-def _run(profile: Profile, split: Split, schedule: ScheduleChoice) -> Simulated:
+def _run(profile: Profile, split: Split, schedule: RunSchedule) -> Simulated:
     return simulate(
         profile,
         rollout=split.rollout,
@@ -298,10 +297,10 @@ def _run(profile: Profile, split: Split, schedule: ScheduleChoice) -> Simulated:
     )
 
 
-def _without_needless_help(profile: Profile, best: Choice, schedule: ScheduleChoice) -> Choice:
+def _without_needless_help(profile: Profile, best: Choice, schedule: RunSchedule) -> Choice:
     """The same split without help, if the trainer found little to do and that is as good."""
-    if schedule.tag != "auto" or not best.schedule.may_help or best.helped_groups >= 1:
+    if schedule.fixed_tag is not None or not best.schedule.lends_trainer or best.helped_groups >= 1:
         return best
-    chosen = replace(best.schedule, tag=0)
+    chosen = best.schedule.changed(tag=0)
     off = replace(best, schedule=chosen, simulated=_run(profile, best.split, chosen))
     return off if off.step_seconds <= best.step_seconds * (1 + NEGLIGIBLE_GAIN) else best

@@ -3,17 +3,17 @@
 import math
 import re
 from collections.abc import Iterable
-from dataclasses import replace
 from typing import Literal
 
 from services.scheduler.core.supply import full_size
 from services.scheduler.costs.memory import Use
 from services.scheduler.costs.profile import Profile, Shape
-from services.scheduler.sim.profiled import ScheduleChoice, steady_plan
+from services.scheduler.sim.profiled import steady_plan
 from shared.devices.chunks import make_tuner
 from shared.errors import UserError
 from shared.models.memory import ITEM_BYTES
 from shared.recipe.recipe import Recipe
+from shared.recipe.schedule import RunSchedule
 
 
 def profile_of(recipe: Recipe, known: Iterable[str]) -> str:
@@ -44,34 +44,13 @@ def with_shape_of(profile: Profile, recipe: Recipe) -> Profile:
     return profile.model_copy(update={"shape": shape, "variant": variant})
 
 
-def schedule_of(recipe: Recipe) -> ScheduleChoice:
-    """What the recipe fixes is fixed; what it leaves open ("auto") is for the planner."""
-    schedule, in_order = recipe.schedule, recipe.trainer.deterministic
-    size = None if schedule.fragment_size == "auto" else schedule.fragment_size
-    if in_order and size is None:
-        size = recipe.batch.group_size  # as the scheduler does
-    off = schedule.mode != "pipelined" or recipe.trainer.updates > 1
-    tag = 0 if off or schedule.tag == "off" else schedule.tag
-    return ScheduleChoice(
-        mode=schedule.mode,
-        fragment_size=size,
-        tsp=schedule.tsp_steps != 1 or recipe.sampling.window == 1,
-        tag=tag,
-        max_staleness=1 if schedule.staleness_limit else 0,
-        early_fraction=1.0 if schedule.early_fraction == "auto" else schedule.early_fraction,
-        in_order=in_order,
-        gradient_help=recipe.rollout.can_train and schedule.mode == "pipelined",
-    )
-
-
 def fragment_of(recipe: Recipe) -> int:
     """Samples per fragment while there is plenty, on as many devices as the recipe starts."""
-    schedule = schedule_of(recipe)
     plan = steady_plan(
         groups=recipe.batch.groups,
         group_size=recipe.batch.group_size,
         batches=1,
-        schedule=schedule,
+        schedule=recipe.run_schedule,
     )
     lent = recipe.trainer.devices if recipe.trainer_may_help else 0
     return full_size(plan, recipe.rollout.workers + lent)
@@ -96,7 +75,7 @@ def use_of(recipe: Recipe, profile: Profile, *, fragment: int) -> Use:
     )
 
 
-def with_staleness(schedule: ScheduleChoice, staleness: Literal[0, 1] | None) -> ScheduleChoice:
+def with_staleness(schedule: RunSchedule, staleness: Literal[0, 1] | None) -> RunSchedule:
     """In place of the recipe's.
 
     Raises:
@@ -108,7 +87,7 @@ def with_staleness(schedule: ScheduleChoice, staleness: Literal[0, 1] | None) ->
         raise UserError(
             f"--staleness: 1 needs schedule.mode pipelined; the mode here is {schedule.mode}"
         )
-    return replace(schedule, max_staleness=staleness)
+    return schedule.changed(max_staleness=staleness)
 
 
 def _plain(name: str) -> str:

@@ -10,19 +10,17 @@ from typing import Any
 
 from services.scheduler.costs.profile import Profile, Role, fits
 from services.scheduler.planning.splits import Devices, Split, words
-from services.scheduler.sim.profiled import ScheduleChoice
+from shared.recipe.schedule import RunSchedule
 
 HOST_GPUS = 8
 """Of a host, where nothing else is said."""
 
 
-def why_not(
-    profile: Profile, split: Split, schedule: ScheduleChoice, *, host_gpus: int
-) -> str | None:
+def why_not(profile: Profile, split: Split, schedule: RunSchedule, *, host_gpus: int) -> str | None:
     """Why no recipe says this, in a few words; None if one does."""
     number = sum(split.trainer.values())
     several_hosts = number > host_gpus
-    lent = schedule.may_help
+    lent = schedule.lends_trainer
     together = profile.variant.sharded
     reasons = {
         f"trains on unlike devices, {words(split.trainer)}": len(_kinds(split.trainer)) > 1,
@@ -30,7 +28,7 @@ def why_not(
         "lends ranks that share their weights": lent and together,
         f"{number} ranks cannot share a group of {profile.shape.group_size}": together
         and profile.shape.group_size % number != 0,
-        f"trains in index order on {number} devices": schedule.in_order and number > 1,
+        f"trains in index order on {number} devices": schedule.deterministic and number > 1,
     }
     for reason, applies in reasons.items():
         if applies:
@@ -44,7 +42,7 @@ def needs_ranks(profile: Profile, trainer: Devices, *, host_gpus: int) -> bool:
 
 
 def recipe_keys(
-    profile: Profile, split: Split, schedule: ScheduleChoice, *, host_gpus: int
+    profile: Profile, split: Split, schedule: RunSchedule, *, host_gpus: int
 ) -> dict[str, Any]:
     """What to write into a recipe, as ``table.key`` and value."""
     ranks = needs_ranks(profile, split.trainer, host_gpus=host_gpus)
@@ -60,11 +58,11 @@ def recipe_keys(
         keys["rollout.can_train"] = True
     if schedule.mode != "pipelined":
         keys["schedule.mode"] = schedule.mode
-    if schedule.fragment_size is not None:
-        keys["schedule.fragment_size"] = schedule.fragment_size
+    if schedule.fixed_fragment is not None:
+        keys["schedule.fragment_size"] = schedule.fixed_fragment
     if schedule.mode == "pipelined":
         keys["schedule.tag"] = schedule.tag or "off"
-        keys["schedule.max_staleness"] = schedule.max_staleness
+        keys["schedule.max_staleness"] = schedule.staleness_limit
     return keys
 
 

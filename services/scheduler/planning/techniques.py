@@ -1,19 +1,20 @@
 """What each technique is worth on a given split: each on top of those before."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from services.scheduler.costs.profile import Profile
 from services.scheduler.planning.forecast import forecast
 from services.scheduler.planning.planner import fragment_sizes, with_help
 from services.scheduler.planning.splits import Split
 from services.scheduler.sim.measured import Simulated
-from services.scheduler.sim.profiled import ScheduleChoice, simulate
+from services.scheduler.sim.profiled import simulate
+from shared.recipe.schedule import RunSchedule
 
-SEQUENTIAL = ScheduleChoice(mode="sequential", tsp=False)
-GAP = replace(SEQUENTIAL, mode="pipelined")
-TSP = replace(GAP, tsp=True)
-TAG = replace(TSP, tag="auto")
-ONE_STEP = replace(TAG, max_staleness=1)
+SEQUENTIAL = RunSchedule(mode="sequential", tag=0, tsp_steps=1)
+GAP = SEQUENTIAL.changed(mode="pipelined")
+TSP = GAP.changed(tsp_steps="auto")
+TAG = TSP.changed(tag="auto")
+ONE_STEP = TAG.changed(max_staleness=1)
 TECHNIQUES = {
     "sequential": SEQUENTIAL,
     "+ GAP": GAP,
@@ -26,7 +27,7 @@ TECHNIQUES = {
 @dataclass(frozen=True, slots=True)
 class Technique:
     name: str
-    schedule: ScheduleChoice
+    schedule: RunSchedule
     simulated: Simulated
 
 
@@ -41,7 +42,7 @@ def compare(
     """The sequential mode first. Without a fragment size, each row has the one forecast best."""
     rows = []
     for name, technique in TECHNIQUES.items():
-        schedule = _best(profile, split, replace(technique, fragment_size=fragment_size))
+        schedule = _best(profile, split, technique.changed(fragment_size=fragment_size or "auto"))
         simulated = simulate(
             profile,
             rollout=split.rollout,
@@ -54,10 +55,10 @@ def compare(
     return rows
 
 
-def _best(profile: Profile, split: Split, schedule: ScheduleChoice) -> ScheduleChoice:
+def _best(profile: Profile, split: Split, schedule: RunSchedule) -> RunSchedule:
     """With the fragment size and the help that are forecast best."""
     sizes = fragment_sizes(profile, schedule)
     forecasts = {size: forecast(profile, split, size, schedule) for size in sizes}
     size = min(sizes, key=lambda size: forecasts[size].seconds)
-    sized = replace(schedule, fragment_size=size)
+    sized = schedule.changed(fragment_size=size)
     return with_help(profile, split, sized, forecasts[size].groups)

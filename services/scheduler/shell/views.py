@@ -75,7 +75,7 @@ def missing_workers(plan: Plan, state: State) -> list[Service]:
     if state.phase not in ("waiting", "running"):
         return []
     needed: tuple[Service, ...] = ("rollout", "reward", "trainer")
-    if plan.mode == "colocated":
+    if plan.schedule.mode == "colocated":
         needed = ("reward", "trainer")
     there = {worker.service for worker in state.workers.values()}
     return [service for service in needed if service not in there]

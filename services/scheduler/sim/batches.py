@@ -138,7 +138,7 @@ class Trainer(ABC):
 
     def _admissible(self) -> Admissible:
         assert self.policy is not None
-        stale = self._before if self.plan.max_staleness else None
+        stale = self._before if self.plan.schedule.staleness_limit else None
         return (self.policy,) if stale is None else (self.policy, stale)
 
     def _received(self, message: Message) -> None:
@@ -209,7 +209,7 @@ class Trainer(ABC):
 
     @property
     def _overlaps(self) -> bool:
-        return self.plan.max_staleness > 0
+        return self.plan.schedule.staleness_limit > 0
 
     def _store(self, policy: Policy, parent: Policy, trained: tuple[TrainGroup, ...]) -> None:
         accepted = self.commits.create(policy, parent, trained, self.address)

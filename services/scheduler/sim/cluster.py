@@ -50,7 +50,8 @@ class Cluster:
         """Start a rollout worker, or start it again under a new address."""
         worker = SimRollout(
             Process(self.world, name), self.broker, self.history, self.timing, kind,
-            self._address(name), self.plan.max_staleness, can_train=kind in self.can_train,
+            self._address(name), self.plan.schedule.staleness_limit,
+            can_train=kind in self.can_train,
         )  # fmt: skip
         self.rollout[name] = worker
         worker.start()

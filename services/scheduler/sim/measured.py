@@ -172,7 +172,7 @@ def measure(watch: Watch, warm_up: int, pools: Pools, floor_seconds: float) -> S
         "trainer": _busy_trainer(window, pools),
     }
     whole = Window(warm_up, len(watch.marks) - 1, watch.marks[warm_up], watch.marks[-1])
-    stock = whole.from_stock(batch_samples) if cluster.plan.max_staleness else 0.0
+    stock = whole.from_stock(batch_samples) if cluster.plan.schedule.staleness_limit else 0.0
     return Simulated(
         step_seconds=_step_seconds(window, batch_samples, pools.generation_seconds) - window.luck,
         balanced_seconds=balanced(

@@ -9,12 +9,10 @@ long as on 8.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import replace
 
-from services.scheduler.core.state import LoanState, Plan, State
+from services.scheduler.core.state import Plan, first_state
 from services.scheduler.core.supply import full_size
-from services.scheduler.core.tag.controller import Controller
 from services.scheduler.core.tag.estimates import Costs, Estimate
 from services.scheduler.costs.floor import floor_seconds
 from services.scheduler.costs.profile import (
@@ -34,47 +32,15 @@ from shared.errors import UserError
 from shared.learning.prompts import PromptOrder
 from shared.learning.windows import Windows
 from shared.messages.contracts import Prompt
+from shared.recipe.schedule import RunSchedule
 
 Devices = Mapping[str, int]
 
 NEVER = 1e12
 """Seconds: longer than any simulation. A loan that runs out is a fault, and there are none here."""
-MAX_GROUPS = 2**31
-"""A share that no batch uses up."""
 WARM_UP_STRICT, WARM_UP_ONE_STEP, WARM_UP_AUTO = 0, 4, 8
 """Batches until one is like the next: a strict batch begins from nothing like any other, one-step
 asynchrony builds up its lead first, and the controller of TAG looks on before it acts."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ScheduleChoice:
-    """How the devices are kept busy (`shared.recipe.recipe.Schedule`, in the simulator's terms)."""
-
-    mode: Literal["pipelined", "sequential", "colocated"] = "pipelined"
-    """colocated: without rollout devices, all of them are the trainer's."""
-    fragment_size: int | None = None
-    """None: cut by the core for the devices at hand."""
-    tsp: bool = True
-    tag: int | Literal["auto"] = 0
-    """Groups of a batch that the trainer may generate. auto: the controller decides."""
-    max_staleness: Literal[0, 1] = 0
-    early_fraction: float = 1.0
-    """Of the next batch's groups, how many may be begun early."""
-    in_order: bool = False
-    """The trainer takes groups by their index."""
-    gradient_help: bool = False
-    """Rollout devices that can hold what it takes compute gradients while the trainer is behind."""
-
-    @property
-    def may_help(self) -> bool:
-        return self.mode == "colocated" or (self.mode == "pipelined" and self.tag != 0)
-
-    @property
-    def warm_up(self) -> int:
-        """Batches that are not measured."""
-        if self.may_help and self.tag == "auto":
-            return WARM_UP_AUTO
-        return WARM_UP_ONE_STEP if self.max_staleness else WARM_UP_STRICT
 
 
 def simulate(
@@ -82,7 +48,7 @@ def simulate(
     *,
     rollout: Devices,
     trainer: Devices,
-    schedule: ScheduleChoice,
+    schedule: RunSchedule,
     batches: int = 8,
     warm_up: int | None = None,
     seed: int | None = 0,
@@ -101,7 +67,7 @@ def simulate(
     _check_pool(profile, "trainer", trainer)
     if schedule.mode != "colocated":
         _check_pool(profile, "rollout", rollout)
-    skipped = schedule.warm_up if warm_up is None else warm_up
+    skipped = warm_up_of(schedule) if warm_up is None else warm_up
     cluster = _cluster(profile, rollout, trainer, schedule, skipped + batches, seed, look_ahead)
     watch = Watch(cluster, skipped + batches, causes)
     if not cluster.world.run(NEVER, watch.is_done):
@@ -125,9 +91,8 @@ def prime(cluster: Cluster, costs: Costs) -> None:
     cluster.scheduler.state = replace(cluster.scheduler.state, costs=costs)
 
 
-def steady_plan(*, groups: int, group_size: int, batches: int, schedule: ScheduleChoice) -> Plan:
+def steady_plan(*, groups: int, group_size: int, batches: int, schedule: RunSchedule) -> Plan:
     """A run's plan with nothing in it but its shape."""
-    early = max(1, int(schedule.early_fraction * groups)) if schedule.max_staleness else 0
     return Plan(
         prompts=PromptOrder((Prompt(text="simulated"),), 0),
         num_batches=batches,
@@ -135,21 +100,16 @@ def steady_plan(*, groups: int, group_size: int, batches: int, schedule: Schedul
         group_size=group_size,
         windows=Windows(first=0, last=0),
         seed=0,
-        mode=schedule.mode,
-        trains_in_order=schedule.in_order,
-        fragment_size=schedule.fragment_size,
-        max_staleness=schedule.max_staleness,
-        early_groups=early,
+        schedule=schedule,
         loan_seconds=NEVER,
     )
 
 
-def controller_of(schedule: ScheduleChoice) -> Controller:
-    if not schedule.may_help:
-        return Controller.of("off")
-    if schedule.mode == "colocated":
-        return Controller.of("fixed", MAX_GROUPS)
-    return Controller.of("auto") if schedule.tag == "auto" else Controller.of("fixed", schedule.tag)
+def warm_up_of(schedule: RunSchedule) -> int:
+    """Returns how many batches are not measured."""
+    if schedule.fixed_tag is None:
+        return WARM_UP_AUTO
+    return WARM_UP_ONE_STEP if schedule.staleness_limit else WARM_UP_STRICT
 
 
 def timing_of(
@@ -176,12 +136,12 @@ def timing_of(
     )
 
 
-def is_fluid(profile: Profile, trainer: Devices, schedule: ScheduleChoice) -> bool:
+def is_fluid(profile: Profile, trainer: Devices, schedule: RunSchedule) -> bool:
     """Whether the trainer's devices work on their own."""
     return schedule.tsp and not profile.variant.sharded and sum(trainer.values()) > 1
 
 
-def gradient_helpers(profile: Profile, rollout: Devices, schedule: ScheduleChoice) -> list[str]:
+def gradient_helpers(profile: Profile, rollout: Devices, schedule: RunSchedule) -> list[str]:
     """Kinds of rollout devices that compute gradients."""
     if not schedule.gradient_help or profile.variant.sharded:
         return []
@@ -214,7 +174,7 @@ def _cluster(
     profile: Profile,
     rollout: Devices,
     trainer: Devices,
-    schedule: ScheduleChoice,
+    schedule: RunSchedule,
     batches: int,
     seed: int | None,
     look_ahead: LookAhead | None,
@@ -222,7 +182,7 @@ def _cluster(
     shape, hop = profile.shape, profile.rollout.handoff_seconds
     timing = timing_of(profile, trainer, tsp=schedule.tsp, noise=seed is not None)
     fluid = is_fluid(profile, trainer, schedule)
-    slots = helpers(profile, trainer) if schedule.may_help or fluid else 0
+    slots = helpers(profile, trainer) if schedule.lends_trainer or fluid else 0
     can_train = gradient_helpers(profile, rollout, schedule)
     plan = steady_plan(
         groups=shape.groups,
@@ -232,7 +192,7 @@ def _cluster(
     )
     cluster = build(
         plan, timing, rollout=rollout, trainer_slots=slots, seed=seed or 0, delay=lambda: hop,
-        first_state=State(recovering=True, tag=LoanState(controller=controller_of(schedule))),
+        first_state=first_state(plan),
         look_ahead=look_ahead, can_train=can_train,
         lanes=[kind for kind, count in trainer.items() for _ in range(count)] if fluid else (),
     )  # fmt: skip
@@ -248,17 +208,17 @@ def _cluster(
         gradient={kind: each(timing.gradient(kind, shape.group_size)) for kind in can_train},
         switch=each(0.0 if fluid else timing.switch),
         ready=each(hop),
-        commit=each(timing.commit + (0.0 if schedule.max_staleness else timing.publish)),
+        commit=each(timing.commit + (0.0 if schedule.staleness_limit else timing.publish)),
     ))  # fmt: skip
     return cluster
 
 
 def _generation_seconds(
-    profile: Profile, rollout: Devices, trainer: Devices, schedule: ScheduleChoice
+    profile: Profile, rollout: Devices, trainer: Devices, schedule: RunSchedule
 ) -> float:
     """Of a batch, by all devices that may generate."""
-    size = schedule.fragment_size or profile.shape.group_size
-    devices = _together(rollout, trainer) if schedule.may_help else rollout
+    size = schedule.fixed_fragment or profile.shape.group_size
+    devices = _together(rollout, trainer) if schedule.lends_trainer else rollout
     rate = sum(n / fragment_seconds(profile, kind, size) for kind, n in devices.items())
     return profile.shape.samples / size / rate
 

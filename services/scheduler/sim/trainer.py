@@ -59,7 +59,7 @@ class SimTrainer(Trainer):
         left = [index for index in self._ready if index not in self._trained]
         if not left:
             return None
-        in_order = self.plan.trains_in_order
+        in_order = self.plan.schedule.deterministic
         return min(left) if not in_order or min(left) == len(self._trained) else None
 
     def _train(self, index: int) -> None:

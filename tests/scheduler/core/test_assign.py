@@ -18,10 +18,11 @@ def some_plan(random: Random) -> Plan:
     size = random.choice((2, 4, 6, 12, 16))
     divisors = [n for n in range(1, size + 1) if size % n == 0]
     staleness = random.choice((0, 0, 1))
+    num_groups = random.randint(1, 40)
     return examples.plan(
-        num_groups=random.randint(1, 40), group_size=size, num_batches=3, max_staleness=staleness,
-        fragment_size=random.choice((None, None, random.choice(divisors))),
-        early_groups=random.randint(1, 3) * staleness,
+        num_groups=num_groups, group_size=size, num_batches=3, max_staleness=staleness,
+        fragment_size=random.choice(("auto", "auto", random.choice(divisors))),
+        early_fraction=examples.early_fraction(random.randint(1, 3), num_groups),
         queue_depth=random.choice((1, 2, 2, 3)),
     )  # fmt: skip
 

@@ -18,7 +18,7 @@ from tests import examples
 from tests.scheduler.core.test_gradients import helper
 from tests.scheduler.core.test_machine import Machine, joined
 
-DEADLINE = {"slot_deadline": 10.0}
+DEADLINE = {"slot_deadline_s": 10.0}
 
 
 def machine_at_work(*workers: str, **plan: Any) -> tuple[Machine, list[GenerateFragment]]:
@@ -102,7 +102,7 @@ def test_the_deadline_is_ten_times_what_the_device_took_before(
     seconds: float, deadline: float
 ) -> None:
     """``seconds`` per sample, in fragments of two."""
-    machine, tasks = machine_at_work("a", "b", num_groups=9, slot_deadline=None)
+    machine, tasks = machine_at_work("a", "b", num_groups=9, slot_deadline_s="auto")
     mine = [task for task in tasks if task.worker == "a-0"]
     generated(machine, mine[0], 2 * seconds)
     ticks(machine, deadline - 5)
@@ -116,7 +116,7 @@ def test_the_deadline_is_ten_times_what_the_device_took_before(
 
 
 def test_a_gradient_that_is_not_finished_by_its_deadline_is_the_trainers() -> None:
-    machine = Machine("none", num_groups=6, trains_in_order=False, slot_deadline=10.0)
+    machine = Machine("none", num_groups=6, deterministic=False, slot_deadline_s=10.0)
     machine.handle(joined("t", "trainer"))
     machine.handle(helper("h"))
     # The trainer is behind: what it takes for a group is known from an earlier batch.

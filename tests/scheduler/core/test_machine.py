@@ -25,7 +25,7 @@ from shared.messages.contracts import (
 )
 from tests import examples
 
-EARLY = {"max_staleness": 1, "early_groups": 2}
+EARLY: dict[str, Any] = {"max_staleness": 1}
 
 
 def joined(name: str, service: str = "rollout", life: int = 0) -> WorkerJoined:
@@ -121,7 +121,7 @@ def test_every_sample_of_a_batch_is_trained_once() -> None:
 
 
 def test_fragments_that_are_chosen_freely_fill_every_group() -> None:
-    machine = Machine("a", "b", "c", num_groups=5, group_size=12, fragment_size=None)
+    machine = Machine("a", "b", "c", num_groups=5, group_size=12, fragment_size="auto")
     trained = machine.finish(machine.tasks(examples.published(0)))
     sizes = [[f.fragment.num_samples for f in train.fragments] for train in trained]
     assert [sum(cut) for cut in sizes] == [12] * 5
@@ -130,7 +130,7 @@ def test_fragments_that_are_chosen_freely_fill_every_group() -> None:
 
 def test_one_message_can_name_all_fragments_of_a_group_however_many_devices_there_are() -> None:
     names = [f"w{number}" for number in range(70)]
-    machine = Machine(*names, num_groups=1, group_size=130, fragment_size=None)
+    machine = Machine(*names, num_groups=1, group_size=130, fragment_size="auto")
     [train] = machine.finish(machine.tasks(examples.published(0)))
     assert len(train.fragments) <= MAX_FRAGMENTS_PER_GROUP
 
@@ -273,7 +273,7 @@ def test_with_one_step_asynchrony_idle_workers_begin_the_next_batch_with_the_sam
 
 
 def test_no_more_groups_are_begun_early_than_the_plan_allows() -> None:
-    machine = Machine("a", num_groups=3, group_size=2, max_staleness=1, early_groups=1)
+    machine = Machine("a", num_groups=3, group_size=2, max_staleness=1, early_fraction=0.4)
     trained = machine.finish(machine.tasks(examples.published(0)))
     assert [(t.batch, t.group) for t in trained] == [(0, 0), (0, 1), (0, 2), (1, 0)]
     assert {(t.batch, t.policy.version) for t in trained} == {(0, 0), (1, 0)}

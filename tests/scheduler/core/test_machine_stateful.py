@@ -45,8 +45,8 @@ class SchedulerModel(RuleBasedStateMachine):
     def begin(self, groups: int, fragments: int, batches: int, staleness: int, fixed: bool) -> None:
         self.plan = examples.plan(
             num_groups=groups, group_size=2 * fragments, num_batches=batches, max_attempts=1000,
-            max_losses=1000, max_staleness=staleness, early_groups=groups * staleness,
-            fragment_size=2 if fixed else None,
+            max_losses=1000, max_staleness=staleness,
+            fragment_size=2 if fixed else "auto",
         )  # fmt: skip
         self.state = State()
         self.now = 0.0
@@ -181,7 +181,9 @@ class SchedulerModel(RuleBasedStateMachine):
     @invariant()
     def staleness_is_within_its_limit(self) -> None:
         for task in getattr(self, "slots", {}).values():
-            assert 0 <= task.fragment.batch - task.policy.version <= self.plan.max_staleness
+            assert (
+                0 <= task.fragment.batch - task.policy.version <= self.plan.schedule.staleness_limit
+            )
 
     @invariant()
     def a_group_is_of_one_version(self) -> None:

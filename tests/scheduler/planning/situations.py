@@ -5,13 +5,13 @@ from services.scheduler.core.tag.estimates import Costs, Estimate
 from services.scheduler.costs.profile import Profile, fragment_seconds
 from services.scheduler.planning.splits import Split
 from services.scheduler.sim.profiled import (
-    ScheduleChoice,
     help_seconds,
     helpers,
     is_fluid,
     steady_plan,
     timing_of,
 )
+from shared.recipe.schedule import RunSchedule
 
 
 def _costs(profile: Profile, split: Split, size: int, addresses: dict[str, str]) -> Costs:
@@ -37,7 +37,7 @@ def opening(
     profile: Profile, split: Split, size: int, *, max_staleness: int = 0
 ) -> tuple[Plan, State]:
     """In fragments of `size` samples, with all costs learned."""
-    schedule = ScheduleChoice(fragment_size=size, max_staleness=1 if max_staleness else 0)
+    schedule = RunSchedule(tag=0, fragment_size=size, max_staleness=1 if max_staleness else 0)
     plan = steady_plan(
         groups=profile.shape.groups,
         group_size=profile.shape.group_size,

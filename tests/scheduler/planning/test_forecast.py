@@ -1,5 +1,3 @@
-from dataclasses import replace
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -10,18 +8,19 @@ from services.scheduler.costs.profile import VariantName, load_profile
 from services.scheduler.planning.forecast import forecast, situation_of
 from services.scheduler.planning.planner import fragment_sizes
 from services.scheduler.planning.splits import Split, splits
-from services.scheduler.sim.profiled import ScheduleChoice, simulate
+from services.scheduler.sim.profiled import simulate
+from shared.recipe.schedule import RunSchedule
 
-STRICT = ScheduleChoice(tag="auto")
-ONE_STEP = replace(STRICT, max_staleness=1)
-SEQUENTIAL = ScheduleChoice(mode="sequential")
+STRICT = RunSchedule(tag="auto")
+ONE_STEP = STRICT.changed(max_staleness=1)
+SEQUENTIAL = RunSchedule(mode="sequential")
 profiles = st.sampled_from([
     load_profile(name, variant)
     for name in ("qwen-image", "flux1-dev", "wan2.1-14b", "hunyuanvideo")
     for variant in ("lora", "full")
 ])  # fmt: skip
 kinds = st.sampled_from(["H100", "A100", "H20"])
-schedules = st.sampled_from([STRICT, ONE_STEP, SEQUENTIAL, replace(ONE_STEP, early_fraction=0.5)])
+schedules = st.sampled_from([STRICT, ONE_STEP, SEQUENTIAL, ONE_STEP.changed(early_fraction=0.5)])
 
 
 @given(profiles, st.integers(1, 20), st.integers(1, 20), kinds, schedules)
@@ -36,10 +35,10 @@ def test_no_forecast_beats_the_bound(profile, generate, train, kind, schedule): 
 def test_asynchrony_and_help_never_make_a_forecast_slower(profile, generate, train):  # type: ignore[no-untyped-def]
     split = Split({"A100": generate}, {"H100": train})
     sequential = forecast(profile, split, 4, SEQUENTIAL).seconds
-    gap = forecast(profile, split, 4, ScheduleChoice()).seconds
+    gap = forecast(profile, split, 4, RunSchedule(tag=0)).seconds
     helped = forecast(profile, split, 4, STRICT).seconds
     assert helped <= gap * 1.005 and gap <= sequential
-    without = forecast(profile, split, 4, ScheduleChoice(max_staleness=1)).seconds
+    without = forecast(profile, split, 4, RunSchedule(tag=0, max_staleness=1)).seconds
     assert without <= gap * 1.02  # but for a group that is generated in vain
     assert forecast(profile, split, 4, ONE_STEP).seconds <= without
 
@@ -71,7 +70,7 @@ def test_another_device_is_never_forecast_slower(profile, number, kind, schedule
     ],
 )
 def test_forecasts_come_near_the_simulator(
-    name: str, generate: int, train: int, size: int, schedule: ScheduleChoice
+    name: str, generate: int, train: int, size: int, schedule: RunSchedule
 ) -> None:
     profile = load_profile(name)
     split = Split({"H100": generate}, {"H100": train})
@@ -79,7 +78,7 @@ def test_forecasts_come_near_the_simulator(
     tag = profile.shape.groups if schedule is ONE_STEP else found.groups
     simulated = simulate(
         profile, rollout=split.rollout, trainer=split.trainer, batches=6, causes=False,
-        schedule=replace(schedule, fragment_size=size, tag=tag),
+        schedule=schedule.changed(fragment_size=size, tag=tag),
     )  # fmt: skip
     assert found.seconds == pytest.approx(simulated.step_seconds, rel=0.05)
 
@@ -87,13 +86,13 @@ def test_forecasts_come_near_the_simulator(
 @pytest.mark.parametrize("variant", ["lora", "full"])
 def test_fixed_help_is_kept(variant: VariantName) -> None:
     profile, split = load_profile("qwen-image", variant), Split({"H100": 8}, {"H100": 24})
-    for schedule in (replace(STRICT, tag=7), replace(ONE_STEP, tag=7)):
+    for schedule in (STRICT.changed(tag=7), ONE_STEP.changed(tag=7)):
         assert forecast(profile, split, 8, schedule).groups == 7
 
 
 def test_devices_that_go_together_wait_for_the_end_of_their_block() -> None:
     profile, split = load_profile("qwen-image", "full"), Split({"H100": 8}, {"H100": 24})
-    fixed = replace(STRICT, tag=7)
+    fixed = STRICT.changed(tag=7)
     tag_inputs = situation_of(profile, split, 8, schedule=fixed)
     assert forecast(profile, split, 8, fixed).seconds == makespan(tag_inputs, 7)
 
@@ -107,8 +106,8 @@ def test_one_step_help_leaves_what_others_have_in_hand() -> None:
 
 def test_half_the_lead_gains_half() -> None:
     profile, split = load_profile("qwen-image"), Split({"H100": 22}, {"H100": 10})
-    whole = replace(ONE_STEP, tag=0)
-    schedules = (replace(STRICT, tag=0), whole, replace(whole, early_fraction=0.5))
+    whole = ONE_STEP.changed(tag=0)
+    schedules = (STRICT.changed(tag=0), whole, whole.changed(early_fraction=0.5))
     strict, full, half = (forecast(profile, split, 8, each).seconds for each in schedules)
     assert half == pytest.approx((strict + full) / 2, rel=0.02)
 
@@ -118,7 +117,7 @@ def test_gradient_help_is_never_forecast_to_cost_much(profile, generate, train, 
     """And gains where the trainer is the bottleneck, if weights are replicated."""
     split = Split({"H100": generate}, {"H100": train})
     alone, helped = (
-        forecast(profile, split, 4, replace(schedule, gradient_help=each)).seconds
+        forecast(profile, split, 4, schedule.changed(gradient_help=each)).seconds
         for each in (False, True)
     )
     assert helped <= 1.1 * alone
@@ -136,11 +135,11 @@ def test_gradient_help_is_never_forecast_to_cost_much(profile, generate, train, 
     ],
 )
 def test_forecasts_of_gradient_help_rank_splits(name: str, size: int) -> None:
-    profile, schedule = load_profile(name), replace(ONE_STEP, tag=0, gradient_help=True)
+    profile, schedule = load_profile(name), ONE_STEP.changed(tag=0, gradient_help=True)
     split = Split({"H100": 24}, {"H100": 8})
     simulated = simulate(
         profile, rollout=split.rollout, trainer=split.trainer, batches=6, causes=False,
-        schedule=replace(schedule, fragment_size=size),
+        schedule=schedule.changed(fragment_size=size),
     )  # fmt: skip
     assert forecast(profile, split, size, schedule).seconds == pytest.approx(
         simulated.step_seconds, rel=0.1

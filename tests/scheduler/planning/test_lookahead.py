@@ -13,7 +13,9 @@ from services.scheduler.planning.forecast import forecast
 from services.scheduler.planning.lookahead import batch_seconds, cluster_of, look_ahead
 from services.scheduler.planning.planner import fragment_sizes
 from services.scheduler.planning.splits import Split
-from services.scheduler.sim.profiled import NEVER, ScheduleChoice, simulate
+from services.scheduler.sim.profiled import NEVER, simulate
+from shared.recipe.schedule import RunSchedule
+from tests import examples
 from tests.scheduler.planning.situations import opening
 
 MODELS = ("qwen-image", "flux1-dev", "wan2.1-14b", "hunyuanvideo")
@@ -28,7 +30,7 @@ def _configuration(
     profile = load_profile(model, variant)
     generates = number * quarters // 4
     split = Split({"H100": generates}, {"H100": number - generates})
-    schedule = ScheduleChoice(tag="auto")
+    schedule = RunSchedule(tag="auto")
     sizes = [size for size in fragment_sizes(profile, schedule) if size > 1]
     size = min(sizes, key=lambda size: forecast(profile, split, size, schedule).seconds)
     return opening(profile, split, size)
@@ -44,8 +46,8 @@ def _brute_force(plan: Plan, state: State, start: float) -> float:
     assert whole.world.run(NEVER, lambda: bool(whole.history.commit_times))
     best = min(start, whole.history.commit_times[0])
     taken = plan.num_groups * plan.group_size - whole.scheduler.state.tag.samples_left
-    assert state.trainer is not None and plan.fragment_size is not None
-    last = math.ceil((taken + plan.fragment_size) / plan.group_size)
+    assert state.trainer is not None and plan.schedule.fixed_fragment is not None
+    last = math.ceil((taken + plan.schedule.fixed_fragment) / plan.group_size)
     seen = tag_inputs(plan, state, state.trainer)
     rate = sum(1 / seconds for seconds in seen.rollout)
     for groups in range(min(last, plan.num_groups) + 1):
@@ -110,7 +112,7 @@ def test_with_one_step_asynchrony_a_batch_is_one_of_many() -> None:
     assert look_ahead(plan, state, 0.0) is None  # a fluid trainer's share is not looked for
     simulated = simulate(
         load_profile("qwen-image"), rollout={"H100": 8}, trainer={"H100": 24}, seed=None,
-        schedule=ScheduleChoice(fragment_size=8, tag=32, max_staleness=1), causes=False,
+        schedule=RunSchedule(fragment_size=8, tag=32, max_staleness=1), causes=False,
     )  # fmt: skip
     assert batch_seconds(plan, state, 32) == pytest.approx(simulated.step_seconds, rel=0.06)
     assert state.trainer is not None
@@ -148,7 +150,7 @@ def test_nothing_is_said_before_costs_are_known() -> None:
 def test_nothing_is_said_where_there_is_nothing_to_choose() -> None:
     plan, state = _starved()
     assert state.trainer is not None
-    assert look_ahead(replace(plan, mode="sequential"), state, 0.0) is None
+    assert look_ahead(examples.with_schedule(plan, mode="sequential"), state, 0.0) is None
     deaf = state.with_worker(replace(state.trainer, concurrency=0))
     assert look_ahead(plan, deaf, 0.0) is None
     for controller in (Controller.of("off"), Controller.of("fixed", 3)):

@@ -1,7 +1,7 @@
 """The planner against the project's performance study, and against what a user fixes."""
 
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import pytest
 from _pytest.mark.structures import ParameterSet
@@ -12,11 +12,12 @@ from services.scheduler.costs.colocated import Baseline
 from services.scheduler.costs.profile import Profile, load_profile
 from services.scheduler.planning.planner import Planned, plan_split
 from services.scheduler.planning.splits import Split
-from services.scheduler.sim.profiled import ScheduleChoice, simulate
+from services.scheduler.sim.profiled import simulate
 from shared.errors import UserError
+from shared.recipe.schedule import RunSchedule
 
-STRICT = ScheduleChoice(tag="auto")
-ONE_STEP = replace(STRICT, max_staleness=1)
+STRICT = RunSchedule(tag="auto")
+ONE_STEP = STRICT.changed(max_staleness=1)
 QUICK = 30_000
 """Effort of tests in which the last per cent does not matter."""
 
@@ -97,7 +98,7 @@ def test_splits_that_are_far_from_balance_are_made_up_for(
 ) -> None:
     """By trainers that generate, or by rollout devices that compute gradients."""
     profile, size = load_profile(name), {"qwen-image": 8, "flux1-dev": 8}.get(name, 4)
-    schedule = replace(ONE_STEP, tag=32, fragment_size=size, gradient_help=generate == 24)
+    schedule = ONE_STEP.changed(tag=32, fragment_size=size, gradient_help=generate == 24)
     found = simulate(
         profile, rollout={"H100": generate}, trainer={"H100": 32 - generate}, schedule=schedule,
         batches=6, causes=False,
@@ -109,31 +110,31 @@ def test_splits_that_are_far_from_balance_are_made_up_for(
     ("name", "split", "schedule"),
     [
         # The study's best splits at 32 devices.
-        ("qwen-image", (2, 30), replace(STRICT, fragment_size=8, tag=30)),
-        ("flux1-dev", (8, 24), replace(STRICT, fragment_size=4, tag=12)),
+        ("qwen-image", (2, 30), STRICT.changed(fragment_size=8, tag=30)),
+        ("flux1-dev", (8, 24), STRICT.changed(fragment_size=4, tag=12)),
         *(
             pytest.param(*known, marks=pytest.mark.slow)
             for known in [
-                ("qwen-image", (22, 10), replace(ONE_STEP, fragment_size=16, tag=0)),
+                ("qwen-image", (22, 10), ONE_STEP.changed(fragment_size=16, tag=0)),
                 (
                     "flux1-dev",
                     (24, 8),
-                    replace(ONE_STEP, fragment_size=8, tag=0, gradient_help=True),
+                    ONE_STEP.changed(fragment_size=8, tag=0, gradient_help=True),
                 ),
-                ("wan2.1-14b", (14, 18), replace(ONE_STEP, fragment_size=4, tag=32)),
+                ("wan2.1-14b", (14, 18), ONE_STEP.changed(fragment_size=4, tag=32)),
             ]
         ),
     ],
 )
 def test_no_known_good_split_is_better_than_the_planners(
-    name: str, split: tuple[int, int], schedule: ScheduleChoice
+    name: str, split: tuple[int, int], schedule: RunSchedule
 ) -> None:
     profile = load_profile(name)
     known = simulate(
         profile, rollout={"H100": split[0]}, trainer={"H100": split[1]}, schedule=schedule,
         batches=6, causes=False,
     )  # fmt: skip
-    free = replace(schedule, tag="auto", fragment_size=None)
+    free = schedule.changed(tag="auto", fragment_size="auto")
     best = plan_split(profile, {"H100": 32}, free).best
     assert best.step_seconds <= known.step_seconds * 1.01
 
@@ -175,24 +176,24 @@ def test_devices_that_cannot_hold_the_model_are_left_out() -> None:
     assert planned.floor_seconds == alone.floor_seconds
 
 
-def _fixed(schedule: ScheduleChoice) -> Planned:
+def _fixed(schedule: RunSchedule) -> Planned:
     return plan_split(load_profile("qwen-image"), {"H100": 12}, schedule, effort=QUICK)
 
 
 def test_what_is_fixed_stays() -> None:
-    sizes = {c.schedule.fragment_size for c in _fixed(replace(STRICT, fragment_size=2)).choices}
+    sizes = {c.schedule.fixed_fragment for c in _fixed(STRICT.changed(fragment_size=2)).choices}
     assert sizes == {2}
-    assert {c.schedule.tag for c in _fixed(replace(STRICT, tag=0)).choices} == {0}
-    assert {c.schedule.tag for c in _fixed(replace(ONE_STEP, tag=3)).choices} == {3}
-    sequential = _fixed(ScheduleChoice(mode="sequential")).best
+    assert {c.schedule.tag for c in _fixed(STRICT.changed(tag=0)).choices} == {0}
+    assert {c.schedule.tag for c in _fixed(ONE_STEP.changed(tag=3)).choices} == {3}
+    sequential = _fixed(RunSchedule(mode="sequential")).best
     assert sequential.schedule.mode == "sequential" and sequential.simulated.staleness == {0: 1.0}
     assert _fixed(STRICT).best.simulated.staleness == {0: 1.0}
-    some = replace(ONE_STEP, early_fraction=0.25)
+    some = ONE_STEP.changed(early_fraction=0.25)
     assert all(choice.schedule.early_fraction == 0.25 for choice in _fixed(some).choices)
 
 
 def test_colocated_all_devices_that_can_are_the_trainers() -> None:
-    colocated = ScheduleChoice(mode="colocated")
+    colocated = RunSchedule(mode="colocated")
     planned = plan_split(load_profile("qwen-image"), {"H100": 12, "L40S": 2}, colocated)
     assert {str(choice.split) for choice in planned.choices} == {"none : 12 H100"}
     assert planned.best.simulated.utilisation > 0.85
@@ -203,7 +204,7 @@ def test_colocated_all_devices_that_can_are_the_trainers() -> None:
 def test_each_freedom_helps() -> None:
     sequential, gap, tag, one_step = (
         _fixed(schedule).best.step_seconds
-        for schedule in (ScheduleChoice(mode="sequential"), ScheduleChoice(), STRICT, ONE_STEP)
+        for schedule in (RunSchedule(mode="sequential"), RunSchedule(tag=0), STRICT, ONE_STEP)
     )
     assert sequential > 1.4 * gap > 1.4 * tag > 1.4 * one_step
 
@@ -217,7 +218,7 @@ def test_needless_help_is_left_out() -> None:
 def test_help_that_costs_a_switch_is_simulated_beside_none() -> None:
     profile = load_profile("hunyuanvideo", "full")
     free, without = (
-        plan_split(profile, {"H100": 16}, replace(STRICT, tag=tag)).best for tag in ("auto", 0)
+        plan_split(profile, {"H100": 16}, STRICT.changed(tag=tag)).best for tag in ("auto", 0)
     )
     assert free.step_seconds <= without.step_seconds * 1.001
 
@@ -250,7 +251,7 @@ def test_two_devices_are_enough() -> None:
     st.sampled_from(["H100", "A100"]),
 )
 def test_more_devices_are_never_slower(
-    schedule: ScheduleChoice, name: str, number: int, kind: str
+    schedule: RunSchedule, name: str, number: int, kind: str
 ) -> None:
     profile: Profile = load_profile(name)
     few = {"H100": number, "A100": 4}

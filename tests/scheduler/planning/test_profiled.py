@@ -1,4 +1,3 @@
-from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -13,19 +12,19 @@ from services.scheduler.planning.splits import Split
 from services.scheduler.planning.techniques import compare
 from services.scheduler.sim.measured import Simulated
 from services.scheduler.sim.profiled import (
-    ScheduleChoice,
     help_seconds,
     helpers,
     simulate,
     timing_of,
 )
 from shared.errors import UserError
+from shared.recipe.schedule import RunSchedule
 
 QWEN, FLUX = load_profile("qwen-image"), load_profile("flux1-dev")
-GAP = ScheduleChoice(fragment_size=4)
+GAP = RunSchedule(tag=0, fragment_size=4)
 
 
-def _qwen(generate: int, train: int, schedule: ScheduleChoice, batches: int = 4) -> Simulated:
+def _qwen(generate: int, train: int, schedule: RunSchedule, batches: int = 4) -> Simulated:
     return simulate(
         QWEN, rollout={"H100": generate}, trainer={"H100": train}, schedule=schedule,
         batches=batches,
@@ -36,15 +35,13 @@ def _qwen(generate: int, train: int, schedule: ScheduleChoice, batches: int = 4)
     ("generate", "train", "schedule", "seconds"),
     [
         # The study's rows of sequential and GAP at 16 devices, its best splits.
-        (8, 8, ScheduleChoice(mode="sequential", tsp=False, fragment_size=16), 125),
-        (12, 4, replace(GAP, tsp=False), 78),
+        (8, 8, RunSchedule(mode="sequential", tsp_steps=1, fragment_size=16), 125),
+        (12, 4, GAP.changed(tsp_steps=1), 78),
         (12, 4, GAP, 77),
-        (2, 14, replace(GAP, fragment_size=8, tag=28), 69),
+        (2, 14, GAP.changed(fragment_size=8, tag=28), 69),
     ],
 )
-def test_the_studys_rows(
-    generate: int, train: int, schedule: ScheduleChoice, seconds: float
-) -> None:
+def test_the_studys_rows(generate: int, train: int, schedule: RunSchedule, seconds: float) -> None:
     assert _qwen(generate, train, schedule).step_seconds == pytest.approx(seconds, rel=0.05)
 
 
@@ -54,7 +51,7 @@ def test_one_device_is_never_faster_than_its_bound_by_the_luck_of_a_few_draws(se
     shape = wan.shape.model_copy(update={"groups": 4, "group_size": 8})
     found = simulate(
         wan.model_copy(update={"shape": shape}), rollout={}, trainer={"H100": 1},
-        schedule=ScheduleChoice(mode="colocated", fragment_size=8), batches=3, seed=seed,
+        schedule=RunSchedule(mode="colocated", fragment_size=8), batches=3, seed=seed,
         causes=False,
     )  # fmt: skip
     assert 0.99 < found.utilisation < 1
@@ -65,23 +62,23 @@ def test_one_device_is_never_faster_than_its_bound_by_the_luck_of_a_few_draws(se
     generate=st.integers(1, 12),
     train=st.integers(1, 12),
     schedule=st.builds(
-        ScheduleChoice,
+        RunSchedule,
         mode=st.sampled_from(["pipelined", "sequential"]),
-        fragment_size=st.sampled_from([None, 8, 16]),
-        tsp=st.booleans(),
+        fragment_size=st.sampled_from(["auto", 8, 16]),
+        tsp_steps=st.sampled_from(["auto", 1]),
         tag=st.sampled_from([0, 5, 32]),
         max_staleness=st.just(0),
     ),
 )
 def test_a_schedule_never_beats_its_bound_and_shares_add_up(
-    generate: int, train: int, schedule: ScheduleChoice
+    generate: int, train: int, schedule: RunSchedule
 ) -> None:
     split = Split({"A100": generate}, {"H100": train})
     found = simulate(
         FLUX, rollout=split.rollout, trainer=split.trainer, schedule=schedule, batches=1, seed=None
     )
     bound = floor_seconds(FLUX, split.devices)
-    if not schedule.may_help:
+    if not schedule.lends_trainer:
         bound = split_bound(FLUX, split.rollout, split.trainer)
     assert found.step_seconds > bound
     assert found.floor_seconds == pytest.approx(floor_seconds(FLUX, split.devices))
@@ -95,8 +92,8 @@ def test_a_schedule_never_beats_its_bound_and_shares_add_up(
 
 
 def test_one_step_asynchrony_is_stale_by_one_at_most_and_removes_the_tail() -> None:
-    strict = _qwen(11, 5, replace(GAP, fragment_size=8))
-    ahead = _qwen(11, 5, replace(GAP, fragment_size=8, max_staleness=1), batches=6)
+    strict = _qwen(11, 5, GAP.changed(fragment_size=8))
+    ahead = _qwen(11, 5, GAP.changed(fragment_size=8, max_staleness=1), batches=6)
     assert set(ahead.staleness) == {0, 1} and ahead.staleness[1] > 0.1
     assert ahead.step_seconds < 0.92 * strict.step_seconds
     assert sum(ahead.bubbles["rollout"].values()) < 0.02
@@ -107,7 +104,7 @@ def test_work_taken_from_stock_is_paid_for() -> None:
     """Here the trainer fills the lead in one batch, and nine batches live on it."""
     found = simulate(
         FLUX, rollout={"H100": 6}, trainer={"H100": 10}, batches=6, causes=False,
-        schedule=ScheduleChoice(fragment_size=16, tag=32, max_staleness=1),
+        schedule=RunSchedule(fragment_size=16, tag=32, max_staleness=1),
     )  # fmt: skip
     assert found.step_seconds == pytest.approx(126.1, rel=0.015)  # of 11 batches, one whole cycle
     assert found.utilisation < 1
@@ -121,7 +118,11 @@ def test_uneven_shares_cost_time_without_tsp_only() -> None:
     assert fluid * FLUX.shape.groups == pytest.approx(FLUX.training_work / 10)
     rows = {
         tsp: simulate(
-            FLUX, rollout={"H100": 6}, trainer=trainer, schedule=replace(GAP, tsp=tsp), batches=2
+            FLUX,
+            rollout={"H100": 6},
+            trainer=trainer,
+            schedule=GAP.changed(tsp_steps="auto" if tsp else 1),
+            batches=2,
         )
         for tsp in (True, False)
     }
@@ -132,7 +133,7 @@ def test_uneven_shares_cost_time_without_tsp_only() -> None:
 def test_colocated_devices_generate_and_then_train() -> None:
     found = simulate(
         QWEN, rollout={}, trainer={"H100": 16}, batches=2,
-        schedule=ScheduleChoice(mode="colocated", fragment_size=16),
+        schedule=RunSchedule(mode="colocated", fragment_size=16),
     )  # fmt: skip
     assert found.step_seconds == pytest.approx(
         colocated_seconds(QWEN, {"H100": 16}, "tuned"), rel=0.05
@@ -146,11 +147,11 @@ def test_colocated_devices_generate_and_then_train() -> None:
 
 
 def test_rollout_devices_compute_gradients_where_the_trainer_is_the_bottleneck() -> None:
-    schedule = ScheduleChoice(fragment_size=8, max_staleness=1)
+    schedule = RunSchedule(tag=0, fragment_size=8, max_staleness=1)
     alone, helped = (
         simulate(
             FLUX, rollout={"H100": 12}, trainer={"H100": 4}, batches=4,
-            schedule=replace(schedule, gradient_help=each),
+            schedule=schedule.changed(gradient_help=each),
         )
         for each in (False, True)
     )  # fmt: skip
@@ -162,7 +163,7 @@ def test_rollout_devices_compute_gradients_where_the_trainer_is_the_bottleneck()
 def test_devices_too_small_to_train_compute_no_gradients() -> None:
     found = simulate(
         QWEN, rollout={"L40S": 16}, trainer={"H100": 2}, batches=1, seed=None,
-        schedule=ScheduleChoice(fragment_size=8, gradient_help=True),
+        schedule=RunSchedule(tag=0, fragment_size=8, gradient_help=True),
     )  # fmt: skip
     assert "train" not in found.busy["rollout"]
 
@@ -172,7 +173,7 @@ def test_sharded_weights_are_trained_together_and_contributed_by_nobody() -> Non
     first, second = (
         simulate(
             profile, rollout={"H100": 8}, trainer={"H100": 8}, batches=1,
-            schedule=replace(GAP, gradient_help=each),
+            schedule=GAP.changed(gradient_help=each),
         )
         for each in (False, True)
     )  # fmt: skip
@@ -197,18 +198,18 @@ def test_trainers_that_cannot_generate_do_not_help() -> None:
     assert helpers(small, {"TPU": 4, "H100": 1}) == 1
     found = simulate(
         small, rollout={"H100": 4}, trainer={"TPU": 4}, batches=1, seed=None,
-        schedule=ScheduleChoice(fragment_size=16, tag=32),
+        schedule=RunSchedule(fragment_size=16, tag=32),
     )  # fmt: skip
     assert "generate" not in found.busy["trainer"]
 
 
 def test_the_controller_of_tag_finds_its_help_with_the_look_ahead() -> None:
-    auto = replace(GAP, fragment_size=16, tag="auto")
+    auto = GAP.changed(fragment_size=16, tag="auto")
     found = simulate(
         QWEN, rollout={"H100": 4}, trainer={"H100": 12}, schedule=auto, batches=2,
         look_ahead=look_ahead,
     )  # fmt: skip
-    fixed = _qwen(4, 12, replace(auto, tag=23), batches=2)
+    fixed = _qwen(4, 12, auto.changed(tag=23), batches=2)
     assert found.step_seconds == pytest.approx(fixed.step_seconds, rel=0.03)
     assert {batch.reason for batch in found.tag} == {"fluid"}
     assert all(18 <= batch.groups_generated <= 25 for batch in found.tag)

@@ -6,13 +6,12 @@ import pytest
 from services.scheduler.costs.profile import load_profile
 from services.scheduler.planning.recipes import (
     profile_of,
-    schedule_of,
     with_shape_of,
     with_staleness,
 )
-from services.scheduler.sim.profiled import ScheduleChoice
 from shared.errors import UserError
 from shared.recipe.recipe import Recipe, load_recipe, override
+from shared.recipe.schedule import RunSchedule
 from tests.paths import DIGITS
 
 KNOWN = ("flux1-dev", "qwen-image", "wan2.1-14b")
@@ -44,49 +43,47 @@ def test_the_recipe_gives_the_batch_and_the_profile_the_costs() -> None:
 
 
 def test_what_is_open_is_for_the_planner() -> None:
-    assert schedule_of(_recipe()) == ScheduleChoice(tag="auto")
+    assert _recipe().run_schedule == RunSchedule(tag="auto")
 
 
 def test_what_is_fixed_is_kept() -> None:
-    found = schedule_of(
-        _recipe(
+    found = _recipe(
             schedule__fragment_size=4, schedule__tag=3, schedule__max_staleness="auto",
             schedule__early_fraction=0.5, schedule__tsp_steps=1,
-        )
-    )  # fmt: skip
-    assert found == ScheduleChoice(
-        fragment_size=4, tag=3, max_staleness=1, early_fraction=0.5, tsp=False
+        ).run_schedule  # fmt: skip
+    assert found == RunSchedule(
+        fragment_size=4, tag=3, max_staleness=1, early_fraction=0.5, tsp_steps=1
     )
-    assert schedule_of(_recipe(schedule__tag="off")).tag == 0
-    sequential = schedule_of(_recipe(schedule__mode="sequential", schedule__max_staleness=1))
+    assert _recipe(schedule__tag="off").run_schedule.tag == 0
+    sequential = _recipe(schedule__mode="sequential", schedule__max_staleness=1).run_schedule
     assert (sequential.mode, sequential.tag, sequential.max_staleness) == ("sequential", 0, 0)
 
 
 def test_rollout_devices_that_can_train_help() -> None:
-    assert schedule_of(_recipe(rollout__can_train=True)).gradient_help
-    assert not schedule_of(_recipe()).gradient_help
+    assert _recipe(rollout__can_train=True).run_schedule.gradient_help
+    assert not _recipe().run_schedule.gradient_help
 
 
 def test_colocated_is_one_more_schedule() -> None:
-    found = schedule_of(
-        _recipe(schedule__mode="colocated", rollout__workers=0, schedule__max_staleness=1)
-    )
+    found = _recipe(
+        schedule__mode="colocated", rollout__workers=0, schedule__max_staleness=1
+    ).run_schedule
     assert (found.mode, found.max_staleness, found.gradient_help) == ("colocated", 0, False)
     with pytest.raises(UserError, match="the mode here is colocated"):
         with_staleness(found, 1)
 
 
 def test_groups_in_order_are_generated_whole() -> None:
-    found = schedule_of(_recipe(trainer__deterministic=True))
-    assert found.in_order and found.fragment_size == 12
+    found = _recipe(trainer__deterministic=True).run_schedule
+    assert found.deterministic and found.fragment_size == 12
 
 
 def test_the_option_takes_the_recipes_place() -> None:
-    open_ = schedule_of(_recipe())
+    open_ = _recipe().run_schedule
     assert with_staleness(open_, None) == open_
     assert with_staleness(open_, 1).max_staleness == 1
     with pytest.raises(UserError, match="--staleness: 1 needs"):
-        with_staleness(ScheduleChoice(mode="sequential"), 1)
+        with_staleness(RunSchedule(mode="sequential"), 1)
 
 
 @pytest.mark.parametrize(

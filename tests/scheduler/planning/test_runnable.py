@@ -9,23 +9,22 @@ from digenrl.cli import app
 from digenrl.planning.plan import costs_of
 from services.scheduler.costs.profile import load_profile
 from services.scheduler.planning.planner import Planned, plan_split
-from services.scheduler.planning.recipes import schedule_of
 from services.scheduler.planning.runnable import recipe_keys, why_not
 from services.scheduler.planning.splits import Split
-from services.scheduler.sim.profiled import ScheduleChoice
 from shared.errors import UserError
 from shared.recipe.recipe import load_recipe, override
+from shared.recipe.schedule import RunSchedule
 from tests.paths import RECIPES
 
 FLUX, FULL = load_profile("flux1-dev"), load_profile("flux1-dev", "full")
-TAG, OFF = ScheduleChoice(tag=5), ScheduleChoice(tag=0)
+TAG, OFF = RunSchedule(tag=5), RunSchedule(tag=0)
 QUICK = 20_000
 
 
 def planned(recipe: str, profile: str, devices: dict[str, int], host_gpus: int) -> Planned:
     loaded = load_recipe(RECIPES / f"{recipe}.toml")
     return plan_split(
-        costs_of(loaded, profile), devices, schedule_of(loaded), effort=QUICK, host_gpus=host_gpus
+        costs_of(loaded, profile), devices, loaded.run_schedule, effort=QUICK, host_gpus=host_gpus
     )
 
 
@@ -37,14 +36,19 @@ def planned(recipe: str, profile: str, devices: dict[str, int], host_gpus: int) 
         (Split({"H100": 8}, {"H100": 24}), OFF, 8, None),
         (Split({"H100": 8}, {"H100": 24}), TAG, 24, None),
         (Split({"A100": 9}, {"A100": 7, "H100": 8}), OFF, 16, "unlike devices, 7 A100 + 8 H100"),
-        (Split({}, {"H100": 8}), ScheduleChoice(mode="colocated"), 8, None),
-        (Split({}, {"H100": 9}), ScheduleChoice(mode="colocated"), 8, "lends a trainer of 9"),
-        (Split({"H100": 1}, {"H100": 2}), ScheduleChoice(in_order=True), 8, "in index order on 2"),
+        (Split({}, {"H100": 8}), RunSchedule(mode="colocated"), 8, None),
+        (Split({}, {"H100": 9}), RunSchedule(mode="colocated"), 8, "lends a trainer of 9"),
+        (
+            Split({"H100": 1}, {"H100": 2}),
+            RunSchedule(tag=0, deterministic=True),
+            8,
+            "in index order on 2",
+        ),
         (Split({"4090": 1}, {"H100": 2}), OFF, 8, "4090 has 23 GiB"),
     ],
 )
 def test_a_trainer_is_of_one_host_or_ranks_that_are_not_lent(
-    split: Split, schedule: ScheduleChoice, host_gpus: int, reason: str | None
+    split: Split, schedule: RunSchedule, host_gpus: int, reason: str | None
 ) -> None:
     found = why_not(FLUX, split, schedule, host_gpus=host_gpus)
     assert found == reason if reason is None else reason in (found or "")
@@ -79,7 +83,7 @@ def test_every_row_of_a_plan_is_a_recipe(
     for choice in found.choices:
         keys = recipe_keys(found.profile, choice.split, choice.schedule, host_gpus=host_gpus)
         typed = override(load_recipe(RECIPES / f"{recipe}.toml"), keys)
-        assert typed.trainer_may_help == choice.schedule.may_help
+        assert typed.trainer_may_help == choice.schedule.lends_trainer
         trains = max(typed.trainer.devices, typed.trainer.ranks)
         assert trains + typed.rollout.workers == sum(choice.split.devices.values())
         assert typed.trainer.devices <= host_gpus
@@ -87,7 +91,7 @@ def test_every_row_of_a_plan_is_a_recipe(
 
 
 def test_devices_that_no_recipe_can_use_so_are_refused_with_the_reason() -> None:
-    colocated = ScheduleChoice(mode="colocated")
+    colocated = RunSchedule(mode="colocated")
     with pytest.raises(UserError, match="no recipe says a split of 16 H100: lends a trainer of 16"):
         plan_split(FLUX, {"H100": 16}, colocated, effort=QUICK, host_gpus=8)
 
@@ -113,6 +117,6 @@ def test_costs_of_all_weights_are_not_those_of_a_run_and_are_refused() -> None:
 
 def test_of_fragments_that_are_forecast_equal_the_larger_ones_are_looked_at_first() -> None:
     """A trainer that is always behind makes all sizes equal, and small ones cost messages."""
-    ahead = ScheduleChoice(tag="auto", max_staleness=1)
+    ahead = RunSchedule(tag="auto", max_staleness=1)
     best = plan_split(FLUX, {"H100": 8, "A100": 16}, ahead, host_gpus=8).best
     assert best.schedule.fragment_size == FLUX.shape.group_size

@@ -327,7 +327,7 @@ def test_a_run_without_workers_says_what_it_waits_for_and_who_is_missing(
     joined = WorkerJoined("trainer-0-a", "trainer-0", "trainer")
     scheduler.state, _ = step(scheduler.plan, scheduler.state, joined, 0.0)
     assert client.get("/v1/run").json()["missing_workers"] == ["rollout", "reward"]
-    scheduler.plan = replace(scheduler.plan, mode="colocated")
+    scheduler.plan = examples.with_schedule(scheduler.plan, mode="colocated")
     assert client.get("/v1/run").json()["missing_workers"] == ["reward"]
 
 

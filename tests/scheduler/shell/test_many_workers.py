@@ -2,7 +2,6 @@
 
 import asyncio
 import time
-from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -79,8 +78,7 @@ async def test_none_of_1024_living_workers_is_declared_dead_while_three_batches_
         Bus.connect(nats_url, run=RUN, name="scheduler") as bus,
         VersionIndex.connect(redis_url, run=RUN) as index,
     ):
-        plan = replace(examples.plan(), num_groups=NUM_WORKERS // 2, group_size=16,
-                       fragment_size=4)  # fmt: skip
+        plan = examples.plan(num_groups=NUM_WORKERS // 2, group_size=16, fragment_size=4)
         scheduler = Scheduler(plan, bus, folder_store, index, Health())
         live = Live(Trainer(bus, folder_store), scheduler, index)
         with structlog.testing.capture_logs() as logs:

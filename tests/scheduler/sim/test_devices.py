@@ -12,11 +12,14 @@ from services.scheduler.sim.cluster import Cluster, build
 from services.scheduler.sim.history_events import Interval
 from services.scheduler.sim.timing import Timing
 from shared.learning.windows import Windows
+from shared.recipe.schedule import RunSchedule
+from tests.examples import with_schedule
 from tests.faults.schedules import PROMPTS
 
 PLAN = Plan(
     prompts=PROMPTS, num_batches=1, num_groups=2, group_size=4,
-    windows=Windows(first=0, last=0), seed=0, fragment_size=4, loan_seconds=1e9,
+    windows=Windows(first=0, last=0), seed=0, loan_seconds=1e9,
+    schedule=RunSchedule(fragment_size=4),
 )  # fmt: skip
 SPEED = {"fast": 1.0, "slow": 0.4, "slowest": 0.05}
 TIMING = Timing(
@@ -58,7 +61,7 @@ def uses(cluster: Cluster, device: str) -> list[tuple[str, float, float]]:
 
 def test_a_device_of_a_fluid_trainer_finishes_its_fragment_and_then_trains() -> None:
     """One group of each device: both are done after 8 s, and train 8 samples together."""
-    plan = replace(PLAN, mode="colocated")
+    plan = with_schedule(PLAN, mode="colocated")
     cluster = run(plan, rollout={}, lanes=["fast", "fast"], groups=2)
     trainer = cluster.trainer
     assert trainer is not None
@@ -100,7 +103,7 @@ def test_publication_overlaps_with_the_next_batch_if_that_may_be_stale(
 ) -> None:
     """Generation takes 8 s, training 4, the optimizer 3 and publication 5: one after the other, or
     all beside generation."""
-    plan = replace(PLAN, num_batches=6, max_staleness=staleness, early_groups=2 * staleness)
+    plan = replace(with_schedule(PLAN, max_staleness=staleness), num_batches=6)
     times = run(plan, rollout={"fast": 2}, lanes=["fast"] * 2).history.commit_times
     assert times[-1] - times[-2] == pytest.approx(seconds, abs=0.1)
 
@@ -108,7 +111,7 @@ def test_publication_overlaps_with_the_next_batch_if_that_may_be_stale(
 def test_a_gradient_is_computed_between_two_fragments() -> None:
     """After the fragment under way, before the one that waits; then the trainer only adds it."""
     plan = replace(
-        PLAN, num_groups=6, fragment_size=2, num_batches=2, max_staleness=1, early_groups=6
+        with_schedule(PLAN, fragment_size=2, max_staleness=1), num_groups=6, num_batches=2
     )
     cluster = run(plan, rollout={"fast": 2}, lanes=["slowest"] * 2, can_train=["fast"])
     contributed = [

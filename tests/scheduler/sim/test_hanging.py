@@ -7,6 +7,7 @@ import pytest
 from services.scheduler.core.state import Plan
 from services.scheduler.sim.cluster import Cluster, build
 from services.scheduler.sim.timing import Timing
+from tests.examples import with_schedule
 from tests.faults.check import violations
 from tests.scheduler.sim.test_devices import PLAN, TIMING
 
@@ -31,7 +32,9 @@ def run(plan: Plan, *, hanging: int) -> Cluster:
 @pytest.mark.parametrize("num_groups", [32, pytest.param(96, marks=pytest.mark.slow)])
 def test_a_batch_ends_although_half_of_the_devices_hang(num_groups: int) -> None:
     """Within twice its normal time and the deadline; the record names devices that work."""
-    plan = replace(PLAN, num_groups=num_groups, group_size=8, slot_deadline=DEADLINE_S)
+    plan = replace(
+        with_schedule(PLAN, slot_deadline_s=DEADLINE_S), num_groups=num_groups, group_size=8
+    )
     normal = run(plan, hanging=0).world.now
     cluster = run(plan, hanging=32)
     assert cluster.world.now <= 2 * normal + DEADLINE_S
