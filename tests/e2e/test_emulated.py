@@ -41,7 +41,8 @@ def samples_by_trainer(records: list[CommitRecord]) -> list[int]:
 
 
 async def test_help_by_the_trainer_changes_no_byte(tmp_path: Path) -> None:
-    records = await whole_run(tmp_path, small(tmp_path, tag=2))
+    setting = small(tmp_path, tag=2, rollout={"H100": 1}, scale=40.0)
+    records = await whole_run(tmp_path, setting)
     assert sum(samples_by_trainer(records)) > 0
 
 

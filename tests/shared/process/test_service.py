@@ -89,7 +89,7 @@ def test_a_worker_of_a_live_run_whose_port_is_taken_says_so_in_one_line_and_ends
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         process = serve(service, "--port", str(port))
-        _, errors = process.communicate(timeout=20)
+        _, errors = process.communicate(timeout=60)
     assert process.returncode == 2
     assert errors == (
         f"digenrl: --port: {port} is occupied on 127.0.0.1; choose another, or 0 for a free one\n"
@@ -211,7 +211,7 @@ async def test_a_wrong_password_is_named_with_its_setting_and_without_itself(
 ) -> None:
     wrong = nats_url.replace(PASSWORD, "mistaken")
     process = serve("reward", environment={"DIGENRL_NATS_URL": wrong})
-    _, errors = await asyncio.to_thread(process.communicate, timeout=20)
+    _, errors = await asyncio.to_thread(process.communicate, timeout=60)
     last = errors.splitlines()[-1]
     assert process.returncode == 2
     assert last.startswith("digenrl: DIGENRL_NATS_URL: NATS at nats://127.0.0.1:")
