@@ -1,9 +1,7 @@
 """The index of policy versions in Redis: which weights belong to a version.
 
 The commit records are the truth, and `rebuild` restores the index from them. Only the scheduler
-writes it. A rollout device stages a version when the bus announces it, and reads the index for a
-task whose version is not staged: an older one, or one whose announcement it missed. Where Redis is
-away or empty, it reads the commit record.
+writes it; rollout workers read it (services/rollout/policy_loader.py says when).
 """
 
 from collections.abc import AsyncIterator, Sequence
