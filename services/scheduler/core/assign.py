@@ -1,10 +1,10 @@
-"""Which device generates which fragment.
+"""Assigns fragments to devices.
 
-Fragments are issued group-major, so that groups complete early and the trainer has work. While
-there is plenty, a device that has room takes the next one. Towards the end of a batch a fragment
-goes where it is finished first (list scheduling by earliest completion): a slow device takes none
-that a fast one would finish before it. The trainer's device, while it is lent, takes from the
-other end: what it has begun may have to wait for training, and the last groups wait best.
+Fragments are issued group by group, so that groups complete early and the trainer has work. While
+there is plenty, any device with room takes the next one. Towards the end of a batch a fragment goes
+where it is finished first (list scheduling by earliest completion): a slow device takes none that a
+fast one would finish before it. The trainer's device, while it is lent, takes fragments from the
+other end of the batch: they may have to wait for training, and the last groups can best afford it.
 
 With one-step asynchrony the next batch follows as soon as the current one has nothing to issue.
 """
@@ -41,7 +41,7 @@ Issued = tuple[State, list[GenerateFragment]]
 
 
 def assign(plan: Plan, state: State, now: float) -> Issued:
-    """Give devices work while they have room and there is some."""
+    """Issue fragments while there are some and devices have room for them."""
     tasks: list[GenerateFragment] = []
     rollout = state.rollout
     if not any(_has_room(plan, worker) for worker in (*rollout, *_lent_trainer(plan, state))):
@@ -60,7 +60,7 @@ def assign(plan: Plan, state: State, now: float) -> Issued:
 
 
 class ColocatedAssigner:
-    """Colocated: of the groups that are a device's share."""
+    """Colocated: every device generates the groups that are its share."""
 
     def __init__(self, plan: Plan, now: float) -> None:
         self._plan = plan
@@ -88,25 +88,25 @@ class ColocatedAssigner:
 
 @dataclass(slots=True)
 class Round:
-    """Choices in which nothing changes but that devices have more and less is left."""
+    """A run of choices for which batch, fragment size and the set of devices stay the same."""
 
     batch: int
     size: int
-    """Samples of a fragment."""
+    """Samples per fragment."""
     with_trainer: bool
-    """Whether the trainer's device is one of them."""
+    """Whether the trainer's device takes part."""
     candidates: list[tuple[float, int]]
-    """A heap of devices that have room: when each is free, and its place."""
+    """Heap of the devices that have room: when each is free, and its place."""
     schedule: ListSchedule | None = None
-    """Not needed yet, if None."""
+    """None until it is needed."""
 
 
 class PooledAssigner:
-    """Who takes the next fragment: the first to be free that would not be the last to be done.
+    """Gives the next fragment to the first device to be free that would not be the last to finish.
 
-    A device takes part if list scheduling of all that is left gives it a fragment. Issued to it,
-    that fragment leaves the others' as they were: so the schedule is made once for many choices,
-    and not at all while so much is left that everybody takes part.
+    A device takes part if list scheduling of everything left gives it a fragment. Issuing that
+    fragment leaves the others where they were, so one schedule serves many choices; while so much
+    is left that every device takes part, none is made at all.
     """
 
     def __init__(
@@ -123,15 +123,15 @@ class PooledAssigner:
         """Samples per second of the rollout devices."""
         most = plan.queue_depth
         self._room = [n for n, w in enumerate(rollout) if len(w.assigned) < most * w.concurrency]
-        """Places of those that had room when the round began."""
+        """Places of the devices that had room when the round began."""
         self._supply: tuple[BatchState, int] | None = None
         self._samples = 0
-        """Left of the supply."""
+        """Samples left in the supply."""
         self._first = 0
-        """Groups of the supply's batch before this one have nothing to issue."""
+        """First group of the supply's batch that may have something to issue."""
         self._round: Round | None = None
         self._last: tuple[int, int] | None = None
-        """Place of the device that was chosen last, and its samples."""
+        """Place of the device that was chosen last, and the samples that it was given."""
 
     def choose(self, state: State) -> Choice | None:
         self._account_for_last(state)
@@ -156,20 +156,20 @@ class PooledAssigner:
         return None
 
     def _device(self, state: State, place: int) -> WorkerState:
-        """The trainer's comes last."""
+        """The device at this place; the trainer's comes last."""
         if place < len(self._addresses):
             return state.workers[self._addresses[place]]
         assert self._trainer is not None
         return state.workers[self._trainer]
 
     def _account_for_last(self, state: State) -> None:
-        """The device that was chosen has its fragment."""
+        """Record that the device chosen last has its fragment."""
         if self._last is None or self._round is None:
             return
         (place, samples), self._last, now = self._last, None, self._round
         self._samples -= samples
         if samples != now.size:
-            self._round = None  # who took no part may do so now
+            self._round = None  # a device that took no part may do so now
             return
         worker = self._device(state, place)
         if now.schedule is not None:
@@ -185,7 +185,7 @@ class PooledAssigner:
         return True
 
     def _round_of(self, state: State, batch: BatchState, with_trainer: bool) -> Round:
-        """The one that goes on, or another one."""
+        """The current round if it still holds, or a new one."""
         plan = self._plan
         num_queues = self._num_queues
         if with_trainer:
@@ -206,12 +206,12 @@ class PooledAssigner:
         return now
 
     def _takes_part(self, state: State, worker: WorkerState, now: Round) -> bool:
-        """Whether the others would not have done everything before ``worker`` is done with this."""
+        """Whether ``worker`` would finish this fragment before the others finished everything."""
         seconds = self._queues.seconds(state, worker) * now.size
         finish = self._queues.free_at(state, worker) + seconds
         rate = self._rate_of(state, now)
         if (finish - self._now) * rate < 0.999 * (self._samples - now.size):
-            return True  # not even if they had nothing in hand
+            return True  # even if the others had nothing else to do
         if now.schedule is None:
             places = range(len(self._addresses) + now.with_trainer)
             devices = [self._device(state, place) for place in places]
@@ -220,7 +220,7 @@ class PooledAssigner:
         return now.schedule.has(worker.address)
 
     def _rate_of(self, state: State, now: Round) -> float:
-        """Samples per second of all devices, however much they have in hand."""
+        """Samples per second of all devices, however much they are working on."""
         if self._rate is None:
             self._rate = self._queues.rate(state, [state.workers[a] for a in self._addresses])
         if not now.with_trainer:
@@ -235,10 +235,10 @@ class PooledAssigner:
         return found
 
     def _next_for_trainer(self, state: State, batch: BatchState) -> NextFragment | None:
-        """What the trainer's device takes next, if it is lent, from the end of the batch.
+        """What the lent trainer's device takes next, from the end of the batch; None if nothing.
 
-        None if there is nothing that it may take. Then nothing may be left for it either: neither
-        of the next batch, for its weights change before that were done, nor what exceeds its share.
+        It takes nothing of the next batch, since its weights change before that would be done, and
+        nothing beyond its share.
         """
         tag, plan = state.tag, self._plan
         if self._trainer is None or tag.mode != "generate" or not tag.samples_left:

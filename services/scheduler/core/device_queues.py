@@ -1,4 +1,4 @@
-"""When each device is free, as far as its speed is known."""
+"""Predicts when each device is free, as far as its speed is known."""
 
 import heapq
 from collections.abc import Sequence
@@ -9,18 +9,18 @@ from services.scheduler.core.state import State, WorkerState
 
 @dataclass(frozen=True, slots=True)
 class DeviceQueue:
-    """One place where fragments are generated, one after the other."""
+    """One place on a device where fragments are generated, one after the other."""
 
     free_at: float
     seconds: float
-    """Per sample."""
+    """Seconds per sample."""
     address: str
 
 
 def queues_of(
     state: State, worker: WorkerState, now: float, seconds: float | None = None
 ) -> list[DeviceQueue]:
-    """Its slots, each with the time when it is free. ``seconds``: of a sample, if that is known."""
+    """The device's queues and when each is free. ``seconds``: per sample, if known."""
     if seconds is None:
         seconds = sample_seconds(state, worker)
     if worker.concurrency == 1 and worker.gradient_task is None:
@@ -41,7 +41,7 @@ def queues_of(
 def seconds_left(
     state: State, worker: WorkerState, now: float, *, everything: bool = False
 ) -> float:
-    """Until a device is done with the fragment that it generates, or with all that it has."""
+    """Seconds until a device is done with what it is generating, or with all that it has."""
     seconds = sample_seconds(state, worker)
     left = 0.0
     for place, held in enumerate(
@@ -60,7 +60,7 @@ def _gradient_left(state: State, worker: WorkerState, now: float) -> float:
 
 
 def sample_seconds(state: State, worker: WorkerState) -> float:
-    """Learned, or as fast as the others, or anything if nothing is known yet."""
+    """Seconds per sample: as learned, else as the other devices take, else 1."""
     costs = state.costs
     known = costs.help_seconds() if worker.service == "trainer" else None
     return known or costs.rollout_seconds(worker.address) or 1.0
@@ -68,12 +68,15 @@ def sample_seconds(state: State, worker: WorkerState) -> float:
 
 @dataclass(slots=True)
 class DeviceQueues:
-    """Of every device at one time; computed anew only for one that has been given something."""
+    """Holds the queues of all devices at one time.
+
+    They are computed again only for a device that has been given something since.
+    """
 
     now: float
     _known: dict[str, tuple[WorkerState, list[DeviceQueue]]] = field(default_factory=dict)
     _others: float | None = None
-    """Of a device that has not been seen at work."""
+    """Seconds per sample of a device that has not finished anything yet."""
 
     def of(self, state: State, worker: WorkerState) -> list[DeviceQueue]:
         known = self._known.get(worker.address)
@@ -83,11 +86,11 @@ class DeviceQueues:
         return known[1]
 
     def free_at(self, state: State, worker: WorkerState) -> float:
-        """When it can begin with another fragment."""
+        """When the device can begin another fragment."""
         return min(queue.free_at for queue in self.of(state, worker))
 
     def seconds(self, state: State, worker: WorkerState) -> float:
-        """Of a sample: as `sample_seconds`, which asks all the others for each that is unknown."""
+        """The same as `sample_seconds`, which looks at all other devices for each unknown one."""
         if worker.service == "trainer":
             return sample_seconds(state, worker)
         known = state.costs.rollout.get(worker.address)
@@ -98,14 +101,14 @@ class DeviceQueues:
         return self._others
 
     def rate(self, state: State, workers: Sequence[WorkerState]) -> float:
-        """Samples per second of all of them."""
+        """Samples per second of these devices together."""
         return sum(worker.concurrency / self.seconds(state, worker) for worker in workers)
 
 
 class ListSchedule:
-    """List scheduling of so many fragments: each goes where it would be finished first.
+    """Places fragments by list scheduling: each goes where it would be finished first.
 
-    Worked out only as far as is asked for.
+    The schedule is computed only as far as it is needed.
     """
 
     def __init__(self, queues: Sequence[DeviceQueue], size: int, num_fragments: int) -> None:
@@ -127,6 +130,6 @@ class ListSchedule:
         return self._shares.get(address, 0) > 0
 
     def take(self, address: str) -> None:
-        """The device has been given one of those that go to it; the others stay where they are."""
+        """Record that the device was given one of its fragments; the others stay where they are."""
         assert self.has(address)
         self._shares[address] -= 1

@@ -1,13 +1,11 @@
-"""Which rollout devices are asked for work: not one that stands still, gives everything back, or is
-about to end.
+"""Excludes rollout devices from new work: those that hang, return everything, or are about to end.
 
-A device may report once a second and never finish: then what it has is given to others beside it
-when its deadline has passed. They get the very same slots, of which each takes one result, so the
-first result counts, whoever is first. The device is asked again as soon as it finishes something
-or says that it is idle.
+A device may report once a second and never finish. When its deadline has passed, others are given
+its fragments as well, in the same slots; a slot takes one result, so the first result counts. The
+device is given work again as soon as it finishes something or reports that it is idle.
 
-A device gives a fragment back without having begun it where a newer version is out, which is right,
-or where it believes so wrongly, which would go on for ever.
+A device returns a fragment that it has not begun if a newer version is out. One that wrongly
+believes so would go on returning for ever.
 """
 
 from dataclasses import replace
@@ -17,15 +15,15 @@ from services.scheduler.core.state import Plan, State, WorkerState
 from shared.messages.contracts import FragmentReleased
 
 TIMES_LEARNED = 10
-"""A device may take this many times longer than it usually does."""
-SHORTEST_S = 120.0
-"""No deadline is earlier: a store may be slow, and a first call may compile."""
-UNLEARNED_S = 1800.0
-"""Of a device that has not finished anything yet."""
+"""Factor over its usual time that a device may take."""
+MIN_DEADLINE_S = 120.0
+"""The earliest deadline: a store may be slow, and a first call may compile."""
+FIRST_DEADLINE_S = 1800.0
+"""Deadline for a device that has not finished anything yet."""
 GAP_S = 5.0
-"""Without a tick for so long the scheduler itself stood still, or the broker did."""
+"""After this long without a tick, the scheduler itself or the broker stood still."""
 NOBODY_S = 60.0
-"""With all devices giving everything back for so long, the run fails."""
+"""The run fails after all devices have returned everything for this long."""
 
 
 def fragment_deadline(plan: Plan, state: State, worker: WorkerState, num_samples: int) -> float:
@@ -35,8 +33,8 @@ def fragment_deadline(plan: Plan, state: State, worker: WorkerState, num_samples
         return fixed
     known = state.costs.rollout.get(worker.address)
     if known is None or known.value is None:
-        return UNLEARNED_S
-    return max(SHORTEST_S, TIMES_LEARNED * num_samples * known.value)
+        return FIRST_DEADLINE_S
+    return max(MIN_DEADLINE_S, TIMES_LEARNED * num_samples * known.value)
 
 
 def gradient_deadline(plan: Plan, state: State, worker: WorkerState) -> float:
@@ -46,12 +44,12 @@ def gradient_deadline(plan: Plan, state: State, worker: WorkerState) -> float:
         return fixed
     known = state.costs.gradient.get(worker.address)
     if known is None or known.value is None:
-        return UNLEARNED_S
-    return max(SHORTEST_S, TIMES_LEARNED * known.value)
+        return FIRST_DEADLINE_S
+    return max(MIN_DEADLINE_S, TIMES_LEARNED * known.value)
 
 
 def exclude_late_devices(plan: Plan, state: State, now: float) -> State:
-    """What is past its deadline is anybody's as well."""
+    """A tick: others may take what is past its deadline."""
     gap, state = now - state.ticked_at, replace(state, ticked_at=now)
     if gap > GAP_S:
         return _restart_clocks(state, now)
@@ -62,13 +60,13 @@ def exclude_late_devices(plan: Plan, state: State, now: float) -> State:
 
 
 def _restart_clocks(state: State, now: float) -> State:
-    """Nobody's deadline counts the time in which nothing could be heard."""
+    """Deadlines do not count time in which nothing could be heard."""
     workers = {a: replace(worker, clock_from=now) for a, worker in state.workers.items()}
     return replace(state, workers=workers)
 
 
 def _is_late(plan: Plan, state: State, worker: WorkerState, now: float) -> bool:
-    """Whether the device is past the deadline of something that it is at."""
+    """Whether the device is past the deadline of its current work."""
     at_work = worker.assigned[: worker.concurrency]
     if worker.gradient_task is None:
         return any(
@@ -76,7 +74,7 @@ def _is_late(plan: Plan, state: State, worker: WorkerState, now: float) -> bool:
             > fragment_deadline(plan, state, worker, held.num_samples)
             for held in at_work
         )
-    # The fragment that it was at comes first, and waits for the gradient if it was not begun.
+    # The fragment that it was generating comes first; one that was not begun waits.
     before = [fragment_deadline(plan, state, worker, held.num_samples) for held in at_work]
     deadline = gradient_deadline(plan, state, worker) + max(before, default=0.0)
     return now - max(worker.gradient_task.since, worker.clock_from) > deadline
@@ -100,7 +98,7 @@ def _exclude_late(plan: Plan, state: State, worker: WorkerState) -> State:
 
 
 def readmit_working(state: State, address: str) -> State:
-    """The device works: what nobody else has taken meanwhile is its own again."""
+    """The device has finished something: what nobody else has taken meanwhile is its own again."""
     worker = state.workers.get(address)
     if worker is None or not (worker.num_returned or worker.excluded):
         return state
@@ -127,7 +125,7 @@ def readmit_idle(state: State, address: str) -> State:
 
 
 def extend_deadlines(state: State, address: str, now: float) -> State:
-    """To load or to compile is no part of any deadline."""
+    """Loading and compiling do not count towards deadlines."""
     worker = state.workers.get(address)
     if worker is None or not (worker.assigned or worker.gradient_task):
         return state
@@ -135,7 +133,7 @@ def extend_deadlines(state: State, address: str, now: float) -> State:
 
 
 def count_return(plan: Plan, state: State, event: FragmentReleased, now: float) -> State:
-    """A rollout device does not do what it was given."""
+    """A rollout device has returned a fragment; too many in a row exclude it."""
     worker = state.workers.get(event.worker)
     if worker is None or worker.service != "rollout":
         return state
@@ -147,7 +145,7 @@ def count_return(plan: Plan, state: State, event: FragmentReleased, now: float) 
     )
     is_current = group is not None and group.policy == state.policy
     if found is None or found.worker != worker.address or not is_current:
-        return state  # it was right
+        return state  # rightly
     returned = replace(worker, num_returned=worker.num_returned + 1)
     if returned.num_returned >= plan.max_returns * worker.concurrency:
         returned = replace(returned, excluded=worker.excluded or "returns", clock_from=now)
@@ -155,7 +153,7 @@ def count_return(plan: Plan, state: State, event: FragmentReleased, now: float) 
 
 
 def readmit_returning(state: State) -> State:
-    """A new version is out, or an operator resumes the run: who gave everything back is asked."""
+    """Give work again to devices that returned everything: a version is out, or the run resumes."""
     workers = {
         address: replace(
             worker,
@@ -183,7 +181,7 @@ def _fail_if_all_return(state: State, now: float) -> State:
 
 
 def newly_excluded(before: State, after: State, event: object) -> list[WorkerState]:
-    """Devices that are asked no more since ``event``."""
+    """Devices that were excluded by ``event``."""
     if not isinstance(event, FragmentReleased) and after.ticked_at == before.ticked_at:
         return []
     return [

@@ -1,7 +1,7 @@
 """What each event says about fragments and groups: (plan, state, event) -> state, no commands.
 
-A fact about another batch, another attempt or another version changes nothing; so every event may
-come twice, late, or after what it speaks of was thrown away.
+An event about another batch, attempt or version changes nothing, so every event may arrive twice,
+late, or after its subject was discarded.
 """
 
 from dataclasses import replace
@@ -26,7 +26,7 @@ from shared.messages.contracts import (
 
 
 def batch_opened(plan: Plan, state: State, policy: Policy, now: float) -> State:
-    """A version is committed: its batch is the current one, or the run is finished."""
+    """Open the batch of a committed version, or finish the run."""
     if state.policy is not None and policy.version <= state.policy.version:
         return state
     if policy.version >= plan.num_batches:
@@ -49,7 +49,7 @@ def batch_opened(plan: Plan, state: State, policy: Policy, now: float) -> State:
 
 
 def drop_stale_groups(plan: Plan, state: State) -> State:
-    """Nothing of the current batch begins with an older version any more."""
+    """Discard groups of the current batch that would begin a fragment with an older version."""
     batch = state.batch
     if batch is None:
         return state
@@ -63,7 +63,7 @@ def drop_stale_groups(plan: Plan, state: State) -> State:
 
 
 def _is_under_way(state: State, plan: Plan, batch: int, index: int, group: GroupState) -> bool:
-    """Whether no fragment of the group is still to be begun."""
+    """Whether every fragment of the group has been begun."""
     if group.num_cut < plan.group_size:
         return False
     for fragment in group.fragments:
@@ -72,7 +72,7 @@ def _is_under_way(state: State, plan: Plan, batch: int, index: int, group: Group
         if fragment.stage == "issued":
             worker = state.workers.get(fragment.worker or "")
             slot = fragment.slot_in(batch, index)
-            # Unknown in a recovery: the device will give it back if it has not begun it.
+            # While recovering this is unknown: the device returns what it has not begun.
             if worker is not None and slot in [
                 w.slot for w in worker.assigned[worker.concurrency :]
             ]:
@@ -81,19 +81,19 @@ def _is_under_way(state: State, plan: Plan, batch: int, index: int, group: Group
 
 
 def discard_group(group: GroupState) -> GroupState:
-    """To be generated anew, as a whole: a group has one policy version."""
+    """Have the whole group generated again, since a group has one policy version."""
     attempts = [fragment.attempt + 1 for fragment in group.fragments]
     again = max([group.first_attempt, *attempts])
     return GroupState(first_attempt=again, attempt=group.attempt + _is_being_trained(group))
 
 
 def _is_being_trained(group: GroupState) -> bool:
-    """Whether somebody trains it under its attempt, so that it needs another one."""
+    """Whether a device was given the group to train, so that it needs another attempt."""
     return group.sent or group.computed_by is not None
 
 
 def requeue_group(group: GroupState) -> GroupState:
-    """Nobody trains it, under its next attempt."""
+    """Take the group back from whoever trains it, under its next attempt."""
     attempt = group.attempt + _is_being_trained(group)
     return replace(group, sent=False, computed_by=None, contribution=None, attempt=attempt)
 
@@ -113,7 +113,7 @@ def generated(state: State, event: FragmentGenerated, now: float) -> State:
 
 
 def learn_generation(state: State, event: FragmentGenerated) -> State:
-    """How fast the device is."""
+    """Learn how fast the device is."""
     worker = state.workers.get(event.worker)
     if worker is None or event.seconds <= 0:
         return state
@@ -139,7 +139,7 @@ def scored(plan: Plan, state: State, event: FragmentScored, now: float) -> State
 
 
 def _fail_if_all_dropped(plan: Plan, state: State, event: FragmentScored) -> State:
-    """A batch of which every group is dropped teaches nothing: its scorers are broken."""
+    """Fail the run if every group of the batch is dropped: its scorers are broken."""
     batch = state.find_batch(event.fragment.batch)
     assert batch is not None
     for group in batch.groups:
@@ -151,7 +151,7 @@ def _fail_if_all_dropped(plan: Plan, state: State, event: FragmentScored) -> Sta
 
 
 def retry(plan: Plan, state: State, slot: FragmentSlot, reason: str, now: float) -> State:
-    """Give the fragment a new attempt; too many of them fail the run."""
+    """Give the fragment another attempt; too many failures fail the run."""
     state = _unassign_everywhere(state, slot, now)
     found = state.find_fragment(slot)
     if found is None:
@@ -177,13 +177,13 @@ def failed(plan: Plan, state: State, event: FragmentFailed, now: float) -> State
 
 
 def released(state: State, event: FragmentReleased, now: float) -> State:
-    """A device gives a fragment back without having finished it."""
+    """A device has returned a fragment without finishing it."""
     state = unassign(state, event.slot, event.worker, now)
     return give_back(state, event.slot, event.worker)
 
 
 def give_back(state: State, slot: FragmentSlot, address: str) -> State:
-    """Unless another device has it as well, it is anybody's, under its next attempt."""
+    """Requeue a fragment under its next attempt, unless another device has it as well."""
     found = state.find_fragment(slot)
     if found is None or found.stage not in ("pending", "issued"):
         return state
@@ -193,7 +193,7 @@ def give_back(state: State, slot: FragmentSlot, address: str) -> State:
 
 
 def worker_lost(plan: Plan, state: State, address: str) -> State:
-    """A worker has gone; what it had is anybody's."""
+    """A worker is gone: requeue what it had."""
     for batch in state.batches:
         for index, group in enumerate(batch.groups):
             for fragment in group.fragments:
@@ -214,7 +214,7 @@ def cancel_gradient(state: State, batch: int, index: int) -> State:
 def requeue_lost(
     plan: Plan, state: State, slot: FragmentSlot, found: FragmentState, *, counts: bool = True
 ) -> State:
-    """Anybody's again, in the same slots. ``counts``: it may be what its device died of."""
+    """Requeue a fragment in the same slot. ``counts``: it may be what killed its device."""
     losses = found.num_losses + counts
     attempt = found.attempt + found.slot_taken
     again = replace(
@@ -231,7 +231,7 @@ def fail_run(state: State, reason: str) -> State:
 
 
 def unassign(state: State, slot: FragmentSlot, address: str, now: float) -> State:
-    """The device is done with it, and begins with the next one that waits on it."""
+    """Take the fragment off the device, which begins with its next one."""
     worker = state.workers.get(address)
     if worker is None or not _has(worker, slot):
         return state
@@ -245,13 +245,15 @@ def unassign(state: State, slot: FragmentSlot, address: str, now: float) -> Stat
 
 
 def _unassign_everywhere(state: State, slot: FragmentSlot, now: float) -> State:
-    """Its one result is stored: another device that has it as well will find the slot taken, and
-    say nothing."""
+    """Take a fragment off all devices that have it.
+
+    Once its result is stored, another device finds the slot taken and reports nothing.
+    """
     batch, group, first, attempt = slot.batch, slot.group, slot.first_sample, slot.attempt
     holders = [
         worker.address
         for worker in state.workers.values()
-        for held in worker.assigned  # spelt out: nothing is asked more often
+        for held in worker.assigned  # spelt out, being the hottest comparison
         if held.slot.group == group
         and held.slot.first_sample == first
         and (held.slot.batch, held.slot.attempt) == (batch, attempt)
@@ -266,13 +268,13 @@ def _has(worker: WorkerState, slot: FragmentSlot) -> bool:
 
 
 def _is_same(one: FragmentSlot, other: FragmentSlot) -> bool:
-    """Equal; much faster than comparing records, and this is asked more often than anything."""
+    """Compare slots field by field, which is much faster than comparing records."""
     mine = (one.batch, one.group, one.first_sample, one.attempt)
     return mine == (other.batch, other.group, other.first_sample, other.attempt)
 
 
 def issued_to(state: State, address: str) -> tuple[AssignedFragment, ...]:
-    """What a worker was issued before the scheduler knew it."""
+    """Fragments that a worker was issued before the scheduler knew it."""
     return tuple(
         AssignedFragment(fragment.slot_in(batch.index, index), fragment.num_samples, 0.0)
         for batch in state.batches
@@ -283,7 +285,7 @@ def issued_to(state: State, address: str) -> tuple[AssignedFragment, ...]:
 
 
 def busy_addresses(state: State) -> set[str]:
-    """Addresses that have been given work, as far as is known."""
+    """Addresses of devices that have work, as far as is known."""
     found: set[str | None] = set()
     for batch in state.batches:
         for group in batch.groups:
@@ -293,7 +295,7 @@ def busy_addresses(state: State) -> set[str]:
 
 
 def give_back_all(state: State, worker: WorkerState) -> State:
-    """What the worker has is anybody's again; it was told to drop it."""
+    """Requeue everything that the worker has; it was told to drop it."""
     for held in worker.assigned:
         found = state.find_fragment(held.slot)
         if found is not None and found.stage == "issued" and found.worker == worker.address:
@@ -302,7 +304,7 @@ def give_back_all(state: State, worker: WorkerState) -> State:
 
 
 def _requeue(state: State, slot: FragmentSlot, found: FragmentState) -> State:
-    """To its former device as well: under its next attempt, for the slot of that task is taken."""
+    """Requeue under the next attempt: even its former device needs another task slot."""
     again = replace(
         found, stage="pending", worker=None, attempt=found.attempt + 1, slot_taken=False
     )
@@ -310,7 +312,7 @@ def _requeue(state: State, slot: FragmentSlot, found: FragmentState) -> State:
 
 
 def _discard_group_if_stale(state: State, slot: FragmentSlot) -> State:
-    """What has to begin again begins with the newest version, and its whole group with it."""
+    """Discard the whole group if it would otherwise begin again with an older version."""
     group = state.find_group(slot.batch, slot.group)
     assert group is not None
     if group.policy is None or group.policy == state.policy:
@@ -319,7 +321,7 @@ def _discard_group_if_stale(state: State, slot: FragmentSlot) -> State:
 
 
 def _requeue_group_of(state: State, slot: FragmentSlot) -> State:
-    """If somebody was given the group to train, it will be given anew under its next attempt."""
+    """Take back the group of a fragment that failed, if it was given to a device to train."""
     group = state.find_group(slot.batch, slot.group)
     assert group is not None
     return state.with_group(slot.batch, slot.group, requeue_group(group))

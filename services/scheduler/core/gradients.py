@@ -1,10 +1,10 @@
-"""Who computes the gradient of a whole group: the trainer, or a rollout device that can train.
+"""Decides who computes the gradient of a whole group: the trainer, or a rollout device.
 
-The mirror image of TAG. While the trainer is behind, whole groups wait here and not at the trainer,
-so that a rollout device may take one: if it would be done before the trainer has trained all the
-rest, and if generation is far enough ahead to do without it. Its gradient is stored, and the
-trainer is sent the group with it. Both rules compare the same two times, so that help stops by
-itself where generation would become the bottleneck.
+This is the mirror image of TAG. While the trainer is behind, whole groups wait here rather than at
+the trainer, so that a rollout device that can train may take one: if it would finish before the
+trainer has trained all the rest, and if generation is far enough ahead to do without the device.
+Its gradient is stored, and the trainer is sent the group with it. Both rules compare the same two
+times, so sharing stops by itself where generation would become the bottleneck.
 """
 
 import math
@@ -24,15 +24,15 @@ from services.scheduler.core.supply import num_unissued
 from shared.messages.contracts import ComputeGradient, TrainGroup
 
 AHEAD, ROUNDS_AHEAD = 2, 2
-"""Groups that the trainer has before it where others could train them: those that it fetches, and
-as many as give each of its devices so many samples."""
+"""Groups queued at the trainer while others could train them: those that it is fetching, and enough
+to give each of its devices this many samples."""
 
 Sent = tuple[State, list[TrainGroup | ComputeGradient]]
 
 
 @dataclass(frozen=True, slots=True)
 class ReadyGroup:
-    """A whole group that nobody trains yet."""
+    """A whole group that no device trains yet."""
 
     batch: BatchState
     index: int
@@ -61,7 +61,7 @@ def gradient_devices(plan: Plan, state: State) -> list[WorkerState]:
 
 
 def may_be_shared(group: GroupState) -> bool:
-    """A group that went wrong before is the trainer's."""
+    """Whether a rollout device may take the group; one that failed before is the trainer's."""
     return group.attempt == 0 and group.computed_by is None and group.contribution is None
 
 
@@ -88,8 +88,10 @@ def _rounds_ahead(plan: Plan, state: State) -> int:
 
 
 def _num_before_trainer(state: State, index: int) -> int:
-    """Groups of a batch that it has not trained yet. Those of the next batch wait for all of the
-    current one, and may not be in its way."""
+    """Number of groups sent to the trainer that it has not trained yet, of one batch.
+
+    Groups of the next batch wait for all of the current one, and must not get in its way.
+    """
     batch, trainer = state.find_batch(index), state.trainer
     assert batch is not None
     address = "" if trainer is None else trainer.address
@@ -106,7 +108,7 @@ def _share_waiting(
     commands: list[TrainGroup | ComputeGradient],
     now: float,
 ) -> Sent:
-    """Give what waits to rollout devices, as far as it pays."""
+    """Give waiting groups to rollout devices where that saves time."""
     current, policy = state.batch, state.policy
     if current is None or policy is None or state.phase != "running":
         return state, commands
@@ -127,8 +129,7 @@ def _share_waiting(
 
 
 def gradient_seconds(state: State, worker: WorkerState) -> float:
-    """Of a whole group, on this device. Not seen yet: as a device of the trainer, of which it has
-    as many as it has slots."""
+    """Seconds for a whole group on this device; by default that of a trainer's."""
     known = state.costs.gradient_seconds(worker.address)
     if known is not None:
         return known
@@ -150,8 +151,8 @@ def _is_worth_it(plan: Plan, state: State, worker: WorkerState, now: float) -> b
 
 
 def _waiting(state: State, worker: WorkerState) -> float:
-    """Seconds of the current batch's fragments that wait on this device, and of training the last
-    of their groups: they would be late."""
+    """Delay to the current batch: its fragments that wait on this device, and training the last of
+    their groups."""
     batch = state.batch
     assert batch is not None
     waiting = [h for h in worker.assigned[worker.concurrency :] if h.slot.batch == batch.index]
@@ -161,14 +162,14 @@ def _waiting(state: State, worker: WorkerState) -> float:
 
 
 def _is_probing(state: State, worker: WorkerState) -> bool:
-    """Whether nothing is known of what gradients cost, and another device finds it out."""
+    """Whether the cost of gradients is unknown, and another device is measuring it."""
     if state.costs.gradient_seconds(worker.address) is not None:
         return False
     return any(other.gradient_task is not None for other in state.rollout)
 
 
 def _num_left(state: State) -> int:
-    """Groups of the current batch that the trainer has to train, be they whole or not."""
+    """Number of groups of the current batch left to the trainer, whole or not."""
     batch, trainer = state.batch, state.trainer
     assert batch is not None
     address = "" if trainer is None else trainer.address
@@ -183,7 +184,7 @@ def _generation(plan: Plan, state: State, now: float) -> float:
 
 
 def _per_device(state: State, seconds: float) -> float:
-    """Of what one device does, in time of all of them."""
+    """Time that work of one device costs, spread over all of them."""
     return seconds / len(state.rollout)
 
 
@@ -215,7 +216,7 @@ def _send_to_device(
 
 
 def _send_to_owners(plan: Plan, state: State, now: float) -> Sent:
-    """Colocated: every device trains the groups that are its share."""
+    """Colocated: have every device train the groups that are its share."""
     commands: list[TrainGroup | ComputeGradient] = []
     for ready in list(_ready(plan, state)):
         owner = state.owner_of(ready.index)

@@ -1,9 +1,9 @@
-"""Who is alive: a worker whose statuses come, and one worker per name.
+"""Decides who is alive: workers whose statuses arrive, and one worker per name.
 
 Two processes may have been given one name by mistake, or a worker was started again under its
-name. Both look alike at first: another address says the same name. The first one keeps it for as
-long as it is heard. Where it is heard beside the other, the other is refused; where it is silent,
-the other takes its place.
+name. Both look alike at first: another address reports the same name. The first one keeps the name
+while it reports. If it is heard beside the other, the other is refused; if it is silent, the other
+takes its place.
 """
 
 from collections.abc import Iterable
@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 SILENCE_S = 5.0
-"""The lease of a worker: one that has not reported for this long has left."""
+"""Length of a worker's lease: one that has not reported for this long has left."""
 HEIR_S = 2.5
-"""A worker of the same name takes its place after this long: two statuses are missing."""
+"""After this long, when two statuses are missing, a worker of the same name takes its place."""
 BESIDE_S = 1.5
-"""One that is heard so long after another of its name has begun is alive beside it."""
+"""A worker heard this long after another of its name has begun is alive beside it."""
 
 Heard = Literal["known", "joined", "waits", "refused"]
 
@@ -29,22 +29,22 @@ class Lease:
 
 @dataclass(slots=True)
 class Leases:
-    """By address. Times are of any clock that only grows, in seconds."""
+    """Holds leases by address. Times come from any clock that only grows, in seconds."""
 
     _held: dict[str, Lease] = field(default_factory=dict)
     _by_name: dict[str, str] = field(default_factory=dict)
-    """Name -> address of the one that has it."""
+    """Name -> address of the worker that has it."""
     _others: dict[str, Lease] = field(default_factory=dict)
-    """Address of one that wants a name which another has -> when it was first heard."""
+    """Address of a worker that wants a taken name -> when it was first heard."""
     _expected: dict[str, float] = field(default_factory=dict)
-    """Addresses that have work from before a restart of the scheduler and are still silent."""
+    """Addresses with work from before the scheduler restarted that are still silent."""
 
     def expect(self, addresses: Iterable[str], now: float) -> None:
-        """They have a lease although they have not been heard yet."""
+        """Give these a lease although they have not been heard yet."""
         self._expected = dict.fromkeys(addresses, now)
 
     def hear(self, address: str, name: str, now: float) -> Heard:
-        """A status has come."""
+        """Record a status."""
         if address not in self._held:
             holder = self._by_name.get(name)
             if holder is not None and now - self._held[holder].at < HEIR_S:
@@ -62,13 +62,13 @@ class Leases:
         return "refused" if holder.at - first.at > BESIDE_S else "waits"
 
     def let_go(self, address: str | None) -> None:
-        """It has left, or another has its name."""
+        """Drop a worker that has left, or whose name another has taken."""
         lease = None if address is None else self._held.pop(address, None)
         if lease is not None:
             del self._by_name[lease.name]
 
     def end(self, now: float) -> list[str]:
-        """Those whose lease has ended; they are let go."""
+        """Drop the workers whose lease has ended, and return their addresses."""
         heard = {address: lease.at for address, lease in self._held.items()} | self._expected
         ended = [address for address, at in heard.items() if at < now - SILENCE_S]
         for address in ended:
@@ -78,6 +78,6 @@ class Leases:
         return ended
 
     def prolong(self, seconds: float) -> None:
-        """For so long nobody could be heard: the scheduler itself stood still."""
+        """Extend all leases by the time in which the scheduler itself stood still."""
         self._held = {a: Lease(e.name, e.at + seconds) for a, e in self._held.items()}
         self._expected = {a: at + seconds for a, at in self._expected.items()}

@@ -1,7 +1,7 @@
-"""What the stored commands say to a scheduler that was started again: (state, command) -> state.
+"""Restores the state from stored commands after a restart: (state, command) -> state.
 
-Tasks are read before results, and results before the groups that were sent; so each of these
-finds what it is about. Nothing is commanded meanwhile.
+Tasks are read before results, and results before the groups that were sent, so each finds what it
+refers to. No commands are issued meanwhile.
 """
 
 from dataclasses import replace
@@ -16,11 +16,11 @@ READ_BACK = (
     subjects.TASK, subjects.TRAJ, subjects.REW, subjects.GRAD, subjects.PART, subjects.TRAIN,
     subjects.EVT,
 )  # fmt: skip
-"""Streams in the order in which they are read: what was issued, what came of it, what was said."""
+"""Streams in the order in which they are read: commands, their results, other events."""
 
 
 def restore_task(plan: Plan, state: State, task: GenerateFragment) -> State:
-    """A task found in its stream after a restart: somebody has been given this fragment."""
+    """A stored task: some device was given this fragment."""
     fragment = task.fragment
     state = _with_early_batch(plan, state, fragment.batch)
     group = state.find_group(fragment.batch, fragment.group)
@@ -50,15 +50,16 @@ def restore_task(plan: Plan, state: State, task: GenerateFragment) -> State:
         num_cut=sum(f.num_samples for f in cut),
         first_attempt=max(group.first_attempt, fragment.attempt),
     )
-    if not _are_cut_in_order(cut):  # by two schedulers, which did not know of each other
+    if not _are_cut_in_order(cut):  # cut by two schedulers unaware of each other
         group = fragments.discard_group(group)
     return state.with_group(fragment.batch, fragment.group, group)
 
 
 def restart_batches(plan: Plan, state: State, before: State) -> State:
-    """``state``, read anew after streams were lost, with the batches of ``before`` that are open
-    still: nothing of them is done, and no attempt is one that somebody may be at since then. Its
-    late result would take the slot."""
+    """``state``, read after streams were lost, with the open batches of ``before``, from the start.
+
+    Every attempt is one that no device can be working on: a late result would take its slot.
+    """
     if state.batch is None:
         return state
     known = {batch.index: batch for batch in before.batches if batch.index >= state.batch.index}
@@ -95,7 +96,7 @@ def _with_early_batch(plan: Plan, state: State, index: int) -> State:
 
 
 def restore_group(state: State, command: TrainGroup) -> State:
-    """A group found in its stream after a restart: the trainer was given it."""
+    """A stored group: the trainer was given it."""
     group = state.find_group(command.batch, command.group)
     if group is None or command.attempt < group.attempt:
         return state
@@ -108,7 +109,7 @@ def restore_group(state: State, command: TrainGroup) -> State:
 
 
 def restore_gradient_task(state: State, command: ComputeGradient) -> State:
-    """A rollout device was given the gradient of a group to compute."""
+    """A stored gradient task: a rollout device was given the group."""
     given = command.group
     group = state.find_group(given.batch, given.group)
     if group is None or given.attempt < group.attempt:
@@ -125,7 +126,7 @@ def _unassigned(group: GroupState) -> GroupState:
 
 
 def _is_of(command: TrainGroup, group: GroupState) -> bool:
-    """Whether the command speaks of these very fragments."""
+    """Whether the command is about exactly these fragments."""
     slots = [fragment.fragment.slot for fragment in command.fragments]
     now = [fragment.slot_in(command.batch, command.group) for fragment in group.fragments]
     return slots == now and command.policy == group.policy

@@ -1,4 +1,4 @@
-"""What is left to issue, and in fragments of which size."""
+"""Finds what is left to issue, and the size of its fragments."""
 
 import math
 from collections.abc import Iterator
@@ -15,9 +15,9 @@ from services.scheduler.core.state import (
 from shared.messages.contracts import MAX_FRAGMENTS_PER_GROUP
 
 FRAGMENTS_PER_DEVICE = 5
-"""Of a batch: enough for the first groups to be early, and few enough to use the device well."""
+"""Fragments of a batch per device: enough for early first groups, few enough to be efficient."""
 MIN_PART = 4
-"""Fragments shrink to this part of their full size at the end of a batch, not below."""
+"""At the end of a batch, fragments shrink to their full size divided by this at least."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ def _open_batches(plan: Plan, state: State) -> Iterator[tuple[BatchState, int]]:
 
 
 def unissued_samples(plan: Plan, batch: BatchState, limit: int) -> int:
-    """Samples that no device has yet."""
+    """Samples of the first groups of a batch that no device has yet."""
     size = plan.group_size
     return sum(
         size - group.num_cut + (group.num_pending if group.fragments else 0)
@@ -85,7 +85,7 @@ def next_size(plan: Plan, full: int, samples: int, num_queues: int) -> int:
 
 
 def _min_size(plan: Plan) -> int:
-    """Samples of a fragment, so that one message can name all of a group."""
+    """Smallest fragment for which one message can name all of a group."""
     return math.ceil(plan.group_size / MAX_FRAGMENTS_PER_GROUP)
 
 
@@ -97,7 +97,7 @@ def next_fragment(plan: Plan, batch: BatchState, groups: range, size: int) -> Ne
 
 
 def fragments_left(plan: Plan, group: GroupState, size: int) -> Iterator[FragmentState]:
-    """Those that were given back, then a new one from what is not cut yet."""
+    """Fragments of a group that were given back, then a new one from its remaining samples."""
     for fragment in group.fragments:
         if fragment.stage == "pending":
             yield fragment

@@ -1,4 +1,4 @@
-"""What each event says about the training of groups: (plan, state, event) -> state, no commands."""
+"""What events say about the training of groups: (plan, state, event) -> state, no commands."""
 
 from dataclasses import replace
 
@@ -14,7 +14,7 @@ from shared.messages.contracts import (
 
 
 def group_trained(state: State, event: GroupTrained, now: float) -> State:
-    """Under whatever attempt: a trainer takes a group once, and ignores it when it comes again."""
+    """Record who trained a group, whatever its attempt: a trainer takes each group once."""
     group = state.find_group(event.batch, event.group)
     if group is None or event.worker in group.trained_by:
         return state
@@ -22,7 +22,7 @@ def group_trained(state: State, event: GroupTrained, now: float) -> State:
     state = state.with_group(event.batch, event.group, replace(group, trained_by=trained_by))
     costs = state.costs.observe_train(event.seconds) if event.seconds else state.costs
     is_current = state.batch is not None and state.batch.index == event.batch
-    # Of the next batch: trained while the current one's record is still being stored.
+    # A group of the next batch may be trained while this batch's record is being stored.
     return replace(state, costs=costs, trained_at=now if is_current else state.trained_at)
 
 
@@ -56,7 +56,7 @@ def gradient_computed(state: State, event: GradientComputed, now: float) -> Stat
 
 
 def gradient_released(state: State, event: GradientReleased, now: float) -> State:
-    """A device gives a group back without its gradient."""
+    """A device has returned a group without its gradient."""
     state = _end_gradient_task(state, event.worker, event.batch, event.group, now)
     worker = state.workers.get(event.worker)
     if worker is not None and event.reason == "failed":
@@ -65,19 +65,19 @@ def gradient_released(state: State, event: GradientReleased, now: float) -> Stat
     if group is None or group.computed_by != event.worker or group.attempt != event.attempt:
         return state
     if group.contribution is not None:
-        return state  # stored before it was given back
+        return state  # it was stored before the group was returned
     return cancel_gradient(state, event.batch, event.group)
 
 
 def run_failed(state: State, event: RunFailed) -> State:
-    """Of the current batch alone: what an earlier one failed at was mended."""
+    """Fail the run if the current batch cannot be trained; earlier failures were resolved."""
     if state.batch is None or state.batch.index != event.batch:
         return state
     return fail_run(state, f"batch {event.batch}: {event.reason}")
 
 
 def _end_gradient_task(state: State, address: str, batch: int, group: int, now: float) -> State:
-    """The device begins with the fragment that waits on it."""
+    """End the device's gradient task: it begins with its next fragment."""
     worker = state.workers.get(address)
     if worker is None or worker.gradient_task is None:
         return state

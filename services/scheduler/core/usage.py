@@ -1,4 +1,4 @@
-"""What each device does, and if it waits, for whom: read off the scheduler's state."""
+"""Derives from the state what each device does and, if it waits, for whom."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -22,17 +22,17 @@ class TagUsage(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     groups: int
-    """That the trainer was to generate at most."""
+    """Most groups that the trainer was to generate."""
     samples_helped: int
-    """That it generated."""
+    """Samples that the trainer generated."""
     reason: str
     predicted_gain: float | None
     measured_gain: float | None
-    """Against what the batch was predicted to take without help."""
+    """Gain over the time that the batch was predicted to take without help."""
 
 
 class BatchUsage(BaseModel):
-    """What the devices did from the opening of a batch to its commit."""
+    """Records what the devices did from the opening of a batch to its commit."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -44,8 +44,8 @@ class BatchUsage(BaseModel):
 
 
 def uses(plan: Plan, state: State) -> dict[str, Use]:
-    """What every live worker does, by its name."""
-    waits_for = _waits_for(plan, state)  # the same for all: fragments are counted once
+    """What every live worker does, by name."""
+    waits_for = _waits_for(plan, state)  # the same for all, so fragments are counted once
     scores: Use = "scoring" if _num(state, "generated") else waits_for
     found: dict[str, Use] = {}
     for worker in state.workers.values():
@@ -60,7 +60,7 @@ def uses(plan: Plan, state: State) -> dict[str, Use]:
 
 
 def _use_of_rollout(worker: WorkerState) -> Use | None:
-    """None if it waits."""
+    """What the device does; None if it waits."""
     if worker.gradient_task is not None:
         return "training"
     return "generating" if worker.assigned else None
@@ -108,24 +108,28 @@ class Meter:
     since: float | None = None
 
     def advance(self, now: float, current: Mapping[str, Use]) -> None:
-        """``current`` has held since the call before."""
+        """Add the time since the previous call, for which ``current`` has held."""
         if self.since is not None:
             for name, use in current.items():
-                spent = self.devices.setdefault(name, {})
-                spent[use] = spent.get(use, 0.0) + now - self.since
+                seconds_by_use = self.devices.setdefault(name, {})
+                seconds_by_use[use] = seconds_by_use.get(use, 0.0) + now - self.since
         self.since = now
 
     def move(self, name: str, seconds: float, source: Use, target: Use) -> None:
-        """Some of what looked like ``source`` was ``target``, as the device itself says."""
-        spent = self.devices.setdefault(name, {})
-        moved = min(seconds, spent.get(source, 0.0))
-        spent[source] = spent.get(source, 0.0) - moved
-        spent[target] = spent.get(target, 0.0) + moved
+        """Count some time of ``source`` as ``target``, as the device itself reports."""
+        seconds_by_use = self.devices.setdefault(name, {})
+        moved = min(seconds, seconds_by_use.get(source, 0.0))
+        seconds_by_use[source] = seconds_by_use.get(source, 0.0) - moved
+        seconds_by_use[target] = seconds_by_use.get(target, 0.0) + moved
 
-    def cut(self) -> dict[str, dict[Use, float]]:
-        """What was added up; begins anew."""
+    def take(self) -> dict[str, dict[Use, float]]:
+        """Return what was added up, and start again from zero."""
         devices, self.devices = self.devices, {}
         return {
-            name: {use: round(seconds, 3) for use, seconds in spent.items() if seconds >= 0.0005}
-            for name, spent in devices.items()
+            name: {
+                use: round(seconds, 3)
+                for use, seconds in seconds_by_use.items()
+                if seconds >= 0.0005
+            }
+            for name, seconds_by_use in devices.items()
         }

@@ -246,7 +246,7 @@ class Scheduler:
         history = self.state.tag.history
         tag = next((entry for entry in history if entry.batch == record.batch), None)
         seconds = self.committed_at[-1] - self.committed_at[-2]
-        usage = batch_usage(record, seconds, self.meter.cut(), tag)
+        usage = batch_usage(record, seconds, self.meter.take(), tag)
         key = usage_key(self.bus.run, usage.batch)
         await retry(lambda: self.store.create(key, usage.model_dump_json(indent=1).encode()))
 

@@ -5,7 +5,12 @@ from typing import Any
 
 import pytest
 
-from services.scheduler.core.exclusion import NOBODY_S, SHORTEST_S, TIMES_LEARNED, UNLEARNED_S
+from services.scheduler.core.exclusion import (
+    NOBODY_S,
+    MIN_DEADLINE_S,
+    TIMES_LEARNED,
+    FIRST_DEADLINE_S,
+)
 from services.scheduler.core.machine import Tick, WorkerInactive
 from shared.messages.contracts import (
     ComputeGradient,
@@ -97,7 +102,9 @@ def test_the_time_in_which_the_scheduler_stood_still_does_not_count() -> None:
     assert ticks(machine, 9) == []
 
 
-@pytest.mark.parametrize(("seconds", "deadline"), [(1.0, SHORTEST_S), (50.0, TIMES_LEARNED * 100)])
+@pytest.mark.parametrize(
+    ("seconds", "deadline"), [(1.0, MIN_DEADLINE_S), (50.0, TIMES_LEARNED * 100)]
+)
 def test_the_deadline_is_ten_times_what_the_device_took_before(
     seconds: float, deadline: float
 ) -> None:
@@ -109,7 +116,7 @@ def test_the_deadline_is_ten_times_what_the_device_took_before(
     assert machine.state.workers["a-0"].excluded is None
     ticks(machine, 10)
     assert machine.state.workers["a-0"].excluded == "late"
-    ticks(machine, UNLEARNED_S - deadline - 60)
+    ticks(machine, FIRST_DEADLINE_S - deadline - 60)
     assert machine.state.workers["b-0"].excluded is None, "it has not finished anything yet"
     ticks(machine, 120)
     assert machine.state.workers["b-0"].excluded == "late"

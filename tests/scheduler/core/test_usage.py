@@ -52,7 +52,7 @@ def test_seconds_add_up_to_the_time_between_two_commits() -> None:
     meter.advance(13.0, {"a": "generating", "b": "tail"})
     meter.advance(14.0, {"a": "tail", "b": "tail"})
     meter.move("a", 1.0, "generating", "waiting_for_weights")
-    devices = meter.cut()
+    devices = meter.take()
     assert devices["a"] == {"generating": 2.0, "tail": 1.0, "waiting_for_weights": 1.0}
     assert sum(devices["a"].values()) == pytest.approx(4.0)
-    assert meter.cut() == {}
+    assert meter.take() == {}
