@@ -1,12 +1,11 @@
-"""TAG: when the trainer's device generates, and when it goes back (design.md, section 5).
+"""TAG: decides when the trainer's device generates, and when it returns.
 
-A decision per batch says how many of its groups the trainer may generate at most; the controller
-makes it from learned costs. Within that, the device is lent while the trainer has nothing to
-train and the wait is worth the switch, and returned as soon as a group is ready: ready training
-always goes first. A fluid trainer, of several devices each with all weights, is lent for its whole
-share at once: each of its devices generates what it was given, and then trains, on its own, which
-is the one block that the decision is planned for. What the device is to do is stated with a
-loan number that only grows; stating it twice, late or out of order does no harm.
+For each batch the controller decides, from learned costs, how many groups the trainer may generate
+at most. Within that, the device is lent while the trainer has nothing to train and the wait is worth
+the switch, and called back as soon as a group is ready: ready training always goes first. A trainer
+of independent devices, each with all weights, is lent for its whole share at once: each device
+generates what it was given and then trains, on its own. What the device is to do is stated under a
+loan number that only grows, so commands may arrive twice, late or out of order.
 """
 
 from dataclasses import replace
@@ -30,14 +29,14 @@ from shared.messages.contracts import SetDevice, TagRequest
 from shared.messages.workers import DeviceMode
 
 RENEW_PART = 0.5
-"""A loan is prolonged when this part of its time has passed."""
+"""A loan is renewed when this part of its time has passed."""
 WORTH_SWITCHES = 2
-"""A device is lent if it would wait for this many switches: at least half of a loan is generation.
-A whole fragment need not fit, since what is begun is kept for the next loan."""
+"""A device is lent if it would wait for this many switches: half of a loan or more is generation.
+A whole fragment need not fit, since unfinished ones are kept for the next loan."""
 
 
 def open_loans(plan: Plan, state: State, now: float) -> State:
-    """Decide for the current batch, once; the batch before is measured at the same time."""
+    """Decide for the current batch, once, and measure the batch before."""
     batch, trainer, tag = state.batch, state.trainer, state.tag
     if batch is None or trainer is None or not trainer.concurrency:
         return state
@@ -45,7 +44,7 @@ def open_loans(plan: Plan, state: State, now: float) -> State:
         return state
     seen = tag_inputs(plan, state, trainer)
     met = tag_inputs(plan, replace(state, costs=state.costs.as_measured()), trainer)
-    tag = _measured(plan, tag, batch, met)
+    tag = _with_last_measured(plan, tag, batch, met)
     controller, decision = decide(tag.controller, seen)
     if trainer.independent_devices and tag.controller.mode == "auto":
         groups = independent.share(seen, one_step=plan.schedule.staleness_limit > 0)
@@ -63,7 +62,7 @@ def open_loans(plan: Plan, state: State, now: float) -> State:
 
 
 def refine(plan: Plan, state: State, batch: int, groups: int) -> State:
-    """A look-ahead by simulation has found another number of groups for the current batch."""
+    """Adopt another number of groups for the current batch, found by a look-ahead."""
     tag = state.tag
     if not tag.history or tag.history[-1].batch != batch:
         return state
@@ -87,8 +86,10 @@ def refine(plan: Plan, state: State, batch: int, groups: int) -> State:
     )
 
 
-def _measured(plan: Plan, tag: LoanState, batch: BatchState, seen: TagInputs) -> LoanState:
-    """With the batch before closed, now that its version is out and its costs are learned."""
+def _with_last_measured(
+    plan: Plan, tag: LoanState, batch: BatchState, seen: TagInputs
+) -> LoanState:
+    """Close the record of the batch before, whose version is out and whose costs are learned."""
     last = tag.history[-1] if tag.history else None
     if last is None or last.batch != batch.index - 1:
         return tag
@@ -102,7 +103,7 @@ def _measured(plan: Plan, tag: LoanState, batch: BatchState, seen: TagInputs) ->
 
 
 def tag_inputs(plan: Plan, state: State, trainer: WorkerState) -> TagInputs:
-    """The current batch as the planner sees it, from what was learned."""
+    """The current batch as the model sees it, with learned costs."""
     size = full_size(plan, sum(w.concurrency for w in state.rollout) + trainer.concurrency)
     costs = state.costs
     rollout = tuple(
@@ -123,15 +124,15 @@ def tag_inputs(plan: Plan, state: State, trainer: WorkerState) -> TagInputs:
     )
 
 
-def requested(state: State, request: TagRequest) -> State:
-    """An operator chooses the mode; it holds from the next batch on, off at once."""
+def tag_requested(state: State, request: TagRequest) -> State:
+    """Set the mode that an operator chose: from the next batch on, but off at once."""
     controller = Controller.of(request.mode, request.groups)
     samples = 0 if request.mode == "off" else state.tag.samples_left
     return replace(state, tag=replace(state.tag, controller=controller, samples_left=samples))
 
 
-def reported(state: State, address: str, number: int, mode: DeviceMode, now: float) -> State:
-    """What the trainer's device says that it does."""
+def device_reported(state: State, address: str, number: int, mode: DeviceMode, now: float) -> State:
+    """Record what the trainer's device reports that it does."""
     trainer = state.trainer
     tag, costs = state.tag, state.costs
     if trainer is None or trainer.address != address:
@@ -141,9 +142,9 @@ def reported(state: State, address: str, number: int, mode: DeviceMode, now: flo
     ):
         return state
     if (number, mode) == (tag.loan_number, tag.mode) != tag.observed:
-        costs = costs.observe_switch(2 * (now - tag.stated_at))  # there, and as long back
+        costs = costs.observe_switch(2 * (now - tag.stated_at))  # there and back take equally long
     tag = replace(tag, observed=(number, mode))
-    if number > tag.loan_number:  # said by the scheduler before it was started again
+    if number > tag.loan_number:  # stated by the scheduler before it was restarted
         tag = replace(tag, loan_number=number, mode=mode)
     elif number == tag.loan_number and mode == "train" and tag.mode == "generate":
         tag = replace(tag, mode="train")  # it came back by itself
@@ -151,7 +152,7 @@ def reported(state: State, address: str, number: int, mode: DeviceMode, now: flo
 
 
 def lend_or_return(plan: Plan, state: State, now: float) -> tuple[State, list[SetDevice]]:
-    """State anew what the device is to do, if that has changed or a loan runs out."""
+    """State what the device is to do, if that has changed or a loan runs out."""
     trainer, tag = state.trainer, state.tag
     if trainer is None or not trainer.concurrency or state.recovering:
         return state, []
@@ -162,7 +163,7 @@ def lend_or_return(plan: Plan, state: State, now: float) -> tuple[State, list[Se
         return _released_to_others(plan, state, trainer, now)
     if wanted == tag.mode and now < tag.lent_until - RENEW_PART * plan.loan_seconds:
         return state, []
-    return _stated(plan, state, trainer, wanted, now, keep=True)
+    return _set_device(plan, state, trainer, wanted, now, keep=True)
 
 
 def _should_lend(plan: Plan, state: State, trainer: WorkerState, now: float) -> bool:
@@ -184,7 +185,7 @@ def _should_lend(plan: Plan, state: State, trainer: WorkerState, now: float) -> 
 
 
 def has_ready(plan: Plan, batch: BatchState, trainer: WorkerState) -> bool:
-    """Whether the trainer has a group to train."""
+    """Whether a group is ready for the trainer."""
     for group in batch.groups:
         if group.sent and trainer.address not in group.trained_by:
             return True
@@ -204,7 +205,7 @@ def _is_worth_it(plan: Plan, state: State, now: float) -> bool:
 
 
 def _next_ready(plan: Plan, state: State, now: float) -> float:
-    """When the next group will be trainable, by the rollout workers alone."""
+    """When the next group can be trained, by rollout workers alone."""
     batch = state.batch
     assert batch is not None
     queues = DeviceQueues(now)
@@ -220,27 +221,27 @@ def _next_ready(plan: Plan, state: State, now: float) -> float:
     return now + missing / rate + state.costs.ready_seconds()
 
 
-def _released_to_others(
+def _hand_over_to_rollout(
     plan: Plan, state: State, trainer: WorkerState, now: float
 ) -> tuple[State, list[SetDevice]]:
-    """What a returned device still holds goes to rollout, once rollout has nothing else to do."""
+    """Give what a returned device still holds to rollout, once rollout has nothing else to do."""
     batch = state.batch
     held = [h for h in trainer.assigned if batch is not None and h.slot.batch == batch.index]
     idle = any(not worker.assigned for worker in state.rollout)
     if not held or not idle or batch is None or _has_unissued(plan, batch):
         return state, []
     samples = sum(h.num_samples for h in held)
-    if has_ready(plan, batch, trainer) and not _others_are_sooner(
+    if has_ready(plan, batch, trainer) and not _is_rollout_sooner(
         state, batch, trainer, samples, now
     ):
         return state, []
-    return _stated(plan, state, trainer, "train", now, keep=False)
+    return _set_device(plan, state, trainer, "train", now, keep=False)
 
 
-def _others_are_sooner(
+def _is_rollout_sooner(
     state: State, batch: BatchState, trainer: WorkerState, samples: int, now: float
 ) -> bool:
-    """Whether rollout, from the beginning, is done before the trainer comes back to it."""
+    """Whether rollout would finish it from the start before the trainer returns to it."""
     rate = sum(worker.concurrency / sample_seconds(state, worker) for worker in state.rollout)
     ready = sum(g.sent and trainer.address not in g.trained_by for g in batch.groups)
     back = ready * state.costs.train_seconds() + state.costs.switch_seconds()
@@ -248,7 +249,7 @@ def _others_are_sooner(
     return samples / rate < back + left
 
 
-def _stated(
+def _set_device(
     plan: Plan, state: State, trainer: WorkerState, mode: DeviceMode, now: float, *, keep: bool
 ) -> tuple[State, list[SetDevice]]:
     lent = plan.loan_seconds if mode == "generate" else 0.0

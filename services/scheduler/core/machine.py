@@ -26,11 +26,11 @@ from services.scheduler.core import exclusion, fragments, recovery, training
 from services.scheduler.core.assign import assign
 from services.scheduler.core.gradients import send_groups
 from services.scheduler.core.lending import (
+    device_reported,
     lend_or_return,
     open_loans,
     refine,
-    reported,
-    requested,
+    tag_requested,
 )
 from services.scheduler.core.state import Plan, State, WorkerState
 from shared.messages.contracts import (
@@ -57,7 +57,7 @@ from shared.messages.workers import DeviceMode
 
 @dataclass(frozen=True, slots=True)
 class WorkerJoined:
-    """Seen by the shell: a worker reports for the first time, or again."""
+    """The shell has heard a worker for the first time, or again."""
 
     address: str
     name: str
@@ -70,14 +70,14 @@ class WorkerJoined:
 
 @dataclass(frozen=True, slots=True)
 class WorkerLeft:
-    """Seen by the shell: a worker has been silent for too long."""
+    """The shell has not heard a worker for too long."""
 
     address: str
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceReported:
-    """Seen by the shell: what a trainer's device says that it is used for."""
+    """A trainer's device has reported what it is used for."""
 
     address: str
     loan_number: int
@@ -86,7 +86,7 @@ class DeviceReported:
 
 @dataclass(frozen=True, slots=True)
 class WorkerInactive:
-    """Seen by the shell: what a worker says it does instead of the work that it has."""
+    """A worker has reported that it is not doing the work that it has."""
 
     address: str
     doing: Literal["loading", "nothing"]
@@ -94,7 +94,7 @@ class WorkerInactive:
 
 @dataclass(frozen=True, slots=True)
 class TagRefined:
-    """The shell's look-ahead: how many groups of the batch the trainer had better generate."""
+    """The look-ahead has found how many groups of the batch the trainer should generate."""
 
     batch: int
     groups: int
@@ -102,7 +102,7 @@ class TagRefined:
 
 @dataclass(frozen=True, slots=True)
 class Recovered:
-    """Everything stored has been read; from here on the state commands."""
+    """Everything stored has been read; from here on commands are issued."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +121,7 @@ def step(plan: Plan, state: State, event: MachineInput, now: float) -> Step:
     """Apply one event. An event seen before changes nothing that matters and commands nothing."""
     before, state = state, _record(plan, state, event, now)
     if state.recovering or (state is before and isinstance(event, DeviceReported | WorkerInactive)):
-        return state, []  # a device says once a second what it is used for
+        return state, []  # devices report once a second
     return _command(plan, state, now)
 
 
@@ -160,7 +160,7 @@ def _record_training(plan: Plan, state: State, event: MachineInput, now: float) 
 
 
 def _record_worker(plan: Plan, state: State, event: MachineInput, now: float) -> State:
-    """What the shell sees of workers."""
+    """Record what the shell sees of workers."""
     match event:
         case WorkerJoined():
             return _worker_joined(plan, state, event, now)
@@ -171,18 +171,18 @@ def _record_worker(plan: Plan, state: State, event: MachineInput, now: float) ->
         case WorkerInactive(address=address):
             return exclusion.readmit_idle(state, address)
         case DeviceReported(address=address, loan_number=number, mode=mode):
-            return reported(state, address, number, mode, now)
+            return device_reported(state, address, number, mode, now)
         case _:
             return _record_request(plan, state, event, now)
 
 
 def _record_request(plan: Plan, state: State, event: MachineInput, now: float) -> State:
-    """What operators say, and that time has passed."""
+    """Record requests of operators and of the look-ahead, and ticks."""
     match event:
         case OperatorRequest(action=action):
             return _set_phase(state, action)
         case TagRequest():
-            return requested(state, event)
+            return tag_requested(state, event)
         case TagRefined(batch=batch, groups=groups):
             return refine(plan, state, batch, groups)
         case Tick() if not state.recovering:
@@ -192,7 +192,7 @@ def _record_request(plan: Plan, state: State, event: MachineInput, now: float) -
 
 
 def _record_stored(plan: Plan, state: State, event: MachineInput) -> State:
-    """The scheduler's own commands, which mean something to one that was started again alone."""
+    """Record the scheduler's own commands, which only matter after a restart."""
     match event:
         case GenerateFragment() if state.recovering:
             return recovery.restore_task(plan, state, event)
@@ -207,7 +207,7 @@ def _record_stored(plan: Plan, state: State, event: MachineInput) -> State:
 
 
 def _worker_joined(plan: Plan, state: State, event: WorkerJoined, now: float) -> State:
-    """A worker that was started again is another one; what the first had is lost."""
+    """A worker that was restarted is another one; what the first had is lost."""
     for old in [w.address for w in state.workers.values() if w.name == event.name]:
         if old != event.address:
             state = fragments.worker_lost(plan, state, old)
@@ -244,7 +244,7 @@ def _set_phase(state: State, action: Literal["pause", "resume", "stop"]) -> Stat
 
 
 def _command(plan: Plan, state: State, now: float) -> Step:
-    """What follows from the state. Nothing, if it was all commanded before."""
+    """Issue the commands that follow from the state, if they were not issued before."""
     state, sent = send_groups(plan, state, now)
     state = open_loans(plan, state, now)
     state, lent = lend_or_return(plan, state, now)

@@ -1,4 +1,4 @@
-"""What the scheduler knows: immutable, and rebuilt from commit records and streams at any time."""
+"""Holds what the scheduler knows: immutable, and rebuilt from commit records and streams."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -20,14 +20,14 @@ Phase = Literal["waiting", "running", "paused", "stopped", "finished", "failed"]
 Stage = Literal["pending", "issued", "generated", "scored"]
 
 Exclusion = Literal["late", "returns", "leaves"]
-"""late: past its deadline. returns: it gives back everything. leaves: it is about to end."""
+"""late: past its deadline. returns: it returns everything. leaves: it is about to end."""
 
 DECISIONS_KEPT = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What the run consists of; constant over its life."""
+    """Describes the run; constant over its life."""
 
     prompts: PromptOrder
     num_batches: int
@@ -46,9 +46,10 @@ class Plan:
     """A device with one slot that has given back so many fragments of the newest version, one after
     another, is asked no more until there is another version."""
     queue_depth: int = 2
-    """One in hand, one that waits on the device, so that it never waits for a message."""
+    """Fragments per queue of a device: one in work and one waiting, so that it never waits for a
+    message."""
     loan_seconds: float = 20.0
-    """After this long without a word, a borrowed device returns by itself."""
+    """After this long without a renewed loan, a borrowed device returns by itself."""
 
     @property
     def early_groups(self) -> int:
@@ -65,7 +66,7 @@ class FragmentState:
     worker: str | None = None
     """Address of the device that has it, while it is issued."""
     slot_taken: bool = False
-    """A device that was taken for lost has given it back: its task slot can not be used again."""
+    """Whether a device believed lost has returned it: its task slot cannot be used again."""
     num_failures: int = 0
     num_losses: int = 0
     generated_at: float = 0.0
@@ -79,26 +80,26 @@ class FragmentState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupState:
-    """Its samples are cut into fragments from the first on, as devices ask for work."""
+    """A group; its samples are cut into fragments in order, as devices have room for work."""
 
     policy: Policy | None = None
-    """The version that generates it; None before its first fragment is issued."""
+    """Version that generates the group; None before its first fragment is issued."""
     fragments: tuple[FragmentState, ...] = ()
     num_cut: int = 0
     """Samples that belong to a fragment."""
     num_scored: int = 0
     first_attempt: int = 0
-    """Of new fragments; larger than that of any fragment that was thrown away."""
+    """Attempt of new fragments; larger than that of any discarded fragment."""
     attempt: int = 0
-    """How often it was sent to the trainer in vain."""
+    """How often the group was sent to the trainer in vain."""
     sent: bool = False
-    """To the trainer, in this attempt."""
+    """Whether it was sent to the trainer in this attempt."""
     computed_by: str | None = None
-    """Address of the rollout device that was given its gradient to compute, in this attempt."""
+    """Address of the rollout device that computes its gradient in this attempt."""
     contribution: GroupGradientRef | None = None
-    """That gradient, once it is stored."""
+    """Gradient by the rollout device, once it is stored."""
     trained_by: tuple[str, ...] = ()
-    """Addresses of the trainers that have it in their gradient; all but one are dead or zombies."""
+    """Addresses of trainers with the group in their gradient; all but one are dead or zombies."""
 
     @property
     def num_pending(self) -> int:
@@ -113,7 +114,7 @@ class BatchState:
     opened_at: float = 0.0
 
     def count(self, stage: Stage) -> int:
-        """Fragments at this stage."""
+        """Number of fragments at this stage."""
         return sum(f.stage == stage for group in self.groups for f in group.fragments)
 
     def num_uncut(self, group_size: int) -> int:
@@ -126,17 +127,17 @@ def new_batch(plan: Plan, index: int, now: float) -> BatchState:
 
 @dataclass(frozen=True, slots=True)
 class AssignedFragment:
-    """A fragment that a device has, in the order in which it takes them."""
+    """A fragment that a device has; it takes them in order."""
 
     slot: FragmentSlot
     num_samples: int
     since: float
-    """When it became the device's turn to generate it, as far as the scheduler can tell."""
+    """When the device began it, as far as the scheduler can tell."""
 
 
 @dataclass(frozen=True, slots=True)
 class GradientTask:
-    """A group whose gradient a rollout device computes, after the fragment that it is at."""
+    """A group whose gradient a rollout device computes, after its current fragment."""
 
     batch: int
     group: int
@@ -150,33 +151,33 @@ class WorkerState:
     name: str
     service: str
     concurrency: int
-    """Fragments that it generates at the same time."""
+    """Fragments that the worker generates at the same time."""
     kind: str = "cpu"
     independent_devices: bool = False
-    """A trainer each of whose devices generates what it has and then trains, on its own."""
+    """Whether each device of this trainer generates what it has and then trains, on its own."""
     can_train: bool = False
-    """A rollout device that computes gradients of whole groups."""
+    """Whether this rollout device computes gradients of whole groups."""
     assigned: tuple[AssignedFragment, ...] = ()
     gradient_task: "GradientTask | None" = None
     excluded: Exclusion | None = None
-    """Why it is given no work."""
+    """Why the worker is given no work, if it is not."""
     num_returned: int = 0
-    """Fragments that it has given back since it has finished one."""
+    """Fragments returned since the last one that it finished."""
     clock_from: float = 0.0
-    """Deadlines count from here at the earliest: it has joined, or was loading."""
+    """Earliest time from which deadlines count: when it joined, or last was loading."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoanState:
-    """Trainer-assisted generation: what is decided, and what the trainer was told."""
+    """Trainer-assisted generation (TAG): what is decided, and what the trainer was told."""
 
     controller: Controller = field(default_factory=Controller)
     samples_left: int = 0
-    """That the trainer may still take in the current batch."""
+    """Samples that the trainer may still take in the current batch."""
     loan_number: int = 0
-    """Number of the newest command to the device; it only grows."""
+    """Number of the newest `SetDevice`; it only grows."""
     mode: DeviceMode = "train"
-    """Desired of the trainer's device, by that command."""
+    """Mode that this command asks of the trainer's device."""
     stated_at: float = 0.0
     lent_until: float = 0.0
     observed: tuple[int, DeviceMode] = (0, "train")
@@ -186,24 +187,24 @@ class LoanState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TagRecord:
-    """What was decided for a batch, and what came of it."""
+    """Records what was decided for a batch, and the outcome."""
 
     batch: int
     decision: Decision
     tag_inputs: TagInputs
-    """That it was decided for."""
+    """Costs on which the decision was based."""
     opened_at: float
     seconds: float | None = None
-    """From the batch's opening to the next version; None while it goes on."""
+    """Seconds from the batch's opening to the next version; None while it is in flight."""
 
     @property
     def predicted_gain(self) -> float | None:
-        """None while nothing is known of what work costs."""
+        """Predicted gain; None while costs are unknown."""
         return self.decision.predicted_gain if self.tag_inputs.train else None
 
     @property
     def measured_gain(self) -> float | None:
-        """Against what the batch was predicted to take without help."""
+        """Gain over the time predicted without help."""
         off = self.decision.predicted_seconds_off
         if not self.seconds or off is None or not self.tag_inputs.train:
             return None
@@ -214,11 +215,11 @@ class TagRecord:
 class State:
     phase: Phase = "waiting"
     recovering: bool = False
-    """While what is stored is being read, nothing is commanded."""
+    """Whether stored messages are still being read; no commands are issued meanwhile."""
     policy: Policy | None = None
     """The newest committed version."""
     batches: tuple[BatchState, ...] = ()
-    """The current batch, and after it the one that is begun early, if it is."""
+    """The current batch, then the next one if it was begun early."""
     workers: Mapping[str, WorkerState] = field(default_factory=dict)
     """Live workers by address."""
     costs: Costs = field(default_factory=Costs)
@@ -226,7 +227,7 @@ class State:
     trained_at: float = 0.0
     """When the last group of the current batch was trained."""
     ticked_at: float = 0.0
-    """Of the last tick."""
+    """When the last tick came."""
     failure: str | None = None
 
     @property
@@ -243,7 +244,7 @@ class State:
 
     @property
     def rollout(self) -> list[WorkerState]:
-        """Rollout devices that are asked for work."""
+        """Rollout devices that are not excluded from work."""
         return [w for w in self.workers.values() if w.service == "rollout" and w.excluded is None]
 
     @property

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from services.scheduler.core.exclusion import (
-    NOBODY_S,
-    MIN_DEADLINE_S,
-    TIMES_LEARNED,
     FIRST_DEADLINE_S,
+    MIN_DEADLINE_S,
+    NOBODY_S,
+    TIMES_LEARNED,
 )
 from services.scheduler.core.machine import Tick, WorkerInactive
 from shared.messages.contracts import (

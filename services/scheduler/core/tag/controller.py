@@ -1,11 +1,11 @@
-"""Decides for every batch how many groups the trainer generates, and learns from what came of it.
+"""Decides for every batch how many groups the trainer generates, and learns from the outcome.
 
-    decide    warm-up: first batches without help; what they take is the guard's evidence
-              the first help is one group, for what it costs is not known before
-              then the wave model's optimum, or the look-ahead's, if it gains enough
-              probe: while help is off, now and then one group, so that its costs stay known
-    observe   measured over modelled seconds, of batches with and without help apart
-              guard: help that has cost time against the evidence is off until it would have paid
+    decide    warm-up: the first batches run without help, as evidence for the guard
+              the first help is one group, since its cost is unknown
+              then the model's optimum, or the look-ahead's, if it gains enough
+              probe: while help is off, one group now and then keeps its cost known
+    observe   measured over modelled seconds, separately with and without help
+              guard: help that has cost time stays off until it would have paid for that
 
 `decide` may be called again before `observe`, with a look-ahead's result.
 """
@@ -26,47 +26,47 @@ Reason = Literal[
 WARM_UP = 2
 """Batches without help before the first with it."""
 HYSTERESIS = 0.01
-"""A predicted gain of this or less changes nothing."""
+"""Largest predicted gain that changes nothing."""
 MAX_THRESHOLD = 0.02
-"""However noisy batches are: what a plan is kept for may not cost more than this."""
+"""However noisy batches are, keeping a plan may cost no more than this."""
 TOLERANCE = 0.05
-"""A look-ahead knows better than the wave model, unless that finds its choice worse by this:
-most of the wave model's own errors are smaller."""
+"""A look-ahead's choice is adopted unless the model finds it worse by this: most of the model's own
+errors are smaller."""
 PROBE_EVERY = 25
 """Batches without help between probes."""
 PROBE_LOSS = 0.003
-"""A probe may be predicted to lose this part of the batches since the trainer helped: 7.5 % after
-25. With a fixed limit, a switch that has once been slow would be taken for slow for ever."""
+"""Predicted loss that a probe may have, per batch since the trainer helped: 7.5 % after 25. With a
+fixed limit, a switch that was slow once would be considered slow for ever."""
 SURPRISE = 0.1
-"""A probe that was faster than predicted by this part of the batch is repeated, for an estimate
-takes a single observation for an outlier; after one that was slower, the next is put off."""
+"""A probe that was this much faster than predicted is repeated, since an estimate treats a single
+observation as an outlier; after one that was this much slower, the next is put off."""
 HARM = 0.25
-"""Batches' worth of time lost before the guard acts: one bad surprise, or a slow drain."""
+"""Time lost before the guard acts, in batches: one bad surprise, or a slow drain."""
 MAX_DEBT = 10.0
-"""Batches' worth of time that help must promise before it is tried again."""
+"""Largest gain, in batches, that help must promise before it is tried again."""
 MAX_SETBACKS = 6
-"""That are counted; each doubles the debt."""
+"""Most setbacks that are counted; each doubles the debt."""
 FORGIVEN_AFTER = 10
-"""Batches with help and without a setback, until debts are small again."""
+"""Batches with help and without a setback after which debts are small again."""
 BIAS = Estimate(spread=0.05, alpha=0.2)
-"""Measured over modelled seconds, before a batch was seen: batches differ by some per cent."""
+"""Prior of measured over modelled seconds: batches differ by some per cent."""
 MAX_BIAS = 2.0
-"""Or its inverse; beyond, the costs were unknown rather than the model wrong."""
+"""Largest bias, or its inverse; beyond it, the costs were unknown rather than the model wrong."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
     groups: int
-    """That the trainer generates."""
+    """Groups that the trainer generates."""
     reason: Reason
     predicted_seconds: float | None
-    """Of the batch; None if nobody would generate some of it."""
+    """Seconds of the batch; None if no device would generate some of it."""
     predicted_seconds_off: float | None
-    """Without help."""
+    """Seconds of the batch without help."""
 
     @property
     def predicted_gain(self) -> float | None:
-        """Over the batch without help; 0.1: that one would take 10 % longer."""
+        """Gain over the batch without help, which takes 10 % longer at 0.1."""
         if self.predicted_seconds_off is None or not self.predicted_seconds:
             return None
         return self.predicted_seconds_off / self.predicted_seconds - 1
@@ -76,32 +76,32 @@ class Decision:
 class Controller:
     mode: Mode = "auto"
     groups: int = 0
-    """Of mode fixed."""
+    """Groups per batch in mode fixed."""
     plan: int = 0
     """Groups of the plan in force; a probe is not one."""
     gain: float = 0.0
-    """Predicted of the newest decision."""
+    """Predicted gain of the newest decision."""
     off: Estimate = BIAS
-    """Of batches without help."""
+    """Bias of batches without help."""
     on: Estimate = BIAS
-    """Of batches with help."""
+    """Bias of batches with help."""
     tried: bool = False
-    """Help has been measured since it was last ruled out."""
+    """Whether help has been measured since it was last ruled out."""
     idle: int = PROBE_EVERY - WARM_UP
-    """Batches since the trainer helped: at first, long ago."""
+    """Batches since the trainer helped; initially long ago."""
     harm: float = 0.0
     """Time that recent batches with help lost against batches without, in batches."""
     debt: float = 0.0
-    """Of help that the guard turned off: it stays so until what it promises to gain, added up over
-    the batches, has paid for what it lost; twice that after every further setback."""
+    """Time, in batches, that the promised gains of help must add up to before the guard lets it on
+    again: what it lost, doubled by every further setback."""
     setbacks: int = 0
     """How often the guard has acted in a row."""
     quiet: int = 0
-    """Batches with help since it did."""
+    """Batches with help since then."""
 
     @classmethod
     def of(cls, mode: Mode, groups: int = 0) -> "Controller":
-        """As an operator asks for it; what was learned begins anew."""
+        """A controller for the mode that an operator asks for; it learns from the start."""
         return cls(mode=mode, groups=groups)
 
 
@@ -153,7 +153,7 @@ def _target(tag_inputs: TagInputs, refined: int | None) -> Choice:
 
 
 def _adopted(controller: Controller, tag_inputs: TagInputs, refined: int | None) -> Choice:
-    """The best plan, if it is enough better than the one in force."""
+    """The best plan, if it is sufficiently better than the current one."""
     old = min(controller.plan, tag_inputs.groups)
     new, reason = _target(tag_inputs, refined)
     gain = _predicted_gain(controller, tag_inputs, old, new)
@@ -167,7 +167,7 @@ def _adopted(controller: Controller, tag_inputs: TagInputs, refined: int | None)
 
 
 def _threshold(controller: Controller) -> float:
-    """Gain that is not taken for noise: twice the standard error of the learned biases."""
+    """Gain beyond noise: twice the standard error of the learned biases."""
     return max(HYSTERESIS, min(MAX_THRESHOLD, 2 * _bias_error(controller)))
 
 
@@ -179,7 +179,7 @@ def _is_probe_due(controller: Controller, tag_inputs: TagInputs) -> bool:
 
 
 def _predicted_gain(controller: Controller, tag_inputs: TagInputs, old: int, new: int) -> float:
-    """Part of the new time by which the old one is longer."""
+    """How much longer the old plan takes, relative to the new one."""
     seconds = _predict(controller, tag_inputs, new)
     if math.isinf(seconds) or not seconds:
         return 0.0
@@ -187,7 +187,7 @@ def _predicted_gain(controller: Controller, tag_inputs: TagInputs, old: int, new
 
 
 def _predict(controller: Controller, tag_inputs: TagInputs, groups: int) -> float:
-    """Modelled seconds, corrected by what batches like those now run have taken."""
+    """Modelled seconds, corrected by what comparable batches have taken."""
     excess = _excess_of_help(controller)
     if controller.plan and controller.on.value:
         bias = controller.on.value if groups else controller.on.value / excess
@@ -202,7 +202,7 @@ def _finite(seconds: float) -> float | None:
 
 
 def _excess_of_help(controller: Controller) -> float:
-    """Time of help that the model does not know of: a factor, 1 unless it is significant."""
+    """Factor for time of help that the model does not know; 1 unless it is significant."""
     if not controller.on.value or not controller.off.value:
         return 1.0
     ratio = math.log(controller.on.value / controller.off.value)
@@ -223,11 +223,11 @@ def _standard_error(bias: Estimate) -> float:
 def observe(
     controller: Controller, tag_inputs: TagInputs, groups_used: int, measured_seconds: float
 ) -> Controller:
-    """A batch has ended in which the trainer generated ``groups_used`` groups.
+    """Learn from a batch in which the trainer generated ``groups_used`` groups.
 
-    ``tag_inputs``: the batch with the costs that were measured in it (`Costs.as_measured`), not
-    those it was decided with. Only so is a batch that was slow for another reason no harm of help,
-    and a cost that was not known yet no error of the model.
+    ``tag_inputs``: the batch with the costs measured in it (`Costs.as_measured`), not those of the
+    decision. Otherwise help would be blamed for a batch that was slow for another reason, and the
+    model for a cost that was not known yet.
     """
     modelled, modelled_off = makespan(tag_inputs, groups_used), makespan(tag_inputs, 0)
     if min(modelled, modelled_off) <= 0 or math.isinf(modelled):
@@ -253,7 +253,7 @@ def observe(
 
 
 def _paid(debt: float, tag_inputs: TagInputs) -> float:
-    """What is left of it after a batch in which help would have gained what the model promises."""
+    """Debt left after a batch in which help would have gained what the model promises."""
     if not debt:
         return 0.0
     gain = makespan(tag_inputs, 0) / makespan(tag_inputs, best_groups(tag_inputs)) - 1
@@ -261,7 +261,7 @@ def _paid(debt: float, tag_inputs: TagInputs) -> float:
 
 
 def _idle_after_help(controller: Controller, surprise: float) -> int:
-    """Counts up to the next probe."""
+    """Batches without help to count after one with help, towards the next probe."""
     if controller.plan:
         return 0
     if surprise < -SURPRISE:
@@ -270,7 +270,7 @@ def _idle_after_help(controller: Controller, surprise: float) -> int:
 
 
 def _guarded(controller: Controller, surprise: float) -> Controller:
-    """After a batch that lost so much against batches without help, a probe's price aside."""
+    """Update the guard after a batch that lost this much against batches without help."""
     harm = max(0.0, controller.harm + surprise)
     if harm < HARM:
         quiet = controller.quiet + 1

@@ -1,16 +1,16 @@
-"""What work costs, learned online: running median of three, then an exponential average."""
+"""Learns online what work costs: running median of three, then an exponential average."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from statistics import median, median_low
 
 WINDOW = 3
-"""Observations under the median: a single outlier never passes it."""
+"""Observations per median, so that a single outlier never passes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """Of a positive quantity. A prior is a value without observations; the first one replaces it.
+    """Estimates a positive quantity. The first observation replaces a prior value.
 
     >>> Estimate().observe(2.0).observe(2.0).observe(10.0).value
     2.0
@@ -18,12 +18,12 @@ class Estimate:
 
     value: float | None = None
     spread: float = 0.0
-    """Mean distance of observations from the value, relative to it; single outliers aside."""
+    """Mean relative distance of observations from the value, single outliers aside."""
     count: int = 0
-    """Observations."""
+    """Number of observations."""
     recent: tuple[float, ...] = ()
     alpha: float = 0.4
-    """Weight of the newest median; 4 in 10 is near the truth four observations after a step."""
+    """Weight of the newest median; at 0.4, a step is followed within about four observations."""
 
     def observe(self, x: float) -> "Estimate":
         recent = (*self.recent, x)[-WINDOW:]
@@ -40,39 +40,39 @@ class Estimate:
         )
 
     def newest(self) -> "Estimate":
-        """Its value is the last observation, or the prior."""
+        """The same estimate with the last observation, or the prior, for its value."""
         return replace(self, value=self.recent[-1]) if self.recent else self
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Costs:
-    """Of a run's work, in seconds. Generation is per sample: fragments differ in size."""
+    """Holds the learned costs of a run's work, in seconds."""
 
     rollout: Mapping[str, Estimate] = field(default_factory=dict)
-    """By worker."""
+    """Seconds per sample, by worker."""
     help: Estimate = Estimate()
-    """Generation by the trainer's device."""
+    """Seconds per sample on the trainer's device."""
     train: Estimate = Estimate()
-    """Per group."""
+    """Seconds per group at the trainer."""
     gradient: Mapping[str, Estimate] = field(default_factory=dict)
-    """Per group, by the rollout device that computes it."""
+    """Seconds per group, by rollout device."""
     switch: Estimate = Estimate(value=0.0)
-    """The trainer's device to generation and back."""
+    """Seconds that the trainer's device takes to switch to generation and back."""
     ready: Estimate = Estimate()
-    """From a fragment's end to its rewards."""
+    """Seconds from a fragment's end to its rewards."""
     commit: Estimate = Estimate()
 
     def rollout_seconds(self, worker: str) -> float | None:
-        """Of a worker that has not been seen at work: what the others take."""
+        """Seconds per sample; for a worker not measured yet, what the others take."""
         known = self.rollout.get(worker)
         return known.value if known is not None else self._median_rollout()
 
     def help_seconds(self) -> float | None:
-        """Until it has helped, the trainer's device is taken for an ordinary one."""
+        """Seconds per sample of the trainer's device; before it has helped, of a rollout device."""
         return self._median_rollout() if self.help.value is None else self.help.value
 
     def as_measured(self) -> "Costs":
-        """With the newest observation of each cost for its value: what the last batch met."""
+        """The costs that the last batch met: the newest observation of each."""
         return Costs(
             rollout={worker: each.newest() for worker, each in self.rollout.items()},
             help=self.help.newest(),
@@ -84,7 +84,7 @@ class Costs:
         )
 
     def gradient_seconds(self, worker: str) -> float | None:
-        """Of a device that has not computed one: what the others take."""
+        """Seconds per group; for a device not measured yet, what the others take."""
         known = self.gradient.get(worker)
         if known is not None:
             return known.value

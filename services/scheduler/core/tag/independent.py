@@ -1,6 +1,6 @@
-"""How many groups a fluid trainer generates: its devices change over on their own, at no cost.
+"""Decides how many groups a trainer of independent devices generates.
 
-No guard and no probe: help costs no switch, and what a device generates it does not wait for.
+Each device changes over on its own, at no cost, so help needs no guard and no probe.
 """
 
 import math
@@ -9,7 +9,7 @@ from services.scheduler.core.tag.makespan import TagInputs, best_groups
 
 
 def share(tag_inputs: TagInputs, *, one_step: bool) -> int:
-    """Groups of the batch that opens. Nothing learned yet: in proportion to the devices."""
+    """Groups of the batch that opens; in proportion to the devices if nothing is learned yet."""
     queues = len(tag_inputs.rollout)
     if not tag_inputs.rollout:
         return tag_inputs.groups
@@ -19,11 +19,11 @@ def share(tag_inputs: TagInputs, *, one_step: bool) -> int:
 
 
 def _twice_the_balance(tag_inputs: TagInputs) -> int:
-    """With one-step asynchrony.
+    """Twice the balanced share, for one-step asynchrony.
 
-    Balanced, P - k groups take the rollout devices as long as k groups and all training take the
-    trainer's. Help finds something unissued in every second batch only, so it may be twice as much;
-    more, and rollout would get a whole batch ahead and wait.
+    In balance, P - k groups take the rollout devices as long as k groups and all training take the
+    trainer's. Help finds unissued work only in every second batch, so it may be twice as much; with
+    more, rollout would get a whole batch ahead and wait.
     """
     fragments, groups = tag_inputs.fragments_per_group, tag_inputs.groups
     generate = fragments / sum(1 / seconds for seconds in tag_inputs.rollout)

@@ -1,4 +1,4 @@
-"""What a batch takes if the trainer generates some of its groups: a model in waves of fragments.
+"""Models how long a batch takes if the trainer generates some of its groups.
 
     rollout  |frag|frag|frag|frag|frag|frag| ...      the first P - k groups, group by group
     trainer  |switch|frag|frag|frag|train|train|train| ... |train|commit|
@@ -10,7 +10,7 @@ switch again. So either it never idles, and has the least possible work; or its 
 without a pause begins when a group becomes ready, and neither that group nor any that it trains
 after it could be ready sooner.
 
-With single-fragment groups, one rollout slot and one trainer slot this is the C(k) of the cost
+With single-fragment groups, one rollout queue and one trainer queue this is the C(k) of the cost
 model, max(s + k h + P τ, g + ρ + (P - k) τ, (P - k) g + ρ + τ) plus the commit, except that C(k)
 lets the helper's own groups be trained without waiting ρ for their rewards: where little else is
 ready at the end of the block, this model is up to ρ longer.
@@ -23,26 +23,26 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TagInputs:
-    """A batch to be planned. Durations in seconds."""
+    """Describes a batch to be planned."""
 
     groups: int
-    """P."""
+    """Groups of the batch: P."""
     fragments_per_group: int
-    """F."""
+    """Fragments of a group: F."""
     rollout: tuple[float, ...]
-    """Per fragment, of every rollout slot; slots may be unequal."""
+    """Seconds per fragment of every rollout queue; they may differ."""
     trainer_queues: int
     """Fragments that the trainer's devices generate at the same time; 0: they cannot."""
     help: float
     """Seconds per fragment on one of the trainer's queues."""
     train: float
-    """Per group."""
+    """Seconds to train a group."""
     switch: float
-    """To generation and back, together; paid before the block."""
+    """Seconds to switch to generation and back, paid before the block."""
     ready: float
-    """From a group's last fragment until it can be trained: scoring and hand-over."""
+    """Seconds from a group's last fragment until it can be trained: scoring and hand-over."""
     commit: float
-    """From the last group's training to the batch's end."""
+    """Seconds from the last group's training to the commit."""
 
 
 def makespan(tag_inputs: TagInputs, k: int) -> float:
@@ -76,7 +76,7 @@ def best_groups(tag_inputs: TagInputs) -> int:
 
 
 def _ready_by_rollout(tag_inputs: TagInputs, num_groups: int) -> list[float]:
-    """When each of the first groups is trainable, in order.
+    """When each of the first groups can be trained, in order.
 
     List scheduling by earliest completion: a slow slot gets no fragment that a fast one would
     finish sooner. Fragments are thus finished in the order of issue, and a group with its last.
@@ -95,7 +95,7 @@ def _ready_by_rollout(tag_inputs: TagInputs, num_groups: int) -> list[float]:
 
 
 def _generating(tag_inputs: TagInputs, num_groups: int) -> float:
-    """When the trainer's queues have generated so many groups."""
+    """When the trainer's queues have generated this many groups."""
     if not num_groups:
         return 0.0
     if not tag_inputs.trainer_queues:
@@ -105,7 +105,7 @@ def _generating(tag_inputs: TagInputs, num_groups: int) -> float:
 
 
 def _trained(tag_inputs: TagInputs, ready_by_rollout: list[float], k: int) -> float:
-    """The trainer trains in order of readiness once its block is done; seconds to the commit."""
+    """Seconds to the commit: once its block is done, the trainer trains in order of readiness."""
     helped = [_generating(tag_inputs, group + 1) + tag_inputs.ready for group in range(k)]
     now = _generating(tag_inputs, k)
     for ready in sorted(ready_by_rollout + helped):
