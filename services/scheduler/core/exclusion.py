@@ -27,7 +27,7 @@ NOBODY_S = 60.0
 
 
 def fragment_deadline(plan: Plan, state: State, worker: WorkerState, num_samples: int) -> float:
-    """How long the device may take for a fragment of ``num_samples``."""
+    """Seconds that the device may take for a fragment of ``num_samples``."""
     fixed = plan.schedule.slot_deadline_s
     if fixed != "auto":
         return fixed
@@ -38,7 +38,7 @@ def fragment_deadline(plan: Plan, state: State, worker: WorkerState, num_samples
 
 
 def gradient_deadline(plan: Plan, state: State, worker: WorkerState) -> float:
-    """How long the device may take for the gradient of a group."""
+    """Seconds that the device may take for the gradient of a group."""
     fixed = plan.schedule.slot_deadline_s
     if fixed != "auto":
         return fixed

@@ -40,7 +40,7 @@ class ReadyGroup:
 
 
 def send_groups(plan: Plan, state: State, now: float) -> Sent:
-    """Every whole group to whoever is to train it; some may wait."""
+    """Send every whole group to whoever is to train it; some may wait."""
     if plan.schedule.mode == "colocated":
         return _send_to_owners(plan, state, now)
     devices = gradient_devices(plan, state)

@@ -1,11 +1,11 @@
 """TAG: decides when the trainer's device generates, and when it returns.
 
 For each batch the controller decides, from learned costs, how many groups the trainer may generate
-at most. Within that, the device is lent while the trainer has nothing to train and the wait is worth
-the switch, and called back as soon as a group is ready: ready training always goes first. A trainer
-of independent devices, each with all weights, is lent for its whole share at once: each device
-generates what it was given and then trains, on its own. What the device is to do is stated under a
-loan number that only grows, so commands may arrive twice, late or out of order.
+at most. Within that, the device is lent while the trainer has nothing to train and the wait is
+worth the switch, and called back as soon as a group is ready: ready training always goes first. A
+trainer of independent devices, each with all weights, is lent for its whole share at once: each
+device generates what it was given and then trains, on its own. What the device is to do is stated
+under a loan number that only grows, so commands may arrive twice, late or out of order.
 """
 
 from dataclasses import replace
@@ -44,7 +44,7 @@ def open_loans(plan: Plan, state: State, now: float) -> State:
         return state
     seen = tag_inputs(plan, state, trainer)
     met = tag_inputs(plan, replace(state, costs=state.costs.as_measured()), trainer)
-    tag = _with_last_measured(plan, tag, batch, met)
+    tag = _close_record(plan, tag, batch, met)
     controller, decision = decide(tag.controller, seen)
     if trainer.independent_devices and tag.controller.mode == "auto":
         groups = independent.share(seen, one_step=plan.schedule.staleness_limit > 0)
@@ -86,9 +86,7 @@ def refine(plan: Plan, state: State, batch: int, groups: int) -> State:
     )
 
 
-def _with_last_measured(
-    plan: Plan, tag: LoanState, batch: BatchState, seen: TagInputs
-) -> LoanState:
+def _close_record(plan: Plan, tag: LoanState, batch: BatchState, seen: TagInputs) -> LoanState:
     """Close the record of the batch before, whose version is out and whose costs are learned."""
     last = tag.history[-1] if tag.history else None
     if last is None or last.batch != batch.index - 1:
@@ -159,8 +157,8 @@ def lend_or_return(plan: Plan, state: State, now: float) -> tuple[State, list[Se
     wanted: DeviceMode = "generate" if _should_lend(plan, state, trainer, now) else "train"
     if wanted == tag.mode == "train":
         if trainer.independent_devices or plan.schedule.mode == "colocated":
-            return state, []  # it has nothing in hand
-        return _released_to_others(plan, state, trainer, now)
+            return state, []  # it has no unfinished work
+        return _hand_over_to_rollout(plan, state, trainer, now)
     if wanted == tag.mode and now < tag.lent_until - RENEW_PART * plan.loan_seconds:
         return state, []
     return _set_device(plan, state, trainer, wanted, now, keep=True)

@@ -43,8 +43,8 @@ class Plan:
     max_losses: int = 5
     """A fragment that lost this many workers fails the run: it may be what kills them."""
     max_returns: int = 16
-    """A device with one slot that has given back so many fragments of the newest version, one after
-    another, is asked no more until there is another version."""
+    """A device that returns this many fragments of the newest version in a row, per queue, is
+    excluded until there is another version."""
     queue_depth: int = 2
     """Fragments per queue of a device: one in work and one waiting, so that it never waits for a
     message."""

@@ -65,7 +65,7 @@ def unissued_samples(plan: Plan, batch: BatchState, limit: int) -> int:
 
 
 def full_size(plan: Plan, num_queues: int) -> int:
-    """Samples per fragment while there is plenty: a divisor of the group."""
+    """Samples per fragment while there is plenty: a divisor of the group size."""
     if plan.schedule.fixed_fragment is not None:
         return plan.schedule.fixed_fragment
     share = plan.num_groups * plan.group_size // (FRAGMENTS_PER_DEVICE * max(1, num_queues))
@@ -76,8 +76,10 @@ def full_size(plan: Plan, num_queues: int) -> int:
 
 
 def next_size(plan: Plan, full: int, samples: int, num_queues: int) -> int:
-    """Smaller towards the end of a batch: half a fair share of what is left. Not where the next
-    batch follows at once: there is no tail, and small fragments cost more per sample."""
+    """Samples of the next fragment: towards the end of a batch, half a fair share of what is left.
+
+    If the next batch follows at once there is no tail, and small fragments cost more per sample.
+    """
     if plan.schedule.fixed_fragment is not None or plan.early_groups:
         return full
     share = math.ceil(samples / (2 * max(1, num_queues)))
