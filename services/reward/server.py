@@ -31,7 +31,7 @@ from shared.process.service import Health, probes
 
 MAX_BODY = 256 << 20
 """Bytes."""
-BODIES = Bodies(content_types=(MSGPACK, JSON), most=None)
+BODIES = Bodies(content_types=(MSGPACK, JSON), max_bytes=None)
 """They are read as they come, up to that size."""
 
 log = structlog.get_logger()

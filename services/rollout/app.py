@@ -1,7 +1,7 @@
-"""The rollout worker: generates the fragments that it is given, stores and reports the result.
+"""The rollout worker: generates the fragments that it is given, stores and reports the results.
 
-Stateless: whatever it holds can be made anew, and the scheduler gives to another worker what this
-one leaves undone. Weights are staged beside generation and put in use between two fragments; a
+It is stateless: whatever it holds can be made anew, and the scheduler gives to another worker what
+this one leaves undone. Weights are staged beside generation and put in use between two fragments; a
 fragment of a version that is superseded before it is begun goes back. A group whose gradient is
 asked for (`services.rollout.gradients`) goes before the fragments that wait, as soon as its tensors
 are here.

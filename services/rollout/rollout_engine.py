@@ -1,4 +1,4 @@
-"""A rollout worker's device: the whole model in memory, to generate with, and to train if asked."""
+"""Generates on a rollout worker's device, and computes gradients if asked."""
 
 import asyncio
 from collections.abc import Callable
@@ -42,7 +42,8 @@ class RolloutEngine(LocalGenerator):
         return StagedWeights(self._generator, adapter)
 
     async def gradient(self, group: GroupData) -> GroupGradient:
-        """Of one whole group, at the weights in use; only if the recipe has this device train.
+        """Compute the gradient of one whole group, at the weights in use; only if the recipe lets
+        this device train.
 
         Raises:
             ContractError: if the fragments do not make up a group of this run.

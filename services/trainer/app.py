@@ -73,10 +73,10 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True)
 class ParentVersion:
-    """The version that a batch is trained from."""
+    """Version that a batch is trained from."""
 
     admissible: Admissible
-    """That version, and the one before it if that may have generated what is trained."""
+    """Versions that may have generated what is trained: this one, and perhaps the one before."""
     committed: asyncio.Future[CommitRecord]
     """Done when it is announced; raises CommitConflict if another trainer has made that version."""
 

@@ -1,1 +1,1 @@
-"""What services ask of a device, how a group is cut for several, and how a device is lent."""
+"""States what services ask of a device, how a group is sliced for several, how one is lent."""

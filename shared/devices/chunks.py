@@ -1,4 +1,4 @@
-"""Time-step parallelism (TSP): how many samples and denoising steps share one pass.
+"""Time-step parallelism (TSP): decides how many samples and denoising steps share one pass.
 
 A chunk of S samples x K steps goes through the network as S K rows in one forward and backward
 pass. Every row's loss is divided by the one denominator of the batch, so the chunk changes the
@@ -15,13 +15,14 @@ from typing import Literal
 from shared.recipe.recipe import Recipe
 
 TRIALS = 2
-"""Groups per candidate; the fastest counts, because the first pass of a shape warms things up."""
+"""Groups per candidate; the fastest counts, because the first pass of a shape warms up."""
 WORTHWHILE = 1.02
-"""A larger chunk has to be this much faster: it takes memory that others on the device can use."""
+"""How much faster a larger chunk has to be: it takes memory that others on the device can use."""
 MEMORY_SHARE = 0.8
-"""Of the device: what is measured leaves out what the allocator cannot use, and work spaces."""
+"""Share of the device's memory that a pass may take: what is measured leaves out workspaces, and
+what the allocator cannot use."""
 PATIENCE = 2
-"""So many candidates in a row that are not faster end the search."""
+"""Number of candidates in a row that are not faster and so end the search."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,13 +38,13 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measurement:
-    """Of one group, or a part that all have, that was trained in such chunks."""
+    """Measures the training, in such chunks, of one group or of a slice of the usual size."""
 
     chunk: Chunk
     seconds: float
     peak_bytes: int
     resident_bytes: int = 0
-    """Of the peak, what was there before the pass and does not grow with its rows."""
+    """Part of the peak that was there before the pass, and does not grow with its rows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +56,7 @@ class Tuner:
     """
 
     candidates: tuple[Chunk, ...]
-    """By rows, ascending."""
+    """Sorted by their number of rows, ascending."""
     budget_bytes: float
     measured: tuple[Measurement, ...] = ()
 
@@ -66,18 +67,18 @@ class Tuner:
 
     @property
     def chunk(self) -> Chunk:
-        """For the next group."""
+        """The chunk to train the next group in."""
         return self._next() or self._best()
 
     def observe(self, measurement: Measurement) -> "Tuner":
-        """The next state. A measurement that was not asked for changes nothing."""
+        """Return the next state. A measurement that was not asked for changes nothing."""
         if self.settled or measurement.chunk != self.chunk:
             return self
         return replace(self, measured=(*self.measured, measurement))
 
     def without(self, chunk: Chunk) -> "Tuner":
-        """The next state if a chunk did not fit: it and larger ones are tried no more. The same if
-        there is none that is smaller."""
+        """Return the next state if a chunk did not fit: it and larger ones are tried no more. The
+        state stays the same if none is smaller."""
         smaller = tuple(each for each in self.candidates if each.rows < chunk.rows)
         if not smaller:
             return self
@@ -85,7 +86,7 @@ class Tuner:
         return replace(self, candidates=smaller, measured=measured)
 
     def _next(self) -> Chunk | None:
-        """The candidate to measure, if the search goes on."""
+        """Return the candidate to measure, if the search goes on."""
         if not self.measured:
             return self.candidates[0]
         position = len(self.measured) // TRIALS
@@ -101,7 +102,7 @@ class Tuner:
         return last.resident_bytes + growth * chunk.rows / last.chunk.rows <= self.budget_bytes
 
     def _best(self) -> Chunk:
-        """The fastest that was measured within the budget, larger ones if it is worth it."""
+        """Return the fastest measured within the budget; a larger one only if it is worth it."""
         too_large = {m.chunk for m in self.measured if m.peak_bytes > self.budget_bytes}
         seconds: dict[Chunk, float] = {}
         for m in self.measured:  # all groups of a run have the same number of rows
@@ -114,10 +115,10 @@ class Tuner:
 
 
 def make_tuner(recipe: Recipe, device_bytes: float, num_samples: int | None = None) -> Tuner:
-    """For the chunks of a recipe, on a device with so much memory that trains ``num_samples`` of a
-    group at a time, by default all of them.
+    """Return the tuner of a recipe's chunks, on a device with so much memory that trains
+    ``num_samples`` of a group at a time, by default all of them.
 
-    What the recipe fixes stays fixed. In reproducible mode nothing is measured: sums of floats
+    What the recipe fixes stays fixed. In deterministic mode nothing is measured: sums of floats
     depend on how rows are cut, so "auto" is then a whole group with its whole window.
     """
     table, window = recipe.trainer, recipe.sampling.window
@@ -136,7 +137,7 @@ def make_tuner(recipe: Recipe, device_bytes: float, num_samples: int | None = No
 
 
 def _ladder(given: int | Literal["auto"], whole: int, *, only_last: bool) -> list[int]:
-    """What is given, or ``whole`` in 1, 2, 4, ... parts as even as can be; ascending."""
+    """Return the given size, or ``whole`` in 1, 2, 4, ... parts as even as can be; ascending."""
     if given != "auto":
         return [given]
     if only_last:

@@ -1,8 +1,8 @@
-"""A trainer's device on loan to generation (TAG): what it was last told, and for how long.
+"""Lends a trainer's device to generation (TAG): what it was last told, and for how long.
 
-The scheduler does not ask and wait; it states what a device is to do, under a loan number
-that only grows. The device's agent follows the highest number it has seen, so that a command may
-be lost, repeated or overtaken. A loan ends by a deadline on the device's own clock as well: a
+The scheduler does not ask and wait; it states what a device is to do, under a loan number that
+only grows. The device's agent follows the highest number it has seen, so that a command may be
+lost, repeated or overtaken. A loan ends by a deadline on the device's own clock as well: a
 scheduler that has died cannot keep a device from training.
 
     train --- generate, higher number ---> generate
@@ -28,7 +28,7 @@ class Command(Protocol):
 
     @property
     def loan_number(self) -> int:
-        """Which command of this device; counted from 1."""
+        """Number of this command to the device, from 1."""
 
     @property
     def mode(self) -> Mode: ...
@@ -39,22 +39,22 @@ class Command(Protocol):
 
     @property
     def keep(self) -> bool:
-        """Of training: whether unfinished fragments are kept for the next loan, or dropped."""
+        """Whether a device that trains keeps unfinished fragments for the next loan."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loan:
-    """What a device does, and by which command. A fresh one trains, and has seen no command."""
+    """Says what a device does, and by which command. A fresh one trains, and has seen none."""
 
     loan_number: int = 0
-    """Of the last command that was followed."""
+    """Number of the last command that was followed."""
     mode: Mode = "train"
     deadline: float | None = None
     """When generation ends by itself, in seconds of the device's own monotonic clock."""
     keep: bool = True
     """Whether unfinished fragments are kept for the next loan while the device trains."""
     expired: bool = False
-    """It trains because the deadline has passed, not because it was told to."""
+    """Whether it trains because the deadline has passed, not because it was told to."""
 
 
 def apply(loan: Loan, command: Command, now: float) -> Loan:
@@ -70,7 +70,7 @@ def apply(loan: Loan, command: Command, now: float) -> Loan:
 
 
 def tick(loan: Loan, now: float) -> Loan:
-    """Past its deadline a device trains."""
+    """Return the loan as it is now: past its deadline a device trains."""
     if loan.mode == "train" or may_generate(loan, now):
         return loan
     return replace(loan, mode="train", deadline=None, expired=True)
@@ -95,13 +95,13 @@ class DeviceUse:
 
     @property
     def seconds(self) -> Mapping[Use, float]:
-        """Of every use that has ended."""
+        """Seconds of each use, as far as it has ended."""
         with self._lock:
             return dict(self._seconds)
 
     @contextmanager
     def use(self, use: Use) -> Iterator[None]:
-        """Raises RuntimeError if the device is in use, whatever for."""
+        """Use the device; raises RuntimeError if it is in use already, whatever for."""
         with self._lock:
             if self._current is not None:
                 raise RuntimeError(f"{use} on a device that is in use for {self._current}")

@@ -1,8 +1,8 @@
-"""What the services need of a device, whatever it is: a GPU, a CPU, or an emulated one.
+"""States what the services need of a device, whatever it is: a GPU, a CPU, or an emulated one.
 
 Calls that keep the device busy are coroutines, so that the service goes on talking meanwhile; on
-one device they are made one at a time. Real ones are in `shared.diffusion` and `services.trainer`;
-the emulated cluster holds a device for the time that a cost profile says.
+one device they are made one at a time. Real devices are in `shared.diffusion` and
+`services.trainer`; an emulated one is busy for the time that a cost profile says.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,13 +18,13 @@ class Generated:
     trajectory: bytes
     media: bytes
     weights_digest: str
-    """Of the parameters that the samples were made with."""
+    """Digest of the parameters that the samples were made with."""
     seconds: float
-    """That the device was busy: the denoising steps and the decoding, without any pause."""
+    """Seconds that the device was busy: denoising steps and decoding, without any pause."""
 
 
 class Generation(Protocol):
-    """A fragment on its way, one denoising step at a time."""
+    """A fragment that is generated, one denoising step at a time."""
 
     @property
     def task(self) -> GenerateFragment: ...
@@ -35,10 +35,10 @@ class Generation(Protocol):
 
     @property
     def seconds(self) -> float:
-        """That the device was busy with it."""
+        """Seconds that the device was busy with it."""
 
     async def advance(self) -> None:
-        """Take one denoising step; the device has done it when this returns.
+        """Take one denoising step; the device has finished it when this returns.
 
         Raises:
             IntegrityError: if other weights are in use than those that the fragment began with.
@@ -50,13 +50,13 @@ class Generation(Protocol):
 
 class GeneratingDevice(Protocol):
     def weights_digest(self) -> str:
-        """Of the weights in use."""
+        """Return the digest of the weights in use."""
 
     async def begin(self, task: GenerateFragment) -> Generation:
-        """The fragment as noise; no denoising step is taken yet."""
+        """Return the fragment as noise; no denoising step is taken yet."""
 
     async def conditions(self, prompt: str) -> bytes:
-        """What the network is told about ``prompt``; may be called beside other work."""
+        """Return the conditioning of ``prompt``; may be called beside other work."""
 
 
 class Staged(Protocol):
@@ -71,10 +71,10 @@ class Staged(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupData:
-    """A whole group as it is stored."""
+    """The stored data of a group."""
 
     trajectories: tuple[bytes, ...]
-    """Of its fragments, in the order of their samples."""
+    """Trajectories of its fragments, in the order of their samples."""
     conditions: bytes
     advantages: tuple[float, ...]
     """One per sample."""
@@ -85,7 +85,7 @@ class GroupData:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupGradient:
     gradient: bytes
-    """Of the adapter's parameters, float32 at least, with the batch's denominator."""
+    """Gradient of the trained parameters, float32 at least, with the batch's denominator."""
     tally: Mapping[str, float]
 
 
@@ -99,7 +99,7 @@ class RolloutDevice(GeneratingDevice, Protocol):
         """
 
     async def gradient(self, group: GroupData) -> GroupGradient:
-        """Of one whole group, at the weights in use.
+        """Compute the gradient of one whole group, at the weights in use.
 
         Raises:
             ContractError: if the fragments do not make up a group of this run.
@@ -108,6 +108,8 @@ class RolloutDevice(GeneratingDevice, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class WeightsBlob:
+    """The trained weights and the optimizer's state, packed for the store."""
+
     digest: str
     adapter: bytes
     checkpoint: bytes
@@ -117,7 +119,7 @@ class TrainingDevice(Protocol):
     """One of a trainer's devices, with all weights."""
 
     async def accumulate(self, group: GroupData, group_slice: GroupSlice) -> None:
-        """Add the gradient of this piece of a group to what this device has added up.
+        """Add the gradient of this slice of a group to what this device has added up.
 
         Raises:
             ContractError: if the fragments do not make up a group of this run.
@@ -150,7 +152,7 @@ class Training(Protocol):
 
     async def step(self, batch: int, scale: float = 1.0) -> dict[str, float]:
         """Sum what all devices have added up, multiplied by ``scale``, take the optimizer step of
-        the batch, and give every device the new weights. Returns its metrics; a gradient that is
+        the batch, and give every device the new weights. Return its metrics; a gradient that is
         not finite takes no step.
 
         Raises:
@@ -159,4 +161,4 @@ class Training(Protocol):
         """
 
     async def weights(self) -> WeightsBlob:
-        """The adapter and the optimizer as they stand."""
+        """Return the adapter and the optimizer as they stand."""

@@ -1,16 +1,16 @@
-"""In what pieces the devices of a trainer take a group: each the next one, whoever is free.
+"""Slices a group for the devices of a trainer: whoever is free takes the next slice.
 
-With one device, whole groups. With several, a few samples at a time while there is plenty; of a
-batch's last groups single samples, and only some of their trained steps at a time, because then
-every device waits for the last piece.
+One device takes whole groups. Several take a few samples at a time while there is plenty; of a
+batch's last groups they take single samples, and only some of their trained steps at a time,
+because then every device waits for the last slice.
 """
 
 from dataclasses import dataclass
 
 LAST_GROUPS = 2
-"""Of a batch, that are cut fine."""
+"""Number of a batch's last groups, which are sliced finely."""
 FINE_PARTS = 3
-"""Of a sample's trained steps."""
+"""Number of parts that the trained steps of a sample are then divided into."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,7 @@ class GroupSlice:
     num_parts: int = 1
 
     def steps(self, trained_steps: int) -> range:
-        """Of the window, which."""
+        """Return the indices of this part's steps among the trained ones."""
         ends = [trained_steps * part // self.num_parts for part in (self.part, self.part + 1)]
         return range(*ends)
 
@@ -30,7 +30,7 @@ class GroupSlice:
 def slice_group(
     group_size: int, num_devices: int, trained_steps: int, *, is_last: bool
 ) -> list[GroupSlice]:
-    """Every (sample, step) of a group once."""
+    """Return slices that hold every (sample, step) of a group once."""
     if num_devices > 1 and is_last:
         return [
             GroupSlice(range(sample, sample + 1), part, num_parts)
@@ -46,5 +46,5 @@ def slice_group(
 
 
 def slice_size(group_size: int, num_devices: int) -> int:
-    """Samples of a piece, while there is plenty."""
+    """Return the number of samples of a slice, while there is plenty."""
     return max(1, group_size // num_devices)

@@ -1,1 +1,1 @@
-"""What every service process is made of: settings, health, HTTP, and a worker's life."""
+"""Makes a service process: settings, health, HTTP, and a worker's life."""

@@ -1,4 +1,4 @@
-"""The page `/docs` of an HTTP side, from files that are installed: it needs no other host."""
+"""Serves the page `/docs` of an HTTP API from installed files: it needs no other host."""
 
 from importlib.resources import files
 from pathlib import Path
@@ -12,7 +12,7 @@ ASSETS = {
     "swagger-ui.css": "text/css",
     "favicon.png": "image/png",
 }
-"""What the page loads, from the package fastapi-offline: Swagger UI."""
+"""Files of Swagger UI that the page loads, from the package fastapi-offline."""
 
 
 def add_docs(app: FastAPI) -> None:

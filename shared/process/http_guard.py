@@ -1,4 +1,4 @@
-"""What every HTTP side of a service refuses before its routes are asked.
+"""Refuses requests before the routes of a service are asked.
 
 A page in the browser of somebody who can reach a service must neither read it nor act on it:
 
@@ -26,7 +26,7 @@ from shared.process.http_problems import problem
 
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 SAME_SITE = frozenset({"same-origin", "none"})
-"""Values of Sec-Fetch-Site: of a page of ours, and of what a person typed."""
+"""Values of Sec-Fetch-Site that a page of ours sends, and that typed addresses send."""
 HOST = re.compile(r"(?P<name>\[[0-9a-f:.]+\]|[a-z0-9._-]+)(:\d{1,5})?", re.ASCII)
 
 
@@ -38,11 +38,11 @@ class Refused(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Bodies:
-    """What may be sent to a service."""
+    """Limits what may be sent to a service."""
 
     content_types: tuple[str, ...] = ("application/json",)
-    most: int | None = 64 << 10
-    """Bytes. None: the application reads its bodies itself, and has a limit of its own."""
+    max_bytes: int | None = 64 << 10
+    """Largest body; None if the application reads its bodies itself, with a limit of its own."""
     seconds: float = 10.0
 
 
@@ -51,11 +51,11 @@ BODIES = Bodies()
 
 @dataclass(frozen=True, slots=True)
 class Guard:
-    """An ASGI application around another one."""
+    """An ASGI application that guards another one."""
 
     app: ASGIApp
     names: frozenset[str]
-    """By which the service may be asked, in lower case; `*.name` is every name below."""
+    """Names that the service may be asked by, in lower case; `*.name` is every name below."""
     bodies: Bodies = BODIES
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -72,24 +72,25 @@ class Guard:
         await self.app(scope, receive if body is None else _replayed(body, receive), send)
 
     async def _admit(self, method: str, headers: Headers, receive: Receive) -> bytes | None:
-        """The request's body, if it was read. Raises Refused."""
+        """Return the request's body, if it was read. Raises Refused."""
         check_host(headers.getlist("host"), self.names)
         if method not in SAFE_METHODS:
             check_origin(headers)
             check_content_type(headers, self.bodies.content_types)
-        if self.bodies.most is None or not has_body(headers):
+        if self.bodies.max_bytes is None or not has_body(headers):
             return None
-        check_length(headers, self.bodies.most)
+        check_length(headers, self.bodies.max_bytes)
         try:
             async with asyncio.timeout(self.bodies.seconds):
-                return await _read(receive, self.bodies.most)
+                return await _read(receive, self.bodies.max_bytes)
         except TimeoutError:
             late = f"{self.bodies.seconds:g} s"
             raise Refused(408, f"the body was not here after {late}; send it again") from None
 
 
 def own_names(bound_to: str, allowed: Iterable[str] = ()) -> frozenset[str]:
-    """Names of a service that listens on ``bound_to``: of this machine, and what is allowed."""
+    """Return the names of a service that listens on ``bound_to``: this machine's, and the allowed
+    ones."""
     machine = socket.gethostname()
     names = {"localhost", bound_to, machine, machine.split(".")[0], *allowed}
     return frozenset(name.lower() for name in names if name)
@@ -128,35 +129,35 @@ def check_content_type(headers: Headers, allowed: Collection[str]) -> None:
         raise Refused(415, f"content-type: send {' or '.join(allowed)}, not {given or 'nothing'}")
 
 
-def check_length(headers: Headers, most: int) -> None:
+def check_length(headers: Headers, max_bytes: int) -> None:
     length = headers.get("content-length", "0")
-    if not (length.isascii() and length.isdigit()) or int(length) > most:
-        raise _too_long(most)
+    if not (length.isascii() and length.isdigit()) or int(length) > max_bytes:
+        raise _too_long(max_bytes)
 
 
 def has_body(headers: Headers) -> bool:
     return "transfer-encoding" in headers or headers.get("content-length", "0") != "0"
 
 
-async def _read(receive: Receive, most: int) -> bytes:
+async def _read(receive: Receive, max_bytes: int) -> bytes:
     body, more = bytearray(), True
     while more:
         message = await receive()
         if message["type"] == "http.disconnect":
             raise Refused(400, "the connection was closed before the body was here")
         body += message.get("body", b"")
-        if len(body) > most:
-            raise _too_long(most)
+        if len(body) > max_bytes:
+            raise _too_long(max_bytes)
         more = message.get("more_body", False)
     return bytes(body)
 
 
-def _too_long(most: int) -> Refused:
-    return Refused(413, f"the body has more than {most >> 10} KiB; send less")
+def _too_long(max_bytes: int) -> Refused:
+    return Refused(413, f"the body has more than {max_bytes >> 10} KiB; send less")
 
 
 def _replayed(body: bytes, receive: Receive) -> Receive:
-    """Gives the body that was read, then what comes after it."""
+    """Return a `Receive` that gives the body that was read, then what comes after it."""
     waiting: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def replay() -> Message:

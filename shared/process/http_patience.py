@@ -1,7 +1,7 @@
-"""The HTTP/1.1 of a service: who does not say what he wants is not waited for.
+"""Closes HTTP/1.1 connections whose request does not arrive in time.
 
 uvicorn closes a connection that is idle between two requests, and waits for ever for a request
-that was begun. Here the head of a request has a time in which it must be whole, and a body may
+that was begun. Here the head of a request must be complete within a time limit, and a body may
 not be silent for longer than that.
 """
 
@@ -20,7 +20,7 @@ class PatientH11(H11Protocol):
     patience_s = PATIENCE_S
     _deadline: asyncio.TimerHandle | None = None
     _waits_for: object = None
-    """IDLE: a request, or the rest of its head. SEND_BODY: more of its body."""
+    """IDLE while a request, or the rest of its head, is awaited; SEND_BODY for more of its body."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(cast(asyncio.Transport, transport))
@@ -35,7 +35,7 @@ class PatientH11(H11Protocol):
         self._cancel()
 
     def _wait(self) -> None:
-        """A head has its time from the first byte on, a body from the newest."""
+        """Start the time limit: for a head at its first byte, for a body at its newest."""
         state = self.conn.their_state
         if state is h11.IDLE and self._waits_for is h11.IDLE:
             return

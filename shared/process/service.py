@@ -1,4 +1,4 @@
-"""How a service runs: HTTP for people and probes, and its work, starting and stopping together."""
+"""Runs a service: HTTP for people and probes, and its work, starting and stopping together."""
 
 import asyncio
 import errno
@@ -24,13 +24,13 @@ from shared.process.http_patience import PatientH11
 from shared.process.http_problems import add_problems
 
 GRACE_S = 10
-"""For requests that are under way when the process is asked to end."""
+"""Seconds for requests that are under way when the process is asked to end."""
 
 LAST_S = 18.0
 """After this long a process that was asked to end is gone."""
 
 EXIT_KILLED = 143
-"""What a shell says of a process that SIGTERM has ended."""
+"""Exit status, as a shell gives it, of a process that SIGTERM has ended."""
 
 BACKLOG = 2048
 
@@ -41,7 +41,7 @@ log = structlog.get_logger()
 
 @dataclass(slots=True)
 class Health:
-    """Alive is the process; ready is that it can do its work now."""
+    """Says whether a service can do its work now, or why it cannot."""
 
     ready: bool = False
     reason: str = "starting"
@@ -97,7 +97,7 @@ def probes(health: Health) -> APIRouter:
 
 
 def worker_app(service: str, health: Health) -> FastAPI:
-    """The HTTP side of a service that has probes only."""
+    """Return the HTTP API of a service that has probes only."""
     app = FastAPI(title=f"digenrl {service}", docs_url=None, redoc_url=None)
     app.include_router(probes(health))
     add_problems(app)
@@ -106,12 +106,12 @@ def worker_app(service: str, health: Health) -> FastAPI:
 
 @dataclass(frozen=True, slots=True)
 class Listener:
-    """A port that this process has, from before any work begins; `serve` answers on it."""
+    """A port that this process holds before any work begins; `serve` answers on it."""
 
     socket: socket.socket
     host: str
     url: str
-    """Where others reach it: a server on all interfaces names its host."""
+    """Address that others reach it by: a server on all interfaces names its host."""
 
 
 def listen(host: str, port: int) -> Listener:

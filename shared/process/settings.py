@@ -1,4 +1,4 @@
-"""Where a service finds the others: command line over environment over secret files.
+"""Settings that say where a service finds the others: command line over environment over secrets.
 
 DIGENRL_NATS_URL=nats://user:password@host:4222
 DIGENRL_SECRETS_DIR=/run/secrets        # one file per setting, named digenrl_<setting>
@@ -24,7 +24,7 @@ log = structlog.get_logger()
 
 
 def _names(given: str | tuple[str, ...]) -> tuple[str, ...]:
-    """``a,b`` of a variable as names."""
+    """Split ``a,b`` of a variable into names."""
     return tuple(given.replace(",", " ").split()) if isinstance(given, str) else given
 
 
@@ -61,12 +61,12 @@ class Endpoints(BaseSettings):
 
     @property
     def store_place(self) -> str:
-        """Where the store is, for a log."""
+        """Address of the store, for a log."""
         place = public(self.store_url)
         return f"{place} at {public(self.s3_endpoint)}" if self.s3_endpoint else place
 
     def say_store(self) -> None:
-        """A store that nobody has chosen is named: other hosts do not see its folder."""
+        """Log the store if nobody has chosen it: other hosts do not see its folder."""
         if "store_url" not in self.model_fields_set:
             log.warning(
                 "store_by_default",
@@ -76,12 +76,12 @@ class Endpoints(BaseSettings):
 
 
 class HttpSettings(BaseSettings):
-    """Of the HTTP side of a process."""
+    """Settings of a process's HTTP API."""
 
     model_config = CONFIG
 
     allowed_hosts: Annotated[tuple[str, ...], NoDecode, BeforeValidator(_names)] = ()
-    """Names, besides the machine's own, by which its HTTP side may be asked; `*.name` is every name
+    """Names, besides the machine's own, that its HTTP API may be asked by; `*.name` is every name
     below."""
 
 
@@ -90,11 +90,11 @@ class ServiceSettings(Endpoints, HttpSettings):
     worker: Token = Field(default_factory=lambda: _default_worker())
     host: str = "127.0.0.1"
     port: int = Field(default=0, ge=0, le=65535)
-    """Of its HTTP side; 0 takes a free one."""
+    """Port of its HTTP API; 0 takes a free one."""
     stay: bool = False
     """Whether a worker outlives its finished run."""
     memory_gib: float | None = Field(default=None, gt=0)
-    """What this worker may take of its device, where others use it too."""
+    """Memory that this worker may take of its device, where others use it too."""
 
     def connect_bus(self) -> AbstractAsyncContextManager[Bus]:
         return Bus.connect(self.nats_url.get_secret_value(), run=self.run, name=self.worker)
@@ -104,7 +104,7 @@ class ServiceSettings(Endpoints, HttpSettings):
 
 
 def _default_worker() -> str:
-    """Of this process: containers may share the name of their host, and have the same numbers of
-    processes."""
+    """Return a name for this process: containers may share their host's name and have the same
+    process ids."""
     name = "".join(char if char.isalnum() else "-" for char in socket.gethostname()).strip("-")
     return f"{(name or 'worker')[:45]}-{os.getpid()}-{secrets.token_hex(3)}"

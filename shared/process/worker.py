@@ -1,4 +1,4 @@
-"""What every worker does besides its work: say what it is doing, once a second and at changes."""
+"""Reports what a worker is doing, once a second and at changes."""
 
 import asyncio
 import contextlib
@@ -27,12 +27,13 @@ STATUS_S = 1.0
 
 
 def new_address(name: str) -> str:
-    """Of this start of the worker: what was sent to an earlier one never reaches it."""
+    """Return the address of this start of the worker: what was sent to an earlier one never reaches
+    it."""
     return f"{name[:55]}-{uuid.uuid4().hex[:8]}"
 
 
 def host_memory() -> int:
-    """Bytes of main memory."""
+    """Return the bytes of main memory."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
@@ -48,14 +49,14 @@ class Worker:
     address: str = ""
     host: str = field(default_factory=socket.gethostname)
     url: str = ""
-    """Of its probes, once they are served."""
+    """Address of its probes, once they are served."""
     policy_version: int | None = None
     loan: DeviceLoan | None = None
     num_done: int = 0
     busy_seconds: float = 0.0
     seconds: dict[Activity, float] = field(default_factory=dict)
     _refused: str | None = None
-    """Why the scheduler does not let it take part."""
+    """Reason why the scheduler does not let it take part."""
     _activity: Activity = "starting"
     _doing: list[Activity] = field(default_factory=list)
     _since: float = field(default_factory=time.monotonic)
@@ -76,7 +77,7 @@ class Worker:
 
     @contextmanager
     def doing(self, activity: Activity) -> Iterator[None]:
-        """Of several devices each may do something; shown is what began last."""
+        """Count the time of an activity. If there are several, the one that began last is shown."""
         began = time.monotonic()
         self._doing.append(activity)
         self.activity = activity
@@ -88,11 +89,11 @@ class Worker:
             self.busy_seconds += time.monotonic() - began
 
     def report_now(self) -> None:
-        """Something has changed that the scheduler should know at once."""
+        """Report at once, because something has changed that the scheduler should know."""
         self._changed.set()
 
     async def report(self, bus: Bus) -> None:
-        """Tell the scheduler, for ever.
+        """Send the status to the scheduler, for ever.
 
         Raises:
             UserError: if the scheduler does not let this worker take part.
@@ -132,7 +133,7 @@ class Worker:
 
 @dataclass(frozen=True, slots=True)
 class WorkerContext:
-    """What every part of a worker shares: the bus, the store, and the status that it reports."""
+    """Holds what every part of a worker shares: the bus, the store, and the status it reports."""
 
     bus: Bus
     store: ObjectStore

@@ -1,4 +1,4 @@
-"""The process around a worker: probes from the start, the run's recipe, then its work.
+"""Runs a worker as a process: probes from the start, the run's recipe, then its work.
 
 It ends with its run, with status 0, so that its device is free; with ``--stay`` it waits for the
 run to be resumed.
@@ -31,7 +31,7 @@ RETRY_S = 1.0
 READS = {
     "rollout": ("model.folder",), "reward": ("reward.scorers.",), "trainer": ("model.folder",)
 }  # fmt: skip
-"""Keys, or how they begin, of what a service reads on its host."""
+"""Recipe keys, or their beginnings, that name what a service reads on its host."""
 
 WorkerService = Literal["rollout", "reward", "trainer"]
 
@@ -40,7 +40,7 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True)
 class WorkerProcess:
-    """What the work of a worker begins with."""
+    """Holds what the work of a worker begins with."""
 
     service: WorkerService
     settings: ServiceSettings
@@ -102,7 +102,7 @@ async def until_finished(bus: Bus, store: ObjectStore, recipe: Recipe) -> None:
 
 
 async def _steps(store: ObjectStore, run: str) -> int:
-    """As the store has it now: a run that is resumed may have more."""
+    """Return the number of steps in the store's recipe: a run that is resumed may have more."""
     while True:
         try:
             recipe = await read_recipe(store, run)
@@ -115,7 +115,7 @@ async def _steps(store: ObjectStore, run: str) -> int:
 
 @contextmanager
 def one_user_error() -> Iterator[None]:
-    """What a user can mend, if that has ended one of several tasks; anything else as it is."""
+    """Raise the UserError that has ended one of several tasks, alone; anything else as it is."""
     try:
         yield
     except BaseExceptionGroup as group:
@@ -128,7 +128,7 @@ def one_user_error() -> Iterator[None]:
 
 
 def prepare_libraries(recipe: Recipe, *, threads: int) -> None:
-    """Say in the environment what the numerical libraries read there when they are imported."""
+    """Set the environment variables that the numerical libraries read when they are imported."""
     os.environ["OMP_NUM_THREADS"] = str(threads)
     if recipe.model.device == "cpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""

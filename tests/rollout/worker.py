@@ -63,16 +63,16 @@ class FakeDevice:
     """Its weights are objects that hold their digest."""
 
     done: list[str] = field(default_factory=list)
-    """What it has done, in order, and by which version."""
+    """Names what it has done, in order, and by which version."""
     begun: list[str] = field(default_factory=list)
     groups: list[GroupData] = field(default_factory=list)
-    """Whose gradients it was asked for."""
+    """Groups whose gradients it was asked for."""
     free: asyncio.Event = field(default_factory=asyncio.Event)
-    """Until it is set, whatever the device is at takes for ever."""
+    """Set to let the device finish: until then everything takes for ever."""
     fault: DigenRLError | None = None
-    """Of its next gradient."""
+    """Error of its next gradient."""
     staging_fault: DigenRLError | None = None
-    """Of the next weights that are staged."""
+    """Error of the next weights that are staged."""
     tally: dict[str, float] = field(default_factory=lambda: {"num_rows": 4.0})
     digest: str = ""
     _used: asyncio.Lock = field(default_factory=asyncio.Lock)

@@ -22,7 +22,7 @@ class Group:
     advantages: list[float]
 
     def cut(self, sizes: Sequence[int]) -> list[bytes]:
-        """As fragments of these sizes, as they lie in the store."""
+        """Return its fragments, of these sizes, as they are stored."""
         path, ends = self.trajectory, list(accumulate(sizes))
         samples = [slice(end - size, end) for end, size in zip(ends, sizes, strict=True)]
         return [

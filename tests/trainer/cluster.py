@@ -77,7 +77,7 @@ class Cluster:
             device.free.set()
 
     async def commit(self, version: int) -> CommitRecord:
-        """Of that version, as soon as it is there."""
+        """Return the commit record of a version as soon as it is there."""
         async with asyncio.timeout(WAIT_S):
             while True:
                 record = await read_commit(self.store, RUN, version)
@@ -86,7 +86,7 @@ class Cluster:
                 await asyncio.sleep(0.01)
 
     async def commit_as_another(self, version: int) -> CommitRecord:
-        """By a trainer that was faster."""
+        """Commit a version as a trainer that was faster."""
         adapter = b"another"
         parent = await self.commit(version - 1)
         record = CommitRecord(

@@ -33,7 +33,7 @@ def recipe() -> Recipe:
 
 @pytest.fixture
 def trainer(nats_url: str, tmp_path: Path, recipe: Recipe) -> Start:
-    """By default of one device, with two groups of four samples per batch and no KL term."""
+    """A trainer, by default of one device, two groups of four samples per batch and no KL term."""
 
     def start(**changes: Any) -> AbstractAsyncContextManager[Cluster]:
         given = {key.replace("__", "."): value for key, value in changes.items()}

@@ -38,7 +38,7 @@ class FakeDevice:
     name: str
     training: "FakeTraining"
     free: asyncio.Event = field(default_factory=asyncio.Event)
-    """Until it is set, whatever the device is at takes for ever."""
+    """Set to let the device finish: until then everything takes for ever."""
     used_for: str | None = None
 
     async def accumulate(self, group: GroupData, group_slice: GroupSlice) -> None:

@@ -1,1 +1,1 @@
-"""One batch: its groups are fetched, trained in order, and measured."""
+"""Fetches the groups of a batch, trains them in order, and measures them."""

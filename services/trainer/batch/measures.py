@@ -1,4 +1,4 @@
-"""What a batch says about itself, from its trained groups: metrics that need no network."""
+"""Computes the metrics of a batch that need no network, from its trained groups."""
 
 from collections.abc import Iterable, Sequence
 
@@ -10,8 +10,11 @@ from shared.run.commits import TrainedGroup
 def batch_metrics(
     batch: int, groups: Sequence[TrainedGroup], advantages: Sequence[float]
 ) -> dict[str, float]:
-    """``advantages``: of all samples, as they count in the gradient. Rewards and scores are of
-    those that could be scored; 0 if none could."""
+    """Return the metrics of rewards, advantages and staleness.
+
+    ``advantages``: those of all samples, as they count in the gradient. Means of rewards and scores
+    are over the samples that could be scored; 0 if none could.
+    """
     num_samples = len(advantages)
     rewards = _known(reward for group in groups for reward in group.rewards)
     stale = sum((batch - group.policy_version) * len(group.rewards) for group in groups)

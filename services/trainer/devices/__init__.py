@@ -1,1 +1,1 @@
-"""The trainer's devices: which of them trains, and which is lent to generate."""
+"""Decides which of the trainer's devices trains, and which is lent to generate."""

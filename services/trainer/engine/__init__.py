@@ -1,1 +1,1 @@
-"""The optimizer on real networks: of one process, of replicas, of ranks."""
+"""Trains real networks: in one process, on replicas, on ranks."""

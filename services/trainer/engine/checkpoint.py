@@ -1,5 +1,5 @@
-"""Optimizer, averages and random state as tensors: what a resumed trainer needs to go on to the
-last bit."""
+"""Packs optimizer, averages and random state as tensors: what a trainer needs to resume to the last
+bit."""
 
 from collections.abc import Mapping
 
@@ -17,8 +17,11 @@ AVERAGE = "average"
 def checkpoint_tensors(
     optimizer: AdamW, parameters: Mapping[str, nn.Parameter], averages: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
-    """``<state>/<parameter>`` for each state of each parameter, and the generator's state; whole,
-    however many ranks share them, so that any number of ranks goes on from it."""
+    """Return ``<state>/<parameter>`` for each state of each parameter, and the generator's state.
+
+    The tensors are full, however many ranks share them, so that any number of ranks goes on from
+    them.
+    """
     states = {
         f"{state}/{name}": torch.as_tensor(value)
         for name, parameter in parameters.items()
@@ -37,7 +40,7 @@ def restore_checkpoint(
     averages: Mapping[str, Tensor],
     tensors: Mapping[str, Tensor],
 ) -> None:
-    """Overwrites ``averages``, of as many as the checkpoint has.
+    """Put a checkpoint in use; it overwrites as many of ``averages`` as it has.
 
     Raises:
         IntegrityError: if the checkpoint belongs to other parameters.
@@ -59,6 +62,6 @@ def restore_checkpoint(
 
 
 def averaged(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Of a checkpoint's tensors the averages, by the parameters' names; empty without them."""
+    """Return a checkpoint's averages by the parameters' names; empty if it has none."""
     prefix = f"{AVERAGE}/"
     return {n.removeprefix(prefix): each for n, each in tensors.items() if n.startswith(prefix)}

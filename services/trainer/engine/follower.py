@@ -1,4 +1,4 @@
-"""A rank other than the first: does what the first one asks for, and knows no broker."""
+"""Runs a rank other than the first: it does what the first one asks for, and knows no broker."""
 
 from collections import deque
 from dataclasses import dataclass, field, replace
@@ -19,13 +19,14 @@ from shared.errors import ContractError, OutOfMemory, Untrainable
 from shared.recipe.recipe import Recipe
 
 KEPT_GROUPS = 2
-"""That are cut into pieces: sent once. Both ends forget the older one at the same time."""
+"""Number of sliced groups that a rank keeps, so that each is sent once. Both ends forget the older
+one at the same time."""
 
 log = structlog.get_logger()
 
 
 def follow() -> None:
-    """Until the first rank says that it is over, or is gone."""
+    """Answer the first rank until it says that it is over, or is gone."""
     [link] = join()
     begin = link.receive()
     engine = load_engine(Recipe.model_validate_json(begin.blobs[0]))
@@ -39,7 +40,7 @@ def follow() -> None:
 
 
 def load_engine(recipe: Recipe) -> TrainerEngine:
-    """This rank's network and optimizer: whole, or its share of all ranks'."""
+    """Load this rank's network and optimizer: all of it, or its shard."""
     loaded = load_policy(recipe, {"transformer"}, local_rank())
     num_samples = recipe.batch.group_size // num_ranks()
     if recipe.trainer.sharded:
@@ -107,7 +108,7 @@ class Follower:
         return Message("digest", {"digest": self.engine.weights_digest()})
 
     def _group(self, number: int, message: Message) -> TrainingGroup | None:
-        """None if it was not kept, and is not sent."""
+        """Return the group of this number; None if it was not kept, and is not sent."""
         for known, group in self._groups:
             if known == number:
                 return group
@@ -126,7 +127,7 @@ class Follower:
 
 
 def slice_values(group_slice: GroupSlice) -> list[int]:
-    """For a message; `read_slice` reads it."""
+    """Return a slice as values of a message; `read_slice` reads them."""
     return [
         group_slice.samples.start,
         group_slice.samples.stop,

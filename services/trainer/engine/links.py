@@ -1,4 +1,4 @@
-"""Between the rank that talks to the brokers and each of the others: messages over gloo."""
+"""Exchanges messages over gloo between the first rank and each of the others."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,20 +12,20 @@ import torch.distributed as dist
 from services.trainer.engine.world import local_rank, num_ranks, this_rank
 
 FOR_EVER = timedelta(days=365)
-"""A rank waits for its next order for as long as nothing is ready; that its peer is gone it learns
-from the connection."""
+"""Timeout of a rank that waits for its next message: nothing may be ready for long, and the
+connection tells it if its peer is gone."""
 
 
 @dataclass(frozen=True, slots=True)
 class Message:
     name: str
     values: Mapping[str, Any] = field(default_factory=dict)
-    """What msgpack can tell."""
+    """Values that msgpack can pack."""
     blobs: Sequence[bytes] = ()
 
 
 class Link:
-    """To one other rank. One message at a time: whoever has asked waits for the answer."""
+    """Connects to one other rank. One message at a time: whoever has asked waits for the answer."""
 
     def __init__(self, group: dist.ProcessGroup, peer: int) -> None:
         self._group = group
@@ -62,7 +62,7 @@ class Link:
 
 
 def join() -> list[Link]:
-    """Meet the other ranks. Rank 0 gets a link to each, the others one to rank 0."""
+    """Meet the other ranks. Rank 0 gets a link to each, the others get one to rank 0."""
     on_gpus = torch.cuda.is_available()
     if on_gpus:
         torch.cuda.set_device(local_rank())

@@ -1,6 +1,6 @@
-"""The `Training` of several processes that torchrun has started; this is the first one.
+"""Trains on several processes that torchrun has started; this is the first one.
 
-Replicated, every rank has all weights and takes pieces of groups on its own, and they meet once per
+Replicated, every rank has all weights and takes slices of groups on its own, and they meet once per
 batch, to sum their gradients; then each takes the same optimizer step. Sharded, all ranks together
 are one device: each trains its part of the samples of every group, in passes that are taken at the
 same time.
@@ -32,7 +32,7 @@ from shared.recipe.recipe import Recipe
 
 class RankedTraining(TrainingOnThreads):
     def __init__(self, recipe: Recipe, engine: TrainerEngine, links: Sequence[Link]) -> None:
-        """``engine``: of this rank. ``links``: to the others, which follow."""
+        """``engine``: this rank's. ``links``: one to each of the others, which follow."""
         super().__init__(recipe, engine)
         self._links = links
         self._groups = ParsedGroups(engine.read, CACHED_GROUPS)
@@ -86,7 +86,7 @@ class RankedTraining(TrainingOnThreads):
             link.send(message)
 
     def _check_digests(self) -> None:
-        """Answers to what they were just asked."""
+        """Receive the digests that the others were just asked for."""
         for link in self._links:
             theirs = link.receive().values["digest"]
             if theirs != self._digest:
@@ -95,7 +95,7 @@ class RankedTraining(TrainingOnThreads):
 
 @contextmanager
 def _together() -> Iterator[None]:
-    """Around what all ranks do at once: if this one cannot do it, the others would wait for it
+    """Goes around what all ranks do at once: if this one cannot do it, the others would wait for it
     for ever, so that all of them have to be started again."""
     try:
         yield
@@ -105,11 +105,11 @@ def _together() -> Iterator[None]:
 
 @dataclass(slots=True)
 class FollowingRank:
-    """`shared.devices.protocols.TrainingDevice`: another process."""
+    """Trains slices of groups in another process, as a `TrainingDevice`."""
 
     link: Link
     first: TrainerEngine
-    """Of the first rank, which knows how far the batch is."""
+    """Engine of the first rank, which knows how far the batch is."""
     _known: deque[tuple[int, GroupData]] = field(default_factory=lambda: deque(maxlen=KEPT_GROUPS))
     _asked: tuple[Message, GroupData] = field(init=False)
     _numbers: "itertools.count[int]" = field(default_factory=itertools.count)
@@ -138,7 +138,7 @@ class FollowingRank:
 
     def finish(self) -> None:
         answer = self.link.receive()
-        if answer.name == "unknown":  # it was refused when its first piece came
+        if answer.name == "unknown":  # it was refused when its first slice came
             message, group = self._asked
             self.link.send(replace(message, blobs=_blobs_of(group)))
             answer = self.link.receive()
@@ -150,7 +150,7 @@ class FollowingRank:
             raise OutOfMemory(answer.values["reason"], smaller=answer.values["smaller"])
 
     def _blobs(self, group: GroupData) -> tuple[int, tuple[bytes, ...]]:
-        """Its number there, and its content if it is not there yet."""
+        """Return the group's number there, and its content if it is not there yet."""
         for number, known in self._known:
             if known is group:
                 return number, ()
@@ -165,7 +165,7 @@ def _blobs_of(group: GroupData) -> tuple[bytes, ...]:
 
 @dataclass(frozen=True, slots=True)
 class ShardedRanks:
-    """A `TrainingDevice`: all ranks together, each with a share of the weights."""
+    """Trains on all ranks together, each with a shard of the weights, as one `TrainingDevice`."""
 
     engine: TrainerEngine
     groups: ParsedGroups
@@ -188,7 +188,7 @@ class ShardedRanks:
 
 
 def shares(group_slice: GroupSlice, num_ranks: int) -> list[GroupSlice]:
-    """The same number of samples each, as every pass is taken by all ranks."""
+    """Give each rank the same number of samples, as every pass is taken by all ranks."""
     size, rest = divmod(len(group_slice.samples), num_ranks)
     assert not rest, "the recipe has been checked"
     first = group_slice.samples.start

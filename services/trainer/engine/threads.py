@@ -1,4 +1,4 @@
-"""What every `Training` on real devices does alike: it keeps them busy in threads."""
+"""Keeps real devices busy in threads: what every `Training` on them does alike."""
 
 import asyncio
 from abc import ABC, abstractmethod
@@ -13,9 +13,11 @@ from shared.recipe.recipe import Recipe
 
 
 class RemoteGradientSum:
+    """Adds up gradients of groups that were computed elsewhere, until the optimizer step."""
+
     def __init__(self, recipe: Recipe, engine: TrainerEngine) -> None:
         self._num_rows = recipe.batch.group_size * recipe.sampling.window
-        """Of a group."""
+        """Number of rows of a group."""
         self._engine = engine
         self._total: dict[str, Tensor] = {}
         self._tally = Tally()
@@ -25,7 +27,7 @@ class RemoteGradientSum:
         self._total, self._tally = {}, Tally()
 
     async def add(self, part: GroupGradient) -> None:
-        """Keeps no device: may be called beside everything but `into`.
+        """Add a gradient. Holds no device: may be called beside everything but `into`.
 
         Raises:
             ContractError: if it is not a group's gradient at the weights in use.
@@ -51,7 +53,7 @@ def _add(total: dict[str, Tensor], gradient: dict[str, Tensor]) -> None:
 
 class TrainingOnThreads(ABC):
     def __init__(self, recipe: Recipe, first: TrainerEngine) -> None:
-        """``first``: the engine of the device that has the optimizer state which is committed."""
+        """``first``: the engine of the device whose optimizer state is committed."""
         self._first = first
         self._remote = RemoteGradientSum(recipe, first)
 

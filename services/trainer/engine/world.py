@@ -1,10 +1,10 @@
-"""Which of the trainer's processes this one is, as torchrun says in the environment."""
+"""Tells the trainer's processes apart, as torchrun says in the environment. Imports no torch."""
 
 import os
 
 
 def num_ranks() -> int:
-    """That torchrun has started; 1 without it."""
+    """Return the number of ranks that torchrun has started; 1 without it."""
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
@@ -13,5 +13,5 @@ def this_rank() -> int:
 
 
 def local_rank() -> int:
-    """Among those on this host: which of its GPUs is this process's."""
+    """Return this rank's number on its host, which is the index of its GPU."""
     return int(os.environ.get("LOCAL_RANK", "0"))

@@ -98,7 +98,7 @@ def save(folder: Path, version: int, weights: WeightsBlob) -> None:
 
 
 def exchanges_of_a_batch(engine: TrainerEngine, groups: list[GroupData]) -> list[int]:
-    """Of its passes, and of its step; every rank trains the same."""
+    """Count the exchanges of each pass and of the step; every rank trains the same."""
     counts = []
     engine.begin()
     with Exchanges() as passes:

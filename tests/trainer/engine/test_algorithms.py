@@ -66,7 +66,7 @@ def policy() -> LoadedPolicy:
 
 
 def group(recipe: Recipe, policy: LoadedPolicy, cut: tuple[int, ...] = (SIZE,)) -> GroupData:
-    """As rollout leaves it."""
+    """Return a group as rollout leaves it."""
     generator = Generator(recipe, policy)
     ends = [sum(cut[: place + 1]) for place in range(len(cut))]
     tasks = [

@@ -100,7 +100,7 @@ class Case:
     references: list[list[dict[str, Tensor]]]
 
     def reference(self, stale: set[int]) -> dict[str, Tensor]:
-        """Of the whole batch, these of its groups being stale."""
+        """Return the gradient of the whole batch, of which these groups are stale."""
         parts = [each[number in stale] for number, each in enumerate(self.references)]
         return {name: torch.stack([part[name] for part in parts]).sum(0) for name in parts[0]}
 
@@ -222,7 +222,7 @@ def test_on_policy_the_ratio_is_one_and_both_losses_are_the_same(
 def test_rounding_of_a_fresh_sample_s_log_prob_takes_no_row_s_gradient(
     recipe: Recipe, loaded: LoadedPolicy, name: str
 ) -> None:
-    """As large as in bfloat16, and seven times the clip range."""
+    """The rounding is as large as in bfloat16, and seven times the clip range."""
     changes = {"algorithm.name": name, "algorithm.clip_range": 1e-5}
     noisy = override(recipe, changes)
     exact = make_batch(noisy, loaded=loaded)

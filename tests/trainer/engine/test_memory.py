@@ -25,7 +25,7 @@ def loaded(recipe: Recipe) -> LoadedPolicy:
 
 @pytest.fixture
 def rows(loaded: LoadedPolicy, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
-    """Of the passes that were tried; four fit."""
+    """Numbers of rows of the passes that were tried; four fit."""
     whole, tried = loaded.model.velocity, []
 
     def velocity(x: Tensor, sigma: Tensor, told: Conditions, *, guidance: float) -> Tensor:

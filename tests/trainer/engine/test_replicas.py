@@ -76,11 +76,11 @@ async def split(training: Training, group: GroupData) -> None:
 class Case:
     recipe: Recipe
     policies: tuple[LoadedPolicy, LoadedPolicy, LoadedPolicy]
-    """Of two devices of a trainer, and a rollout device."""
+    """Policies on two devices of a trainer, and on a rollout device."""
     groups: tuple[GroupData, ...]
     """Off-policy; the last is stale."""
     wanted: Stepped
-    """By one device."""
+    """Result of one device."""
 
     async def contribute(self, training: Training, group: GroupData) -> None:
         await training.add(GroupGradients(self.policies[2], self.recipe).compute(group))
