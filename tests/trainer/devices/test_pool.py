@@ -12,7 +12,7 @@ def fine(group: str) -> list[str]:
     return [f"d1 train {group} {sample}.{part}/3" for sample in range(4) for part in range(3)]
 
 
-async def test_lanes_share_the_groups_and_do_not_wait_for_one_another(trainer: Start) -> None:
+async def test_devices_share_the_groups_and_do_not_wait_for_one_another(trainer: Start) -> None:
     async with trainer(trainer__devices=2, batch__groups=3) as run:
         slow, fast = run.training.devices
         await run.send(0, 0)
@@ -28,7 +28,7 @@ async def test_lanes_share_the_groups_and_do_not_wait_for_one_another(trainer: S
         assert {group.group for group in (await run.commit(1)).trained} == {0, 1, 2}
 
 
-async def test_each_lane_generates_what_it_has_unbroken_and_then_trains_whatever_others_do(
+async def test_each_device_generates_what_it_has_unbroken_and_then_trains_whatever_others_do(
     trainer: Start,
 ) -> None:
     async with trainer(trainer__devices=2) as run:

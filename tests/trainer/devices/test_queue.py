@@ -1,4 +1,4 @@
-"""Pieces of groups, and who gets them."""
+"""Slices of groups wait for devices, first in, first out."""
 
 import asyncio
 
@@ -24,22 +24,22 @@ def queued(number: int, size: int, told: list[Outcome]) -> QueuedGroup:
 
 
 @given(sizes=st.lists(st.integers(1, 40), min_size=1, max_size=4), num_devices=st.integers(1, 9))
-def test_every_sample_is_in_one_piece_and_groups_come_first_in_first_out(
+def test_every_sample_is_in_one_slice_and_groups_come_first_in_first_out(
     sizes: list[int], num_devices: int
 ) -> None:
     async def taken() -> list[QueuedSlice]:
-        pieces, told = QueuedSlices(num_devices, 2), list[Outcome]()
+        slices, told = QueuedSlices(num_devices, 2), list[Outcome]()
         for number, size in enumerate(sizes):
-            pieces.put(queued(number, size, told))
+            slices.put(queued(number, size, told))
         found = []
-        while (piece := pieces.take()) is not None:
-            found.append(piece)
+        while (taken_slice := slices.take()) is not None:
+            found.append(taken_slice)
         assert not told
-        for piece in reversed(found):  # done in any order
-            with piece.training():
+        for taken_slice in reversed(found):  # done in any order
+            with taken_slice.training():
                 pass
         assert [outcome.command.group for outcome in told] == [*reversed(range(len(sizes)))]
-        await asyncio.wait_for(pieces.all_taken(), 1)
+        await asyncio.wait_for(slices.all_taken(), 1)
         return found
 
     found = asyncio.run(taken())
@@ -51,24 +51,24 @@ def test_every_sample_is_in_one_piece_and_groups_come_first_in_first_out(
         assert len(found) == len(sizes)
 
 
-async def test_room_is_there_once_the_last_piece_is_taken_or_dropped() -> None:
-    pieces = QueuedSlices(2, 2)
-    pieces.put(queued(0, 4, []))
-    waiting = asyncio.create_task(pieces.all_taken())
-    pieces.take()
+async def test_room_is_there_once_the_last_slice_is_taken_or_dropped() -> None:
+    slices = QueuedSlices(2, 2)
+    slices.put(queued(0, 4, []))
+    waiting = asyncio.create_task(slices.all_taken())
+    slices.take()
     await asyncio.sleep(0)
     assert not waiting.done()
-    pieces.take()
+    slices.take()
     await waiting
-    pieces.put(queued(1, 4, []))
-    waiting = asyncio.create_task(pieces.all_taken())
+    slices.put(queued(1, 4, []))
+    waiting = asyncio.create_task(slices.all_taken())
     await asyncio.sleep(0)
-    pieces.clear()
+    slices.clear()
     await waiting
-    assert pieces.take() is None
+    assert slices.take() is None
 
 
-def test_a_group_of_which_a_piece_is_none_is_told_once_with_its_error() -> None:
+def test_a_group_of_which_a_slice_is_none_is_told_once_with_its_error() -> None:
     told: list[Outcome] = []
     group = queued(0, 2, told)
     group.num_left = 2

@@ -63,13 +63,13 @@ def groups_of(recipe: Recipe) -> list[GroupData]:
 
 
 async def train_batch(training: Training, groups: list[GroupData], batch: int) -> WeightsBlob:
-    """Pieces to the devices in turn, several at a time."""
+    """Train a batch: slices go to the devices in turn, several at a time."""
     training.begin()
     for number, group in enumerate(groups):
         group = replace(group, staleness=min(batch, 1))  # the first weights have generated all
         devices = training.devices
-        pieces = slice_group(4, len(devices), 3, is_last=number == len(groups) - 1)
-        queues = [pieces[index :: len(devices)] for index in range(len(devices))]
+        slices = slice_group(4, len(devices), 3, is_last=number == len(groups) - 1)
+        queues = [slices[index :: len(devices)] for index in range(len(devices))]
 
         async def drain(index: int, group: GroupData, queue: list[GroupSlice]) -> None:
             for cut in queue:
