@@ -73,7 +73,9 @@ def cluster(
     folder: ClusterFolder = CLUSTER_FOLDER,
 ) -> None:
     """Measure the real services over emulated devices, beside bounds, models and the simulator."""
-    from bench.cluster.output import draw, plain, run_shown, show_case
+    from dataclasses import asdict
+
+    from bench.cluster.output import draw, run_shown, show_case
     from bench.cluster.request import Request, modes_of
     from bench.stored import write_result
 
@@ -96,7 +98,7 @@ def cluster(
     finished = asyncio.run(run_shown(case, folder.resolve(), console))
     show_case(finished.result, console)
     if json_file is not None:
-        write_result(json_file, plain(finished.result))
+        write_result(json_file, asdict(finished.result))
     if plot is not None:
         draw(finished, plot)
 
@@ -123,7 +125,7 @@ def two_devices(
     ),
 ) -> None:
     """Measure what each scheduling technique gains on two CPU cores, each one device."""
-    from bench.two_devices.program import Wanted, measure
+    from bench.two_devices.study import Wanted, measure
 
     wanted = Wanted(
         recipe=recipe,

@@ -1,14 +1,15 @@
 """A case: one workload on one set of devices, in several modes that are run by turns."""
 
-from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from bench.cluster.measured import Measured, measure
 from bench.cluster.modes import Chosen
 from bench.cluster.results import CaseResult, case_result
-from bench.cluster.session import RunRecord, Session
+from bench.cluster.session import RunRecord, run
 from bench.cluster.setting import Setting, setting_of
+from bench.runner.rounds import by_turns
+from bench.runner.session import Session
 from services.scheduler.costs.profile import Profile
 
 WARM_UP_STRICT, WARM_UP_ONE_STEP = 1, 4
@@ -62,18 +63,17 @@ class Finished:
 
 
 async def run_case(session: Session, case: Case, note: Note) -> Finished:
-    """Every mode in turn, and then again, so that whatever else this machine does hits all."""
-    measured: defaultdict[str, list[Measured]] = defaultdict(list)
     runs: dict[str, RunRecord] = {}
-    for number in range(case.rounds):
-        for mode in case.modes:
-            warm_up, last = case.length(mode)
 
-            def committed(version: int, mode: Chosen = mode, number: int = number) -> None:
-                note(mode.name, number, version)
+    async def measured(mode: Chosen, number: int) -> Measured:
+        warm_up, last = case.length(mode)
 
-            record = await session.run(case.setting(mode, number), warm_up, last, committed)
-            runs[mode.name] = record
-            measured[mode.name].append(measure(record, warm_up, last))
-    found = [(mode, measured[mode.name]) for mode in case.modes]
+        def committed(version: int) -> None:
+            note(mode.name, number, version)
+
+        record = await run(session, case.setting(mode, number), warm_up, last, committed)
+        runs[mode.name] = record
+        return measure(record, warm_up, last)
+
+    found = await by_turns(case.modes, case.rounds, measured)
     return Finished(case_result(case.profile, case.devices, case.scale, found), runs)

@@ -10,25 +10,12 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
 
+from bench.runner.figures import Interval, Use
 from services.scheduler.costs.noise import Noise
-
-Use = Literal["generate", "train", "commit", "adopt"]
 
 AT_ONCE_S = 0.005
 """Work that follows within this time follows at once."""
-
-
-class Interval(NamedTuple):
-    """A device in use; seconds of the machine's monotonic clock, which all processes share."""
-
-    device: str
-    use: Use
-    begin: float
-    end: float
-    samples: float = 0.0
-    """That were generated in it, or the part of them that was."""
 
 
 @dataclass(slots=True)

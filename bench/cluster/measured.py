@@ -4,40 +4,15 @@ As in `services.scheduler.sim.measured`: with one-step asynchrony generation is 
 that changes from batch to batch, so that what was taken from stock, or added to it, counts.
 """
 
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import pairwise
-from typing import Literal
 
-from bench.cluster.hold import Interval
 from bench.cluster.session import RunRecord
-from services.scheduler.core.usage import BUSY
+from bench.runner.figures import Window, samples_between
 from services.scheduler.costs.profile import Role, fragment_seconds
 from services.scheduler.sim.measured import balanced
 
-Share = Literal["generate", "train", "commit", "adopt", "idle"]
 ROLES: tuple[Role, ...] = ("rollout", "trainer")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Window:
-    """From the announcement of one version to that of another."""
-
-    first: int
-    last: int
-    begin: float
-    end: float
-    generated: float
-    """Samples."""
-
-    @property
-    def batches(self) -> int:
-        return self.last - self.first
-
-    def from_stock(self, batch_samples: int) -> float:
-        """Batches that were trained and not generated in it, per batch."""
-        return 1 - self.generated / batch_samples / self.batches
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,9 +27,9 @@ class Measured:
     batch_seconds: list[float]
     """Of each measured batch, from commit to commit."""
     from_stock: float
-    shares: dict[Role, dict[Share, float]]
+    shares: dict[str, dict[str, float]]
     """Pool -> use -> share of its device-seconds."""
-    waits: dict[Role, dict[str, float]]
+    waits: dict[str, dict[str, float]]
     """Pool -> cause, as the scheduler sees it -> share of its device-seconds."""
     messages: dict[str, float]
     """Stream -> messages stored per batch."""
@@ -65,78 +40,48 @@ class Measured:
 
 
 def measure(run: RunRecord, warm_up: int, last: int) -> Measured:
-    """Of the batches from the version ``warm_up`` to the version ``last``."""
-    setting, profile = run.setting, run.setting.load_profile()
-    begin, end = run.commits[warm_up], run.commits[last]
-    made = generated(run.intervals, begin, end)
-    window = Window(first=warm_up, last=last, begin=begin, end=end, generated=made)
-    stock = window.from_stock(profile.shape.samples) if setting.schedule.staleness_limit else 0.0
-    shares: dict[Role, dict[Share, float]] = {role: _shares(run, role, window) for role in ROLES}
-    seconds = (end - begin) / window.batches
-    gaps = [after - before for before, after in pairwise(run.commits[warm_up : last + 1])]
+    """Measures the batches from the version ``warm_up`` to the version ``last``."""
+    setting, window = run.setting, Window(run, warm_up, last)
+    stock = _from_stock(run, window) if setting.schedule.staleness_limit else 0.0
+    shares: dict[str, dict[str, float]] = {role: _shares(run, role, window) for role in ROLES}
+    stored = run.begin.stored
     return Measured(
         seed=setting.seed,
         warm_up=warm_up,
         step_seconds=balanced(
-            seconds,
+            (window.end - window.begin) / window.num_batches,
             stock,
             _generation_seconds(run) / setting.scale,
             busy=1 - shares["rollout"].get("idle", 0.0),
         ),
-        batch_seconds=gaps,
+        batch_seconds=window.batch_seconds,
         from_stock=stock,
         shares=shares,
-        waits={role: _waits(run, role, warm_up, last) for role in ROLES},
+        waits={role: window.waits(role) for role in ROLES},
         messages={
-            stream: (number - run.begin.stored[stream]) / (run.end.version - run.begin.version)
+            stream: (number - stored[stream]) / (run.end.version - run.begin.version)
             for stream, number in run.end.stored.items()
         },
-        cpu={
-            name: (used - run.begin.cpu[name]) / (run.end.at - run.begin.at)
-            for name, used in run.end.cpu.items()
-        },
+        cpu={name: used for name, used in run.cores.items() if name != "bench"},
         overshoot_ms=max(one["median_ms"] for one in run.overshoot.values()),
     )
 
 
-def generated(intervals: Sequence[Interval], begin: float, end: float) -> float:
-    """Samples between two times, those under way in proportion."""
-    return sum(
-        each.samples * _overlap(each, begin, end) / (each.end - each.begin)
-        for each in intervals
-        if each.samples
-    )
+def _from_stock(run: RunRecord, window: Window) -> float:
+    """Returns the batches that were trained and not generated in the window, per batch."""
+    generated = samples_between(run.intervals, window.begin, window.end)
+    batch = run.setting.load_profile().shape.samples
+    return 1 - generated / batch / window.num_batches
 
 
-def _overlap(interval: Interval, begin: float, end: float) -> float:
-    return max(0.0, min(interval.end, end) - max(interval.begin, begin))
-
-
-def _shares(run: RunRecord, role: Role, window: Window) -> dict[Share, float]:
-    intervals = [each for each in run.intervals if each.device.startswith(role)]
-    devices = {each.device for each in intervals}
+def _shares(run: RunRecord, role: Role, window: Window) -> dict[str, float]:
     number = run.setting.num_rollout if role == "rollout" else run.setting.num_trainer
     if role == "trainer" and not run.setting.schedule.tsp:
-        number = len(devices)  # the pool is one lane
+        number = len(window.devices(role))  # the pool is one lane
     if not number:
         return {}
-    shares: defaultdict[Share, float] = defaultdict(float)
-    for each in intervals:
-        spent = _overlap(each, window.begin, window.end)
-        shares[each.use] += spent / (window.end - window.begin) / number
-    return {**shares, "idle": 1 - sum(shares.values())}
-
-
-def _waits(run: RunRecord, role: Role, warm_up: int, last: int) -> dict[str, float]:
-    usage = [each for each in run.usage if warm_up <= each.batch < last]
-    devices = [d for each in usage for name, d in each.devices.items() if name.startswith(role)]
-    total = sum(sum(spent.values()) for spent in devices)
-    causes: defaultdict[str, float] = defaultdict(float)
-    for spent in devices:
-        for use, seconds in spent.items():
-            if use not in BUSY:
-                causes[use] += seconds / total
-    return dict(causes)
+    shares = window.shares(role, number)
+    return dict(shares) | {"idle": 1 - sum(shares.values())}
 
 
 def _generation_seconds(run: RunRecord) -> float:

@@ -1,9 +1,7 @@
 """What a case has found: tables for people, JSON for programs, pictures for both."""
 
-import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -11,7 +9,8 @@ from rich.table import Table
 
 from bench.cluster.case import Case, Finished, run_case
 from bench.cluster.results import CaseResult, ModeResult
-from bench.cluster.session import Session, opened
+from bench.cluster.session import opened
+from bench.runner.session import Session
 from services.scheduler.planning.splits import words
 
 
@@ -74,14 +73,9 @@ def _listed(shares: Mapping[str, float]) -> str:
     return ", ".join(f"{name} {share:.2f}" for name, share in found if share >= 0.005)
 
 
-def plain(result: CaseResult) -> dict[str, Any]:
-    """Figures for JSON."""
-    return dataclasses.asdict(result)
-
-
 def draw(finished: Finished, folder: Path) -> None:
     """Bars of all modes, and a timeline of two batches of each."""
-    from bench.plots import Bar, bars, timeline
+    from bench.runner.plots import Bar, bars, timeline
 
     result, runs = finished.result, finished.runs
     name = (

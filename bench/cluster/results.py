@@ -3,15 +3,13 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import TypeVar
 
 from bench.cluster.measured import Measured
 from bench.cluster.modes import Chosen, predicted, without_hand_over
+from bench.runner.figures import means
 from services.scheduler.costs.colocated import colocated_seconds
 from services.scheduler.costs.floor import floor_seconds
 from services.scheduler.costs.profile import Profile
-
-Key = TypeVar("Key", bound=str)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,9 +146,3 @@ def _simulated(profile: Profile, mode: Chosen, measured: Sequence[Measured]) -> 
 
 def _step(scale: float, measured: Sequence[Measured]) -> float:
     return scale * median(one.step_seconds for one in measured)
-
-
-def means(tables: "Sequence[Mapping[Key, float]]") -> dict[str, float]:
-    """Of each key; one that a table does not have counts as 0 there."""
-    keys = sorted({key for table in tables for key in table})
-    return {key: sum(table.get(key, 0.0) for table in tables) / len(tables) for key in keys}

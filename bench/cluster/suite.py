@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from rich.console import Console
 
 from bench.cluster.case import WARM_UP_ONE_STEP, WARM_UP_STRICT, Case
 from bench.cluster.modes import MODES
-from bench.cluster.output import draw, plain, run_in, show_case
+from bench.cluster.output import draw, run_in, show_case
 from bench.cluster.request import WORKLOADS, Request
 from bench.cluster.session import opened
 from bench.stored import write_result
@@ -107,6 +107,6 @@ async def run_all(
         for case, plan in zip(cases, plans, strict=True):
             finished = await run_in(session, plan, console)
             show_case(finished.result, console)
-            write_result(results / f"{case.name}.json", plain(finished.result))
+            write_result(results / f"{case.name}.json", asdict(finished.result))
             if case.pictures:
                 draw(finished, pictures)

@@ -1,26 +1,16 @@
 """What the runs come to: medians, spreads, ratios, the bound, and whether targets are reached."""
 
+import math
 import statistics
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from bench.runner.figures import Interval, RunRecord, Use, Window
 from bench.two_devices.bound import Speed, fastest, least_seconds
-from bench.two_devices.events import (
-    Interval,
-    Job,
-    Use,
-    busy_seconds,
-    intervals_of,
-    jobs_of,
-    published_at,
-    speeds_of,
-)
 from bench.two_devices.modes import ONE_STEP, Mode, Part
-from bench.two_devices.run import ROLLOUT, TRAINER, RunRecord
-from services.scheduler.core.usage import BUSY, BatchUsage
+from bench.two_devices.run import DEVICES, ROLLOUT, TRAINER
+from services.scheduler.core.usage import BatchUsage
 
-DEVICES = (ROLLOUT, TRAINER)
 OF_THE_BOUND = 0.9
 OF_COLOCATED = 0.97
 OVER_COLOCATED_SLOWED = 1.15
@@ -28,27 +18,28 @@ OVER_COLOCATED_SLOWED = 1.15
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunFigures:
-    """Of one run's measured batches."""
+    """Figures of one run's measured batches."""
 
-    batches: tuple[float, ...]
-    """Seconds, each from one announcement to the next."""
+    batches: Sequence[float]
+    """Seconds of each, from one announcement to the next."""
     speeds: Mapping[str, Speed]
-    busy: Mapping[str, Mapping[Use, float]]
+    busy: Mapping[str, Mapping[str, float]]
     """Device -> use -> share of the time."""
     bubbles: Mapping[str, Mapping[str, float]]
     """Device -> what it waited for -> share of the time, as the scheduler saw it."""
     cores: Mapping[str, float]
-    """That each process used on average."""
+    """Process -> cores that it used on average."""
     held: float
-    """Of the time in which the trainer worked, the share that it had its core. Less than 1: others
-    had it; a little more: it also packed, stored and reported."""
+    """Share of its work for which the trainer had its core. Less than 1: others had it; a little
+    more: it also packed, stored and reported."""
     generated_by_trainer: float
     """Samples per batch."""
     trained_by_rollout: float
     decisions: tuple[str, ...]
     """TAG's, of every batch that the scheduler has seen from its beginning."""
-    intervals: tuple[Interval, ...]
-    """From 0 at the first announcement."""
+    intervals: Sequence[Interval]
+    begin: float
+    """When the first announcement was heard, on the clock of the intervals."""
 
     @property
     def step(self) -> float:
@@ -56,40 +47,37 @@ class RunFigures:
         return statistics.fmean(self.batches)
 
 
-def figures_of(record: RunRecord, *, group_size: int) -> RunFigures:
-    times = published_at(record.heard)
-    begin, end = times[record.first], times[record.last]
-    jobs = jobs_of(record.heard, group_size=group_size)
-    inside = [job for job in jobs if begin < job.end <= end]
-    busy = busy_seconds(inside, DEVICES)
-    num_batches = record.last - record.first
-    cores = {name: used / (end - begin) for name, used in record.cpu_seconds.items()}
-    worked = sum(busy[TRAINER].values()) / (end - begin)
+def figures_of(record: RunRecord, first: int, last: int, *, group_size: int) -> RunFigures:
+    """Returns the figures of the batches from the version ``first`` to the version ``last``."""
+    window = Window(record, first, last)
+    busy = {device: window.shares(device) for device in DEVICES}
     return RunFigures(
-        batches=tuple(
-            times[version + 1] - times[version] for version in range(record.first, record.last)
-        ),
-        speeds=speeds_of(inside, DEVICES, least=group_size),
-        busy={
-            device: {use: seconds / (end - begin) for use, seconds in uses.items()}
-            for device, uses in busy.items()
+        batches=window.batch_seconds,
+        speeds={
+            device: Speed(
+                generate=_pace(window, device, "generate", group_size),
+                train=_pace(window, device, "train", group_size),
+            )
+            for device in DEVICES
         },
-        bubbles={device: _bubbles(record, device) for device in DEVICES},
-        cores=cores,
-        held=cores[TRAINER] / worked,
-        generated_by_trainer=_samples(inside, TRAINER, "generate") / num_batches,
-        trained_by_rollout=_samples(inside, ROLLOUT, "train") / num_batches,
+        busy=busy,
+        bubbles={device: window.waits(device) for device in DEVICES},
+        cores=record.cores,
+        held=record.cores[TRAINER] / sum(busy[TRAINER].values()),
+        generated_by_trainer=window.samples(TRAINER, "generate") / window.num_batches,
+        trained_by_rollout=window.samples(ROLLOUT, "train") / window.num_batches,
         decisions=tuple(_words(batch) for batch in record.usage if batch.tag),
-        intervals=tuple(_within(intervals_of(jobs), begin, end)),
+        intervals=record.intervals,
+        begin=window.begin,
     )
 
 
-def _bubbles(record: RunRecord, device: str) -> dict[str, float]:
-    spent: Counter[str] = Counter()
-    for batch in (batch for batch in record.usage if batch.batch >= record.first):
-        spent.update(batch.devices.get(device, {}))
-    whole = sum(spent.values())
-    return {use: seconds / whole for use, seconds in spent.items() if use not in BUSY}
+def _pace(window: Window, device: str, use: Use, least: int) -> float:
+    """Seconds per sample; fewer than ``least`` samples say nothing of it."""
+    samples, share = window.samples(device, use), window.shares(device).get(use, 0.0)
+    if round(samples) < least:
+        return math.inf
+    return share * (window.end - window.begin) / samples
 
 
 def _words(batch: BatchUsage) -> str:
@@ -97,23 +85,6 @@ def _words(batch: BatchUsage) -> str:
     assert tag is not None
     gain = "" if tag.predicted_gain is None else f", predicted to gain {tag.predicted_gain:.1%}"
     return f"batch {batch.batch}: at most {tag.groups} groups ({tag.reason}{gain})"
-
-
-def _samples(jobs: Sequence[Job], device: str, use: Use) -> int:
-    return sum(job.samples for job in jobs if (job.device, job.use) == (device, use))
-
-
-def _within(intervals: Sequence[Interval], begin: float, end: float) -> list[Interval]:
-    return [
-        Interval(
-            device=each.device,
-            use=each.use,
-            begin=max(each.begin, begin) - begin,
-            end=min(each.end, end) - begin,
-        )
-        for each in intervals
-        if each.end > begin and each.begin < end
-    ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,7 +110,7 @@ class Row:
         return min(steps), max(steps)
 
     def share(self, device: str, use: Use) -> float:
-        return statistics.median(run.busy[device][use] for run in self.runs)
+        return statistics.median(run.busy[device].get(use, 0.0) for run in self.runs)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,15 +4,16 @@ import dataclasses
 import math
 import statistics
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
+from bench.runner.figures import Use
 from bench.two_devices.bound import Speed
-from bench.two_devices.compare import DEVICES, PartResult, Row
-from bench.two_devices.events import Use
-from bench.two_devices.run import ROLLOUT, TRAINER
+from bench.two_devices.compare import PartResult, Row, RunFigures
+from bench.two_devices.run import DEVICES, ROLLOUT, TRAINER
 
 LEGEND = """\
 x before, x coloc.: how many times as fast as the mode before, as the better colocated one
@@ -148,3 +149,28 @@ def _row(row: Row) -> dict[str, Any]:
 def _speed(speed: Speed) -> dict[str, float | None]:
     known = {"generate": speed.generate, "train": speed.train}
     return {task: None if math.isinf(seconds) else seconds for task, seconds in known.items()}
+
+
+def draw(results: Sequence[PartResult], folder: Path) -> list[Path]:
+    """Draws the bars of each part, and a timeline per mode."""
+    from bench.runner.plots import Bar, bars, timeline
+
+    drawn: list[Path] = []
+    for result in results:
+        path = folder / f"two-devices-{result.part}.png"
+        given = [Bar(row.mode.name, row.seconds, *row.spread) for row in result.rows]
+        bars(path, title_of(result), given, bounds={"bound of both devices": result.bound})
+        drawn.append(path)
+        for row in result.rows:
+            path = folder / f"two-devices-{result.part}-{row.mode.slug}.png"
+            run = _typical(row.runs)
+            spans = [interval for interval in run.intervals if interval.device in DEVICES]
+            title = f"{title_of(result)}: {row.mode.name}"
+            timeline(path, title, spans, begin=run.begin, end=run.begin + sum(run.batches))
+            drawn.append(path)
+    return drawn
+
+
+def _typical(runs: Sequence[RunFigures]) -> RunFigures:
+    """The run of the median."""
+    return sorted(runs, key=lambda run: run.step)[len(runs) // 2]

@@ -12,12 +12,13 @@ import safetensors.numpy
 from bench.cluster.blobs import digest_of, samples_of, trajectory_blob
 from bench.cluster.build import Emulation, named, nodes, rollout_devices, training
 from bench.cluster.generation import EmulatedRollout
-from bench.cluster.hold import Held, Interval, overshoot
+from bench.cluster.hold import Held, overshoot
 from bench.cluster.payloads import PAYLOADS, scaled
 from bench.cluster.scoring import EmulatedScorer
 from bench.cluster.setting import Setting
 from bench.cluster.stores import NodeStore, PublishingStore
 from bench.cluster.training import EmulatedTraining
+from bench.runner.figures import Interval
 from services.scheduler.costs.noise import Noise
 from services.scheduler.costs.profile import (
     fragment_seconds,

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.cluster.hold import Interval
-from bench.cluster.measured import Measured, generated, measure
+from bench.cluster.measured import Measured, measure
 from bench.cluster.modes import (
     MODES,
     STANDARD,
@@ -19,8 +18,8 @@ from bench.cluster.modes import (
     without_hand_over,
 )
 from bench.cluster.request import Request
-from bench.cluster.results import case_result, means
-from bench.cluster.session import RunRecord, Sample
+from bench.cluster.results import case_result
+from bench.cluster.session import RunRecord
 from bench.cluster.setting import (
     Setting,
     default_scale,
@@ -29,6 +28,8 @@ from bench.cluster.setting import (
     write_prompts,
 )
 from bench.cluster.suite import full, quick
+from bench.runner.figures import Interval, means, samples_between
+from bench.runner.watch import Sample
 from services.scheduler.core.usage import BatchUsage, Use
 from services.scheduler.costs.floor import floor_seconds
 from services.scheduler.costs.profile import load_profile
@@ -105,10 +106,10 @@ def test_what_was_taken_from_stock_counts() -> None:
 def test_samples_are_counted_once_wherever_time_is_cut(cut: float, end: float) -> None:
     intervals = [Interval("d", "generate", 1.0, 4.0, 4.0), Interval("d", "generate", 4.0, 9.0, 2.0)]
     first, last = sorted((cut, end))
-    whole = generated(intervals, 0.0, last)
-    parts = generated(intervals, 0.0, first) + generated(intervals, first, last)
+    whole = samples_between(intervals, 0.0, last)
+    parts = samples_between(intervals, 0.0, first) + samples_between(intervals, first, last)
     assert whole == pytest.approx(parts)
-    assert generated(intervals, 0.0, 10.0) == pytest.approx(6.0)
+    assert samples_between(intervals, 0.0, 10.0) == pytest.approx(6.0)
 
 
 def measured(step: float) -> Measured:

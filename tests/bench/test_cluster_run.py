@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 from bench.cluster.measured import measure
-from bench.cluster.session import RunRecord, Session, opened
+from bench.cluster.session import RunRecord, opened, run
 from bench.cluster.setting import Setting
+from bench.runner.session import Session
 from services.scheduler.costs.floor import floor_seconds
 from shared.recipe.schedule import RunSchedule
 from tests.profile.tiny import GROUP_SIZE, GROUPS, tiny_profile
@@ -57,11 +58,13 @@ async def test_strict_and_one_step_runs_of_emulated_devices_are_measured(tmp_pat
     """In one session: the second run shares the brokers, and nothing else, with the first."""
     versions: list[int] = []
     async with opened(tmp_path / "bench") as session:
-        strict = await session.run(setting(tmp_path), WARM_UP, LAST, versions.append)
+        strict = await run(session, setting(tmp_path), WARM_UP, LAST, versions.append)
         schedule = strict.setting.schedule.changed(max_staleness=1, gradient_help=True)
         changes = {"schedule": schedule, "run": "ahead"}
-        ahead = await session.run(setting(tmp_path, **changes), WARM_UP, LAST, lambda _: None)
-        joined = {run.setting.run: services_as_they_joined(session, run) for run in (strict, ahead)}
+        ahead = await run(session, setting(tmp_path, **changes), WARM_UP, LAST, lambda _: None)
+        joined = {
+            each.setting.run: services_as_they_joined(session, each) for each in (strict, ahead)
+        }
     check(strict)
     check(ahead)
     assert versions == list(range(LAST + 1))

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from bench.cluster.hold import Interval
-from bench.plots import Bar, bars, timeline
+from bench.runner.figures import Interval
+from bench.runner.plots import Bar, bars, timeline
 
 
 def texts(path: Path) -> str:

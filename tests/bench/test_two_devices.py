@@ -4,11 +4,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bench.runner.figures import RunRecord
+from bench.runner.watch import Heard, Sample
 from bench.two_devices.bound import Speed
 from bench.two_devices.compare import RunFigures, figures_of, summarise
-from bench.two_devices.events import Heard, Job, intervals_of, jobs_of, speeds_of
+from bench.two_devices.intervals import Job, intervals_of, jobs_of
 from bench.two_devices.modes import COLOCATED, ONE_STEP, Mode
-from bench.two_devices.run import ROLLOUT, TRAINER, RunRecord
+from bench.two_devices.run import ROLLOUT, TRAINER
 from services.scheduler.core.usage import BatchUsage, TagUsage
 from shared.messages.contracts import (
     FragmentGenerated,
@@ -81,15 +83,19 @@ USAGE = tuple(
 )
 
 
-def record(messages: tuple[Heard, ...] = RUN) -> RunRecord:
+def record() -> RunRecord:
     return RunRecord(
-        heard=messages, first=1, last=3, cpu_seconds={TRAINER: 3.0, "nats": 0.4}, usage=USAGE
+        commits=[0.0, 10.0, 15.0, 18.0],
+        begin=Sample(1, 10.0, {TRAINER: 1.0, "nats": 0.0}),
+        end=Sample(3, 18.0, {TRAINER: 4.0, "nats": 0.4}),
+        usage=USAGE,
+        intervals=intervals_of(jobs_of(RUN, group_size=GROUP)),
     )
 
 
 def test_a_run_is_measured_from_the_first_version_after_warm_up_to_the_last() -> None:
-    found = figures_of(record(), group_size=GROUP)
-    assert found.batches == (5.0, 3.0)
+    found = figures_of(record(), 1, 3, group_size=GROUP)
+    assert found.batches == [5.0, 3.0]
     assert found.step == 4.0
     assert found.cores == {TRAINER: 0.375, "nats": 0.05}
     assert found.held == pytest.approx(0.375 / ((1.5 + 2.0 + 0.25) / 8))
@@ -103,9 +109,8 @@ def test_a_run_is_measured_from_the_first_version_after_warm_up_to_the_last() ->
 
 
 def test_what_a_device_did_too_seldom_says_nothing_of_its_speed() -> None:
-    jobs = jobs_of(RUN, group_size=GROUP)
-    speeds = speeds_of(jobs, [TRAINER], least=GROUP + 1)
-    assert speeds[TRAINER] == Speed()
+    found = figures_of(record(), 1, 3, group_size=GROUP + 1)
+    assert found.speeds[TRAINER] == Speed()
 
 
 def test_a_generation_that_was_interrupted_is_drawn_around_the_training() -> None:
@@ -163,6 +168,7 @@ def figures(*batches: float, speed: Speed | None = None) -> RunFigures:
         trained_by_rollout=0.0,
         decisions=(),
         intervals=(),
+        begin=0.0,
     )
 
 

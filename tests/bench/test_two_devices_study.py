@@ -7,36 +7,35 @@ from pathlib import Path
 
 import pytest
 
+from bench.runner.placement import cpu_seconds, pinned, place
 from bench.two_devices.modes import COLOCATED, Part, modes_of
-from bench.two_devices.pinned import pinned
-from bench.two_devices.placement import cpu_seconds, place
-from bench.two_devices.program import about
-from bench.two_devices.shapes import (
-    ALIKE,
-    GROUPS,
+from bench.two_devices.study import (
     NETWORK,
-    SHAPES,
+    WINDOWS,
+    Study,
+    Wanted,
+    about,
     ensure_model,
     model_folder,
+    plan_study,
 )
-from bench.two_devices.study import Study, plan_study, recipe_of
 from shared.errors import UserError
 from shared.recipe.recipe import load_recipe
 from tests.paths import DIGITS
 
 
-def planned(part: Part, only: Sequence[str] | None = None) -> Study:
-    return plan_study(
-        load_recipe(DIGITS), part, shape=SHAPES[part], groups=GROUPS, model=Path("/model"),
-        only=only, rounds=2, batches=3, slowdown=3.0,
-    )  # fmt: skip
+def planned(part: Part, only: Sequence[str] = ()) -> Study:
+    wanted = Wanted(
+        recipe=DIGITS, parts=(part,), modes=tuple(only), rounds=2, batches=3, slowdown=3.0
+    )
+    return plan_study(wanted, part, Path("/model"))
 
 
 @pytest.mark.parametrize("part", ["equal", "slowed", "trainer-bound"])
 def test_every_mode_is_a_recipe_with_one_thread_per_device(part: Part) -> None:
     study = planned(part)
     for each in study.modes:
-        recipe = recipe_of(study, each, 1)
+        recipe = study.recipe_of(each, 1)
         assert recipe.model.folder == Path("/model")
         assert recipe.trainer.threads == recipe.rollout.threads == 1
         measured = each.most_batches or 3
@@ -46,7 +45,7 @@ def test_every_mode_is_a_recipe_with_one_thread_per_device(part: Part) -> None:
 
 
 def test_each_mode_is_the_one_before_and_one_technique_more() -> None:
-    sequential, *more = modes_of("equal", window=ALIKE.window, group_size=24)[1:]
+    sequential, *more = modes_of("equal", window=WINDOWS["equal"], group_size=24)[1:]
     changed = []
     for before, after in itertools.pairwise([sequential, *more]):
         both = {key for key in after.changes if before.changes[key] != after.changes[key]}
@@ -64,7 +63,7 @@ def test_only_the_slowed_part_is_slowed_and_has_a_run_of_the_fast_device_alone()
     study = planned("slowed")
     assert study.slowdown == 3.0
     alone = next(each for each in study.modes if each.name == "fast alone")
-    assert recipe_of(study, alone, 0).rollout.workers == 0
+    assert study.recipe_of(alone, 0).rollout.workers == 0
 
 
 def test_what_is_kept_of_a_study_names_the_model_and_not_where_it_is() -> None:
@@ -101,13 +100,11 @@ def test_devices_take_two_cores_and_the_others_what_is_left() -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux pins processes")
-def test_a_pinned_program_runs_on_its_core_at_its_priority() -> None:
+def test_a_pinned_program_runs_on_its_core() -> None:
     cpu = max(os.sched_getaffinity(0))
-    program = [sys.executable, "-c", "import os; print(os.sched_getaffinity(0), os.nice(0))"]
-    said = subprocess.run(
-        pinned(program, [cpu], nice=1), capture_output=True, text=True, check=True
-    ).stdout
-    assert said.split(" ") == [f"{{{cpu}}}", f"{os.nice(0) + 1}\n"]
+    program = [sys.executable, "-c", "import os; print(os.sched_getaffinity(0))"]
+    said = subprocess.run(pinned(program, [cpu]), capture_output=True, text=True, check=True).stdout
+    assert said == f"{{{cpu}}}\n"
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")

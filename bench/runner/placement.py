@@ -1,17 +1,19 @@
-"""Which process runs on which core: the two devices have one each, everybody else what is left."""
+"""Which process runs on which core: two devices have one each, everybody else what is left.
+
+    python -m bench.runner.placement 0,1 PROGRAM ARGUMENTS...
+
+starts a program on some cores, in a process of its own before the program's first thread.
+"""
 
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from shared.errors import UserError
 
 TOPOLOGY = Path("/sys/devices/system/cpu")
-NICE = 0
-"""Of services and brokers that share the devices' cores: a lower priority would take nothing off
-them, only make every message wait for the scheduler's next time slice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,3 +79,18 @@ def cpu_seconds(pid: int) -> float:
         return 0.0
     # Without the first two fields, user and system time are the 12th and 13th (proc(5)).
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def pinned(argv: Sequence[str], cpus: Collection[int]) -> list[str]:
+    """Returns the command line that runs ``argv`` on ``cpus``."""
+    return [sys.executable, "-m", __name__, ",".join(map(str, sorted(cpus))), *argv]
+
+
+def main() -> None:
+    cpus, *argv = sys.argv[1:]
+    os.sched_setaffinity(0, {int(cpu) for cpu in cpus.split(",")})
+    os.execvp(argv[0], argv)
+
+
+if __name__ == "__main__":
+    main()
