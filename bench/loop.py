@@ -42,7 +42,7 @@ class Compared:
 
     @property
     def rollout_ratio(self) -> float:
-        """Ours over the plain one's: the median of rounds, each beside the other."""
+        """Our rate over the plain one: the median of rounds, each beside the other."""
         return _ratio(self.rollout, self.plain_rollout)
 
     @property
@@ -51,7 +51,7 @@ class Compared:
 
 
 def compare(recipe: Recipe, rounds: int, groups: int, plain_rows: int) -> Compared:
-    """Of each round, so many groups: plain, ``plain_rows`` samples at a time, then ours."""
+    """Runs so many groups per round: plain, ``plain_rows`` samples at a time, then ours."""
     torch.set_num_threads(recipe.trainer.threads)
     loaded = load_policy(recipe, {"transformer", "text", "decoder"})
     prompt = read_prompts(recipe.data.prompts)[0].text
@@ -88,7 +88,7 @@ class _Plain:
         self._parts = [range(first, min(first + rows, size)) for first in range(0, size, rows)]
 
     def generate(self, group: int) -> list[Trajectory]:
-        """Of each part of the group."""
+        """Returns the trajectories of each part of the group."""
         return [self._generate(group, part) for part in self._parts]
 
     def _generate(self, group: int, part: range) -> Trajectory:
@@ -106,7 +106,7 @@ class _Plain:
         return denoising.trajectory()
 
     def train(self, paths: list[Trajectory]) -> None:
-        """The gradient of one group, part by part and step by step."""
+        """Computes the gradient of one group, part by part and step by step."""
         for part, path in zip(self._parts, paths, strict=True):
             self._train(part, path)
         self._loaded.model.transformer.zero_grad(set_to_none=True)

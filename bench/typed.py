@@ -1,4 +1,4 @@
-"""Which rows of the emulated cluster a recipe can say today, of hosts with 8 GPUs each.
+"""Rows of the emulated cluster that a recipe can say, on hosts with 8 GPUs each.
 
 The emulated cluster has one trainer process whatever its devices are; a recipe has the GPUs of one
 host, or ranks. By the same rule as `digenrl plan` (`services.scheduler.planning.runnable`).
@@ -47,7 +47,7 @@ def typed(workload: str, mode: Mapping[str, Any]) -> Typed:
 
 
 def counted(rows: list[Typed]) -> str:
-    """How many of them are what."""
+    """Says how many rows can be run as they are, with ranks, or not at all."""
     whole = sum(row == AS_IT_IS for row in rows)
     ranks = sum(row == AS_RANKS for row in rows)
     return (
@@ -70,6 +70,6 @@ def _too_large(profile: Profile, split: Split, schedule: RunSchedule) -> str | N
 
 @lru_cache
 def _profile(workload: str) -> Profile:
-    """With the memory that the model takes of a device today."""
+    """Loads a profile with the memory that the model takes of a device."""
     profile = load_profile(workload)
     return profile if profile.memory is None else with_memory(profile, usual(profile.memory))

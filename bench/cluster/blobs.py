@@ -28,7 +28,7 @@ _GRADIENT = struct.Struct(">2Q32s64s")
 
 
 class Origin(NamedTuple):
-    """What a sample is of."""
+    """Where a sample comes from."""
 
     batch: int
     group: int
@@ -44,7 +44,7 @@ class Sample:
 
 
 def samples_of(task: GenerateFragment, weights: str) -> list[Sample]:
-    """Those of a fragment, made with the weights of that digest."""
+    """Returns the samples of a fragment, made with the weights of that digest."""
     fragment = task.fragment
     found = []
     for sample in fragment.samples:
@@ -61,23 +61,23 @@ def _noise() -> bytes:
 
 
 def filled(head: bytes, size: int) -> bytes:
-    """``head``, and random bytes up to ``size``."""
+    """Returns ``head``, and random bytes up to ``size``."""
     return b"".join([head, *_filling(size - len(head))])
 
 
 def _filling(size: int) -> list[bytes]:
-    """Copied once only, by whoever joins it."""
+    """Returns parts that are copied once only, by whoever joins them."""
     whole, rest = divmod(max(0, size), _MIB)
     return [*[_noise()] * whole, _noise()[:rest]]
 
 
 def adapter_blob(digest: str, size: int) -> bytes:
-    """``digest``: of the weights that it stands for."""
+    """Returns an adapter that stands for the weights of ``digest``."""
     return filled(digest.encode(), size)
 
 
 def digest_of(adapter: bytes) -> str:
-    """Of the weights that it stands for.
+    """Returns the digest of the weights that an adapter stands for.
 
     Raises:
         ContractError: if it is no adapter of an emulated device.
@@ -89,7 +89,7 @@ def digest_of(adapter: bytes) -> str:
 
 
 def trajectory_blob(samples: Sequence[Sample], size: int) -> bytes:
-    """``size`` bytes for each sample, of at least 64."""
+    """Returns ``size`` bytes for each sample, at least 64."""
     heads = (_TRAJECTORY.pack(*sample.origin, sample.key) for sample in samples)
     return b"".join(part for head in heads for part in (head, *_filling(size - _TRAJECTORY.size)))
 
@@ -107,7 +107,7 @@ def read_origin(trajectory: bytes | memoryview) -> Origin:
 
 
 def media_blob(samples: Sequence[Sample], size: int) -> bytes:
-    """A safetensors file with ``size`` bytes for each sample, beginning with its key."""
+    """Returns a safetensors file with ``size`` bytes for each sample, beginning with its key."""
     number = len(samples)
     tensor = {"dtype": "U8", "shape": [number, 1, 1, size], "data_offsets": [0, number * size]}
     header = json.dumps({"images": tensor}).encode()
@@ -125,13 +125,13 @@ class GroupEntry:
 
 
 def gradient_blob(entry: GroupEntry, weights: str, size: int) -> bytes:
-    """``weights``: digest of those that the gradient is of."""
+    """Returns a gradient of the weights whose digest is ``weights``."""
     head = _GRADIENT.pack(entry.batch, entry.group, entry.digest, weights.encode())
     return filled(head, size)
 
 
 def read_gradient(gradient: bytes, weights: str) -> GroupEntry:
-    """What `gradient_blob` was made from.
+    """Returns what `gradient_blob` was made from.
 
     Raises:
         ContractError: if it is no gradient of these weights.
@@ -146,8 +146,8 @@ def read_gradient(gradient: bytes, weights: str) -> GroupEntry:
 
 @dataclass(frozen=True, slots=True)
 class EmulatedWeights:
-    """Weights that are nothing but their name, a digest: that of the first ones follows from the
-    seed, of later ones from what was trained (`bench.cluster.ledger`)."""
+    """Weights that are nothing but a digest. The first one follows from the seed, later ones from
+    what was trained (`bench.cluster.ledger`)."""
 
     digest: str
 

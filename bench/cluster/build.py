@@ -33,7 +33,7 @@ class Emulation:
 
     @property
     def move_seconds(self) -> float:
-        """Of an adapter into the object store, and again out of it, on the emulation's clock."""
+        """Seconds to store an adapter, and again to fetch it, on the emulation's clock."""
         return self.profile.variant.publish_seconds / 2 / self.setting.scale
 
     def held(self, device: "Named") -> Held:
@@ -41,7 +41,7 @@ class Emulation:
         return Held(device.name, self.setting.scale, noise, device.drawn_as)
 
     def registered(self, kind: str, role: Role, *, concurrency: int) -> Device:
-        """As a worker on such a device registers."""
+        """Returns the device as a worker on it registers."""
         needs = (self.profile.rollout if role == "rollout" else self.profile.variant).memory_gib
         return Device(
             kind=kind,
@@ -88,11 +88,11 @@ class Named:
     name: str
     kind: str
     drawn_as: str
-    """As the simulator draws its service times."""
+    """Name by which the simulator draws its service times."""
 
 
 def named(role: Role, devices: Mapping[str, int]) -> list[Named]:
-    """Each device of a pool."""
+    """Names each device of a pool."""
     each = [(kind, number) for kind, count in devices.items() for number in range(count)]
     return [
         Named(
@@ -105,7 +105,7 @@ def named(role: Role, devices: Mapping[str, int]) -> list[Named]:
 
 
 def nodes(devices: list[EmulatedRollout]) -> list[list[EmulatedRollout]]:
-    """Devices that share a host."""
+    """Groups devices that share a host."""
     return [
         devices[first : first + DEVICES_PER_NODE]
         for first in range(0, len(devices), DEVICES_PER_NODE)

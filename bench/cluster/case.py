@@ -3,10 +3,10 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from bench.cluster.measured import Measured, measure
+from bench.cluster.measured import MeasuredRun, measure
 from bench.cluster.modes import Chosen
 from bench.cluster.results import CaseResult, case_result
-from bench.cluster.session import RunRecord, run
+from bench.cluster.session import EmulatedRun, run
 from bench.cluster.setting import Setting, setting_of
 from bench.runner.rounds import by_turns
 from bench.runner.session import Session
@@ -26,19 +26,19 @@ class Case:
     modes: tuple[Chosen, ...]
     rounds: int
     batches: int
-    """Of each run that are measured."""
+    """MeasuredRun batches of each run."""
     one_step_batches: int
     """The same with one-step asynchrony, where the stock takes some batches to balance."""
 
     def length(self, mode: Chosen) -> tuple[int, int]:
-        """Batches of the warm-up, and the last one that is measured."""
+        """Returns the batches of the warm-up, and the last one that is measured."""
         if not mode.schedule.max_staleness:
             return WARM_UP_STRICT, WARM_UP_STRICT + self.batches
         return WARM_UP_ONE_STEP, WARM_UP_ONE_STEP + self.one_step_batches
 
     @property
     def num_batches(self) -> int:
-        """Of all runs."""
+        """Number of batches of all runs."""
         return self.rounds * sum(self.length(mode)[1] for mode in self.modes)
 
     def setting(self, mode: Chosen, seed: int) -> Setting:
@@ -58,14 +58,14 @@ class Case:
 @dataclass(frozen=True, slots=True)
 class Finished:
     result: CaseResult
-    runs: dict[str, RunRecord]
+    runs: dict[str, EmulatedRun]
     """The last run of each mode."""
 
 
 async def run_case(session: Session, case: Case, note: Note) -> Finished:
-    runs: dict[str, RunRecord] = {}
+    runs: dict[str, EmulatedRun] = {}
 
-    async def measured(mode: Chosen, number: int) -> Measured:
+    async def measured(mode: Chosen, number: int) -> MeasuredRun:
         warm_up, last = case.length(mode)
 
         def committed(version: int) -> None:

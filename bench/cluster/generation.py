@@ -22,16 +22,17 @@ from shared.messages.contracts import GenerateFragment
 
 @dataclass(slots=True)
 class EmulatedDevice:
-    """Of one kind; whoever holds it sees to it that it does one thing at a time."""
+    """Generates fragments in the time that its kind takes; the caller has it do one at a time."""
 
     profile: Profile
     kind: str
     held: Held
     sizes: Scaled
     weights: str
-    """Digest of those in use."""
+    """Digest of the weights in use."""
     num_steps: int = 1
-    """In which a fragment is generated: 1, or the model's where the device may be called back."""
+    """Parts in which a fragment is generated: 1, or the model's denoising steps where the device
+    may be called back."""
 
     def weights_digest(self) -> str:
         return self.weights
@@ -54,7 +55,7 @@ class EmulatedGeneration:
     whole: float
     """Seconds that it takes, at full scale."""
     seconds: float = 0.0
-    """That it has taken, scaled."""
+    """Seconds that it has taken so far, scaled."""
     _taken: int = 0
 
     @property

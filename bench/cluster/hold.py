@@ -35,11 +35,11 @@ class Held:
     _busy: bool = False
 
     def drawn(self, seconds: float) -> float:
-        """What the device's next work takes, which takes so many seconds on average."""
+        """Draws what the device's next work takes, which takes so many seconds on average."""
         return seconds * self.noise.factor(self.drawn_as)
 
     async def hold(self, seconds: float, use: Use, *, samples: float = 0.0) -> float:
-        """Be busy for so many real seconds over the scale; gives the seconds it was, scaled.
+        """Is busy for so many real seconds over the scale; returns the seconds it was, scaled.
 
         Raises:
             RuntimeError: if the device is busy with something else.
@@ -67,7 +67,7 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class Overshoot:
-    """Of an emulation's sleeps, in milliseconds."""
+    """How much too long an emulation slept, in milliseconds."""
 
     median_ms: float
     p99_ms: float

@@ -7,7 +7,7 @@ that changes from batch to batch, so that what was taken from stock, or added to
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from bench.cluster.session import RunRecord
+from bench.cluster.session import EmulatedRun
 from bench.runner.figures import Window, samples_between
 from services.scheduler.costs.profile import Role, fragment_seconds
 from services.scheduler.sim.measured import balanced
@@ -16,16 +16,16 @@ ROLES: tuple[Role, ...] = ("rollout", "trainer")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
-    """Of one run. Seconds are those of the emulation: multiply by the scale."""
+class MeasuredRun:
+    """Figures of one run. Seconds are those of the emulation: multiply by the scale."""
 
     seed: int
-    """Of the service times."""
+    """Seed of the service times."""
     warm_up: int
     """Batches."""
     step_seconds: float
     batch_seconds: list[float]
-    """Of each measured batch, from commit to commit."""
+    """Seconds of each measured batch, from commit to commit."""
     from_stock: float
     shares: dict[str, dict[str, float]]
     """Pool -> use -> share of its device-seconds."""
@@ -39,13 +39,13 @@ class Measured:
     """Median over the sleeps of all emulated devices' processes, at most."""
 
 
-def measure(run: RunRecord, warm_up: int, last: int) -> Measured:
+def measure(run: EmulatedRun, warm_up: int, last: int) -> MeasuredRun:
     """Measures the batches from the version ``warm_up`` to the version ``last``."""
     setting, window = run.setting, Window(run, warm_up, last)
     stock = _from_stock(run, window) if setting.schedule.staleness_limit else 0.0
     shares: dict[str, dict[str, float]] = {role: _shares(run, role, window) for role in ROLES}
     stored = run.begin.stored
-    return Measured(
+    return MeasuredRun(
         seed=setting.seed,
         warm_up=warm_up,
         step_seconds=balanced(
@@ -67,14 +67,14 @@ def measure(run: RunRecord, warm_up: int, last: int) -> Measured:
     )
 
 
-def _from_stock(run: RunRecord, window: Window) -> float:
+def _from_stock(run: EmulatedRun, window: Window) -> float:
     """Returns the batches that were trained and not generated in the window, per batch."""
     generated = samples_between(run.intervals, window.begin, window.end)
     batch = run.setting.load_profile().shape.samples
     return 1 - generated / batch / window.num_batches
 
 
-def _shares(run: RunRecord, role: Role, window: Window) -> dict[str, float]:
+def _shares(run: EmulatedRun, role: Role, window: Window) -> dict[str, float]:
     number = run.setting.num_rollout if role == "rollout" else run.setting.num_trainer
     if role == "trainer" and not run.setting.schedule.tsp:
         number = len(window.devices(role))  # the pool is one lane
@@ -84,8 +84,8 @@ def _shares(run: RunRecord, role: Role, window: Window) -> dict[str, float]:
     return dict(shares) | {"idle": 1 - sum(shares.values())}
 
 
-def _generation_seconds(run: RunRecord) -> float:
-    """Of a batch at full scale, by all devices that may generate."""
+def _generation_seconds(run: EmulatedRun) -> float:
+    """Returns how long all devices that may generate take for a batch, at full scale."""
     setting, profile = run.setting, run.setting.load_profile()
     size = setting.schedule.fixed_fragment or profile.shape.group_size
     pools: list[Mapping[str, int]] = [

@@ -26,9 +26,9 @@ STANDARD = tuple(MODES)[:6]
 """Those of the tables."""
 SIMULATED_BATCHES = 12
 NEGLIGIBLE = 0.003
-"""Of a step."""
+"""Share of a step that a choice may cost."""
 MAX_FRAGMENTS = 6
-"""Of a group, to spread a burst; more of them are a burden of messages instead."""
+"""Fragments of a group that spread a burst; more of them are a burden of messages instead."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,11 +34,11 @@ class Payload:
     """Bytes at full scale."""
 
     window: int
-    """Of one sample's states in the trained window."""
+    """One sample's states in the trained window."""
     media: int
-    """Of one sample."""
+    """One sample's pixels."""
     conditions: int
-    """Of one prompt."""
+    """One prompt's conditioning."""
 
 
 PAYLOADS = {
@@ -49,7 +49,7 @@ PAYLOADS = {
         10 * 16 * 14 * 60 * 60 * BF16, 53 * 3 * 480 * 480, (256 * 4096 + 768) * BF16
     ),
 }
-"""By the name of a cost profile."""
+"""Cost profile -> bytes."""
 
 
 def payload_of(profile: Profile) -> Payload:
@@ -72,8 +72,8 @@ class Scaled:
 
 
 def scaled(profile: Profile, scale: float, hosts: int) -> Scaled:
-    """Divided by ``scale``; adapters and gradients by `MEMORY_SHARE` x ``hosts`` as well, for all
-    hosts of the emulated cluster move them through the memory of this one machine."""
+    """Divides bytes by ``scale``; adapters and gradients by `MEMORY_SHARE` x ``hosts`` as well: all
+    hosts of the emulated cluster move them through the memory of one machine."""
     payload = payload_of(profile)
     adapter = profile.variant.published_gb * 1e9 / scale / (MEMORY_SHARE * hosts)
 

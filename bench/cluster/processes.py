@@ -53,7 +53,7 @@ class Work:
 
 
 def rollout(emulation: Emulation) -> Work:
-    """A connection to the bus for each host, and all its devices on it."""
+    """Gives each host a connection to the bus, with all its devices on it."""
     devices = rollout_devices(emulation)
 
     async def run() -> None:
@@ -65,7 +65,7 @@ def rollout(emulation: Emulation) -> Work:
 
 
 async def run_host(emulation: Emulation, name: str, devices: list[EmulatedRollout]) -> None:
-    """Rollout devices that share a connection to the bus, and the adapters that they fetch."""
+    """Runs rollout devices that share a connection to the bus, and the adapters that they fetch."""
     setting, settings = emulation.setting, _settings(emulation, name)
     backend = open_store(settings.store).backend
     store = NodeStore(backend, weights_folder(setting.run), emulation.move_seconds)
@@ -88,7 +88,7 @@ def reward(emulation: Emulation) -> Work:
 
 
 async def run_reward(emulation: Emulation, numbers: Iterable[int]) -> None:
-    """The workers of these numbers, on one connection to the bus."""
+    """Runs the workers of these numbers on one connection to the bus."""
     settings = _settings(emulation, "reward")
     scorers = [WeightedScorer("emulated", 1.0, EmulatedScorer())]
     device = Device(memory_bytes=host_memory())
@@ -127,7 +127,7 @@ async def _until_joined(store: ObjectStore, run: str) -> None:
 
 
 def joined_key(run: str) -> str:
-    """Of the object that says that the trainer may publish the first version.
+    """Returns the key of the object that lets the trainer publish the first version.
 
     A run begins with all devices, as in the simulator. Which ones the first batch lacks would show
     in every later one: where a batch is hardly more than one fragment per device, who has what goes
@@ -148,7 +148,7 @@ SERVICES: dict[str, Callable[[Emulation], Work]] = {
 
 
 async def run_until_told(work: Work) -> None:
-    """Until the end of the work, or SIGTERM.
+    """Runs until the end of the work, or SIGTERM.
 
     Everything is cancelled, and again if need be: in Python 3.11 `wait_for` loses a cancellation
     that comes in the same moment as what it waits for.

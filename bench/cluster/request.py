@@ -24,7 +24,7 @@ WORKLOADS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """Of one case. None leaves a choice open: the planner's, or the usual scale."""
+    """What one case is to be. None leaves a choice open: the planner's, or the usual scale."""
 
     workload: str
     pool: str = "h100=32"
@@ -88,7 +88,7 @@ class Request:
 
 
 def _split(text: str, devices: Devices) -> Split:
-    """Of equal devices."""
+    """Parses the split of equal devices."""
     rollout, colon, trainer = text.partition(":")
     if not colon or not rollout.isdecimal() or not trainer.isdecimal():
         raise UserError(f"--split: {text!r} is not rollout:trainer, e.g. 8:24")

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from bench.cluster.measured import Measured
+from bench.cluster.measured import MeasuredRun
 from bench.cluster.modes import Chosen, predicted, without_hand_over
 from bench.runner.figures import means
 from services.scheduler.costs.colocated import colocated_seconds
@@ -25,23 +25,23 @@ class ModeResult:
     """Median over the rounds."""
     fastest: float
     slowest: float
-    """Of the rounds."""
+    """Fastest and slowest round."""
     batch_seconds: list[list[float]]
-    """Of each measured batch of each round, from commit to commit."""
+    """Seconds of each measured batch of each round, from commit to commit."""
     utilisation: float
     """Work-conserving bound over step time."""
     simulated_seconds: float
     deviation: float
-    """Of the step time from the simulator's."""
+    """Share by which the step time is above the simulator's."""
     over_2026_06: float
     over_tuned: float
     """Step time of the colocated baselines' models over this one."""
     over_colocated: float | None
-    """Of our own colocated mode, measured beside it."""
+    """Step time of our own colocated mode, measured beside it, over this one."""
     overhead_ms: float
     """Per batch, in the emulation: measured, less simulated with messages that take no time."""
     overhead_share: float
-    """Of a real batch."""
+    """Overhead over a real batch."""
     shares: dict[str, dict[str, float]]
     """Pool -> use -> share of its device-seconds."""
     waits: dict[str, dict[str, float]]
@@ -70,7 +70,7 @@ def case_result(
     profile: Profile,
     devices: Mapping[str, int],
     scale: float,
-    runs: Sequence[tuple[Chosen, list[Measured]]],
+    runs: Sequence[tuple[Chosen, list[MeasuredRun]]],
 ) -> CaseResult:
     """``runs``: of each mode, one measurement per round."""
     floor = floor_seconds(profile, devices)
@@ -95,7 +95,7 @@ def _mode_result(
     profile: Profile,
     scale: float,
     mode: Chosen,
-    measured: Sequence[Measured],
+    measured: Sequence[MeasuredRun],
     floor: float,
     old: float,
     tuned: float,
@@ -134,7 +134,7 @@ def _mode_result(
     )
 
 
-def _simulated(profile: Profile, mode: Chosen, measured: Sequence[Measured]) -> float:
+def _simulated(profile: Profile, mode: Chosen, measured: Sequence[MeasuredRun]) -> float:
     """Seconds per batch of the same batches of the same rounds, with the same service times."""
     return median(
         predicted(
@@ -144,5 +144,5 @@ def _simulated(profile: Profile, mode: Chosen, measured: Sequence[Measured]) -> 
     )
 
 
-def _step(scale: float, measured: Sequence[Measured]) -> float:
+def _step(scale: float, measured: Sequence[MeasuredRun]) -> float:
     return scale * median(one.step_seconds for one in measured)

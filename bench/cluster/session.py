@@ -35,7 +35,7 @@ SILENCE_S = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunRecord(figures.RunRecord):
+class EmulatedRun(figures.RunRecord):
     """What was seen of one run; the first sample is of the last commit but one of the warm-up, for
     to ask the broker delays what comes next."""
 
@@ -46,7 +46,7 @@ class RunRecord(figures.RunRecord):
 
 async def run(
     session: Session, setting: Setting, warm_up: int, last: int, note: OnCommit
-) -> RunRecord:
+) -> EmulatedRun:
     """Runs until version ``last`` is committed; ``note`` is told of each version.
 
     Raises:
@@ -69,7 +69,7 @@ async def run(
         begin, end = await watch.follow(warm_up - 1, last, note, streams=True)
         usage = await watch.usage(last)
     found = {name: json.loads((folder / f"{name}.json").read_text()) for name in emulated}
-    return RunRecord(
+    return EmulatedRun(
         setting=setting,
         commits=watch.commits,
         begin=begin,

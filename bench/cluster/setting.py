@@ -23,7 +23,7 @@ REFERENCE_DEVICES = 32
 SCALES = {"qwen-image": 10.0, "flux1-dev": 15.0, "wan2.1-14b": 100.0, "hunyuanvideo": 200.0}
 """At 32 H100s: a batch lasts about four seconds."""
 BATCH_S = 4.0
-"""That a batch of any other model lasts at its best."""
+"""Seconds that a batch of any other model lasts at its best."""
 
 
 class Setting(Record):
@@ -83,7 +83,7 @@ def setting_of(
     steps: int,
     seed: int = 0,
 ) -> Setting:
-    """Of a schedule with its fragment size."""
+    """Makes the setting of a schedule that has its fragment size."""
     return Setting(
         run=name,
         profile=profile.name,

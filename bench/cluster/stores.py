@@ -19,14 +19,14 @@ from shared.store import ObjectStore
 
 @dataclass(frozen=True, slots=True)
 class NodeStore(ObjectStore):
-    """Of one host: an adapter is fetched once, and its devices share the bytes."""
+    """The store of one host: an adapter is fetched once, and its devices share the bytes."""
 
     folder: str = ""
-    """Of the adapters."""
+    """Where the adapters are."""
     seconds: float = 0.0
-    """That a fetch takes, scaled."""
+    """Seconds that a fetch takes, scaled."""
     _fetched: "dict[str, asyncio.Task[bytes]]" = field(default_factory=dict)
-    """The newest."""
+    """The newest adapter, by its key."""
 
     async def get(self, ref: ObjectRef) -> bytes:
         if not ref.key.startswith(f"{self.folder}/"):
@@ -47,12 +47,12 @@ class NodeStore(ObjectStore):
 
 @dataclass(frozen=True, slots=True)
 class PublishingStore(ObjectStore):
-    """The trainer's."""
+    """The store as the trainer sees it."""
 
     folder: str = ""
-    """Of the adapters."""
+    """Where the adapters are."""
     seconds: float = 0.0
-    """That an adapter takes, scaled."""
+    """Seconds that storing an adapter takes, scaled."""
 
     async def put(self, folder: str, data: bytes, *, suffix: str) -> ObjectRef:
         async with at_least(self.seconds if folder == self.folder else 0.0):
@@ -61,7 +61,7 @@ class PublishingStore(ObjectStore):
 
 @contextlib.asynccontextmanager
 async def at_least(seconds: float) -> AsyncIterator[None]:
-    """Go on no sooner than that."""
+    """Goes on after so many seconds at the earliest."""
     began = time.monotonic()
     yield
     await asyncio.sleep(max(0.0, seconds - (time.monotonic() - began)))

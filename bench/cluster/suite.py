@@ -18,9 +18,9 @@ from bench.stored import write_result
 UNEQUAL = ("a100", "h20", "l40s")
 """Beside 16 H100s."""
 BATCH_SECONDS = 4.0
-"""That an emulated batch takes, roughly; sequential ones take twice that."""
+"""Rough seconds of an emulated batch; sequential ones take twice that."""
 RUN_SECONDS = 5.0
-"""That a run takes to start and to end."""
+"""Seconds that a run takes to start and to end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class Planned:
 
 
 def planned(cases: Sequence[Planned]) -> list[Case]:
-    """With splits and fragment sizes, on all cores: before anything is measured."""
+    """Finds splits and fragment sizes on all cores, before anything is measured."""
     with ProcessPoolExecutor(mp_context=get_context("spawn")) as pool:
         return list(pool.map(Request.case, [case.request for case in cases]))
 

@@ -1,4 +1,4 @@
-"""Which process runs on which core: two devices have one each, everybody else what is left.
+"""Processes on cores: two devices have one each, everybody else what is left.
 
     python -m bench.runner.placement 0,1 PROGRAM ARGUMENTS...
 
@@ -22,7 +22,7 @@ class Placement:
     """The core of the device that only generates, unless it is asked for gradients."""
     trainer: int
     others: tuple[int, ...]
-    """Of scheduler, reward and brokers."""
+    """Cores of scheduler, reward and brokers."""
 
     @property
     def shared(self) -> bool:
@@ -39,7 +39,7 @@ class Placement:
 
 
 def place(cpus: Sequence[int], core_of: Callable[[int], str]) -> Placement:
-    """The first two different cores are the devices, whatever threads they have.
+    """Makes the first two different cores the devices, whatever threads they have.
 
     Raises:
         UserError: if there is only one core.
@@ -64,7 +64,7 @@ def this_machine() -> Placement:
 
 
 def physical_core(cpu: int) -> str:
-    """The hardware threads that share a core with ``cpu``; itself where the kernel does not say."""
+    """Returns the hardware threads of the core of ``cpu``; itself where the kernel does not say."""
     try:
         return (TOPOLOGY / f"cpu{cpu}/topology/thread_siblings_list").read_text().strip()
     except OSError:
@@ -72,7 +72,7 @@ def physical_core(cpu: int) -> str:
 
 
 def cpu_seconds(pid: int) -> float:
-    """That a process has used so far, all threads; 0 if it is gone."""
+    """Returns what a process has used so far, all threads; 0 if it is gone."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:

@@ -32,7 +32,7 @@ class Bar(NamedTuple):
     seconds: float
     low: float
     high: float
-    """Of its rounds."""
+    """Fastest and slowest of its rounds."""
     simulated: float | None = None
 
 
@@ -52,7 +52,7 @@ class Span(Protocol):
 def bars(
     path: Path, title: str, given: Sequence[Bar], *, bounds: Mapping[str, float] | None = None
 ) -> None:
-    """Step times with their spread, and lines for what bounds or compares them (name -> seconds).
+    """Draws step times with their spread, and a line for each bound (name -> seconds).
 
     ``path``: its suffix says in which format.
     """
@@ -92,7 +92,7 @@ def timeline(
     marks: Mapping[str, float] | None = None,
     seconds_per_second: float = 1.0,
 ) -> None:
-    """One row per device between two times; ``marks``: name -> time of a vertical line.
+    """Draws one row per device between two times; ``marks``: name -> time of a vertical line.
 
     ``seconds_per_second``: of the axis, for each second of the spans (the scale of an emulation).
     ``path``: its suffix says in which format.

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Speed:
-    """Of one device, in seconds per sample; infinite for what it cannot do."""
+    """Seconds per sample that one device takes; infinite for what it cannot do."""
 
     generate: float = math.inf
     train: float = math.inf
 
 
 def least_seconds(speeds: Sequence[Speed], samples: int) -> float:
-    """All samples generated and trained, no device ever idle, nothing else paid for.
+    """Returns the seconds if no device is ever idle and nothing else is paid for.
 
     A linear program with two tasks. By comparative advantage, some device divides the others:
     those better at generating generate, those better at training train, and it does both, for
@@ -43,7 +43,7 @@ def _advantage(speed: Speed) -> float:
 
 
 def fastest(measured: Sequence[Mapping[str, Speed]]) -> dict[str, Speed]:
-    """Each device's best speeds, task by task: nothing that was measured beats their bound."""
+    """Returns each device's best speeds, task by task: nothing measured beats their bound."""
     devices = {device for speeds in measured for device in speeds}
     return {
         device: Speed(

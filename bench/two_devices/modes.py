@@ -24,7 +24,7 @@ class Mode:
     baseline: bool = False
     """Colocated: what the others have to beat."""
     most_batches: int | None = None
-    """That are measured, where all are alike: nothing goes over from one to the next."""
+    """Limit of measured batches, where all are alike: nothing goes over from one to the next."""
 
     @property
     def slug(self) -> str:

@@ -23,7 +23,7 @@ services: cores that scheduler, reward, brokers and this bench used
 held: share of its work for which the trainer had its core; much less than 100%: a busy machine"""
 
 BUSY_MACHINE = 0.93
-"""Of `held`: brokers and services take some per cent, more is somebody else's."""
+"""Least usual `held`: brokers and services take some per cent, more is somebody else's."""
 
 
 def title_of(result: PartResult) -> str:
@@ -83,7 +83,7 @@ def services_cores(row: Row) -> float:
 
 
 def _shares(row: Row, device: str, uses: Sequence[Use]) -> str:
-    """In per cent of the time; the last is when it did none of these."""
+    """Returns per cent of the time; the last is when it did none of these."""
     shares = [row.share(device, use) for use in uses]
     return "/".join(f"{100 * share:.0f}" for share in (*shares, max(0.0, 1 - sum(shares))))
 
@@ -105,7 +105,7 @@ def _seconds(per_sample: float, group_size: int) -> str:
 
 
 def as_plain(results: Sequence[PartResult], about: dict[str, Any]) -> dict[str, Any]:
-    """For JSON; ``about``: the machine, the recipe and what was changed in it."""
+    """Returns figures for JSON; ``about``: the machine, the recipe and what was changed in it."""
     return {**about, "parts": {result.part: _part(result) for result in results}}
 
 
@@ -172,5 +172,5 @@ def draw(results: Sequence[PartResult], folder: Path) -> list[Path]:
 
 
 def _typical(runs: Sequence[RunFigures]) -> RunFigures:
-    """The run of the median."""
+    """Returns the run of the median."""
     return sorted(runs, key=lambda run: run.step)[len(runs) // 2]

@@ -27,7 +27,7 @@ class Switch:
     to_training_seconds: float
     """The first training pass after denoising, beyond the second."""
     gradient_unchanged: bool
-    """By the denoising steps, to the last bit."""
+    """Whether the denoising steps left it as it was, to the last bit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,7 +128,7 @@ def _gradients(network: Network) -> list[Tensor]:
 
 
 def _same_bits(left: list[Tensor], right: list[Tensor]) -> bool:
-    """Of float32 tensors; not by value, because what is no number equals nothing."""
+    """Compares float32 tensors by their bits: a value that is no number equals nothing."""
     pairs = zip(left, right, strict=True)
     return all(torch.equal(a.view(torch.int32), b.view(torch.int32)) for a, b in pairs)
 

@@ -22,7 +22,7 @@ class Rung:
     rows: int
     """Samples of a denoising step, or rows of a training pass."""
     seconds: float
-    """Of the whole call."""
+    """Seconds of the whole call."""
     peak_bytes: int
 
     @property

@@ -25,7 +25,7 @@ Report = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
+class DeviceMeasurement:
     generation: Ladder
     training: Ladder
     optimizer_seconds: float | None
@@ -35,7 +35,7 @@ class Measured:
     publication: Publication
 
 
-def measure(network: Network, *, max_batch: int, repeats: int, report: Report) -> Measured:
+def measure(network: Network, *, max_batch: int, repeats: int, report: Report) -> DeviceMeasurement:
     """Everything about one network. What does not fit the device is left out, and reported."""
     sizes = powers_of_two(max_batch)
 
@@ -54,7 +54,7 @@ def measure(network: Network, *, max_batch: int, repeats: int, report: Report) -
     learned = climb(sizes, learning, patience=PATIENCE)
     _report_end(learned, "rows", report)
     report("changing over between the two, then publishing and adopting the adapter")
-    return Measured(
+    return DeviceMeasurement(
         generation=generation,
         training=learned,
         optimizer_seconds=optimizer_seconds,

@@ -31,7 +31,7 @@ class ModelName(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Size:
-    """Of one sample."""
+    """Size of one sample."""
 
     height: int
     width: int
@@ -47,15 +47,15 @@ class Architecture:
     """Its class in diffusers."""
     config: Config
     decoder: Config
-    """Of the decoder's configuration, what its factors follow from."""
+    """What the decoder's factors follow from in its configuration."""
     size: Size
     tiny_config: Config
-    """In place of the same keys: a network of the same class that a CPU runs in milliseconds."""
+    """Replaces the same keys: a network of the same class that a CPU runs in milliseconds."""
     tiny_size: Size
     timestep_scale: float
     """What the network calls sigma = 1."""
     conditions: Callable[[Config, Size, int, Draw], Inputs]
-    """For so many samples."""
+    """Draws them for so many samples."""
 
     @property
     def family(self) -> FamilySpec:

@@ -22,7 +22,7 @@ from shared.errors import UserError
 
 DTYPE = torch.bfloat16
 STD = 0.02
-"""Of the weights: activations stay finite, and no kernel is faster for zeros."""
+"""Standard deviation of the weights: activations stay finite, and no kernel gains from zeros."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from digenrl.profile.ladder import Ladder, call_and_row_seconds
-from digenrl.profile.measure import Measured
+from digenrl.profile.measure import DeviceMeasurement
 from digenrl.profile.models import ModelName
 from services.scheduler.costs.profile import (
     PROFILES,
@@ -33,7 +33,7 @@ class MeasuredOn:
     """The device, and how it was measured."""
 
     name: str
-    """As the driver calls it."""
+    """Name that the driver gives it."""
     memory_gib: float
     how: str
     """One sentence, for the sources."""
@@ -62,7 +62,7 @@ def device_kind(name: str, known: list[str]) -> str:
     return "-".join(word for word in words if word.lower() not in ("nvidia", "geforce"))[:48]
 
 
-def measured_profile(base: ProfileFile, measured: Measured, on: MeasuredOn) -> ProfileFile:
+def measured_profile(base: ProfileFile, measured: DeviceMeasurement, on: MeasuredOn) -> ProfileFile:
     """The base with what was measured in place of its numbers; what was not measured stays."""
     kind = device_kind(on.name, list(base.devices))
     device = base.devices.get(kind) or _new_device(base, measured, on)
@@ -103,8 +103,10 @@ def write_profile(costs: ProfileFile, path: Path) -> None:
     path.write_text(costs.model_dump_json(indent=2) + "\n")
 
 
-def row_seconds(base: ProfileFile, measured: Measured) -> tuple[float | None, float | None]:
-    """Of one forward pass per sample in whole groups, and of one trained row; on this device."""
+def row_seconds(
+    base: ProfileFile, measured: DeviceMeasurement
+) -> tuple[float | None, float | None]:
+    """Returns the seconds of a forward pass per sample in whole groups, and of a trained row."""
     forward = None
     if measured.generation.rungs:
         call, sample = call_and_row_seconds(measured.generation.rungs)
@@ -113,7 +115,7 @@ def row_seconds(base: ProfileFile, measured: Measured) -> tuple[float | None, fl
     return forward, row
 
 
-def _new_device(base: ProfileFile, measured: Measured, on: MeasuredOn) -> Device:
+def _new_device(base: ProfileFile, measured: DeviceMeasurement, on: MeasuredOn) -> Device:
     profile = profile_of(base)
     expected = profile.forward_seconds / profile.variant.forwards_per_step
     forward, row = row_seconds(base, measured)
@@ -126,7 +128,7 @@ def _new_device(base: ProfileFile, measured: Measured, on: MeasuredOn) -> Device
     )
 
 
-def _generation(measured: Measured, speed: float) -> dict[str, float]:
+def _generation(measured: DeviceMeasurement, speed: float) -> dict[str, float]:
     if not measured.generation.rungs:
         return {}
     call, sample = call_and_row_seconds(measured.generation.rungs)
@@ -137,7 +139,7 @@ def _generation(measured: Measured, speed: float) -> dict[str, float]:
     }
 
 
-def _training(base: ProfileFile, measured: Measured, device: Device) -> dict[str, float]:
+def _training(base: ProfileFile, measured: DeviceMeasurement, device: Device) -> dict[str, float]:
     """rho is over a forward pass in whole groups: so the profile gives the measured seconds."""
     forward, row = row_seconds(base, measured)
     changes: dict[str, float] = {}
@@ -151,7 +153,7 @@ def _training(base: ProfileFile, measured: Measured, device: Device) -> dict[str
     return changes
 
 
-def _handover(measured: Measured) -> dict[str, float]:
+def _handover(measured: DeviceMeasurement) -> dict[str, float]:
     publication, switch = measured.publication, measured.switch
     changes = {
         "variants.lora.published_gb": publication.num_bytes / 1e9,
@@ -164,7 +166,7 @@ def _handover(measured: Measured) -> dict[str, float]:
     return changes
 
 
-def _details(measured: Measured) -> dict[str, str]:
+def _details(measured: DeviceMeasurement) -> dict[str, str]:
     """What the sources say beside the device, by path; the sizes that were measured among it."""
     way, switch = measured.publication, measured.switch
     calls = f" o + c n fitted to calls of n samples: {_listed(measured.generation)}."
@@ -198,7 +200,7 @@ def _listed(ladder: Ladder) -> str:
 
 
 def _assumed(model: ModelName) -> ProfileFile:
-    """Of Stable Diffusion 3.5 Medium: what is known of FLUX.1-dev, brought to its size."""
+    """Returns what is known of FLUX.1-dev, brought to the size of Stable Diffusion 3.5 Medium."""
     if model is not ModelName.sd35_medium:
         raise ValueError(f"{model} has a profile of its own, which is missing in {PROFILES}")
     plain = base_profile(ModelName.flux1_dev).model_dump()
@@ -245,7 +247,7 @@ def _set(plain: dict[str, Any], path: str, value: float) -> None:
 
 
 def _rounded(value: float) -> float:
-    """To so many digits that count."""
+    """Rounds to the digits that count."""
     if value == 0:
         return 0.0
     return round(value, DIGITS - 1 - math.floor(math.log10(abs(value))))

@@ -4,12 +4,14 @@ from rich.console import Console
 from rich.table import Table
 
 from digenrl.profile.ladder import call_and_row_seconds
-from digenrl.profile.measure import Measured
+from digenrl.profile.measure import DeviceMeasurement
 from digenrl.profile.profile import profile_of, row_seconds
 from services.scheduler.costs.profile import Profile, ProfileFile
 
 
-def show(base: ProfileFile, found: ProfileFile, measured: Measured, console: Console) -> None:
+def show(
+    base: ProfileFile, found: ProfileFile, measured: DeviceMeasurement, console: Console
+) -> None:
     """Seconds and memory by size, then the profile beside the one that was there before."""
     console.print(_ladder("denoising", "samples", measured, training=False))
     console.print(_ladder("training", "rows", measured, training=True))
@@ -17,7 +19,7 @@ def show(base: ProfileFile, found: ProfileFile, measured: Measured, console: Con
     console.print(_comparison(base, found))
 
 
-def _ladder(title: str, unit: str, measured: Measured, *, training: bool) -> Table:
+def _ladder(title: str, unit: str, measured: DeviceMeasurement, *, training: bool) -> Table:
     ladder = measured.training if training else measured.generation
     table = _table(title, f"{unit} per call", "seconds", f"ms per {unit[:-1]}", "peak GiB")
     for rung in ladder.rungs:
@@ -30,7 +32,7 @@ def _ladder(title: str, unit: str, measured: Measured, *, training: bool) -> Tab
     return table
 
 
-def _details(base: ProfileFile, measured: Measured) -> Table:
+def _details(base: ProfileFile, measured: DeviceMeasurement) -> Table:
     table = _table("on this device", "", "")
     table.show_header = False
     for name, value in {**_ratios(base, measured), **_switch(measured)}.items():
@@ -43,7 +45,7 @@ def _details(base: ProfileFile, measured: Measured) -> Table:
     return table
 
 
-def _ratios(base: ProfileFile, measured: Measured) -> dict[str, str]:
+def _ratios(base: ProfileFile, measured: DeviceMeasurement) -> dict[str, str]:
     forward, row = row_seconds(base, measured)
     if forward is None:
         return {}
@@ -54,7 +56,7 @@ def _ratios(base: ProfileFile, measured: Measured) -> dict[str, str]:
     return {**fitted, "rho, a trained row over a sample's step": f"{row / forward:.3g}"}
 
 
-def _switch(measured: Measured) -> dict[str, str]:
+def _switch(measured: DeviceMeasurement) -> dict[str, str]:
     switch = measured.switch
     if switch is None:
         return {"switch": "not measured: both do not fit"}

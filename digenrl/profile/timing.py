@@ -8,18 +8,18 @@ import torch
 from torch import nn
 
 MAX_SECONDS = 20.0
-"""Of one median: of long calls there are fewer repeats."""
+"""Limit for one median: long calls are repeated less often."""
 
 
 def timed(device: torch.device, work: Callable[[], object]) -> float:
-    """Seconds that it takes."""
+    """Returns the seconds that ``work`` takes."""
     watch = Stopwatch(device)
     work()
     return watch.lap()
 
 
 def median_seconds(device: torch.device, work: Callable[[], object], repeats: int) -> float:
-    """Of ``work``, done once before it counts, and ``repeats + 1`` times at most."""
+    """Times ``work``, which is done once before it counts, and ``repeats + 1`` times at most."""
     spent = timed(device, work)
     found: list[float] = []
     while len(found) < repeats and (not found or spent < MAX_SECONDS):
@@ -34,7 +34,7 @@ class Stopwatch:
         self._began = self._now()
 
     def lap(self) -> float:
-        """Seconds since the last one, or since the beginning."""
+        """Returns the seconds since the last call, or since the beginning."""
         began, self._began = self._began, self._now()
         return self._began - began
 
@@ -45,14 +45,14 @@ class Stopwatch:
 
 
 def forget_peak(device: torch.device) -> None:
-    """Begin anew, without the memory that the allocator keeps from other sizes."""
+    """Begins anew, without the memory that the allocator keeps from other sizes."""
     if device.type == "cuda":
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)
 
 
 def peak_bytes(network: nn.Module, device: torch.device) -> int:
-    """Given out at most since `forget_peak`. Of a CPU only the parameters are known."""
+    """Returns the most that was given out since `forget_peak`; on a CPU, the parameters' bytes."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     return sum(parameter.nbytes for parameter in network.parameters())

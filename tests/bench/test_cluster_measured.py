@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.cluster.measured import Measured, measure
+from bench.cluster.measured import MeasuredRun, measure
 from bench.cluster.modes import (
     MODES,
     STANDARD,
@@ -19,7 +19,7 @@ from bench.cluster.modes import (
 )
 from bench.cluster.request import Request
 from bench.cluster.results import case_result
-from bench.cluster.session import RunRecord
+from bench.cluster.session import EmulatedRun
 from bench.cluster.setting import (
     Setting,
     default_scale,
@@ -44,7 +44,7 @@ SMALL = QWEN.model_copy(update={"shape": QWEN.shape.model_copy(update={"groups":
 """Quick to simulate."""
 
 
-def record(*, staleness: Literal[0, 1] = 0, batches: int = 4, stock: float = 0.0) -> RunRecord:
+def record(*, staleness: Literal[0, 1] = 0, batches: int = 4, stock: float = 0.0) -> EmulatedRun:
     """Two rollout devices and a trainer of two; a batch of 512 samples takes 4 s.
 
     ``stock``: samples that are not generated in the measured batches."""
@@ -65,7 +65,7 @@ def record(*, staleness: Literal[0, 1] = 0, batches: int = 4, stock: float = 0.0
         "rollout-01-h100": {"generating": 2.0, "tail": 2.0},
         "trainer": {"training": 1.0, "committing": 1.0, "waiting_for_rollout": 2.0},
     }
-    return RunRecord(
+    return EmulatedRun(
         setting=setting,
         commits=[4.0 * version for version in range(batches + 1)],
         begin=Sample(0, 0.0, {"scheduler": 1.0}, {"DG_TASK": 100}),
@@ -112,8 +112,8 @@ def test_samples_are_counted_once_wherever_time_is_cut(cut: float, end: float) -
     assert samples_between(intervals, 0.0, 10.0) == pytest.approx(6.0)
 
 
-def measured(step: float) -> Measured:
-    return Measured(
+def measured(step: float) -> MeasuredRun:
+    return MeasuredRun(
         seed=0, warm_up=0, step_seconds=step, batch_seconds=[step], from_stock=0.0,
         shares={}, waits={},
         messages={"DG_TASK": 32.0}, cpu={"scheduler": 0.5}, overshoot_ms=0.1,

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from bench.cluster.measured import measure
-from bench.cluster.session import RunRecord, opened, run
+from bench.cluster.session import EmulatedRun, opened, run
 from bench.cluster.setting import Setting
 from bench.runner.session import Session
 from services.scheduler.costs.floor import floor_seconds
@@ -27,7 +27,7 @@ def setting(folder: Path, **changes: object) -> Setting:
     return plain.model_copy(update=changes)
 
 
-def check(run: RunRecord) -> None:
+def check(run: EmulatedRun) -> None:
     found = measure(run, WARM_UP, LAST)
     bound = floor_seconds(run.setting.load_profile(), {"H100": 4}) / run.setting.scale
     assert bound <= found.step_seconds < 6 * bound
@@ -38,7 +38,7 @@ def check(run: RunRecord) -> None:
     assert all(found.cpu[name] > 0 for name in ("scheduler", "rollout", "trainer", "nats"))
 
 
-def samples_by(run: RunRecord, role: str) -> float:
+def samples_by(run: EmulatedRun, role: str) -> float:
     begin, end = run.commits[WARM_UP], run.commits[LAST]
     return sum(
         each.samples
@@ -47,7 +47,7 @@ def samples_by(run: RunRecord, role: str) -> float:
     )
 
 
-def services_as_they_joined(session: Session, run: RunRecord) -> list[str]:
+def services_as_they_joined(session: Session, run: EmulatedRun) -> list[str]:
     """By the scheduler's log."""
     log = (session.folder / run.setting.run / "logs" / "scheduler.log").read_text()
     events = [json.loads(line) for line in log.splitlines() if line.startswith("{")]

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from digenrl.profile.handover import Publication, Switch
 from digenrl.profile.ladder import Ladder, Rung, call_and_row_seconds, climb, powers_of_two
-from digenrl.profile.measure import Measured
+from digenrl.profile.measure import DeviceMeasurement
 from digenrl.profile.models import ModelName
 from digenrl.profile.profile import (
     MeasuredOn,
@@ -33,8 +33,10 @@ def calls(call: float, row: float, sizes: tuple[int, ...] = SIZES) -> Ladder:
     return Ladder(tuple(Rung(n, call + row * n, (24 + n) * GIB) for n in sizes))
 
 
-def measured(generation: Ladder, training: Ladder, *, switch: Switch | None = SWITCH) -> Measured:
-    return Measured(
+def measured(
+    generation: Ladder, training: Ladder, *, switch: Switch | None = SWITCH
+) -> DeviceMeasurement:
+    return DeviceMeasurement(
         generation=generation, training=training, switch=switch, publication=PUBLICATION,
         optimizer_seconds=0.02 if training.rungs else None,
     )  # fmt: skip
