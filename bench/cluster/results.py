@@ -20,6 +20,7 @@ class ModeResult:
     split: str
     fragment_size: int | None
     tag: int | str
+    """Groups that the trainer generates; 0 if TAG is off."""
     gradient_help: bool
     step_seconds: float
     """Median over the rounds."""
@@ -111,7 +112,7 @@ def _mode_result(
         mode=mode.name,
         split=str(mode.split),
         fragment_size=mode.schedule.fixed_fragment,
-        tag=mode.schedule.tag,
+        tag="auto" if mode.schedule.fixed_tag is None else mode.schedule.fixed_tag,
         gradient_help=mode.schedule.gradient_help,
         step_seconds=step,
         fastest=min(rounds),

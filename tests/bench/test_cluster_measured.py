@@ -129,6 +129,7 @@ def test_a_mode_is_compared_with_bound_simulator_and_baselines() -> None:
                                    (own, [measured(3.6)])],
     )  # fmt: skip
     mode = found.modes[0]
+    assert [each.tag for each in found.modes] == [0, 0]
     assert mode.step_seconds == pytest.approx(44.0)
     assert (mode.fastest, mode.slowest) == pytest.approx((42.0, 46.0))
     assert mode.utilisation == pytest.approx(floor_seconds(SMALL, {"H100": 4}) / 44.0)
