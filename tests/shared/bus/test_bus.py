@@ -120,7 +120,7 @@ async def test_bytes_that_are_no_message_are_quarantined_and_stop_nobody(nats_ur
         assert kept.subject == "dg.test.quarantine.DG_TASK.1"
 
 
-async def test_a_slot_taken_by_garbage_is_told_to_its_publisher(nats_url: str) -> None:
+async def test_the_publisher_to_a_slot_taken_by_garbage_gets_an_error(nats_url: str) -> None:
     async with Bus.connect(nats_url, run="test", name="test") as bus:
         await bus.ensure_streams()
         await bus.jetstream.publish("dg.test.task.rollout-0.0.0.0.0", b"garbage")
