@@ -1,4 +1,4 @@
-"""Objects that no working service writes: each check says what is wrong, and raises nothing else."""
+"""Objects that no working service writes: each check says what is wrong and raises nothing else."""
 
 import json
 import struct

@@ -1,0 +1,146 @@
+"""Keys that do not go together are refused in one line with a remedy."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shared.errors import UserError
+from shared.recipe.recipe import load_recipe, override
+from tests.paths import DIGITS, ROOT
+from tests.shared.recipe.recipes import fault, with_algorithm, with_evaluation
+
+
+@pytest.mark.parametrize(
+    ("lines", "sampling", "said"),
+    [
+        ('name = "flow-gpo"', "", "algorithm.name: input should be 'flow-grpo'"),
+        ('name = "cps"', 'variant = "flow"', "sampling.variant: cps does not sample with 'flow'"),
+        ('name = "grpo-guard"', 'variant = "cps"', "use 'flow' or 'dance'"),
+        (
+            'name = "grpo-guard"\nstale_loss = "decoupled"',
+            "",
+            'algorithm.stale_loss: "decoupled" is not defined for grpo-guard; use "bypass"',
+        ),
+        ('advantage_std = "batch"\nkl_beta = 0.1', "", "set kl_beta to 0"),
+        ('name = "diffusion-nft"\nadvantage_std = "batch"', "", 'use "group"'),
+        ('advantage_std = "batch"\nrewards = "normalised"', "", "advantage_std"),
+    ],
+)
+def test_what_an_algorithm_cannot_do_is_refused(
+    tmp_path: Path, lines: str, sampling: str, said: str
+) -> None:
+    assert said in fault(with_algorithm(tmp_path, lines, sampling))
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"trainer.sharded": True}, "trainer.sharded: shares weights among ranks"),
+        (
+            {"trainer.ranks": 5, "trainer.sharded": True},
+            "trainer.ranks: 5 does not divide batch.group_size (24); nearest that do: 4 and 6",
+        ),
+        ({"trainer.ranks": 2, "trainer.devices": 2}, "trainer.devices: every rank has one"),
+        ({"trainer.ranks": 2, "trainer.deterministic": True}, "trainer.ranks: sums gradients"),
+        (
+            {"trainer.ranks": 2, "schedule.mode": "colocated", "rollout.workers": 0},
+            "trainer.ranks: ranks do not generate",
+        ),
+        ({"model.trained": "full", "model.dtype": "bfloat16"}, "model.dtype: all weights are"),
+        ({"model.trained": "full", "algorithm.kl_beta": 0.1}, "algorithm.kl_beta: the reference"),
+        (
+            {"model.trained": "full", "algorithm.kl_beta": 0.0, "rollout.can_train": True},
+            "rollout.can_train: gradients of all weights",
+        ),
+        ({"trainer.updates": 3}, "trainer.updates: 3 does not divide batch.groups (10)"),
+        ({"trainer.updates": 2, "rollout.can_train": True}, "trainer.updates: rollout devices"),
+        (
+            {"trainer.updates": 2, "algorithm.advantage_std": "batch", "algorithm.kl_beta": 0.0},
+            'trainer.updates: algorithm.advantage_std "batch"',
+        ),
+        ({"trainer.ema": 1.0}, "trainer.ema"),
+    ],
+)
+def test_what_does_not_go_together_is_refused_with_a_remedy(
+    changes: dict[str, Any], said: str
+) -> None:
+    base = {"batch.groups": 10, "batch.group_size": 24, "rollout.can_train": False}
+    with pytest.raises(UserError) as error:
+        override(load_recipe(DIGITS), {**base, **changes})
+    assert said in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+TEN = "[1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0.0]"
+
+
+@pytest.mark.parametrize(
+    ("lines", "sampling", "said"),
+    [
+        ("every = 0", "", "evaluation.every: input should be greater than 0, not 0"),
+        ("evry = 3", "", "evaluation.evry: unknown key; did you mean every?"),
+        ("steps = 1", "", "evaluation.steps: input should be greater than or equal to 2, not 1"),
+        ("height = 0", "", "evaluation.height: input should be greater than 0"),
+        (
+            "steps = 4\nsigmas = [1.0, 0.5, 0.0]",
+            "",
+            "evaluation.sigmas: 3 numbers; 4 steps need 5",
+        ),
+        ("steps = 2\nsigmas = [1.0, 1.0, 0.0]", "", "evaluation.sigmas: every number must be"),
+        (
+            "steps = 2\nsigmas = [0.8, 0.5, 0.0]",
+            "",
+            "so the first number must be 1, or nearly",
+        ),
+        (
+            "steps = 3\nsigmas = [1.0, 0.999999, 0.5, 0.0]",
+            "",
+            "evaluation.sigmas: only the first number may be as good as 1, and 0.999999 is as well",
+        ),
+        ('sigmas = "liner"', "", "evaluation.sigmas: "),
+        (
+            "steps = 40",
+            f"sigmas = {TEN}",
+            "evaluation.steps: sampling.sigmas are numbers, for 10 steps; give evaluation.sigmas "
+            "as well, 41 numbers",
+        ),
+    ],
+)
+def test_an_evaluation_that_does_not_work_out_is_refused(
+    tmp_path: Path, lines: str, sampling: str, said: str
+) -> None:
+    assert said in fault(with_evaluation(tmp_path, lines, sampling))
+
+
+def test_an_evaluation_may_have_settings_of_its_own(tmp_path: Path) -> None:
+    lines = 'every = 5\nsteps = 40\nsigmas = "shifted"'
+    evaluation = load_recipe(with_evaluation(tmp_path, lines, f"sigmas = {TEN}")).evaluation
+    assert (evaluation.every, evaluation.steps, evaluation.sigmas) == (5, 40, "shifted")
+
+
+def test_the_models_own_sigmas_are_numbers_for_the_evaluations_steps_too(tmp_path: Path) -> None:
+    path = with_evaluation(tmp_path, "steps = 4", 'sigmas = "model"')
+    text = path.read_text().replace('"../', f'"{ROOT}/')
+    path.write_text(text.replace('"digits.prompts', f'"{DIGITS.parent}/digits.prompts'))
+    recipe = load_recipe(path)
+    assert len(recipe.sampling.sigmas) == 11
+    assert recipe.evaluation.sigmas is not None and len(recipe.evaluation.sigmas) == 5
+    assert override(recipe, {}) == recipe, "numbers are checked as numbers"
+
+
+def test_a_group_that_no_message_takes_is_refused_with_the_largest_that_one_takes() -> None:
+    recipe = load_recipe(DIGITS)
+    scorers = recipe.reward.scorers * 4
+    many = [scorer.model_copy(update={"name": f"s{n}"}) for n, scorer in enumerate(scorers)]
+    plain = recipe.model_copy(update={"reward": recipe.reward.model_copy(
+        update={"scorers": tuple(many)}
+    )})  # fmt: skip
+    plain = override(plain, {"trainer.micro_batch": 1})
+    override(plain, {"batch.group_size": 64, "schedule.fragment_size": 1})
+    with pytest.raises(UserError, match=r"batch\.group_size: 1024 .* at most (\d+)") as refused:
+        override(plain, {"batch.group_size": 1024, "schedule.fragment_size": "auto"})
+    found = re.search(r"at most (\d+)", str(refused.value))
+    assert found is not None
+    override(plain, {"batch.group_size": int(found[1]), "schedule.fragment_size": "auto"})
