@@ -284,7 +284,7 @@ class Sent:
                 self.failed.add(_place(slot))
 
     def untrained_by(self, trainer: str) -> list[Group]:
-        """Of the newest batch."""
+        """Groups of the newest batch that this trainer has not trained."""
         return [g for g in self.waiting if g[0] == self.newest and (trainer, g) not in self.trained]
 
 

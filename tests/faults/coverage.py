@@ -34,18 +34,19 @@ from shared.messages.contracts import (
 )
 
 BRANCHES = (
-    "released: stale", "released: draining", "early group kept", "early group begun anew",
+    "released: stale", "released: draining", "early group kept", "early group begun again",
     "lent", "helped", "called back, kept", "called back, dropped", "resumed after return",
     "loan expired", "zombie commit refused", "second result refused", "second score refused",
     "second task refused", "given to another device", "failed: reward",
-    "failed: admission", "group sent again", "slot poisoned", "restart with work in hand",
+    "failed: admission", "group sent again", "slot poisoned", "restart with unfinished work",
     "announced during recovery", "lease ended", "run resumed after failure",
     "gradient released: stale", "gradient released: draining", "gradient released: failed",
     "second gradient refused", "gradient comes too late", "gradient lost, trained by the trainer",
-    "died with a gradient", "helper killed", "helper hung", "helper drained",
+    "died with a gradient", "gradient device killed",
+    "gradient device hung", "gradient device drained",
     "group contributed", "stale group contributed",
     "name taken", "not asked: late", "not asked: leaves", "not asked: returns",
-    "trained in slices", "trained beside publication", "batch begun anew after a conflict",
+    "trained in slices", "trained beside publication", "batch begun again after a conflict",
 )  # fmt: skip
 REFUSED = {
     FragmentGenerated: "second result refused",
@@ -96,7 +97,7 @@ def _count(meter: Meter, fact: Fact) -> None:
         case Fault(what=what):
             meter.counts[what] += 1
             if what == "scheduler restarts" and meter.outstanding:
-                meter.counts["restart with work in hand"] += 1
+                meter.counts["restart with unfinished work"] += 1
         case Expired():
             meter.counts["loan expired"] += 1
         case Begun() | Stepped() | Told():
@@ -112,7 +113,7 @@ def _count_training(meter: Meter, fact: Committed | Opened | Added | Computed) -
             meter.committed.add(version)
         case Opened(device=device, version=version):
             again = (device, version) in meter.opened
-            meter.counts["batch begun anew after a conflict"] += again
+            meter.counts["batch begun again after a conflict"] += again
             meter.opened.add((device, version))
         case Added(group=group, samples=samples):
             meter.counts["trained in slices"] += 0 < len(samples) < len(group.advantages)
@@ -179,7 +180,7 @@ def _count_task(meter: Meter, task: GenerateFragment) -> None:
     meter.holders[place] = task.worker
     meter.outstanding.add(place)
     version = meter.versions.get(group, task.policy.version)
-    meter.counts["early group begun anew"] += version < task.policy.version
+    meter.counts["early group begun again"] += version < task.policy.version
     meter.versions[group] = task.policy.version
 
 

@@ -42,23 +42,23 @@ class Evidence:
     intervals: Sequence[Interval]
     stored: list[Stored] = field(default_factory=list)
     tasks: list[GenerateFragment] = field(default_factory=list)
-    """That were stored, in order."""
+    """Tasks that were stored, in order."""
     results: list[FragmentGenerated] = field(default_factory=list)
     groups: list[TrainGroup] = field(default_factory=list)
     asked: list[ComputeGradient] = field(default_factory=list)
     begun: dict[int, Begun] = field(default_factory=dict)
-    """By generation."""
+    """Beginnings by the number of the generation."""
     steps: dict[int, list[Stepped]] = field(default_factory=lambda: defaultdict(list))
-    """By generation."""
+    """Denoising steps by the number of the generation."""
     computed: dict[int, Computed] = field(default_factory=dict)
-    """By number."""
+    """Gradients by number."""
     loans: dict[str, list[Told | Stepped]] = field(default_factory=lambda: defaultdict(list))
-    """By device."""
+    """Loan commands and steps, by device."""
     transactions: list[Transaction] = field(default_factory=list)
     independent_devices: set[str] = field(default_factory=set)
     """Trainers each of whose devices works on its own."""
     _added: dict[tuple[str, int], list[Added]] = field(default_factory=dict)
-    """By trainer and batch, since it was last begun."""
+    """Gradients added since the batch was last begun, by trainer and batch."""
 
 
 def gather(plan: Plan, history: History, commits: Sequence[Commit]) -> Evidence:

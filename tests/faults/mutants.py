@@ -140,7 +140,7 @@ def _without_deadlines() -> AbstractContextManager[None]:
 
 
 def recovery_skips_the_contributions() -> AbstractContextManager[None]:
-    """Which the schedules favour here: a scheduler dies while gradients are computed."""
+    """The schedules favour what it takes here: a scheduler dies while gradients are computed."""
     kill = partial(nemesis.Nemesis.kill, kind="scheduler")
     faults = (("kill scheduler", kill), ("request TAG", nemesis.Nemesis.request_tag))
     planted = patched((nemesis, "FAULTS", faults))

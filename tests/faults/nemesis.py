@@ -41,7 +41,7 @@ class Nemesis:
     """Processes that have a successor, and do not know it."""
     _random: Random = field(init=False)
     _weights: list[int] = field(init=False)
-    """Of the kinds of faults."""
+    """Weights of the kinds of faults."""
     _num_requests: int = 0
     _num_joined: int = 0
 
@@ -177,15 +177,15 @@ class Nemesis:
         self._succeed(worker)
         return worker.address
 
-    def kill_helper(self) -> str | None:
+    def kill_gradient_device(self) -> str | None:
         """When it is asked for a gradient, or when that is stored and not announced."""
         return self._ambush("killed", lambda worker: worker.process.kill())
 
-    def succeed_helper(self) -> str | None:
+    def succeed_gradient_device(self) -> str | None:
         """Asked for a gradient it hangs, another is started in its place, and then it goes on."""
         return self._ambush("hung", self._succeed)
 
-    def drain_helper(self) -> str | None:
+    def drain_gradient_device(self) -> str | None:
         """When it is asked for a gradient."""
         return self._ambush("drained", self._drain)
 
@@ -271,7 +271,7 @@ class Nemesis:
         return self._random.choice(alive) if alive else None
 
     def _ambush(self, what: str, fault: Callable[[SimRollout], None]) -> str | None:
-        """Of a device that may compute gradients, soon after it is asked to."""
+        """A device dies soon after it is asked for a gradient."""
         able = [w for w in self.cluster.rollout.values() if w.process.alive and w.can_train]
         if not able:
             return None
@@ -280,7 +280,7 @@ class Nemesis:
 
         def strike() -> None:
             if worker.process.alive and not self.at_peace:
-                self.cluster.history.fault(f"helper {what}", worker.address)
+                self.cluster.history.fault(f"gradient device {what}", worker.address)
                 fault(worker)
 
         if not worker.dies_with_gradient:
@@ -360,9 +360,9 @@ FAULTS: tuple[tuple[str, Make], ...] = (
     ("blind rollout", Nemesis.blind_rollout),
     ("join", Nemesis.join),
     ("succeed rollout", Nemesis.succeed_rollout),
-    ("kill helper", Nemesis.kill_helper),
-    ("succeed helper", Nemesis.succeed_helper),
-    ("drain helper", Nemesis.drain_helper),
+    ("kill gradient device", Nemesis.kill_gradient_device),
+    ("succeed gradient device", Nemesis.succeed_gradient_device),
+    ("drain gradient device", Nemesis.drain_gradient_device),
     ("succeed trainer", Nemesis.succeed_trainer),
     ("kill between commands", Nemesis.kill_between_commands),
     ("kill after a command", Nemesis.kill_after_a_command),

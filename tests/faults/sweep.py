@@ -22,7 +22,7 @@ from tests.faults.nemesis import Nemesis
 from tests.faults.schedules import Schedule, draw
 
 LIVENESS_S = 200.0
-"""Of peace: many times what a run takes without faults."""
+"""Seconds of peace: many times what a run takes without faults."""
 AFTERMATH_S = 1.0
 """After the end, for what zombies may still do."""
 TICK_S = 1.0

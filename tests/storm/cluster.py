@@ -157,7 +157,7 @@ class Cluster:
         return found
 
     async def until_step(self, step: int, *, seconds: float = PATIENCE_S) -> None:
-        """Until that version is committed, by what the store says."""
+        """Wait until the store holds the commit of that version."""
 
         async def look() -> bool:
             return await self.num_commits() > step
@@ -170,7 +170,7 @@ class Cluster:
 
     @property
     def num_deaths(self) -> dict[str, int]:
-        """Of every process that was started again."""
+        """How often each process was restarted."""
         return {child.name: child.num_deaths for child in self.children.values()}
 
     async def num_commits(self) -> int:

@@ -26,7 +26,7 @@ class Expected:
 
     weights_digest: str
     rewards: tuple[tuple[float, ...], ...] = ()
-    """Of the batch that it was trained from: one row per group."""
+    """Rewards of the batch that it was trained from: one row per group."""
 
 
 def versions(setting: Setting, recipe: Recipe) -> Iterator[Expected]:

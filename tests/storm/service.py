@@ -32,8 +32,10 @@ PR_SET_PDEATHSIG = 1
 
 
 def run_service(name: str, folder: Path, environment: Mapping[str, str], port: int) -> None:
-    """Until SIGTERM. ``name``: scheduler, trainer, rollout-0, reward-1, ...; ``port``: of the
-    scheduler's API."""
+    """Run a service until SIGTERM.
+
+    ``name``: scheduler, trainer, rollout-0, reward-1, ...; ``port``: of the scheduler's API.
+    """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     os.setsid()

@@ -7,7 +7,7 @@ from shared.recipe.schedule import RunSchedule
 from tests.profile.tiny import GROUPS, tiny_profile
 
 SAMPLES = 16
-"""Of a batch."""
+"""Samples of a batch."""
 
 
 def small(folder: Path, *, groups: int = GROUPS, **changes: object) -> Setting:

@@ -15,15 +15,15 @@ from tests.storm.small import small
 
 Kind = Literal["kill", "terminate", "freeze"]
 KINDS: dict[Kind, int] = {"kill": 12, "terminate": 3, "freeze": 5}
-"""How often, of 20."""
+"""Weights of the kinds, of 20."""
 GAP_S = (0.5, 1.5)
-"""Between two faults."""
+"""Seconds between two faults."""
 FROZEN_S = (0.5, 6.5)
-"""The longest are longer than a worker's lease."""
+"""Seconds that a process is stopped; at most longer than a worker's lease."""
 CALM_STEPS = 3
-"""That the run takes after the last fault."""
+"""Steps that the run takes after the last fault."""
 CALM_S = 40.0
-"""In which it must have taken them."""
+"""Seconds in which it must have taken them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class Fault:
     after: float
     """Seconds since the one before."""
     seconds: float = 0.0
-    """For which the process is frozen."""
+    """Seconds for which the process is frozen."""
 
     def __str__(self) -> str:
         long = f" for {self.seconds:.1f} s" if self.kind == "freeze" else ""
@@ -65,11 +65,11 @@ class Storm:
     calm_seconds: float
     """From the last fault until the run had gone on for some steps."""
     groups_by_rollout: int
-    """That rollout devices have trained."""
+    """Groups whose gradients rollout devices computed."""
     fragments_by_trainer: int
-    """That the trainer's devices have generated."""
+    """Fragments that the trainer's devices generated."""
     deaths: dict[str, int]
-    """Of processes that were started again, by their own fault or by ours."""
+    """How often each process was restarted, by its own fault or by ours."""
     violations: list[str]
 
 
@@ -98,7 +98,7 @@ async def weather(run: Cluster, seed: int, number: int) -> Storm:
 
 
 async def _commits(run: Cluster) -> int:
-    """As soon as the store answers."""
+    """Number of versions, as soon as the store answers."""
     await run.until_step(0)
     return await run.num_commits() or await _commits(run)
 

@@ -31,7 +31,7 @@ def wanted(tmp_path: Path) -> list[Expected]:
 def chain(
     wanted: Sequence[Expected], planted: Change | None = None, at: int = 2
 ) -> list[CommitRecord]:
-    """Of a run that nothing has disturbed, with a change to one record that its child knows of."""
+    """The records of an undisturbed run, with a change to one that its child takes into account."""
     records: list[CommitRecord] = []
     for version, expected in enumerate(wanted):
         record = CommitRecord(

@@ -15,9 +15,9 @@ from shared.process.service import probes
 
 Limit = Annotated[int, Query(ge=1, le=200, description="how many at most")]
 Number = Annotated[int, Path(ge=0, lt=2**31, description="number of the batch")]
-DESCRIPTION = """Where a run is, what its workers do, and requests to it.
+DESCRIPTION = """Shows where a run is and what its workers do, and takes requests to it.
 
-There is no authentication: whoever reaches the port may ask for anything (docs/operations.md).
+There is no authentication: whoever reaches the port may request anything (docs/operations.md).
 Errors are problem+json (RFC 9457). A request that is accepted (202) takes effect a moment later.
 """
 ERRORS: dict[int | str, dict[str, object]] = {
@@ -83,7 +83,7 @@ def create_app(scheduler: Scheduler) -> FastAPI:
 def _add_tag(app: FastAPI, scheduler: Scheduler) -> None:
     @app.get("/v1/tag", operation_id="get_tag", tags=["tag"])
     def tag() -> models.TagView:
-        """Trainer-assisted generation: what was decided, what it was predicted to gain and did."""
+        """Trainer-assisted generation: decisions with their predicted and measured gains."""
         return views.tag_view(scheduler)
 
     @app.post(
@@ -123,7 +123,7 @@ def _add_actions(app: FastAPI, scheduler: Scheduler) -> None:
         responses={409: ERRORS[409]},
     )
     async def pause() -> models.Accepted:
-        """Issue no further fragment until resumed; what is in hand is finished."""
+        """Issue no further fragments until resumed; work in progress is finished."""
         return await request("pause")
 
     @app.post(
@@ -134,7 +134,7 @@ def _add_actions(app: FastAPI, scheduler: Scheduler) -> None:
         responses={409: ERRORS[409]},
     )
     async def resume() -> models.Accepted:
-        """Go on after a pause, a stop or a failure."""
+        """Continue after a pause, a stop or a failure."""
         return await request("resume")
 
     @app.post(
@@ -145,5 +145,5 @@ def _add_actions(app: FastAPI, scheduler: Scheduler) -> None:
         responses={409: ERRORS[409]},
     )
     async def stop() -> models.Accepted:
-        """End the run where it stands; it can be resumed from its newest commit."""
+        """End the run where it is; it can be resumed from its newest commit."""
         return await request("stop")

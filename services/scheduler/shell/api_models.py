@@ -1,4 +1,4 @@
-"""What the HTTP API takes and gives. The words under each field are its description in `/docs`."""
+"""Requests and answers of the HTTP API. The text below a field is its description in `/docs`."""
 
 from typing import Annotated, Any, Literal
 
@@ -54,15 +54,15 @@ class RunView(View):
     seconds_per_step: float | None
     """Median over the newest steps."""
     eta_seconds: float | None
-    """Until the last step, at that pace."""
+    """Seconds until the last step, at that pace."""
     waiting_for: WaitsFor
-    """What the run goes on with. operator: a request to resume."""
+    """Service that the run waits for. operator: a request to resume."""
     num_workers: dict[Service, int]
-    """Workers that report, by service."""
+    """Number of workers that report, by service."""
     missing_workers: list[Service]
-    """Services without which the run cannot go on, and of which no worker takes part."""
+    """Services that the run needs and that no worker provides."""
     num_quarantined: int
-    """Received bytes that were no message."""
+    """Number of received payloads that were no message."""
     failure: str | None
     """Why the run has failed, if it has."""
 
@@ -80,47 +80,47 @@ class WorkerView(View):
     )  # fmt: skip
 
     worker: str
-    """Its name."""
+    """Name of the worker."""
     address: str
-    """This start of it: a worker that is started again has another one."""
+    """Address of this start of the worker; one that is restarted has another."""
     service: Service
-    """What it is."""
+    """Service that the worker provides."""
     host: str
     """Name of the machine that it runs on."""
     url: str
-    """Of its probes and metrics; empty if it has not said."""
+    """URL of its probes and metrics; empty if not reported."""
     device: str
-    """Kind of its device, as its maker calls it."""
+    """Kind of its device, as the maker calls it."""
     gpu: str
-    """Which of its host's accelerators; empty if it uses none."""
+    """Accelerators of its host that it uses; empty if none."""
     memory_bytes: int
-    """Of its device."""
+    """Memory of its device."""
     activity: Activity
-    """What it says that it does."""
+    """What the worker reports that it does."""
     use: Use | None
-    """What the scheduler sees it do, and if it waits, for whom."""
+    """What the worker does as the scheduler sees it and, if it waits, for whom."""
     policy_version: int | None
-    """Whose weights it has loaded."""
+    """Version whose weights are loaded."""
     num_done: int
-    """Pieces of work that it has finished."""
+    """Number of work items finished."""
     busy_seconds: float
-    """Time spent on work since it was started."""
+    """Seconds spent on work since it was started."""
     num_quarantined: int
-    """Received bytes that were no message."""
+    """Number of received payloads that were no message."""
     refused: str | None
-    """Why it takes no part, if it does not."""
+    """Why the worker is refused, if it is."""
     lent: bool
-    """TAG: a trainer's device that generates."""
+    """TAG: whether the trainer's device is lent for generation."""
     seconds_per_sample: float | None
-    """Of generation on this device, as measured; null if it has not generated."""
+    """Measured seconds per generated sample; null if it has not generated."""
     num_in_hand: int
-    """Fragments that it has."""
+    """Number of fragments that the worker has."""
     trains_group: int | None
     """Group of the current batch whose gradient it computes for the trainer."""
     seconds_per_gradient: float | None
-    """Of a whole group on this device, as measured."""
+    """Measured seconds per group; null if it has not computed a gradient."""
     seconds_since_seen: float
-    """Since its newest report."""
+    """Seconds since its newest report."""
 
 
 class TagDecisionView(View):
@@ -129,23 +129,23 @@ class TagDecisionView(View):
     model_config = example(**A_DECISION)
 
     batch: int
-    """Its number."""
+    """Number of the batch."""
     groups: int
     """Groups that the trainer may generate."""
     reason: str
-    """Why so many."""
+    """Why this number was chosen."""
     predicted_seconds: float | None
-    """Of the batch, with this help."""
+    """Predicted seconds of the batch with this help."""
     predicted_gain: float | None
-    """Over the batch without help: at 0.1 that one would take 10 % longer."""
+    """Predicted gain over the batch without help, which takes 10 % longer at 0.1."""
     measured_seconds: float | None
-    """That the batch took; null while it goes on."""
+    """Seconds that the batch took; null while it is in flight."""
     measured_gain: float | None
-    """Over what was predicted without help."""
+    """Gain over the time predicted without help."""
 
 
 class TagView(View):
-    """Trainer-assisted generation: what holds, and how it was decided."""
+    """Trainer-assisted generation: the mode in force, and its decisions."""
 
     model_config = example(
         mode="auto", groups=0, lent=False, generation=7, samples_left=4,
@@ -157,15 +157,15 @@ class TagView(View):
     mode: TagMode
     """Who chooses: the scheduler (auto), nobody (off), or an operator (fixed)."""
     groups: int
-    """Groups of every batch, of mode fixed."""
+    """Groups per batch in mode fixed."""
     lent: bool
-    """Whether the trainer's device generates."""
+    """Whether the trainer's device is lent for generation."""
     generation: int
-    """Number of the newest command to the trainer's device."""
+    """Loan number: that of the newest command to the trainer's device."""
     samples_left: int
     """Samples that the trainer may still take in the current batch."""
     costs: dict[str, float | None]
-    """Learned seconds; null where nothing was measured."""
+    """Learned seconds; null if nothing was measured."""
     decisions: list[TagDecisionView]
     """Newest first."""
 
@@ -179,17 +179,17 @@ class BatchView(View):
     )  # fmt: skip
 
     batch: int
-    """Its number; batch k turns version k into k + 1."""
+    """Number of the batch; batch k turns version k into k + 1."""
     status: Literal["in_flight", "early", "committed"]
-    """early: begun with the version before, while the batch before it is trained."""
+    """early: begun with the version before, while the batch before is trained."""
     staleness: dict[int, int]
-    """Samples by staleness, so far."""
+    """Number of samples by staleness, so far."""
     reward_mean: float | None = None
-    """Once it is committed."""
+    """Mean reward, once the batch is committed."""
     metrics: dict[str, float] = {}
-    """Of its optimizer step, once it is committed."""
+    """Metrics of its optimizer step, once the batch is committed."""
     num_fragments: dict[str, int] = {}
-    """Fragments by stage, while the batch is in flight."""
+    """Number of fragments by stage, while the batch is in flight."""
 
 
 class GroupView(View):
@@ -198,17 +198,17 @@ class GroupView(View):
     model_config = example(**A_GROUP)
 
     group: int
-    """Its number in the batch."""
+    """Number of the group in its batch."""
     attempt: int
-    """How often it was sent to the trainer in vain."""
+    """How often the group was sent to the trainer in vain."""
     policy_version: int | None
-    """The version that generated it."""
+    """Version that generated the group."""
     stages: list[str]
     """Stage of each of its fragments."""
     trained_by: str | None
     """Address of the rollout device that computes its gradient; null: the trainer."""
     rewards: list[float | None]
-    """Of its samples, in order; null for one that could not be scored."""
+    """Rewards of its samples, in order; null for one that could not be scored."""
 
 
 class BatchDetail(BatchView):
@@ -221,7 +221,7 @@ class BatchDetail(BatchView):
     )  # fmt: skip
 
     groups: list[GroupView]
-    """In order."""
+    """Groups of the batch, in order."""
 
 
 class VersionView(View):
@@ -233,13 +233,13 @@ class VersionView(View):
     )  # fmt: skip
 
     version: int
-    """Optimizer steps taken."""
+    """Number of optimizer steps taken."""
     weights_digest: str
-    """SHA-256 over its parameters."""
+    """SHA-256 of its parameters."""
     weights: str
     """Key of its adapter or weights in the object store."""
     trained_from_batch: int | None
-    """The batch of its optimizer step; null of version 0."""
+    """Batch of its optimizer step; null for version 0."""
     onpolicy_ratio_error: float | None
     """How far the ratio of on-policy samples was from 1."""
 
@@ -250,13 +250,13 @@ class Accepted(View):
     model_config = example(action="pause", id="8c1f0a5be0c64d1c9d6a3d2f5f1f7a10")
 
     action: Literal["pause", "resume", "stop", "tag"]
-    """What was asked."""
+    """Action that was requested."""
     id: str
-    """Of this request, as the logs name it."""
+    """Identifier of this request in the logs."""
 
 
 class TagBody(View):
-    """What an operator asks of TAG; it holds from the next batch on, off at once."""
+    """A mode for TAG, which applies from the next batch on; off applies at once."""
 
     model_config = ConfigDict(
         extra="forbid", json_schema_extra={"examples": [{"mode": "fixed", "groups": 3}]}
@@ -265,4 +265,4 @@ class TagBody(View):
     mode: TagMode
     """Who chooses: the scheduler (auto), nobody (off), or you (fixed)."""
     groups: Annotated[int, Field(ge=0)] | None = None
-    """fixed: groups of every batch that the trainer generates."""
+    """fixed: number of groups per batch that the trainer generates."""

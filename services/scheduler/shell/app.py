@@ -1,5 +1,5 @@
-"""The scheduler's shell: carries events to the machine, its commands to the bus, and keeps the
-version index, the metrics and the history up to date with the commit records."""
+"""The scheduler's shell: carries events to the machine and its commands to the bus, and keeps the
+version index, the metrics and device use up to date with the commit records."""
 
 import asyncio
 import time
@@ -51,10 +51,10 @@ from shared.store import ObjectStore
 from shared.telemetry import ANNOUNCEMENTS_REFUSED
 
 SENT_AT_ONCE = 128
-"""Commands; in between, statuses are heard."""
+"""Commands sent concurrently; statuses are heard in between."""
 
 STANDING: dict[Phase, Literal["pause", "stop"]] = {"paused": "pause", "stopped": "stop"}
-"""What an operator has asked for, and is asked for again when the streams were lost."""
+"""Requests of an operator that are repeated when the streams were lost."""
 
 log = structlog.get_logger()
 
@@ -71,7 +71,7 @@ class Scheduler:
     chain: list[CommitRecord] = field(default_factory=list)
     meter: Meter = field(default_factory=Meter)
     committed_at: list[float] = field(default_factory=list)
-    """Monotonic seconds of the commits that this process has seen."""
+    """Monotonic times of the commits that this process has seen, in seconds."""
     horizon: Horizon = field(init=False)
     roster: Roster = field(init=False)
     dead_letters: DeadLetters = field(init=False)
@@ -92,7 +92,7 @@ class Scheduler:
 
     @property
     def seen(self) -> dict[str, Seen]:
-        """What workers have said last, by address."""
+        """Newest status of each worker, by address."""
         return self.roster.seen
 
     def _version_cleanup(self) -> VersionCleanup:
@@ -108,8 +108,10 @@ class Scheduler:
         return {version for version in said if version is not None}
 
     async def run(self) -> None:
-        """Recover from the commit records, then handle events for ever; if streams are lost, make
-        them again and do the same once more."""
+        """Recover from the commit records, then handle events for ever.
+
+        If streams are lost, make them again and start over.
+        """
         await self.bus.on_status(lambda status: self.roster.record(status))
         before: State | None = None
         while True:
@@ -118,10 +120,14 @@ class Scheduler:
             except* StreamsLost as lost:
                 log.error("streams_lost", lost=[str(error) for error in lost.exceptions])
             self.health.is_not_ready("recovering: messages of NATS were lost")
-            before = self._begin_anew()
+            before = self._start_over()
 
     async def _run_on(self, before: State | None) -> None:
-        """Raises StreamsLost, in a group. ``before``: what was known when streams were lost."""
+        """Recover and handle events; ``before``: the state when streams were lost.
+
+        Raises:
+            StreamsLost: in a group.
+        """
         await retry(self.bus.ensure_streams)
         marks = await retry(self.bus.marks)
         async with asyncio.TaskGroup() as tasks:
@@ -138,10 +144,10 @@ class Scheduler:
             tasks.create_task(self._handle())
 
     async def _recover(self, before: State | None) -> dict[str, int]:
-        """Read what is stored; gives the number of the last message that was read, by stream."""
+        """Read what is stored; returns the number of the last message read, by stream."""
         self.chain = await retry(lambda: commit_chain(self.store, self.bus.run))
         await retry(lambda: self.index.rebuild(self.chain))
-        if before is not None:  # of what is left of the open batches, nothing is known to be whole
+        if before is not None:  # what is left of the open batches may not be whole
             for batch in (len(self.chain) - 1, len(self.chain)):
                 await retry(partial(self.bus.forget_batch, max(0, batch)))
         if self.chain:
@@ -158,15 +164,15 @@ class Scheduler:
         self.health.is_ready()
         return last
 
-    def _begin_anew(self) -> State:
-        """Forget what follows from the streams; gives what was known."""
+    def _start_over(self) -> State:
+        """Forget what follows from the streams; returns the state so far."""
         before, self.state = self.state, self._first
         self._inbox = Inbox()
         self._begin()
         return before
 
     async def _read(self, stream: subjects.Stream) -> int:
-        """Apply what is stored, after a restart; gives the number of the last message."""
+        """Apply what is stored, after a restart; returns the number of the last message."""
         found, last = await self.bus.stored(stream)
         for received in found:
             message = received.message
@@ -192,7 +198,7 @@ class Scheduler:
         now = time.monotonic()
         self.meter.advance(now, uses(self.plan, self.state))
         state, commands = step(self.plan, self.state, event, now)
-        # At once: each has a subject of its own, and fifty that wait for one another take 40 ms.
+        # Concurrently: each has its own subject, and fifty one after another take 40 ms.
         for some in _portions(commands):
             await asyncio.gather(*(self._send(command) for command in some))
         if state.phase != self.state.phase:
@@ -210,7 +216,7 @@ class Scheduler:
             self._inbox.put(failure_to_send(command, str(error)))
 
     async def _record(self, event: PolicyPublished) -> None:
-        """A version is announced: believe its commit record, open its batch, index it."""
+        """A version is announced: check its commit record, open its batch, index it."""
         while len(self.chain) <= event.policy.version:  # one before it may have been missed
             number = len(self.chain)
             record = await retry(partial(read_commit, self.store, self.bus.run, number))
@@ -226,7 +232,7 @@ class Scheduler:
         self.committed_at.append(time.monotonic())
         self._publish_lag.publish(time.monotonic() - event.seconds)
         await self._apply(event)
-        # Devices wait for the batch, and find the version in its record as well.
+        # Indexed after the batch is opened: devices wait for that, and can find the record.
         await retry(partial(self._index, record))
         measure_commit(record)
         await self._keep_usage(record)
@@ -240,7 +246,7 @@ class Scheduler:
             await self.index.rebuild(self.chain)
 
     async def _keep_usage(self, record: CommitRecord) -> None:
-        """What the devices did for the batch that was just committed, for the report."""
+        """Store what the devices did for the batch that was just committed, for the report."""
         if record.batch is None or len(self.committed_at) < 2:
             return  # this process has not seen it from its beginning
         history = self.state.tag.history

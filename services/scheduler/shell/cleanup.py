@@ -1,4 +1,4 @@
-"""What the scheduler deletes: messages and trajectories of old batches, weights of old versions."""
+"""Deletes messages and trajectories of old batches, and weights of old versions."""
 
 import asyncio
 from collections.abc import Callable, Collection, Sequence
@@ -23,11 +23,11 @@ from shared.run.retention import Retention, deletable
 from shared.store import ObjectStore
 
 KEPT_BATCHES = 2
-"""Committed batches whose messages and trajectories are kept, for people to look at."""
+"""Number of committed batches whose messages and trajectories are kept for inspection."""
 FORGET_AFTER_S = 1.0
-"""Delay after a commit: until then devices wait for the first fragments of the next batch."""
+"""Seconds of delay after a commit, in which devices wait for the next batch's first fragments."""
 LOOK_S = 5.0
-"""Time between two looks at old versions; nothing hurries."""
+"""Seconds between two looks at old versions."""
 
 log = structlog.get_logger()
 
@@ -40,23 +40,23 @@ class BatchCleanup:
     _store: ObjectStore
     _queue: "asyncio.Queue[int]" = field(default_factory=asyncio.Queue)
     _hurried: set[int] = field(default_factory=set)
-    """Batches that were forgotten before their time, to make room."""
+    """Batches that were forgotten early to make room."""
 
     def committed(self, version: int) -> None:
-        """A version is committed: a moment later an older batch can go."""
+        """Forget an older batch a moment after a version is committed."""
         if version > KEPT_BATCHES:
             old = version - 1 - KEPT_BATCHES
             asyncio.get_running_loop().call_later(FORGET_AFTER_S, self._queue.put_nowait, old)
 
     def make_room(self, newest: int) -> None:
-        """Streams are nearly full: forget the messages of every committed batch."""
+        """Forget the messages of every committed batch, since streams are nearly full."""
         for batch in range(max(0, newest - KEPT_BATCHES), newest):
             if batch not in self._hurried:
                 self._hurried.add(batch)
                 self._queue.put_nowait(batch)
 
     async def run(self, newest: int) -> None:
-        """Forget batches for ever; first what a scheduler that died has left."""
+        """Forget batches for ever, beginning with what a scheduler that died has left."""
         for batch in await retry(partial(stored_batches, self._store, self._bus.run)):
             if batch < newest - KEPT_BATCHES:
                 self._queue.put_nowait(batch)
@@ -69,14 +69,14 @@ class BatchCleanup:
 
 @dataclass(frozen=True, slots=True)
 class VersionCleanup:
-    """Deletes weights and checkpoints of versions that nobody needs any more."""
+    """Deletes weights and checkpoints of versions that are no longer needed."""
 
     store: ObjectStore
     run: str
     retention: Retention
     chain: Callable[[], Sequence[CommitRecord]]
     in_use: Callable[[], Collection[int]]
-    """Versions that workers have said they use."""
+    """Versions that workers report to use."""
 
     async def look_for_ever(self) -> None:
         seen = 0
@@ -91,7 +91,7 @@ class VersionCleanup:
                     seen = 0
 
     async def look(self) -> None:
-        """Raises Unavailable if the store does not answer."""
+        """Delete what is no longer needed; raises Unavailable if the store does not answer."""
         chain = list(self.chain())
         if not chain:
             return

@@ -1,5 +1,5 @@
-"""Work that never arrives, as failures for the machine: what the broker gave up on, bytes that are
-no message, commands whose slot holds something else."""
+"""Turns work that never arrives into failures for the machine: messages that the broker gave up on,
+bytes that are no message, and commands whose slot holds something else."""
 
 import json
 import re
@@ -46,7 +46,7 @@ class DeadLetters:
 
 
 async def failure_of(bus: Bus, received: Received) -> MachineInput | None:
-    """What a message of DG_DLQ says about a piece of this run's work; None if nothing."""
+    """The failure that a message of DG_DLQ means for this run; None if none."""
     subject, reason = await _subject(bus, received)
     if subject is None or not subject.startswith(f"dg.{bus.run}."):
         return None
@@ -79,7 +79,7 @@ async def _subject(bus: Bus, received: Received) -> tuple[str | None, str]:
 def failure_to_send(
     command: GenerateFragment | TrainGroup | ComputeGradient, reason: str
 ) -> FragmentFailed | GroupFailed | GradientReleased:
-    """The command's slot holds something that is no message."""
+    """The failure of a command whose slot holds bytes that are no message."""
     if isinstance(command, ComputeGradient):
         group = command.group
         return GradientReleased(

@@ -1,4 +1,4 @@
-"""What the scheduler does while a broker or the store is away, and if streams are full or lost."""
+"""Handles outages: a broker or the store is away, streams are full, or streams are lost."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
@@ -34,7 +34,7 @@ async def retry(work: Callable[[], Awaitable[T]]) -> T:
 
 
 class StreamsLost(DigenRLError):
-    """Messages are gone that the scheduler's state rests on."""
+    """Messages are gone on which the scheduler's state rests."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,13 +44,13 @@ class StreamWatch:
     bus: Bus
     health: Health
     make_room: Callable[[], None]
-    """Is called as long as a stream is nearly full."""
+    """Called as long as a stream is nearly full."""
 
     async def run(self, before: Mapping[str, StreamMark | None]) -> None:
-        """Look for ever; ``before`` is how the streams were when they were last made.
+        """Look for ever; ``before``: the streams' marks when they were made.
 
         Raises:
-            StreamsLost: as soon as one of them is gone, was made anew or set back.
+            StreamsLost: as soon as a stream is gone, was made again or set back.
         """
         while True:
             await asyncio.sleep(LOOK_S)

@@ -1,4 +1,4 @@
-"""The workers that the scheduler hears: who takes part, who does not, and who has left."""
+"""Keeps track of the workers that report: who takes part, who is refused, and who has left."""
 
 import asyncio
 import time
@@ -29,21 +29,21 @@ log = structlog.get_logger()
 class Seen:
     status: WorkerStatus
     at: float
-    """Monotonic seconds."""
+    """Monotonic time of the status, in seconds."""
     refused: str | None = None
-    """Why it takes no part, whatever device it has."""
+    """Why the worker is refused, apart from its device."""
 
 
 @dataclass(slots=True)
 class Roster:
-    """Turns statuses, and their absence, into what the machine is told."""
+    """Turns statuses and their absence into inputs of the machine."""
 
     _bus: Bus
     _put: Callable[[MachineInput], None]
     _state: Callable[[], State]
     _meter: Meter
     seen: dict[str, Seen] = field(default_factory=dict)
-    """By address."""
+    """Newest status of each worker, by address."""
     leases: Leases = field(default_factory=Leases)
 
     async def record(self, status: WorkerStatus) -> None:
@@ -70,7 +70,7 @@ class Roster:
             self._put(report)
 
     async def _refuse(self, status: WorkerStatus, now: float) -> None:
-        """Another worker of this name lives beside it."""
+        """Refuse a worker whose name another live worker has."""
         reason = (
             f"another worker is named {status.worker!r}; give each one a name of its own with "
             "--worker or DIGENRL_WORKER"
@@ -102,7 +102,7 @@ class Roster:
         )
 
     async def watch(self) -> None:
-        """A lease does not count the time in which this process itself was busy with something."""
+        """End leases for ever; time in which this process itself was busy does not count."""
         while True:
             began = time.monotonic()
             await asyncio.sleep(WATCH_S)
@@ -118,7 +118,7 @@ class Roster:
 
 
 def _stood(status: WorkerStatus, worker: WorkerState | None) -> WorkerInactive | None:
-    """What it says that matters to the deadlines of what it has, if anything."""
+    """What the status says about the deadlines of the worker's work, if anything."""
     if worker is None or status.service != "rollout":
         return None
     if status.activity in ("starting", "loading_weights"):

@@ -1,4 +1,4 @@
-"""Starts the scheduler: connections are opened here and passed down."""
+"""Starts the scheduler: opens its connections and passes them down."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What the HTTP API answers: views of the scheduler's state and of the commit records."""
+"""Makes the answers of the HTTP API from the scheduler's state and the commit records."""
 
 import itertools
 import time
@@ -49,14 +49,14 @@ def run_view(scheduler: Scheduler) -> RunView:
 
 
 def seconds_per_step(committed_at: list[float], *, window: int = 10) -> float | None:
-    """Median time between the newest commits."""
+    """Median seconds between the newest commits."""
     recent = committed_at[-window - 1 :]
     gaps = sorted(after - before for before, after in itertools.pairwise(recent))
     return gaps[len(gaps) // 2] if gaps else None
 
 
 def waiting_for(state: State) -> WaitsFor:
-    """Whose work, or whose word, the run goes on with."""
+    """The service, or the operator, that the run waits for."""
     if state.phase == "finished":
         return "nothing"
     if state.phase in ("paused", "stopped", "failed"):
@@ -71,7 +71,7 @@ def waiting_for(state: State) -> WaitsFor:
 
 
 def missing_workers(plan: Plan, state: State) -> list[Service]:
-    """Services without which the run cannot go on, and of which no worker takes part."""
+    """Services that the run needs and that no worker provides."""
     if state.phase not in ("waiting", "running"):
         return []
     needed: tuple[Service, ...] = ("rollout", "reward", "trainer")
@@ -120,7 +120,7 @@ def _worker_view(
 
 
 def _generation_seconds(scheduler: Scheduler, status: WorkerStatus) -> float | None:
-    """Of this device's own samples; None if none of them has been measured."""
+    """Measured seconds per sample on this device itself, if any."""
     costs = scheduler.state.costs
     if status.service == "trainer":
         return costs.help.value
@@ -166,7 +166,7 @@ def _decision_view(record: TagRecord) -> TagDecisionView:
 
 
 def batch_views(scheduler: Scheduler, limit: int) -> list[BatchView]:
-    """The newest ``limit``, newest first; no other is looked at."""
+    """The newest ``limit`` batches, newest first; no others are read."""
     chain, running = scheduler.chain, scheduler.state.batches
     shown = [_in_flight(scheduler.state, batch) for batch in reversed(running)][:limit]
     newest = range(len(chain) - 1, 0, -1)[: limit - len(shown)]
@@ -182,7 +182,7 @@ def batch_detail(scheduler: Scheduler, batch: int) -> BatchDetail | None:
 
 
 def version_views(scheduler: Scheduler, limit: int) -> list[VersionView]:
-    """The newest ``limit``, newest first."""
+    """The newest ``limit`` versions, newest first."""
     return [
         VersionView(
             version=record.policy.version,

@@ -1,4 +1,4 @@
-"""Assignment as it is defined: everything is looked at anew for each fragment. Slow, and short."""
+"""Assignment by its definition: everything is looked at again for each fragment. Slow and short."""
 
 import heapq
 import math

@@ -20,7 +20,7 @@ from shared.messages.contracts import (
     TrainGroup,
 )
 from tests import examples
-from tests.scheduler.core.test_gradients import helper
+from tests.scheduler.core.test_gradients import gradient_worker
 from tests.scheduler.core.test_machine import Machine, joined
 
 DEADLINE = {"slot_deadline_s": 10.0}
@@ -125,7 +125,7 @@ def test_the_deadline_is_ten_times_what_the_device_took_before(
 def test_a_gradient_that_is_not_finished_by_its_deadline_is_the_trainers() -> None:
     machine = Machine("none", num_groups=6, deterministic=False, slot_deadline_s=10.0)
     machine.handle(joined("t", "trainer"))
-    machine.handle(helper("h"))
+    machine.handle(gradient_worker("h"))
     # The trainer is behind: what it takes for a group is known from an earlier batch.
     costs = machine.state.costs.observe_train(100.0).observe_rollout("h-0", 0.01)
     machine.state = replace(machine.state, costs=costs.observe_rollout("none-0", 0.01))

@@ -25,7 +25,7 @@ BEHIND = 100.0
 """Seconds in which the trainer trains a group: far more than a rollout device needs for it."""
 
 
-def helper(name: str) -> WorkerJoined:
+def gradient_worker(name: str) -> WorkerJoined:
     return WorkerJoined(f"{name}-0", name, "rollout", can_train=True)
 
 
@@ -48,10 +48,10 @@ def trained(command: TrainGroup, seconds: float) -> GroupTrained:
     )  # fmt: skip
 
 
-def behind(*helpers: str, **plan: Any) -> tuple[Machine, list[Command]]:
+def behind(*gradient_workers: str, **plan: Any) -> tuple[Machine, list[Command]]:
     """A machine whose trainer is slow, and what it has commanded when all groups are whole."""
     machine = Machine(num_groups=8, **plan)
-    for event in (TRAINER, *(helper(name) for name in helpers)):
+    for event in (TRAINER, *(gradient_worker(name) for name in gradient_workers)):
         machine.handle(event)
     first = run(machine, machine.handle(examples.published(0)))
     slow = next(c for c in first if isinstance(c, TrainGroup))
@@ -151,7 +151,7 @@ def _trained(machine: Machine) -> list[int]:
 
 def test_a_trainer_that_keeps_up_is_not_helped() -> None:
     machine = Machine(num_groups=8)
-    for event in (TRAINER, helper("h")):
+    for event in (TRAINER, gradient_worker("h")):
         machine.handle(event)
     commands = machine.handle(examples.published(0))
     while commands:
@@ -174,7 +174,7 @@ def test_a_gradient_of_another_version_is_ignored() -> None:
 def test_colocated_devices_generate_and_train_their_own_groups() -> None:
     machine = Machine(num_groups=4, mode="colocated")
     machine.handle(WorkerLeft("a-0"))
-    for event in (WorkerJoined("t-0", "t", "trainer", concurrency=1), helper("h")):
+    for event in (WorkerJoined("t-0", "t", "trainer", concurrency=1), gradient_worker("h")):
         machine.handle(event)
     commands = machine.handle(_tag_all())
     commands += machine.handle(examples.published(0))

@@ -292,7 +292,7 @@ def test_an_early_group_that_is_under_way_keeps_its_version() -> None:
 
 
 def test_nothing_begins_with_a_superseded_version() -> None:
-    """A group of which a part is still to be begun is begun anew, as a whole."""
+    """A group of which a part is still to be begun is begun again as a whole."""
     machine = Machine("a", num_groups=2, **EARLY)
     tasks = machine.tasks(examples.published(0))
     while tasks[0].fragment.batch == 0:

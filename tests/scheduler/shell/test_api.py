@@ -93,7 +93,7 @@ def client(scheduler: Scheduler) -> TestClient:
 
 @pytest.fixture
 def schema(scheduler: Scheduler) -> dict[str, Any]:
-    """Of the API, as it describes itself."""
+    """The API as it describes itself."""
     return create_app(scheduler).openapi()
 
 

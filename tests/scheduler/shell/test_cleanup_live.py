@@ -27,7 +27,7 @@ pytestmark = pytest.mark.broker
 
 
 class StoringTrainer(Trainer):
-    """As a trainer stores them: each version's weights hold its number."""
+    """Stores what a trainer does; each version's weights hold its number."""
 
     async def commit(self, *, announce: bool) -> None:
         number = 0 if self.head is None else self.head.policy.version + 1

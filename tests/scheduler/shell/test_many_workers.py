@@ -51,7 +51,7 @@ def report_for_ever(url: str) -> None:
 
 
 def all_have(scheduler: Scheduler, batch: int) -> bool:
-    """Whether every device has a fragment of the batch in hand, and one that waits."""
+    """Whether every device generates a fragment of the batch and has one waiting."""
     hands = [[h.slot.batch for h in w.assigned] for w in scheduler.state.workers.values()]
     return all(hand == [batch, batch] for hand in hands)
 

@@ -146,7 +146,7 @@ async def test_the_very_first_version_may_be_announced_while_it_recovers(
 async def test_of_committed_batches_two_are_kept(
     live: Live, monkeypatch: pytest.MonkeyPatch, has_died: bool
 ) -> None:
-    """By a scheduler that sees them committed, or by one that is started afterwards."""
+    """Whether the scheduler sees them committed or is started afterwards."""
     monkeypatch.setattr(cleanup, "FORGET_AFTER_S", 0.01)
     store = live.trainer.store
     for batch in range(5):

@@ -12,7 +12,7 @@ after it could be ready sooner.
 
 With single-fragment groups, one rollout queue and one trainer queue this is the C(k) of the cost
 model, max(s + k h + P τ, g + ρ + (P - k) τ, (P - k) g + ρ + τ) plus the commit, except that C(k)
-lets the helper's own groups be trained without waiting ρ for their rewards: where little else is
+lets the trainer's own groups be trained without waiting ρ for their rewards: where little else is
 ready at the end of the block, this model is up to ρ longer.
 """
 

@@ -144,7 +144,7 @@ def _reference(truth: TagInputs, hidden: float) -> tuple[float, float]:
 
 
 def _wrong_priors(base: TagInputs) -> Costs:
-    """By a factor of two, and such that help looks better than it is."""
+    """Wrong by a factor of two, such that help looks better than it is."""
     return Costs(
         rollout={str(i): Estimate(value=2 * each) for i, each in enumerate(base.rollout)},
         help=Estimate(value=base.help / 2),
