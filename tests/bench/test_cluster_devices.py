@@ -42,6 +42,10 @@ SETTING = Setting(
 )  # fmt: skip
 
 
+def with_schedule(**keys: object) -> Setting:
+    return SETTING.model_copy(update={"schedule": SETTING.schedule.changed(**keys)})
+
+
 def task(samples: int = 4, batch: int = 0, digest: str = "0" * 64) -> GenerateFragment:
     return GenerateFragment(
         fragment=Fragment(batch=batch, group=1, first_sample=0, num_samples=samples),
@@ -257,7 +261,7 @@ async def test_a_step_needs_the_gradient_of_every_sample_once() -> None:
 
 @pytest.mark.parametrize("tsp", [True, False])
 async def test_training_takes_what_the_profile_says(tsp: bool) -> None:
-    trained = engine(SETTING.model_copy(update={"tsp": tsp}))
+    trained = engine(with_schedule(tsp_steps="auto" if tsp else 1))
     profile, group = SETTING.load_profile(), whole_group()
     assert len(trained.devices) == (4 if tsp else 1)
     await trained.devices[0].accumulate(group, GroupSlice(range(16)))
@@ -305,7 +309,7 @@ def test_a_worker_registers_as_what_it_is() -> None:
     emulation = Emulation.of(SETTING)
     trainer = emulation.registered("H100", "trainer", concurrency=4)
     assert trainer.independent_devices and trainer.concurrency == 4 and trainer.refusal is None
-    helper = replace(emulation, setting=SETTING.model_copy(update={"gradient_help": True}))
+    helper = replace(emulation, setting=with_schedule(gradient_help=True))
     assert helper.registered("H100", "rollout", concurrency=1).can_train
     assert not emulation.registered("H100", "rollout", concurrency=1).can_train
     lone = replace(emulation, setting=SETTING.model_copy(update={"trainer": {"H100": 1}}))
