@@ -29,7 +29,7 @@ async def _work(process: WorkerProcess) -> None:
     from services.trainer.app import TrainerApp  # torch, once the probes answer
     from services.trainer.engine.ranked import RankedTraining
     from shared.diffusion.registered_device import this_device
-    from shared.diffusion.training.stored import check_stored
+    from shared.diffusion.training.rows import check_stored
 
     settings, recipe = process.settings, process.recipe
     num_devices, helps = recipe.trainer.devices, recipe.trainer_may_help

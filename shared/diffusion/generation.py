@@ -20,11 +20,10 @@ from shared.diffusion.models import Conditions, repeat_rows
 from shared.diffusion.out_of_memory import fits, is_out_of_memory, release
 from shared.diffusion.policy import LoadedPolicy, sampling_plan
 from shared.diffusion.sampler import Denoising
-from shared.diffusion.tensors import check_latents, check_trajectory, pack, pack_trajectory, unpack
-from shared.diffusion.training.forward_process import pack_finished
+from shared.diffusion.tensors import pack, unpack
+from shared.diffusion.training.rows import row_kind
 from shared.diffusion.weights import StagedTensors, stage_weights
 from shared.errors import IntegrityError
-from shared.learning.algorithms import ALGORITHMS
 from shared.learning.seeds import sample_seed
 from shared.messages.contracts import GenerateFragment
 from shared.recipe.recipe import Recipe
@@ -206,13 +205,7 @@ class Generator:
         )
 
     def _to_train_on(self, work: GenerationInProgress) -> bytes:
-        """The path, or where the algorithm needs none the samples alone."""
-        if ALGORITHMS[self._recipe.algorithm.name].objective == "nft":
-            check_latents("samples", work.denoising.latents)
-            return pack_finished(work.denoising.latents, self._seeds(work.task))
-        path = work.denoising.trajectory()
-        check_trajectory(path)
-        return pack_trajectory(path)
+        return row_kind(self._recipe).pack(work.denoising, self._seeds(work.task))
 
     def _seeds(self, task: GenerateFragment) -> list[int]:
         fragment, seed = task.fragment, self._recipe.run.seed

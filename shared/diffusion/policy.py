@@ -79,16 +79,16 @@ def _lora(recipe: Recipe, model: ModelAdapter) -> LoraSpec:
 
 def sampling_plan(recipe: Recipe, *, window_start: int | None) -> SamplingPlan:
     """The denoising of one group; without a window, the deterministic one for evaluation."""
-    sampling, objective = recipe.sampling, ALGORITHMS[recipe.algorithm.name].objective
+    sampling, method = recipe.sampling, ALGORITHMS[recipe.algorithm.name]
     window = range(0)
-    if window_start is not None and objective != "nft":
+    if window_start is not None and method.has_window:
         window = range(window_start, window_start + sampling.window)
     return SamplingPlan(
         sigmas=_sigmas(sampling),
         window=window,
         noise_level=sampling.noise_level,
         variant=sampling.variant,
-        keeps_means=objective == "guarded",
+        keeps_means=method.keeps_means,
     )
 
 

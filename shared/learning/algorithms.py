@@ -11,36 +11,52 @@ from typing import Any, Literal
 
 from shared.learning.windows import Moves
 
-Name = Literal[
-    "flow-grpo",
-    "flow-grpo-fast",
-    "cps",
-    "dance-grpo",
-    "mix-grpo",
-    "grpo-guard",
-    "diffusion-nft",
-]
-Objective = Literal["clipped", "guarded", "nft"]
 Variant = Literal["flow", "dance", "cps"]
 Starts = Literal["fixed", "half", "all"]
 
-DEFAULT: Name = "flow-grpo"
+DEFAULT = "flow-grpo"
+
+_OBJECTIVE = "shared.diffusion.training.objective"
 
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    objective: Objective
+    """One algorithm: everything that a run asks of it."""
+
+    objective: str
+    """Import string of the function that turns rows into a loss."""
     variants: tuple[Variant, ...]
-    """Of the stochastic step; the first is what a recipe gets that names none."""
+    """Stochastic steps that it can be trained on; the first is the default."""
     starts: Starts = "fixed"
-    """Of windows, where the recipe names none. fixed: at step 0; half: in the first half of the
-    steps; all: wherever they fit."""
+    """Where windows start if the recipe does not say it. fixed: at step 0; half: in the first half
+    of the steps; all: wherever they fit."""
     moves: Moves = "group"
     implies: Mapping[str, Any] = field(default_factory=dict)
-    """Further keys of a recipe, "table.key", and what is published for them."""
+    """Further keys of a recipe, "table.key", and the published value of each."""
+    rows: str = "shared.diffusion.training.group:PATHS"
+    """Import string of the `RowKind`: what rollout stores of samples, and how it is trained."""
+    has_window: bool = True
+    """Whether the window's steps are stochastic; without it, samples are made by ODE."""
+    keeps_means: bool = False
+    """Whether the means of the stochastic steps are stored as well."""
+    corrects_staleness: bool = False
+    """Whether `algorithm.stale_loss = "decoupled"` is defined for it."""
+    linear_in_advantage: bool = True
+    """Whether its gradient is in proportion to the advantages while none is cut off."""
 
 
 _POLICY_GRADIENT: tuple[Variant, ...] = ("flow", "dance", "cps")
+
+
+def _clipped(
+    variants: tuple[Variant, ...],
+    implies: Mapping[str, Any],
+    starts: Starts = "fixed",
+    moves: Moves = "group",
+) -> Method:
+    return Method(
+        f"{_OBJECTIVE}:clipped", variants, starts, moves, implies, corrects_staleness=True
+    )
 
 
 def _published(noise_level: float, clip_range: float, **sampling: Any) -> dict[str, Any]:
@@ -49,17 +65,21 @@ def _published(noise_level: float, clip_range: float, **sampling: Any) -> dict[s
 
 
 ALGORITHMS: Mapping[str, Method] = {
-    "flow-grpo": Method("clipped", _POLICY_GRADIENT, implies=_published(0.7, 1e-4)),
-    "flow-grpo-fast": Method(
-        "clipped", _POLICY_GRADIENT, starts="half", implies=_published(0.8, 1e-5)
-    ),
-    "cps": Method("clipped", ("cps",), implies=_published(0.8, 1e-5)),
-    "dance-grpo": Method("clipped", ("dance",), implies=_published(0.3, 1e-4)),
-    "mix-grpo": Method(
-        "clipped", _POLICY_GRADIENT, starts="all", moves="progressive",
-        implies=_published(0.7, 1e-4, window_stride=1, roll_back=True),
+    "flow-grpo": _clipped(_POLICY_GRADIENT, _published(0.7, 1e-4)),
+    "flow-grpo-fast": _clipped(_POLICY_GRADIENT, _published(0.8, 1e-5), starts="half"),
+    "cps": _clipped(("cps",), _published(0.8, 1e-5)),
+    "dance-grpo": _clipped(("dance",), _published(0.3, 1e-4)),
+    "mix-grpo": _clipped(
+        _POLICY_GRADIENT, _published(0.7, 1e-4, window_stride=1, roll_back=True),
+        starts="all", moves="progressive",
     ),
     # The log-prob of cps has no scale that the ratio could be freed of.
-    "grpo-guard": Method("guarded", ("flow", "dance"), implies=_published(0.7, 2e-6)),
-    "diffusion-nft": Method("nft", _POLICY_GRADIENT),
+    "grpo-guard": Method(
+        f"{_OBJECTIVE}:guarded", ("flow", "dance"), implies=_published(0.7, 2e-6), keeps_means=True
+    ),
+    "diffusion-nft": Method(
+        f"{_OBJECTIVE}:nft", _POLICY_GRADIENT,
+        rows="shared.diffusion.training.forward_process:FINISHED", has_window=False,
+        linear_in_advantage=False,
+    ),
 }  # fmt: skip

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from shared.learning.algorithms import ALGORITHMS, DEFAULT, Name, Variant
+from shared.learning.algorithms import ALGORITHMS, DEFAULT, Method, Variant
 from shared.learning.windows import Moves, Windows
 from shared.recipe.table import NonNegative, Positive, Rate, Sigma, Table
 
@@ -106,7 +106,7 @@ def check_sigmas(field: str, sigmas: tuple[float, ...], steps: int) -> None:
 
 
 class Algorithm(Table):
-    name: Name = DEFAULT
+    name: str = DEFAULT
     """docs/algorithms has a page for each."""
     clip_range: Annotated[float, Field(gt=0, lt=1)] = 1e-4
     """Of the ratio; by default the algorithm's."""
@@ -142,21 +142,26 @@ class Algorithm(Table):
 
     @model_validator(mode="after")
     def _parts_agree(self) -> Self:
-        objective = ALGORITHMS[self.name].objective
-        if self.stale_loss == "decoupled" and objective != "clipped":
+        if self.name not in ALGORITHMS:
+            *others, last = map(repr, ALGORITHMS)
+            raise ValueError(
+                f"name: input should be {', '.join(others)} or {last}, not {self.name!r}"
+            )
+        method = ALGORITHMS[self.name]
+        if self.stale_loss == "decoupled" and not method.corrects_staleness:
             raise ValueError(
                 f'stale_loss: "decoupled" is not defined for {self.name}; use "bypass"'
             )
         if self.advantage_std == "batch":
-            self._check_batch_std(objective)
+            self._check_batch_std(method)
         return self
 
-    def _check_batch_std(self, objective: str) -> None:
+    def _check_batch_std(self, method: Method) -> None:
         """Groups are trained before the last reward is known, so the whole gradient is scaled when
         it is: nothing may be in it that is not in proportion to the advantages."""
         if self.kl_beta > 0:
             raise ValueError('advantage_std: "batch" cannot go with kl_beta; set kl_beta to 0')
-        if objective == "nft":
+        if not method.linear_in_advantage:
             raise ValueError(f'advantage_std: "batch" is not defined for {self.name}; use "group"')
         if self.rewards == "normalised":
             raise ValueError('advantage_std: "batch" cannot go with rewards "normalised"')

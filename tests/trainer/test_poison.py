@@ -9,7 +9,7 @@ import torch
 from services.trainer.engine.replicas import ReplicatedTraining
 from shared.diffusion.policy import LoadedPolicy, load_policy
 from shared.diffusion.tensors import pack
-from shared.diffusion.training.stored import check_stored
+from shared.diffusion.training.rows import check_stored
 from shared.messages.contracts import FragmentFailed, GroupFailed
 from shared.recipe.recipe import Recipe
 from tests.trainer.batches import make_batch

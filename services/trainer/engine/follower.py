@@ -13,7 +13,7 @@ from shared.devices.chunks import Chunk
 from shared.devices.protocols import GroupData
 from shared.devices.slices import GroupSlice
 from shared.diffusion.policy import load_policy
-from shared.diffusion.training.group import TrainingGroup
+from shared.diffusion.training.rows import TrainingGroup
 from shared.diffusion.weights import WeightsInUse
 from shared.errors import ContractError, OutOfMemory, Untrainable
 from shared.recipe.recipe import Recipe

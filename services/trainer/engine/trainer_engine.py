@@ -20,9 +20,8 @@ from shared.diffusion.policy import LoadedPolicy, load_policy
 from shared.diffusion.sharding import sum_gradients
 from shared.diffusion.tensors import pack, unpack
 from shared.diffusion.training.gradient import AutoChunkedGradient
-from shared.diffusion.training.group import TrainingGroup
 from shared.diffusion.training.group_gradient import add_gradient, read_gradient
-from shared.diffusion.training.objective import read_group
+from shared.diffusion.training.rows import TrainingGroup, read_group
 from shared.diffusion.weights import full_tensor, load_weights, trained_parameters, trained_tensors
 from shared.recipe.recipe import Recipe
 from shared.recipe.trainer import Trainer

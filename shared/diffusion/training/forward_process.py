@@ -14,7 +14,7 @@ holds v back. Here there is none: v_old is v without gradient. So b cancels out 
 which is A (cut off) times that of a denoising loss, and zero where all rewards are equal.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -25,9 +25,10 @@ from shared.devices.protocols import GroupData
 from shared.devices.slices import GroupSlice
 from shared.diffusion.models import Conditions, repeat_rows
 from shared.diffusion.policy import sampling_plan
-from shared.diffusion.tensors import pack
-from shared.diffusion.training.group import check_alike, check_size, chunks
+from shared.diffusion.sampler import Denoising
+from shared.diffusion.tensors import check_latents, pack
 from shared.diffusion.training.loss import Surrogate
+from shared.diffusion.training.rows import RowKind, check_alike, check_size, chunks
 from shared.diffusion.training.stored import unpack_conditions, unpack_finished
 from shared.learning.seeds import derive, permutation
 from shared.recipe.recipe import Recipe
@@ -135,9 +136,10 @@ def _branch(velocity: Tensor, rows: NoisedSamples) -> Tensor:
     return (error**2).flatten(1).mean(1) / distance.to(velocity)
 
 
-def pack_finished(samples: Tensor, seeds: list[int]) -> bytes:
-    """Finished samples (B, ...) and the seeds that they were made with, for the store."""
-    return pack({"samples": samples, "seeds": torch.tensor(seeds)})
+def pack_finished(denoising: Denoising, seeds: Sequence[int]) -> bytes:
+    """Packs finished samples (B, ...) and the seeds that they were made with, for the store."""
+    check_latents("samples", denoising.latents)
+    return pack({"samples": denoising.latents, "seeds": torch.tensor(seeds)})
 
 
 def read_finished(recipe: Recipe, data: GroupData) -> FinishedGroup:
@@ -162,3 +164,8 @@ def read_finished(recipe: Recipe, data: GroupData) -> FinishedGroup:
         conditions=unpack_conditions(data.conditions),
         staleness=data.staleness,
     )
+
+
+FINISHED = RowKind(
+    pack_finished, lambda recipe, stored: len(unpack_finished(stored)[0]), read_finished
+)

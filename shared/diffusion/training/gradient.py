@@ -26,8 +26,8 @@ from shared.devices.chunks import Chunk, Measurement, make_tuner
 from shared.diffusion.models import Conditions, ModelAdapter
 from shared.diffusion.out_of_memory import device_bytes, fits, is_out_of_memory
 from shared.diffusion.policy import LoadedPolicy
-from shared.diffusion.training.group import Rows, TrainingGroup
 from shared.diffusion.training.objective import evaluate
+from shared.diffusion.training.rows import Rows, TrainingGroup
 from shared.diffusion.training.tally import Tally
 from shared.diffusion.weights import local_shard, trained_parameters
 from shared.errors import OutOfMemory, Untrainable

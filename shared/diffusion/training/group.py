@@ -1,12 +1,7 @@
-"""A whole group as the trainer sees it, and the rows that it is cut into.
-
-A row is one sample at one trained step. What a row holds depends on the algorithm: a denoising step
-that was taken (`PathGroup`), or a finished sample with new noise (`training.forward_process`).
-"""
+"""Groups of stored denoising paths, whose rows are the stochastic steps that were taken."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -16,38 +11,13 @@ from shared.devices.protocols import GroupData
 from shared.devices.slices import GroupSlice
 from shared.diffusion.models import Conditions, repeat_rows
 from shared.diffusion.policy import sampling_plan
-from shared.diffusion.sampler import SamplingPlan, Trajectory
-from shared.diffusion.tensors import unpack_trajectory
+from shared.diffusion.sampler import Denoising, SamplingPlan, Trajectory
+from shared.diffusion.tensors import check_trajectory, pack_trajectory, unpack_trajectory
+from shared.diffusion.training.rows import RowKind, check_alike, check_size, chunks
 from shared.diffusion.training.stored import check_path, unpack_conditions
 from shared.diffusion.transition import Step
 from shared.errors import ContractError
 from shared.recipe.recipe import Recipe
-
-
-class Rows(Protocol):
-    """A chunk of a group on the device: B samples x steps, the steps of a sample side by side."""
-
-    @property
-    def advantage(self) -> Tensor:
-        """(B,)"""
-
-
-class TrainingGroup(Protocol):
-    """A whole group, or a part of one, ready to train."""
-
-    @property
-    def staleness(self) -> int:
-        """Batch number minus the policy version that generated it; 0 is on-policy."""
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """Samples and trained steps."""
-
-    def sliced(self, group_slice: GroupSlice) -> "TrainingGroup":
-        """Some of its samples and steps, without copying."""
-
-    def rows(self, chunk: Chunk, device: torch.device) -> Iterator[Rows]:
-        """Every row once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,17 +93,6 @@ class TransitionRows:
     """A row each."""
 
 
-def chunks(shape: tuple[int, int], chunk: Chunk) -> Iterator[tuple[slice, slice]]:
-    """Slices of samples and of steps, which together are all of them."""
-    num_samples, num_steps = shape
-    for sample in range(0, num_samples, chunk.samples):
-        for step in range(0, num_steps, chunk.steps):
-            yield (
-                slice(sample, min(sample + chunk.samples, num_samples)),
-                slice(step, min(step + chunk.steps, num_steps)),
-            )
-
-
 def read_paths(recipe: Recipe, data: GroupData) -> PathGroup:
     """A group from its stored fragments.
 
@@ -155,21 +114,6 @@ def read_paths(recipe: Recipe, data: GroupData) -> PathGroup:
     )
 
 
-def check_alike(samples: Sequence[Tensor]) -> None:
-    """Raises ContractError unless all fragments hold samples of one shape and type."""
-    kinds = {(each.shape[1:], each.dtype) for each in samples}
-    if len(kinds) > 1:
-        raise ContractError(f"fragments of one group differ: {sorted(map(str, kinds))}")
-
-
-def check_size(num_samples: int, data: GroupData) -> None:
-    """Raises ContractError unless there is an advantage for each sample."""
-    if num_samples != len(data.advantages):
-        raise ContractError(
-            f"a group of {num_samples} samples has {len(data.advantages)} advantages"
-        )
-
-
 def _joined(parts: Sequence[Trajectory], plan: SamplingPlan) -> Trajectory:
     first = parts[0]
     check_alike([part.latents for part in parts])
@@ -184,3 +128,18 @@ def _joined(parts: Sequence[Trajectory], plan: SamplingPlan) -> Trajectory:
         if plan.keeps_means
         else None,
     )
+
+
+def _pack_path(denoising: Denoising, seeds: Sequence[int]) -> bytes:
+    path = denoising.trajectory()
+    check_trajectory(path)
+    return pack_trajectory(path)
+
+
+def _count_path(recipe: Recipe, stored: bytes) -> int:
+    path = unpack_trajectory(stored)
+    check_path(recipe, path)
+    return len(path.log_probs)
+
+
+PATHS = RowKind(_pack_path, _count_path, read_paths)

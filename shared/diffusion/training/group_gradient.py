@@ -13,8 +13,7 @@ from shared.devices.protocols import GroupData, GroupGradient
 from shared.diffusion.policy import LoadedPolicy
 from shared.diffusion.tensors import pack, unpack
 from shared.diffusion.training.gradient import AutoChunkedGradient
-from shared.diffusion.training.group import TrainingGroup
-from shared.diffusion.training.objective import read_group
+from shared.diffusion.training.rows import TrainingGroup, read_group
 from shared.diffusion.weights import trained_parameters
 from shared.errors import ContractError, OutOfMemory
 from shared.recipe.recipe import Recipe

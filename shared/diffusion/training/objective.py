@@ -1,15 +1,14 @@
-"""From rows to a loss per row: one function for each objective (`shared.learning.algorithms`)."""
+"""Objectives: functions that turn rows into a loss per row (`shared.learning.algorithms`)."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
+from pkgutil import resolve_name
 from typing import Any, Protocol
 
 from torch import Tensor
 
-from shared.devices.protocols import GroupData
 from shared.diffusion.models import Conditions
-from shared.diffusion.training.forward_process import NoisedSamples, branches, read_finished
-from shared.diffusion.training.group import TrainingGroup, TransitionRows, read_paths
+from shared.diffusion.training.forward_process import NoisedSamples, branches
+from shared.diffusion.training.group import TransitionRows
 from shared.diffusion.training.loss import (
     Surrogate,
     clipped_surrogate,
@@ -20,7 +19,6 @@ from shared.diffusion.training.loss import (
 )
 from shared.diffusion.transition import Transition, transition
 from shared.learning.algorithms import ALGORITHMS
-from shared.recipe.recipe import Recipe
 from shared.recipe.sampling import Algorithm
 
 
@@ -96,16 +94,9 @@ class Objective(Protocol):
         """``on_policy``: the weights in use are those that generated the rows."""
 
 
-OBJECTIVES: Mapping[str, Objective] = {
-    "clipped": clipped,
-    "guarded": guarded,
-    "nft": nft,
-}
-
-
 def evaluate(algorithm: Algorithm, rows: Any, network: Network, *, on_policy: bool) -> LossTerms:
-    """By the objective of the algorithm, whose rows these are."""
-    objective = OBJECTIVES[ALGORITHMS[algorithm.name].objective]
+    """Returns the loss of rows that are the algorithm's."""
+    objective: Objective = resolve_name(ALGORITHMS[algorithm.name].objective)
     return objective(algorithm, rows, network, on_policy=on_policy)
 
 
@@ -126,10 +117,3 @@ def _divergence(
 
 def _like(values: Tensor, taken: Transition) -> Tensor:
     return values.to(taken.log_prob)
-
-
-def read_group(recipe: Recipe, data: GroupData) -> TrainingGroup:
-    """Raises ContractError if the fragments do not make up a group of this run."""
-    if ALGORITHMS[recipe.algorithm.name].objective == "nft":
-        return read_finished(recipe, data)
-    return read_paths(recipe, data)

@@ -1,31 +1,15 @@
-"""The one door through which stored fragments come to be trained: each on its own, so that a faulty
-one is generated anew, and the others of its group are not."""
+"""Checks of what is stored of samples, before it is trained."""
 
 from torch import Tensor
 
 from shared.diffusion.models import Conditions
 from shared.diffusion.policy import sampling_plan
 from shared.diffusion.sampler import Trajectory
-from shared.diffusion.tensors import check_latents, unpack, unpack_trajectory
+from shared.diffusion.tensors import check_latents, unpack
 from shared.errors import ContractError
-from shared.learning.algorithms import ALGORITHMS
 from shared.recipe.recipe import Recipe
 
 MAX_CONDITIONS = 64
-
-
-def check_stored(recipe: Recipe, trajectory: bytes, conditions: bytes, num_samples: int) -> None:
-    """Raises ContractError unless these are what the recipe trains of so many samples."""
-    if ALGORITHMS[recipe.algorithm.name].objective == "nft":
-        samples, _ = unpack_finished(trajectory)
-        found = len(samples)
-    else:
-        path = unpack_trajectory(trajectory)
-        check_path(recipe, path)
-        found = len(path.log_probs)
-    if found != num_samples:
-        raise ContractError(f"a fragment of {num_samples} samples holds {found}")
-    unpack_conditions(conditions)
 
 
 def check_path(recipe: Recipe, path: Trajectory) -> None:

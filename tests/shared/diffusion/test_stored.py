@@ -14,7 +14,7 @@ from services.reward.media import MediaSize, read_media
 from services.reward.scorer import WeightedScorer
 from services.reward.scoring import scores_of
 from shared.diffusion.tensors import pack, unpack
-from shared.diffusion.training.stored import check_stored
+from shared.diffusion.training.rows import check_stored
 from shared.errors import ContractError, ScoringError
 from shared.recipe.recipe import load_recipe, override
 from tests import examples

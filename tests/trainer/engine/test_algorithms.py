@@ -17,7 +17,7 @@ from shared.diffusion.tensors import pack, unpack, unpack_trajectory
 from shared.diffusion.training.forward_process import NoisedSamples, branches
 from shared.diffusion.training.gradient import GradientTransaction
 from shared.diffusion.training.loss import guarded_surrogate
-from shared.diffusion.training.objective import read_group
+from shared.diffusion.training.rows import read_group
 from shared.diffusion.transition import Step, transition
 from shared.diffusion.weights import load_weights, trained_tensors
 from shared.errors import ContractError

@@ -18,7 +18,7 @@ from shared.diffusion.models import ModelAdapter
 from shared.diffusion.policy import LoadedPolicy, load_policy
 from shared.diffusion.tensors import unpack
 from shared.diffusion.training.gradient import GradientTransaction
-from shared.diffusion.training.objective import read_group
+from shared.diffusion.training.rows import read_group
 from shared.diffusion.weights import trained_parameters
 from shared.errors import BatchFailed
 from shared.recipe.recipe import Recipe, override
