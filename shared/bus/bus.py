@@ -27,13 +27,13 @@ from shared.bus.connection import open_connection
 from shared.bus.queue import RETRY_S, Queue
 from shared.bus.streams import (
     Incoming,
-    StreamMark,
-    answering,
+    StreamState,
+    as_unavailable,
     contiguous,
     follower_config,
     make_stream,
     quarantine,
-    stream_mark,
+    stream_state,
 )
 from shared.errors import ContractError, SlotPoisoned, Unavailable
 from shared.messages import subjects
@@ -104,20 +104,20 @@ class Bus:
         Raises:
             Unavailable: if the server does not answer.
         """
-        with answering():
+        with as_unavailable():
             for stream in subjects.STREAMS:
                 await make_stream(self.jetstream, stream)
 
-    async def marks(self) -> dict[str, StreamMark | None]:
+    async def stream_states(self) -> dict[str, StreamState | None]:
         """Returns the state of every stream by name, None for one that does not exist.
 
         Raises:
             Unavailable: if the server does not answer.
         """
-        with answering():
-            marks = (stream_mark(self.jetstream, stream) for stream in subjects.STREAMS)
-            found = await asyncio.gather(*marks)
-        return {stream.name: mark for stream, mark in zip(subjects.STREAMS, found, strict=True)}
+        with as_unavailable():
+            states = (stream_state(self.jetstream, stream) for stream in subjects.STREAMS)
+            found = await asyncio.gather(*states)
+        return {stream.name: state for stream, state in zip(subjects.STREAMS, found, strict=True)}
 
     async def wait_for_streams(self) -> None:
         """Returns when the scheduler has created all streams."""
@@ -145,7 +145,7 @@ class Bus:
         subject, data = subject_of(self.run, message), encode(message)
         while True:
             try:
-                with answering():
+                with as_unavailable():
                     is_first = await self._store(subject, data)
                 if is_first is not None:
                     self.full.pop(subject, None)
@@ -233,11 +233,11 @@ class Bus:
         last, before = after, None
         while True:
             try:
-                mark = await stream_mark(self.jetstream, stream)
-                if mark is not None:
-                    if before is not None and before.is_lost_in(mark):
+                state = await stream_state(self.jetstream, stream)
+                if state is not None:
+                    if before is not None and before.is_lost_in(state):
                         last = 0
-                    before = mark
+                    before = state
                 async with self._push_consumer(stream, wanted, start=last + 1) as incoming:
                     async for raw in incoming.messages:
                         last = raw.metadata.sequence.stream
@@ -265,7 +265,7 @@ class Bus:
         for stream in subjects.STREAMS:
             if stream.slots:
                 subject = subjects.batch_subject(self.run, stream, batch)
-                with answering(), contextlib.suppress(NotFoundError):  # the stream itself is gone
+                with as_unavailable(), contextlib.suppress(NotFoundError):  # a stream that is gone
                     purge = self.jetstream.purge_stream(stream.name, subject=subject)
                     await cancellable(purge)
 

@@ -27,7 +27,7 @@ log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True)
-class StreamMark:
+class StreamState:
     """The state of a stream at one time."""
 
     created: datetime | None
@@ -36,13 +36,13 @@ class StreamMark:
     filled: float
     """Share of its allowed bytes that is taken; at 1 the stream is full."""
 
-    def is_lost_in(self, later: "StreamMark | None") -> bool:
+    def is_lost_in(self, later: "StreamState | None") -> bool:
         """Returns whether messages may be gone: the stream is missing, new or set back."""
         return later is None or later.created != self.created or later.last < self.last
 
 
 @contextlib.contextmanager
-def answering() -> Iterator[None]:
+def as_unavailable() -> Iterator[None]:
     """Raises Unavailable where the server does not answer."""
     try:
         yield
@@ -54,7 +54,7 @@ def answering() -> Iterator[None]:
         raise Unavailable(f"NATS does not answer: {error!r}") from error
 
 
-async def stream_mark(jetstream: JetStreamContext, stream: Stream) -> StreamMark | None:
+async def stream_state(jetstream: JetStreamContext, stream: Stream) -> StreamState | None:
     """Returns the state of a stream, None if there is no such stream.
 
     Raises:
@@ -65,7 +65,7 @@ async def stream_mark(jetstream: JetStreamContext, stream: Stream) -> StreamMark
     except NotFoundError:
         return None
     limit = found.config.max_bytes or stream.max_bytes
-    return StreamMark(found.created, found.state.last_seq, found.state.bytes / limit)
+    return StreamState(found.created, found.state.last_seq, found.state.bytes / limit)
 
 
 async def make_stream(jetstream: JetStreamContext, stream: Stream) -> None:

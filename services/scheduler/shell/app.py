@@ -129,9 +129,9 @@ class Scheduler:
             StreamsLost: in a group.
         """
         await retry(self.bus.ensure_streams)
-        marks = await retry(self.bus.marks)
+        states = await retry(self.bus.stream_states)
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(StreamWatch(self.bus, self.health, self._make_room).run(marks))
+            tasks.create_task(StreamWatch(self.bus, self.health, self._make_room).run(states))
             last = await self._recover(before)
             tasks.create_task(self.horizon.run())
             for stream in (subjects.TRAJ, subjects.REW, subjects.PART, subjects.EVT):

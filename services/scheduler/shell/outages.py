@@ -9,7 +9,7 @@ import structlog
 from redis.exceptions import RedisError
 
 from shared.bus.bus import Bus
-from shared.bus.streams import StreamMark
+from shared.bus.streams import StreamState
 from shared.errors import DigenRLError, Unavailable
 from shared.messages import subjects
 from shared.process.service import Health
@@ -46,8 +46,8 @@ class StreamWatch:
     make_room: Callable[[], None]
     """Called as long as a stream is nearly full."""
 
-    async def run(self, before: Mapping[str, StreamMark | None]) -> None:
-        """Look for ever; ``before``: the streams' marks when they were made.
+    async def run(self, before: Mapping[str, StreamState | None]) -> None:
+        """Look for ever; ``before``: the streams' states when they were made.
 
         Raises:
             StreamsLost: as soon as a stream is gone, was made again or set back.
@@ -55,19 +55,19 @@ class StreamWatch:
         while True:
             await asyncio.sleep(LOOK_S)
             try:
-                now = await self.bus.marks()
+                now = await self.bus.stream_states()
             except Unavailable as error:
                 self._say(str(error))
                 continue
-            lost = [n for n, mark in before.items() if mark is None or mark.is_lost_in(now[n])]
+            lost = [n for n, state in before.items() if state is None or state.is_lost_in(now[n])]
             if lost:
                 raise StreamsLost(f"{', '.join(lost)}: messages are lost")
             before = now
             self._look_for_room(now)
 
-    def _look_for_room(self, marks: Mapping[str, StreamMark | None]) -> None:
-        slots = ((stream.name, marks[stream.name]) for stream in subjects.STREAMS if stream.slots)
-        full = {name for name, mark in slots if mark is not None and mark.filled > NEARLY_FULL}
+    def _look_for_room(self, states: Mapping[str, StreamState | None]) -> None:
+        slots = ((stream.name, states[stream.name]) for stream in subjects.STREAMS if stream.slots)
+        full = {name for name, state in slots if state is not None and state.filled > NEARLY_FULL}
         full.update(self.bus.full.values())
         if full:
             self.make_room()
