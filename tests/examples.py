@@ -42,7 +42,7 @@ def with_schedule(plan: Plan, **keys: Any) -> Plan:
 
 
 def early_fraction(groups: int, of: int) -> float:
-    """That lets so many groups of a batch be begun early."""
+    """Returns the fraction with which so many groups of a batch begin early."""
     return min(1.0, (groups + 0.5) / of)
 
 

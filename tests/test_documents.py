@@ -47,7 +47,7 @@ WRITTEN = [
 
 
 def parse(arguments: list[str]) -> None:
-    """As the command line does it, and nothing is done. Raises UsageError for what it refuses."""
+    """Parses as the command line does and runs nothing; raises UsageError for what is refused."""
     at: click.Command = typer.main.get_command(app)  # type: ignore[assignment]
     try:
         context = at.make_context("digenrl", list(arguments), resilient_parsing=not arguments[1:])

@@ -33,7 +33,7 @@ every_service = pytest.mark.parametrize("name", SERVICES)
 
 
 def stages() -> dict[str, tuple[str, str]]:
-    """Of each build stage: the one that it is made from, and its instructions."""
+    """Returns the base and the instructions of each build stage."""
     parts = re.split(r"^FROM (\S+) AS (\S+)$", DOCKERFILE, flags=re.MULTILINE)
     return {parts[i + 1]: (parts[i], parts[i + 2]) for i in range(1, len(parts), 3)}
 
@@ -112,7 +112,7 @@ def test_only_the_api_is_published_and_only_on_this_machine() -> None:
 
 
 def test_containers_may_ask_each_service_by_its_name() -> None:
-    """As the report asks the scheduler, and a Prometheus beside them all of them."""
+    """The report asks the scheduler by these names, and a Prometheus asks every service."""
     serving = set(SERVICES) - {*BROKERS, "report"}
     for name in serving:
         allowed = SERVICES[name]["environment"]["DIGENRL_ALLOWED_HOSTS"]
@@ -251,7 +251,7 @@ def needs_docker() -> None:
 
 @pytest.fixture
 def api(needs_docker: None) -> Iterator[httpx.Client]:
-    """Of a run of two steps, brought up and healthy; nothing may be left of it afterwards."""
+    """Brings up a run of two steps, healthy, and removes everything of it afterwards."""
     [port] = free_ports(1)
     try:
         compose("up", "--build", "--wait", DIGENRL_PORT=str(port), DIGENRL_STEPS="2")

@@ -25,7 +25,7 @@ SMALL = {
     "trainer.micro_batch": 4,
     "evaluation.samples_per_prompt": 1,
 }
-"""The demo's recipe, cut down to batches of a second."""
+"""Changes that cut the demo's recipe down to batches of a second."""
 
 
 @dataclass
@@ -46,7 +46,7 @@ class LocalRun:
         return free_ports(1)[0]
 
     def wait_for(self, condition: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
-        """Until the run's view fulfils it."""
+        """Returns the first view of the run that fulfils ``condition``."""
         deadline = time.monotonic() + PATIENCE_S
         while time.monotonic() < deadline:
             try:
@@ -81,7 +81,7 @@ StartRun = Callable[..., LocalRun]
 
 
 def wait_until(condition: Callable[[], bool], seconds: float) -> float:
-    """Seconds until it holds."""
+    """Returns the seconds until ``condition`` holds."""
     began = time.monotonic()
     while not condition():
         assert time.monotonic() - began < seconds

@@ -91,7 +91,7 @@ def _error(
     conditions: Conditions,
     guidance: float,
 ) -> float:
-    """As the trainer replays: with gradients."""
+    """Replays as the trainer does, with gradients."""
     rows = len(latents)
     where = PLAN.step(torch.full((rows,), step))
     before, arrived = latents[:, step], latents[:, step + 1]

@@ -51,7 +51,7 @@ class Device:
         self.use = DeviceUse()
         self.loan = Loan()
         self.seconds: list[float] = []
-        """Of each denoising step and each decoding."""
+        """Seconds of each denoising step and each decoding."""
         self._generator = generator
         self._clock = clock
         self._lent, self.returned = asyncio.Event(), asyncio.Event()
@@ -96,9 +96,9 @@ class Trial:
     seconds: float
     """From RETURN to the device in the trainer's hands."""
     num_steps: int
-    """That ended in between."""
+    """Number of steps that ended in between."""
     step_seconds: float
-    """Of the step that was under way."""
+    """Seconds of the step that was under way."""
 
 
 async def call_back(device: Device, loan_number: int) -> Trial:

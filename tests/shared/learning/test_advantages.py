@@ -61,7 +61,7 @@ def test_centred_advantages_scaled_by_the_batch_are_those_over_its_deviation(
 
 
 def test_scores_may_be_compared_one_by_one() -> None:
-    """So that a score with large numbers does not drown the others."""
+    """Scores are normalised so that large numbers do not drown the others."""
     parts = {"ocr": [0.0, 1.0, 1.0, 0.0], "size": [900.0, 100.0, 900.0, 100.0]}
     rewards = [2 * ocr - size for ocr, size in zip(*parts.values(), strict=True)]
     summed = Advantages().of(rewards, parts)

@@ -61,7 +61,7 @@ def test_a_name_stands_for_the_noise_and_the_clip_of_its_paper(
 
 
 def test_mix_grpo_moves_by_one_step_and_begins_again(tmp_path: Path) -> None:
-    """As its authors' script does: 25 steps, a window of 4, 25 batches each, 300 in all."""
+    """Its authors' script has 25 steps, a window of 4, 25 batches each and 300 in all."""
     text = with_algorithm(tmp_path, 'name = "mix-grpo"').read_text()
     path = tmp_path / "mix.toml"
     path.write_text(text.replace("steps = 12\nwindow = 3", "steps = 25\nwindow = 4"))
