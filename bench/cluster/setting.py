@@ -10,7 +10,7 @@ from services.scheduler.costs.floor import floor_seconds
 from services.scheduler.costs.profile import Profile, VariantName, load_profile
 from services.scheduler.planning.splits import Split
 from shared.messages.records import Record, Token
-from shared.recipe import recipe
+from shared.recipe import tables
 from shared.recipe.recipe import Recipe
 from shared.recipe.rewards import Reward, ScorerTable
 from shared.recipe.sampling import Sampling
@@ -112,13 +112,13 @@ def recipe_of(setting: Setting, folder: Path) -> Recipe:
     """
     shape = setting.load_profile().shape
     return Recipe(
-        run=recipe.Run(name=setting.run, seed=setting.seed, steps=setting.steps),
-        model=recipe.Model(folder=folder / "no-model", height=8, width=8),
-        data=recipe.Data(prompts=folder / "prompts.jsonl"),
+        run=tables.Run(name=setting.run, seed=setting.seed, steps=setting.steps),
+        model=tables.Model(folder=folder / "no-model", height=8, width=8),
+        data=tables.Data(prompts=folder / "prompts.jsonl"),
         sampling=Sampling(steps=shape.steps, window=shape.trained_steps),
-        batch=recipe.Batch(groups=shape.groups, group_size=shape.group_size),
+        batch=tables.Batch(groups=shape.groups, group_size=shape.group_size),
         trainer=Trainer(learning_rate=1e-4, devices=setting.num_trainer),
-        rollout=recipe.Rollout(workers=setting.num_rollout, can_train=setting.can_train),
+        rollout=tables.Rollout(workers=setting.num_rollout, can_train=setting.can_train),
         reward=Reward(scorers=(ScorerTable(name="emulated", type="emulated"),)),
         schedule=Schedule.model_validate(
             setting.schedule.model_dump(include=set(Schedule.model_fields) - {"tsp_steps"})

@@ -14,7 +14,8 @@ from digenrl.evaluation.sampler import noise_seed
 from digenrl.evaluation.settings import as_evaluated
 from shared.diffusion.policy import sampling_plan
 from shared.models.catalogue import family_of, text_tokens
-from shared.recipe.recipe import Model, Recipe
+from shared.recipe.recipe import Recipe
+from shared.recipe.tables import Model
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _PER_LINE = 8

@@ -3,104 +3,133 @@
 Each raises ValueError, which names the field and the remedy.
 """
 
-from typing import TYPE_CHECKING
-
+from shared.learning.algorithms import ALGORITHMS
 from shared.messages.codec import group_bytes
 from shared.messages.contracts import MAX_FRAGMENTS_PER_GROUP, MAX_MESSAGE_BYTES, MAX_SCORERS
+from shared.recipe.rewards import check_evaluation
+from shared.recipe.tables import Tables
 
-if TYPE_CHECKING:
-    from shared.recipe.recipe import Recipe
+
+def check_tables(tables: Tables) -> None:
+    size = tables.batch.group_size
+    if isinstance(tables.trainer.micro_batch, int):
+        _check_divides(tables.trainer.micro_batch, size, "trainer.micro_batch", "batch.group_size")
+    fragment = tables.schedule.fragment_size
+    if isinstance(fragment, int):
+        _check_divides(fragment, size, "schedule.fragment_size", "batch.group_size")
+        if size // fragment > MAX_FRAGMENTS_PER_GROUP:
+            smallest = -(-size // MAX_FRAGMENTS_PER_GROUP)
+            raise ValueError(
+                f"schedule.fragment_size: too small for this group; at least {smallest}"
+            )
+    _check_messages(tables)
+    _check_at_most(
+        tables.schedule.tsp_steps, tables.sampling.window, "schedule.tsp_steps", "sampling.window"
+    )
+    _check_at_most(tables.schedule.tag, tables.batch.groups, "schedule.tag", "batch.groups")
+    _check_devices(tables)
+    _check_variant(tables)
+    check_evaluation(tables.evaluation, tables.sampling)
 
 
-def check_devices(recipe: "Recipe") -> None:
-    _check_colocated(recipe)
-    _check_ranks(recipe)
-    _check_full(recipe)
-    _check_updates(recipe)
+def _check_variant(tables: Tables) -> None:
+    variants = ALGORITHMS[tables.algorithm.name].variants
+    if tables.sampling.variant not in variants:
+        raise ValueError(
+            f"sampling.variant: {tables.algorithm.name} does not sample with "
+            f"{tables.sampling.variant!r}; use {' or '.join(map(repr, variants))}"
+        )
+
+
+def _check_devices(tables: Tables) -> None:
+    _check_colocated(tables)
+    _check_ranks(tables)
+    _check_full(tables)
+    _check_updates(tables)
     several = {
-        "rollout.can_train": recipe.rollout.can_train,
-        "trainer.devices": recipe.trainer.devices > 1,
-        "trainer.ranks": recipe.trainer.ranks > 1,
+        "rollout.can_train": tables.rollout.can_train,
+        "trainer.devices": tables.trainer.devices > 1,
+        "trainer.ranks": tables.trainer.ranks > 1,
     }
     field = next((name for name, is_set in several.items() if is_set), None)
-    if recipe.trainer.deterministic and field:
+    if tables.trainer.deterministic and field:
         raise ValueError(
             f"{field}: sums gradients in the order in which devices are done; "
             "trainer.deterministic needs one device that trains"
         )
 
 
-def _check_colocated(recipe: "Recipe") -> None:
-    colocated = recipe.schedule.mode == "colocated"
-    if not recipe.rollout.workers and not colocated:
+def _check_colocated(tables: Tables) -> None:
+    colocated = tables.schedule.mode == "colocated"
+    if not tables.rollout.workers and not colocated:
         raise ValueError(
             'rollout.workers: 0 needs schedule.mode "colocated"; otherwise start at least 1'
         )
-    if colocated and recipe.rollout.workers and not recipe.rollout.can_train:
+    if colocated and tables.rollout.workers and not tables.rollout.can_train:
         raise ValueError(
             'rollout.can_train: schedule.mode "colocated" trains on every device; set it to '
             "true, or rollout.workers to 0"
         )
 
 
-def _check_ranks(recipe: "Recipe") -> None:
-    trainer = recipe.trainer
+def _check_ranks(tables: Tables) -> None:
+    trainer = tables.trainer
     if trainer.ranks == 1:
         if trainer.sharded:
             raise ValueError("trainer.sharded: shares weights among ranks; set trainer.ranks to 2")
         return
     if trainer.devices > 1:
         raise ValueError("trainer.devices: every rank has one; set it to 1, or trainer.ranks to 1")
-    if recipe.schedule.mode == "colocated":
+    if tables.schedule.mode == "colocated":
         raise ValueError(
             'trainer.ranks: ranks do not generate, as schedule.mode "colocated" asks; set it to 1 '
             "(trainer.devices are several GPUs of one host)"
         )
     if trainer.sharded:
-        check_divides(trainer.ranks, recipe.batch.group_size, "trainer.ranks", "batch.group_size")
+        _check_divides(trainer.ranks, tables.batch.group_size, "trainer.ranks", "batch.group_size")
 
 
-def _check_updates(recipe: "Recipe") -> None:
-    if recipe.trainer.updates == 1:
+def _check_updates(tables: Tables) -> None:
+    if tables.trainer.updates == 1:
         return
-    check_divides(recipe.trainer.updates, recipe.batch.groups, "trainer.updates", "batch.groups")
-    if recipe.rollout.can_train:
+    _check_divides(tables.trainer.updates, tables.batch.groups, "trainer.updates", "batch.groups")
+    if tables.rollout.can_train:
         raise ValueError(
             "trainer.updates: rollout devices do not have the weights in between; set it to 1, or "
             "rollout.can_train to false"
         )
-    if recipe.algorithm.advantage_std == "batch":
+    if tables.algorithm.advantage_std == "batch":
         raise ValueError(
             'trainer.updates: algorithm.advantage_std "batch" is known after the last group only; '
             'set it to 1, or advantage_std to "group"'
         )
 
 
-def _check_full(recipe: "Recipe") -> None:
-    if recipe.model.trained == "lora":
+def _check_full(tables: Tables) -> None:
+    if tables.model.trained == "lora":
         return
-    if recipe.model.dtype not in ("float32", "float64"):
+    if tables.model.dtype not in ("float32", "float64"):
         raise ValueError(
-            f"model.dtype: all weights are trained in float32, not {recipe.model.dtype}; use "
+            f"model.dtype: all weights are trained in float32, not {tables.model.dtype}; use "
             '"float32", or model.trained "lora"'
         )
-    if recipe.algorithm.kl_beta:
+    if tables.algorithm.kl_beta:
         raise ValueError(
             "algorithm.kl_beta: the reference is the model without its adapter; set it to 0, or "
             'model.trained to "lora"'
         )
-    if recipe.rollout.can_train:
+    if tables.rollout.can_train:
         raise ValueError(
             "rollout.can_train: gradients of all weights are too large to send; set it to false"
         )
 
 
-def check_messages(recipe: "Recipe") -> None:
+def _check_messages(tables: Tables) -> None:
     """A group with all its scores goes to the trainer as one message."""
-    scorers, size = len(recipe.reward.scorers), recipe.batch.group_size
+    scorers, size = len(tables.reward.scorers), tables.batch.group_size
     if scorers > MAX_SCORERS:
         raise ValueError(f"reward.scorers: {scorers} are too many; at most {MAX_SCORERS}")
-    fixed = recipe.schedule.fragment_size
+    fixed = tables.schedule.fragment_size
     step = fixed if isinstance(fixed, int) else 1
 
     def fits(samples: int) -> bool:
@@ -115,7 +144,7 @@ def check_messages(recipe: "Recipe") -> None:
         )
 
 
-def check_divides(part: int, whole: int, field: str, of: str) -> None:
+def _check_divides(part: int, whole: int, field: str, of: str) -> None:
     if whole % part == 0:
         return
     divisors = [value for value in range(1, whole + 1) if whole % value == 0]
@@ -126,6 +155,6 @@ def check_divides(part: int, whole: int, field: str, of: str) -> None:
     )
 
 
-def check_at_most(value: int | str, limit: int, field: str, of: str) -> None:
+def _check_at_most(value: int | str, limit: int, field: str, of: str) -> None:
     if isinstance(value, int) and value > limit:
         raise ValueError(f"{field}: {value} is more than {of}; at most {limit}")

@@ -2,12 +2,10 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from shared.learning.algorithms import ALGORITHMS, DEFAULT, Method
-
-if TYPE_CHECKING:
-    from shared.recipe.recipe import Recipe
+from shared.recipe.tables import Tables
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +23,7 @@ class ImpliedValue:
         return bool(self.implied != self.value)
 
 
-def implied_values(recipe: "Recipe") -> list[ImpliedValue]:
+def implied_values(recipe: Tables) -> list[ImpliedValue]:
     """What the algorithm's name stands for, beside what the recipe has."""
     name, sampling = recipe.algorithm.name, recipe.sampling.model_dump()
     tables = {"sampling": sampling, "algorithm": recipe.algorithm.model_dump()}

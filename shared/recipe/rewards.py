@@ -6,9 +6,9 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, JsonValue, model_validator
 
 from shared.messages.records import Token
+from shared.recipe.fields import NonNegative, Positive, Table, check_unique
 from shared.recipe.paths import resolved
 from shared.recipe.sampling import Sampling, SigmaGrid, check_sigmas
-from shared.recipe.table import NonNegative, Positive, Table, check_unique
 
 QUESTION = """\
 This picture was made for the following description.

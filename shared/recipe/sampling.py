@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 
 from shared.learning.algorithms import ALGORITHMS, DEFAULT, Method, Variant
 from shared.learning.windows import Moves, Windows
-from shared.recipe.table import NonNegative, Positive, Rate, Sigma, Table
+from shared.recipe.fields import NonNegative, Positive, Rate, Sigma, Table
 
 SigmaGrid = Literal["linear", "shifted", "default", "model"] | tuple[Sigma, ...]
 """`Sampling.sigmas` says what each is."""

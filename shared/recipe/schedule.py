@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field
 
-from shared.recipe.table import NonNegative, Positive, Renamed, Table
+from shared.recipe.fields import NonNegative, Positive, Renamed, Table
 
 
 class Schedule(Table):

@@ -4,10 +4,19 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from shared.recipe.table import Table
+from shared.recipe.recipe import Recipe
 
 
-def settled(data: bytes, recipe: type[Table]) -> dict[str, Any]:
+def stored_recipe(data: bytes) -> Recipe:
+    """The recipe of a run that this release or an earlier one has stored, as it meant it.
+
+    Raises:
+        ValueError: if it is none; pydantic's ValidationError is one.
+    """
+    return Recipe.model_validate(_settled(data))
+
+
+def _settled(data: bytes) -> dict[str, Any]:
     """The tables of a stored ``recipe``, under the names of this release, with the values by which
     runs went before there were keys for them, and without keys that did nothing.
 
@@ -21,7 +30,7 @@ def settled(data: bytes, recipe: type[Table]) -> dict[str, Any]:
         name: dict(table) if isinstance(table, Mapping) else table for name, table in plain.items()
     }
     algorithm, sampling, trainer = (_of(tables, n) for n in ("algorithm", "sampling", "trainer"))
-    for name, field in recipe.model_fields.items():
+    for name, field in Recipe.model_fields.items():
         for renamed in getattr(field.annotation, "RENAMED", ()):
             renamed.apply(_of(tables, name))
     algorithm.pop("nft_beta", None)

@@ -4,7 +4,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from shared.recipe.table import Positive, Rate, Renamed, Table
+from shared.recipe.fields import Positive, Rate, Renamed, Table
 
 
 class Trainer(Table):

@@ -1,0 +1,101 @@
+"""A key of the recipe, and one of its schedule, are added to a copy of the product as CONTRIBUTING
+says: a field, and the decision that reads it."""
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from tests.paths import DIGITS, ROOT
+
+Edits = Mapping[str, tuple[tuple[str, str], ...]]
+"""File -> what stands there, and what is to follow or replace it."""
+
+RECIPE_KEY: Edits = {
+    "shared/recipe/tables.py": (
+        (
+            "    keep_every: Positive | None = None\n",
+            "    keep_first: NonNegative = 0\n    keep_every: Positive | None = None\n",
+        ),
+    ),
+    "shared/run/retention.py": (
+        ("    keep_last: int = 3\n", "    keep_last: int = 3\n    keep_first: int = 0\n"),
+        ("wanted = {0, ", "wanted = {0, *range(self.keep_first), "),
+        ("return Retention(\n", "return Retention(\n        keep_first=recipe.run.keep_first,\n"),
+    ),
+}
+RECIPE_PROGRAM = """
+from shared.recipe.recipe import load_recipe
+from shared.run.retention import retention_of
+
+recipe = load_recipe(Path("recipe.toml"))
+print(sorted(retention_of(recipe).kept(9)))
+"""
+
+SCHEDULE_KEY: Edits = {
+    "shared/recipe/schedule.py": (
+        (
+            '    tsp_steps: Positive | Literal["auto"] = "auto"\n',
+            '    smallest: Positive = 1\n    tsp_steps: Positive | Literal["auto"] = "auto"\n',
+        ),
+    ),
+    "services/scheduler/core/supply.py": (
+        ("return max(_min_size(plan),", "return max(plan.schedule.smallest, _min_size(plan),"),
+    ),
+}
+SCHEDULE_PROGRAM = """
+from services.scheduler.core.supply import next_size
+from services.scheduler.costs.profile import load_profile
+from services.scheduler.planning.planner import plan_split
+from services.scheduler.shell.service import plan_of
+from services.scheduler.sim.profiled import simulate, steady_plan
+from shared.recipe.recipe import load_recipe
+
+recipe = load_recipe(Path("recipe.toml"))
+schedule = recipe.run_schedule
+plans = plan_of(recipe), steady_plan(groups=4, group_size=24, batches=1, schedule=schedule)
+sizes = [next_size(plan, full=8, samples=2, num_queues=8) for plan in plans]
+pools = {"rollout": {"H100": 2}, "trainer": {"H100": 2}}
+simulate(load_profile("flux1-dev"), **pools, schedule=schedule, batches=1)
+best = plan_split(load_profile("flux1-dev"), {"H100": 4}, schedule, effort=1).best
+print(sizes, best.schedule.smallest)
+"""
+
+
+@pytest.mark.parametrize(
+    ("edits", "line", "program", "said"),
+    [
+        (RECIPE_KEY, "[run]\nkeep_first = 3", RECIPE_PROGRAM, "[0, 1, 2, 7, 8, 9]"),
+        (
+            SCHEDULE_KEY,
+            '[schedule]\nfragment_size = "auto"\nsmallest = 5',
+            SCHEDULE_PROGRAM,
+            "[5, 5] 5",
+        ),
+    ],
+    ids=["recipe", "schedule"],
+)
+def test_a_key_takes_two_files(
+    tmp_path: Path, edits: Edits, line: str, program: str, said: str
+) -> None:
+    assert len(edits) <= 2
+    for room in ("services", "shared"):
+        shutil.copytree(ROOT / room, tmp_path / room, ignore=shutil.ignore_patterns("__pycache__"))
+    for name, changes in edits.items():
+        file = tmp_path / name
+        text = file.read_text()
+        for before, after in changes:
+            assert text.count(before) == 1, f"{name} has changed: {before!r}"
+            text = text.replace(before, after)
+        file.write_text(text)
+    (tmp_path / "recipe.toml").write_text(f'base = "{DIGITS}"\n{line}')
+    found = subprocess.run(
+        [sys.executable, "-c", f"from pathlib import Path\n{program}"],
+        cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(tmp_path)}, text=True,
+        capture_output=True, check=False,
+    )  # fmt: skip
+    assert found.stdout.strip() == said, found.stderr
