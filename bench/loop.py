@@ -162,7 +162,7 @@ class _Ours:
 
 
 def as_plain(found: Compared) -> dict[str, object]:
-    """Figures for JSON."""
+    """Returns figures for JSON."""
     ratios = {"rollout_ratio": found.rollout_ratio, "trainer_ratio": found.trainer_ratio}
     return {**ratios, **asdict(found)}
 

@@ -37,7 +37,7 @@ class _Modes:
         self._results = results
 
     def case(self, workload: str, devices: Mapping[str, int], split: str | None) -> Result | None:
-        """``split``: one that all modes have; None for cases in which each has its best."""
+        """Finds a case by the split that all its modes have, or None if each has its best."""
         for result in self._results:
             splits = {mode["split"] for mode in result["modes"]}
             given = splits.pop() if splits in ({STARVED}, {TRAINER_STARVED}) else None

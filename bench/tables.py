@@ -53,7 +53,7 @@ def _table(result: dict[str, Any]) -> Iterator[str]:
 
 
 def _split_of(result: dict[str, Any]) -> str:
-    """Named where every mode has the same."""
+    """Names the split where every mode has the same."""
     found = {mode["split"] for mode in result["modes"]}
     return f", {found.pop()}" if len(found) == 1 else ""
 

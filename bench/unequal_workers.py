@@ -62,7 +62,7 @@ class Run:
 
 
 def watch(run: Run) -> tuple[float | None, list[float], dict[str, float]]:
-    """Seconds from joining to having work, times of the commits seen, seconds per sample."""
+    """Returns seconds from joining to having work, times of commits, and seconds per sample."""
     joined = worked = None
     commits: list[float] = []
     speeds: dict[str, float] = {}

@@ -95,7 +95,7 @@ def trajectory_blob(samples: Sequence[Sample], size: int) -> bytes:
 
 
 def read_origin(trajectory: bytes | memoryview) -> Origin:
-    """Reads from one sample's bytes where it comes from.
+    """Reads where a sample comes from, in its bytes.
 
     Raises:
         ContractError: if they are too few for an emulated trajectory.

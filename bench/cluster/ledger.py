@@ -82,23 +82,23 @@ class Ledger:
     _added: list[GroupEntry] = field(default_factory=list)
 
     def clear(self) -> None:
-        """Begin a batch."""
+        """Begins a batch."""
         self.num_skipped = 0
         self._taken.clear()
         self._added.clear()
 
     def take(self, entries: Sequence[Entry], group_slice: GroupSlice) -> None:
-        """Note some steps of some samples as trained."""
+        """Notes some steps of some samples as trained."""
         for entry in entries:
             steps = group_slice.steps(self.trained_steps)
             self._taken[entry.origin[:3]].extend((step, entry) for step in steps)
 
     def add(self, entry: GroupEntry) -> None:
-        """Note a group whose gradient was computed elsewhere."""
+        """Notes a group whose gradient was computed elsewhere."""
         self._added.append(entry)
 
     def close(self, batch: int, num_samples: int, before: str) -> str:
-        """The digest of the weights after the batch; ``before``: of those that it was trained from.
+        """Returns the digest of the weights after the batch, which was trained from ``before``.
 
         Raises:
             RuntimeError: if not every sample of the batch is in it exactly once.
@@ -133,7 +133,7 @@ class Ledger:
 
 
 def _rows(group: GroupData) -> list[memoryview]:
-    """The bytes of each sample; all are as long as one another."""
+    """Returns the bytes of each sample; all are as long as one another."""
     total, number = sum(map(len, group.trajectories)), len(group.advantages)
     size, rest = divmod(total, number)
     if rest or not size or any(len(data) % size for data in group.trajectories):

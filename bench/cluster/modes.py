@@ -23,7 +23,7 @@ MODES = {
 """Name of what is added last -> schedule: sequential, + GAP, + TSP, + TAG, + one-step asynchrony;
 all devices generating and then training, in our own services; one-step with gradient help."""
 STANDARD = tuple(MODES)[:6]
-"""Those of the tables."""
+"""Modes of the tables."""
 SIMULATED_BATCHES = 12
 NEGLIGIBLE = 0.003
 """Share of a step that a choice may cost."""
@@ -33,12 +33,12 @@ MAX_FRAGMENTS = 6
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """A mode as it is run."""
+    """A mode with its split and schedule."""
 
     name: str
     split: Split
     schedule: RunSchedule
-    """With its fragment size."""
+    """Its schedule, with a fragment size."""
 
 
 def chosen(
@@ -50,10 +50,10 @@ def chosen(
     *,
     by_controller: bool = False,
 ) -> Chosen:
-    """With the split, the fragment size and the help that the planner finds best, where they are
-    left open. Colocated, all devices are the trainer's.
+    """Chooses what is left open of split, fragment size and help as the planner finds best.
 
-    ``by_controller``: of how much to help, the run's own controller is to decide.
+    Colocated, all devices are the trainer's. ``by_controller``: the run's own controller decides
+    how much to help.
     """
     if split is None or schedule.mode == "colocated":
         best = plan_split(profile, devices, schedule).best
@@ -68,12 +68,12 @@ def chosen(
 
 
 def _seconds(profile: Profile, split: Split, schedule: RunSchedule) -> float:
-    """``schedule`` has a fragment size."""
+    """Forecasts the seconds per batch of a schedule that has a fragment size."""
     return forecast(profile, split, schedule.fixed_fragment or 1, schedule).seconds
 
 
 def _sized(profile: Profile, split: Split, schedule: RunSchedule, size: int) -> RunSchedule:
-    """In fragments of this size, with the help that is forecast best for it."""
+    """Returns the schedule in fragments of this size, with the help forecast best for it."""
     sized = schedule.changed(fragment_size=size)
     return with_help(profile, split, sized, forecast(profile, split, size, schedule).groups)
 
@@ -81,8 +81,8 @@ def _sized(profile: Profile, split: Split, schedule: RunSchedule, size: int) -> 
 def _in_smaller_fragments(
     profile: Profile, split: Split, schedule: RunSchedule, found: RunSchedule
 ) -> RunSchedule:
-    """If that costs next to nothing: what devices store comes in smaller bursts, of which the
-    simulator knows nothing."""
+    """Makes fragments smaller if that costs next to nothing: devices then store in smaller bursts,
+    which the simulator does not model."""
     most = predicted(profile, Chosen("", split, found)).step_seconds * (1 + NEGLIGIBLE)
     least = profile.shape.group_size / MAX_FRAGMENTS
     for size in sorted(fragment_sizes(profile, schedule), reverse=True):
@@ -102,7 +102,7 @@ def predicted(
     warm_up: int | None = None,
     batches: int = SIMULATED_BATCHES,
 ) -> Simulated:
-    """What the simulator says of it, at full scale.
+    """Simulates a mode at full scale.
 
     With ``seed``, ``warm_up`` and ``batches`` of a run, its service times are those of that run.
     """
@@ -120,6 +120,6 @@ def predicted(
 
 
 def without_hand_over(profile: Profile) -> Profile:
-    """The same costs, and messages that take no time: what is more than that is overhead."""
+    """Returns the costs with messages that take no time: what is more than that is overhead."""
     rollout = profile.rollout.model_copy(update={"handoff_seconds": 0.0})
     return profile.model_copy(update={"rollout": rollout})

@@ -68,13 +68,13 @@ def _pool(mode: ModeResult, role: str) -> str:
 
 
 def _listed(shares: Mapping[str, float]) -> str:
-    """The largest first, without what is next to nothing."""
+    """Lists the largest first, without what is next to nothing."""
     found = sorted(shares.items(), key=lambda item: -item[1])
     return ", ".join(f"{name} {share:.2f}" for name, share in found if share >= 0.005)
 
 
 def draw(finished: Finished, folder: Path) -> None:
-    """Bars of all modes, and a timeline of two batches of each."""
+    """Draws the bars of all modes, and a timeline of two batches of each."""
     from bench.runner.plots import Bar, bars, timeline
 
     result, runs = finished.result, finished.runs
@@ -107,12 +107,13 @@ def draw(finished: Finished, folder: Path) -> None:
 
 
 async def run_shown(case: Case, folder: Path, console: Console) -> Finished:
-    """In a session of its own."""
+    """Runs a case in a session of its own."""
     async with opened(folder) as session:
         return await run_in(session, case, console)
 
 
 async def run_in(session: Session, case: Case, console: Console) -> Finished:
+    """Runs a case with its progress on the screen."""
     columns = (
         TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
     )  # fmt: skip

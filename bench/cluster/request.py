@@ -42,7 +42,7 @@ class Request:
     scale: float | None = None
 
     def case(self) -> Case:
-        """With splits and fragment sizes, which takes seconds.
+        """Plans splits and fragment sizes, which takes seconds.
 
         Raises:
             UserError: one line that names the option and the remedy.
@@ -101,5 +101,5 @@ def _split(text: str, devices: Devices) -> Split:
 
 
 def modes_of(text: str) -> tuple[str, ...]:
-    """``sequential,gap`` as a tuple; "all" is what the tables have."""
+    """Splits ``sequential,gap``; "all" is what the tables have."""
     return STANDARD if text == "all" else tuple(name.strip() for name in text.split(","))

@@ -73,7 +73,7 @@ def case_result(
     scale: float,
     runs: Sequence[tuple[Chosen, list[MeasuredRun]]],
 ) -> CaseResult:
-    """``runs``: of each mode, one measurement per round."""
+    """Puts measurements, one per mode and round, beside bounds and models."""
     floor = floor_seconds(profile, devices)
     steps = {mode.name: _step(scale, measured) for mode, measured in runs}
     old, tuned = (colocated_seconds(profile, devices, each) for each in ("2026-06", "tuned"))
@@ -136,7 +136,7 @@ def _mode_result(
 
 
 def _simulated(profile: Profile, mode: Chosen, measured: Sequence[MeasuredRun]) -> float:
-    """Seconds per batch of the same batches of the same rounds, with the same service times."""
+    """Simulates the same batches of the same rounds, with the same service times."""
     return median(
         predicted(
             profile, mode, seed=one.seed, warm_up=one.warm_up, batches=len(one.batch_seconds)

@@ -36,8 +36,8 @@ SILENCE_S = 60.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmulatedRun(figures.RunRecord):
-    """What was seen of one run; the first sample is of the last commit but one of the warm-up, for
-    to ask the broker delays what comes next."""
+    """What was seen of one run. Asking the broker delays what comes next, so the first sample is of
+    the last commit but one of the warm-up."""
 
     setting: Setting
     overshoot: dict[str, dict[str, float]]

@@ -21,7 +21,7 @@ DEVICES_PER_NODE = 8
 MIN_REWARD_WORKERS = 2
 REFERENCE_DEVICES = 32
 SCALES = {"qwen-image": 10.0, "flux1-dev": 15.0, "wan2.1-14b": 100.0, "hunyuanvideo": 200.0}
-"""At 32 H100s: a batch lasts about four seconds."""
+"""Scales at which a batch on 32 H100s lasts about four seconds."""
 BATCH_S = 4.0
 """Seconds that a batch of any other model lasts at its best."""
 
@@ -37,7 +37,7 @@ class Setting(Record):
     trainer: dict[str, int]
     scale: float = Field(gt=0)
     steps: int = Field(gt=0)
-    """Batches."""
+    """Number of batches."""
     seed: int = 0
     schedule: RunSchedule = RunSchedule(tag="off")
 
@@ -56,7 +56,7 @@ class Setting(Record):
 
     @property
     def num_reward(self) -> int:
-        """Workers: as many as hosts, since in the profiles samples are scored where they are."""
+        """Reward workers, one per host: in the profiles samples are scored where they are."""
         return max(MIN_REWARD_WORKERS, self.num_nodes)
 
     @property
@@ -97,7 +97,7 @@ def setting_of(
 
 
 def default_scale(profile: Profile, devices: Mapping[str, int]) -> float:
-    """At which a batch lasts as long as one of 32 H100s at this model's usual scale."""
+    """Returns the scale at which a batch lasts as long as on 32 H100s at the model's usual one."""
     best = floor_seconds(profile, devices)
     if profile.name not in SCALES:
         return max(1.0, best / BATCH_S)
@@ -106,10 +106,8 @@ def default_scale(profile: Profile, devices: Mapping[str, int]) -> float:
 
 
 def recipe_of(setting: Setting, folder: Path) -> Recipe:
-    """The recipe that the services run. Its model is never opened.
-
-    ``folder``: has the prompts (`write_prompts`).
-    """
+    """Makes the recipe that the services run, with the prompts in ``folder``. Its model is never
+    opened."""
     shape = setting.load_profile().shape
     return Recipe(
         run=tables.Run(name=setting.run, seed=setting.seed, steps=setting.steps),
@@ -127,6 +125,6 @@ def recipe_of(setting: Setting, folder: Path) -> Recipe:
 
 
 def write_prompts(folder: Path, number: int) -> None:
-    """So many different ones: a batch that repeats prompts would find their conditions stored."""
+    """Writes prompts that all differ, so that no conditioning is stored already."""
     lines = (f'{{"prompt": "prompt {index}", "metadata": {{}}}}\n' for index in range(number))
     (folder / "prompts.jsonl").write_text("".join(lines))

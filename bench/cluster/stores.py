@@ -37,7 +37,7 @@ class NodeStore(ObjectStore):
         return await asyncio.shield(self._fetched[ref.key])
 
     async def _fetch(self, ref: ObjectRef) -> bytes:
-        """Checked on a thread: other hosts' devices are in this process as well."""
+        """Checks on a thread: other hosts' devices are in this process as well."""
         async with at_least(self.seconds):
             data = await self.backend.read(ref.key)
             if data is None or await asyncio.to_thread(_digest, data) != ref.sha256:

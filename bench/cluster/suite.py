@@ -16,7 +16,7 @@ from bench.cluster.session import opened
 from bench.stored import write_result
 
 UNEQUAL = ("a100", "h20", "l40s")
-"""Beside 16 H100s."""
+"""Kinds beside 16 H100s."""
 BATCH_SECONDS = 4.0
 """Rough seconds of an emulated batch; sequential ones take twice that."""
 RUN_SECONDS = 5.0
@@ -25,7 +25,7 @@ RUN_SECONDS = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """A case by the name that its file has."""
+    """A case, with the name of its file."""
 
     name: str
     request: Request
@@ -33,7 +33,7 @@ class Planned:
 
     @property
     def seconds(self) -> float:
-        """An estimate."""
+        """Estimates how long it takes."""
         return self.request.rounds * sum(self._run_seconds(mode) for mode in self.request.modes)
 
     def _run_seconds(self, mode: str) -> float:
@@ -53,12 +53,12 @@ def planned(cases: Sequence[Planned]) -> list[Case]:
 
 
 def full() -> list[Planned]:
-    """Everything, model by model."""
+    """Returns every case, model by model."""
     return [case for workload in WORKLOADS for case in _of(workload)]
 
 
 def quick() -> list[Planned]:
-    """Both ends of the ladder, and help for a trainer, on the model with the most messages."""
+    """Returns both ends of the ladder, and gradient help, on the model with the most messages."""
     request = Request(
         workload="qwen-image",
         modes=("sequential", "tag", "one-step"),

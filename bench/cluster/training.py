@@ -26,7 +26,7 @@ CHECKPOINT_BYTES = 1024
 
 @dataclass(slots=True)
 class TrainingLane:
-    """What takes samples one after the other: a device, or without TSP the whole pool."""
+    """Takes samples one after the other: a device, or without TSP the whole pool."""
 
     profile: Profile
     held: Held
@@ -48,7 +48,7 @@ class TrainingLane:
 
 @dataclass(slots=True)
 class EmulatedTraining:
-    """Its weights are an account of what was trained, from the first batch on."""
+    """A trainer whose weights are an account of what was trained, from the first batch on."""
 
     profile: Profile
     devices: Sequence[TrainingLane]
@@ -109,7 +109,7 @@ def lanes(
     *,
     tsp: bool,
 ) -> list[TrainingLane]:
-    """One for each (kind, device) of the pool. Without TSP the pool is one lane, which takes a
+    """Makes one lane for each (kind, device) of the pool; without TSP one for all, which takes a
     group in the time of its slowest share."""
     size = profile.shape.group_size
     if tsp:

@@ -85,7 +85,7 @@ class Window:
         )
 
     def shares(self, pool: str, num_devices: int = 1) -> dict[str, float]:
-        """Use -> share of the pool's device-seconds; uses that it has none of are left out."""
+        """Returns use -> share of the pool's device-seconds; unused ones are left out."""
         shares: defaultdict[str, float] = defaultdict(float)
         for each in self._of(pool):
             spent = each.within(self.begin, self.end)
@@ -96,7 +96,7 @@ class Window:
         return {each.device for each in self._of(pool)}
 
     def waits(self, pool: str) -> dict[str, float]:
-        """Cause -> share of the pool's device-seconds, as the scheduler saw it."""
+        """Returns cause -> share of the pool's device-seconds, as the scheduler saw it."""
         spent: defaultdict[str, float] = defaultdict(float)
         for batch in self.run.usage:
             if self.first <= batch.batch < self.last:

@@ -134,7 +134,7 @@ class Watch:
             await self._changed.wait()
 
     def _check(self, deadline: float) -> None:
-        """A run in which something was done twice tells nothing about its schedule."""
+        """Refuses a run in which something was done twice: it tells nothing about its schedule."""
         logs = f"see {self.services.logs}"
         for name, child in self.services.children.items():
             if child.num_restarts or _has_ended(child):

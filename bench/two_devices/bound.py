@@ -36,7 +36,7 @@ def least_seconds(speeds: Sequence[Speed], samples: int) -> float:
 
 
 def _advantage(speed: Speed) -> float:
-    """Generation over training speed."""
+    """Returns generation over training speed."""
     if math.isinf(speed.train):
         return math.inf
     return speed.train / speed.generate

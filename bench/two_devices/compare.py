@@ -73,7 +73,7 @@ def figures_of(record: RunRecord, first: int, last: int, *, group_size: int) -> 
 
 
 def _pace(window: Window, device: str, use: Use, least: int) -> float:
-    """Seconds per sample; fewer than ``least`` samples say nothing of it."""
+    """Returns seconds per sample; fewer than ``least`` samples say nothing of it."""
     samples, share = window.samples(device, use), window.shares(device).get(use, 0.0)
     if round(samples) < least:
         return math.inf
@@ -143,7 +143,7 @@ def summarise(
     samples: int,
     slowdown: float,
 ) -> PartResult:
-    """``measured``: each mode with the figures of its runs; ``samples``: of a batch."""
+    """Compares the modes, each with the figures of its runs, in batches of so many ``samples``."""
     medians = [statistics.median(run.step for run in runs) for _, runs in measured]
     baselines = [s for (mode, _), s in zip(measured, medians, strict=True) if mode.baseline]
     colocated = min(baselines, default=None)

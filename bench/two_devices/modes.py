@@ -16,7 +16,7 @@ Part = Literal["equal", "slowed", "trainer-bound"]
 class Mode:
     name: str
     changes: Mapping[str, Any]
-    """Keys of the recipe."""
+    """Keys of the recipe that it sets."""
     warm_up: int = 1
     """First batches that are not measured."""
     overlaps: bool = True
@@ -28,7 +28,7 @@ class Mode:
 
     @property
     def slug(self) -> str:
-        """For the names of its runs."""
+        """Returns what its runs are named after."""
         return self.name.removeprefix("+").replace(" ", "-").lower()
 
 
@@ -41,7 +41,7 @@ that it plans."""
 
 
 def modes_of(part: Part, *, window: int, group_size: int) -> tuple[Mode, ...]:
-    """In the order of the table. ``window``: of denoising steps; TSP trains them in one pass.
+    """Returns the modes in the order of the table; TSP trains the ``window`` in one pass.
 
     Fragments are whole groups: on one thread, a sample in a quarter of a group takes half as long
     again as one in a whole group, which is more than smaller ones save at the end of a batch.
@@ -88,7 +88,7 @@ def modes_of(part: Part, *, window: int, group_size: int) -> tuple[Mode, ...]:
 
 
 def _colocated(window: int, group_size: int) -> dict[str, Any]:
-    """Tuned: whole groups at a time, all their steps in one pass."""
+    """Returns the tuned colocated schedule: whole groups, all their steps in one pass."""
     return {
         "schedule.mode": "colocated",
         "schedule.tsp_steps": window,

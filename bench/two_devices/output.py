@@ -76,7 +76,7 @@ def show_part(result: PartResult, console: Console, *, group_size: int) -> None:
 
 
 def services_cores(row: Row) -> float:
-    """Cores that everything but the two devices used."""
+    """Returns the cores that everything but the two devices used."""
     return statistics.median(
         sum(used for name, used in run.cores.items() if name not in DEVICES) for run in row.runs
     )

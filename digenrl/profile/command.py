@@ -84,7 +84,7 @@ def check_request(
 def build(
     model: ModelName, folder: Path | None, *, tiny: bool, rank: int, checkpointing: bool
 ) -> "Network":
-    """The network, where it is to be measured.
+    """Builds the network where it is to be measured.
 
     Raises:
         UserError: if there is no CUDA device, or if the network does not fit it.
@@ -111,7 +111,7 @@ def build(
 
 
 def described(device: "torch.device", how: str) -> "MeasuredOn":
-    """The device, with what was measured on it and the versions that it was measured with."""
+    """Describes the device, with what was measured on it and by which versions."""
     import diffusers
     import torch
 

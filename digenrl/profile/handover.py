@@ -20,7 +20,7 @@ Work = Callable[[], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Switch:
-    """Between training, with a gradient that is not committed, and denoising, and back."""
+    """The change from training, with a gradient that is not committed, to denoising and back."""
 
     to_generation_seconds: float
     """The first denoising step after training, beyond the second. Noise can make it negative."""
@@ -48,12 +48,12 @@ class Publication:
 
     @property
     def seconds(self) -> float:
-        """From the optimizer step to weights that can be adopted."""
+        """Seconds from the optimizer step to weights that can be adopted."""
         return self.pack_seconds + self.store_seconds + self.fetch_seconds + self.stage_seconds
 
 
 def changing_over(network: Network, *, denoise: Work, train: Work, repeats: int) -> Switch:
-    """Train, denoise twice, train twice, and so on: the first of two pays for the change.
+    """Trains, denoises twice, trains twice, and so on: the first of two pays for the change.
 
     Raises:
         torch.OutOfMemoryError: if the device cannot do one beside what the other leaves.
@@ -79,7 +79,7 @@ def changing_over(network: Network, *, denoise: Work, train: Work, repeats: int)
 
 
 def publication(network: Network, repeats: int) -> Publication:
-    """Medians of ``repeats``, after one that does not count."""
+    """Returns medians of ``repeats``, after one that does not count."""
     rounds = [_published(network) for _ in range(repeats + 1)][1:]
 
     def median(part: str) -> float:

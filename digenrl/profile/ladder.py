@@ -40,12 +40,12 @@ class Ladder:
 
     @property
     def best(self) -> Rung:
-        """The fastest per row."""
+        """Returns the fastest per row."""
         return min(self.rungs, key=lambda rung: rung.per_row)
 
     @property
     def frugal(self) -> Rung:
-        """The smallest that is about as fast per row as the fastest."""
+        """Returns the smallest that is about as fast per row as the fastest."""
         limit = self.best.per_row * AS_GOOD
         return next(rung for rung in self.rungs if rung.per_row <= limit)
 
@@ -53,7 +53,7 @@ class Ladder:
 def climb(
     sizes: Iterable[int], measure: Callable[[int], Rung], *, patience: int | None = None
 ) -> Ladder:
-    """Measure growing calls until one does not fit the device, or until they are no faster."""
+    """Measures growing calls until one does not fit the device, or until they are no faster."""
     rungs: list[Rung] = []
     for rows in sizes:
         rung = fitting(partial(measure, rows))
@@ -66,7 +66,7 @@ def climb(
 
 
 def fitting(measure: Callable[[], T]) -> T | None:
-    """What is measured, or None if it does not fit the device."""
+    """Returns what is measured, or None if it does not fit the device."""
     try:
         return measure()
     except torch.OutOfMemoryError:
@@ -77,12 +77,12 @@ def fitting(measure: Callable[[], T]) -> T | None:
 
 
 def powers_of_two(most: int) -> list[int]:
-    """1, 2, 4, ... up to ``most``."""
+    """Yields 1, 2, 4, ... up to ``most``."""
     return [2**power for power in range(most.bit_length()) if 2**power <= most]
 
 
 def call_and_row_seconds(rungs: Sequence[Rung]) -> tuple[float, float]:
-    """o and c of seconds = o + c n: least squares of the relative errors, with o >= 0 and c > 0.
+    """Returns o >= 0 and c > 0 of seconds = o + c n, by least squares of the relative errors.
 
     A single call tells nothing of o, which is then 0.
     """
@@ -102,7 +102,7 @@ def call_and_row_seconds(rungs: Sequence[Rung]) -> tuple[float, float]:
 
 
 def _rungs_since_faster(rungs: Sequence[Rung]) -> int:
-    """How many came after the last that was faster per row than all before it."""
+    """Counts what came after the last that was faster per row than all before it."""
     last, fastest = 0, rungs[0].per_row
     for position, rung in enumerate(rungs):
         if rung.per_row * WORTHWHILE < fastest:

@@ -36,7 +36,7 @@ class DeviceMeasurement:
 
 
 def measure(network: Network, *, max_batch: int, repeats: int, report: Report) -> DeviceMeasurement:
-    """Everything about one network. What does not fit the device is left out, and reported."""
+    """Measures one network. What does not fit the device is left out, and reported."""
     sizes = powers_of_two(max_batch)
 
     def generating(samples: int) -> Rung:

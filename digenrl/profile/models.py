@@ -62,7 +62,7 @@ class Architecture:
         return FAMILIES[self.pipeline]
 
     def latent_shape(self, config: Config) -> tuple[int, ...]:
-        """Shape of one sample's latents, as a network of this configuration takes them."""
+        """Returns the shape of a sample's latents as a network of this configuration takes them."""
         size = {"height": self.size.height, "width": self.size.width, "frames": self.size.frames}
         if self.family.packed:
             tokens = self.family.num_tokens(config, self.decoder, **size)
@@ -88,7 +88,7 @@ def _flux(config: Config, size: Size, rows: int, draw: Draw) -> Inputs:
 
 
 def _grid(size: Size, draw: Draw) -> "Tensor":
-    """(tokens, 3): frame, row and column of each token of an image."""
+    """Returns frame, row and column of each token of an image, (tokens, 3)."""
     rows, columns = size.height // 16, size.width // 16
     ids = draw(rows, columns, 3).zero_()
     ids[..., 1] += ids.new_tensor(range(rows))[:, None]

@@ -42,7 +42,7 @@ class Network:
         return self.architecture.latent_shape(self._config)
 
     def velocity(self, rows: int) -> Velocity:
-        """The network's for so many samples, each with conditions of its own."""
+        """Returns the network's velocity for so many samples, each with conditioning of its own."""
         architecture = self.architecture
         conditions = architecture.conditions(self._config, architecture.size, rows, self._draw)
 
@@ -68,7 +68,7 @@ class Network:
 def random_network(
     architecture: Architecture, device: torch.device, *, rank: int, checkpointing: bool
 ) -> Network:
-    """The architecture with random weights, and an adapter of this rank."""
+    """Builds the architecture with random weights, and an adapter of this rank."""
     with parameters_on_meta():
         transformer = _class_of(architecture).from_config(dict(architecture.config))
     draw_parameters(transformer, device)
@@ -79,7 +79,7 @@ def loaded_network(
     architecture: Architecture, folder: Path, device: torch.device, *, rank: int,
     checkpointing: bool,
 ) -> Network:  # fmt: skip
-    """The transformer of a diffusers folder, and an adapter of this rank.
+    """Loads the transformer of a diffusers folder, and an adapter of this rank.
 
     Raises:
         UserError: if the folder has none of this architecture.
@@ -98,7 +98,7 @@ def loaded_network(
 
 @contextmanager
 def parameters_on_meta() -> Iterator[None]:
-    """Networks built inside have parameters without memory, and buffers as they should be."""
+    """Gives networks built inside parameters without memory, and buffers as they should be."""
     from accelerate import init_empty_weights
 
     with init_empty_weights(include_buffers=False):
@@ -107,7 +107,7 @@ def parameters_on_meta() -> Iterator[None]:
 
 @torch.no_grad()
 def draw_parameters(network: nn.Module, device: torch.device) -> None:
-    """Give every parameter memory on the device, and small normal values."""
+    """Gives every parameter memory on the device, and small normal values."""
     kept: list[str] = getattr(network, "_keep_in_fp32_modules", None) or []
     for name, parameter in list(network.named_parameters()):
         path, _, own = name.rpartition(".")

@@ -40,7 +40,7 @@ class MeasuredOn:
 
 
 def base_profile(model: ModelName) -> ProfileFile:
-    """The committed profile of that model, or assumptions where there is none."""
+    """Returns the committed profile of a model, or assumptions where there is none."""
     path = PROFILES / f"{model}.json"
     if path.exists():
         return ProfileFile.model_validate_json(path.read_text())
@@ -48,7 +48,7 @@ def base_profile(model: ModelName) -> ProfileFile:
 
 
 def device_kind(name: str, known: list[str]) -> str:
-    """The profile's name of a device; of one that it does not know, a name that it can take.
+    """Returns the profile's name of a device, or a new name for one that it does not know.
 
     >>> device_kind("NVIDIA H100 80GB HBM3", ["H100", "H20"])
     'H100'
@@ -63,7 +63,7 @@ def device_kind(name: str, known: list[str]) -> str:
 
 
 def measured_profile(base: ProfileFile, measured: DeviceMeasurement, on: MeasuredOn) -> ProfileFile:
-    """The base with what was measured in place of its numbers; what was not measured stays."""
+    """Puts what was measured in place of the base's numbers; what was not measured stays."""
     kind = device_kind(on.name, list(base.devices))
     device = base.devices.get(kind) or _new_device(base, measured, on)
     changes = {
@@ -140,7 +140,7 @@ def _generation(measured: DeviceMeasurement, speed: float) -> dict[str, float]:
 
 
 def _training(base: ProfileFile, measured: DeviceMeasurement, device: Device) -> dict[str, float]:
-    """rho is over a forward pass in whole groups: so the profile gives the measured seconds."""
+    """Returns rho over a forward pass in whole groups: the profile then gives what was measured."""
     forward, row = row_seconds(base, measured)
     changes: dict[str, float] = {}
     if measured.optimizer_seconds is not None:
@@ -167,7 +167,7 @@ def _handover(measured: DeviceMeasurement) -> dict[str, float]:
 
 
 def _details(measured: DeviceMeasurement) -> dict[str, str]:
-    """What the sources say beside the device, by path; the sizes that were measured among it."""
+    """Returns what the sources say beside the device, by path."""
     way, switch = measured.publication, measured.switch
     calls = f" o + c n fitted to calls of n samples: {_listed(measured.generation)}."
     details = {

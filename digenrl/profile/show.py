@@ -12,7 +12,7 @@ from services.scheduler.costs.profile import Profile, ProfileFile
 def show(
     base: ProfileFile, found: ProfileFile, measured: DeviceMeasurement, console: Console
 ) -> None:
-    """Seconds and memory by size, then the profile beside the one that was there before."""
+    """Prints seconds and memory by size, then the profile beside the earlier one."""
     console.print(_ladder("denoising", "samples", measured, training=False))
     console.print(_ladder("training", "rows", measured, training=True))
     console.print(_details(base, measured))
