@@ -56,7 +56,7 @@ class OutOfMemory(DigenRLError):
     """Work does not fit the memory of a device; the message has sizes and the remedy."""
 
     def __init__(self, reason: str, *, smaller: bool = False) -> None:
-        """Takes ``smaller`` if the next attempt needs less memory."""
+        """``smaller``: the next attempt needs less memory."""
         super().__init__(reason)
         self.smaller = smaller
 
@@ -74,7 +74,7 @@ class Unavailable(DigenRLError):
 
 
 def how_to_install(extra: str) -> str:
-    """Returns the remedy for a missing extra.
+    """Return the remedy for a missing extra.
 
     The commands are those of a clone: the package is on no index, so that nobody can install its
     extras by name.

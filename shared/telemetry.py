@@ -63,7 +63,7 @@ STALENESS = Counter("digenrl_staleness_steps_total", "Trained samples by stalene
 
 
 def configure_logs(*, service: str, worker: str, run: str) -> None:
-    """Sends every log of this process to stderr, with its identity in each line."""
+    """Send every log of this process to stderr, with its identity in each line."""
 
     def identity(_: Any, __: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
         return {"svc": service, "worker": worker, "run": run, **event}
@@ -84,7 +84,7 @@ def configure_logs(*, service: str, worker: str, run: str) -> None:
 
 
 def public(url: str) -> str:
-    """Returns the address alone: no user, no password, no query.
+    """Return the address alone: no user, no password, no query.
 
     >>> public("nats://user:secret@nats:4222")
     'nats://nats:4222'

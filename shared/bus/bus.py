@@ -75,7 +75,7 @@ class Bus:
     @classmethod
     @contextlib.asynccontextmanager
     async def connect(cls, url: str, *, run: str, name: str) -> AsyncIterator["Bus"]:
-        """Connects, and reconnects for as long as the block lasts.
+        """Connect, and reconnect for as long as the block lasts.
 
         Raises:
             Unavailable: if nobody answers within seconds, or the server is too old.
@@ -98,7 +98,7 @@ class Bus:
             await client.close()
 
     async def ensure_streams(self) -> None:
-        """Creates the streams that are missing; only the scheduler does. A stream to which an
+        """Create the streams that are missing; only the scheduler does. A stream to which an
         operator has given another size keeps it.
 
         Raises:
@@ -109,7 +109,7 @@ class Bus:
                 await make_stream(self.jetstream, stream)
 
     async def stream_states(self) -> dict[str, StreamState | None]:
-        """Returns the state of every stream by name, None for one that does not exist.
+        """Return the state of every stream by name, None for one that does not exist.
 
         Raises:
             Unavailable: if the server does not answer.
@@ -120,7 +120,7 @@ class Bus:
         return {stream.name: state for stream, state in zip(subjects.STREAMS, found, strict=True)}
 
     async def wait_for_streams(self) -> None:
-        """Returns when the scheduler has created all streams."""
+        """Return when the scheduler has created all streams."""
         for stream in subjects.STREAMS:
             while True:
                 try:
@@ -130,7 +130,7 @@ class Bus:
                     await asyncio.sleep(RETRY_S)
 
     async def publish(self, message: Message) -> bool:
-        """Stores ``message``; returns False if its slot is taken already.
+        """Store ``message``; return False if its slot is taken already.
 
         A publish that times out may have been stored all the same, so it is repeated until the
         broker answers: a slot makes the repetition harmless, and readers expect events without a
@@ -155,7 +155,7 @@ class Bus:
             await asyncio.sleep(RETRY_S)
 
     async def _store(self, subject: str, data: bytes) -> bool | None:
-        """Returns whether the message is the first in its slot, None if there is no room."""
+        """Return whether the message is the first in its slot, None if there is no room."""
         try:
             await cancellable(self.jetstream.publish(subject, data))
             return True
@@ -176,7 +176,7 @@ class Bus:
         self.full[subject] = stream
 
     async def send(self, message: Transient) -> None:
-        """Publishes ``message`` without storing it: it is lost while the broker is away."""
+        """Publish ``message`` without storing it: it is lost while the broker is away."""
         with contextlib.suppress(nats.errors.Error):
             await self._client.publish(subject_of(self.run, message), encode(message))
 
@@ -200,12 +200,12 @@ class Bus:
         await self._client.subscribe(subject, cb=receive)
 
     def queue(self, stream: Stream, service: str, of: type[Record] = Record) -> Queue:
-        """Returns the work in ``stream`` for a service; messages not of type ``of`` are
+        """Return the work in ``stream`` for a service; messages not of type ``of`` are
         quarantined."""
         return Queue(self.jetstream, self.run, stream, service, of)
 
     async def stored(self, stream: Stream) -> tuple[list[Received], int]:
-        """Returns what the run has in ``stream``, in order, and the last one's sequence number."""
+        """Return what the run has in ``stream``, in order, and the last one's sequence number."""
         wanted = subjects.run_subjects(self.run, stream)
         while True:
             try:
@@ -225,7 +225,7 @@ class Bus:
     async def follow(
         self, stream: Stream, filters: Sequence[str] | None = None, *, after: int = 0
     ) -> AsyncGenerator[Received]:
-        """Yields the run's messages in ``stream`` behind number ``after``, in order, for ever.
+        """Yield the run's messages in ``stream`` behind number ``after``, in order, for ever.
 
         If the stream was lost and created again, it begins with the new stream's first message.
         """
@@ -247,7 +247,7 @@ class Bus:
                 await asyncio.sleep(RETRY_S)
 
     async def stored_subject(self, stream: str, sequence: int) -> str | None:
-        """Returns the subject of one stored message, None if it is gone."""
+        """Return the subject of one stored message, None if it is gone."""
         try:
             found: str | None = (
                 await cancellable(self.jetstream.get_msg(stream, sequence))
@@ -257,7 +257,7 @@ class Bus:
         return found
 
     async def forget_batch(self, batch: int) -> None:
-        """Removes the slots of a batch that no recovery needs any more.
+        """Remove the slots of a batch that no recovery needs any more.
 
         Raises:
             Unavailable: if the server does not answer.

@@ -10,7 +10,7 @@ AGAIN_S = 6.0
 
 
 async def cancellable(call: Awaitable[T]) -> T:
-    """Awaits a call of the NATS client; raises CancelledError if its task is cancelled meanwhile.
+    """Await a call of the NATS client; raise CancelledError if its task is cancelled meanwhile.
 
     Before Python 3.12 `asyncio.wait_for`, which the client uses, may lose a cancellation that comes
     together with the result; then the task would never end.
@@ -26,7 +26,7 @@ async def cancellable(call: Awaitable[T]) -> T:
 
 
 async def stop(*tasks: "asyncio.Task[Any]") -> list[BaseException | None]:
-    """Cancels ``tasks`` until all have ended, again where a cancellation was lost.
+    """Cancel ``tasks`` until all have ended, again where a cancellation was lost.
 
     Returns the error of each, None for a task that ended without one.
     """

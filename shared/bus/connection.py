@@ -19,7 +19,7 @@ log = structlog.get_logger()
 
 
 async def open_connection(url: str, name: str) -> Client:
-    """Returns a client that reconnects by itself.
+    """Return a client that reconnects by itself.
 
     Raises:
         Unavailable: if nobody answers within some seconds.
@@ -72,7 +72,7 @@ async def open_connection(url: str, name: str) -> Client:
 
 
 def _refuses(error: Exception) -> bool:
-    """Returns whether the server refuses the user or the password."""
+    """Return whether the server refuses the user or the password."""
     return "authorization violation" in str(error).lower()
 
 

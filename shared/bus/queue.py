@@ -76,7 +76,7 @@ class Queue:
         self._subscription: JetStreamContext.PullSubscription | None = None
 
     async def next(self) -> Delivery:
-        """Waits for the next piece of work, over restarts of the broker."""
+        """Wait for the next piece of work, over restarts of the broker."""
         while True:
             try:
                 if self._subscription is None:

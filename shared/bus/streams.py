@@ -37,7 +37,7 @@ class StreamState:
     """Share of its allowed bytes that is taken; at 1 the stream is full."""
 
     def is_lost_in(self, later: "StreamState | None") -> bool:
-        """Returns whether messages may be gone: the stream is missing, new or set back."""
+        """Return whether messages may be gone: the stream is missing, new or set back."""
         return later is None or later.created != self.created or later.last < self.last
 
 
@@ -55,7 +55,7 @@ def as_unavailable() -> Iterator[None]:
 
 
 async def stream_state(jetstream: JetStreamContext, stream: Stream) -> StreamState | None:
-    """Returns the state of a stream, None if there is no such stream.
+    """Return the state of a stream, None if there is no such stream.
 
     Raises:
         nats.errors.Error: if the server does not answer.
@@ -69,7 +69,7 @@ async def stream_state(jetstream: JetStreamContext, stream: Stream) -> StreamSta
 
 
 async def make_stream(jetstream: JetStreamContext, stream: Stream) -> None:
-    """Creates a stream; one that exists keeps its settings."""
+    """Create a stream; one that exists keeps its settings."""
     try:
         await cancellable(jetstream.add_stream(stream_config(stream)))
     except APIError as error:
@@ -93,7 +93,7 @@ def stream_config(stream: Stream) -> api.StreamConfig:
 
 
 def follower_config(inbox: str, filters: list[str], start: int) -> api.ConsumerConfig:
-    """Configures a reader of everything from number ``start`` on; the server forgets it when it
+    """Configure a reader of everything from number ``start`` on; the server forgets it when it
     leaves."""
     return api.ConsumerConfig(
         deliver_subject=inbox,
@@ -115,7 +115,7 @@ class Incoming:
 
 
 async def contiguous(subscription: Any) -> AsyncIterator[Msg]:
-    """Yields messages until one is missing or the server is silent."""
+    """Yield messages until one is missing or the server is silent."""
     expected = 1
     while True:
         try:
@@ -133,7 +133,7 @@ async def contiguous(subscription: Any) -> AsyncIterator[Msg]:
 async def quarantine(
     jetstream: JetStreamContext, run: str, stream: Stream, raw: Msg, error: ContractError
 ) -> None:
-    """Counts the bytes that are no message, and keeps a copy."""
+    """Count the bytes that are no message, and keep a copy."""
     QUARANTINED.labels(stream=stream.name).inc()
     sequence = raw.metadata.sequence.stream
     log.error("quarantined", stream=stream.name, subject=raw.subject, error=str(error))

@@ -26,7 +26,7 @@ _MESSAGE: TypeAdapter[Message] = TypeAdapter(Message)
 
 
 def encode(message: Message) -> bytes:
-    """Returns the bytes of a message.
+    """Return the bytes of a message.
 
     Raises:
         ContractError: if the message is too large for the bus.
@@ -40,7 +40,7 @@ def encode(message: Message) -> bytes:
 
 
 def group_bytes(samples: int, fragments: int, scorers: int) -> int:
-    """Returns the most bytes of a message about a whole group.
+    """Return the most bytes of a message about a whole group.
 
     Names have 64 characters and nothing in common; zlib cannot shrink digests, addresses and
     numbers either.
@@ -50,7 +50,7 @@ def group_bytes(samples: int, fragments: int, scorers: int) -> int:
 
 
 def decode(data: bytes) -> Message:
-    """Returns the message; raises ContractError, and nothing else, whatever the bytes are."""
+    """Return the message; raise ContractError, and nothing else, whatever the bytes are."""
     if len(data) > MAX_MESSAGE_BYTES:
         raise ContractError(f"{len(data)} bytes exceed the limit of {MAX_MESSAGE_BYTES}")
     try:

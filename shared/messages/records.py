@@ -22,7 +22,7 @@ Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 def wire_name(name: str) -> Any:
-    """Gives a field another name on the wire than in Python: what is stored and sent never changes.
+    """Give a field another name on the wire than in Python: what is stored and sent never changes.
 
     For `Annotated`: ``loan_number: Annotated[Count, wire_name("generation")]``.
     """
@@ -38,7 +38,7 @@ class Record(BaseModel):
 
 
 def token(value: str, *, field: str) -> str:
-    """Returns ``value`` if it may be part of a subject, key or path.
+    """Return ``value`` if it may be part of a subject, key or path.
 
     Raises:
         UserError: naming ``field``, if it may not.

@@ -22,7 +22,7 @@ def check_task(task: GenerateFragment, *, max_staleness: int) -> None:
 
 
 def check_admission(fragment: FragmentScored, command: TrainGroup, admissible: Admissible) -> None:
-    """Checks that an admissible version generated the fragment, and with that version's weights.
+    """Check that an admissible version generated the fragment, and with that version's weights.
 
     Raises:
         AdmissionError: naming the check that failed.

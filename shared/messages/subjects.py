@@ -100,24 +100,24 @@ def _subject_without_slot(run: str, message: Message) -> str:
 
 
 def stream_of(subject: str) -> Stream:
-    """Returns the stream that a subject of one run belongs to."""
+    """Return the stream that a subject of one run belongs to."""
     kind = subject.split(".")[2]
     return next(stream for stream in STREAMS if stream.subjects[0] == f"dg.*.{kind}.>")
 
 
 def batch_subject(run: str, stream: Stream, batch: int) -> str:
-    """Matches every slot of one batch in one stream."""
+    """Match every slot of one batch in one stream."""
     kind = stream.subjects[0].split(".")[2]
     return f"dg.{run}.{kind}{'.*' if stream in ADDRESSED else ''}.{batch}.>"
 
 
 def tasks_for(run: str, address: str) -> str:
-    """Matches every fragment that one device is to generate."""
+    """Match every fragment that one device is to generate."""
     return f"dg.{run}.task.{address}.>"
 
 
 def gradients_for(run: str, address: str) -> str:
-    """Matches every group whose gradient one device is to compute."""
+    """Match every group whose gradient one device is to compute."""
     return f"dg.{run}.grad.{address}.>"
 
 
@@ -138,7 +138,7 @@ def run_subjects(run: str, stream: Stream) -> list[str]:
 
 
 def fragment_slot(subject: str) -> FragmentSlot | None:
-    """Returns the fragment of a task, traj or rew subject."""
+    """Return the fragment of a task, traj or rew subject."""
     found = _FRAGMENT.match(subject)
     if found is None:
         return None
@@ -147,7 +147,7 @@ def fragment_slot(subject: str) -> FragmentSlot | None:
 
 
 def group_slot(subject: str) -> tuple[int, int, int] | None:
-    """Returns batch, group and attempt of a train subject."""
+    """Return batch, group and attempt of a train subject."""
     found = _GROUP.match(subject)
     return (int(found[1]), int(found[2]), int(found[3])) if found else None
 

@@ -63,7 +63,7 @@ class CommitRecord(Record):
 
 
 async def commit(store: ObjectStore, record: CommitRecord) -> None:
-    """Commits an optimizer step: stores its record.
+    """Commit an optimizer step: store its record.
 
     Raises:
         CommitConflict: if the version is committed already, by another trainer or by this one
@@ -92,7 +92,7 @@ async def newest_commit(store: ObjectStore, run: str) -> CommitRecord | None:
 
 
 async def commit_chain(store: ObjectStore, run: str) -> list[CommitRecord]:
-    """Returns every commit of the run, oldest first.
+    """Return every commit of the run, oldest first.
 
     Raises:
         ContractError: if a record is missing or does not name the one before it.

@@ -42,7 +42,7 @@ class FileRecord(Record):
 
 
 def digest_of(path: Path) -> str:
-    """Returns the SHA-256 over what a run reads of a file, a folder, or a diffusers folder."""
+    """Return the SHA-256 over what a run reads of a file, a folder, or a diffusers folder."""
     files = [path] if path.is_file() else _model_files(path) or _all_files(path)
     whole = hashlib.sha256()
     for file in files:
@@ -56,7 +56,7 @@ def digest_of(path: Path) -> str:
 async def check_files(
     store: ObjectStore, recipe: Recipe, keys: Collection[str], *, needed: bool
 ) -> None:
-    """Compares the files that ``keys`` name on this host with the run's, and stores their digests
+    """Compare the files that ``keys`` name on this host with the run's, and store their digests
     if nobody has.
 
     A key that ends with a dot stands for all that begin with it. With ``needed``, a file that is
@@ -81,13 +81,13 @@ async def check_files(
 
 
 def records_of(recipe: Recipe, keys: Collection[str]) -> dict[str, FileRecord]:
-    """Returns the digests of the files of ``keys`` that are on this host."""
+    """Return the digests of the files of ``keys`` that are on this host."""
     there = {key: path for key, path in paths_named(recipe, keys).items() if path.exists()}
     return {key: record_of(path) for key, path in there.items()}
 
 
 def matching(stored: Mapping[str, FileRecord], found: Mapping[str, FileRecord]) -> set[str]:
-    """Returns the keys that both have.
+    """Return the keys that both have.
 
     Raises:
         UserError: if the files of such a key differ.
@@ -98,7 +98,7 @@ def matching(stored: Mapping[str, FileRecord], found: Mapping[str, FileRecord]) 
 
 
 async def same_files(store: ObjectStore, recipe: Recipe, keys: Collection[str]) -> set[str]:
-    """Returns those of ``keys`` whose file is on this host and is the run's.
+    """Return those of ``keys`` whose file is on this host and is the run's.
 
     Raises:
         UserError: if a file on this host differs from the run's.
@@ -109,7 +109,7 @@ async def same_files(store: ObjectStore, recipe: Recipe, keys: Collection[str]) 
 
 
 def paths_named(recipe: Recipe, keys: Collection[str]) -> dict[str, Path]:
-    """Returns the paths of ``keys`` in this recipe, without files that hold an API key."""
+    """Return the paths of ``keys`` in this recipe, without files that hold an API key."""
     return {
         key: Path(path)
         for key, path in paths_of(recipe.model_dump(mode="json")).items()
@@ -147,7 +147,7 @@ async def _stored(store: ObjectStore, run: str, key: str) -> FileRecord | None:
 
 
 def _model_files(folder: Path) -> list[Path]:
-    """Returns the files that diffusers reads of a model, none if the folder is no model."""
+    """Return the files that diffusers reads of a model, none if the folder is no model."""
     index = folder / "model_index.json"
     try:
         parts = json.loads(index.read_text())

@@ -23,7 +23,7 @@ def recipe_key(run: str) -> str:
 
 
 def file_key(run: str, key: str) -> str:
-    """Returns where the digest of a file is stored that a recipe's ``key`` names."""
+    """Return where the digest of a file is stored that a recipe's ``key`` names."""
     return f"{run}/files/{key}.json"
 
 
@@ -52,7 +52,7 @@ def batch_folder(run: str, batch: int) -> str:
 
 
 async def stored_batches(store: ObjectStore, run: str) -> list[int]:
-    """Returns the batches that have trajectories or media in the store."""
+    """Return the batches that have trajectories or media in the store."""
     folder = _batches_folder(run)
     keys = await store.keys(folder)
     return sorted({int(key.removeprefix(f"{folder}/").split("/")[0]) for key in keys})
@@ -71,12 +71,12 @@ def evaluations_folder(run: str) -> str:
 
 
 def evaluation_interval_key(run: str) -> str:
-    """Returns where an evaluator states its own interval, as {"every": 5}."""
+    """Return where an evaluator states its own interval, as {"every": 5}."""
     return f"{evaluations_folder(run)}/wanted.json"
 
 
 async def evaluation_interval(store: ObjectStore, run: str) -> int | None:
-    """Returns every how many versions an evaluator measures, None if the recipe decides."""
+    """Return every how many versions an evaluator measures, None if the recipe decides."""
     data = await store.read(evaluation_interval_key(run))
     with contextlib.suppress(ValueError, TypeError, KeyError):
         every = int(json.loads(data or b"{}")["every"])
@@ -85,14 +85,14 @@ async def evaluation_interval(store: ObjectStore, run: str) -> int | None:
 
 
 async def set_evaluation_interval(store: ObjectStore, run: str, every: int) -> None:
-    """States the interval of an evaluator: such versions are kept until they are measured."""
+    """State the interval of an evaluator: such versions are kept until they are measured."""
     if await evaluation_interval(store, run) != every:
         wanted = json.dumps({"every": every}).encode()
         await store.write(evaluation_interval_key(run), wanted)
 
 
 async def measured_versions(store: ObjectStore, run: str) -> set[int]:
-    """Returns the versions with a record of an evaluation, at any settings."""
+    """Return the versions with a record of an evaluation, at any settings."""
     keys = await store.keys(evaluations_folder(run))
     found = (re.search(r"/records/(\d+)\.json\Z", key) for key in keys)
     return {int(match[1]) for match in found if match is not None}

@@ -22,7 +22,7 @@ class Retention:
     def kept(
         self, newest: int, *, in_use: Collection[int] = (), measured: Collection[int] = ()
     ) -> set[int]:
-        """Returns the versions from 0 to ``newest`` whose objects are needed or asked for.
+        """Return the versions from 0 to ``newest`` whose objects are needed or asked for.
 
         Args:
             in_use: versions that workers report to use.
@@ -45,7 +45,7 @@ def retention_of(recipe: Recipe) -> Retention:
 
 
 def deletable(records: Sequence[CommitRecord], kept: Collection[int]) -> set[str]:
-    """Returns the keys of objects that only versions name which are not kept.
+    """Return the keys of objects that no kept version names.
 
     An object that no record names stays: it may belong to the version that is being stored.
     """
@@ -57,14 +57,14 @@ def deletable(records: Sequence[CommitRecord], kept: Collection[int]) -> set[str
 
 
 def _keys(record: CommitRecord) -> list[str]:
-    """Returns the objects of a record in this run's own folders: no other is ever deleted."""
+    """Return the objects of a record in this run's own folders: no other is ever deleted."""
     folders = (f"{weights_folder(record.run)}/", f"{checkpoints_folder(record.run)}/")
     keys = (record.weights.key, record.checkpoint.key)
     return [key for key in keys if key.startswith(folders)]
 
 
 def stored_bytes(recipe: Recipe, trained_bytes: int) -> int:
-    """Returns the most bytes that kept versions take at once, if no evaluation has measured any.
+    """Return the most bytes that kept versions take at once, if no evaluation has measured any.
 
     Args:
         trained_bytes: size of the trained weights in float32. A checkpoint holds AdamW's two

@@ -44,7 +44,7 @@ log = structlog.get_logger()
 
 
 async def store_recipe(store: ObjectStore, recipe: Recipe, beside: Path | None = None) -> Recipe:
-    """Stores the recipe with its run, and returns it with the sigmas that the run began with.
+    """Store the recipe with its run, and return it with the sigmas that the run began with.
 
     Args:
         beside: folder of the recipe's file.
@@ -74,7 +74,7 @@ async def store_recipe(store: ObjectStore, recipe: Recipe, beside: Path | None =
 
 
 async def read_recipe(store: ObjectStore, run: str) -> Recipe | None:
-    """Returns the run's recipe with the paths of this host, None if there is none."""
+    """Return the run's recipe with the paths of this host, None if there is none."""
     stored = await _read_stored(store, run)
     if stored is None:
         return None
@@ -104,7 +104,7 @@ async def _read_stored(store: ObjectStore, run: str) -> _Stored | None:
 
 
 async def wait_for_recipe(store: ObjectStore, run: str, *, place: str = "") -> Recipe:
-    """Returns the recipe as soon as the scheduler has stored it.
+    """Return the recipe as soon as the scheduler has stored it.
 
     Until then the log says every `REPEAT_S` seconds what is waited for: the run's name, the
     ``place`` of the store, and the settings that decide both.
@@ -138,7 +138,7 @@ def _log_waiting(run: str, place: str, error: str) -> None:
 
 
 def with_sigmas_of(stored: Recipe, given: Recipe) -> Recipe:
-    """Returns ``given`` with the sigmas of the run where it asks for the model's own and the model
+    """Return ``given`` with the sigmas of the run where it asks for the model's own and the model
     is not on this host. Where the run's sigmas were made otherwise, ``given`` keeps its own."""
     trained, evaluated = given.sampling.sigmas, given.evaluation.sigmas
     known, measured = stored.sampling.sigmas, stored.evaluation.sigmas or stored.sampling.sigmas
@@ -153,13 +153,13 @@ def with_sigmas_of(stored: Recipe, given: Recipe) -> Recipe:
 
 
 def _evaluation_of(recipe: Recipe) -> tuple[int, int, int]:
-    """Returns what a model's sigmas depend on: steps, height and width."""
+    """Return what a model's sigmas depend on: steps, height and width."""
     of, model = recipe.evaluation, recipe.model
     return of.steps or recipe.sampling.steps, of.height or model.height, of.width or model.width
 
 
 def check_same_run(stored: Recipe, given: Recipe, *, same: Collection[str] = ()) -> None:
-    """Compares the recipe of a resumed run with the one that it was started with.
+    """Compare the recipe of a resumed run with the one that it was started with.
 
     Args:
         same: keys whose path may differ, because the files themselves have been compared.

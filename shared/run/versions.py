@@ -36,7 +36,7 @@ class VersionIndex:
     @classmethod
     @asynccontextmanager
     async def connect(cls, url: str, *, run: str) -> AsyncIterator["VersionIndex"]:
-        """Opens the index, whether or not Redis answers yet.
+        """Open the index, whether or not Redis answers yet.
 
         Raises:
             UserError: if Redis refuses the user or the password.
@@ -49,7 +49,7 @@ class VersionIndex:
             await client.aclose()
 
     async def publish(self, version: Version) -> None:
-        """Adds the next version; repeating it changes nothing.
+        """Add the next version; repeating it changes nothing.
 
         Raises:
             IntegrityError: if it is not the next one, or the index holds other weights for it.
@@ -77,7 +77,7 @@ class VersionIndex:
                     continue
 
     async def lookup(self, number: int) -> Version | None:
-        """Returns a version, None if it is not in the index.
+        """Return a version, None if it is not in the index.
 
         Raises:
             Unavailable: if Redis does not answer.
@@ -90,7 +90,7 @@ class VersionIndex:
         return None if found is None else _decode(found)
 
     async def rebuild(self, chain: Sequence[CommitRecord]) -> None:
-        """Makes the index agree with the commit records."""
+        """Make the index agree with the commit records."""
         stale = [key async for key in self._redis.scan_iter(f"{self._newest_key}:*", count=1000)]
         async with self._redis.pipeline(transaction=True) as pipe:
             for key in [*stale, self._newest_key]:

@@ -71,7 +71,7 @@ class BucketBackend:
             raise _unavailable(error) from error
 
     async def create(self, key: str, data: bytes) -> bool:
-        """Stores in one request, whatever the size: a condition holds for a whole put only."""
+        """Store in one request, whatever the size: a condition holds for a whole put only."""
         try:
             await obstore.put_async(self._store, key, data, mode="create", use_multipart=False)
         except AlreadyExistsError:

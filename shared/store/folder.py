@@ -51,7 +51,7 @@ class FolderBackend:
         return True
 
     def _temporary(self, path: Path, data: bytes) -> Path:
-        """Writes ``data`` to disk beside ``path``; the name starts with a dot, as no key does."""
+        """Write ``data`` to disk beside ``path``; the name starts with a dot, as no key does."""
         self._make_folder(path.parent)
         temporary = path.parent / f".tmp-{uuid.uuid4().hex}"
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o640)
@@ -62,7 +62,7 @@ class FolderBackend:
         return temporary
 
     def _make_folder(self, folder: Path) -> None:
-        """Makes ``folder``, and flushes each new name to the disk as well."""
+        """Make ``folder``, and flush each new name to the disk as well."""
         if folder.is_dir():
             return
         if folder != self._root:

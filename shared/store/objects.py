@@ -24,15 +24,15 @@ LARGE = 1 << 19
 
 class Backend(Protocol):
     async def write(self, key: str, data: bytes) -> None:
-        """Stores durably and atomically: a reader sees the whole object or none."""
+        """Store durably and atomically: a reader sees the whole object or none."""
 
     async def create(self, key: str, data: bytes) -> bool:
-        """Stores like `write`; returns False and changes nothing if the key exists."""
+        """Store like `write`; return False and change nothing if the key exists."""
 
     async def read(self, key: str) -> bytes | None: ...
 
     async def size(self, key: str) -> int | None:
-        """Returns the bytes of the object, None if there is none."""
+        """Return the bytes of the object, None if there is none."""
 
     async def keys(self, prefix: str) -> list[str]: ...
     async def delete(self, keys: list[str]) -> None: ...
@@ -43,20 +43,20 @@ class ObjectStore:
     backend: Backend
 
     async def put(self, folder: str, data: bytes, *, suffix: str) -> ObjectRef:
-        """Stores ``data`` under ``folder``, named by its content."""
+        """Store ``data`` under ``folder``, named by its content."""
         ref = await _named(folder, data, suffix)
         await self.backend.write(ref.key, data)
         return ref
 
     async def put_once(self, folder: str, data: bytes, *, suffix: str) -> ObjectRef:
-        """Stores like `put` what many workers have: only the first of them sends it."""
+        """Store what many workers have, like `put`, but only the first of them sends it."""
         ref = await _named(folder, data, suffix)
         if await self.backend.size(ref.key) != ref.size:
             await self.backend.write(ref.key, data)
         return ref
 
     async def get(self, ref: ObjectRef) -> bytes:
-        """Returns the object that ``ref`` names.
+        """Return the object that ``ref`` names.
 
         Raises:
             IntegrityError: if it is missing, or differs from the reference.
@@ -78,15 +78,15 @@ class ObjectStore:
         return await self.backend.read(checked_key(key))
 
     async def keys(self, folder: str) -> list[str]:
-        """Returns every key under ``folder``, sorted."""
+        """Return every key under ``folder``, sorted."""
         return sorted(await self.backend.keys(checked_key(folder) + "/"))
 
     async def delete(self, keys: Collection[str]) -> None:
-        """Deletes ``keys``; a key that does not exist is no error."""
+        """Delete ``keys``; a key that does not exist is no error."""
         await self.backend.delete([checked_key(key) for key in keys])
 
     async def delete_folder(self, folder: str) -> int:
-        """Deletes everything under ``folder``, and returns the number of objects."""
+        """Delete everything under ``folder``, and return the number of objects."""
         keys = await self.keys(folder)
         await self.backend.delete(keys)
         return len(keys)
@@ -99,14 +99,14 @@ async def _named(folder: str, data: bytes, suffix: str) -> ObjectRef:
 
 
 async def _sha256(data: bytes) -> str:
-    """Hashes large data in a thread."""
+    """Hash the data, in a thread if they are large."""
     if len(data) < LARGE:
         return hashlib.sha256(data).hexdigest()
     return (await asyncio.to_thread(hashlib.sha256, data)).hexdigest()
 
 
 def open_store(settings: StoreSettings) -> ObjectStore:
-    """Returns the store at the URL of ``settings``; raises UserError for an unknown scheme."""
+    """Return the store at the URL of ``settings``; raise UserError for an unknown scheme."""
     parts = urlsplit(settings.url)
     if parts.scheme == "file" and parts.path:
         from shared.store.folder import FolderBackend
@@ -121,7 +121,7 @@ def open_store(settings: StoreSettings) -> ObjectStore:
 
 
 def checked_key(key: str) -> str:
-    """Returns ``key``; raises ContractError unless it consists of plain names, inside the store."""
+    """Return ``key``; raise ContractError unless it consists of plain names, inside the store."""
     if len(key) > 512 or _KEY.match(key) is None:
         raise ContractError(f"{key!r} is not an object key")
     return key
