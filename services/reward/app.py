@@ -23,14 +23,14 @@ from shared.messages.contracts import (
 from shared.process.worker import WorkerContext
 from shared.telemetry import FRAGMENTS, STAGE_SECONDS
 
-IN_HAND = 2
-"""While one fragment is scored, the media of the next is fetched; scores are told beside both."""
+FRAGMENTS_AT_ONCE = 2
+"""Fragments at a time: one is scored while the media of the next are fetched."""
 TIMES_LEARNED, SHORTEST_S, UNLEARNED_S = 10, 120.0, 1800.0
-"""A fragment may take so many times longer than the slowest one before; no fewer seconds than the
-second, and before any is scored the third."""
+"""A fragment may take so many times longer than the slowest one before, at least the second number
+of seconds, and the third before any is scored."""
 LAST_ATTEMPT = 2
-"""From this attempt on a fragment's samples may all be without a score: it is not the device that
-generated them."""
+"""From this attempt on, all of a fragment's samples may be without a score: another device has
+generated them by then, with the same result."""
 
 log = structlog.get_logger()
 
@@ -44,8 +44,8 @@ class RewardApp:
         deadline_s: float | None = None,
         size: MediaSize | None = None,
     ) -> None:
-        """``deadline_s``: after so long others may score what this worker is at; None: by what it
-        took before."""
+        """``deadline_s`` is the time after which others may score this worker's fragment; None: it
+        follows from what fragments took before."""
         self._scorers = scorers
         self._bus = context.bus
         self._store = context.store
@@ -54,14 +54,14 @@ class RewardApp:
         self._deadline_s = deadline_s
         self._size = size
         self._seconds: float | None = None
-        """That a sample takes at most, as far as it has been seen."""
+        """Longest time that a sample has taken so far."""
 
     async def run(self) -> None:
         await self._bus.wait_for_streams()
         self._worker.activity = self._worker.idle
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._worker.report(self._bus))
-            for _ in range(IN_HAND):
+            for _ in range(FRAGMENTS_AT_ONCE):
                 tasks.create_task(self._work(tasks))
 
     async def _work(self, tasks: asyncio.TaskGroup) -> None:
@@ -82,18 +82,19 @@ class RewardApp:
                     tasks.create_task(self._tell(event, scored, stack.pop_all()))
 
     def _patience(self, message: Message) -> float:
-        """Seconds until others may score it as well: this worker may hang, and still report."""
+        """Returns the seconds until others may score a fragment, too: this worker may hang, and
+        still report."""
         if self._deadline_s is not None:
             return self._deadline_s
         if self._seconds is None or not isinstance(message, FragmentGenerated):
             return UNLEARNED_S
         one = message.fragment.num_samples * self._seconds
-        return max(SHORTEST_S, TIMES_LEARNED * IN_HAND * one)
+        return max(SHORTEST_S, TIMES_LEARNED * FRAGMENTS_AT_ONCE * one)
 
     async def _tell(
         self, event: FragmentGenerated, scored: FragmentScored, delivery: contextlib.AsyncExitStack
     ) -> None:
-        """The result first, then the acknowledgement, which is to leave ``delivery``."""
+        """Publishes the result; then acknowledges the fragment, by leaving ``delivery``."""
         async with delivery:
             try:
                 first = await self._bus.publish(scored)
@@ -146,8 +147,8 @@ class RewardApp:
 def weighted_sum(
     parts: Mapping[str, Sequence[float | None]], scorers: list[WeightedScorer]
 ) -> tuple[float | None, ...]:
-    """One reward per sample: the sum of its scores, each times its scorer's weight; None if one of
-    them is missing."""
+    """Returns one reward per sample: the sum of its scores, each times its scorer's weight; None if
+    a score is missing."""
     columns = zip(*(parts[scorer.name] for scorer in scorers), strict=True)
     weights = [scorer.weight for scorer in scorers]
     return tuple(_weighted(scores, weights) for scores in columns)

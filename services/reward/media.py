@@ -1,4 +1,4 @@
-"""The one door through which generated media come to be scored."""
+"""Reads generated media, and checks them, before they are scored."""
 
 from dataclasses import dataclass
 from typing import Self
@@ -16,7 +16,7 @@ NAME = "images"
 
 @dataclass(frozen=True, slots=True)
 class MediaSize:
-    """Of one sample, in pixels."""
+    """Holds the size of one sample in pixels."""
 
     height: int
     width: int
@@ -29,7 +29,7 @@ class MediaSize:
 
 
 def read_media(data: bytes, num_samples: int, size: MediaSize | None = None) -> Media:
-    """Images (n, C, H, W) or videos (n, F, C, H, W) of so many samples; of ``size``, if given.
+    """Reads images (n, C, H, W) or videos (n, F, C, H, W) of so many samples, of ``size`` if given.
 
     Raises:
         ContractError: if the object holds anything else.

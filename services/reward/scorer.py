@@ -1,8 +1,8 @@
 """Scorers: what they are, and how a recipe names one.
 
-A scorer takes a fragment's media and the metadata of its prompt, and gives one number per sample.
-NaN means that the sample could not be scored, an exception that none could be, or that one could
-not and nobody knows which; neither is ever turned into a number.
+A scorer takes a fragment's media and the metadata of its prompt, and returns one number per sample.
+NaN means that the sample could not be scored, an exception that at least one could not be; neither
+is ever turned into a number.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,16 +25,16 @@ if TYPE_CHECKING:  # what a recipe names is checked where no scorer is installed
 Media: TypeAlias = "npt.NDArray[np.uint8]"
 """Images (n, C, H, W) or videos (n, F, C, H, W)."""
 Metadata = Sequence[Mapping[str, object]]
-"""Of each sample's prompt, with its text as ``prompt``."""
+"""Metadata of each sample's prompt, with its text as ``prompt``."""
 
 
 class Scorer(Protocol):
     def score(self, media: Media, metadata: Metadata, /) -> list[float]:
-        """One number per image, or per video for a scorer of videos."""
+        """Returns one number per image, or per video for a scorer of videos."""
 
 
 def scorer_inputs(prompt: Prompt) -> dict[str, object]:
-    """What a scorer is told of a sample's prompt."""
+    """Returns the metadata that a scorer gets of a sample's prompt."""
     return {"prompt": prompt.text, **prompt.metadata}
 
 
@@ -46,12 +46,11 @@ class WeightedScorer:
     takes: Literal["images", "videos", "both"] = "images"
 
     def score(self, media: Media, metadata: Metadata) -> list[float]:
-        """One number per sample: of a video that a scorer of images is given, the mean of its
-        frames.
+        """Returns one number per sample: a scorer of images gives a video the mean of its frames.
 
         Raises:
-            ValueError: if a scorer of videos is given images, or a scorer of images gives other
-                than one number per frame.
+            ValueError: if a scorer of videos gets images, or a scorer of images does not return one
+                number per frame.
         """
         import numpy as np  # only where something is scored: recipes are checked without it
 
@@ -93,23 +92,23 @@ PACKAGES: Mapping[str, tuple[str, ...]] = {
     "reward-models": ("torch", "transformers"),
     "ocr": ("onnxruntime", "rapidfuzz", "rapidocr"),
 }
-"""What scorers import, by the extra that installs it."""
+"""Packages that scorers import, by the extra that installs them."""
 
 
 def build_scorers(tables: Sequence[recipe_rewards.ScorerTable]) -> list[WeightedScorer]:
-    """Load what a recipe's ``reward.scorers`` name.
+    """Loads the scorers that a recipe's ``reward.scorers`` name.
 
     Raises:
-        UserError: if a type is unknown or not installed, or what it needs is not as it should be.
+        UserError: if a type is unknown or not installed, or what it needs is missing or wrong.
     """
     return [_build(f"reward.scorers.{table.name}", table) for table in tables]
 
 
 def kind_of(table: recipe_rewards.ScorerTable, *, here: bool = True) -> Kind:
-    """The kind that a recipe's table names. ``here``: its folder and its key are on this host.
+    """Returns the kind that a recipe's table names. ``here``: its folder and key are on this host.
 
     Raises:
-        UserError: if there is no such type, or what it needs is not there.
+        UserError: if there is no such type, or what it needs is missing.
     """
     field = f"reward.scorers.{table.name}"
     if table.type not in KINDS:
@@ -132,7 +131,7 @@ def kind_of(table: recipe_rewards.ScorerTable, *, here: bool = True) -> Kind:
 
 
 def check_packages(table: recipe_rewards.ScorerTable) -> None:
-    """Raises UserError if what the scorer imports is not installed; imports nothing itself."""
+    """Raises UserError if a package of the scorer is not installed; imports nothing itself."""
     extra = KINDS[table.type].extra
     missing = [name for name in PACKAGES[extra] if find_spec(name) is None]
     if missing:

@@ -1,4 +1,4 @@
-"""The scores of samples, however a scorer behaves."""
+"""Scores samples, however a scorer behaves."""
 
 import structlog
 
@@ -8,7 +8,7 @@ from shared.messages.contracts import MAX_SCORE
 from shared.telemetry import SAMPLES_FAILED
 
 RETRIES = 2
-"""Of a sample that fails, alone."""
+"""Times that a sample which failed is scored again, alone."""
 
 log = structlog.get_logger()
 
@@ -16,12 +16,12 @@ log = structlog.get_logger()
 def scores_of(
     scorer: WeightedScorer, images: Media, metadata: Metadata, *, may_all_fail: bool = False
 ) -> tuple[float | None, ...]:
-    """All together, then those that failed one by one; None for a sample that fails again.
+    """Scores all samples together, then those that failed one by one; None if one fails again.
 
     Raises:
-        ScorerUnavailable: if it runs elsewhere, and does not answer.
-        ScoringError: if the scorer gives other than one number per sample, or, unless
-            ``may_all_fail``, none at all.
+        ScorerUnavailable: if the scorer runs elsewhere and does not answer.
+        ScoringError: if the scorer does not return one number per sample, or, unless
+            ``may_all_fail``, scores none of them.
     """
     scores, reason = _tried(scorer, images, metadata)
     for _ in range(RETRIES):
@@ -40,7 +40,7 @@ def scores_of(
 def _tried(
     scorer: WeightedScorer, images: Media, metadata: Metadata
 ) -> tuple[list[float | None], str]:
-    """A finite number for each sample, or None, and why."""
+    """Returns a finite number or None for each sample, and the reason for None."""
     try:
         scores = scorer.score(images, metadata)
     except ScorerUnavailable as error:

@@ -1,6 +1,6 @@
 """A scorer behind HTTP, in an environment of its own: `digenrl serve-scorer`.
 
-What a request asks is a pure function of it, so a client that has no answer may ask again.
+An answer depends on its request alone, so a client without an answer may ask again.
 """
 
 import asyncio
@@ -30,9 +30,9 @@ from shared.process.http_problems import add_problems
 from shared.process.service import Health, probes
 
 MAX_BODY = 256 << 20
-"""Bytes."""
+"""Bytes of a request."""
 BODIES = Bodies(content_types=(MSGPACK, JSON), max_bytes=None)
-"""They are read as they come, up to that size."""
+"""Bodies that are read in parts, up to that size."""
 
 log = structlog.get_logger()
 
@@ -64,7 +64,7 @@ def create_app(scorer: WeightedScorer, health: Health) -> FastAPI:
 
 
 async def _body(request: Request) -> bytes:
-    """Not more of it than may be."""
+    """Reads a body, up to its largest size."""
     parts, size = [], 0
     async for part in request.stream():
         size += len(part)
@@ -75,7 +75,7 @@ async def _body(request: Request) -> bytes:
 
 
 def score_items(scorer: WeightedScorer, items: Sequence[Item]) -> list[Result]:
-    """One result for each, in their order; those of one shape are scored together."""
+    """Returns one result per item, in their order; items of one shape are scored together."""
     results: dict[str, Result] = {}
     alike: defaultdict[tuple[str, tuple[int, ...]], list[tuple[Item, Array]]] = defaultdict(list)
     for item in items:
@@ -89,7 +89,7 @@ def score_items(scorer: WeightedScorer, items: Sequence[Item]) -> list[Result]:
 
 
 def _scored(scorer: WeightedScorer, group: list[tuple[Item, Array]]) -> Mapping[str, Result]:
-    """One by one if they cannot be scored together: the fault of one is not that of the others."""
+    """Scores items together; or one by one if that fails, as the fault may be one item's."""
     try:
         media = np.stack([array for _, array in group])
         scores = scorer.score(media, [item.metadata for item, _ in group])

@@ -31,7 +31,7 @@ class Item(Wire):
     """One sample."""
 
     id: str = Field(min_length=1, max_length=200)
-    """Its result has the same."""
+    """Name of the item, which its result has too."""
     dtype: Literal["uint8", "float32"] = "uint8"
     """uint8: pixels; float32: latents."""
     shape: tuple[int, ...] = Field(min_length=3, max_length=4)
@@ -39,10 +39,10 @@ class Item(Wire):
     data: bytes
     """Little-endian, rows last."""
     metadata: dict[str, Any] = {}
-    """Of its prompt."""
+    """Metadata of its prompt."""
 
     def array(self) -> Array:
-        """Raises ContractError if the data are not of this shape."""
+        """Returns the data in their shape; raises ContractError if they do not fit it."""
         kind = np.dtype(DTYPES[self.dtype]).newbyteorder("<")
         if min(self.shape) < 1 or math.prod(self.shape) * kind.itemsize != len(self.data):
             raise ContractError(
@@ -63,7 +63,7 @@ class ScoreRequest(Wire):
 
 class Fault(Wire):
     type: Literal["bad-item", "scoring"]
-    """bad-item: it would fail again. scoring: the scorer could not."""
+    """bad-item: it would fail again. scoring: the scorer failed."""
     detail: str
 
 
@@ -92,7 +92,7 @@ def encode(message: Wire, content_type: str) -> bytes:
 
 
 def decode_request(body: bytes, content_type: str) -> ScoreRequest:
-    """Raises ContractError, which names the field, if it is none."""
+    """Decodes a request; raises ContractError, which names the field, if it is none."""
     plain = _plain(body, content_type)
     if content_type == JSON and isinstance(plain, dict):
         plain = {**plain, "items": [_with_bytes(item) for item in _list(plain.get("items"))]}
@@ -100,7 +100,7 @@ def decode_request(body: bytes, content_type: str) -> ScoreRequest:
 
 
 def decode_response(body: bytes, content_type: str) -> ScoreResponse:
-    """Raises ContractError if it is none."""
+    """Decodes a response; raises ContractError if it is none."""
     return _validated(ScoreResponse, _plain(body, content_type))
 
 

@@ -29,23 +29,23 @@ from shared.messages.contracts import GenerateFragment
 from shared.recipe.recipe import Recipe
 
 CACHED_PROMPTS = 64
-"""Conditions kept on the device. A group's fragments come soon after one another."""
+"""Prompts whose conditions stay on the device: fragments of a group follow one another soon."""
 
 log = structlog.get_logger()
 
 
 @dataclass(slots=True, kw_only=True)
 class GenerationInProgress:
-    """A fragment on its way; changed by `Generator.advance` alone."""
+    """Holds a fragment while it is generated; only `Generator.advance` changes it."""
 
     task: GenerateFragment
     weights_digest: str
-    """Of the parameters it began with, and has to be finished with."""
+    """Digest of the weights that it began with, and has to be finished with."""
     denoising: Denoising
     conditions: Conditions
-    """A row per sample."""
+    """Conditioning, a row per sample."""
     seconds: float = 0.0
-    """That the device was busy with it."""
+    """Seconds that the device was busy with it."""
 
     @property
     def done(self) -> bool:
@@ -54,8 +54,8 @@ class GenerationInProgress:
 
 
 class Generator:
-    """Not thread-safe: one call at a time, as a device allows. Beside others may run `stage`, and
-    `conditions` of a prompt of late: those are at hand.
+    """Generates fragments. It is not thread-safe: only `stage`, and `conditions` of a recently used
+    prompt, may run beside another call.
 
     ``loaded`` needs its transformer, text and decoder parts.
     """
@@ -69,7 +69,7 @@ class Generator:
             height=size.height, width=size.width, frames=size.frames
         )
         self._at_once: int | None = None
-        """Samples whose denoising steps are taken together, once all of a fragment did not fit."""
+        """Samples per denoising step, once a whole fragment did not fit; None before that."""
         self._encoded = lru_cache(maxsize=CACHED_PROMPTS)(self._encode)
 
     @property
@@ -77,33 +77,33 @@ class Generator:
         return self._device
 
     def stage(self, weights: bytes) -> StagedTensors:
-        """Prepare weights for `adopt`, in any thread and at any time.
+        """Prepares weights for `adopt`, in any thread and at any time.
 
         Raises:
             ContractError: if they are no tensors.
-            IntegrityError: if they are those of another adapter.
+            IntegrityError: if they belong to another adapter.
             OutOfMemory: if there is no room for both.
         """
         with fits(self._device, "weights beside those in use", "use a GPU with more memory"):
             return stage_weights(self._model.transformer, unpack(weights))
 
     def adopt(self, staged: StagedTensors) -> str:
-        """Put staged weights in use, once; returns their digest. Takes no time to speak of."""
+        """Puts staged weights in use, once and in no time; returns their digest."""
         return self._weights.adopt(staged)
 
     def load(self, weights: bytes) -> str:
-        """Stage and adopt."""
+        """Stages and adopts weights; returns their digest."""
         return self.adopt(self.stage(weights))
 
     def weights_digest(self) -> str:
         return self._weights.digest()
 
     def conditions(self, prompt: str) -> bytes:
-        """What the network is told about ``prompt``; encoded if it was not used of late."""
+        """Returns the conditioning of ``prompt``, encoded unless it was used recently."""
         return pack(self._encoded(prompt))
 
     def begin(self, task: GenerateFragment) -> GenerationInProgress:
-        """The fragment as noise; no denoising step is taken yet. Raises OutOfMemory."""
+        """Begins a fragment as noise, without a denoising step. Raises OutOfMemory."""
         with fits(self._device, "beginning a fragment", "use a GPU with more memory"):
             return self._begun(task)
 
@@ -122,10 +122,10 @@ class Generator:
         )
 
     def advance(self, work: GenerationInProgress) -> None:
-        """Take one denoising step; the device has done it when this returns.
+        """Takes one denoising step; the device has done it when this returns.
 
         Raises:
-            IntegrityError: if other weights are in use than those that the fragment began with.
+            IntegrityError: if the weights in use are not those that the fragment began with.
             OutOfMemory: if even one sample at a time does not fit.
         """
         self._check_weights(work)
@@ -137,11 +137,11 @@ class Generator:
 
     @torch.no_grad()
     def finish(self, work: GenerationInProgress) -> Generated:
-        """Decode and pack a fragment whose steps are all taken.
+        """Decodes and packs a fragment whose steps are all taken.
 
         Raises:
-            ValueError: if they are not.
-            ContractError: if they led to values that no working network gives.
+            ValueError: if steps are left.
+            ContractError: if its latents hold values that no working network gives.
             IntegrityError: as in `advance`.
         """
         if not work.done:
@@ -159,20 +159,20 @@ class Generator:
         )
 
     def generate(self, task: GenerateFragment) -> Generated:
-        """A fragment from beginning to end."""
+        """Generates a fragment from beginning to end."""
         work = self.begin(task)
         while not work.done:
             self.advance(work)
         return self.finish(work)
 
     def _decoded(self, latents: Tensor) -> Tensor:
-        """Images or videos (B, ...) on the host. One at a time: of a video the decoder takes more
-        memory than the network, and a batch is no faster."""
+        """Decodes latents (B, ...) to images or videos on the host, one sample at a time: decoding
+        a video takes more memory than the network, and a batch is no faster."""
         return torch.cat([to_uint8(self._model.decode(one)) for one in latents.split(1)])
 
     def _velocity(self, conditions: Conditions, latents: Tensor, sigma: Tensor) -> Tensor:
-        """Of as many samples at a time as fit: half as many from when they do not. Each has its own
-        noise, so that it is the same sample either way, but for rounding."""
+        """Returns velocities (B, ...), for as many samples at a time as fit; for half as many from
+        when they do not. Every sample has its own noise, so it changes only by rounding."""
         guidance = self._recipe.model.guidance
         while True:
             size = min(self._at_once or len(latents), len(latents))
@@ -223,7 +223,7 @@ class Generator:
             )
 
     def _wait(self) -> None:
-        """Until the device has nothing queued: what comes next need not wait behind a step."""
+        """Waits until nothing is queued on the device, so that nobody waits behind this step."""
         if self._device.type == "cuda":
             torch.cuda.current_stream(self._device).synchronize()
 
@@ -237,5 +237,5 @@ def _slices(total: int, size: int) -> Iterator[slice]:
 
 
 def to_uint8(images: Tensor) -> Tensor:
-    """(B, C, H, W) in [0, 1] to 0..255, rounded as image files are."""
+    """Converts (B, ..., C, H, W) in [0, 1] to bytes 0..255, rounded as image files are."""
     return (images * 255).round().clamp(0, 255).to(torch.uint8).cpu()

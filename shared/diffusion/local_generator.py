@@ -8,7 +8,7 @@ from shared.messages.contracts import GenerateFragment
 
 
 class LocalGeneration:
-    """A fragment on its way on this process's device."""
+    """Wraps a fragment that is generated on this process's device."""
 
     def __init__(self, generator: Generator, work: GenerationInProgress) -> None:
         self._generator = generator
@@ -34,7 +34,7 @@ class LocalGeneration:
 
 
 class LocalGenerator:
-    """`shared.devices.protocols.GeneratingDevice`, each call of which is made in a thread."""
+    """Implements `shared.devices.protocols.GeneratingDevice`; each call runs in a thread."""
 
     def __init__(self, generator: Generator) -> None:
         self._generator = generator

@@ -14,11 +14,11 @@ class LoraSpec:
     rank: int
     alpha: float
     targets: tuple[str, ...]
-    """Suffixes of the names of linear layers."""
+    """Suffixes of the names of the linear layers that are adapted."""
     excluded: tuple[str, ...] = ()
-    """Beginnings of the names of those that are left alone."""
+    """Prefixes of the names of layers that are left alone."""
     seed: int
-    """Of the Gaussian initialisation of the A matrices; B starts at zero."""
+    """Seed of the Gaussian initialisation of the A matrices; B starts at zero."""
 
 
 def attach_lora(transformer: nn.Module, spec: LoraSpec) -> None:
@@ -44,7 +44,7 @@ def attach_lora(transformer: nn.Module, spec: LoraSpec) -> None:
 
 
 def _target_layers(transformer: nn.Module, spec: LoraSpec) -> list[str]:
-    """Their whole names."""
+    """Returns the full names of the layers to adapt."""
     layers = [name for name, each in transformer.named_modules() if isinstance(each, nn.Linear)]
     for target in spec.targets:
         if not any(_ends_with(name, target) for name in layers):

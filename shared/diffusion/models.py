@@ -1,4 +1,4 @@
-"""The small protocol behind which every model family looks alike to rollout and trainer."""
+"""Loads models, and the protocol behind which all families look alike to rollout and trainer."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,7 +12,7 @@ from shared.models.catalogue import checked_family_of, text_tokens
 from shared.models.memory import Part as Part
 
 Conditions = dict[str, Tensor]
-"""What the network is told about one prompt: named tensors, each with a leading dimension of 1."""
+"""Conditioning of one prompt: named tensors (1, ...); of a batch, a row per sample."""
 
 DTYPES = {
     "float64": torch.float64,
@@ -31,13 +31,13 @@ class ModelAdapter(Protocol):
 
     @property
     def lora_excluded(self) -> Sequence[str]:
-        """Beginnings of the names of layers that it leaves alone, whatever their suffixes."""
+        """Prefixes of the names of layers that LoRA leaves alone, whatever their suffixes."""
 
     def encode(self, prompt: str, *, guidance: float) -> Conditions:
-        """Conditions of one prompt; for classifier-free guidance those of the empty prompt too."""
+        """Encodes a prompt; for classifier-free guidance the empty prompt, too."""
 
     def latent_shape(self, *, height: int, width: int, frames: int = 1) -> tuple[int, ...]:
-        """Of one sample, from its size in pixels.
+        """Returns the shape of one sample's latents from its size in pixels.
 
         Raises:
             UserError: if the model makes no samples of that size.
@@ -46,15 +46,16 @@ class ModelAdapter(Protocol):
     def velocity(
         self, latents: Tensor, sigma: Tensor, conditions: Conditions, *, guidance: float
     ) -> Tensor:
-        """(B, ...) from latents (B, ...), sigma (B,) and conditions of B rows.
+        """Returns velocities (B, ...) from latents (B, ...), sigma (B,) and conditions of B rows.
 
-        ``guidance`` is what the family means by it: classifier-free, or told to the network.
-        Classifier-free guidance runs both halves as one batch, the same way for sampling and
-        training, so that a replay equals what was sampled.
+        ``guidance`` is what the family means by it: classifier-free, or an input of the network.
+        Classifier-free guidance runs both halves as one batch, in sampling and in training, so that
+        a replay equals its sample.
         """
 
     def decode(self, latents: Tensor) -> Tensor:
-        """Latents (B, ...) to images (B, C, H, W) or videos (B, F, C, H, W), float32 in [0, 1]."""
+        """Decodes latents (B, ...) to images (B, C, H, W) or videos (B, F, C, H, W), float32 in
+        [0, 1]."""
 
 
 def load_model(
@@ -65,9 +66,9 @@ def load_model(
     dtype: torch.dtype,
     max_text_tokens: int | None = None,
 ) -> ModelAdapter:
-    """Load a diffusers folder through the adapter that its ``model_index.json`` names.
+    """Loads a diffusers folder with the adapter of the family that ``model_index.json`` names.
 
-    ``max_text_tokens``: of a prompt, where the family's own number is not wanted.
+    ``max_text_tokens`` replaces the family's own length of a prompt.
 
     Raises:
         UserError: if the folder is not a diffusers model, or of a family without an adapter.
@@ -80,5 +81,5 @@ def load_model(
 
 
 def repeat_rows(conditions: Conditions, rows: int) -> Conditions:
-    """Conditions of one prompt for a batch of ``rows``."""
+    """Expands conditions (1, ...) of one prompt to (B, ...), where ``rows`` is B."""
     return {name: tensor.expand(rows, *tensor.shape[1:]) for name, tensor in conditions.items()}

@@ -14,15 +14,15 @@ SIGNS = ("out of memory", "not enough memory", "can't allocate memory")
 """What allocators write into a RuntimeError that has no type of its own."""
 CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 MAX_REASON = 300
-"""Characters of what the allocator says."""
+"""Characters quoted of the allocator's message."""
 
 
 @contextmanager
 def fits(device: torch.device, what: str, remedy: str) -> Iterator[None]:
-    """Around work on a device.
+    """Surrounds work on a device.
 
     Raises:
-        OutOfMemory: if the work does not fit. What its frames held is let go by then.
+        OutOfMemory: if the work does not fit. The memory that its frames held is released by then.
     """
     reason = None
     try:
@@ -38,7 +38,7 @@ def fits(device: torch.device, what: str, remedy: str) -> Iterator[None]:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Of a GPU or of the host."""
+    """Says whether an error is for lack of memory, on a GPU or on the host."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     said = str(error).lower()
@@ -46,14 +46,14 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def release(device: torch.device) -> None:
-    """Give back what nobody holds any more."""
+    """Frees memory that nothing refers to any more."""
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()
 
 
 def device_bytes(device: torch.device) -> int:
-    """Memory of the device; of the CPU, what the host or the container has."""
+    """Returns the memory of the device; for the CPU, that of the host or the container."""
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory)
     host = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

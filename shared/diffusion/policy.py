@@ -23,14 +23,14 @@ class LoadedPolicy:
     model: ModelAdapter
     device: torch.device
     in_use: WeightsInUse
-    """Of what is trained: one for everybody who uses this network, so that it is digested once."""
+    """Trained weights: one object for all who use this network, so that it is digested once."""
 
 
 def load_policy(recipe: Recipe, parts: set[Part], index: int = 0) -> LoadedPolicy:
-    """The base model of the recipe, with a fresh adapter if one is trained: the same in every
+    """Loads the recipe's base model, with a fresh adapter if one is trained: the same in every
     process.
 
-    ``index`` says on which of the host's GPUs; without any, networks share the CPU.
+    ``index`` is that of the host's GPU; without any GPU, networks share the CPU.
 
     Raises:
         OutOfMemory: if it does not fit.
@@ -60,8 +60,8 @@ def _loaded(recipe: Recipe, parts: set[Part], device: torch.device) -> LoadedPol
 
 
 def set_matmul_precision(recipe: Recipe, device: torch.device) -> None:
-    """Of this process's products of float32 matrices. On a CPU they stay exact: some round them,
-    most do not, and equal runs are to give equal bytes there."""
+    """Sets the precision of this process's float32 matrix products. On a CPU they stay exact: some
+    CPUs round them, most do not, and equal runs have to give equal bytes there."""
     if device.type == "cuda":
         torch.set_float32_matmul_precision(recipe.model.matmul_precision)
 
@@ -78,7 +78,7 @@ def _lora(recipe: Recipe, model: ModelAdapter) -> LoraSpec:
 
 
 def sampling_plan(recipe: Recipe, *, window_start: int | None) -> SamplingPlan:
-    """The denoising of one group; without a window, the deterministic one for evaluation."""
+    """Returns how one group is denoised; without a window, deterministically, as for evaluation."""
     sampling, method = recipe.sampling, ALGORITHMS[recipe.algorithm.name]
     window = range(0)
     if window_start is not None and method.has_window:

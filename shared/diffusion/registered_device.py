@@ -22,11 +22,10 @@ def this_device(
     independent_devices: bool = False,
     can_train: bool = False,
 ) -> Device:
-    """What it is, what it has, and what it will need; asked before anything is loaded.
+    """Describes this process's device: what it has, and what it will need once it is loaded.
 
-    ``parts`` are those of the model that it will hold; ``trains`` says whether it will hold an
-    optimizer's state.
-    ``memory_gib`` limits what it has, where others use the same device.
+    ``parts`` are the parts of the model that it will hold; ``trains`` says whether it will hold an
+    optimizer's state; ``memory_gib`` limits what it has if others use the same device.
     """
     gpu = ""
     if torch.cuda.is_available():
@@ -52,8 +51,8 @@ def this_device(
 
 
 def held_bytes(recipe: Recipe, parts: Collection[Part], *, trains: bool) -> int:
-    """Bytes that a device holds from when it is loaded: weights, what is trained of them, and to
-    train a gradient and two moments of each number, or to generate the version that is next.
+    """Returns the bytes that a device holds once it is loaded: weights, and besides them the
+    gradient and two moments of what is trained, or the next version if it only generates.
 
     Raises:
         UserError: if the model's folder is none.
@@ -72,7 +71,7 @@ def held_bytes(recipe: Recipe, parts: Collection[Part], *, trains: bool) -> int:
 
 
 def visible(count: int, used: int) -> str:
-    """The first ``used`` of ``count`` GPUs, as CUDA_VISIBLE_DEVICES names them."""
+    """Names the first ``used`` of ``count`` GPUs, as CUDA_VISIBLE_DEVICES does."""
     told = os.environ.get("CUDA_VISIBLE_DEVICES")
     names = [str(number) for number in range(count)] if told is None else told.split(",")
     return ",".join(name.strip() for name in names[:used])

@@ -30,7 +30,7 @@ class SamplingPlan:
     """Whether trajectories hold the means of their stochastic steps."""
 
     def step(self, indices: Tensor) -> Step:
-        """The step of each row, by its index on the schedule."""
+        """Returns the step of each row from ``indices`` (B,) on the schedule."""
         sigmas = torch.tensor(self.sigmas, dtype=torch.float32)
         return Step(
             sigma=sigmas[indices],
@@ -58,7 +58,7 @@ class Trajectory:
 
 
 class Denoising:
-    """Samples on their way from noise to data; `advance` takes all of them one step further."""
+    """Takes B samples from noise to data; `advance` takes all of them one step further."""
 
     def __init__(
         self,
@@ -84,6 +84,7 @@ class Denoising:
 
     @torch.no_grad()
     def advance(self, velocity: Velocity) -> None:
+        """Takes the next step of the (B, ...) latents."""
         index = self.num_steps_done
         rows = torch.full((len(self._generators),), index)
         step = self._plan.step(rows)
@@ -103,7 +104,7 @@ class Denoising:
         self.num_steps_done += 1
 
     def trajectory(self) -> Trajectory:
-        """The finished path.
+        """Returns the finished path.
 
         Raises:
             ValueError: before the window's last step is done, or when the window is empty.
@@ -125,7 +126,7 @@ class Denoising:
 
 
 def denoise(velocity: Velocity, denoising: Denoising) -> Tensor:
-    """Take every remaining step; returns the final latents (B, ...)."""
+    """Takes every remaining step; returns the final latents (B, ...)."""
     while not denoising.done:
         denoising.advance(velocity)
     return denoising.latents

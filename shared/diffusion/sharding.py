@@ -13,7 +13,7 @@ from shared.diffusion.weights import is_adapter, trained_parameters
 
 
 def shard(network: nn.Module) -> None:
-    """Share the weights among all ranks, in place; each has to hold the same ones before.
+    """Shards the weights over all ranks, in place; each has to hold the same ones before.
 
     An adapter stays whole on every rank: it is small, and its gradient is then summed once per
     batch. Weights that are trained themselves are sharded with their gradients and their optimizer
@@ -34,9 +34,9 @@ def _device_type(network: nn.Module) -> str:
 
 @torch.no_grad()
 def sum_gradients(parameters: Iterable[nn.Parameter]) -> None:
-    """Over all ranks, in one exchange; every parameter has a gradient.
+    """Sums gradients over all ranks, in one exchange; every parameter has a gradient.
 
-    Sharded ones have met in every backward pass already, but have the ranks' mean.
+    Sharded gradients are averaged over ranks in every backward pass: here they are only scaled.
     """
     replicated: list[Tensor] = []
     for parameter in parameters:

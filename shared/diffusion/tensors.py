@@ -15,16 +15,18 @@ MAX_LATENT = 1e4
 MAX_LATENT_RMS = 1e3
 """Latents of working networks stay within some tens."""
 MAX_LOG_PROB = 1e6
-"""Per element."""
+"""Limit of a log-prob, which is a mean over elements."""
 
 
 def pack(tensors: dict[str, Tensor]) -> bytes:
+    """Writes tensors of any shapes as safetensors."""
     contiguous = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     return safetensors.torch.save(contiguous)
 
 
 def unpack(data: bytes) -> dict[str, Tensor]:
-    """Raises ContractError unless ``data`` is a whole safetensors file of sane size."""
+    """Reads tensors of any shapes; raises ContractError unless ``data`` is a complete safetensors
+    file of sane size."""
     check_header(data)
     try:
         return safetensors.torch.load(data)
@@ -33,12 +35,14 @@ def unpack(data: bytes) -> dict[str, Tensor]:
 
 
 def pack_trajectory(trajectory: Trajectory) -> bytes:
+    """Writes a trajectory's tensors by the names of its fields."""
     tensors = {field.name: getattr(trajectory, field.name) for field in fields(trajectory)}
     return pack({name: tensor for name, tensor in tensors.items() if tensor is not None})
 
 
 def unpack_trajectory(data: bytes) -> Trajectory:
-    """Raises ContractError if a tensor is missing or the shapes do not fit each other."""
+    """Reads a trajectory; raises ContractError if a tensor is missing, or shapes or values are not
+    those of one."""
     tensors = unpack(data)
     try:
         trajectory = Trajectory(**tensors)
@@ -61,7 +65,7 @@ def check_trajectory(trajectory: Trajectory) -> None:
 
 
 def check_latents(name: str, latents: Tensor) -> None:
-    """Raises ContractError if a value is one that no sample of a working network has."""
+    """Raises ContractError if latents (B, ...) hold values that no working network gives."""
     largest = float(latents.abs().max())
     if not largest <= MAX_LATENT:
         raise ContractError(

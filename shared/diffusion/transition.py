@@ -66,7 +66,8 @@ def transition(
     noise: Tensor | None = None,
     arrived: Tensor | None = None,
 ) -> Transition:
-    """Sample the step with ``noise``, or re-evaluate it where it ``arrived``: exactly one is given.
+    """Samples a step from velocity (B, ...) and latents (B, ...) with ``noise`` (B, ...), or
+    re-evaluates it where it ``arrived`` (B, ...): exactly one of the two is given.
 
     All arithmetic is float32 (float64 if both inputs are), whatever the model computed in.
 
@@ -101,7 +102,7 @@ def transition(
 
 
 def euler_step(velocity: Tensor, latents: Tensor, sigma: Tensor, sigma_next: Tensor) -> Tensor:
-    """The deterministic step x' = x + dt v; sigmas are (B,)."""
+    """Takes the deterministic step x' = x + dt v: (B, ...) from v and x (B, ...), sigmas (B,)."""
     dt = (sigma_next - sigma).to(latents)
     return latents + _rows(dt, latents) * velocity.to(latents.dtype)
 
@@ -131,5 +132,5 @@ def _log_prob(arrived: Tensor, mean: Tensor, std: Tensor, variant: Variant) -> T
 
 
 def _rows(values: Tensor, like: Tensor) -> Tensor:
-    """(B,) shaped to broadcast over ``like``'s latent dimensions."""
+    """Reshapes (B,) to broadcast over the latent dimensions of ``like`` (B, ...)."""
     return values.reshape(-1, *([1] * (like.dim() - 1)))

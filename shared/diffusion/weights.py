@@ -13,11 +13,12 @@ from shared.errors import IntegrityError
 
 ADAPTER = "default"
 MARKER = f".{ADAPTER}."
-"""In the names of an adapter's parameters; not in the names that they are exported by."""
+"""Part of the names of an adapter's parameters; left out of the names that they are exported by."""
 
 
 def trained_parameters(network: nn.Module) -> dict[str, nn.Parameter]:
-    """By their exported names, sorted: the adapter's, or without one every parameter there is."""
+    """Returns the adapter's parameters, or without an adapter all of them, by their sorted exported
+    names."""
     named = dict(network.named_parameters())
     if is_adapter(network):
         named = {n.replace(MARKER, "."): each for n, each in named.items() if _adapts(n)}
@@ -34,24 +35,25 @@ def _adapts(name: str) -> bool:
 
 
 def full_tensor(tensor: Tensor) -> Tensor:
-    """Of a sharded tensor all of it, for which all ranks have to ask; others as they are."""
+    """Gathers a sharded tensor in its full shape, which all ranks have to do together; returns
+    others as they are."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def local_shard(tensor: Tensor) -> Tensor:
-    """Of a sharded tensor the part that is here; others as they are."""
+    """Returns this rank's part of a sharded tensor, whose shape is smaller; others as they are."""
     return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
 
 
 def trained_tensors(network: nn.Module) -> dict[str, Tensor]:
-    """A copy of the trained weights on the CPU."""
+    """Copies the trained weights to the CPU, in their full shapes and by their exported names."""
     parameters = trained_parameters(network)
     return {name: full_tensor(p.detach()).to("cpu", copy=True) for name, p in parameters.items()}
 
 
 @torch.no_grad()
 def load_weights(network: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    """Overwrite the trained weights in place.
+    """Overwrites the trained weights in place.
 
     Raises:
         IntegrityError: if names, shapes or types are not those of the network's.
@@ -63,7 +65,8 @@ def load_weights(network: nn.Module, tensors: Mapping[str, Tensor]) -> None:
 
 
 def shard_like(parameter: Tensor, tensor: Tensor) -> Tensor:
-    """On its device; of a sharded one this rank's part, cut without asking the others."""
+    """Puts a full tensor on the parameter's device; cuts out this rank's part if the parameter is
+    sharded, without asking the others. The result has the parameter's shape."""
     here = tensor.to(parameter.device)
     if not isinstance(parameter, DTensor):
         return here
@@ -77,15 +80,15 @@ class StagedTensors:
 
     digest: str
     tensors: dict[str, Tensor]
-    """By exported name. Empty once adopted: from then on they belong to the network."""
+    """Tensors by exported name. Empty once adopted: from then on they belong to the network."""
 
 
 @torch.no_grad()
 def stage_weights(network: nn.Module, tensors: Mapping[str, Tensor]) -> StagedTensors:
-    """Prepare weights for `WeightsInUse.adopt`: all of the work, on copies of ``tensors``.
+    """Prepares weights for `WeightsInUse.adopt`: all of the work, on copies of ``tensors``.
 
-    Of the network it reads names, shapes, types and devices alone, so that it may run in another
-    thread while the network generates.
+    It reads only names, shapes, types and devices of the network, so it may run in another thread
+    while the network generates.
 
     Raises:
         IntegrityError: if names, shapes or types are not those of the network.
@@ -100,7 +103,7 @@ def stage_weights(network: nn.Module, tensors: Mapping[str, Tensor]) -> StagedTe
 
 @contextmanager
 def _stream_of_its_own(device: torch.device) -> Iterator[None]:
-    """On a GPU, copies that do not queue behind the denoising step; they are done at the end."""
+    """Keeps copies on a GPU from queueing behind the denoising step; they are done at the end."""
     if device.type != "cuda":
         yield
         return
@@ -121,7 +124,7 @@ def _check_fit(parameters: Mapping[str, nn.Parameter], tensors: Mapping[str, Ten
 
 
 def weights_digest(tensors: Mapping[str, Tensor]) -> str:
-    """sha256 over names, shapes, types and values: what weights are, however they are stored."""
+    """Returns a sha256 over names, shapes, types and values, however the weights are stored."""
     digest = hashlib.sha256()
     for name in sorted(tensors):
         tensor = full_tensor(tensors[name].detach()).cpu().contiguous()
@@ -131,9 +134,8 @@ def weights_digest(tensors: Mapping[str, Tensor]) -> str:
 
 
 class WeightsInUse:
-    """The digest of the weights a network really holds, recomputed when one of them has changed.
-
-    Of sharded weights too, for which all ranks have to ask.
+    """Knows the digest of the weights that a network really holds: computed again when one of them
+    has changed. Sharded weights are gathered for it, which all ranks have to do together.
     """
 
     def __init__(self, network: nn.Module) -> None:
@@ -149,10 +151,10 @@ class WeightsInUse:
         return self._digest
 
     def adopt(self, staged: StagedTensors) -> str:
-        """Put staged weights in use by exchanging pointers; returns their digest.
+        """Puts staged weights in use by exchanging pointers; returns their digest.
 
-        The parameters stay the objects they were, gradients included. To be called between two
-        fragments, by whoever has the device.
+        The parameters stay the same objects, gradients included. Call it between two fragments,
+        with the device to yourself.
 
         Raises:
             ValueError: if they were adopted before. They may have been changed in place since.

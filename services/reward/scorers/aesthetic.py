@@ -1,7 +1,7 @@
 """LAION's aesthetic predictor, version 2 (Schuhmann 2022): how well people would rate an image.
 
-A head of linear layers on the unit vector that CLIP ViT-L/14 gives to an image. It was taught with
-ratings from 1 to 10; good photographs are at 6 or 7, and nothing keeps it within these bounds. The
+A head of linear layers on the unit vector that CLIP ViT-L/14 gives to an image. It was trained
+on ratings from 1 to 10; good photographs get 6 or 7, and scores may be outside these bounds. The
 prompt plays no part.
 """
 
@@ -19,7 +19,7 @@ HEAD = "aesthetic.safetensors"
 
 class Aesthetic:
     def __init__(self, folder: Path) -> None:
-        """``folder``: openai/clip-vit-large-patch14, and in it the head as `aesthetic.safetensors`,
+        """``folder`` holds openai/clip-vit-large-patch14, and the head as `aesthetic.safetensors`,
         named as LAION publishes it (``layers.0.weight``, ...)."""
         self._clip = Clip(folder)
         with loading(folder):
@@ -28,6 +28,6 @@ class Aesthetic:
 
     @torch.inference_mode()
     def score(self, images: Images, metadata: Metadata) -> list[float]:
-        """About 1 to 10."""
+        """Returns scores of about 1 to 10."""
         scores: list[float] = self._head(self._clip.image_vectors(images))[:, 0].tolist()
         return scores

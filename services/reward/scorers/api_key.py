@@ -1,4 +1,4 @@
-"""The key that an endpoint asks for: read where it is used, in no recipe, log or error."""
+"""Reads the key that an endpoint asks for; it is in no recipe, log or error."""
 
 import os
 
@@ -7,10 +7,10 @@ from shared.recipe.rewards import Judge, Remote
 
 
 def read_key(told: Judge | Remote) -> str | None:
-    """None if the recipe names no place of one.
+    """Returns the key, or None if the recipe names no place of one.
 
     Raises:
-        UserError: if there is none in that place, or what is there could be none.
+        UserError: if that place has no key, or something that cannot be one.
     """
     table = "judge" if isinstance(told, Judge) else "remote"
     if told.key_env is not None:

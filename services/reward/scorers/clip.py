@@ -21,7 +21,7 @@ from services.reward.scorers.pretrained import (
 )
 
 AT_ONCE = 32
-"""Images or texts in one forward pass: what fits beside CLIP-H in 8 GB."""
+"""Images or texts in one forward pass, as many as fit beside CLIP-H in 8 GB."""
 
 Images = npt.NDArray[np.uint8]
 Metadata = Sequence[Mapping[str, object]]
@@ -29,8 +29,8 @@ Metadata = Sequence[Mapping[str, object]]
 
 class Clip:
     def __init__(self, folder: Path, *, padded: bool = False) -> None:
-        """``padded``: images that are not square get black margins, and lose nothing; otherwise
-        the folder's image processor says what is done with them (it crops the middle).
+        """``padded``: images that are not square get black margins and lose nothing; otherwise the
+        folder's image processor decides (it crops the middle).
 
         Raises:
             UserError: if the folder does not hold such a network.
@@ -44,16 +44,16 @@ class Clip:
 
     @property
     def width(self) -> int:
-        """Of the vectors."""
+        """Length of the vectors."""
         return int(self._model.config.projection_dim)
 
     @property
     def scale(self) -> float:
-        """By which the network was trained to multiply a cosine: its temperature, inverted."""
+        """Factor of a cosine that the network has learned: its temperature, inverted."""
         return float(self._model.logit_scale.exp())
 
     def cosines(self, images: Images, metadata: Metadata) -> list[float]:
-        """Of each image and its prompt, from -1 to 1.
+        """Returns the cosine of each image and its prompt, from -1 to 1.
 
         Raises:
             ValueError: if an image has no prompt.
@@ -67,7 +67,7 @@ class Clip:
 
     @torch.inference_mode()
     def image_vectors(self, images: Images) -> Tensor:
-        """(n, width), of length 1."""
+        """Returns unit vectors (n, width) of images (n, C, H, W)."""
         parts = []
         for first in range(0, len(images), AT_ONCE):
             pixels = self._pixels([rgb(image) for image in images[first : first + AT_ONCE]])
@@ -77,7 +77,7 @@ class Clip:
 
     @torch.inference_mode()
     def text_vectors(self, texts: Sequence[str]) -> Tensor:
-        """(n, width), of length 1. What is longer than the network reads is cut off."""
+        """Returns unit vectors (n, width) of n texts, which are cut off where the network's end."""
         longest = self._model.config.text_config.max_position_embeddings
         parts = []
         for some in _slices(texts):

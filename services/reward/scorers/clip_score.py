@@ -2,7 +2,7 @@
 
 2.5 times the cosine of the two CLIP vectors, and 0 where that is negative: from 0 to 2.5, and
 hardly ever above 1 with OpenAI's weights. The paper puts "A photo depicts" before a caption; here
-the prompt stands alone, for it says itself what kind of picture it wants.
+the prompt stands alone, as it names the kind of picture itself.
 """
 
 from pathlib import Path
@@ -14,9 +14,9 @@ WEIGHT = 2.5
 
 class ClipScore:
     def __init__(self, folder: Path) -> None:
-        """``folder``: a CLIP, such as openai/clip-vit-large-patch14."""
+        """``folder`` holds a CLIP, such as openai/clip-vit-large-patch14."""
         self._clip = Clip(folder)
 
     def score(self, images: Images, metadata: Metadata) -> list[float]:
-        """From 0 to 2.5."""
+        """Returns scores from 0 to 2.5."""
         return [WEIGHT * max(cosine, 0.0) for cosine in self._clip.cosines(images, metadata)]

@@ -1,7 +1,7 @@
 """Rewards of the digits demo: the probability that an image shows the digit it was asked for.
 
 Four files without pickle make up the folder: ``proxy`` (a CNN, the reward), ``gold_mlp`` and
-``gold_svm`` (judges that the training never sees, taught on the other half of the data) and
+``gold_svm`` (gold rewards that the training never sees, trained on the other half of the data) and
 ``real`` (images of that half). Images are uint8 (n, 1, 8, 8); inside, -1..1.
 """
 
@@ -22,7 +22,7 @@ Network = Literal["proxy", "gold_mlp"]
 
 
 def proxy_network() -> nn.Module:
-    """A CNN of 40 k parameters: (n, 1, 8, 8) to logits (n, 10)."""
+    """Builds a CNN of 40 k parameters: (n, 1, 8, 8) to logits (n, 10)."""
     return nn.Sequential(
         nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(),
         nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
@@ -32,7 +32,7 @@ def proxy_network() -> nn.Module:
 
 
 def gold_network() -> nn.Module:
-    """An MLP of 26 k parameters, so that what fools the CNN has no reason to fool it too."""
+    """Builds an MLP of 26 k parameters, which has no reason to be fooled by what fools the CNN."""
     return nn.Sequential(
         nn.Flatten(), nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU(),
         nn.Linear(128, NUM_DIGITS),
@@ -43,7 +43,7 @@ NETWORKS = {"proxy": proxy_network, "gold_mlp": gold_network}
 
 
 class DigitProbability:
-    """The probability of ``metadata["digit"]`` under one of the networks."""
+    """Scores the probability of ``metadata["digit"]`` under one of the networks."""
 
     def __init__(self, folder: Path, network: Network = "proxy") -> None:
         self._network = NETWORKS[network]()
@@ -55,7 +55,7 @@ class DigitProbability:
     def score(
         self, images: npt.NDArray[np.uint8], metadata: Sequence[Mapping[str, object]]
     ) -> list[float]:
-        """One probability per image.
+        """Returns one probability per image.
 
         Raises:
             ValueError: if an image is not 8 x 8 with one channel, or its metadata has no digit.
@@ -67,17 +67,17 @@ class DigitProbability:
         return [float(row[digit]) for row, digit in zip(probabilities, digits, strict=True)]
 
     def probabilities(self, images: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32]:
-        """(n, 10), rows summing to 1."""
+        """Returns (n, 10) probabilities of images (n, 1, 8, 8)."""
         logits: Tensor = self._network(torch.from_numpy(to_model_space(images)))
         return np.asarray(logits.softmax(-1).numpy(), dtype=np.float32)
 
     def predict(self, images: npt.NDArray[np.uint8]) -> npt.NDArray[np.int64]:
-        """(n,) most probable digits."""
+        """Returns the most probable digits (n,) of images (n, 1, 8, 8)."""
         return np.asarray(self.probabilities(images).argmax(-1), dtype=np.int64)
 
 
 class DigitSvm:
-    """A support vector machine with an RBF kernel: scikit-learn's SVC, evaluated in numpy."""
+    """Evaluates a support vector machine with an RBF kernel, scikit-learn's SVC, in numpy."""
 
     def __init__(self, folder: Path) -> None:
         arrays = load_file(folder / "gold_svm.safetensors")
@@ -89,7 +89,7 @@ class DigitSvm:
         self._of_class = [slice(*bounds) for bounds in zip([0, *ends[:-1]], ends, strict=True)]
 
     def predict(self, images: npt.NDArray[np.uint8]) -> npt.NDArray[np.int64]:
-        """(n,) digits that win most of the 45 duels, the smaller one where two win as many."""
+        """Returns digits (n,) that win most of the 45 duels, the smaller one of equals."""
         kernel = self._kernel(to_model_space(images).reshape(len(images), -1))
         votes = np.zeros((len(images), NUM_DIGITS), dtype=np.int64)
         pairs = [(a, b) for a in range(NUM_DIGITS) for b in range(a + 1, NUM_DIGITS)]
@@ -103,14 +103,14 @@ class DigitSvm:
         return np.asarray(votes.argmax(-1), dtype=np.int64)
 
     def _kernel(self, rows: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:
-        """(n, support vectors)."""
+        """Returns (n, support vectors) from rows (n, 64)."""
         differences = rows[:, None].astype(np.float64) - self._vectors[None]
         kernel: npt.NDArray[np.float64] = np.exp(-self._gamma * (differences**2).sum(-1))
         return kernel
 
 
 def wanted_digit(metadata: Mapping[str, object]) -> int:
-    """Raises ValueError unless the metadata names a digit."""
+    """Returns the digit that the metadata name; raises ValueError if there is none."""
     digit = metadata.get("digit")
     if not isinstance(digit, int) or isinstance(digit, bool) or not 0 <= digit < NUM_DIGITS:
         raise ValueError(
@@ -120,7 +120,7 @@ def wanted_digit(metadata: Mapping[str, object]) -> int:
 
 
 def to_model_space(images: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32]:
-    """Bytes (n, 1, 8, 8) to -1..1."""
+    """Converts bytes (n, 1, 8, 8) to -1..1."""
     if images.dtype != np.uint8 or images.shape[1:] != SHAPE:
         raise ValueError(
             f"a digit scorer needs uint8 images (n, 1, 8, 8); got {images.dtype} {images.shape}"

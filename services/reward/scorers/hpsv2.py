@@ -12,9 +12,9 @@ from services.reward.scorers.clip import Clip, Images, Metadata
 
 class HpsV2:
     def __init__(self, folder: Path) -> None:
-        """``folder``: its weights under transformers' names, with the processor of CLIP-H."""
+        """``folder`` holds its weights under transformers' names, with CLIP-H's processor."""
         self._clip = Clip(folder, padded=True)
 
     def score(self, images: Images, metadata: Metadata) -> list[float]:
-        """From -1 to 1."""
+        """Returns scores from -1 to 1."""
         return self._clip.cosines(images, metadata)

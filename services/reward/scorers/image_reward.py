@@ -1,7 +1,7 @@
 """ImageReward (Xu et al. 2023, arXiv:2304.05977): which of a prompt's images people rank higher.
 
 BLIP's text encoder reads the prompt and looks at the image through cross-attention; a head of
-linear layers makes a number of its first token. Minus the mean and over the deviation that the
+linear layers turns its first token into a number. Minus the mean and over the deviation that the
 authors measured, so that it is about 0 with a spread of 1: between -2.5 and 2.
 
 The folder, all under transformers' names:
@@ -31,7 +31,7 @@ from services.reward.scorers.pretrained import (
 )
 
 MEAN, DEVIATION = 0.16717362830052426, 1.0333394966054072
-"""Of the head's numbers on the authors' images."""
+"""Mean and deviation of the head's numbers on the authors' images."""
 MAX_TOKENS = 35
 AT_ONCE = 16
 WEIGHTS = "model.safetensors"
@@ -39,7 +39,7 @@ WEIGHTS = "model.safetensors"
 
 class ImageReward:
     def __init__(self, folder: Path) -> None:
-        """Raises UserError if the folder does not hold such a network."""
+        """Loads the networks; raises UserError if the folder does not hold them."""
         from transformers import BlipConfig, BlipTextModel, BlipVisionModel
 
         with loading(folder):
@@ -58,7 +58,7 @@ class ImageReward:
 
     @torch.inference_mode()
     def score(self, images: Images, metadata: Metadata) -> list[float]:
-        """Most often -2.5 to 2.
+        """Returns scores, most of them from -2.5 to 2.
 
         Raises:
             ValueError: if an image has no prompt.
@@ -71,7 +71,7 @@ class ImageReward:
         return scores
 
     def _first_tokens(self, images: Images, texts: list[str]) -> Tensor:
-        """(n, width): what the text encoder makes of each prompt and its image."""
+        """Returns (n, width): the text encoder's first token for each prompt and its image."""
         device = self._vision.device
         pictures = [rgb(image) for image in images]
         pixels = self._processor(images=pictures, return_tensors="pt")["pixel_values"]
@@ -88,7 +88,7 @@ class ImageReward:
 
 
 def _part(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    """The tensors under a name, without it."""
+    """Returns the tensors whose names begin with ``prefix``, without it."""
     return {
         name.removeprefix(prefix): tensor
         for name, tensor in tensors.items()

@@ -1,4 +1,4 @@
-"""What scorers show to networks that others have trained: pictures and prompts."""
+"""Turns samples into the pictures and prompts that published networks take."""
 
 from collections.abc import Mapping, Sequence
 
@@ -8,7 +8,7 @@ from PIL import Image
 
 
 def picture(image: npt.NDArray[np.uint8]) -> Image.Image:
-    """Of an image (C, H, W): gray if it has one channel, otherwise RGB.
+    """Converts an image (C, H, W): to gray if it has one channel, otherwise to RGB.
 
     Raises:
         ValueError: if it is of another shape.
@@ -20,12 +20,12 @@ def picture(image: npt.NDArray[np.uint8]) -> Image.Image:
 
 
 def rgb(image: npt.NDArray[np.uint8]) -> Image.Image:
-    """As `picture`, with three channels whatever it has."""
+    """Converts an image (C, H, W) to RGB, whatever channels it has."""
     return picture(image).convert("RGB")
 
 
 def prompts(metadata: Sequence[Mapping[str, object]]) -> list[str]:
-    """The text that each sample was made for.
+    """Returns the text of each sample's prompt.
 
     Raises:
         ValueError: if one has none.

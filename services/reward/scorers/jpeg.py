@@ -15,7 +15,7 @@ QUALITY = 95
 
 
 class JpegIncompressibility:
-    """Kilobytes: rich textures score high."""
+    """Scores kilobytes: rich textures score high."""
 
     def score(
         self, images: npt.NDArray[np.uint8], metadata: Sequence[Mapping[str, object]]
@@ -24,7 +24,7 @@ class JpegIncompressibility:
 
 
 class JpegCompressibility:
-    """Kilobytes over -500: smooth images score high, at most 0."""
+    """Scores kilobytes over -500: smooth images score high, at most 0."""
 
     def score(
         self, images: npt.NDArray[np.uint8], metadata: Sequence[Mapping[str, object]]
@@ -33,7 +33,7 @@ class JpegCompressibility:
 
 
 def jpeg_bytes(image: npt.NDArray[np.uint8]) -> int:
-    """Of an image (C, H, W), gray or RGB, at quality 95.
+    """Returns the size of an image (C, H, W), gray or RGB, at quality 95.
 
     Raises:
         ValueError: if it is of another shape.

@@ -1,8 +1,8 @@
 """A vision-language model as the judge, behind any endpoint that speaks OpenAI's chat completions.
 
-It is shown one image and asked for a number from 0 to ``highest``; the score is that number over
-``highest``, from 0 to 1. What it says must end in a line with the number alone (``Score:`` may
-stand before it): anything else fails the scoring, and is never taken for a number.
+It gets one image and is asked for a number from 0 to ``highest``; the score is that number over
+``highest``, from 0 to 1. Its answer has to end in a line with the number, ``Score:`` before it or
+not: anything else fails the scoring and is never taken for a number.
 """
 
 import base64
@@ -38,18 +38,18 @@ class Choice(BaseModel):
 
 
 class Completion(BaseModel):
-    """The part of an answer that is read."""
+    """Is the part of an answer that is read."""
 
     choices: list[Choice] = Field(min_length=1)
 
 
 class JudgeScorer:
     def __init__(self, url: str, judge: Judge, *, patience: float) -> None:
-        """``url``: of the API, such as http://host:8000/v1. ``patience``: seconds without an
-        answer.
+        """``url`` is the API's, such as http://host:8000/v1; ``patience`` is how many seconds an
+        answer may take.
 
         Raises:
-            UserError: if the key that the recipe names is not there.
+            UserError: if the key that the recipe names is missing.
         """
         self._url = url.rstrip("/") + "/chat/completions"
         self._judge = judge
@@ -59,10 +59,10 @@ class JudgeScorer:
     def score(
         self, images: npt.NDArray[np.uint8], metadata: Sequence[Mapping[str, object]]
     ) -> list[float]:
-        """From 0 to 1; `at_once` images are judged side by side.
+        """Returns scores from 0 to 1; `at_once` images are judged at a time.
 
         Raises:
-            ScoringError: if the endpoint refuses, stays away, or gives no number for one of them.
+            ScoringError: if the endpoint refuses, or gives no number for one of them.
             ValueError: if an image has no prompt.
         """
         texts = prompts(metadata)
@@ -99,7 +99,7 @@ class JudgeScorer:
 
 
 def request(judge: Judge, image: npt.NDArray[np.uint8], text: str) -> dict[str, object]:
-    """What is asked about an image (C, H, W)."""
+    """Builds the request about an image (C, H, W)."""
     question = judge.prompt.replace("{highest}", f"{judge.highest:g}").replace("{prompt}", text)
     content = [
         {"type": "text", "text": question},
@@ -110,18 +110,18 @@ def request(judge: Judge, image: npt.NDArray[np.uint8], text: str) -> dict[str, 
 
 
 def data_url(image: npt.NDArray[np.uint8]) -> str:
-    """An image (C, H, W) as PNG: the judge sees the very pixels."""
+    """Encodes an image (C, H, W) as PNG, without loss."""
     buffer = io.BytesIO()
     picture(image).save(buffer, format="PNG")
     return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
 
 
 def said(body: bytes) -> str:
-    """What the judge says in an answer of the endpoint.
+    """Returns the text of the judge in an answer of the endpoint.
 
     Raises:
-        ValueError: if the answer is no completion, or was cut off: what is left of a number would
-            be another number.
+        ValueError: if the answer is no completion, or was cut off: part of a number would be
+            another number.
     """
     try:
         choice = Completion.model_validate_json(body).choices[0]
@@ -135,7 +135,7 @@ def said(body: bytes) -> str:
 
 
 def number_in(answer: str, highest: float) -> float:
-    """The number in the last line, from 0 to ``highest``.
+    """Returns the number in the last line, from 0 to ``highest``.
 
     >>> number_in("It is sharp.\\nScore: 7.5", 10)
     7.5

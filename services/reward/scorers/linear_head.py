@@ -1,7 +1,7 @@
 """A stack of linear layers that ends in one number: the head of two published scorers.
 
-Nothing stands between the layers (the dropout is for training), so together they are one linear
-map. They are applied one by one all the same, to round as the published scorers do.
+Nothing is between the layers (the dropout is for training), so together they are one linear map.
+They are applied one by one all the same, to round as the published scorers do.
 """
 
 import re
@@ -18,8 +18,8 @@ NAME = re.compile(r"(?:layers\.(\d+)\.)?(weight|bias)")
 
 
 def linear_head(tensors: Mapping[str, Tensor], width: int, folder: Path) -> nn.Module:
-    """(n, ``width``) to (n, 1), from ``layers.N.weight`` and ``layers.N.bias``, in the order of N;
-    or from ``weight`` and ``bias`` alone.
+    """Builds a map from (n, ``width``) to (n, 1) of ``layers.N.weight`` and ``layers.N.bias``, in
+    the order of N, or of ``weight`` and ``bias`` alone.
 
     Raises:
         UserError: if the layers do not fit together, or begin or end with other widths.
@@ -37,7 +37,7 @@ def linear_head(tensors: Mapping[str, Tensor], width: int, folder: Path) -> nn.M
 
 
 def _layers(tensors: Mapping[str, Tensor], folder: Path) -> list[tuple[Tensor, Tensor]]:
-    """Weight and bias of each."""
+    """Returns the weight (out, in) and bias (out,) of each layer."""
     found: dict[int, dict[str, Tensor]] = {}
     for name, tensor in tensors.items():
         match = NAME.fullmatch(name)

@@ -1,4 +1,4 @@
-"""Whether an image shows the words that its prompt asks for, as RapidOCR reads it.
+"""Scores whether an image shows the words that its prompt asks for, as RapidOCR reads them.
 
 As Flow-GRPO scores text: the wanted text is what stands between the prompt's first two double
 quotes; spaces and case do not count. 1 if it is part of what is read, otherwise 1 less the edit
@@ -31,14 +31,14 @@ class OcrText:
     def score(
         self, images: npt.NDArray[np.uint8], metadata: Sequence[Mapping[str, object]]
     ) -> list[float]:
-        """Raises ValueError if a prompt does not say which text."""
+        """Returns scores from 0 to 1; raises ValueError if a prompt does not say which text."""
         wanted = [wanted_text(each) for each in metadata]
         return [
             text_score(text, self.read(image)) for text, image in zip(wanted, images, strict=True)
         ]
 
     def read(self, image: npt.NDArray[np.uint8]) -> str:
-        """All text in an image (C, H, W), gray or RGB."""
+        """Returns all text in an image (C, H, W), gray or RGB."""
         rgb = np.repeat(image, 3, axis=0) if image.shape[0] == 1 else image
         bgr = np.ascontiguousarray(rgb[::-1].transpose(1, 2, 0))
         pieces = self._engine(bgr).txts or ()
@@ -46,7 +46,8 @@ class OcrText:
 
 
 def wanted_text(metadata: Mapping[str, object]) -> str:
-    """``text`` of the metadata, or what the prompt has in double quotes, without spaces and case.
+    """Returns ``text`` of the metadata, or the prompt's part in double quotes, without spaces and
+    in lower case.
 
     Raises:
         ValueError: if there is none.
@@ -60,7 +61,7 @@ def wanted_text(metadata: Mapping[str, object]) -> str:
 
 
 def text_score(wanted: str, read: str) -> float:
-    """Between 0 and 1.
+    """Returns a score from 0 to 1.
 
     >>> text_score("hello", "say Hello!"), text_score("hello", "hallo"), text_score("hi", "")
     (1.0, 0.8, 0.0)

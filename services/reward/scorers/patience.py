@@ -1,6 +1,6 @@
 """Asks a server until it answers, for the scorers that ask one.
 
-Asks again, with longer and longer waits, when there is no answer or the server is not well; what
+Asks again, after longer and longer waits, if there is no answer or the server has an error; what
 the server refuses is not asked again.
 """
 
@@ -14,20 +14,20 @@ from shared.errors import ScorerUnavailable, ScoringError
 FIRST_WAIT_S, MAX_WAIT_S = 0.1, 5.0
 BUSY = 429
 MAX_REASON = 500
-"""Characters of an answer that are told."""
+"""Characters quoted of an answer."""
 
 
 def ask(
     send: Callable[[], httpx.Response], *, at: str, patience: float, secret: str | None = None
 ) -> httpx.Response:
-    """The first answer that is a success.
+    """Returns the first answer that is a success.
 
-    ``patience``: seconds in which there must be one. ``secret`` is told to nobody, though the
-    server repeat it.
+    ``patience`` is how many seconds it may take. ``secret`` is kept out of errors, even if the
+    server repeats it.
 
     Raises:
         ScoringError: if the server refuses.
-        ScorerUnavailable: if patience is at an end.
+        ScorerUnavailable: if there is no answer in that time.
     """
     deadline, wait = time.monotonic() + patience, FIRST_WAIT_S
     while True:

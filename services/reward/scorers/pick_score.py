@@ -14,10 +14,10 @@ DIVISOR = 26.0
 
 class PickScore:
     def __init__(self, folder: Path) -> None:
-        """``folder``: yuvalkirstain/PickScore_v1 with the processor of CLIP-H beside it."""
+        """``folder`` holds yuvalkirstain/PickScore_v1 with CLIP-H's processor."""
         self._clip = Clip(folder)
 
     def score(self, images: Images, metadata: Metadata) -> list[float]:
-        """The published score over 26."""
+        """Returns the published score over 26."""
         factor = self._clip.scale / DIVISOR
         return [factor * cosine for cosine in self._clip.cosines(images, metadata)]

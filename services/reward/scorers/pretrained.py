@@ -1,7 +1,7 @@
-"""Loads from a folder what transformers has written into one, or says in one line why not.
+"""Loads networks that transformers has saved in a folder, or says in one line why not.
 
-Nothing is fetched, no pickle is read, and a weight that the folder lacks is a fault: transformers
-itself would draw it at random, and the scores would be noise.
+Nothing is downloaded, no pickle is read, and a missing weight is an error: transformers itself
+would draw it at random, and the scores would be noise.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -15,14 +15,14 @@ from torch import Tensor, nn
 from shared.errors import UserError
 
 MAX_REASON = 300
-"""Characters: loaders list every name that does not fit."""
+"""Characters quoted of an error: loaders list every name that does not fit."""
 MAX_NAMES = 3
 VOCABULARIES = ("tokenizer.json", "vocab.json", "vocab.txt")
 
 
 @contextmanager
 def loading(folder: Path) -> Iterator[None]:
-    """Turns whatever is wrong with a folder into a UserError that begins with the recipe's key."""
+    """Turns any error with a folder into a UserError that begins with the recipe's key."""
     try:
         yield
     except UserError:
@@ -35,15 +35,15 @@ def loading(folder: Path) -> Iterator[None]:
 
 
 def best_device() -> torch.device:
-    """The GPU that this process sees, if there is one."""
+    """Returns the GPU that this process sees, or the CPU."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def load_network(cls: Any, folder: Path) -> Any:
-    """A network of the transformers class ``cls``: frozen, float32, on the best device.
+    """Loads a network of the transformers class ``cls``: frozen, float32, on the best device.
 
     Raises:
-        UserError: if the folder does not hold all of it.
+        UserError: if the folder does not hold all of its weights.
     """
     from transformers.utils import logging
 
@@ -61,7 +61,7 @@ def load_network(cls: Any, folder: Path) -> Any:
 
 
 def load_tensors(network: nn.Module, tensors: Mapping[str, Tensor], folder: Path) -> None:
-    """Fill a network with tensors of its names; others are left out.
+    """Fills a network with tensors of its names and shapes; others are left out.
 
     Raises:
         UserError: if one is missing or has another shape.
@@ -77,7 +77,7 @@ def frozen(network: Any) -> Any:
 
 
 def check_none_missing(folder: Path, names: Iterable[str]) -> None:
-    """Raises UserError if there are any."""
+    """Raises UserError if any names of weights are given."""
     missing = sorted(names)
     if missing:
         more = f" and {len(missing) - MAX_NAMES} more" if len(missing) > MAX_NAMES else ""
@@ -98,9 +98,9 @@ def load_tokenizer(folder: Path) -> Any:
 
 
 def load_image_processor(folder: Path) -> Any:
-    """What makes pixels of the network's size and scale from pictures.
+    """Loads what turns pictures into pixels of the network's size and scale.
 
-    Pillow's, whatever else is installed: it is what the published scorers resize with.
+    It resizes with Pillow, whatever else is installed, as the published scorers do.
     """
     from transformers import AutoImageProcessor
 

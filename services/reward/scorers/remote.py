@@ -1,6 +1,6 @@
 """A scorer that runs elsewhere, behind `POST /score`.
 
-Every sample gets the score that the server gave for it, or none: nothing is made up.
+Every sample gets the score that the server has given it, or none.
 """
 
 import math
@@ -29,10 +29,11 @@ REQUEST_S = 60.0
 
 class RemoteScorer:
     def __init__(self, url: str, told: Remote = DEFAULTS, *, patience: float) -> None:
-        """``url``: of the server, without the path. ``patience``: seconds without an answer.
+        """``url`` is the server's, without the path; ``patience`` is how many seconds an answer may
+        take.
 
         Raises:
-            UserError: if the key that the recipe names is not there.
+            UserError: if the key that the recipe names is missing.
         """
         self._url = url.rstrip("/") + "/score"
         self._patience = patience
@@ -43,17 +44,17 @@ class RemoteScorer:
         if self._key is not None:
             headers["authorization"] = f"Bearer {self._key}"
         self._client = httpx.Client(headers=headers, timeout=REQUEST_S)
-        """Keeps its connection from request to request."""
+        """Client that keeps its connection from request to request."""
         weakref.finalize(self, self._client.close)
 
     def score(
         self, media: npt.NDArray[Any], metadata: Sequence[Mapping[str, object]]
     ) -> list[float]:
-        """NaN for one that the server could not score.
+        """Returns scores; NaN for a sample that the server could not score.
 
         Raises:
             ScorerUnavailable: if there is no answer for too long.
-            ScoringError: if the server refuses, or gives other than results of these.
+            ScoringError: if the server refuses, or its results are not of these samples.
         """
         items = [
             Item(
@@ -86,7 +87,7 @@ class RemoteScorer:
         return [math.nan if result.score is None else result.score for result in results]
 
     def _post(self, body: bytes) -> bytes:
-        """Until there is an answer."""
+        """Sends a request until there is an answer."""
         return ask(
             lambda: self._client.post(self._url, content=body),
             at=self._url,

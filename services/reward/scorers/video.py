@@ -7,7 +7,7 @@ import numpy.typing as npt
 
 
 class TemporalConsistency:
-    """1 less the mean change from one frame to the next, between 0 and 1: flicker scores low.
+    """Scores 1 less the mean change from one frame to the next, from 0 to 1: flicker scores low.
 
     A video that stands still scores 1, so give it a small weight beside a reward for content.
     """

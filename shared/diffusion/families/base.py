@@ -1,4 +1,4 @@
-"""What the adapters of all model families have in common: a diffusers pipeline, loaded in part."""
+"""The part that all adapters of model families share: a diffusers pipeline, loaded in part."""
 
 import os
 from abc import ABC, abstractmethod
@@ -13,13 +13,13 @@ from shared.errors import UserError
 from shared.models.family import FamilySpec
 
 NEGATIVE = "negative_"
-"""Begins the name of a condition of the empty prompt, for classifier-free guidance."""
+"""Prefix of the names of the empty prompt's conditions, for classifier-free guidance."""
 _TEXT = ("text_encoder", "text_encoder_2", "text_encoder_3")
 _TOKENIZERS = ("tokenizer", "tokenizer_2", "tokenizer_3")
 
 
 class Family(ABC):
-    """Runs a model of one family: what torch has to do; all else is in its `FamilySpec`.
+    """Runs a model of one family with torch; everything else about it is in its `FamilySpec`.
 
     Latents of a sample have channels first, then frames of a video, then rows and columns; a
     family whose network takes packed tokens packs and unpacks them in `forward`.
@@ -34,8 +34,8 @@ class Family(ABC):
         dtype: torch.dtype,
         text_tokens: int,
     ) -> None:
-        """``text_tokens``: where a prompt is cut off. A family without a text mask has one fixed
-        length in sampling and training, and pads to it."""
+        """``text_tokens`` is the length at which a prompt is cut off. A family without a text mask
+        pads to it, in sampling and training alike."""
         self.spec = spec
         self.text_tokens = text_tokens
         self.pipeline = pipeline
@@ -55,7 +55,7 @@ class Family(ABC):
         dtype: torch.dtype,
         text_tokens: int,
     ) -> Self:
-        """Raises UserError if the folder is not whole."""
+        """Loads some parts of a folder; raises UserError if they are incomplete."""
         diffusers = _quiet_diffusers()
         pipeline_class = getattr(diffusers, spec.pipeline)
         left_out: dict[str, None] = {}
@@ -94,12 +94,13 @@ class Family(ABC):
 
     @abstractmethod
     def encode_prompt(self, prompt: str, *, negative: bool) -> Conditions:
-        """``negative``: those of the empty prompt as well, by the same names after `NEGATIVE`."""
+        """Encodes a prompt to tensors (1, ...); if ``negative``, the empty prompt as well, by the
+        same names after `NEGATIVE`."""
 
     def latent_shape(self, *, height: int, width: int, frames: int = 1) -> tuple[int, ...]:
         """Raises UserError if the model cannot make samples of that size."""
         if self.pipeline.vae is None:
-            raise ValueError("the latent shape is the decoder's to say: load it as well")
+            raise ValueError("the latent shape depends on the decoder: load it as well")
         return self.spec.latent_shape(
             self.config, self.pipeline.vae.config, height=height, width=width, frames=frames
         )
@@ -119,10 +120,11 @@ class Family(ABC):
     def forward(
         self, latents: Tensor, sigma: Tensor, conditions: Conditions, guidance: float
     ) -> Tensor:
-        """One pass of the network: (B, ...) from latents (B, ...), sigma (B,), conditions of B
-        rows."""
+        """Runs the network once: velocities (B, ...) from latents (B, ...), sigma (B,) and
+        conditions of B rows."""
 
     def guided(self, unconditional: Tensor, conditional: Tensor, guidance: float) -> Tensor:
+        """Combines the velocities (B, ...) of the empty prompt and of the prompt into (B, ...)."""
         return unconditional + guidance * (conditional - unconditional)
 
     @torch.no_grad()
@@ -132,16 +134,17 @@ class Family(ABC):
 
     @abstractmethod
     def decode_latents(self, latents: Tensor) -> Tensor:
-        """Images (B, C, H, W) or videos (B, F, C, H, W) in [-1, 1]."""
+        """Decodes latents (B, ...) to images (B, C, H, W) or videos (B, F, C, H, W) in [-1, 1]."""
 
 
 def decoder_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Of the decoder, beside a network of ``dtype``: in half precision its pixels are others."""
+    """Returns the decoder's type beside a network of ``dtype``: at least float32, as half precision
+    changes its pixels."""
     return torch.promote_types(dtype, torch.float32)
 
 
 def _doubled(conditions: Conditions) -> Conditions:
-    """Those of the empty prompt, and then those of the prompt, as one batch."""
+    """Joins the empty prompt's conditions (B, ...) and the prompt's into one batch (2 B, ...)."""
     return {
         name: torch.cat([conditions[NEGATIVE + name], tensor])
         for name, tensor in conditions.items()
@@ -154,7 +157,7 @@ def _at_least_float32(velocity: Tensor) -> Tensor:
 
 
 def _quiet_diffusers() -> Any:
-    """A log is no terminal: no progress bars, and no warnings of what is not used."""
+    """Imports diffusers without progress bars and warnings, which do not belong in a log."""
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # read when it is imported
 
     import diffusers

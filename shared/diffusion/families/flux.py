@@ -1,4 +1,4 @@
-"""FLUX.1: text-to-image, tokens of 2 x 2 latents, guidance told to the network."""
+"""FLUX.1: text-to-image, tokens of 2 x 2 latents, guidance as an input of the network."""
 
 import torch
 from torch import Tensor
@@ -38,7 +38,7 @@ class Flux(Family):
 
 
 def _places(rows: int, columns: int, like: Tensor) -> Tensor:
-    """(tokens, 3): 0, row and column of each token."""
+    """Returns (tokens, 3): 0, row and column of each token."""
     grid = torch.zeros(rows, columns, 3)
     grid[..., 1] += torch.arange(rows)[:, None]
     grid[..., 2] += torch.arange(columns)

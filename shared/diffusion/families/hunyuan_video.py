@@ -1,4 +1,4 @@
-"""HunyuanVideo: text-to-video, masked text, guidance told to the network."""
+"""HunyuanVideo: text-to-video, masked text, guidance as an input of the network."""
 
 from torch import Tensor
 

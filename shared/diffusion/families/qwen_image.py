@@ -44,7 +44,7 @@ class QwenImage(Family):
         return unpack(tokens, height, width)
 
     def guided(self, unconditional: Tensor, conditional: Tensor, guidance: float) -> Tensor:
-        """Every token as long as it is with the prompt alone."""
+        """Scales every token to the length that it has with the prompt alone: (B, C, h, w)."""
         height, width = conditional.shape[-2:]
         alone = pack(conditional)
         both = pack(super().guided(unconditional, conditional, guidance))
@@ -57,7 +57,7 @@ class QwenImage(Family):
         return video[:, :, 0]
 
     def _text(self, prompt: str) -> Tensor:
-        """(1, L, width), without padding."""
+        """Encodes a prompt to (1, L, width), without padding."""
         text: Tensor = self.pipeline.encode_prompt(prompt, max_sequence_length=self.text_tokens)[0]
         return text
 

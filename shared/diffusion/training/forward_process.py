@@ -35,19 +35,19 @@ from shared.recipe.recipe import Recipe
 
 MIN_DISTANCE = 1e-5
 BETA = 1.0
-"""b. It scales the reported loss, and no gradient."""
+"""The b above: it scales the reported loss, and no gradient."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FinishedGroup:
-    """G samples, each to be trained at K sigmas of its own."""
+    """Holds G samples, each of which is trained at K sigmas of its own."""
 
     samples: Tensor
     """(G, ...) latents without noise."""
     seeds: tuple[int, ...]
-    """G, of which noise and sigmas follow."""
+    """G seeds, which determine noise and sigmas."""
     indices: Tensor
-    """(G, K) of sigmas, different ones for each sample."""
+    """(G, K) indices of sigmas, different ones for each sample."""
     sigmas: Tensor
     """(T+1,) float32, the schedule."""
     advantages: Tensor
@@ -93,31 +93,32 @@ class FinishedGroup:
             )
 
     def _noise(self, seed: int, index: int) -> Tensor:
-        """The same for a sample and a sigma, however the group is cut."""
+        """Draws noise (...), the same for a sample and a sigma however the group is cut."""
         generator = torch.Generator().manual_seed(derive(seed, "nft", index))
         return torch.randn(self.samples.shape[1:], generator=generator)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoisedSamples:
-    """B rows."""
+    """Holds B rows."""
 
     noised: Tensor
     """(B, ...)"""
     sigma: Tensor
     """(B,)"""
     clean: Tensor
-    """(B, ...) what ``noised`` was made of."""
+    """(B, ...) samples that ``noised`` was made of."""
     advantage: Tensor
     """(B,)"""
     conditions: Conditions
-    """A row each."""
+    """Conditioning of B rows."""
 
 
 def branches(
     velocity: Tensor, rows: NoisedSamples, *, advantage_clip: float, beta: float = BETA
 ) -> Surrogate:
-    """The loss of each row, as the module says it. There is no ratio in it: it counts as 1."""
+    """Returns the loss of each row from the velocity (B, ...), as the module says. It has no ratio,
+    which counts as 1."""
     velocity = velocity.to(torch.promote_types(velocity.dtype, torch.float32))
     old = velocity.detach()
     advantage = rows.advantage.to(velocity).clamp(-advantage_clip, advantage_clip)
@@ -143,7 +144,7 @@ def pack_finished(denoising: Denoising, seeds: Sequence[int]) -> bytes:
 
 
 def read_finished(recipe: Recipe, data: GroupData) -> FinishedGroup:
-    """A group from its stored fragments.
+    """Reads a group from its stored fragments.
 
     Raises:
         ContractError: if the fragments do not make up a group of this run.

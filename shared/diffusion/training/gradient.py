@@ -1,13 +1,13 @@
 """One batch's gradient as a transaction: begin, accumulate groups in any order, then step or abort.
 
 TSP: samples and denoising steps are flattened into rows, sample by sample, so that one forward and
-backward pass trains several steps of several samples. Fragment boundaries are gone before rows are
-cut. The last chunk may be smaller, in samples and in steps: rows carry the batch's denominator.
+backward pass trains several steps of several samples, whatever fragments they came from. The last
+chunk may be smaller, in samples and in steps: rows carry the batch's denominator.
 
-A group without advantage has no gradient, where there is no KL term: it need not be trained.
+A group without advantage has no gradient unless there is a KL term: it need not be trained.
 
-Between two groups others may use the network, under the same weights and without gradients: what
-a pass needs of its state is set before each group.
+Between two groups others may use the network, with the same weights and without gradients: the
+state that a pass needs is set before each group.
 
 The sizes of its chunks are measured while it goes on, until the best is known.
 """
@@ -37,8 +37,8 @@ from shared.recipe.sampling import Algorithm
 
 @contextmanager
 def taken() -> Iterator[None]:
-    """Around a forward pass: tensors of shapes, types or names that the network does not take are
-    their group's fault. What a GPU or another rank fails at is not."""
+    """Surrounds a forward pass: a group is at fault if the network does not take the shapes, types
+    or names of its tensors, but not if a GPU or another rank fails."""
     try:
         yield
     except (RuntimeError, ValueError, IndexError, KeyError, TypeError) as error:
@@ -51,19 +51,19 @@ def taken() -> Iterator[None]:
 
 @dataclass(slots=True)
 class GradientTransaction:
-    """The gradient of one batch, summed in the adapter's ``grad`` fields."""
+    """Sums the gradient of one batch in the ``grad`` of the trained parameters."""
 
     model: ModelAdapter
     algorithm: Algorithm
     num_rows: int
-    """Of an optimizer step: the one denominator of every row's loss."""
+    """Rows of an optimizer step: the one denominator of every row's loss."""
     guidance: float
     tally: Tally = field(default_factory=Tally)
-    """Of the rows that were trained."""
+    """Metrics of the rows that were trained."""
     num_skipped: int = 0
-    """Rows that were not, because their gradient is zero."""
+    """Number of rows that were not trained, because their gradient is zero."""
     num_steps: int = 0
-    """Optimizer steps that were taken since the batch began."""
+    """Number of optimizer steps since the batch began."""
 
     @classmethod
     def of(cls, recipe: Recipe, model: ModelAdapter) -> "GradientTransaction":
@@ -86,17 +86,17 @@ class GradientTransaction:
         self.num_steps = 0
 
     def skip(self, num_rows: int) -> None:
-        """Leave out rows whose gradient is zero; may be called beside `accumulate`."""
+        """Leaves out rows whose gradient is zero; may be called beside `accumulate`."""
         self.num_skipped += num_rows
 
     def metrics(self) -> dict[str, float]:
-        """Of all rows, skipped ones included."""
+        """Returns the metrics of all rows, skipped ones included."""
         everything = replace(self.tally)
         everything.skip(self.num_skipped)
         return everything.metrics()
 
     def accumulate(self, group: TrainingGroup, chunk: Chunk) -> None:
-        """Add the gradient of one group, or a part of one, a chunk at a time.
+        """Adds the gradient of one group, or a part of one, a chunk at a time.
 
         Raises:
             Untrainable: if the network cannot take its tensors.
@@ -127,12 +127,13 @@ class GradientTransaction:
         )
 
     def velocity(self, latents: Tensor, sigma: Tensor, conditions: Conditions) -> Tensor:
+        """Returns velocities (B, ...) from latents (B, ...), sigma (B,), conditions of B rows."""
         sigma = sigma.to(latents.device)
         return self.model.velocity(latents, sigma, conditions, guidance=self.guidance)
 
     @torch.no_grad()
     def reference_velocity(self, latents: Tensor, sigma: Tensor, conditions: Conditions) -> Tensor:
-        """Of the base model: the same network without its adapter."""
+        """Returns the base model's velocities (B, ...): the same network's without its adapter."""
         self._enable_adapter(False)
         try:
             return self.velocity(latents, sigma, conditions)
@@ -140,7 +141,7 @@ class GradientTransaction:
             self._enable_adapter(True)
 
     def _enable_adapter(self, enabled: bool) -> None:
-        """With it, its parameters require gradients; without it, they do not."""
+        """Switches the adapter; its parameters require gradients only while it is on."""
         from peft.tuners.tuners_utils import BaseTunerLayer
 
         for module in self.model.transformer.modules():
@@ -155,12 +156,13 @@ REMEDY = (
 
 
 class AutoChunkedGradient:
-    """On one device. What is learned there holds for the batches that follow."""
+    """Sums gradients on one device in chunks that it has measured to be fast; later batches keep
+    what was learned."""
 
     def __init__(
         self, recipe: Recipe, loaded: LoadedPolicy, num_samples: int | None = None
     ) -> None:
-        """``num_samples`` of a group are accumulated at a time; by default all of them."""
+        """``num_samples`` is how much of a group is accumulated at a time; by default all of it."""
         self.transaction = GradientTransaction.of(recipe, loaded.model)
         self._loaded = loaded
         self._num_samples = num_samples or recipe.batch.group_size
@@ -169,15 +171,15 @@ class AutoChunkedGradient:
 
     @property
     def chunk(self) -> Chunk:
-        """In which the next group is trained."""
+        """Chunk in which the next group is trained."""
         return self._tuner.chunk
 
     def accumulate(self, group: TrainingGroup) -> None:
-        """Add the gradient of a group, or of a part of one.
+        """Adds the gradient of a group, or of a part of one.
 
         Raises:
-            OutOfMemory: if it does not fit; then the batch has to be begun again, of which a part
-                may be added up. Smaller chunks are next, if there are any.
+            OutOfMemory: if it does not fit. The batch then has to be begun again, for a part of the
+                gradient may be added already; the next chunks are smaller, if there are any.
         """
         chunk = self.chunk
         what = f"training {chunk.samples} samples x {chunk.steps} steps in one pass"
@@ -201,11 +203,11 @@ class AutoChunkedGradient:
 def measured(
     train: Callable[[], None], chunk: Chunk, network: nn.Module, device: torch.device
 ) -> Measurement:
-    """Train a group in chunks of this size, and say what it took.
+    """Trains a group in chunks of this size, and measures time and memory.
 
-    On CUDA memory is what the allocator gave out at most, the weights included. A process on a CPU
-    cannot tell its peak so closely: there it is the tensors that the first forward pass keeps for
-    its backward, which is the part that grows with rows; the weights are left out.
+    On CUDA, memory is the allocator's peak, weights included. A process on a CPU does not know its
+    peak as well: there, memory is what the first forward pass keeps for its backward pass, which is
+    the part that grows with rows, without the weights.
     """
     if device.type == "cuda":
         return _measured_on_cuda(train, chunk, device)
@@ -233,9 +235,9 @@ def _measured_on_cuda(train: Callable[[], None], chunk: Chunk, device: torch.dev
 
 
 class SavedForBackward:
-    """Counts what autograd keeps between the first forward pass and its backward pass.
+    """Counts the bytes that autograd keeps between the first forward pass and its backward pass.
 
-    Storages count once, however many views of them are kept; the network's own do not count.
+    A storage counts once, however many views of it are kept; the network's own do not count.
     """
 
     def __init__(self, network: nn.Module) -> None:
@@ -249,11 +251,13 @@ class SavedForBackward:
         return sum(self._kept.values())
 
     def pack(self, tensor: Tensor) -> Tensor:
+        """Counts a tensor of any shape, and returns it without its graph."""
         storage = tensor.untyped_storage()
         if self._counting and storage.data_ptr() not in self._resident:
             self._kept[storage.data_ptr()] = storage.nbytes()
         return tensor.detach()  # kept itself, an output would keep its graph alive
 
     def unpack(self, tensor: Tensor) -> Tensor:
+        """Ends the count: the backward pass has begun."""
         self._counting = False
         return tensor

@@ -22,7 +22,7 @@ from shared.recipe.recipe import Recipe
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PathGroup:
-    """Denoising steps that were taken. G samples, K trained steps."""
+    """Holds K denoising steps that were taken of each of G samples."""
 
     trajectory: Trajectory
     advantages: Tensor
@@ -86,15 +86,15 @@ class TransitionRows:
     behaviour_log_prob: Tensor
     """(B,)"""
     behaviour_mean: Tensor | None
-    """(B, ...) of the Gaussian that ``arrived`` was drawn from, where it is kept."""
+    """(B, ...) mean of the Gaussian that ``arrived`` was drawn from, if the algorithm needs it."""
     advantage: Tensor
     """(B,)"""
     conditions: Conditions
-    """A row each."""
+    """Conditioning of B rows."""
 
 
 def read_paths(recipe: Recipe, data: GroupData) -> PathGroup:
-    """A group from its stored fragments.
+    """Reads a group from its stored fragments.
 
     Raises:
         ContractError: if the fragments do not make up a group of this run.

@@ -1,4 +1,4 @@
-"""The gradient of one whole group as an object: computed on one device, added up on another.
+"""The gradient of one group as an object: computed on one device, added up on another.
 
 It carries the batch's denominator and the digest of the weights that it is the gradient of, so that
 adding it is the same as training the group, to floating-point tolerance.
@@ -19,11 +19,11 @@ from shared.errors import ContractError, OutOfMemory
 from shared.recipe.recipe import Recipe
 
 WEIGHTS = "weights_digest"
-"""(32,) uint8: the sha256 of the weights whose gradient it is."""
+"""Name of a (32,) uint8 tensor: the sha256 of the weights that the gradient belongs to."""
 
 
 class GroupGradients:
-    """Of one group after the other, on a device that generates besides."""
+    """Computes gradients, one group after the other, on a device that also generates."""
 
     def __init__(self, loaded: LoadedPolicy, recipe: Recipe) -> None:
         self._loaded = loaded
@@ -32,12 +32,12 @@ class GroupGradients:
         self._chunked = AutoChunkedGradient(recipe, loaded)
 
     def compute(self, group: GroupData) -> GroupGradient:
-        """Of a whole group, at the weights in use; no gradient is left on the network.
+        """Computes the gradient of a group at the weights in use; leaves none on the network.
 
         Raises:
             ContractError: if the fragments do not make up a group of this run, or its gradient is
                 not finite.
-            OutOfMemory: if it does not fit, however small its chunks.
+            OutOfMemory: if it does not fit even in the smallest chunks.
         """
         read = read_group(self._recipe, group)
         if len(group.advantages) != self._recipe.batch.group_size:
@@ -51,7 +51,7 @@ class GroupGradients:
         )
 
     def _gradient(self, group: TrainingGroup) -> dict[str, Tensor]:
-        """In smaller and smaller chunks until they fit."""
+        """Returns a gradient per parameter, of its shape; tries smaller chunks until they fit."""
         while True:
             self._chunked.transaction.begin()
             try:
@@ -68,15 +68,15 @@ class GroupGradients:
 def read_gradient(
     part: GroupGradient, parameters: Mapping[str, nn.Parameter], weights_digest: str
 ) -> dict[str, Tensor]:
-    """The gradient of each parameter, on the CPU.
+    """Reads the gradient of each parameter, of its shape and on the CPU.
 
     Raises:
-        ContractError: if it is one of another adapter or of other weights, or is not finite.
+        ContractError: if it belongs to another adapter or to other weights, or is not finite.
     """
     tensors = unpack(part.gradient)
     stored = tensors.pop(WEIGHTS, None)
     if stored is None or (stored.shape, stored.dtype) != ((32,), torch.uint8):
-        raise ContractError("a gradient does not say of which weights it is")
+        raise ContractError("a gradient does not name its weights")
     digest = bytes(stored.tolist()).hex()
     if digest != weights_digest:
         raise ContractError(
@@ -92,7 +92,7 @@ def read_gradient(
 
 @torch.no_grad()
 def add_gradient(parameters: Mapping[str, nn.Parameter], gradient: Mapping[str, Tensor]) -> None:
-    """Add to the parameters' ``grad``, wherever ``gradient`` lies."""
+    """Adds gradients, of their parameters' shapes and on any device, to the ``grad`` fields."""
     for name, tensor in gradient.items():
         parameter = parameters[name]
         here = tensor.to(parameter.device)

@@ -6,7 +6,7 @@ whole batch, a constant; so the gradient of a batch does not depend on how its r
 Three policies take part: the one that generated a sample and stored its log-probs (behaviour), the
 trainer's weights at the start of the batch (proximal), and those that the gradient is taken at.
 
-Of rows of staleness 0 before the first optimizer step of their batch all three are the same, and
+For rows of staleness 0, before the first optimizer step of their batch, all three are the same and
 the ratio is 1. It is not computed from the stored log-prob, which differs by rounding where a
 sample was generated in a batch of another size or on another kind of GPU: in bfloat16 by more than
 published clip ranges, which would then act on rounding. The stored one is measured, not trained on.
@@ -25,12 +25,12 @@ class Surrogate:
     per_row: Tensor
     """(B,) max of the unclipped and the clipped term, weighted."""
     ratio: Tensor
-    """(B,) to the behaviour policy by its stored log-prob, without gradient; on-policy 1, but for
-    rounding."""
+    """(B,) ratio to the behaviour policy by its stored log-prob, without gradient; 1 on-policy, but
+    for rounding."""
     clipped_ratio: Tensor
-    """(B,) that the clip acts on, without gradient."""
+    """(B,) ratio that the clip acts on, without gradient."""
     weight: Tensor
-    """(B,) of the rows, without gradient."""
+    """(B,) weight of each row, without gradient."""
 
 
 def clipped_surrogate(
@@ -41,9 +41,9 @@ def clipped_surrogate(
     clip_range: float,
     advantage_clip: float,
 ) -> Surrogate:
-    """PPO's loss per row, from log-probs (B,) and advantages (B,): Schulman et al. 2017, eq. 7.
+    """Returns PPO's loss per row from log-probs and advantages (B,): Schulman et al. 2017, eq. 7.
 
-    For stale samples this is the bypass: one ratio, to the behaviour policy, both makes up for the
+    For stale samples this is the bypass: one ratio, to the behaviour policy, both corrects for the
     version in between and is clipped.
     """
     ratio = torch.exp(log_prob - old_log_prob)
@@ -62,7 +62,8 @@ def onpolicy_surrogate(
     clip_range: float,
     advantage_clip: float,
 ) -> Surrogate:
-    """PPO's loss per row at the weights that generated it: the ratio is 1, and none is clipped."""
+    """Returns PPO's loss per row from log-probs and advantages (B,), at the weights that generated
+    the rows: the ratio is 1, and none is clipped."""
     current = log_prob.detach()
     surrogate = clipped_surrogate(
         log_prob, current, advantage, clip_range=clip_range, advantage_clip=advantage_clip
@@ -79,11 +80,12 @@ def decoupled_surrogate(
     advantage_clip: float,
     weight_cap: float,
 ) -> Surrogate:
-    """PPO decoupled: min(proximal / behaviour, cap) x clipped(current / proximal), per row.
+    """Returns decoupled PPO's loss per row from log-probs and advantages (B,):
+    min(proximal / behaviour, cap) x clipped(current / proximal).
 
     After Hilton et al. 2021 (arXiv 2110.00641), with truncated weights. A batch makes one optimizer
-    step, so the proximal policy is the current one and its log-probs are these without gradient:
-    no further forward pass is needed, and the clip does not act.
+    step, so the proximal policy is the current one, with the same log-probs without gradient: no
+    further forward pass is needed, and the clip does not act.
 
     The cap is 1 + weight_cap x clip_range. The constant of 2 that language models are trained with
     is for log-probs of tokens; ours are means over a sample's elements, where a whole optimizer
@@ -108,16 +110,17 @@ def guarded_surrogate(
     advantage_clip: float,
     on_policy: bool = False,
 ) -> Surrogate:
-    """GRPO-Guard (Wang et al. 2025): a ratio with mean 1 and equal spread at every step, per row.
+    """Returns GRPO-Guard's loss per row (Wang et al. 2025): a ratio with mean 1 and equal spread at
+    every step, from log-probs and advantages (B,) and means (B, ...).
 
     A log-prob per element falls by |new mean - old mean|^2 / 2 std^2 on average, so that ratios
     drift below 1 and a clip range acts on one side only; and its spread goes with 1 / std. Both are
-    put right: log ratio = std (log-prob - old log-prob) + |new mean - old mean|^2 / 2 std, means
+    corrected: log ratio = std (log-prob - old log-prob) + |new mean - old mean|^2 / 2 std, means
     of squares over elements. Gradients are divided by the step's length in sigma, which they are
     in proportion to, so that no step counts more than another.
 
-    ``on_policy``: at the weights that generated the rows. Their log-prob and mean then are the
-    current ones, as in `onpolicy_surrogate`.
+    ``on_policy`` says that the weights in use generated the rows: their log-prob and mean are then
+    the current ones, as in `onpolicy_surrogate`.
     """
     stored = _guarded_log_ratio(step, behaviour_log_prob, behaviour_mean)
     log_ratio = stored
@@ -137,7 +140,8 @@ def _guarded_log_ratio(step: Transition, old_log_prob: Tensor, old_mean: Tensor)
 
 
 def reference_kl(step: Transition, reference_mean: Tensor) -> Tensor:
-    """(B,) mean squared distance of the two means over 2 g^2, as Flow-GRPO weights it.
+    """Returns (B,): the mean squared distance of the two means (B, ...) over 2 g^2, as Flow-GRPO
+    weights it.
 
     That is the Gaussian KL per element times the step's length; its coefficients in published
     recipes belong to this form.

@@ -23,26 +23,26 @@ from shared.recipe.sampling import Algorithm
 
 
 class Network(Protocol):
-    """The policy that is trained, and the base model that it began as."""
+    """Computes velocities of the policy that is trained, and of the base model that it began as."""
 
     def velocity(self, latents: Tensor, sigma: Tensor, conditions: Conditions) -> Tensor:
-        """Of B rows; carries the gradient."""
+        """Returns velocities (B, ...) from latents (B, ...) and sigma (B,), with the gradient."""
 
     def reference_velocity(self, latents: Tensor, sigma: Tensor, conditions: Conditions) -> Tensor:
-        """Without the adapter, and without gradient."""
+        """Returns velocities (B, ...) of the network without its adapter, and without gradient."""
 
 
 @dataclass(frozen=True, slots=True)
 class LossTerms:
     surrogate: Surrogate
     divergence: Tensor | None
-    """(B,) from the base model, where the algorithm holds the policy near it."""
+    """(B,) divergence from the base model, if the algorithm holds the policy near it."""
 
 
 def clipped(
     algorithm: Algorithm, rows: TransitionRows, network: Network, *, on_policy: bool
 ) -> LossTerms:
-    """Flow-GRPO, CPS, DanceGRPO, MixGRPO: PPO's loss of the steps that were taken."""
+    """Returns PPO's loss of the steps that were taken: Flow-GRPO, CPS, DanceGRPO, MixGRPO."""
     taken = _taken(rows, network)
     old, advantage = _like(rows.behaviour_log_prob, taken), _like(rows.advantage, taken)
     limits = {"clip_range": algorithm.clip_range, "advantage_clip": algorithm.advantage_limit}
@@ -59,7 +59,7 @@ def clipped(
 def guarded(
     algorithm: Algorithm, rows: TransitionRows, network: Network, *, on_policy: bool
 ) -> LossTerms:
-    """GRPO-Guard."""
+    """Returns the loss of GRPO-Guard."""
     taken = _taken(rows, network)
     assert rows.behaviour_mean is not None  # read_paths has looked
     surrogate = guarded_surrogate(
@@ -77,8 +77,8 @@ def guarded(
 def nft(
     algorithm: Algorithm, rows: NoisedSamples, network: Network, *, on_policy: bool
 ) -> LossTerms:
-    """DiffusionNFT without its old policy: supervised, on finished samples, towards good ones and
-    away from bad ones. It has no ratio, so nothing of it depends on ``on_policy``."""
+    """Returns the loss of DiffusionNFT without its old policy: supervised, on finished samples,
+    towards good ones and away from bad ones. It has no ratio, so ``on_policy`` is not used."""
     velocity = network.velocity(rows.noised, rows.sigma, rows.conditions)
     surrogate = branches(velocity, rows, advantage_clip=algorithm.advantage_clip)
     if not algorithm.kl_beta:
@@ -91,7 +91,7 @@ class Objective(Protocol):
     def __call__(
         self, algorithm: Algorithm, rows: Any, network: Network, *, on_policy: bool
     ) -> LossTerms:
-        """``on_policy``: the weights in use are those that generated the rows."""
+        """Returns the loss of B rows. ``on_policy``: the weights in use generated them."""
 
 
 def evaluate(algorithm: Algorithm, rows: Any, network: Network, *, on_policy: bool) -> LossTerms:

@@ -13,7 +13,7 @@ MAX_CONDITIONS = 64
 
 
 def check_path(recipe: Recipe, path: Trajectory) -> None:
-    """Raises ContractError unless it is a window of the recipe's schedule."""
+    """Raises ContractError unless a path covers a window of the recipe's noise schedule."""
     plan = sampling_plan(recipe, window_start=0)
     indices = path.step_indices.tolist()
     if len(indices) != recipe.sampling.window:
@@ -30,7 +30,7 @@ def check_path(recipe: Recipe, path: Trajectory) -> None:
 
 
 def unpack_conditions(data: bytes) -> Conditions:
-    """Raises ContractError unless it is what a network may be told about one prompt."""
+    """Reads tensors (1, ...); raises ContractError unless they can be one prompt's conditioning."""
     conditions = unpack(data)
     if not 0 < len(conditions) <= MAX_CONDITIONS:
         raise ContractError(f"not conditions: {len(conditions)} tensors")
@@ -43,7 +43,7 @@ def unpack_conditions(data: bytes) -> Conditions:
 
 
 def unpack_finished(data: bytes) -> tuple[Tensor, list[int]]:
-    """Finished samples (n, ...) and their seeds; raises ContractError if it is none."""
+    """Reads finished samples (n, ...) and their n seeds; raises ContractError if they are none."""
     tensors = unpack(data)
     if tensors.keys() != {"samples", "seeds"}:
         raise ContractError(f"not finished samples: it holds {sorted(tensors)[:8]}")
