@@ -37,7 +37,7 @@ def violations(plan: Plan, history: History, commits: Sequence[Commit]) -> list[
 
 
 def issued(evidence: Evidence) -> Iterator[str]:
-    """Tasks: stale by no more than allowed, versions never go back, no group begun too early."""
+    """Tasks are no staler than allowed, versions never go back, and no group begins too early."""
     plan, newest = evidence.plan, 0
     early: dict[int, set[int]] = defaultdict(set)
     for task in evidence.tasks:
@@ -55,7 +55,7 @@ def issued(evidence: Evidence) -> Iterator[str]:
 
 
 def begun(evidence: Evidence) -> Iterator[str]:
-    """Devices begin nothing that is too stale, and nothing superseded that they know of."""
+    """Devices begin nothing too stale, and nothing that they know to be superseded."""
     for fact in evidence.begun.values():
         version = fact.task.policy.version
         if not 0 <= fact.task.fragment.batch - version <= evidence.plan.schedule.staleness_limit:
@@ -65,7 +65,7 @@ def begun(evidence: Evidence) -> Iterator[str]:
 
 
 def slots(evidence: Evidence) -> Iterator[str]:
-    """A slot takes one message: whatever is sent twice is there once."""
+    """A slot takes one message: whatever is sent twice is stored once."""
     # Facts of refusals are in the history too; a broken broker has accepted both.
     messages = Counter(f.subject for f in evidence.stored if f.accepted and ".evt." not in f.subject
                        and ".device." not in f.subject)  # fmt: skip
@@ -141,8 +141,8 @@ def trajectories(evidence: Evidence) -> Iterator[str]:
 
 
 def gradients(evidence: Evidence) -> Iterator[str]:
-    """A step is taken with every sample's gradient, once: trained here, or contributed. Its record
-    names exactly what was added up."""
+    """A step adds up every sample's gradient once, trained here or contributed; its record names
+    exactly those."""
     plan = evidence.plan
     once = Counter((g, s) for g in range(plan.num_groups) for s in range(plan.group_size))
     for transaction in evidence.transactions:
@@ -178,8 +178,8 @@ def _source(group: TrainGroup) -> str:
 
 
 def contributions(evidence: Evidence) -> Iterator[str]:
-    """What a rollout device contributed is the gradient at the batch's own weights, of the very
-    fragments that the record names."""
+    """A contribution is the gradient at the batch's own weights, of exactly the fragments that the
+    record names."""
     for command in evidence.asked:
         if command.policy.version != command.group.batch:
             yield f"the gradient of {_group(command.group)} was asked for at {command.policy}"
@@ -220,7 +220,7 @@ def one_use_at_a_time(evidence: Evidence) -> Iterator[str]:
 
 
 def loans(evidence: Evidence) -> Iterator[str]:
-    """No step begins but under the highest loan that the device was told, before its deadline."""
+    """A step begins only under the highest loan that the device was told, before its deadline."""
     for device, facts in evidence.loans.items():
         highest, deadline = 0, 0.0
         for fact in facts:
@@ -234,8 +234,8 @@ def loans(evidence: Evidence) -> Iterator[str]:
 
 
 def lending(evidence: Evidence) -> Iterator[str]:
-    """No device is borrowed while a group is with it that, as far as anybody has said, it has not
-    trained: ready training goes first, but for devices that decide on their own."""
+    """No device is borrowed while it has a group that, by all reports, it has not trained: ready
+    training goes first, except for independent devices."""
     seen = Sent()
     for fact in evidence.stored:
         match fact.message:
@@ -254,7 +254,7 @@ def lending(evidence: Evidence) -> Iterator[str]:
 
 
 def _goes_first(evidence: Evidence, trainer: str) -> bool:
-    """Whether ready training does."""
+    """Whether ready training goes first on this trainer."""
     colocated = evidence.plan.schedule.mode == "colocated"
     return not colocated and trainer not in evidence.independent_devices
 

@@ -74,7 +74,7 @@ class Meter:
     opened: set[tuple[str, int]] = field(default_factory=set)
     """Trainers and the batches that they have begun."""
     committed: set[int] = field(default_factory=set)
-    """Versions."""
+    """Committed versions."""
 
 
 def coverage(history: History, commits: Sequence[Commit]) -> Counter[str]:
@@ -122,7 +122,7 @@ def _count_training(meter: Meter, fact: Committed | Opened | Added | Computed) -
 
 
 def _count_loan(meter: Meter, fact: Begun | Stepped | Told) -> None:
-    """Generations that go on after the device was called back from them."""
+    """Count generations that continue after the device was called back from them."""
     called_back = meter.unfinished.setdefault(fact.device, set())
     match fact:
         case Stepped(generations=generations):
@@ -157,7 +157,7 @@ def _count_message(meter: Meter, fact: Stored) -> None:
 
 
 def _count_group(meter: Meter, message: Message) -> None:
-    """Who trains it."""
+    """Count who trains a group, and how."""
     match message:
         case ComputeGradient(group=group):
             meter.asked[group.batch, group.group] = group.attempt

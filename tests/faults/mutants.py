@@ -131,7 +131,7 @@ def recovery_skips_the_groups() -> AbstractContextManager[None]:
 
 
 def _without_deadlines() -> AbstractContextManager[None]:
-    """With deadlines, what a bug leaves with one device goes to another in the end."""
+    """Deadlines would give what a bug leaves with one device to another."""
 
     def never(*_: object) -> float:
         return math.inf
@@ -201,7 +201,7 @@ def a_paused_fragment_is_finished_with_the_next_version() -> AbstractContextMana
 
 
 def a_dropped_fragment_is_not_reported() -> AbstractContextManager[None]:
-    """Harmless but for a scheduler that dies at that moment, which the schedules favour here."""
+    """The schedules favour a scheduler that dies at that moment; otherwise this is harmless."""
 
     def drop(self: SimTrainer) -> None:
         self._helping.clear()

@@ -78,7 +78,7 @@ class Nemesis:
             self._restart("rollout", name)
 
     def _strike(self) -> None:
-        """One fault, now and then two at once."""
+        """Make one fault, now and then two at once."""
         if self.at_peace:
             return
         for _ in range(2 if self._random.random() < 0.1 else 1):
@@ -92,7 +92,7 @@ class Nemesis:
         return self._random.expovariate(1 / self.schedule.between_faults)
 
     def _duration(self) -> float:
-        """Mostly short; one in three lasts longer than the lease of a worker."""
+        """Mostly short; one in three is longer than a worker's lease."""
         random = self._random
         return random.uniform(5.5, 9.0) if random.random() < 0.33 else random.uniform(0.05, 3.0)
 
@@ -100,7 +100,7 @@ class Nemesis:
         self.cluster.world.at(self.cluster.world.now + seconds, action)
 
     def _operate(self) -> None:
-        """Resume what has failed; what was paused only in the end."""
+        """Resume a run that failed, and in the end one that was paused."""
         phase = self.cluster.scheduler.state.phase
         if phase == "failed" or (self.at_peace and phase in RESUMED):
             self.cluster.history.fault(f"run resumed after {RESUMED[phase]}")
@@ -124,7 +124,7 @@ class Nemesis:
         return process.name
 
     def hold(self, kind: Kind, how: Callable[[Process, float], None]) -> str | None:
-        """Pause it, or cut it off."""
+        """Pause a process, or cut it off."""
         process = self._any(kind)
         if process is None:
             return None
@@ -140,7 +140,7 @@ class Nemesis:
         return worker.address
 
     def hang_rollout(self) -> str | None:
-        """It reports and finishes nothing any more, in peace neither."""
+        """A device reports and finishes nothing any more, not even in peace."""
         worker = self._dispensable()
         if worker is None:
             return None
@@ -148,7 +148,7 @@ class Nemesis:
         return worker.address
 
     def blind_rollout(self) -> str | None:
-        """It believes in a version that nobody has made, in peace as well."""
+        """A device believes in a version that nobody has made, even in peace."""
         worker = self._dispensable()
         if worker is None:
             return None
@@ -156,7 +156,7 @@ class Nemesis:
         return worker.address
 
     def _dispensable(self) -> SimRollout | None:
-        """A device beside which there is another one that works."""
+        """A device beside another one that works."""
         rollout = self.cluster.rollout.values()
         able = [w for w in rollout if not w.hangs and w.newest < FORGED]
         return self._random.choice(able) if len(able) > 1 else None
@@ -178,15 +178,15 @@ class Nemesis:
         return worker.address
 
     def kill_gradient_device(self) -> str | None:
-        """When it is asked for a gradient, or when that is stored and not announced."""
+        """Kill a device asked for a gradient, at once or when it is stored and not announced."""
         return self._ambush("killed", lambda worker: worker.process.kill())
 
     def succeed_gradient_device(self) -> str | None:
-        """Asked for a gradient it hangs, another is started in its place, and then it goes on."""
+        """A device asked for a gradient hangs, another takes its place, and then it goes on."""
         return self._ambush("hung", self._succeed)
 
     def drain_gradient_device(self) -> str | None:
-        """When it is asked for a gradient."""
+        """Drain a device that is asked for a gradient."""
         return self._ambush("drained", self._drain)
 
     def succeed_trainer(self) -> str | None:
@@ -218,7 +218,7 @@ class Nemesis:
         return scheduler.failpoint
 
     def stop_broker(self) -> str | None:
-        """Nobody reaches it for a while; it forgets nothing."""
+        """The broker cannot be reached for a while; it forgets nothing."""
         seconds = self._duration()
         for process in self._processes():
             process.cut_off(seconds)
@@ -371,4 +371,4 @@ FAULTS: tuple[tuple[str, Make], ...] = (
     ("pause run", Nemesis.pause_run),
     ("request TAG", Nemesis.request_tag),
 )
-"""What it does, by name; every one has to be met in a sweep."""
+"""Faults by name; a sweep has to meet every one."""

@@ -1,4 +1,4 @@
-"""How a bug is planted: names are replaced on the code that really runs."""
+"""Plants bugs by replacing names on the code that really runs."""
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -28,7 +28,7 @@ def together(*managers: AbstractContextManager[None]) -> Iterator[None]:
 
 
 def built(change: Callable[[Cluster], None]) -> AbstractContextManager[None]:
-    """In every cluster, once it is built."""
+    """Change every cluster once it is built."""
 
     def build_and_change(*args: Any, **options: Any) -> Cluster:
         cluster = build(*args, **options)

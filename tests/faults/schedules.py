@@ -28,7 +28,7 @@ class Schedule:
     """Devices by kind; every device has a speed of its own."""
     trainer_slots: int
     lanes: tuple[str, ...]
-    """Kinds of a fluid trainer's devices; empty: its devices go together."""
+    """Kinds of a trainer's independent devices; empty: its devices go together."""
     can_train: tuple[str, ...]
     """Kinds of rollout devices that compute gradients."""
     tag: Controller
@@ -79,7 +79,7 @@ def draw(seed: int) -> Schedule:
 
 
 def _plan(random: Random, behind: bool) -> Plan:
-    """``behind``: the trainer is, and has so many groups that others can take some."""
+    """``behind``: the trainer is slow, and has enough groups for others to take some."""
     num_groups, group_size = random.randint(2, 4), random.randint(2, 6)
     if behind:
         num_groups, group_size = random.randint(5, 8), random.randint(2, 3)

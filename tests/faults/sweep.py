@@ -24,7 +24,7 @@ from tests.faults.schedules import Schedule, draw
 LIVENESS_S = 200.0
 """Seconds of peace: many times what a run takes without faults."""
 AFTERMATH_S = 1.0
-"""After the end, for what zombies may still do."""
+"""Seconds after the end, for what zombies may still do."""
 TICK_S = 1.0
 
 

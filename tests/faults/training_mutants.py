@@ -1,4 +1,4 @@
-"""Planted bugs of training: contributions, publication, fluid trainers, what is added up."""
+"""Planted bugs of training: contributions, publication, independent devices, what is added up."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager

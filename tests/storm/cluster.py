@@ -33,7 +33,7 @@ from shared.store import ObjectStore, open_store
 from tests.storm.service import PR_SET_PDEATHSIG, run_service
 
 AGAIN_S = 0.1
-"""Before what has died is started again."""
+"""Seconds before a dead process is restarted."""
 LOOK_S = 0.03
 PATIENCE_S = 60.0
 

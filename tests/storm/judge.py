@@ -1,5 +1,4 @@
-"""Whether a run has trained what it should have: read from its commit records, and the objects that
-they name, and from nothing else."""
+"""Judges by its commit records and their objects whether a run has trained what it should have."""
 
 import signal
 from collections import Counter
@@ -27,9 +26,9 @@ class Rules:
 
 
 async def violations_of(run: Cluster) -> list[str]:
-    """Every rule that the run has broken; with one step of staleness the digests may be any.
+    """Every rule that the run has broken; with one step of staleness any digests are accepted.
 
-    It goes no further: its trainer is stopped, so that nothing is deleted while it is judged.
+    The run goes no further: its trainer is stopped, so that nothing is deleted meanwhile.
     """
     run.send("trainer", signal.SIGSTOP)
     records = await run.commits()

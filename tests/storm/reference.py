@@ -1,4 +1,4 @@
-"""What a run on the emulated cluster must come to: every sample trained once, in one process.
+"""Computes what a run on the emulated cluster must come to: every sample trained once.
 
 At a staleness of 0 nothing of it depends on which device does what, when, in which attempt.
 """

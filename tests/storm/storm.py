@@ -41,7 +41,7 @@ class Fault:
 
 
 def faults(seed: int, number: int, targets: list[str]) -> list[Fault]:
-    """Every target about equally often, in any order."""
+    """Faults that strike every target about equally often, in any order."""
     return list(_faults(random.Random(seed), number, targets))
 
 
@@ -63,7 +63,7 @@ class Storm:
     commits: int
     """Versions when it was calm again, with the first one."""
     calm_seconds: float
-    """From the last fault until the run had gone on for some steps."""
+    """Seconds from the last fault until the run had taken some more steps."""
     groups_by_rollout: int
     """Groups whose gradients rollout devices computed."""
     fragments_by_trainer: int
@@ -74,7 +74,7 @@ class Storm:
 
 
 async def weather(run: Cluster, seed: int, number: int) -> Storm:
-    """Raises AssertionError if the run does not go on when it is over."""
+    """Let a storm pass; raises AssertionError if the run does not go on afterwards."""
     planned = faults(seed, number, list(run.children))
     async with asyncio.TaskGroup() as thawing:
         for fault in planned:

@@ -49,7 +49,7 @@ def gradient_deadline(plan: Plan, state: State, worker: WorkerState) -> float:
 
 
 def exclude_late_devices(plan: Plan, state: State, now: float) -> State:
-    """A tick: others may take what is past its deadline."""
+    """Let others take what is past its deadline."""
     gap, state = now - state.ticked_at, replace(state, ticked_at=now)
     if gap > GAP_S:
         return _restart_clocks(state, now)
@@ -60,7 +60,7 @@ def exclude_late_devices(plan: Plan, state: State, now: float) -> State:
 
 
 def _restart_clocks(state: State, now: float) -> State:
-    """Deadlines do not count time in which nothing could be heard."""
+    """Restart all deadlines after a time in which nothing could be heard."""
     workers = {a: replace(worker, clock_from=now) for a, worker in state.workers.items()}
     return replace(state, workers=workers)
 
@@ -81,7 +81,7 @@ def _is_late(plan: Plan, state: State, worker: WorkerState, now: float) -> bool:
 
 
 def _exclude_late(plan: Plan, state: State, worker: WorkerState) -> State:
-    """The device keeps what it has, and so may others."""
+    """Exclude the device; it keeps its work, which others may take as well."""
     state = state.with_worker(replace(worker, excluded="late"))
     for place, held in enumerate(worker.assigned):
         found = state.find_fragment(held.slot)
@@ -98,7 +98,7 @@ def _exclude_late(plan: Plan, state: State, worker: WorkerState) -> State:
 
 
 def readmit_working(state: State, address: str) -> State:
-    """The device has finished something: what nobody else has taken meanwhile is its own again."""
+    """Give work again to a device that has finished something; it keeps what no other has taken."""
     worker = state.workers.get(address)
     if worker is None or not (worker.num_returned or worker.excluded):
         return state
@@ -114,7 +114,7 @@ def readmit_working(state: State, address: str) -> State:
 
 
 def readmit_idle(state: State, address: str) -> State:
-    """A device that is past its deadline says that it has nothing to do."""
+    """Give work again to a late device that reports that it is idle."""
     worker = state.workers.get(address)
     if worker is None or worker.excluded != "late":
         return state
@@ -125,7 +125,7 @@ def readmit_idle(state: State, address: str) -> State:
 
 
 def extend_deadlines(state: State, address: str, now: float) -> State:
-    """Loading and compiling do not count towards deadlines."""
+    """Restart the deadlines of a device that is loading or compiling."""
     worker = state.workers.get(address)
     if worker is None or not (worker.assigned or worker.gradient_task):
         return state
@@ -133,7 +133,7 @@ def extend_deadlines(state: State, address: str, now: float) -> State:
 
 
 def count_return(plan: Plan, state: State, event: FragmentReleased, now: float) -> State:
-    """A rollout device has returned a fragment; too many in a row exclude it."""
+    """Count a fragment that a rollout device has returned; too many in a row exclude it."""
     worker = state.workers.get(event.worker)
     if worker is None or worker.service != "rollout":
         return state

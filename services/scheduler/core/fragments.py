@@ -177,7 +177,7 @@ def failed(plan: Plan, state: State, event: FragmentFailed, now: float) -> State
 
 
 def released(state: State, event: FragmentReleased, now: float) -> State:
-    """A device has returned a fragment without finishing it."""
+    """Record that a device has returned a fragment without finishing it."""
     state = unassign(state, event.slot, event.worker, now)
     return give_back(state, event.slot, event.worker)
 
@@ -193,7 +193,7 @@ def give_back(state: State, slot: FragmentSlot, address: str) -> State:
 
 
 def worker_lost(plan: Plan, state: State, address: str) -> State:
-    """A worker is gone: requeue what it had."""
+    """Remove a worker that is gone, and requeue what it had."""
     for batch in state.batches:
         for index, group in enumerate(batch.groups):
             for fragment in group.fragments:

@@ -129,7 +129,7 @@ def _share_waiting(
 
 
 def gradient_seconds(state: State, worker: WorkerState) -> float:
-    """Seconds for a whole group on this device; by default that of a trainer's."""
+    """Seconds for a whole group on this device; if unknown, on one of the trainer's devices."""
     known = state.costs.gradient_seconds(worker.address)
     if known is not None:
         return known
@@ -184,7 +184,7 @@ def _generation(plan: Plan, state: State, now: float) -> float:
 
 
 def _per_device(state: State, seconds: float) -> float:
-    """Time that work of one device costs, spread over all of them."""
+    """Seconds of one device's work, spread over all rollout devices."""
     return seconds / len(state.rollout)
 
 

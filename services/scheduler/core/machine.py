@@ -118,7 +118,7 @@ Step = tuple[State, list[Command]]
 
 
 def step(plan: Plan, state: State, event: MachineInput, now: float) -> Step:
-    """Apply one event. An event seen before changes nothing that matters and commands nothing."""
+    """Apply one event. A repeated event changes nothing that matters and issues no commands."""
     before, state = state, _record(plan, state, event, now)
     if state.recovering or (state is before and isinstance(event, DeviceReported | WorkerInactive)):
         return state, []  # devices report once a second
@@ -207,7 +207,7 @@ def _record_stored(plan: Plan, state: State, event: MachineInput) -> State:
 
 
 def _worker_joined(plan: Plan, state: State, event: WorkerJoined, now: float) -> State:
-    """A worker that was restarted is another one; what the first had is lost."""
+    """Add a worker. A restarted one is another worker; what the first had is lost."""
     for old in [w.address for w in state.workers.values() if w.name == event.name]:
         if old != event.address:
             state = fragments.worker_lost(plan, state, old)

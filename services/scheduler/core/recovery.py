@@ -20,7 +20,7 @@ READ_BACK = (
 
 
 def restore_task(plan: Plan, state: State, task: GenerateFragment) -> State:
-    """A stored task: some device was given this fragment."""
+    """Restore from a stored task that some device was given this fragment."""
     fragment = task.fragment
     state = _with_early_batch(plan, state, fragment.batch)
     group = state.find_group(fragment.batch, fragment.group)
@@ -56,7 +56,7 @@ def restore_task(plan: Plan, state: State, task: GenerateFragment) -> State:
 
 
 def restart_batches(plan: Plan, state: State, before: State) -> State:
-    """``state``, read after streams were lost, with the open batches of ``before``, from the start.
+    """Add the open batches of ``before`` from their start to a state read after streams were lost.
 
     Every attempt is one that no device can be working on: a late result would take its slot.
     """
@@ -96,7 +96,7 @@ def _with_early_batch(plan: Plan, state: State, index: int) -> State:
 
 
 def restore_group(state: State, command: TrainGroup) -> State:
-    """A stored group: the trainer was given it."""
+    """Restore from a stored group that the trainer was given it."""
     group = state.find_group(command.batch, command.group)
     if group is None or command.attempt < group.attempt:
         return state
@@ -109,7 +109,7 @@ def restore_group(state: State, command: TrainGroup) -> State:
 
 
 def restore_gradient_task(state: State, command: ComputeGradient) -> State:
-    """A stored gradient task: a rollout device was given the group."""
+    """Restore from a stored gradient task that a rollout device was given the group."""
     given = command.group
     group = state.find_group(given.batch, given.group)
     if group is None or given.attempt < group.attempt:

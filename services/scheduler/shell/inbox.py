@@ -1,4 +1,4 @@
-"""What the scheduler hears: messages of the streams and ticks, and which is applied first."""
+"""Collects what the scheduler hears, messages and ticks, in the order in which it is applied."""
 
 import asyncio
 import itertools

@@ -1,4 +1,4 @@
-"""What is measured of a run: steps and staleness for Prometheus, device use for the report."""
+"""Measures a run: steps and staleness for Prometheus, device use for the report."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass

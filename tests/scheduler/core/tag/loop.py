@@ -1,6 +1,6 @@
 """A run in virtual time: costs are learned, batches planned, and measured against a clairvoyant.
 
-The environment is the wave model with the true costs and 3 % noise per batch. What the planner
+The environment is the model with the true costs and 3 % noise per batch. What the planner
 sees of it is one noisy observation of each cost per batch, of help and switch only if the trainer
 helped; and priors that are wrong by a factor of two.
 """
