@@ -1,1 +1,1 @@
-"""A whole run on one machine: brokers and services as supervised child processes."""
+"""Runs everything on one machine: brokers and services as supervised child processes."""

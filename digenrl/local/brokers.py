@@ -1,7 +1,7 @@
 """Real brokers from wheels: NATS with JetStream, Valkey, and SeaweedFS as the S3 store.
 
-For one machine and for tests; production uses the official images. Each keeps its data in a
-folder of its own, listens on the loopback interface only, and asks for a password.
+They serve one machine, and the tests; production uses the official images. Each broker keeps its
+data in its own folder, listens on the loopback interface only, and requires a password.
 """
 
 import asyncio
@@ -29,46 +29,46 @@ USER = "digenrl"
 BUCKET = "digenrl"
 READY_S = 60.0
 GRPC_OFFSET = 10_000
-"""SeaweedFS serves gRPC this far above each of its ports."""
+"""Distance from each port of SeaweedFS to the port where it serves gRPC."""
 NATS_STORE_BYTES = 1 << 30
 FSYNC_RULE = {"locations": [{"locationPrefix": "/", "fsync": True}]}
-"""For SeaweedFS's filer: an object is on the disk before its put is answered."""
+"""A rule for SeaweedFS's filer: it flushes an object to the disk before it answers the put."""
 INDEX_AND_START = '"$0" fix -ignoreError=true "$1"; shift; exec "$0" mini "$@"'
-"""Shell: makes the indexes of the volumes ($1) from their data, then starts SeaweedFS. The rule
-flushes the data of an object, but not its entry in the index, which a power cut may take."""
+"""A shell command that rebuilds the indexes of the volumes ($1) and then starts SeaweedFS. The
+rule flushes the data of an object but not its index entry, which a power cut may destroy."""
 
 log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
-    """A child process: how to start it, and how to know that it answers."""
+    """Describes a child process: how to start it, and how to tell that it answers."""
 
     name: str
     argv: list[str]
     environment: dict[str, str] = field(default_factory=dict)
     ready: Callable[[], Awaitable[bool]]
     optional: bool = False
-    """Whether others go on if it cannot be kept running."""
+    """Whether the other processes continue if this one keeps failing."""
     reports_work: bool = False
-    """Whether somebody says what it has done (`Supervisor.note_work`). Then its deaths are counted
-    until it has done something, however long it lives: loading a model may take minutes."""
+    """Whether `Supervisor.note_work` hears of its work. If so, only work resets the count of its
+    deaths, and not the time that it lives: loading a model may take minutes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Brokers:
-    """Where the three brokers of one run are."""
+    """Holds the ports, programs and addresses of the three brokers of a run."""
 
     nats_port: int
     redis_port: int
     s3_port: int
     programs: tuple[Program, ...]
     environment: dict[str, str]
-    """What services need to find them (shared/process/settings.py)."""
+    """Variables by which services find the brokers (shared/process/settings.py)."""
 
 
 def plan_brokers(folder: Path, password: str) -> Brokers:
-    """Programs that keep their data under ``folder``, on ports that are free now."""
+    """Plan brokers that keep their data under ``folder``, on ports that are free."""
     nats_port, monitor_port, redis_port = free_ports(3)
     s3_ports = free_ports(5, paired_at=GRPC_OFFSET)
     s3_port = s3_ports[0]
@@ -173,7 +173,7 @@ def _seaweedfs(folder: Path, ports: list[int], password: str) -> Program:
     )
 
     async def ready() -> bool:
-        async with httpx.AsyncClient(verify=False) as client:  # a refusal answers at once
+        async with httpx.AsyncClient(verify=False) as client:  # fails at once while nobody listens
             await client.get(f"http://127.0.0.1:{s3}/")
             conf = {"file": ("filer.conf", json.dumps(FSYNC_RULE).encode())}
             set_rule = await client.post(f"http://127.0.0.1:{filer}/etc/seaweedfs/", files=conf)
@@ -195,8 +195,9 @@ def _seaweedfs(folder: Path, ports: list[int], password: str) -> Program:
 
 
 def names_in_sqlite(folder: Path) -> dict[str, str]:
-    """Where SeaweedFS keeps which object is where: in a database that flushes every change, as its
-    default, LevelDB, never does. A store that was begun with LevelDB keeps it."""
+    """Return the settings that make SeaweedFS keep object names in SQLite, flushing every change.
+
+    Its default, LevelDB, never flushes. A store that was created with LevelDB keeps it."""
     if any((folder / "filerldb2").glob("*")):
         log.warning("objects_without_fsync", folder=str(folder))
         return {}
@@ -209,7 +210,7 @@ def names_in_sqlite(folder: Path) -> dict[str, str]:
 
 
 async def wait_ready(program: Program, *, seconds: float = READY_S) -> None:
-    """Raises Unavailable if the program does not answer in time."""
+    """Wait until the program answers; raises Unavailable if it does not answer in time."""
     deadline = time.monotonic() + seconds
     last: Exception | None = None
     while time.monotonic() < deadline:

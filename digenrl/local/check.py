@@ -1,4 +1,4 @@
-"""`digenrl check`: whether a recipe can run, and what it takes on devices that one may have."""
+"""Checks whether a recipe can run, and forecasts what it takes on given devices."""
 
 import json
 from collections.abc import Iterator
@@ -16,18 +16,18 @@ from shared.recipe.recipe import Recipe, load_recipe
 
 @dataclass(frozen=True)
 class Checked:
-    """A recipe that can run."""
+    """Describes a recipe that can run."""
 
     path: Path
     recipe: Recipe
     elsewhere: bool
-    """Whether the model and the rewards are on other hosts, and were not looked for here."""
+    """Whether model and rewards are on other hosts and were not looked for here."""
     forecast: Forecast | None
-    """On the devices that were given."""
+    """Forecast for the given devices, if there are any."""
 
     @cached_property
     def lines(self) -> list[str]:
-        """What there is to say."""
+        """Findings for people, one per line."""
         return list(_said(self))
 
     @property
@@ -53,17 +53,17 @@ def check(
     elsewhere: bool = False,
     timing: bool = True,
 ) -> Checked:
-    """Look at everything that a run would stumble over at its start.
+    """Check everything that could make a run fail at its start.
 
     Args:
-        devices: as ``h100=8,a100=16``; without any, nothing is forecast.
-        profile: its name; by default the one that is named like the model.
-        host_gpus: of each host.
-        elsewhere: do not look for the model and the rewards here.
-        timing: forecast seconds, and look for a faster split; without it, memory only.
+        devices: as ``h100=8,a100=16``; without devices, nothing is forecast.
+        profile: name of the cost profile; by default the one named like the model.
+        host_gpus: number of GPUs per host.
+        elsewhere: do not look for the model and the rewards on this host.
+        timing: forecast the step time and look for a faster split, not only the memory.
 
     Raises:
-        UserError: the first thing that is wrong, and its remedy.
+        UserError: for the first problem, with its remedy.
     """
     recipe = load_recipe(path)
     if elsewhere:
@@ -82,12 +82,12 @@ def failed_as_json(path: Path, error: UserError) -> str:
 
 
 def check_here(recipe: Recipe) -> None:
-    """Raises UserError, which says how to get on, if the model's folder is not on this host."""
+    """Raises UserError, with the remedy, if the model's folder is not on this host."""
     folder = recipe.model.folder
     if not folder.is_dir():
         raise UserError(
-            f"model.folder: {folder} is not here; put the model there as a diffusers folder (an "
-            "id of a hub is not read), or check the rest with --elsewhere"
+            f"model.folder: {folder} does not exist; put the model there as a diffusers folder "
+            "(hub ids are not supported), or check the rest with --elsewhere"
         )
 
 
@@ -99,9 +99,9 @@ def _said(checked: Checked) -> Iterator[str]:
     )
     if not checked.elsewhere:
         gib = versions_bytes(recipe) / (1 << 30)
-        yield f"the object store holds up to {gib:.1f} GiB of weights and checkpoints at once"
+        yield f"the object store holds up to {gib:.1f} GiB of weights and checkpoints at a time"
     if checked.elsewhere:
-        yield "the model and the rewards were not looked for: they are on other hosts"
+        yield "the model and the rewards were not checked: they are on other hosts"
     if checked.forecast is not None:
         yield from lines(checked.forecast)
     for each in implied_values(recipe):

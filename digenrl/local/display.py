@@ -1,4 +1,4 @@
-"""What a person sees while a run goes on: a live table on a terminal, a line per step elsewhere."""
+"""Shows the progress of a run: a live table on a terminal, otherwise a line per step."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,7 +16,7 @@ SPARKS = "▁▂▃▄▅▆▇█"
 
 @dataclass(slots=True)
 class Display:
-    """Shows the answers of the scheduler's API."""
+    """Displays what the scheduler's API answers."""
 
     console: Console
     url: str
@@ -50,7 +50,7 @@ class Display:
             self._live.update(self._render({}, []))
 
     def warn(self, line: str) -> None:
-        """Said once, and stays on the screen."""
+        """Print a warning that stays on the screen."""
         self.console.print(line, style="bold red", highlight=False)
 
     def update(self, run: dict[str, Any], workers: list[dict[str, Any]]) -> None:
@@ -111,10 +111,10 @@ class Display:
 
 
 def doing(worker: dict[str, Any]) -> str:
-    """What a device does; if it waits, for whom; if it takes no part, why."""
+    """Describe what a worker does or waits for, or why the scheduler refuses it."""
     if worker["refused"]:
         return f"refused: {worker['refused']}"
-    # The scheduler knows better for whom a device waits, the device better what it works on.
+    # The scheduler knows best what a device waits for, the device knows best what it works on.
     waits = worker["activity"].startswith("waiting")
     use: str = worker["use"] if waits and worker["use"] else worker["activity"]
     lent = worker["lent"] and worker["service"] == "trainer"
@@ -122,7 +122,7 @@ def doing(worker: dict[str, Any]) -> str:
 
 
 def sparkline(values: list[float]) -> str:
-    """Values as a row of bars, from the smallest to the largest of them."""
+    """Draw values as a row of bars, scaled to their range."""
     if not values:
         return ""
     low, high = min(values), max(values)

@@ -1,4 +1,4 @@
-"""The evaluator beside a local run: started with it, listened to, and waited for at the end."""
+"""Starts the evaluator of a local run, shows its alarms, and waits for it at the end."""
 
 import asyncio
 from collections.abc import Mapping
@@ -14,14 +14,14 @@ from digenrl.local.supervisor import Supervisor
 
 POLL_S = 0.5
 ANSWER_S = 2.0
-"""An evaluator that takes longer to answer is asked again later: the display does not wait."""
+"""Longest wait for an answer of the evaluator: the display must not stall."""
 NICE = 19
-"""It takes what the services leave of the CPU."""
+"""Niceness of the evaluator, which takes the CPU time that the services leave."""
 
 
 @dataclass(slots=True)
 class LocalEvaluation:
-    """Of a run whose recipe sets `evaluation.every`."""
+    """Manages the evaluator of a run whose recipe sets `evaluation.every`."""
 
     run: str
     port: int
@@ -29,12 +29,12 @@ class LocalEvaluation:
     client: httpx.AsyncClient
     display: Display
     environment: Mapping[str, str] = field(default_factory=dict)
-    """Besides what it inherits."""
+    """Variables of the evaluator, in addition to the inherited ones."""
     told: set[str] = field(default_factory=set)
-    """Alarms that were shown."""
+    """Alarms that have been shown."""
 
     async def start(self) -> None:
-        """Once, when the store has the run's recipe."""
+        """Start the evaluator, unless it is started; the store must have the run's recipe."""
         if EVALUATOR in self.supervisor.children:
             return
         argv = command(
@@ -51,8 +51,8 @@ class LocalEvaluation:
         await self.supervisor.start(program, wait=False)
 
     async def look(self) -> list[int] | None:
-        """Show alarms that are new; returns the versions that are still to be evaluated, or None
-        while the evaluator does not say."""
+        """Show new alarms. Returns the versions that are still to be evaluated, or None if the
+        evaluator does not answer or has not looked yet."""
         try:
             answer = await self.client.get(f"{self._url}/v1/evaluation", timeout=ANSWER_S)
             told = answer.raise_for_status().json()
@@ -66,7 +66,7 @@ class LocalEvaluation:
         return pending
 
     async def finish(self) -> None:
-        """Wait until every version that is due is evaluated, or the evaluator is given up."""
+        """Wait until all due versions are evaluated, or the evaluator is given up."""
         while self.supervisor.is_kept(EVALUATOR):
             pending = await self.look()
             if pending == []:

@@ -1,7 +1,7 @@
-"""Which of this machine's GPUs each process of a local run is given, as its CUDA_VISIBLE_DEVICES.
+"""Assigns the GPUs of this machine to the processes of a local run, as CUDA_VISIBLE_DEVICES.
 
-In this order: the trainer, the rollout workers, reward workers that hold a network, the evaluator.
-Training and generating wait for one another and need all their devices; the others can do without.
+GPUs go first to the trainer, then to the rollout workers, to reward workers that load a network,
+and to the evaluator. Trainer and rollout workers need all their GPUs; the others can do without.
 """
 
 import os
@@ -20,11 +20,11 @@ from shared.recipe.recipe import Recipe
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 TRAINER, EVALUATOR, REPORT = "trainer-0", "evaluator", "report"
 DRIVER = Path("/proc/driver/nvidia/gpus")
-"""Has a folder per GPU where the driver is, also without its programs."""
+"""Holds a folder per GPU if the driver is installed, even without its programs."""
 ANSWER_S = 30
 
 Environments = Mapping[str, Mapping[str, str]]
-"""Of each process, by its name, besides what it inherits."""
+"""Name of a process -> its variables, in addition to the inherited ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,14 +32,14 @@ class Assignment:
     environments: Environments
     warnings: tuple[str, ...] = ()
     evaluates_at_end: bool = False
-    """The evaluator has no GPU of its own: it starts when the others have ended."""
+    """Whether the evaluator has no GPU of its own, and starts when the others have ended."""
 
 
 def assign_gpus(recipe: Recipe, gpus: Sequence[str]) -> Assignment:
-    """``gpus``: as CUDA_VISIBLE_DEVICES names them.
+    """Assign GPUs, which are named as in CUDA_VISIBLE_DEVICES.
 
     Raises:
-        UserError: if they are too few to train and to generate.
+        UserError: if there are too few of them to train and to generate.
     """
     rollouts = [f"rollout-{number}" for number in range(recipe.rollout.workers)]
     rewards = [f"reward-{number}" for number in range(recipe.reward.workers)]
@@ -75,9 +75,9 @@ def _check_enough(recipe: Recipe, num_trained: int, gpus: Sequence[str]) -> None
         return
     key = "ranks" if recipe.trainer.ranks > 1 else "devices"
     raise UserError(
-        f"trainer.{key}, rollout.workers: {num_trained + num_generating} GPUs wanted "
-        f"({num_trained} to train, {num_generating} to generate), {len(gpus) or 'none'} there; "
-        f'lower them, name the GPUs in {VISIBLE}, or set model.device = "cpu"'
+        f"trainer.{key}, rollout.workers: {num_trained + num_generating} GPUs needed "
+        f"({num_trained} to train, {num_generating} to generate), {len(gpus) or 'none'} found; "
+        f'lower these keys, name the GPUs in {VISIBLE}, or set model.device = "cpu"'
     )
 
 
@@ -86,8 +86,8 @@ def _scores_with_networks(recipe: Recipe) -> bool:
 
 
 def visible_gpus() -> tuple[str, ...]:
-    """What this process may use, as CUDA_VISIBLE_DEVICES names them: those that the variable says,
-    otherwise all of the machine."""
+    """List the GPUs that this process may use, as in CUDA_VISIBLE_DEVICES: those that the variable
+    names, otherwise all GPUs of the machine."""
     told = os.environ.get(VISIBLE)
     if told is not None:
         return listed(told)
@@ -101,13 +101,13 @@ def visible_gpus() -> tuple[str, ...]:
         )
     except (OSError, subprocess.SubprocessError) as error:
         raise UserError(
-            f"{program} -L does not say which GPUs there are ({error}); name them in {VISIBLE}"
+            f"{program} -L does not list the GPUs ({error}); name them in {VISIBLE}"
         ) from error
     return told_by_nvidia_smi(answer.stdout)
 
 
 def listed(visible: str) -> tuple[str, ...]:
-    """Of the value of CUDA_VISIBLE_DEVICES; what comes after -1 is hidden.
+    """Parse the value of CUDA_VISIBLE_DEVICES, which hides everything after -1.
 
     >>> listed("2, GPU-8f1c")
     ('2', 'GPU-8f1c')
@@ -117,7 +117,7 @@ def listed(visible: str) -> tuple[str, ...]:
 
 
 def told_by_nvidia_smi(lines: str) -> tuple[str, ...]:
-    """Of the output of `nvidia-smi -L`: a number per GPU, or the slices that it is cut into."""
+    """Parse the output of `nvidia-smi -L`: the number of each GPU, or the ids of its MIG slices."""
     slices: dict[str, list[str]] = {}
     for line in lines.splitlines():
         if gpu := re.match(r"GPU (\d+):", line):

@@ -1,7 +1,7 @@
-"""Ports of this machine for child processes to listen on.
+"""Finds free ports of this machine for child processes.
 
-A port that is only looked at may be taken before the child listens: by another run, or by another
-child of the same one. So this process holds what it gives out, until it ends or lets go.
+A port that is only found to be free may be taken before the child listens, by another run or by
+another child. So this process holds the ports that it hands out until it ends or releases them.
 """
 
 import contextlib
@@ -14,20 +14,23 @@ from collections.abc import Iterator
 from shared.errors import UserError
 
 FIRST, LAST = 20000, 32000
-"""Below the range that Linux hands out to clients."""
+"""A range below the ports that Linux gives to clients."""
 
 NO_SOCKET = -1
 
 _held: dict[int, int] = {}
-"""Port -> file descriptor of the socket that holds it."""
+"""Port -> file descriptor of the socket that holds the port."""
 
 
 def hold_port(port: int) -> bool:
-    """Whether a child may listen there; if so, ``free_ports`` gives it to nobody else.
+    """Hold a port for a child, so that ``free_ports`` hands it out to nobody else.
 
-    The socket is bound and never listens: on Linux a child may listen there all the same (both ask
-    to reuse the address), while nobody who looks for a free port finds it. Elsewhere only this
-    process knows.
+    The socket is bound and never listens. On Linux a child can still listen on the port, since both
+    set SO_REUSEADDR, while others do not find the port free. On other systems only this process
+    knows that it holds the port.
+
+    Returns:
+        False if the port is occupied.
     """
     if port in _held:
         return True
@@ -43,7 +46,7 @@ def hold_port(port: int) -> bool:
 
 @contextlib.contextmanager
 def ports_let_go() -> Iterator[None]:
-    """Let go, at the end, of the ports that were held since: the children there have ended."""
+    """Release, at the end, the ports that were held inside the block, whose children have ended."""
     before = set(_held)
     try:
         yield
@@ -55,12 +58,12 @@ def ports_let_go() -> Iterator[None]:
 
 
 def free_ports(count: int, *, paired_at: int = 0) -> list[int]:
-    """Different ports that nobody has or holds.
+    """Hold and return different ports that are free.
 
-    With ``paired_at``, each one's partner that far above is free too, and held with it.
+    With ``paired_at``, the port that far above each of them is free as well, and held too.
 
     Raises:
-        UserError: if hardly any port of this machine is free.
+        UserError: if this machine has too few free ports.
     """
     chosen: list[int] = []
     for port in random.sample(range(FIRST, LAST - paired_at), LAST - paired_at - FIRST):
@@ -69,11 +72,11 @@ def free_ports(count: int, *, paired_at: int = 0) -> list[int]:
             chosen.append(port)
         if len(chosen) == count:
             return chosen
-    raise UserError(f"fewer than {count} ports of this machine are free between {FIRST} and {LAST}")
+    raise UserError(f"fewer than {count} ports between {FIRST} and {LAST} are free on this machine")
 
 
 def _is_free(port: int) -> bool:
-    """Not even held: without asking to reuse the address, two cannot be bound to it."""
+    """Tell whether a port is neither used nor held: without SO_REUSEADDR, binding it fails."""
     if port in _held:
         return False
     with socket.socket() as probe:

@@ -1,4 +1,4 @@
-"""Everything that can be wrong with a local run, found before anything is started."""
+"""Checks a local run, and makes its folder, before anything is started."""
 
 import fcntl
 import os
@@ -28,17 +28,17 @@ from shared.run.retention import stored_bytes
 from shared.run.run_recipe import FILES, check_same_run
 
 FILES_JSON = "files.json"
-"""In the folder of a run: digests of its model and of what its recipe names besides."""
+"""File in a run's folder with the digests of the model and files that its recipe names."""
 
 RECORDS = TypeAdapter(dict[str, FileRecord])
 
 NEEDED_BYTES = 1 << 30
-"""What a run may write besides weights and checkpoints: JetStream's limit is the largest part."""
+"""Space for everything but weights and checkpoints; JetStream's limit is the largest part."""
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What the user asked `digenrl up` for."""
+    """Holds what the user asked of `digenrl up`."""
 
     recipe: Path
     overrides: Mapping[str, Any]
@@ -46,14 +46,14 @@ class Request:
     port: int
     runs: Path
     targets: Targets = field(default_factory=Targets)
-    """Of the metrics of its steps."""
+    """Targets for the metrics of its steps."""
     again: str = "digenrl up RECIPE --resume"
-    """What is typed to go on with the run."""
+    """Command that continues the run."""
 
 
 @dataclass(frozen=True, slots=True)
 class LocalRun:
-    """A run that may start: its folder is made and locked."""
+    """Describes a run that is ready to start: its folder exists and is locked."""
 
     recipe: Recipe
     folder: Path
@@ -64,16 +64,16 @@ class LocalRun:
     again: str
     gpus: Assignment
     lock: TextIO
-    """Held for as long as this process lives."""
+    """Lock that is held as long as this process lives."""
 
 
 def prepare(request: Request) -> LocalRun:
     """Check everything, then make the run's folder.
 
-    A run of the same name that is not to be resumed is set aside, never deleted.
+    An earlier run of the same name is renamed unless it is resumed; it is never deleted.
 
     Raises:
-        UserError: the first thing that is wrong, and its remedy.
+        UserError: for the first problem, with its remedy.
     """
     recipe = override(load_recipe(request.recipe), request.overrides)
     check_inputs(recipe)
@@ -106,7 +106,7 @@ def prepare(request: Request) -> LocalRun:
 
 
 def resuming(typed: Sequence[str]) -> str:
-    """The command line that goes on with the run of this one, ready to be pasted.
+    """Return the command line that continues the run of this one, ready to be pasted.
 
     >>> resuming([".venv/bin/digenrl", "up", "my recipe.toml", "--seed", "1"])
     ".venv/bin/digenrl up 'my recipe.toml' --seed 1 --resume"
@@ -119,15 +119,15 @@ def resuming(typed: Sequence[str]) -> str:
 
 
 def check_inputs(recipe: Recipe) -> None:
-    """Raises UserError unless every file and name that the recipe mentions is there."""
+    """Raises UserError unless every file and name in the recipe exists."""
     makes_videos = checked_family_of(recipe.model.folder).makes_videos
     if recipe.model.frames > 1 and not makes_videos:
         raise UserError(
-            f"model.frames: {recipe.model.folder} makes images, not videos; leave frames out"
+            f"model.frames: {recipe.model.folder} makes images, not videos; remove frames"
         )
     if not list((recipe.model.folder / "transformer").glob("*.safetensors")):
         raise UserError(
-            f"model.folder: {recipe.model.folder}/transformer holds no safetensors file"
+            f"model.folder: {recipe.model.folder}/transformer contains no safetensors file"
         )
     _check_sizes(recipe)
     text_tokens(recipe.model.folder, recipe.model.text_tokens)
@@ -152,8 +152,13 @@ def _check_sizes(recipe: Recipe) -> None:
 
 
 def check_rest(recipe: Recipe, *, elsewhere: bool = False) -> None:
-    """As `check_inputs`, of everything but the model. ``elsewhere``: rewards are on other hosts,
-    with their packages and folders."""
+    """Check everything that `check_inputs` does, except the model.
+
+    Args:
+        elsewhere: the rewards, with their packages and folders, are on other hosts.
+
+    Raises:
+        UserError: if something is missing."""
     read_prompts(recipe.data.prompts)
     if recipe.evaluation.prompts is not None:
         read_prompts(recipe.evaluation.prompts)
@@ -167,7 +172,11 @@ def check_rest(recipe: Recipe, *, elsewhere: bool = False) -> None:
 
 
 def _check_space(runs: Path, versions: int) -> None:
-    """``versions``: bytes of the weights and checkpoints that are kept at once."""
+    """Raises UserError if a run has too little space.
+
+    Args:
+        versions: bytes of the weights and checkpoints that are kept at the same time.
+    """
     needed = NEEDED_BYTES + versions
     existing = next(path for path in (runs, *runs.parents) if path.exists())
     if not os.access(existing, os.W_OK):
@@ -175,24 +184,25 @@ def _check_space(runs: Path, versions: int) -> None:
     free = shutil.disk_usage(existing).free
     if free < needed:
         raise UserError(
-            f"--runs: {existing} has {free >> 20} MiB of free space, a run needs {needed >> 20}, "
-            f"of them {versions >> 20} for weights and checkpoints; free some, choose another "
-            "folder, or keep fewer versions (run.keep_last, run.keep_every)"
+            f"--runs: {existing} has {free >> 20} MiB of free space, but a run needs "
+            f"{needed >> 20}, of which {versions >> 20} are for weights and checkpoints; free some "
+            "space, choose another folder, or keep fewer versions (run.keep_last, run.keep_every)"
         )
 
 
 def _check_resumable(folder: Path, recipe: Recipe) -> None:
     stored = folder / "recipe.json"
     if not stored.is_file():
-        raise UserError(f"--resume: there is no run in {folder}; start it without --resume")
+        raise UserError(f"--resume: {folder} contains no run; start it without --resume")
     check_same_run(_stored(stored), recipe, same=_same_files(folder, recipe))
 
 
 def _same_files(folder: Path, recipe: Recipe) -> set[str]:
-    """Keys of the files that are those of the run in ``folder``, wherever they were then.
+    """Return the keys of files that are the same as when the run in ``folder`` began, even if they
+    have moved.
 
     Raises:
-        UserError: if they are other ones.
+        UserError: if files have changed.
     """
     recorded = folder / FILES_JSON
     if not recorded.is_file():
@@ -208,14 +218,14 @@ def _stored(path: Path) -> Recipe:
 
 
 def lock_run(runs: Path, name: str) -> TextIO:
-    """Held until it is closed. Raises UserError if another process has it."""
+    """Lock a run until the file is closed; raises UserError if another process holds the lock."""
     runs.mkdir(parents=True, exist_ok=True)
     lock = (runs / f".{name}.lock").open("w")
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         lock.close()
-        raise UserError(f"run.name: the run {name!r} is going on in another process") from error
+        raise UserError(f"run.name: the run {name!r} is in progress in another process") from error
     return lock
 
 
@@ -227,7 +237,7 @@ def _set_aside(folder: Path) -> None:
 
 
 def _password(folder: Path) -> str:
-    """Of the run's brokers; kept with the run, for the owner's eyes."""
+    """Return the password of the run's brokers, kept in a file that only the owner can read."""
     path = folder / "password"
     if not path.exists():
         path.touch(mode=0o600)
@@ -236,11 +246,11 @@ def _password(folder: Path) -> str:
 
 
 def versions_bytes(recipe: Recipe) -> int:
-    """Of weights and checkpoints, as many of them as are kept at once; trajectories and media of
-    the last batches come on top.
+    """Return the bytes of all weights and checkpoints that are kept at the same time, without the
+    trajectories and media of the newest batches.
 
     Raises:
-        UserError: if the model's folder is none.
+        UserError: if the model's folder is invalid.
     """
     folder, lora = recipe.model.folder, recipe.model.lora
     if recipe.model.trained == "full":

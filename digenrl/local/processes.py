@@ -1,4 +1,4 @@
-"""The processes of a local run besides its brokers: how each is started."""
+"""Builds the command lines of a local run's processes, except its brokers."""
 
 import sys
 from collections.abc import Awaitable, Callable
@@ -12,7 +12,7 @@ Ready = Callable[[], Awaitable[bool]]
 
 
 def command(*arguments: str) -> list[str]:
-    """`digenrl` with these arguments, of this installation."""
+    """Return the command line of this installation's `digenrl`."""
     return [sys.executable, "-m", "digenrl", *arguments]
 
 
@@ -30,9 +30,9 @@ def workers_of(local: LocalRun, ready: Ready) -> list[Program]:
             argv=_launched(
                 recipe.trainer.ranks if service == "trainer" else 1,
                 "serve", service, "--worker", worker, "--port", str(port),
-                "--stay",  # stopped here, in order
+                "--stay",  # the supervisor stops them in order
             ),
-            # torchrun takes --run for one of its own
+            # as a variable: torchrun has a --run of its own
             environment={"DIGENRL_RUN": run, **local.gpus.environments[worker]},
             ready=ready,
             reports_work=True,
@@ -50,7 +50,7 @@ def scheduler_of(local: LocalRun, ready: Ready) -> Program:
 
 
 def follower_of(local: LocalRun, ready: Ready) -> Program:
-    """Writes the metrics of the steps; stopped with the services, after the last commit."""
+    """Return the program that writes step metrics; it is stopped after the last commit."""
     targets = local.targets
     wanted = {"--tensorboard": targets.tensorboard, "--wandb": targets.wandb}
     given = [part for name, value in wanted.items() if value for part in (name, str(value))]
@@ -62,7 +62,7 @@ def follower_of(local: LocalRun, ready: Ready) -> Program:
 
 
 def _launched(num_ranks: int, *arguments: str) -> list[str]:
-    """By torchrun, if it is more than one process that belong together."""
+    """Return the command line, under torchrun if it starts several ranks."""
     if num_ranks == 1:
         return command(*arguments)
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]

@@ -1,4 +1,4 @@
-"""A run that `digenrl up` has left on this machine: its store, while a command needs it."""
+"""Starts the object store of a run of `digenrl up` for as long as a command needs it."""
 
 import asyncio
 import os
@@ -19,12 +19,13 @@ STORE = "objects"
 
 @contextmanager
 def store_of(folder: Path) -> Iterator[bool]:
-    """Start the store of the run in ``folder``, and let the settings of this process name it.
+    """Start the store of the run in ``folder``, and name it in the environment of this process.
 
-    Gives False and does nothing if the settings name a store already, or no run was left there.
+    Yields False and does nothing if the environment names a store already, or the folder holds no
+    run.
 
     Raises:
-        UserError: if the run is going on.
+        UserError: if the run is in progress.
     """
     password = folder / "password"
     if "store_url" in Endpoints().model_fields_set or not password.is_file():
@@ -38,7 +39,7 @@ def store_of(folder: Path) -> Iterator[bool]:
                 store.argv,
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log,
                 env={**os.environ, **store.environment},
-                start_new_session=True,  # Ctrl-C is for the command; it stops the store after it
+                start_new_session=True,  # Ctrl-C ends the command, which then stops the store
                 preexec_fn=die_with_parent if sys.platform == "linux" else None,
             )  # fmt: skip
         try:

@@ -1,7 +1,7 @@
-"""Child processes that are kept running, and stopped in order.
+"""Keeps child processes running, and stops them in order.
 
-A child that dies is started again, a little later each time. On Linux every child also dies with
-this process, however it ends: an orphan would go on writing to a run that somebody resumes.
+A child that dies is restarted, after a delay that grows each time. On Linux the children also die
+with this process, however it ends: an orphan would write to a run that somebody resumes.
 """
 
 import asyncio
@@ -22,19 +22,19 @@ from shared.errors import DigenRLError
 STOP_S = 20.0
 MAX_BACKOFF_S = 10.0
 STABLE_S = 30.0
-"""A child that lived this long, and does not report what it does, counts as useful."""
+"""A child that lived this long counts as useful, unless it reports its work."""
 MAX_DEATHS = 8
-"""One after the other, without anything done in between."""
+"""Number of deaths in a row, without work in between, after which a child is given up."""
 PR_SET_PDEATHSIG = 1
 EXIT_USER_ERROR = 2
 SAFE_PATH = {"PYTHONSAFEPATH": "1"}
-"""For every child: the folder that somebody works in may hold packages named as ours are."""
+"""Variable for every child: the working folder may hold packages with the names of ours."""
 
 log = structlog.get_logger()
 
 
 class ChildFailed(DigenRLError):
-    """A child cannot be kept running."""
+    """Raised when a child keeps failing."""
 
 
 @dataclass(slots=True)
@@ -45,9 +45,9 @@ class Child:
     num_restarts: int = 0
     stopping: bool = False
     works: set[str] = field(default_factory=set)
-    """What it was said to have done."""
+    """States of its work that `note_work` has reported."""
     has_worked: bool = False
-    """Since it was started last."""
+    """Whether it has worked since its latest start."""
     keeper: "asyncio.Task[None] | None" = None
 
 
@@ -55,15 +55,15 @@ class Child:
 class Supervisor:
     logs: Path
     environment: dict[str, str]
-    """Given to every child, besides its own and the inherited one."""
+    """Variables for every child, in addition to its own and the inherited ones."""
     children: dict[str, Child] = field(default_factory=dict)
     failed: "asyncio.Future[None]" = field(
         default_factory=lambda: asyncio.get_running_loop().create_future()
     )
-    """Set to the exception when a child cannot be kept running."""
+    """Holds the exception once a child keeps failing."""
 
     async def start(self, program: Program, *, wait: bool = True) -> None:
-        """Start a program and keep it running; with ``wait``, return when it answers."""
+        """Start a program and keep it running; with ``wait``, return once it answers."""
         child = Child(program, self.logs / f"{program.name}.log")
         self.children[program.name] = child
         await self._spawn(child)
@@ -77,7 +77,7 @@ class Supervisor:
             await ready
 
     async def stop(self, names: list[str], *, seconds: float = STOP_S) -> None:
-        """Ask these children to end, wait, and kill those that do not."""
+        """Ask these children to end, wait, and kill those that are still running."""
         wanted = [self.children[name] for name in names if name in self.children]
         for child in wanted:
             child.stopping = True
@@ -93,12 +93,12 @@ class Supervisor:
             self.children.pop(child.program.name, None)
 
     def is_kept(self, name: str) -> bool:
-        """Whether that child was started and runs, or will again."""
+        """Tell whether the child was started and has not been given up."""
         child = self.children.get(name)
         return child is not None and child.keeper is not None and not child.keeper.done()
 
     def note_work(self, name: str, work: str) -> None:
-        """The child has done ``work``, a word for each state of it: the same is no progress."""
+        """Record that a child has done ``work``, a label that changes with each progress."""
         child = self.children.get(name)
         if child is not None and work not in child.works:
             child.works.add(work)
@@ -112,7 +112,7 @@ class Supervisor:
                 stdout=output,
                 stderr=output,
                 env={**os.environ, **self.environment, **child.program.environment, **SAFE_PATH},
-                start_new_session=True,  # Ctrl-C is for this process; it stops the others in order
+                start_new_session=True,  # Ctrl-C ends this process, which stops the others in order
                 preexec_fn=die_with_parent if sys.platform == "linux" else None,
             )
 
@@ -161,5 +161,5 @@ def _signal(child: Child, signum: int) -> None:
 
 
 def die_with_parent() -> None:
-    """Ask Linux to kill this process, which is about to become a program, when its parent ends."""
+    """Ask Linux, between fork and exec, to kill this process when its parent ends."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)

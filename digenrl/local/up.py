@@ -1,4 +1,4 @@
-"""`digenrl up`: a whole run on this machine, from nothing to the report."""
+"""Runs a recipe on this machine: starts everything, watches the run, and makes the report."""
 
 import asyncio
 import os
@@ -30,7 +30,7 @@ Outcome = Literal["finished", "stopped", "failed", "interrupted"]
 
 @dataclass(slots=True)
 class Api:
-    """The scheduler's API, as this process asks it."""
+    """Calls the scheduler's API."""
 
     url: str
     client: httpx.AsyncClient
@@ -39,7 +39,7 @@ class Api:
         return (await self.client.get(f"{self.url}/readyz")).status_code == 200
 
     async def get(self, path: str) -> Any | None:
-        """None while the scheduler is being started again."""
+        """Return the answer, or None while the scheduler restarts."""
         try:
             return (await self.client.get(f"{self.url}{path}")).raise_for_status().json()
         except httpx.HTTPError:
@@ -50,9 +50,11 @@ class Api:
 
 
 async def run_locally(local: LocalRun) -> int:
-    """Run to the end, to a stop or to Ctrl-C. Returns the exit code of the command."""
+    """Run until the run finishes, stops or is interrupted. Returns the exit code of the command."""
     console = Console()
-    client = httpx.AsyncClient(timeout=10, verify=False)  # loopback: no certificate to check
+    client = httpx.AsyncClient(
+        timeout=10, verify=False
+    )  # on loopback: there is no certificate to check
     api = Api(f"http://127.0.0.1:{local.api_port}", client)
     display = Display(console, api.url, str(local.folder / "logs"))
     brokers = plan_brokers(local.folder, local.password)
@@ -88,10 +90,10 @@ async def _stop_services(supervisor: Supervisor, but: Sequence[str] = ()) -> Non
 async def _until(
     work: Coroutine[Any, Any, Outcome], supervisor: Supervisor, interrupted: asyncio.Event
 ) -> Outcome:
-    """The outcome of ``work``, unless somebody interrupts it.
+    """Return the outcome of ``work``, or "interrupted".
 
     Raises:
-        ChildFailed: if a child that is needed cannot be kept running.
+        ChildFailed: if a required child keeps failing.
     """
     running = asyncio.create_task(work)
     stopped = asyncio.create_task(interrupted.wait())
@@ -108,7 +110,7 @@ async def _until(
 
 
 async def _finish(evaluation: LocalEvaluation) -> Outcome:
-    await evaluation.start()  # if it has waited for a device
+    await evaluation.start()  # it may have waited for a GPU
     await evaluation.finish()
     return "finished"
 
@@ -131,14 +133,14 @@ async def _start_and_watch(
     await supervisor.start(scheduler_of(local, api.ready))
     if local.targets:
         await supervisor.start(follower_of(local, api.ready), wait=False)
-    # Now the store has this start's recipe.
+    # From here on, the store has the recipe of this start.
     if evaluation is not None and not local.gpus.evaluates_at_end:
         await evaluation.start()
     return await _watch(local, supervisor, display, api, evaluation)
 
 
 def _note_work(supervisor: Supervisor, workers: list[dict[str, Any]]) -> None:
-    """A trainer has done something if there is a new version, others if anything is done."""
+    """Report to the supervisor a trainer's new version, or any work of another worker."""
     for worker in workers:
         if worker["service"] == "trainer" and worker["policy_version"] is not None:
             supervisor.note_work(worker["worker"], f"version {worker['policy_version']}")
@@ -161,7 +163,7 @@ async def _watch(
             _note_work(supervisor, workers)
             phase = run["phase"]
             if resume and phase in ("paused", "stopped", "failed"):
-                # Said by an operator, or by a failure, before this start.
+                # An operator or a failure has stopped the run before this start.
                 await api.resume()
                 resume = False
             elif phase in ("finished", "stopped", "failed"):
@@ -202,11 +204,11 @@ async def _report(
 async def run_to_end(
     argv: Sequence[str], environment: Mapping[str, str], interrupted: asyncio.Event
 ) -> int:
-    """The exit code of a program that may be interrupted; then it is made to end."""
+    """Run a program and return its exit code; if it is interrupted, terminate it."""
     process = await asyncio.create_subprocess_exec(
         *argv,
         env={**os.environ, **environment},
-        start_new_session=True,  # Ctrl-C is for this process; it ends the other
+        start_new_session=True,  # Ctrl-C ends this process, which ends the other
         preexec_fn=die_with_parent if sys.platform == "linux" else None,
     )
     ending, asked = asyncio.create_task(process.wait()), asyncio.create_task(interrupted.wait())
@@ -220,12 +222,12 @@ async def run_to_end(
 
 
 def _explain(outcome: Outcome, local: LocalRun, console: Console) -> int:
-    again = f"go on with: {local.again}"
+    again = f"continue with: {local.again}"
     if outcome == "interrupted":
         console.print(f"interrupted; nothing is lost, {again}", highlight=False, soft_wrap=True)
         return EXIT_INTERRUPTED
     if outcome == "stopped":
-        console.print(f"stopped as asked; {again}", highlight=False, soft_wrap=True)
+        console.print(f"stopped on request; {again}", highlight=False, soft_wrap=True)
         return 0
     logs = local.folder / "logs"
     console.print(f"the run has failed; see {logs}; {again}", highlight=False, soft_wrap=True)

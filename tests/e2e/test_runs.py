@@ -89,7 +89,7 @@ def test_ctrl_c_leaves_no_process_behind_and_a_stop_ends_the_resumed_run(
     assert resumed.post("/v1/run/stop").status_code == 202
     output, _ = resumed.process.communicate(timeout=60)
     assert resumed.process.returncode == 0
-    assert "stopped as asked" in output
+    assert "stopped on request" in output
 
 
 def check_api(run: LocalRun) -> None:

@@ -113,7 +113,7 @@ def test_an_option_out_of_range(tmp_path: Path) -> None:
 def test_nothing_to_resume(tmp_path: Path) -> None:
     ended = up(str(DIGITS), "--resume", "--runs", str(tmp_path / "runs"))
     assert ended.returncode == 2
-    assert "there is no run" in ended.stderr
+    assert "contains no run" in ended.stderr
 
 
 def request(runs: Path, *, resume: bool = False) -> preflight.Request:
@@ -143,7 +143,7 @@ def test_no_space_for_the_versions_that_are_kept(
 
 def test_a_run_that_goes_on_elsewhere(tmp_path: Path) -> None:
     first = preflight.prepare(request(tmp_path))
-    with pytest.raises(UserError, match="going on in another process"):
+    with pytest.raises(UserError, match="in progress in another process"):
         preflight.prepare(request(tmp_path))
     first.lock.close()
 

@@ -34,7 +34,7 @@ def test_every_recipe_passes(path: Path) -> None:
 
 @pytest.mark.parametrize("name", SHIPPED)
 def test_weights_that_are_not_here_are_no_reason_to_be_content(name: str) -> None:
-    with pytest.raises(UserError, match=r"model\.folder: .* is not here.*--elsewhere"):
+    with pytest.raises(UserError, match=r"model\.folder: .* does not exist.*--elsewhere"):
         check(RECIPES / f"{name}.toml")
 
 

@@ -104,8 +104,8 @@ def test_reward_networks_and_the_evaluator_take_what_is_left(
 @pytest.mark.parametrize(
     ("count", "said"),
     [
-        (7, "8 GPUs wanted (4 to train, 4 to generate), 7 there"),
-        (0, "8 GPUs wanted (4 to train, 4 to generate), none there"),
+        (7, "8 GPUs needed (4 to train, 4 to generate), 7 found"),
+        (0, "8 GPUs needed (4 to train, 4 to generate), none found"),
     ],
 )
 def test_too_few_are_refused_in_one_line_with_the_remedies(count: int, said: str) -> None:
@@ -156,6 +156,6 @@ def test_a_machine_without_enough_is_refused_before_anything_is_made(
     path = tmp_path / "recipe.json"
     path.write_text(Recipe.model_validate(plain).model_dump_json())
     request = preflight.Request(path, {}, resume=False, port=0, runs=tmp_path / "runs")
-    with pytest.raises(UserError, match="3 GPUs wanted"):
+    with pytest.raises(UserError, match="3 GPUs needed"):
         preflight.prepare(request)
     assert not (tmp_path / "runs").exists()

@@ -41,7 +41,7 @@ def test_the_store_of_a_run_is_there_for_a_command_and_gone_after_it(left: Path)
 def test_a_run_that_goes_on_keeps_its_store_to_itself(left: Path) -> None:
     with (
         preflight.lock_run(left.parent, left.name),
-        pytest.raises(UserError, match="going on in another process"),
+        pytest.raises(UserError, match="in progress in another process"),
         store_of(left),
     ):
         raise AssertionError("two had the store")
