@@ -1,1 +1,1 @@
-"""How good policy versions are, measured before, during and after a run (docs/evaluation.md)."""
+"""Evaluates policy versions before, during and after a run (docs/evaluation.md)."""

@@ -1,8 +1,7 @@
-"""Follows the commits of a run, and evaluates the versions that are due.
+"""Follows the commits of a run and evaluates the versions that are due.
 
-Nothing is announced to it and nothing is remembered: at each look, what is due follows from the
-recipe, and what is done from the records. So it may be killed at any time, start late, or run
-twice.
+It gets no announcements and keeps no state: at each look, the recipe says which versions are due,
+and the records say which are done. So it may be killed at any time, start late, or run twice.
 """
 
 import asyncio
@@ -35,7 +34,7 @@ class Follower:
         worker: str,
         every: int | None = None,
     ) -> None:
-        """``every``: optimizer steps between evaluations, in place of the recipe's."""
+        """``every``: optimizer steps between evaluations; overrides the recipe."""
         self._store = store
         self._run = run
         self._progress = progress
@@ -43,11 +42,11 @@ class Follower:
         self._every = every
         self._evaluator: RunEvaluator | None = None
         self._gone: set[int] = set()
-        """Versions that were due, and whose weights are not kept (run.keep_last)."""
+        """Due versions whose weights were deleted before their evaluation (run.keep_last)."""
 
     async def follow(self, *, stay: bool = True) -> None:
-        """Evaluate what is due as soon as it is committed: for ever, or if it is not to ``stay``
-        until every version of the run is evaluated."""
+        """Evaluate versions as soon as they are due and committed: until all of the run's versions
+        are evaluated, or with ``stay`` for ever."""
         while True:
             try:
                 found = await self._evaluate_next()
@@ -61,12 +60,12 @@ class Follower:
                 await asyncio.sleep(POLL_S)
 
     async def catch_up(self) -> None:
-        """Evaluate everything that is due and committed by now."""
+        """Evaluate all versions that are due and committed now."""
         while await self._evaluate_next():
             pass
 
     async def _evaluate_next(self) -> bool:
-        """Whether a version was due and committed. It has a record now, unless it is deleted."""
+        """Evaluate one version, unless its weights are deleted; returns False if none is due."""
         evaluator = await self._look()
         pending = self._progress.pending
         commit = await read_commit(self._store, self._run, pending[0]) if pending else None
@@ -84,16 +83,16 @@ class Follower:
         return True
 
     async def _look(self) -> RunEvaluator:
-        """What is due and not done. The recipe is read anew each time: a run that is resumed may
-        have more steps, or other settings of its evaluation."""
+        """Update what is due and what is done. The recipe is read again each time: a resumed run
+        may have more steps, or other evaluation settings."""
         recipe = await read_recipe(self._store, self._run)
         if recipe is None:
             raise ContractError(f"the recipe of run {self._run} is gone")
         every = self._every or recipe.evaluation.every
         if every is None:
             raise UserError(
-                f"--every: the recipe of {self._run!r} sets no evaluation.every; say how many "
-                "optimizer steps lie between evaluations"
+                f"--every: the recipe of {self._run!r} does not set evaluation.every; give the "
+                "number of optimizer steps between evaluations"
             )
         await set_evaluation_interval(self._store, self._run, every)
         evaluator = await self._evaluator_of(recipe)
@@ -109,7 +108,7 @@ class Follower:
             self._evaluator = RunEvaluator(self._store, recipe, worker=self._worker)
             for version in (await self._evaluator.evaluations.versions())[-1:]:
                 newest = await self._evaluator.evaluations.read(version)
-                if newest is not None:  # what was measured before this process began
+                if newest is not None:  # measured before this process started
                     show(newest)
         return self._evaluator
 

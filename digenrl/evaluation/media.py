@@ -1,4 +1,4 @@
-"""Images and videos as files."""
+"""Converts images and videos to files."""
 
 from io import BytesIO
 from pathlib import Path
@@ -9,13 +9,13 @@ from PIL import Image
 
 FRAMES_PER_SECOND = 16
 EVEN = 2
-"""Height and width of a video are multiples of it: its colours have half the resolution."""
+"""Factor of a video's height and width, since its colours have half the resolution."""
 
 Pixels = npt.NDArray[np.uint8]
 
 
 def save(folder: Path, name: str, sample: Pixels) -> list[Path]:
-    """An image (C, H, W) as PNG; a video (F, C, H, W) as mp4, with its frames beside it."""
+    """Write an image (C, H, W) as PNG, or a video (F, C, H, W) as mp4 with its frames beside it."""
     folder.mkdir(parents=True, exist_ok=True)
     if sample.ndim == 3:
         return [_write(folder / f"{name}.png", as_png(sample))]
@@ -26,20 +26,20 @@ def save(folder: Path, name: str, sample: Pixels) -> list[Path]:
 
 
 def as_png(image: Pixels) -> bytes:
-    """An image (C, H, W), gray or in colour."""
+    """Encode an image (C, H, W), gray or in colour."""
     file = BytesIO()
     Image.fromarray(_rows(image)).save(file, format="PNG")
     return file.getvalue()
 
 
 def from_png(data: bytes) -> Pixels:
-    """The image (C, H, W) that `as_png` was given."""
+    """Decode an image (C, H, W) that `as_png` has encoded."""
     rows = np.asarray(Image.open(BytesIO(data)), dtype=np.uint8)
     return rows[None] if rows.ndim == 2 else np.ascontiguousarray(rows.transpose(2, 0, 1))
 
 
 def as_mp4(video: Pixels) -> bytes:
-    """A video (F, C, H, W); an odd row or column at the edge is left out."""
+    """Encode a video (F, C, H, W) without an odd row or column at the edge."""
     import av
 
     file = BytesIO()
@@ -62,7 +62,7 @@ def _write(path: Path, data: bytes) -> Path:
 
 
 def _rows(image: Pixels, *, gray: bool = True) -> Pixels:
-    """(H, W) if it is gray and may be, otherwise (H, W, 3)."""
+    """Convert (C, H, W) to (H, W) if it is gray and ``gray`` allows it, otherwise to (H, W, 3)."""
     if image.shape[0] == 1 and gray:
         return np.ascontiguousarray(image[0])
     rgb = np.repeat(image, 3, axis=0) if image.shape[0] == 1 else image

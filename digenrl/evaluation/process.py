@@ -1,4 +1,4 @@
-"""Starts the evaluator of a run: connections are opened here and passed down."""
+"""Starts the evaluator of a run: opens its connections and passes them down."""
 
 from digenrl.evaluation.progress import Progress, routes
 from shared.errors import UserError
@@ -11,8 +11,7 @@ from shared.store import open_store
 
 
 async def follow_run(settings: ServiceSettings, *, every: int | None) -> None:
-    """Evaluate what is due while the run goes on, and answer probes; end with the run, or when
-    asked to."""
+    """Evaluate versions during the run, and answer probes; end with the run or on a signal."""
     listener = listen(settings.host, settings.port)
     health, progress = Health(), Progress()
     app = worker_app("evaluation", health)
@@ -23,7 +22,7 @@ async def follow_run(settings: ServiceSettings, *, every: int | None) -> None:
         recipe = await wait_for_recipe(store, settings.run, place=settings.store_place)
         await check_files(store, recipe, FILES, needed=False)
         prepare_libraries(recipe, threads=recipe.evaluation.threads)
-        from digenrl.evaluation.follower import Follower  # torch, once the probes answer
+        from digenrl.evaluation.follower import Follower  # torch: the probes answer first
 
         follower = Follower(store, settings.run, progress, worker=settings.worker, every=every)
         health.is_ready()
@@ -33,7 +32,7 @@ async def follow_run(settings: ServiceSettings, *, every: int | None) -> None:
 
 
 async def catch_up(settings: ServiceSettings, *, every: int | None) -> None:
-    """Evaluate what is due by now.
+    """Evaluate all versions that are due and committed now.
 
     Raises:
         UserError: if the store holds no such run.

@@ -1,4 +1,4 @@
-"""How far the evaluation of a run is, for people and for `digenrl up`."""
+"""Reports how far the evaluation of a run is: to `digenrl up`, to Prometheus, to people."""
 
 from dataclasses import dataclass, field
 
@@ -14,13 +14,13 @@ class Progress:
     evaluated: list[int] = field(default_factory=list)
     """Policy versions that have a record."""
     pending: list[int] | None = None
-    """Versions that are due and have none, committed or not; None before the first look."""
+    """Versions that are due and have no record, committed or not; None before the first look."""
     alarms: list[str] = field(default_factory=list)
-    """Versions that this process has evaluated, oldest first."""
+    """Alarms for the versions that this process has evaluated, oldest first."""
 
 
 class EvaluationView(BaseModel):
-    """How far the evaluation of a run is."""
+    """Describes how far the evaluation of a run is."""
 
     model_config = ConfigDict(
         use_attribute_docstrings=True,
@@ -31,9 +31,9 @@ class EvaluationView(BaseModel):
     evaluated: list[int]
     """Policy versions that have a record."""
     pending: list[int] | None
-    """Versions that are due and have none, committed or not; null before the first look."""
+    """Versions that are due and have no record, committed or not; null before the first look."""
     alarms: list[str]
-    """Versions that this process has evaluated, oldest first."""
+    """Alarms for the versions that this process has evaluated, oldest first."""
 
 
 def routes(progress: Progress) -> APIRouter:
@@ -41,29 +41,29 @@ def routes(progress: Progress) -> APIRouter:
 
     @router.get("/v1/evaluation", operation_id="get_evaluation")
     def evaluation() -> EvaluationView:
-        """Which versions are evaluated, which are to be, and the alarms that were raised."""
+        """Return the evaluated versions, the pending ones, and the alarms."""
         return EvaluationView.model_validate(progress)
 
     return router
 
 
-VERSION = Gauge("digenrl_evaluation_version", "Newest policy version that is evaluated")
+VERSION = Gauge("digenrl_evaluation_version", "Newest evaluated policy version")
 
-REWARD = Gauge("digenrl_evaluation_reward", "Its mean training reward, weighted and summed")
+REWARD = Gauge("digenrl_evaluation_reward", "Mean training reward of that version")
 
 SCORE = Gauge(
     "digenrl_evaluation_score",
-    "Its mean score by scorer; kind is training, or gold for what is never trained on",
+    "Mean score of that version by scorer; kind is training, or gold if never trained on",
     ["kind", "scorer"],
 )
 
 ALARMS = Gauge(
-    "digenrl_evaluation_alarms", "Its gold rewards that fell while the training reward rose"
+    "digenrl_evaluation_alarms", "Number of gold rewards that fell while the training reward rose"
 )
 
-SECONDS = Gauge("digenrl_evaluation_seconds", "That its evaluation took")
+SECONDS = Gauge("digenrl_evaluation_seconds", "Seconds that its evaluation took")
 
-PENDING = Gauge("digenrl_evaluation_pending", "Versions that are still to be evaluated")
+PENDING = Gauge("digenrl_evaluation_pending", "Versions that are due and not evaluated")
 
 
 def show(record: EvaluationRecord) -> None:

@@ -1,4 +1,4 @@
-"""The figures of one policy version, and what they say when one compares several."""
+"""Holds the figures of a policy version, and compares those of several versions."""
 
 from collections.abc import Sequence
 
@@ -6,21 +6,21 @@ from pydantic import BaseModel
 
 
 class Quality(BaseModel):
-    """Of the samples of one policy version, at the evaluation's fixed seed."""
+    """Holds the figures of one policy version's samples at the evaluation's fixed seed."""
 
     reward: float
     """Mean training reward."""
     num_samples: int
     rewards: dict[str, float] = {}
-    """Mean score of each scorer of training, without its weight."""
+    """Mean score of each training scorer, without its weight."""
     gold: dict[str, float] = {}
-    """Mean score of each scorer of `evaluation.scorers`, which is never trained on."""
+    """Mean score of each scorer in `evaluation.scorers`, never trained on."""
     proxy_accuracy: float | None = None
-    """Share of samples that the training reward's own classifier takes for the digit asked for."""
+    """Share of samples that the training reward's classifier takes for the requested digit."""
     gold_accuracy: float | None = None
-    """The same by a network of another kind, taught on the other half of the data."""
+    """The same share for a network of another kind, trained on the other half of the data."""
     gold_svm_accuracy: float | None = None
-    """The same by a support vector machine."""
+    """The same share for a support vector machine."""
     gold_accuracy_per_digit: list[float | None] | None = None
     gold_worst_digit: float | None = None
     gold_nn: float | None = None
@@ -32,9 +32,10 @@ class Quality(BaseModel):
 
 
 def alarms(measured: Sequence[Quality]) -> list[str]:
-    """What is to be said aloud of the newest of a run's evaluations, which are given oldest first:
-    a line for each gold reward that has fallen while the training reward has risen, since the
-    first evaluation or else at each of the last two."""
+    """Return a line for each gold reward that has fallen while the training reward has risen.
+
+    A gold reward counts if it is lower than at the first evaluation, or else if it fell at each of
+    the last two. ``measured`` holds the evaluations of a run, oldest first."""
     if len(measured) < 2:
         return []
     first, newest = measured[0], measured[-1]
@@ -51,7 +52,7 @@ def alarms(measured: Sequence[Quality]) -> list[str]:
 
 
 def fallen(before: Quality, after: Quality) -> list[str]:
-    """Names of the gold rewards that fell while the training reward rose."""
+    """List the gold rewards that fell while the training reward rose."""
     if after.reward <= before.reward:
         return []
     return [

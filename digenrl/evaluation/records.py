@@ -1,11 +1,11 @@
-"""What is kept of evaluations, in the run's object store.
+"""Stores evaluations in the run's object store.
 
 <run>/evaluations/<settings>/records/<version>.json   one record per policy version
 <run>/evaluations/<settings>/media/<sha256>...        its images and videos
 
-A record is made by exclusive create, after everything that it names: whoever is killed leaves a
-whole evaluation or none, and of two who evaluate the same version one record stays. Other settings
-have a folder of their own, so that whatever is in one folder may be compared.
+A record is made by exclusive create, after all objects that it names: an evaluator that is killed
+leaves a complete evaluation or none, and if two evaluate the same version, one record stays. Each
+set of settings has its own folder, so that the records in one folder are comparable.
 """
 
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ from shared.run.layout import evaluations_folder
 from shared.store import ObjectStore
 
 SETTINGS_DIGITS = 16
-"""Of the settings' digest, in keys."""
+"""Number of hex digits of the settings' digest in keys."""
 
 
 class KeptSample(Record):
@@ -28,9 +28,9 @@ class KeptSample(Record):
     media: ObjectRef
     """An image as PNG, a video as mp4."""
     still: ObjectRef
-    """As PNG: the image itself, or a frame from the middle of the video."""
+    """The image itself, or a frame from the middle of the video, as PNG."""
     right: bool | None = None
-    """Whether the held-out judge sees the digit asked for."""
+    """Whether the held-out classifier recognizes the requested digit."""
 
 
 class EvaluationRecord(Record):
@@ -39,12 +39,12 @@ class EvaluationRecord(Record):
     settings: Digest
     quality: Quality
     alarms: tuple[str, ...] = ()
-    """Of this version, compared with those that had been evaluated before."""
+    """Alarms for this version, compared with the versions evaluated before it."""
     samples: tuple[KeptSample, ...]
-    """Prompt by prompt; the same prompts and the same noise in each record."""
+    """Samples, ordered by prompt; prompts and noise are the same in every record."""
     worker: Token
     seconds: Seconds
-    """That it took."""
+    """Seconds that the evaluation took."""
 
     @property
     def version(self) -> int:
@@ -53,24 +53,24 @@ class EvaluationRecord(Record):
 
 @dataclass(frozen=True, slots=True)
 class Evaluations:
-    """The evaluations of a run at one set of settings."""
+    """Reads and writes the evaluations of a run at one set of settings."""
 
     store: ObjectStore
     run: str
     settings: str
-    """sha256, as `settings_digest` gives it."""
+    """The digest that `settings_digest` returns."""
 
     @property
     def media_folder(self) -> str:
         return f"{self._folder}/media"
 
     async def versions(self) -> list[int]:
-        """That have been evaluated."""
+        """List the evaluated versions."""
         keys = await self.store.keys(f"{self._folder}/records")
         return [int(key.rsplit("/", 1)[1].removesuffix(".json")) for key in keys]
 
     async def read(self, version: int) -> EvaluationRecord | None:
-        """Raises ContractError if something else is there."""
+        """Return a version's record, if there is one; raises ContractError if it is invalid."""
         key = self._key(version)
         data = await self.store.read(key)
         if data is None:
@@ -81,12 +81,12 @@ class Evaluations:
             raise ContractError(f"{key} is not an evaluation record") from error
 
     async def read_all(self) -> list[EvaluationRecord]:
-        """Oldest version first."""
+        """Return all records, oldest version first."""
         found = [await self.read(version) for version in await self.versions()]
         return [record for record in found if record is not None]
 
     async def add(self, record: EvaluationRecord) -> bool:
-        """False and nothing changed if that version has a record already."""
+        """Store a record; returns False and changes nothing if the version already has one."""
         return await self.store.create(
             self._key(record.version), record.model_dump_json(indent=1).encode()
         )

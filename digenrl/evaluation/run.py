@@ -1,4 +1,4 @@
-"""Evaluates policy versions of one run, each of them once."""
+"""Evaluates the policy versions of one run, each of them once."""
 
 import asyncio
 import threading
@@ -29,11 +29,11 @@ class JudgedSamples:
     samples: Samples
     quality: Quality
     right: npt.NDArray[np.bool_] | None
-    """(n,) what the held-out judge says, for digits."""
+    """(n,) whether the held-out classifier recognizes the digit; None if there is none."""
 
 
 class RunEvaluator:
-    """The network and the scorers are loaded when a version is evaluated for the first time."""
+    """Evaluates versions; loads the network and the scorers when the first one is evaluated."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class RunEvaluator:
         worker: str,
         progress: OnProgress | None = None,
     ) -> None:
-        """``progress``: told, in another thread, how far each evaluation is."""
+        """``progress`` is called in another thread, with the progress of each evaluation."""
         self.recipe = recipe
         prompts = read_prompts(recipe.evaluation.prompts or recipe.data.prompts)
         settings = settings_digest(recipe, prompts)
@@ -56,7 +56,7 @@ class RunEvaluator:
         self._judges: Judges | None = None
 
     async def record_of(self, commit: CommitRecord) -> EvaluationRecord:
-        """The record of that version, which is evaluated if there is none yet.
+        """Return the record of a version, after evaluating it if there is none.
 
         Raises:
             IntegrityError: if its weights are not in the store.
@@ -68,7 +68,7 @@ class RunEvaluator:
         made = await self._evaluate(commit)
         if await self.evaluations.add(made):
             return made
-        first = await self.evaluations.read(made.version)  # somebody else was faster
+        first = await self.evaluations.read(made.version)  # another evaluator was faster
         assert first is not None, "records are never deleted"
         return first
 
@@ -106,7 +106,7 @@ class RunEvaluator:
         return JudgedSamples(samples, self._judges.quality(samples), self._judges.right(samples))
 
     async def _keep(self, measured: JudgedSamples) -> tuple[KeptSample, ...]:
-        """Put every sample into the store."""
+        """Store every sample."""
         limit = asyncio.Semaphore(PUTS_AT_ONCE)
 
         async def keep(index: int) -> KeptSample:
@@ -132,7 +132,7 @@ class RunEvaluator:
 
 
 async def weights_to_use(store: ObjectStore, recipe: Recipe, record: CommitRecord) -> bytes:
-    """Of one version."""
+    """Return the weights of a version to evaluate and export: its own, or their moving average."""
     if recipe.trainer.ema is None:
         return await store.get(record.weights)
     return pack(averaged(unpack(await store.get(record.checkpoint))))

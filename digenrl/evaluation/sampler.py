@@ -1,4 +1,4 @@
-"""Samples without noise in between: what the report measures, and `digenrl generate` makes."""
+"""Samples a model with an ODE, for evaluations and for `digenrl generate`."""
 
 import threading
 from collections.abc import Callable, Sequence
@@ -19,17 +19,17 @@ Media = npt.NDArray[np.uint8]
 """(n, C, H, W), or videos (n, F, C, H, W)"""
 
 OnProgress = Callable[[int, int], None]
-"""Is told how many prompts are done, and how many there are."""
+"""Gets the number of prompts done, and of all prompts."""
 
 PROMPTS_AT_ONCE = 4
 
 
 class Stopped(Exception):
-    """Somebody asked for it."""
+    """Raised when sampling is stopped on request."""
 
 
 class Sampler:
-    """Holds the network, and samples it with whatever adapter is in use."""
+    """Holds the network and samples it with its current weights."""
 
     def __init__(
         self,
@@ -38,8 +38,11 @@ class Sampler:
         *,
         progress: OnProgress | None = None,
     ) -> None:
-        """``stopping``: set, it makes a `sample` in another thread end with `Stopped`.
-        ``progress``: called in `sample`, as it goes on."""
+        """
+        Args:
+            stopping: when it is set, `sample` raises `Stopped`, also in another thread.
+            progress: is called by `sample`.
+        """
         torch.set_num_threads(recipe.rollout.threads)
         self._recipe = recipe
         self._policy: LoadedPolicy = load_policy(recipe, {"transformer", "text", "decoder"})
@@ -51,8 +54,8 @@ class Sampler:
         return self._policy.model
 
     def sample(self, prompts: Sequence[str], *, num_each: int, seed: int) -> Media:
-        """So many of each prompt, one prompt after the other. A sample's noise depends on the seed
-        and its number alone."""
+        """Sample each prompt ``num_each`` times, ordered by prompt. The noise of a sample depends
+        only on the seed and on the numbers of the prompt and the sample."""
         chunks = []
         for first in range(0, len(prompts), PROMPTS_AT_ONCE):
             self._progress(first, len(prompts))
@@ -93,5 +96,5 @@ class Sampler:
 
 
 def noise_seed(seed: int, prompt: int, index: int) -> int:
-    """Of the noise of a prompt's sample."""
+    """Return the seed of the noise of one sample of a prompt."""
     return derive(seed, "evaluation", prompt, index)

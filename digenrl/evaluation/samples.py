@@ -1,4 +1,4 @@
-"""Samples of a policy version at a fixed seed, by ODE, and how good they are."""
+"""Samples a policy version at a fixed seed, and scores the samples."""
 
 import math
 import threading
@@ -24,18 +24,17 @@ from shared.recipe.recipe import Recipe
 class Samples:
     images: Media
     metadata: list[Mapping[str, object]]
-    """Of each image's prompt."""
+    """Scorer inputs for each image, from its prompt."""
     prompts: list[str]
 
     @property
     def stills(self) -> Media:
-        """(n, C, H, W): the images, or a frame from the middle of each video."""
+        """Images, or a frame from the middle of each video: (n, C, H, W)."""
         return self.images if self.images.ndim == 4 else self.images[:, self.images.shape[1] // 2]
 
 
 class PromptSampler:
-    """Samples the recipe's prompts, at its evaluation's settings, with one set of weights after
-    the other."""
+    """Samples the recipe's evaluation prompts with one set of weights after another."""
 
     def __init__(
         self,
@@ -44,13 +43,13 @@ class PromptSampler:
         *,
         progress: OnProgress | None = None,
     ) -> None:
-        """``stopping`` and ``progress`` are the sampler's."""
+        """``stopping`` and ``progress`` are passed to the sampler."""
         self._table = recipe.evaluation
         self._sampler = Sampler(as_evaluated(recipe), stopping, progress=progress)
         self._prompts = read_prompts(recipe.evaluation.prompts or recipe.data.prompts)
 
     def sample(self, weights: bytes) -> Samples:
-        """The same prompts, and the same noise for each, whatever the weights."""
+        """Sample with these weights; prompts and noise are the same for all weights."""
         load_weights(self._sampler.model.transformer, unpack(weights))
         texts, num_each = [prompt.text for prompt in self._prompts], self._table.samples_per_prompt
         repeated = [prompt for prompt in self._prompts for _ in range(num_each)]
@@ -62,7 +61,7 @@ class PromptSampler:
 
 
 class Judges:
-    """The scorers of training and of the evaluation, loaded once."""
+    """Holds the scorers of training and evaluation, loaded once."""
 
     def __init__(self, recipe: Recipe) -> None:
         self._trained = build_scorers(recipe.reward.scorers)
@@ -70,10 +69,10 @@ class Judges:
         self._digits = recipe.evaluation.digits
 
     def quality(self, samples: Samples) -> Quality:
-        """Mean rewards of the samples and, for digits, what the held-out judges say.
+        """Compute the mean rewards of the samples and, for digits, the classifiers' figures.
 
         Raises:
-            ScoringError: if a scorer fails: that is no number.
+            ScoringError: if a scorer fails.
         """
         rewards = _means(self._trained, samples)
         found = Quality(
@@ -87,7 +86,7 @@ class Judges:
         return found.model_copy(update=_digit_figures(self._digits, samples))
 
     def right(self, samples: Samples) -> npt.NDArray[np.bool_] | None:
-        """(n,) whether the held-out judge sees the digit asked for; None without such a judge."""
+        """(n,) whether the held-out classifier recognizes each digit; None if there is none."""
         if self._digits is None:
             return None
         from services.reward.scorers.digits import DigitProbability, wanted_digit
@@ -98,7 +97,7 @@ class Judges:
 
 
 def _means(scorers: list[WeightedScorer], samples: Samples) -> dict[str, float]:
-    """Over all samples that it could score, of each scorer."""
+    """Average each scorer's scores over the samples that it could score."""
     return {
         scorer.name: _mean(scores_of(scorer, samples.images, samples.metadata))
         for scorer in scorers
@@ -140,5 +139,5 @@ def _mean(scores: Sequence[float | None]) -> float:
 
 
 def _number(value: float) -> float | None:
-    """None where there was nothing to take the mean of: one sample has no distance to another."""
+    """Return None for the mean of nothing, such as the distances within a single sample."""
     return None if math.isnan(value) else float(value)

@@ -1,4 +1,4 @@
-"""Which versions are evaluated, and at which settings: pure functions of the recipe."""
+"""Derives from the recipe which versions are evaluated, and at which settings."""
 
 import hashlib
 import json
@@ -9,7 +9,7 @@ from shared.recipe.recipe import Recipe
 
 
 def due_versions(every: int, last: int) -> list[int]:
-    """Policy versions that are to be evaluated: each ``every``-th from 0 on, and the last.
+    """List the policy versions to evaluate: every ``every``-th from 0 on, and the last.
 
     >>> due_versions(2, 5)
     [0, 2, 4, 5]
@@ -18,9 +18,9 @@ def due_versions(every: int, last: int) -> list[int]:
 
 
 def as_evaluated(recipe: Recipe) -> Recipe:
-    """The recipe with the evaluation's steps, sigmas, size and threads in place of training's.
+    """Return the recipe with the evaluation's steps, sigmas, size and threads.
 
-    For sampling without noise alone: its trained window may not fit the steps.
+    It is for sampling with an ODE only: its training window may not fit the steps.
     """
     table, model, sampling = recipe.evaluation, recipe.model, recipe.sampling
     size = {"height": table.height or model.height, "width": table.width or model.width}
@@ -38,8 +38,8 @@ def as_evaluated(recipe: Recipe) -> Recipe:
 
 
 def settings_digest(recipe: Recipe, prompts: Sequence[Prompt]) -> str:
-    """sha256 of all that decides what an evaluation measures: figures of one digest may be
-    compared, and those of two may not."""
+    """Return the sha256 of everything that decides the figures of an evaluation: only figures with
+    the same digest are comparable."""
     evaluated, table = as_evaluated(recipe), recipe.evaluation
     scorers = {"reward": recipe.reward.scorers, "gold": table.scorers}
     told = {

@@ -1,1 +1,1 @@
-"""The metrics of a run's steps, where people look at curves."""
+"""Writes the metrics of a run's steps to TensorBoard and Weights & Biases."""

@@ -1,10 +1,10 @@
-"""`digenrl follow`: every optimizer step of a run, once, to TensorBoard or Weights & Biases.
+"""Writes each optimizer step of a run once to TensorBoard or Weights & Biases.
 
-It reads commit records as they appear, and nothing else: no service knows of it, and it may end and
-start at any time. How far a writer has come, it finds in what it has written.
+It reads only commit records, as they appear: no service knows of it, and it may end and start at
+any time. Each writer finds its position in what it has written.
 
     object store                     this process                      a folder, or a service
-    commits/00000004.json  --------> step 4, if it is not there  ----> an event with all its values
+    commits/00000004.json  --------> step 4, if it is missing  ------> an event with all its values
 """
 
 import asyncio
@@ -33,22 +33,22 @@ log = structlog.get_logger()
 class Writer(Protocol):
     @property
     def next_step(self) -> int:
-        """The first, from 1, that is not written yet."""
+        """First step that is not written yet; steps count from 1."""
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Steps come in order."""
+        """Write the metrics of a step; steps come in order."""
 
     def close(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Targets:
-    """Where to write."""
+    """Says where to write."""
 
     tensorboard: Path | None = None
-    """Folder of all runs, each in one of its own."""
+    """Folder in which each run gets a folder of its own."""
     wandb: str | None = None
-    """Project."""
+    """Project of Weights & Biases."""
 
     def __bool__(self) -> bool:
         return self.tensorboard is not None or self.wandb is not None
@@ -56,19 +56,19 @@ class Targets:
 
 @dataclass(frozen=True, slots=True)
 class Began:
-    """A run that has begun."""
+    """Describes a run that has begun."""
 
     recipe: Recipe
     first: CommitRecord
 
     @property
     def label(self) -> str:
-        """The run's name, and what tells it from another that was started under the same one."""
+        """The run's name, and digits that distinguish it from other runs of the same name."""
         return f"{self.recipe.run.name}-{self.first.digest()[:8]}"
 
 
 def check_installed(targets: Targets) -> None:
-    """Raises UserError, which names the extra, if a writer cannot be had."""
+    """Raises UserError, naming the extra to install, if a writer's package is missing."""
     for extra in ("tensorboard", "wandb"):
         if getattr(targets, extra) is None:
             continue
@@ -79,10 +79,10 @@ def check_installed(targets: Targets) -> None:
 
 
 async def follow(settings: ServiceSettings, targets: Targets, *, once: bool = False) -> None:
-    """Write what is committed, and go on until SIGINT or SIGTERM; ``once``: write what is there.
+    """Write committed steps until SIGINT or SIGTERM; with ``once``, only those committed so far.
 
     Raises:
-        UserError: if there is nowhere to write, or with ``once``, no run.
+        UserError: if no target is given, or with ``once``, if there is no run.
     """
     if not targets:
         raise UserError("--tensorboard, --wandb: name a folder, or a project, to write to")
@@ -105,7 +105,7 @@ async def follow(settings: ServiceSettings, targets: Targets, *, once: bool = Fa
 
 
 async def _began(store: ObjectStore, run: str, ended: asyncio.Event) -> Began | None:
-    """As soon as it has; None if this is to end before."""
+    """Wait until the run has begun; returns None if this process is to end before that."""
     while True:
         last_look = ended.is_set()
         try:
@@ -123,7 +123,9 @@ async def _follow(
     store: ObjectStore, run: str, writers: Sequence[Writer], ended: asyncio.Event
 ) -> None:
     while True:
-        last_look = ended.is_set()  # before it is taken: what is committed by then is written
+        last_look = (
+            ended.is_set()
+        )  # read before the look, so that all that is committed by then is written
         try:
             await _write_new(store, run, writers)
         except Unavailable as error:

@@ -1,7 +1,7 @@
-"""TensorBoard's event files, by its own writer; neither torch nor TensorFlow is needed.
+"""Writes TensorBoard's event files with its own writer, without torch or TensorFlow.
 
-A step is one event with all its values: one that was cut off while it was written is not there at
-all, and is written anew.
+A step is one event with all its values: TensorBoard ignores an event that was cut off while it was
+written, and the step is written again.
 """
 
 import time
@@ -17,7 +17,7 @@ EVENT_FILES = "events.out.tfevents.*"
 
 
 class TensorBoard:
-    """`digenrl.follow.steps.Writer`, into a folder of one run."""
+    """Implements `digenrl.follow.steps.Writer` for the folder of one run."""
 
     def __init__(self, folder: Path) -> None:
         self._next_step = max(_steps(folder), default=0) + 1
@@ -38,7 +38,7 @@ class TensorBoard:
 
 
 def _steps(folder: Path) -> Iterator[int]:
-    """Those that are written."""
+    """Yield the steps that are already written."""
     for path in folder.glob(EVENT_FILES):
         for event in EventFileLoader(str(path)).Load():
             if event.HasField("summary"):

@@ -1,7 +1,7 @@
-"""Weights & Biases, online or, with WANDB_MODE=offline, into files that `wandb sync` sends later.
+"""Writes to Weights & Biases: online, or with WANDB_MODE=offline to files for `wandb sync`.
 
-Online, the service says which steps it has. Offline nobody can be asked: a file beside the runs
-keeps the next step.
+Online, the service reports which steps it has. Offline, a file beside the runs stores the next
+step.
 """
 
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ from shared.recipe.recipe import Recipe
 
 
 class WeightsAndBiases:
-    """`digenrl.follow.steps.Writer`, into a run that ``label`` is the id of."""
+    """Implements `digenrl.follow.steps.Writer` for the run with the id ``label``."""
 
     def __init__(self, project: str, label: str, recipe: Recipe) -> None:
         try:

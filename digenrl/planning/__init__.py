@@ -1,1 +1,1 @@
-"""What `digenrl plan`, `digenrl sim` and `digenrl check` ask of the scheduler's planner."""
+"""Answers `digenrl plan`, `digenrl sim` and `digenrl check` with the scheduler's planner."""

@@ -1,4 +1,4 @@
-"""Devices and cost profiles as they are named on the command line."""
+"""Reads the names of devices and cost profiles on the command line."""
 
 from services.scheduler.costs.profile import PROFILES, Profile
 from shared.errors import UserError
@@ -7,10 +7,10 @@ MAX_DEVICES = 256
 
 
 def parse_devices(option: str, text: str, profile: Profile) -> dict[str, int]:
-    """``h100=16,a100=16`` as {"H100": 16, "A100": 16}.
+    """Parse ``h100=16,a100=16`` into {"H100": 16, "A100": 16}.
 
     Raises:
-        UserError: one line that names the option, what is wrong, and the remedy.
+        UserError: names the option, the problem and the remedy.
     """
     known = {kind.lower(): kind for kind in profile.devices}
     devices: dict[str, int] = {}

@@ -1,4 +1,4 @@
-"""What a recipe takes on devices that one may have: seconds of a step, and memory."""
+"""Forecasts the step time and the memory of a recipe on given devices."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -26,39 +26,40 @@ from shared.recipe.recipe import Recipe
 
 BATCHES_STRICT, BATCHES_ONE_STEP = 3, 6
 EFFORT = 50_000
-"""The effort of the search for a better split, which takes a second or less."""
+"""Effort of the search for a better split, which takes a second or less."""
 BETTER = 0.97
-"""A split that gains less than this share of the recipe's own step is not worth a word."""
+"""A split is reported as faster if its step takes less than this share of the recipe's own."""
 GIB = 2**30
 FIGURES_BYTES = 2
-"""The size of a weight of network and text encoders, in a profile's table of memory."""
+"""Bytes per weight of network and text encoders in a profile's memory table."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forecast:
-    """What one recipe does on one set of devices."""
+    """Holds the forecast for one recipe on one set of devices."""
 
     profile: Profile
     own: Own
     simulated: Simulated | None
-    """None if it was not asked for, or the profile has no costs for what the recipe trains."""
+    """Simulation of the recipe; None if it was not asked for, or the profile lacks the costs."""
     better: Choice | None
-    """What the planner would do on the same devices, if that is faster."""
+    """The planner's choice for the same devices, if it is faster."""
     needed: dict[str, Needed]
-    """Role -> what each of its devices takes; empty if the profile has no table of memory."""
+    """Role -> memory that each of its devices needs; empty if the profile has no memory table."""
     host_gpus: int
     keeps_activations: bool
-    """Whether a pass keeps them for the way back, of which the profile has no figures."""
+    """Whether training keeps its activations, for which the profile has no figures."""
 
 
 def forecast(
     recipe: Recipe, devices: str, profile: str | None, *, host_gpus: int, timing: bool = True
 ) -> Forecast:
-    """Of the recipe's own split, and unless it is colocated, what would be faster. Without
-    ``timing`` of memory only.
+    """Forecast the recipe's own split, and find a faster one unless the recipe is colocated.
+
+    ``timing``: forecast the step time, not only the memory.
 
     Raises:
-        UserError: if the devices are too few or too small for it, or nothing is known of them.
+        UserError: if the devices are too few, too small or unknown.
     """
     name = profile or profile_of(recipe, known_profiles())
     costs = with_shape_of(load_profile(name), recipe)
@@ -87,13 +88,13 @@ def forecast(
 
 
 def lines(found: Forecast) -> Iterator[str]:
-    """For people."""
+    """Describe a forecast for people."""
     split, name = found.own.split, found.profile.name
     who = f"generating {words(split.rollout)}, training {words(split.trainer)}"
     if not split.rollout:
-        who = f"generating and training by turns {words(split.trainer)}"
+        who = f"generating and training in turn: {words(split.trainer)}"
     if found.simulated is None:
-        yield f"{who}; how long a step takes is not known: the costs of {name} are those of LoRA"
+        yield f"{who}; the step time is unknown: {name} has only the costs of LoRA"
     else:
         yield (
             f"by the cost profile {name}: {found.simulated.step_seconds:.0f} s per step, devices "
@@ -112,13 +113,13 @@ def lines(found: Forecast) -> Iterator[str]:
         yield f"memory to {role}, an estimate: {needed}; {has}"
     if found.needed and found.keeps_activations:
         yield (
-            "memory to train is that of trainer.gradient_checkpointing = true; without it a row "
-            "takes several times as much at work"
+            "memory to train assumes trainer.gradient_checkpointing = true; without it, the "
+            "activations of a row take several times as much"
         )
 
 
 def as_plain(found: Forecast) -> dict[str, Any]:
-    """For programs."""
+    """Describe a forecast for programs."""
     own, simulated, better = found.own, found.simulated, found.better
     return {
         "profile": found.profile.name,
@@ -144,7 +145,7 @@ def as_plain(found: Forecast) -> dict[str, Any]:
 
 
 def better_keys(found: Forecast) -> dict[str, Any]:
-    """Of the faster split, what to write into the recipe."""
+    """Return the recipe keys of the faster split."""
     assert found.better is not None
     return recipe_keys(
         found.profile, found.better.split, found.better.schedule, host_gpus=found.host_gpus
@@ -152,7 +153,7 @@ def better_keys(found: Forecast) -> dict[str, Any]:
 
 
 def _with_weights(profile: Profile, folder: Path) -> Profile:
-    """With the sizes of the model that is here."""
+    """Return the profile with the sizes of the local model, if there is one."""
     if profile.memory is None or not (folder / "model_index.json").is_file():
         return profile
     sizes = {

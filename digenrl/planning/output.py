@@ -1,4 +1,4 @@
-"""What ``digenrl plan`` and ``digenrl sim`` print: tables for people, JSON for programs."""
+"""Prints plans and simulations: tables for people, JSON for programs."""
 
 import json
 import math
@@ -20,14 +20,14 @@ from services.scheduler.sim.measured import Simulated
 from shared.recipe.schedule import RunSchedule
 
 NARROWEST = 100
-"""Columns: a table that is cut says nothing, one whose lines are broken can be read."""
+"""Width of the narrowest table in columns: wrapped lines can be read, cut ones cannot."""
 SHOWN = 5
-"""Choices in the table; the JSON has all that were simulated."""
+"""Number of choices in the table; the JSON has all that were simulated."""
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """One split, run in one way or in several."""
+    """Holds the results of one split, simulated in one or several ways."""
 
     profile: Profile
     split: Split
@@ -145,7 +145,7 @@ def _show_one(found: Simulated, console: Console) -> None:
         table.add_row(pool, _shares(found.busy[pool]), _shares(found.bubbles[pool]))
     console.print(table)
     stale = ", ".join(f"{value}: {share:.0%}" for value, share in found.staleness.items())
-    console.print(f"staleness {stale}; generated in vain {found.discarded:.1%}")
+    console.print(f"staleness {stale}; generated and discarded {found.discarded:.1%}")
     for decision, batches in groupby(found.tag, key=lambda each: (each.groups, each.reason)):
         same = list(batches)
         helped = sum(each.groups_generated for each in same) / len(same)
@@ -223,7 +223,7 @@ def _schedule(schedule: RunSchedule) -> dict[str, Any]:
 
 
 def _help_words(choice: Choice) -> str:
-    """Groups that the trainer generates, and at most how many."""
+    """Format the groups that the trainer generates on average and at most."""
     if not choice.schedule.lends_trainer:
         return "off"
     return f"{choice.helped_groups:.0f}/{choice.schedule.tag}"

@@ -1,4 +1,4 @@
-"""``digenrl plan``: which split of the devices is fastest."""
+"""Finds the fastest split of the devices, for ``digenrl plan``."""
 
 from pathlib import Path
 from typing import Literal
@@ -27,15 +27,15 @@ def plan(
     staleness: Literal[0, 1] | None,
     host_gpus: int,
 ) -> Planned:
-    """What ``digenrl plan`` finds out: only what a recipe can say, of hosts with so many GPUs.
+    """Plan for hosts with ``host_gpus`` GPUs each; only plans that a recipe can express count.
 
     Raises:
-        UserError: one line that names the option and the remedy.
+        UserError: names the option and the remedy.
     """
     if variant == "full":
         raise UserError(
-            "--variant: costs of all weights are those of bfloat16, and a run trains them in "
-            "float32; leave it out, or look at one split with digenrl sim"
+            "--variant: the costs of training all weights are those of bfloat16, but a run trains "
+            "them in float32; leave it out, or simulate one split with digenrl sim"
         )
     if recipe is None:
         if profile is None:
@@ -54,16 +54,17 @@ def plan(
 
 
 def costs_of(recipe: Recipe, profile: str, *, fragment: int = 1) -> Profile:
-    """The profile's costs for this recipe's batch, with the memory that its model and its shape
-    take, in fragments of so many samples.
+    """Return the profile's costs for this recipe's batch, model and shape.
+
+    ``fragment``: samples per fragment, which decide the memory.
 
     Raises:
-        UserError: if there is no such profile, or its costs are not those of this recipe.
+        UserError: if there is no such profile, or it has no costs for this recipe.
     """
     if recipe.model.trained == "full":
         raise UserError(
-            "model.trained: costs of all weights are those of bfloat16, and a run trains them in "
-            'float32; only "lora" can be planned'
+            "model.trained: the costs of training all weights are those of bfloat16, but a run "
+            'trains them in float32; only "lora" can be planned'
         )
     costs = with_shape_of(load_profile(profile), recipe)
     return with_memory(costs, use_of(recipe, costs, fragment=fragment))

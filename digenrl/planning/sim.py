@@ -1,4 +1,4 @@
-"""``digenrl sim``: one split of the devices in the simulator."""
+"""Simulates one split of the devices, for ``digenrl sim``."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -22,7 +22,7 @@ from shared.recipe.schedule import RunSchedule
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimRequest:
-    """The options of ``digenrl sim``, as they were typed."""
+    """Holds the options of ``digenrl sim`` as they were typed."""
 
     profile: str
     variant: VariantName
@@ -38,10 +38,10 @@ class SimRequest:
 
 
 def simulated(request: SimRequest, *, comparing: bool) -> Comparison:
-    """What ``digenrl sim`` finds out: of one configuration, or of every technique in turn.
+    """Simulate one configuration, or with ``comparing`` each technique in turn.
 
     Raises:
-        UserError: one line that names the option and the remedy.
+        UserError: names the option and the remedy.
     """
     profile = load_profile(request.profile, request.variant)
     split = Split(
@@ -99,7 +99,7 @@ def _schedule_of(request: SimRequest, profile: Profile) -> RunSchedule:
 
 
 def _number(option: str, text: str, words: tuple[str, ...]) -> int | None:
-    """None for one of the words."""
+    """Parse a number; returns None for one of ``words``."""
     if text in words:
         return None
     if not text.isdecimal():

@@ -1,1 +1,1 @@
-"""What a run leaves for people: figures before and after, curves, a gallery, the adapter."""
+"""Makes a run's report: figures before and after, curves, a gallery, the adapter."""

@@ -1,7 +1,6 @@
-"""The model card beside an exported adapter: README.md as model hubs expect it.
+"""Writes the model card of an exported adapter: a README.md as model hubs expect it.
 
-Everything in it comes from the run: what it was made of, how to use it, and what was measured.
-Paths of this machine are not in it.
+All its content comes from the run: recipe, usage and results. It contains no paths of this machine.
 """
 
 import json
@@ -34,14 +33,16 @@ RECIPE = {
     ),
     "schedule": ("max_staleness",),
 }  # fmt: skip
-"""Keys that decide the update."""
+"""Recipe keys that decide the update."""
 
 
 def write_card(
     folder: Path, recipe: Recipe, summary: Summary, curve: Path, labels: Mapping[str, str]
 ) -> Path:
-    """``curve``: a picture, of which the folder gets a copy; ``labels``: of the figures of a
-    `Quality` that are shown, label -> field."""
+    """Write the card and a copy of the picture ``curve`` into the folder of the adapter.
+
+    ``labels``: label -> field of `Quality`, for the figures to show.
+    """
     shutil.copyfile(curve, folder / CURVE)
     path = folder / CARD
     path.write_text(_card(recipe, summary, labels))
@@ -67,7 +68,7 @@ def _card(recipe: Recipe, summary: Summary, labels: Mapping[str, str]) -> str:
 
 
 def _front_matter(recipe: Recipe, base: str) -> str:
-    """YAML, whose strings may be JSON's."""
+    """Build the YAML header; strings in JSON are valid YAML."""
     task = "text-to-video" if makes_videos(recipe.model) else "text-to-image"
     tags = ["lora", "reinforcement-learning", recipe.algorithm.name, task, "digenrl"]
     return "\n".join([
@@ -154,6 +155,6 @@ def _data(recipe: Recipe) -> str:
     path = recipe.data.prompts
     try:
         known = f", {len(read_prompts(path))} prompts, sha256 `{digest(path)}`"
-    except UserError:  # not on this host, where only held-out prompts are needed
+    except UserError:  # not on this host, which needs only the held-out prompts
         known = ""
     return f"## Data\n\n`{path.name}`{known}"

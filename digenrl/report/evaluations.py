@@ -1,4 +1,4 @@
-"""How a run went on, as its evaluations show it: figures over steps, and pictures."""
+"""Draws the evaluations of a run: figures over steps, and samples over steps."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,12 +16,11 @@ from matplotlib import pyplot as plt
 
 TRAINED = "training reward"
 MAX_VERSIONS = 12
-"""Columns of the picture."""
+"""Largest number of columns in the picture."""
 
 
 def draw_evaluations(path: Path, records: Sequence[EvaluationRecord]) -> None:
-    """The training reward and, below it on the same steps, each gold reward. Versions that raised
-    an alarm are marked."""
+    """Draw the training reward and, below it, each gold reward; mark versions with an alarm."""
     curves = curves_of(records)
     steps = [record.version for record in records]
     figure, panels = plt.subplots(
@@ -44,7 +43,7 @@ def draw_evaluations(path: Path, records: Sequence[EvaluationRecord]) -> None:
 
 
 def curves_of(records: Sequence[EvaluationRecord]) -> dict[str, list[float]]:
-    """What is drawn, a value per record: only what every record has."""
+    """Return the curves to draw, for the figures that every record has."""
     curves = {TRAINED: [record.quality.reward for record in records]}
     for name in records[0].quality.gold:
         if all(name in record.quality.gold for record in records):
@@ -57,7 +56,7 @@ def curves_of(records: Sequence[EvaluationRecord]) -> dict[str, list[float]]:
 
 
 def draw_progress(path: Path, versions: Sequence[Stills]) -> None:
-    """A column per version, a row per prompt: the same noise from left to right."""
+    """Draw a column per version and a row per prompt, each row from the same noise."""
     picked = np.linspace(0, len(versions) - 1, min(MAX_VERSIONS, len(versions))).round()
     shown = [versions[int(index)] for index in picked]
     rows = len(shown[0].images)

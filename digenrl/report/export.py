@@ -1,5 +1,7 @@
-"""The trained weights as diffusers takes them: an adapter for ``load_lora_weights``, byte for byte
-reproducible, or a whole network for ``from_pretrained``.
+"""Exports trained weights for diffusers, and reads them again.
+
+An adapter is for ``load_lora_weights``, and its bytes are reproducible; a whole network is for
+``from_pretrained``.
 """
 
 import hashlib
@@ -19,15 +21,15 @@ from shared.recipe.recipe import Recipe
 
 FILE = "pytorch_lora_weights.safetensors"
 PREFIX = "transformer."
-"""Of the names of the network's layers."""
+"""Prefix of the names of the network's layers."""
 FOLDER = "transformer"
-"""Of the network, as in the folder of a pipeline, whose own it can replace."""
+"""Folder of the network, named as in a pipeline's folder, where it can replace the original."""
 METADATA_KEY = "lora_adapter_metadata"
-"""Where diffusers looks for rank and alpha; without it, it takes alpha for the rank."""
+"""Key under which diffusers finds rank and alpha; without it, diffusers assumes alpha = rank."""
 
 
 def export_adapter(folder: Path, tensors: dict[str, Tensor], recipe: Recipe) -> str:
-    """Write the adapter; returns the file's sha256."""
+    """Write the adapter and return the sha256 of its file."""
     config = {
         "r": recipe.model.lora.rank,
         "lora_alpha": recipe.model.lora.alpha,
@@ -47,8 +49,8 @@ def export_adapter(folder: Path, tensors: dict[str, Tensor], recipe: Recipe) -> 
 
 
 def with_metadata(data: bytes, metadata: dict[str, str]) -> bytes:
-    """A safetensors file with metadata in a fixed order: the library's own order changes from
-    process to process, and with it the file's digest."""
+    """Add metadata in a fixed order to a safetensors file. The library's own order, and with it the
+    digest of the file, differs between processes."""
     size = int.from_bytes(data[:8], "little")
     header = json.loads(data[8 : 8 + size])
     header.pop("__metadata__", None)
@@ -59,7 +61,7 @@ def with_metadata(data: bytes, metadata: dict[str, str]) -> bytes:
 
 
 def export_network(folder: Path, tensors: dict[str, Tensor], recipe: Recipe) -> str:
-    """Write the network; returns the sha256 of its weight files, one after the other."""
+    """Write the network and return the sha256 of its concatenated weight files."""
     table = recipe.model
     cpu, dtype = torch.device("cpu"), DTYPES[table.dtype]
     model = load_model(table.folder, {"transformer"}, device=cpu, dtype=dtype)
@@ -74,15 +76,15 @@ def export_network(folder: Path, tensors: dict[str, Tensor], recipe: Recipe) -> 
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """Large networks are in several."""
+    """List the weight files: a large network has several."""
     return sorted(folder.glob("*.safetensors"))
 
 
 def read_network(folder: Path) -> dict[str, Tensor]:
-    """What `export_network` has written.
+    """Read what `export_network` has written.
 
     Raises:
-        UserError: if there is none.
+        UserError: if there is no network.
     """
     files = weight_files(folder / FOLDER)
     if not files:
@@ -91,10 +93,10 @@ def read_network(folder: Path) -> dict[str, Tensor]:
 
 
 def read_adapter(folder: Path) -> dict[str, Tensor]:
-    """What `export_adapter` has written.
+    """Read what `export_adapter` has written.
 
     Raises:
-        UserError: if there is none.
+        UserError: if there is no adapter.
     """
     tensors = _read(folder / FILE if folder.is_dir() else folder)
     return {name.removeprefix(PREFIX): tensor for name, tensor in tensors.items()}

@@ -1,4 +1,4 @@
-"""`digenrl generate`: images or videos of a recipe's model, with or without an exported adapter."""
+"""Generates images or videos with a recipe's model and an exported adapter."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -22,10 +22,10 @@ def generate(
     seed: int,
     out: Path,
 ) -> Iterator[Path]:
-    """Write what the policy makes of the prompts, without noise; gives each file.
+    """Sample the prompts with an ODE, write the samples, and yield the path of each file.
 
     Raises:
-        UserError: if the adapter is none of this recipe's model, or ``out`` cannot be written.
+        UserError: if the adapter does not fit the recipe, or ``out`` cannot be written.
     """
     read = read_network if recipe.model.trained == "full" else read_adapter
     tensors = None if adapter is None else read(adapter)
@@ -44,6 +44,6 @@ def generate(
 
 
 def _trained_of(tensors: Mapping[str, Tensor], sampler: Sampler) -> Mapping[str, Tensor]:
-    """Without what a network's folder holds besides: constants that are not trained."""
+    """Leave out constants, which a network's folder contains but which are not trained."""
     constants = {name for name, _ in sampler.model.transformer.named_buffers()}
     return {name: tensor for name, tensor in tensors.items() if name not in constants}

@@ -1,4 +1,4 @@
-"""`digenrl report`: everything that a finished run is judged by, from the object store alone."""
+"""Makes the report of a run from its object store alone."""
 
 import asyncio
 import time
@@ -31,22 +31,22 @@ if TYPE_CHECKING:
 
 POLL_S = 2.0
 CLASSIFIER = "digit-probability"
-"""The reward whose classifier is asked for its accuracy, too."""
+"""Reward whose classifier also gives an accuracy."""
 VIDEOS = 8
-"""Prompts of which videos are kept."""
+"""Number of prompts whose videos are saved."""
 FILES = (
     "summary.json", "curve.png", "gallery.png", "evaluations.png", "progress.png", "adapter"
 )  # fmt: skip
-"""That a report may write, besides videos."""
+"""Files and folders that a report may write, apart from videos."""
 FIELDS = (
     "reward", "proxy_accuracy", "gold_accuracy", "gold_svm_accuracy", "gold_worst_digit",
     "gold_nn", "gold_div",
 )  # fmt: skip
-"""Figures of a `Quality` that are shown."""
+"""Fields of `Quality` that the report shows."""
 
 
 def rows_of(recipe: Recipe) -> dict[str, str]:
-    """Labels of what is shown, with the rewards that the run was trained on: label -> field."""
+    """Return label -> field of `Quality`; labels name the rewards that were trained on."""
     scorers = recipe.reward.scorers
     trained_on = {scorer.type for scorer in scorers}
     classifier = "training classifier" if CLASSIFIER in trained_on else "classifier, not trained on"
@@ -68,13 +68,12 @@ def _scorer(scorer: ScorerTable) -> str:
 
 
 async def make_report(run: str, out: Path, *, scheduler: str, wall_seconds: float) -> None:
-    """Write summary.json, curve.png, gallery.png and adapter/ with its model card into ``out``, and
-    print the table.
+    """Write summary.json, pictures and adapter/ with its model card into ``out``; print the table.
 
-    With ``scheduler``, first wait for the run behind that API to finish.
+    With ``scheduler``, the address of its API, wait first until the run has finished.
 
     Raises:
-        UserError: if the store holds no such run, or nothing was trained yet.
+        UserError: if the store holds no such run, or nothing has been trained yet.
     """
     began = time.monotonic()
     if scheduler:
@@ -153,8 +152,8 @@ async def _measure(
 async def _newest(
     store: ObjectStore, recipe: Recipe, evaluator: "RunEvaluator", chain: list[CommitRecord]
 ) -> tuple[list[CommitRecord], EvaluationRecord, bytes]:
-    """The chain up to its newest version, what is measured of that, and its weights. The run may go
-    on meanwhile, and not keep them: then it is a newer one."""
+    """Return the commits up to the newest version, its evaluation and its weights. If the run goes
+    on and deletes these weights meanwhile, use the next newest version."""
     from digenrl.evaluation.run import weights_to_use
 
     while True:
@@ -171,7 +170,7 @@ async def _newest(
 async def _save_videos(
     store: ObjectStore, folder: Path, sides: Mapping[str, EvaluationRecord]
 ) -> None:
-    """The first one of each prompt, before and after, for a model of videos."""
+    """Save the first video of each prompt, before and after, if the model makes videos."""
     for when, record in sides.items():
         firsts = list(first_of_prompts(record).values())[:VIDEOS]
         for number, sample in enumerate(firsts):
@@ -192,7 +191,7 @@ def summarise(
     wall_seconds: float,
     report_seconds: float,
 ) -> Summary:
-    """``evaluated``: of the first version, the last, and maybe some in between, in this order."""
+    """Build the summary; ``evaluated`` begins with the first version and ends with the last."""
     before, after = evaluated[0].quality, evaluated[-1].quality
     trained = [record for record in chain if record.trained]
     pairs = {
@@ -228,14 +227,14 @@ def summarise(
 
 
 def ratio_warnings(trained: Sequence[CommitRecord]) -> list[str]:
-    """What the batches' largest on-policy ratio error says, if it is more than rounding."""
+    """Return a warning if the largest on-policy ratio error exceeds what rounding explains."""
     errors = {r.policy.version: r.metrics["onpolicy_ratio_error"] for r in trained}
     version = max(errors, key=lambda each: errors[each])
     if errors[version] <= ALARMING_RATIO_ERROR:
         return []
     return [
         f"on-policy ratios were off by {errors[version]:.2g} in step {version}: rollout and "
-        "trainer compute other values from the same weights"
+        "trainer compute different values from the same weights"
     ]
 
 

@@ -1,4 +1,4 @@
-"""The reward curve and the before/after gallery of a run."""
+"""Draws the reward curve and the before/after gallery of a run."""
 
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ GALLERY_ROWS = 8
 
 
 def draw_curve(path: Path, chain: list[CommitRecord], summary: Summary) -> None:
-    """Mean training reward per step with its spread over groups, and accuracy before and after."""
+    """Draw the mean training reward per step with its spread, and the figures before and after."""
     records = [record for record in chain if record.trained]
     steps = np.array([record.policy.version for record in records])
     groups = [
@@ -71,8 +71,8 @@ def _draw_accuracies(axes: Any, summary: Summary) -> None:
 
 
 def draw_gallery(path: Path, before: Side, after: Side) -> None:
-    """The same prompts and the same noise, before and after; one column per prompt. What the
-    held-out judge takes for something else is framed."""
+    """Draw samples of the same prompts and noise, before and after, with one column per prompt.
+    Frames mark what the held-out classifier takes for something else."""
     chosen = _columns(before.prompts)
     figure, pair = plt.subplots(1, 2, figsize=(14, 6), layout="constrained")
     for axes, side_of, title in zip(pair, (before, after), ("before", "after"), strict=True):
@@ -102,7 +102,7 @@ def _frame_wrong(axes: Any, side_of: Side, columns: list[list[int]]) -> None:
 
 
 def _columns(prompts: list[str]) -> list[list[int]]:
-    """Which samples each column shows: those of the first prompts, one after the other."""
+    """List the samples of each column: a column per prompt, for the first prompts."""
     first_of: dict[str, list[int]] = {}
     for index, prompt in enumerate(prompts):
         first_of.setdefault(prompt, []).append(index)
@@ -110,7 +110,7 @@ def _columns(prompts: list[str]) -> list[list[int]]:
 
 
 def mosaic(images: Pixels, columns: list[list[int]]) -> npt.NDArray[np.uint8]:
-    """Images side by side with a line of white between them. Digits are drawn dark on light."""
+    """Arrange images (n, C, H, W) in columns with white lines between; digits are dark on light."""
     channels, height, width = images.shape[1:]
     rows = max(len(column) for column in columns)
     blank = 0 if channels == 1 else 255

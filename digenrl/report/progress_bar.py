@@ -1,4 +1,4 @@
-"""How far the evaluations of a report are, as a bar on a terminal and a line elsewhere."""
+"""Shows how far an evaluation is: as a bar on a terminal, otherwise as a line."""
 
 from types import TracebackType
 from typing import Self
@@ -33,12 +33,12 @@ class EvaluationBar:
         self._bars.stop()
 
     def version(self, number: int) -> None:
-        """The one that is evaluated from here on."""
+        """Show that the evaluation of a version begins."""
         name = f"version {number}"
         self._bars.add_task(name, total=None)
         if not self._console.is_terminal:
             self._console.print(f"evaluating {name}", highlight=False)
 
     def progress(self, done: int, total: int) -> None:
-        """Of the newest version. May be called in any thread."""
+        """Show how many prompts of that version are done. May be called in any thread."""
         self._bars.update(self._bars.task_ids[-1], completed=done, total=total)

@@ -1,4 +1,4 @@
-"""How a run's devices were used: from what the scheduler kept of every batch."""
+"""Summarises how a run's devices were used, from the scheduler's record of each batch."""
 
 import statistics
 from collections import Counter
@@ -15,7 +15,7 @@ from shared.store import ObjectStore
 
 
 async def read_schedule(store: ObjectStore, chain: list[CommitRecord]) -> ScheduleSummary:
-    """Raises ContractError if what is stored of a batch's usage is something else."""
+    """Read and summarise a run's usage; raises ContractError if a stored record is invalid."""
     usage: list[BatchUsage] = []
     for key in await store.keys(usage_folder(chain[0].run)):
         data = await store.read(key)
@@ -27,7 +27,7 @@ async def read_schedule(store: ObjectStore, chain: list[CommitRecord]) -> Schedu
 
 
 def summarise_schedule(chain: list[CommitRecord], usage: list[BatchUsage]) -> ScheduleSummary:
-    """The first batch seen is left out of shares where there are others: devices still start."""
+    """Summarise the usage, without the first batch if there are others: devices still start."""
     steady = usage[1:] or usage
     by_device: dict[str, Counter[str]] = {}
     for batch in steady:
@@ -63,7 +63,7 @@ def summarise_schedule(chain: list[CommitRecord], usage: list[BatchUsage]) -> Sc
 
 
 def schedule_rows(schedule: ScheduleSummary) -> list[tuple[str, str]]:
-    """For the table that a person sees."""
+    """Return label and value of each row for the report's table."""
     rows = [("samples by staleness", _counts(schedule.staleness))]
     if schedule.utilisation is not None:
         rows.insert(0, ("devices at work", f"{schedule.utilisation:.0%}"))

@@ -1,4 +1,4 @@
-"""Pictures of evaluations, fetched from the run's object store."""
+"""Fetches the pictures of evaluations from the run's object store."""
 
 import asyncio
 from collections.abc import Sequence
@@ -13,23 +13,23 @@ from shared.store import ObjectStore
 
 GETS_AT_ONCE = 8
 PROMPTS = 8
-"""That show how a run went on."""
+"""Number of prompts that show the progress of a run."""
 
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """Before, or after."""
+    """Holds the samples of one side of the comparison, before or after."""
 
     stills: Pixels
     """(n, C, H, W)"""
     prompts: list[str]
     right: npt.NDArray[np.bool_] | None
-    """(n,) what the held-out judge says."""
+    """(n,) whether the held-out classifier recognizes each sample; None if there is none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stills:
-    """The first sample of some prompts, by one version."""
+    """Holds the first sample of several prompts, from one version."""
 
     version: int
     images: Pixels
@@ -54,7 +54,7 @@ async def stills_of(store: ObjectStore, records: Sequence[EvaluationRecord]) -> 
 
 
 def first_of_prompts(record: EvaluationRecord) -> dict[str, KeptSample]:
-    """The first sample of each prompt."""
+    """Return the first sample of each prompt."""
     firsts: dict[str, KeptSample] = {}
     for sample in record.samples:
         firsts.setdefault(sample.prompt, sample)

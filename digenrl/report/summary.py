@@ -1,4 +1,4 @@
-"""``summary.json``: the figures of a run. docs/summary.md describes each of them."""
+"""Defines ``summary.json``, the figures of a run; docs/summary.md describes each field."""
 
 from pydantic import BaseModel
 
@@ -6,56 +6,56 @@ from digenrl.evaluation.quality import Quality
 
 
 class TagDecision(BaseModel):
-    """What TAG decided for a batch, and what came of it."""
+    """Records what TAG decided for a batch, and the result."""
 
     batch: int
     groups: int
-    """That the trainer was to generate at most."""
+    """Largest number of groups that the trainer was to generate."""
     samples_helped: int
-    """That it generated."""
+    """Number of samples that the trainer generated."""
     reason: str
     predicted_gain: float | None
     measured_gain: float | None
-    """Against what the batch was predicted to take without help."""
+    """Gain over the predicted time of the batch without help."""
 
 
 class ScheduleSummary(BaseModel):
-    """How the devices were used, over the batches that one scheduler saw from open to commit."""
+    """Says how the devices were used in the batches that one scheduler saw from open to commit."""
 
     num_batches: int
     seconds_per_step: float | None
-    """Median."""
+    """Median step time."""
     utilisation: float | None
-    """Share of their time that rollout and trainer devices generated, trained or committed."""
+    """Share of their time that rollout and trainer devices generate, train or commit."""
     utilisation_by_device: dict[str, float]
-    """Of every worker, the reward workers too."""
+    """Utilisation of each worker, including reward workers."""
     bubbles: dict[str, float]
-    """Share of the time of rollout and trainer devices by what they waited for."""
+    """Share of the time of rollout and trainer devices by what they wait for."""
     staleness: dict[int, int]
-    """Trained samples by staleness."""
+    """Number of trained samples by staleness."""
     samples_helped: int
     """Samples that the trainer's device generated."""
     tag: list[TagDecision]
 
 
 class EvaluatedVersion(BaseModel):
-    """One policy version, as an evaluation found it."""
+    """Holds the evaluation of one policy version."""
 
     version: int
     quality: Quality
     alarms: list[str]
-    """Compared with the versions before it."""
+    """Alarms for this version, compared with those before it."""
 
 
 class Summary(BaseModel):
     run: str
     seed: int
     steps: int
-    """Optimizer steps that the run made."""
+    """Number of optimizer steps."""
     commits: int
-    """Commit records that trained a batch; the same number unless something is wrong."""
+    """Number of commit records that trained a batch; equals `steps` unless something is wrong."""
     wall_s: float
-    """From the command to the last commit, of the newest start."""
+    """Seconds from the command to the last commit, counted from the newest start."""
     report_s: float
     samples_trained: int
     onpolicy_ratio_error_max: float
@@ -77,15 +77,15 @@ class Summary(BaseModel):
     gold_div_before: float | None
     gold_div_after: float | None
     adapter_sha256: str
-    """Of adapter/pytorch_lora_weights.safetensors."""
+    """Digest of adapter/pytorch_lora_weights.safetensors."""
     weights_digest: str
-    """Of the final policy version, as commit records and trajectories carry it."""
+    """Digest of the final policy version, as in commit records and trajectories."""
     alarms: list[str] = []
-    """Gold rewards that fell while the training reward rose, as the last evaluation found them."""
+    """A line for each gold reward that fell while the training reward rose, as of the end."""
     warnings: list[str] = []
-    """Of on-policy ratios that are further from 1 than rounding explains."""
+    """A line if on-policy ratios are further from 1 than rounding explains."""
     evaluations: list[EvaluatedVersion] = []
-    """Of every version that was evaluated, before and after among them."""
+    """Evaluations of all evaluated versions, including the first and the last."""
     schedule: ScheduleSummary
     before: Quality
     after: Quality

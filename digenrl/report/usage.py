@@ -1,7 +1,7 @@
-"""How plain diffusers samples a recipe's model with an exported adapter: code to copy.
+"""Writes Python code that samples a recipe's model and an exported adapter with plain diffusers.
 
-It takes the steps that the evaluation takes, from the noise of its first sample. A pipeline's own
-grid is another one, and its scheduler would shift ours once more: hence a scheduler that does not.
+The code takes the evaluation's steps from the noise of its first sample. A pipeline's own sigmas
+differ, and its scheduler would shift ours again, so the code sets a scheduler that does not.
 """
 
 import json
