@@ -168,7 +168,7 @@ def test_all_weights_are_counted_in_float32_and_their_steps_not_forecast(tmp_pat
     checked = check(path, "h100=8", elsewhere=True)
     found = checked.forecast
     assert found is not None and found.simulated is None
-    assert "is not known" in checked.lines[2]
+    assert "the step time is unknown" in checked.lines[2]
     network = 2 * 4.59
     assert found.needed["generate"].network == pytest.approx(network)
     assert found.needed["generate"].trained == pytest.approx(network), "the version that is next"
