@@ -6,11 +6,13 @@ uses differ in lightness as well.
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
+
+from bench.runner.figures import Interval
 
 COLOURS = {
     "generate": "#56B4E9",
@@ -34,19 +36,6 @@ class Bar(NamedTuple):
     high: float
     """Fastest and slowest of its rounds."""
     simulated: float | None = None
-
-
-class Span(Protocol):
-    """A device in use."""
-
-    @property
-    def device(self) -> str: ...
-    @property
-    def use(self) -> str: ...
-    @property
-    def begin(self) -> float: ...
-    @property
-    def end(self) -> float: ...
 
 
 def bars(
@@ -85,7 +74,7 @@ def bars(
 def timeline(
     path: Path,
     title: str,
-    spans: Sequence[Span],
+    spans: Sequence[Interval],
     *,
     begin: float,
     end: float,
