@@ -1,1 +1,1 @@
-"""What work costs, as data: service times, the bound no schedule beats, colocated baselines."""
+"""Costs of work as data: service times, the bound that no schedule beats, colocated baselines."""

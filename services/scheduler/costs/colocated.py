@@ -1,4 +1,4 @@
-"""The colocated baselines: every device generates, then trains, and all of them go in lock-step.
+"""The colocated baselines: every device generates, then trains, all in lock-step.
 
 2026-06   what the first colocated systems did: a rollout call per sample, the engine swapped
           through pageable memory, old log-probs computed anew, no TSP           (V1)
@@ -17,9 +17,9 @@ Baseline = Literal["2026-06", "batched", "tuned"]
 
 
 def colocated_seconds(profile: Profile, devices: Mapping[str, int], baseline: Baseline) -> float:
-    """Mean seconds of a batch on the best lock-step pool of these devices.
+    """Return the mean seconds of a batch on the best lock-step pool of these devices.
 
-    Unequal devices make a lock-step slow, so a pool may be the fastest kind alone, or the two
+    Unequal devices slow a lock-step down, so a pool may be the fastest kind alone, or the two
     fastest, and so on. Infinite if no device holds the model in both roles.
     """
     able = [
@@ -47,7 +47,7 @@ def _lock_step(profile: Profile, devices: Mapping[str, int], baseline: Baseline)
 
 
 def _rollout(profile: Profile, devices: Mapping[str, int], batch: int) -> float:
-    """Until the last device has generated its share of the batch."""
+    """Return the seconds until the last device has generated its share of the batch."""
     each = {kind: fragment_seconds(profile, kind, batch) / batch for kind in devices}
     shares = whole_shares(profile.shape.samples, devices, each)
     width = _expected_maximum(sum(devices.values())) * profile.rollout.noise_cv
@@ -62,7 +62,7 @@ def _rollout(profile: Profile, devices: Mapping[str, int], batch: int) -> float:
 
 
 def _training(profile: Profile, devices: Mapping[str, int], *, tuned: bool) -> float:
-    """Equal shares at the slowest device's speed; old log-probs are a forward pass more."""
+    """Train equal shares at the slowest device's speed; old log-probs cost another forward pass."""
     samples = profile.shape.samples / sum(devices.values())
     passes = profile.variant.rho
     if not tuned:
@@ -72,7 +72,7 @@ def _training(profile: Profile, devices: Mapping[str, int], *, tuned: bool) -> f
 
 
 def _swaps(profile: Profile, *, tuned: bool) -> float:
-    """Seconds for the engine to leave the devices and to come back."""
+    """Return the seconds in which the engine leaves the devices and comes back."""
     costs = profile.colocated
     if tuned:
         return 2 * costs.pinned_swap_seconds
@@ -80,5 +80,5 @@ def _swaps(profile: Profile, *, tuned: bool) -> float:
 
 
 def _expected_maximum(count: int) -> float:
-    """Of so many standard normal variables (Blom 1958)."""
+    """Return the expected maximum of so many standard normal variables (Blom 1958)."""
     return NormalDist().inv_cdf((count - 0.375) / (count + 0.25))

@@ -1,4 +1,4 @@
-"""Bounds that no schedule beats: all work done, no device ever idle, nothing else paid for."""
+"""Bounds that no schedule beats: all work is done, no device is idle, and nothing else costs."""
 
 import math
 from collections.abc import Mapping
@@ -7,7 +7,7 @@ from services.scheduler.costs.profile import Profile, Role, speed
 
 
 def floor_seconds(profile: Profile, devices: Mapping[str, int]) -> float:
-    """The least time of a batch if every device may generate and train in any mixture.
+    """Return the least time of a batch if every device may generate and train in any mixture.
 
     A linear program with two tasks, solved by comparative advantage: kinds in descending order of
     generation over training speed; those in front generate, those behind train, and one kind does
@@ -35,7 +35,7 @@ def floor_seconds(profile: Profile, devices: Mapping[str, int]) -> float:
 
 
 def split_bound(profile: Profile, rollout: Mapping[str, int], trainer: Mapping[str, int]) -> float:
-    """The least time of a batch if devices are split for good and none is lent (no TAG)."""
+    """Return the least time of a batch if devices are split for good and none is lent."""
     return max(
         _ratio(profile.generation_work, _total(profile, rollout, "rollout")),
         _ratio(profile.training_work, _total(profile, trainer, "trainer")),

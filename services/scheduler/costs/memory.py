@@ -1,7 +1,7 @@
-"""What the devices of a run take of their memory: what they hold, and their peak.
+"""Estimates the memory that a run takes of its devices: what they hold, and their peak.
 
 Figures are those of a profile, for one shape of the model's samples. Activations of another shape
-go with the number of latents, those of another type with its size: an estimate.
+scale with the number of latents, those of another type with its size.
 """
 
 from dataclasses import dataclass
@@ -9,47 +9,47 @@ from dataclasses import dataclass
 from services.scheduler.costs.profile import Memory, Profile
 
 FIGURES_BYTES = 2
-"""Of a weight, in a profile's figures of network and text encoders."""
+"""Bytes of a weight in a profile's figures of network and text encoders."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Use:
-    """How a run uses its model."""
+    """Says how a run uses its model."""
 
     height: int
     width: int
     frames: int
     forwards: int
-    """2 with classifier-free guidance."""
+    """Forward passes per step: 2 with classifier-free guidance."""
     item_bytes: int
-    """Of a weight that is not trained."""
+    """Bytes of a weight that is not trained."""
     rank: int
-    """Of the adapter; 0 if all weights are trained."""
+    """Rank of the adapter; 0 if all weights are trained."""
     rows: int
-    """Of a training pass, at least."""
+    """Smallest number of rows of a training pass."""
     fragment: int
-    """Samples that a device generates at a time."""
+    """Number of samples that a device generates at a time."""
     ranks: int = 1
-    """That share the weights."""
+    """Number of ranks that share the weights."""
     helps: bool = True
-    """Whether the trainer's devices generate besides."""
+    """Whether the trainer's devices also generate."""
     can_train: bool = False
-    """Whether rollout devices compute gradients besides."""
+    """Whether rollout devices also compute gradients."""
     averages: bool = False
-    """Whether the trainer keeps a moving average of what is trained."""
+    """Whether the trainer keeps a moving average of the trained weights."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Needed:
-    """Of one device, in GiB."""
+    """Holds the memory that one device needs, in GiB."""
 
     network: float
     text: float
     decoder: float
     trained: float
-    """Beyond the network: an adapter, gradients' and optimizer's state, a version that is next."""
+    """Memory beyond the network: adapter, gradients, optimizer state and the next version."""
     peak: float
-    """Of work, beyond what is held."""
+    """Peak of work beyond what is held."""
 
     @property
     def held(self) -> float:
@@ -72,7 +72,7 @@ class Needed:
 
 
 def rollout_needs(memory: Memory, use: Use) -> Needed:
-    """Of a device that generates. It takes the next version over beside the one in use."""
+    """Return what a generating device needs; it loads the next version beside the one in use."""
     network, adapter = _network(memory, use), _adapter(memory, use)
     peaks = [_denoise(memory, use), _decode(memory, use)]
     if use.can_train:
@@ -87,7 +87,7 @@ def rollout_needs(memory: Memory, use: Use) -> Needed:
 
 
 def trainer_needs(memory: Memory, use: Use) -> Needed:
-    """Of a device that trains: a gradient is part of a pass's peak, and Adam keeps two moments."""
+    """Return what a training device needs: a peak has the gradient, Adam keeps two moments."""
     network, adapter = _network(memory, use), _adapter(memory, use)
     peak = _train(memory, use)
     if use.helps:
@@ -107,7 +107,7 @@ def trainer_needs(memory: Memory, use: Use) -> Needed:
 
 
 def usual(memory: Memory) -> Use:
-    """Of the figures' own shape: a sample at a time, and a row."""
+    """Return the use that the figures are for: one sample, and one row, at a time."""
     return Use(
         height=memory.height,
         width=memory.width,
@@ -121,7 +121,7 @@ def usual(memory: Memory) -> Use:
 
 
 def with_memory(profile: Profile, use: Use) -> Profile:
-    """The profile with what such a run takes in place of its own figures, if it has a table."""
+    """Return the profile with what such a run takes in place of its figures, if it has a table."""
     if profile.memory is None:
         return profile
     rollout, trainer = rollout_needs(profile.memory, use), trainer_needs(profile.memory, use)
@@ -153,13 +153,13 @@ def _adapter(memory: Memory, use: Use) -> float:
 
 
 def _latents(memory: Memory, use: Use) -> float:
-    """Of a sample, over those of the figures."""
+    """Return the ratio of a sample's latents to those of the figures."""
     figures = memory.height * memory.width * memory.frames
     return use.height * use.width * use.frames / figures
 
 
 def _activations(memory: Memory, use: Use) -> float:
-    """Of a step or a row, over the figures."""
+    """Return the ratio of a step's or a row's activations to the figures."""
     rows = use.forwards / memory.forwards
     return _latents(memory, use) * rows * use.item_bytes / FIGURES_BYTES
 

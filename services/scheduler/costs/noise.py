@@ -1,4 +1,4 @@
-"""How much longer or shorter work takes than on average: drawn for each device, from a seed.
+"""Draws how much longer or shorter work takes than on average, for each device, from a seed.
 
 The simulator and the emulated cluster draw from the same places: a device's n-th piece of work
 takes equally long in both, so that what differs between them is not chance.
@@ -15,15 +15,15 @@ MIN_FACTOR = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Noise:
-    """Of all devices of a run."""
+    """Draws the factors of all devices of a run."""
 
     spread: float = 0.0
-    """Standard deviation over mean."""
+    """Ratio of the standard deviation to the mean."""
     seed: int = 0
     _drawn: dict[str, Random] = field(default_factory=dict)
 
     def factor(self, device: str) -> float:
-        """Of the mean, for the next piece of the device's work."""
+        """Return the factor on the mean for the next piece of the device's work."""
         if not self.spread:
             return 1.0
         if device not in self._drawn:
@@ -32,10 +32,10 @@ class Noise:
 
 
 def rollout_device(kind: str, number: int) -> str:
-    """``number``: among the rollout devices of its kind."""
+    """Name a device by its ``number`` among the rollout devices of its kind."""
     return f"{kind}-{number}"
 
 
 def trainer_device(place: int) -> str:
-    """``place``: in the trainer, from 0; what is one lane is its first device."""
+    """Name a device by its ``place`` in the trainer, from 0; devices in lock-step are the first."""
     return f"trainer/{place}"

@@ -1,7 +1,7 @@
 """A cost profile: what generating and training one model costs on each kind of device, as data.
 
 One file per model in the folder profiles calibrates planner, simulator and emulated cluster alike;
-Its README.md says what each field means. Seconds are those of an H100, GB are 1e9 bytes.
+its README.md says what each field means. Seconds are those of an H100, GB are 1e9 bytes.
 
     generating n samples:   steps x forwards x (o + c n) + n (decode + reward)
     training one sample:    trained steps x forwards x rho x (o / G + c)
@@ -48,73 +48,73 @@ class Shape(Record):
 
 class Rollout(Record):
     call_seconds: Seconds
-    """Of one forward call, whatever the number of its samples: o."""
+    """Seconds of one forward call, whatever the number of its samples: o."""
     sample_seconds: Factor
-    """Of each sample in a forward call: c."""
+    """Seconds of each sample in a forward call: c."""
     decode_seconds: Seconds
-    """Per sample, latents to media."""
+    """Seconds to decode the latents of a sample."""
     reward_seconds: Seconds
-    """Per sample, on the device that generated it."""
+    """Seconds to score a sample on the device that generated it."""
     noise_cv: Annotated[float, Field(ge=0, lt=1)]
     """Standard deviation of a fragment's service time over its mean."""
     handoff_seconds: Seconds
-    """From one service's result to the start of the next one's work, per hop."""
+    """Seconds from one service's result to the start of the next one's work, per hop."""
     memory_gib: Factor
-    """That a device needs. In a profile's file: weights, decoder and activations, with conditions
-    from a cache, as the study has it; `costs.memory` puts what a run really takes in its place."""
+    """Memory that a device needs. A profile's file has weights, decoder and activations with cached
+    conditioning, as in the study; `costs.memory` replaces it by what a run takes."""
     held_gib: Annotated[float, Field(ge=0)] = 0.0
-    """Of it, what is held all the time; 0 if that is not known."""
+    """Part of the memory that is held all the time; 0 if unknown."""
     sample_gib: Annotated[float, Field(ge=0)] = 0.0
-    """Of the peak, what each sample of a fragment takes while it is denoised."""
+    """Part of the peak that each sample of a fragment takes while it is denoised."""
 
 
 class Variant(Record):
     """What is trained, and how: a LoRA adapter on every device, or all weights, sharded."""
 
     forwards_per_step: Literal[1, 2]
-    """2: classifier-free guidance, in rollout and training."""
+    """Forward passes per step: 2 with classifier-free guidance, in rollout and training."""
     rho: Factor
-    """Forward and backward pass of a trained step over a step of a rollout."""
+    """Ratio of a trained step's forward and backward pass to a step of a rollout."""
     memory_gib: Factor
-    """That each training device needs."""
+    """Memory that each training device needs."""
     optimizer_gib: Annotated[float, Field(ge=0)] = 0.0
-    """Of it, what a rollout device does not have; 0 if that is not known."""
+    """Part of the memory that a rollout device does not need; 0 if unknown."""
     sharded: bool
-    """Over the devices of a node; if not, each device can be lent on its own."""
+    """Whether a node's devices share the weights; if not, each can be lent on its own."""
     optimizer_seconds: Seconds
-    """Of one update."""
+    """Seconds of one optimizer update."""
     published_gb: Factor
     publish_seconds: Seconds
-    """From the last update to weights that rollout devices can take."""
+    """Seconds from the last update to weights that rollout devices can load."""
     adopt_seconds: Seconds
-    """That a rollout device pauses for them."""
+    """Seconds that a rollout device pauses to load them."""
     switch_seconds: Seconds
-    """Of a training device, each way between training and generating."""
+    """Seconds that a training device takes to change to generating, or back."""
 
 
 class Colocated(Record):
-    """What a device pays that generates and trains by turns (`costs.colocated`)."""
+    """Costs of a device that generates and trains by turns (`costs.colocated`)."""
 
     rollout_batch: Positive
     """Samples per forward call of the batched engine."""
     engine_gb: Factor
-    """That leave and enter the device for each batch."""
+    """Size of what leaves and enters the device for each batch."""
     pageable_gb_per_second: Factor
     pageable_extra_seconds: Seconds
-    """Per batch, of sleeping and waking beyond the bytes."""
+    """Seconds per batch of putting the engine to sleep and waking it, beyond the copies."""
     pinned_swap_seconds: Seconds
-    """One way, all of it."""
+    """Seconds of the whole swap, one way."""
 
 
 class Memory(Record):
-    """What one model takes of a device, at one shape. GiB; network and text encoders in bfloat16,
+    """Memory that one model takes at one shape, in GiB: network and text encoders in bfloat16,
     decoder and adapter in float32."""
 
     height: Positive
     width: Positive
     frames: Positive
     forwards: Literal[1, 2]
-    """2: figures of a step or a row are with classifier-free guidance."""
+    """Forward passes in the figures of a step or a row: 2 with classifier-free guidance."""
     network_gib: Factor
     text_gib: Factor
     decoder_gib: Factor
@@ -125,9 +125,9 @@ class Memory(Record):
     decode_gib: Factor
     """Peak of decoding one sample."""
     train_gib: Annotated[float, Field(ge=0)]
-    """Peak of a training pass with its gradients, whatever the number of its rows ..."""
+    """Part of a training pass's peak, gradients included, that does not grow with its rows."""
     row_gib: Factor
-    """... and for each of them, with gradient checkpointing."""
+    """Part of a training pass's peak for each row, with gradient checkpointing."""
 
 
 class Device(Record):
@@ -148,27 +148,27 @@ class _Costs(Record):
     description: Text
     shape: Shape
     embeds_guidance: bool = False
-    """Whether the network is told the guidance, so that it costs no second pass."""
+    """Whether the network receives the guidance scale, so that guidance needs no second pass."""
     rollout: Rollout
     memory: Memory | None = None
     colocated: Colocated
     devices: Annotated[dict[Token, Device], Field(min_length=1)]
     sources: dict[str, Source]
-    """Where numbers are from, by dotted path or the beginning of one."""
+    """Origin of each number, by dotted path or the beginning of one."""
 
 
 class Profile(_Costs):
-    """The costs of one model, trained in one way."""
+    """Holds the costs of one model, trained in one way."""
 
     variant: Variant
 
     @property
     def forward_seconds(self) -> float:
-        """Of a denoising step, per sample of a whole group, guidance included."""
+        """Seconds of a denoising step per sample of a whole group, guidance included."""
         return self.step_seconds(self.shape.group_size) / self.shape.group_size
 
     def step_seconds(self, samples: int) -> float:
-        """Of one denoising step of so many samples in one call, guidance included."""
+        """Return the seconds of a denoising step of so many samples in one call, with guidance."""
         seconds = self.rollout.call_seconds + self.rollout.sample_seconds * samples
         return self.variant.forwards_per_step * seconds
 
@@ -219,7 +219,7 @@ def _known() -> str:
 
 
 def device(profile: Profile, kind: str) -> Device:
-    """The profile's device of this kind.
+    """Return the profile's device of this kind.
 
     Raises:
         UserError: if the profile has no such kind.
@@ -230,7 +230,7 @@ def device(profile: Profile, kind: str) -> Device:
 
 
 def fits(profile: Profile, kind: str, role: Role) -> str | None:
-    """Why a device of this kind cannot hold the model in this role; None if it can."""
+    """Return why a device of this kind cannot hold the model in this role; None if it can."""
     needed = (profile.rollout if role == "rollout" else profile.variant).memory_gib
     has = device(profile, kind).memory_gib
     if needed <= has:
@@ -239,14 +239,14 @@ def fits(profile: Profile, kind: str, role: Role) -> str | None:
 
 
 def holds_fragments(profile: Profile, kind: str, role: Role, samples: int) -> bool:
-    """Whether a device of this kind can denoise so many samples at a time."""
+    """Return whether a device of this kind can denoise so many samples at a time."""
     extra = profile.variant.optimizer_gib if role == "trainer" else 0.0
     needed = profile.rollout.held_gib + extra + samples * profile.rollout.sample_gib
     return needed <= device(profile, kind).memory_gib
 
 
 def speed(profile: Profile, kind: str, role: Role) -> float:
-    """Relative to an H100; 0 if the device cannot hold the model."""
+    """Return the speed relative to an H100; 0 if the device cannot hold the model."""
     if fits(profile, kind, role) is not None:
         return 0.0
     found = device(profile, kind)
@@ -254,7 +254,7 @@ def speed(profile: Profile, kind: str, role: Role) -> float:
 
 
 def fragment_seconds(profile: Profile, kind: str, samples: int) -> float:
-    """Mean seconds of a fragment on such a device: denoised in one call per step, decoded, scored.
+    """Return the mean seconds to generate a fragment, in one call per step, and score it.
 
     Infinite if the device cannot hold the model.
     """
@@ -265,11 +265,11 @@ def fragment_seconds(profile: Profile, kind: str, samples: int) -> float:
 def train_group_seconds(
     profile: Profile, devices: Mapping[str, int], tsp: bool = True, groups: int = 1
 ) -> float:
-    """Mean seconds in which a synchronous data-parallel trainer takes in whole groups, together.
+    """Return the mean seconds of whole groups on a synchronous data-parallel trainer.
 
     Devices get shares in proportion to their speeds: with TSP whole (sample, step) rows, without
     it whole samples, so that 16 samples on 10 devices take as long as on 8. Several groups that
-    are ready at once cut finer. Infinite if no device can hold the model.
+    are ready at once are sliced finer. Infinite if no device can hold the model.
     """
     samples = groups * profile.shape.group_size
     rows = profile.shape.trained_steps if tsp else 1
@@ -280,7 +280,7 @@ def train_group_seconds(
 
 
 def gradient_seconds(profile: Profile, kind: str, samples: int) -> float:
-    """Mean seconds of the gradient of samples of one group on such a device alone.
+    """Return the mean seconds of the gradient of samples of one group on such a device alone.
 
     Infinite if the device cannot hold the model.
     """
@@ -291,11 +291,11 @@ def gradient_seconds(profile: Profile, kind: str, samples: int) -> float:
 def whole_shares(
     items: int, devices: Mapping[str, int], seconds: Mapping[str, float]
 ) -> dict[str, int]:
-    """How many of `items` each device of a kind takes at most, for the last to end the soonest.
+    """Return how many of `items` a device of each kind takes at most, to end the soonest.
 
     Args:
-        devices: how many there are of each kind.
-        seconds: of one item on each kind that can take part; the others take none.
+        devices: number of devices of each kind.
+        seconds: time of one item on each kind that can take part; the others take none.
     """
     shares = {kind: 0 for kind in seconds if devices[kind] > 0}
     left = items if shares else 0
@@ -313,5 +313,5 @@ def _generation_seconds(profile: Profile, samples: int) -> float:
 
 
 def _training_seconds(profile: Profile) -> float:
-    """Of one sample on an H100."""
+    """Return the training seconds of one sample on an H100."""
     return profile.shape.trained_steps * profile.variant.rho * profile.forward_seconds
