@@ -8,16 +8,16 @@ this device cannot or need not compute goes back to the scheduler, which has it 
 import asyncio
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, TypeVar
+from typing import Literal
 
 import structlog
 from pydantic import ValidationError
 
 from services.rollout.policy_loader import PolicyLoader
 from shared.devices.protocols import GroupData, GroupGradient, RolloutDevice
-from shared.errors import ContractError, DigenRLError, Unavailable
+from shared.errors import ContractError, DigenRLError
 from shared.messages import subjects
 from shared.messages.contracts import (
     ComputeGradient,
@@ -26,14 +26,10 @@ from shared.messages.contracts import (
     GroupGradientRef,
 )
 from shared.messages.staleness import check_admission
-from shared.process.worker import WorkerContext
+from shared.process.worker import WorkerContext, patiently
 from shared.run.commits import admissible_versions
 from shared.run.layout import batch_folder
 from shared.telemetry import STAGE_SECONDS
-
-RETRY_S = 0.5
-
-T = TypeVar("T")
 
 log = structlog.get_logger()
 
@@ -99,7 +95,7 @@ class Gradients:
 
     async def _fetch(self, command: ComputeGradient) -> None:
         try:
-            data = await _patiently(lambda: self._data(command))
+            data = await patiently(lambda: self._data(command), "store_unavailable")
         except DigenRLError as error:
             await self._fail(command, error)
             return
@@ -127,7 +123,9 @@ class Gradients:
     async def _publish(self, command: ComputeGradient, part: GroupGradient, seconds: float) -> None:
         STAGE_SECONDS.labels(stage="gradient").observe(seconds)
         try:
-            first = await _patiently(lambda: self._stored(command, part, seconds))
+            first = await patiently(
+                lambda: self._stored(command, part, seconds), "store_unavailable"
+            )
         except DigenRLError as error:
             await self._fail(command, error)
             return
@@ -183,13 +181,3 @@ class Gradients:
 def _slot(command: ComputeGradient) -> str:
     group = command.group
     return f"batch={group.batch} group={group.group} attempt={group.attempt}"
-
-
-async def _patiently(work: Callable[[], Awaitable[T]]) -> T:
-    """Return the result of ``work``, over outages of the store and the bus."""
-    while True:
-        try:
-            return await work()
-        except Unavailable as error:
-            log.warning("store_unavailable", error=str(error))
-            await asyncio.sleep(RETRY_S)

@@ -25,7 +25,7 @@ from shared.devices.protocols import RolloutDevice, Staged
 from shared.errors import ContractError, DigenRLError, IntegrityError, Unavailable
 from shared.messages import subjects
 from shared.messages.contracts import ObjectRef, Policy, PolicyPublished
-from shared.process.worker import WorkerContext
+from shared.process.worker import RETRY_S, WorkerContext, patiently
 from shared.run.commits import CommitRecord, newest_commit, read_commit
 from shared.run.versions import VersionIndex
 from shared.telemetry import (
@@ -33,8 +33,6 @@ from shared.telemetry import (
     WEIGHTS_LOAD_SECONDS,
     WEIGHTS_PAUSE_SECONDS,
 )
-
-RETRY_S = 0.5
 
 log = structlog.get_logger()
 
@@ -83,15 +81,11 @@ class PolicyLoader:
         self, read: Callable[[], Awaitable[CommitRecord | None]]
     ) -> CommitRecord | None:
         """Read a commit record, over outages of the store; None if none can be read."""
-        while True:
-            try:
-                return await read()
-            except Unavailable as error:
-                log.warning("commits_unavailable", error=str(error))
-                await asyncio.sleep(RETRY_S)
-            except ContractError as error:
-                log.error("commit_unreadable", error=str(error))
-                return None
+        try:
+            return await patiently(read, "commits_unavailable")
+        except ContractError as error:
+            log.error("commit_unreadable", error=str(error))
+            return None
 
     async def adopt(self, policy: Policy) -> bool:
         """Put ``policy`` in use, if it is not yet; go on until its weights can be had.

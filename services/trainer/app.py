@@ -17,6 +17,7 @@ import contextlib
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 
 import structlog
 
@@ -104,16 +105,12 @@ class TrainerApp:
         self._max_staleness = recipe.schedule.staleness_limit
         self._scales_batches = recipe.algorithm.advantage_std == "batch"
         cache = TrajectoryCache()
-        loanable: list[LoanableGenerator | None] = [
+        loanable = [
             LoanableGenerator(each, FragmentPublisher(each, context, keep=cache.keep))
             for each in generators
         ]
-        devices = [
-            TrainerDevice(device, generator)
-            for device, generator in zip(
-                training.devices, loanable or [None] * len(training.devices), strict=True
-            )
-        ]
+        assert len(loanable) in (0, len(training.devices))
+        devices = [TrainerDevice(*each) for each in zip_longest(training.devices, loanable)]
         self._agent = LoanAgent(devices, context) if generators else None
         self._pool = DevicePool(
             devices, self._worker, self._agent, trained_steps=recipe.sampling.window

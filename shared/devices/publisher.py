@@ -10,7 +10,7 @@ from typing import Literal
 import structlog
 
 from shared.devices.protocols import Generated, GeneratingDevice
-from shared.errors import DigenRLError, SlotPoisoned, Unavailable
+from shared.errors import DigenRLError, SlotPoisoned
 from shared.messages.contracts import (
     FragmentFailed,
     FragmentGenerated,
@@ -19,11 +19,10 @@ from shared.messages.contracts import (
     ObjectRef,
     Trajectories,
 )
-from shared.process.worker import WorkerContext
+from shared.process.worker import WorkerContext, patiently
 from shared.run.layout import batch_folder, conditions_folder
 from shared.telemetry import FRAGMENTS, STAGE_SECONDS
 
-RETRY_S = 0.5
 KEPT_CONDITIONS = 64
 """Number of prompts whose stored conditions are remembered; a group's fragments come soon after one
 another."""
@@ -55,16 +54,11 @@ class FragmentPublisher:
     async def publish(self, task: GenerateFragment, generated: Generated) -> None:
         """Store and report the fragment; go on until the store takes it, or says why not."""
         STAGE_SECONDS.labels(stage="rollout").observe(generated.seconds)
-        while True:
-            try:
-                await self._publish(task, generated)
-                return
-            except Unavailable as error:
-                log.warning("store_unavailable", slot=str(task.fragment.slot), error=str(error))
-                await asyncio.sleep(RETRY_S)
-            except DigenRLError as error:
-                await self.fail(task, error)
-                return
+        slot = str(task.fragment.slot)
+        try:
+            await patiently(lambda: self._publish(task, generated), "store_unavailable", slot=slot)
+        except DigenRLError as error:
+            await self.fail(task, error)
 
     async def _publish(self, task: GenerateFragment, generated: Generated) -> None:
         folder = batch_folder(self._bus.run, task.fragment.batch)

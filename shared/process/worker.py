@@ -6,12 +6,15 @@ import os
 import socket
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import TypeVar
+
+import structlog
 
 from shared.bus.bus import Bus
-from shared.errors import UserError
+from shared.errors import Unavailable, UserError
 from shared.messages.workers import (
     Activity,
     Device,
@@ -24,6 +27,11 @@ from shared.store import ObjectStore
 from shared.telemetry import QUARANTINED
 
 STATUS_S = 1.0
+RETRY_S = 0.5
+
+T = TypeVar("T")
+
+log = structlog.get_logger()
 
 
 def new_address(name: str) -> str:
@@ -139,9 +147,15 @@ class WorkerContext:
     store: ObjectStore
     worker: Worker
 
-    @property
-    def run(self) -> str:
-        return self.bus.run
+
+async def patiently(work: Callable[[], Awaitable[T]], event: str, **about: str) -> T:
+    """Return the result of ``work``, over outages of the store and the bus, which are logged."""
+    while True:
+        try:
+            return await work()
+        except Unavailable as error:
+            log.warning(event, **about, error=str(error))
+            await asyncio.sleep(RETRY_S)
 
 
 def _num_quarantined() -> int:

@@ -26,7 +26,7 @@ Start = Callable[..., AbstractAsyncContextManager[Cluster]]
 @pytest.fixture
 def worker(nats_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Start:
     monkeypatch.setattr("services.rollout.policy_loader.RETRY_S", 0.01)
-    monkeypatch.setattr("shared.devices.publisher.RETRY_S", 0.01)
+    monkeypatch.setattr("shared.process.worker.RETRY_S", 0.01)
     return partial(cluster, nats_url, tmp_path / "objects")
 
 

@@ -18,7 +18,7 @@ Damage = Callable[[ComputeGradient, Cluster], Awaitable[ComputeGradient]]
 
 @pytest.fixture
 def worker(nats_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Start:
-    monkeypatch.setattr("services.rollout.gradients.RETRY_S", 0.01)
+    monkeypatch.setattr("shared.process.worker.RETRY_S", 0.01)
     return partial(cluster, nats_url, tmp_path / "objects")
 
 
