@@ -48,7 +48,7 @@ class Emulation:
             memory_bytes=int(device(self.profile, kind).memory_gib * GIB),
             needs_bytes=int(needs * GIB),
             concurrency=concurrency,
-            independent_devices=role == "trainer" and self.setting.fluid,
+            independent_devices=role == "trainer" and self.setting.independent_devices,
             can_train=role == "rollout" and self.setting.can_train,
         )
 

@@ -60,7 +60,7 @@ class Setting(Record):
         return max(MIN_REWARD_WORKERS, self.num_nodes)
 
     @property
-    def fluid(self) -> bool:
+    def independent_devices(self) -> bool:
         """Whether the trainer's devices work one by one."""
         return self.schedule.tsp and self.num_trainer > 1
 

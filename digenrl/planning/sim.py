@@ -95,6 +95,10 @@ def _schedule_of(request: SimRequest, profile: Profile) -> RunSchedule:
         raise UserError(f"--{describe(error, RunSchedule)}") from error
     if schedule.mode == "colocated":
         raise UserError("--mode: colocated has no split; the output says what that takes")
+    if profile.variant.sharded and schedule.lends_trainer:
+        if schedule.fixed_tag:
+            raise UserError("--tag: ranks that share their weights are not lent; use off")
+        schedule = schedule.changed(tag=0)
     return with_staleness(schedule, request.staleness)
 
 

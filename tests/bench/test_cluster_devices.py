@@ -26,7 +26,7 @@ from services.scheduler.costs.profile import (
     train_group_seconds,
 )
 from services.scheduler.sim.cluster import build
-from services.scheduler.sim.independent_devices import FluidTrainer
+from services.scheduler.sim.independent_devices import IndependentTrainer
 from services.scheduler.sim.profiled import steady_plan, timing_of
 from shared.devices.protocols import GroupData, GroupGradient
 from shared.devices.slices import GroupSlice
@@ -151,7 +151,7 @@ def test_devices_draw_as_the_simulator_s_do() -> None:
         rollout=setting.rollout, trainer_slots=4, lanes=["H100"] * 4,
     )  # fmt: skip
     trainer = cluster.trainer
-    assert isinstance(trainer, FluidTrainer)
+    assert isinstance(trainer, IndependentTrainer)
     rollouts = {device.held.drawn_as: device.kind for device in rollout_devices(emulation)}
     assert rollouts == {name: each.kind for name, each in cluster.rollout.items()}
     lanes = [lane.held.drawn_as for lane in training(emulation).devices]

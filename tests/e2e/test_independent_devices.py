@@ -1,4 +1,4 @@
-"""Fluid work on real services: rollout devices that train, several trainer devices, colocated."""
+"""Independent devices on real services: rollout devices that train, several trainers, colocated."""
 
 import json
 from collections import Counter

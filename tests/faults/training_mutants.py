@@ -11,7 +11,7 @@ from services.scheduler.core.state import GroupState, State
 from services.scheduler.sim import batches
 from services.scheduler.sim.batches import Trainer
 from services.scheduler.sim.devices import SimRollout
-from services.scheduler.sim.independent_devices import FluidTrainer, Lane, Share
+from services.scheduler.sim.independent_devices import IndependentTrainer, Lane, Share
 from shared.messages.contracts import ComputeGradient, GradientComputed, Message, Policy, TrainGroup
 from tests.faults import nemesis
 from tests.faults.planting import Mutant, patched
@@ -127,29 +127,31 @@ def what_was_trained_beside_a_refused_version_is_kept() -> AbstractContextManage
 
 
 def slices_are_added_to_whatever_batch_is_next() -> AbstractContextManager[None]:
-    def occupy(self: FluidTrainer, lane: Lane, seconds: float, done: Callable[[], None]) -> None:
+    def occupy(
+        self: IndependentTrainer, lane: Lane, seconds: float, done: Callable[[], None]
+    ) -> None:
         lane.since = self.process.world.now
         self.process.after(seconds, done)
 
-    return patched((FluidTrainer, "_occupy", occupy))
+    return patched((IndependentTrainer, "_occupy", occupy))
 
 
 def an_independent_device_does_two_things_at_once() -> AbstractContextManager[None]:
-    def begin(self: FluidTrainer) -> None:
+    def begin(self: IndependentTrainer) -> None:
         self._free = [*self.lanes, replace(self.lanes[0])]
 
-    return patched((FluidTrainer, "__post_init__", begin))
+    return patched((IndependentTrainer, "__post_init__", begin))
 
 
 def a_slice_is_trained_twice() -> AbstractContextManager[None]:
-    original = FluidTrainer._train
+    original = IndependentTrainer._train
 
-    def train(self: FluidTrainer, lane: Lane, share: Share) -> None:
+    def train(self: IndependentTrainer, lane: Lane, share: Share) -> None:
         if len(share.waiting) == 1:
             share.waiting.appendleft(share.waiting[0])
         original(self, lane, share)
 
-    return patched((FluidTrainer, "_train", train))
+    return patched((IndependentTrainer, "_train", train))
 
 
 TRAINING_MUTANTS: tuple[Mutant, ...] = (

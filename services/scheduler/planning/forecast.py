@@ -1,6 +1,7 @@
 """What a batch takes on a split of devices, in a millisecond.
 
-A fluid trainer's is in `planning.fluid`. Of one whose devices go together (sharded weights):
+`planning.independent` forecasts trainers whose devices work independently; this file those whose
+devices go together (sharded weights):
 
 strict     the wave model that TAG plans with (`tag.makespan`)
 one-step   generation and training overlap wholly, so the slower of the two sets the pace:
@@ -13,13 +14,13 @@ from statistics import NormalDist
 
 from services.scheduler.core.tag.makespan import TagInputs, best_groups, makespan
 from services.scheduler.costs.profile import Profile, fragment_seconds, gradient_seconds
-from services.scheduler.planning import independent as fluid
+from services.scheduler.planning import independent
 from services.scheduler.planning.splits import Split
 from services.scheduler.sim.profiled import (
     gradient_helpers,
+    has_independent_devices,
     help_seconds,
     helpers,
-    is_fluid,
     timing_of,
 )
 from shared.devices.slices import FINE_PARTS
@@ -42,14 +43,15 @@ generated anew."""
 class Forecast:
     seconds: float
     groups: int
-    """That the trainer generates; with one-step asynchrony and a fluid one, at most."""
+    """Groups that the trainer generates: at most, if its devices are independent and generation is
+    one step ahead."""
 
 
 def situation_of(profile: Profile, split: Split, size: int, *, schedule: RunSchedule) -> TagInputs:
     """A batch in fragments of `size` samples, as TAG's planner sees it."""
     shape, hop = profile.shape, profile.rollout.handoff_seconds
     timing = timing_of(profile, split.trainer, tsp=schedule.tsp)
-    alone = is_fluid(profile, split.trainer, schedule)
+    alone = has_independent_devices(profile, split.trainer, schedule)
     overlapping = alone and schedule.staleness_limit
     publishing = timing.publish + timing.adopt + HOPS_TO_GENERATION * hop
     return TagInputs(
@@ -87,8 +89,8 @@ def forecast(profile: Profile, split: Split, size: int, schedule: RunSchedule) -
         return Forecast(_one_after_the_other(tag_inputs, 0), 0)
     if schedule.mode == "colocated":
         return Forecast(_one_after_the_other(tag_inputs, tag_inputs.groups), tag_inputs.groups)
-    if is_fluid(profile, split.trainer, schedule):
-        return _of_fluid(_pool(profile, split, schedule, tag_inputs), schedule)
+    if has_independent_devices(profile, split.trainer, schedule):
+        return _of_independent(_pool(profile, split, schedule, tag_inputs), schedule)
     alone = _strict(tag_inputs, schedule)
     if not schedule.staleness_limit:
         return alone
@@ -103,10 +105,10 @@ def _partly(schedule: RunSchedule, strict: Forecast, ahead: Forecast) -> Forecas
 
 def _pool(
     profile: Profile, split: Split, schedule: RunSchedule, tag_inputs: TagInputs
-) -> fluid.Fluid:
+) -> independent.IndependentPool:
     able = gradient_helpers(profile, split.rollout, schedule)
     size, number = profile.shape.group_size, sum(split.trainer.values())
-    return fluid.Fluid(
+    return independent.IndependentPool(
         tag_inputs=tag_inputs,
         num_trainer=number,
         last=tag_inputs.train * number / size / min(FINE_PARTS, profile.shape.trained_steps),
@@ -118,12 +120,12 @@ def _pool(
     )
 
 
-def _of_fluid(pool: fluid.Fluid, schedule: RunSchedule) -> Forecast:
+def _of_independent(pool: independent.IndependentPool, schedule: RunSchedule) -> Forecast:
     fixed = schedule.fixed_tag
-    strict = Forecast(*fluid.strict(pool, fixed))
+    strict = Forecast(*independent.strict(pool, fixed))
     if not schedule.staleness_limit:
         return strict
-    return _partly(schedule, strict, Forecast(*fluid.one_step(pool, fixed)))
+    return _partly(schedule, strict, Forecast(*independent.one_step(pool, fixed)))
 
 
 def _one_after_the_other(tag_inputs: TagInputs, helped: int) -> float:

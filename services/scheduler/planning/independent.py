@@ -1,6 +1,6 @@
-"""What a batch takes with a fluid trainer: its devices generate what they were given, then train.
+"""Forecasts trainers of independent devices: each generates what it was given, then trains.
 
-strict     one unbroken block of generation on the trainer's devices, then training as a fluid:
+strict     one unbroken block of generation on the trainer's devices, then training as of a fluid:
            groups bring work when they are ready, devices take it off when their block has ended
 one-step   generation and training overlap wholly, and whoever would wait helps the other side, so
            that both take the same: all work over all devices, if only help of that kind is given
@@ -21,7 +21,7 @@ HELD_UP = 0.15
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fluid:
+class IndependentPool:
     tag_inputs: TagInputs
     num_trainer: int
     """Devices, of which `tag_inputs.trainer_queues` can generate."""
@@ -39,7 +39,7 @@ class Generated:
     """When each device has nothing left to generate."""
 
 
-def strict(pool: Fluid, most: int | None = None) -> tuple[float, int]:
+def strict(pool: IndependentPool, most: int | None = None) -> tuple[float, int]:
     """Seconds of a batch, and how many groups the trainer generates: the best, or ``most``."""
     tag_inputs = pool.tag_inputs
     if most is not None:
@@ -49,7 +49,7 @@ def strict(pool: Fluid, most: int | None = None) -> tuple[float, int]:
     return min((makespan(pool, k), k) for k in {max(0, min(last, around + d)) for d in REACH})
 
 
-def makespan(pool: Fluid, k: int) -> float:
+def makespan(pool: IndependentPool, k: int) -> float:
     """Seconds from opening to commit if the trainer generates ``k`` groups."""
     tag_inputs = pool.tag_inputs
     rollout = _generated(tag_inputs.rollout, tag_inputs.groups - k, tag_inputs)
@@ -105,7 +105,7 @@ def _worked_off(ready: list[float], rates: list[tuple[float, float]], work: floa
     return now + backlog / rate
 
 
-def one_step(pool: Fluid, groups: int | None = None) -> tuple[float, int]:
+def one_step(pool: IndependentPool, groups: int | None = None) -> tuple[float, int]:
     """Seconds of a batch, and how many groups the trainer had better be allowed to generate: as
     many as is best, or ``groups`` and no more."""
     tag_inputs = pool.tag_inputs
@@ -130,7 +130,7 @@ def _per_group(tag_inputs: TagInputs) -> tuple[float, float]:
     return fragments / rate, fragments * tag_inputs.help / slots if slots else math.inf
 
 
-def _computed(pool: Fluid, ahead: float) -> tuple[float, list[float]]:
+def _computed(pool: IndependentPool, ahead: float) -> tuple[float, list[float]]:
     """Groups whose gradients rollout devices compute, which are ``ahead`` by so many seconds, and
     the seconds of a gradient on each that does.
 

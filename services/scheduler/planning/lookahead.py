@@ -32,7 +32,7 @@ STEPS = 10
 """Of a simulated fragment: a borrowed device can be called back that often."""
 
 TRAINER = "trainer"
-"""Kind of a fluid trainer's devices, which are taken for equal."""
+"""Kind of a trainer's independent devices, which are taken for equal."""
 
 LEAD, MEASURED = 2, 4
 """Batches, with one-step asynchrony: until the lead is built up, and then."""
@@ -43,7 +43,7 @@ def look_ahead(plan: Plan, state: State, now: float) -> int | None:
 
     For a batch from its opening on, whatever has happened in this one by ``now``. At most eight
     runs of one batch, or four of a few batches with one-step asynchrony. Of equal numbers, the
-    smallest. A fluid trainer's share needs none with one-step asynchrony.
+    smallest. Independent devices need none with one-step asynchrony.
     """
     trainer = state.trainer
     if trainer is None or not trainer.concurrency or plan.schedule.mode != "pipelined":

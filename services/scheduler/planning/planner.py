@@ -21,7 +21,7 @@ from services.scheduler.planning.forecast import NEGLIGIBLE_GAIN, Forecast, fore
 from services.scheduler.planning.runnable import why_not
 from services.scheduler.planning.splits import Devices, Split, excluded, splits, words
 from services.scheduler.sim.measured import Simulated
-from services.scheduler.sim.profiled import is_fluid, simulate, warm_up_of
+from services.scheduler.sim.profiled import has_independent_devices, simulate, warm_up_of
 from shared.errors import UserError
 from shared.messages.contracts import MAX_FRAGMENTS_PER_GROUP
 from shared.recipe.schedule import RunSchedule
@@ -266,8 +266,8 @@ def with_help(profile: Profile, split: Split, schedule: RunSchedule, groups: int
     """With so many groups for the trainer as are forecast best, if the schedule leaves it open."""
     if schedule.fixed_tag is not None:
         return schedule
-    free = not profile.variant.switch_seconds and not is_fluid(profile, split.trainer, schedule)
-    if schedule.staleness_limit and free:
+    together = not has_independent_devices(profile, split.trainer, schedule)
+    if schedule.staleness_limit and together and not profile.variant.switch_seconds:
         # A switch costs nothing and work is never short: it helps whenever it waits.
         groups = profile.shape.groups
     return schedule.changed(tag=groups)

@@ -70,7 +70,7 @@ class Trainer(ABC):
 
     @property
     @abstractmethod
-    def is_fluid(self) -> bool:
+    def has_independent_devices(self) -> bool:
         """Whether each device works on its own."""
 
     @abstractmethod
@@ -125,7 +125,7 @@ class Trainer(ABC):
         self.policy, self._before = policy, before
         self._ready, self._trained, self._early = {}, {}, []
         self.history.opened(
-            self.address, policy.version, policy.weights_digest, alone=self.is_fluid
+            self.address, policy.version, policy.weights_digest, alone=self.has_independent_devices
         )
         if self._groups is not None:
             self._groups.cancel()

@@ -12,7 +12,7 @@ from services.scheduler.sim.broker import Broker, Delay
 from services.scheduler.sim.commits import Commits
 from services.scheduler.sim.devices import SimReward, SimRollout
 from services.scheduler.sim.history import History
-from services.scheduler.sim.independent_devices import FluidTrainer, Lane
+from services.scheduler.sim.independent_devices import IndependentTrainer, Lane
 from services.scheduler.sim.scheduler import LookAhead, SimScheduler, Status
 from services.scheduler.sim.timing import Timing
 from services.scheduler.sim.trainer import SimTrainer
@@ -36,7 +36,7 @@ class Cluster:
     trainer_slots: int
     """Devices of the trainer that can generate; 0: none."""
     lanes: Sequence[str] = ()
-    """Kinds of the devices of a fluid trainer; empty: its devices go together."""
+    """Kinds of a trainer's independent devices; empty: its devices go together."""
     can_train: Collection[str] = ()
     """Kinds of rollout devices that compute gradients."""
     rollout: dict[str, SimRollout] = field(default_factory=dict)
@@ -64,11 +64,14 @@ class Cluster:
         """Start the trainer, or start it again from the newest commit."""
         trainer = self._new_trainer(Process(self.world, "trainer"), self._address("trainer"))
         self.trainer = trainer
-        slots, fluid = self.trainer_slots, bool(self.lanes)
         joined = WorkerJoined(
-            trainer.address, "trainer", "trainer", concurrency=slots, independent_devices=fluid
+            trainer.address,
+            "trainer",
+            "trainer",
+            concurrency=self.trainer_slots,
+            independent_devices=bool(self.lanes),
         )
-        if self.scheduler.leases and slots:
+        if self.scheduler.leases and self.trainer_slots:
             trainer.report = lambda: self._tell(trainer, joined)
         self._announce(trainer, joined)
         trainer.start()
@@ -89,7 +92,7 @@ class Cluster:
             )
             for place, kind in enumerate(self.lanes)
         )
-        return FluidTrainer(
+        return IndependentTrainer(
             process, self.broker, self.history, self.timing, address, self.plan, self.commits,
             lanes=lanes,
         )  # fmt: skip

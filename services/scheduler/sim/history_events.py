@@ -14,7 +14,7 @@ Use = Literal["generate", "train", "commit", "switch", "load"]
 
 
 class Interval(NamedTuple):
-    """A device in use. A fluid trainer's devices have names of their own."""
+    """A device in use. Independent devices of a trainer have names of their own."""
 
     device: str
     use: Use

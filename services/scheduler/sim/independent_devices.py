@@ -59,7 +59,7 @@ class Share:
 
 
 @dataclass(slots=True)
-class FluidTrainer(Trainer):
+class IndependentTrainer(Trainer):
     lanes: tuple[Lane, ...] = ()
     _free: list[Lane] = field(default_factory=list)
     _waiting: deque[GenerateFragment] = field(default_factory=deque)
@@ -70,7 +70,7 @@ class FluidTrainer(Trainer):
         self._free = list(self.lanes)
 
     @property
-    def is_fluid(self) -> bool:
+    def has_independent_devices(self) -> bool:
         return True
 
     def _act(self) -> None:

@@ -273,7 +273,7 @@ def _busy_rollout(window: Window, pools: Pools) -> dict[Use, float]:
 
 
 def _busy_trainer(window: Window, pools: Pools) -> dict[Use, float]:
-    """Devices of a fluid trainer count one by one, the others while they generate."""
+    """Independent devices of a trainer count one by one, the others while they generate."""
     together: dict[Use, float] = {"generate": 1 / pools.num_trainer, "train": pools.trainer_part}
     shares: defaultdict[Use, float] = defaultdict(float)
     for (name, use), seconds in window.busy().items():
@@ -297,7 +297,7 @@ def _bubbles(
             shares["rollout"][cause] += seconds / window.seconds / pools.num_rollout
     for pool, causes in shares.items():
         idle, known = max(0.0, 1 - sum(busy[pool].values())), sum(causes.values())
-        if known > idle:  # some of a fluid trainer's devices worked meanwhile
+        if known > idle:  # some of the trainer's independent devices worked meanwhile
             shares[pool] = defaultdict(float, {c: s * idle / known for c, s in causes.items()})
         else:
             causes["remainder"] = idle - known

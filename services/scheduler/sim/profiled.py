@@ -1,6 +1,6 @@
 """A cost profile in the simulated cluster: what a schedule makes of a split of devices.
 
-A trainer whose devices hold all weights each (LoRA) is fluid: every device generates what it was
+Devices that hold all weights each (LoRA) are independent: each generates what it was
 given, and otherwise takes the next sample that is ready to be trained. If weights are sharded, all
 devices train a group together and generate together; its seconds are those of a fluid: with TSP a
 rank takes (sample, step) rows on its own and exchanges gradients in the batch's last backward pass
@@ -118,8 +118,8 @@ def timing_of(
     """The profile's seconds. Scoring is part of a fragment's, as in the profile."""
     variant, shape = profile.variant, profile.shape
     rate = sum(count * speed(profile, kind, "trainer") for kind, count in trainer.items())
-    fluid = profile.training_work / shape.groups / rate
-    group = fluid if tsp else train_group_seconds(profile, trainer, tsp=False)
+    even = profile.training_work / shape.groups / rate
+    group = even if tsp else train_group_seconds(profile, trainer, tsp=False)
     return Timing(
         fragment=lambda kind, samples: fragment_seconds(profile, kind, samples),
         gradient=lambda kind, samples: gradient_seconds(profile, kind, samples),
@@ -136,7 +136,7 @@ def timing_of(
     )
 
 
-def is_fluid(profile: Profile, trainer: Devices, schedule: RunSchedule) -> bool:
+def has_independent_devices(profile: Profile, trainer: Devices, schedule: RunSchedule) -> bool:
     """Whether the trainer's devices work on their own."""
     return schedule.tsp and not profile.variant.sharded and sum(trainer.values()) > 1
 
@@ -181,8 +181,9 @@ def _cluster(
 ) -> Cluster:
     shape, hop = profile.shape, profile.rollout.handoff_seconds
     timing = timing_of(profile, trainer, tsp=schedule.tsp, noise=seed is not None)
-    fluid = is_fluid(profile, trainer, schedule)
-    slots = helpers(profile, trainer) if schedule.lends_trainer or fluid else 0
+    independent = has_independent_devices(profile, trainer, schedule)
+    lanes = [kind for kind, n in trainer.items() for _ in range(n)] if independent else []
+    slots = helpers(profile, trainer) if schedule.lends_trainer or independent else 0
     can_train = gradient_helpers(profile, rollout, schedule)
     plan = steady_plan(
         groups=shape.groups,
@@ -194,7 +195,7 @@ def _cluster(
         plan, timing, rollout=rollout, trainer_slots=slots, seed=seed or 0, delay=lambda: hop,
         first_state=first_state(plan),
         look_ahead=look_ahead, can_train=can_train,
-        lanes=[kind for kind, count in trainer.items() for _ in range(count)] if fluid else (),
+        lanes=lanes,
     )  # fmt: skip
     size = full_size(plan, sum(rollout.values()) + slots)
 
@@ -206,7 +207,7 @@ def _cluster(
         help=each(timing.help(size), size) if slots else Estimate(),
         train=each(timing.train(shape.group_size)),
         gradient={kind: each(timing.gradient(kind, shape.group_size)) for kind in can_train},
-        switch=each(0.0 if fluid else timing.switch),
+        switch=each(0.0 if independent else timing.switch),
         ready=each(hop),
         commit=each(timing.commit + (0.0 if schedule.staleness_limit else timing.publish)),
     ))  # fmt: skip

@@ -40,7 +40,7 @@ class SimTrainer(Trainer):
     """Counts changes of weights: what was trained before one is not added up after it."""
 
     @property
-    def is_fluid(self) -> bool:
+    def has_independent_devices(self) -> bool:
         return False
 
     def _act(self) -> None:

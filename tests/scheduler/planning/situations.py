@@ -5,9 +5,9 @@ from services.scheduler.core.tag.estimates import Costs, Estimate
 from services.scheduler.costs.profile import Profile, fragment_seconds
 from services.scheduler.planning.splits import Split
 from services.scheduler.sim.profiled import (
+    has_independent_devices,
     help_seconds,
     helpers,
-    is_fluid,
     steady_plan,
     timing_of,
 )
@@ -54,7 +54,7 @@ def opening(
     trainer = WorkerState(
         address="trainer-1", name="trainer", service="trainer",
         concurrency=helpers(profile, split.trainer),
-        independent_devices=is_fluid(profile, split.trainer, schedule),
+        independent_devices=has_independent_devices(profile, split.trainer, schedule),
     )  # fmt: skip
     state = State(
         phase="running",

@@ -109,7 +109,9 @@ def test_help_that_was_found_is_worth_it() -> None:
 
 def test_with_one_step_asynchrony_a_batch_is_one_of_many() -> None:
     plan, state = _starved(max_staleness=1)
-    assert look_ahead(plan, state, 0.0) is None  # a fluid trainer's share is not looked for
+    assert (
+        look_ahead(plan, state, 0.0) is None
+    )  # the share of independent devices is not looked for
     simulated = simulate(
         load_profile("qwen-image"), rollout={"H100": 8}, trainer={"H100": 24}, seed=None,
         schedule=RunSchedule(fragment_size=8, tag=32, max_staleness=1), causes=False,

@@ -113,9 +113,9 @@ def test_work_taken_from_stock_is_paid_for() -> None:
 def test_uneven_shares_cost_time_without_tsp_only() -> None:
     """16 samples on 10 devices take as long as on 8."""
     trainer = {"H100": 10}
-    fluid, whole = (timing_of(FLUX, trainer, tsp=tsp).train(16) for tsp in (True, False))
-    assert whole == pytest.approx(1.25 * fluid)
-    assert fluid * FLUX.shape.groups == pytest.approx(FLUX.training_work / 10)
+    even, whole = (timing_of(FLUX, trainer, tsp=tsp).train(16) for tsp in (True, False))
+    assert whole == pytest.approx(1.25 * even)
+    assert even * FLUX.shape.groups == pytest.approx(FLUX.training_work / 10)
     rows = {
         tsp: simulate(
             FLUX,
