@@ -15,12 +15,16 @@ assumed: the longest that the model takes, Qwen-Image's 150 tokens excepted. Two
 are with guidance.
 """
 
+import math
 from dataclasses import dataclass
 
+from digenrl.profile.models import ARCHITECTURES, ModelName
 from services.scheduler.costs.profile import Profile
 from shared.errors import UserError
 
 BF16 = 2
+GUIDANCE = 2.0
+"""Any that is more than none."""
 GRADIENT_OVER_ADAPTER = 2
 """A gradient is float32, the published adapter bf16."""
 MEMORY_SHARE = 2
@@ -41,23 +45,26 @@ class Payload:
     """One prompt's conditioning."""
 
 
-PAYLOADS = {
-    "qwen-image": Payload(3 * 16 * 64 * 64 * BF16, 3 * 512 * 512, 2 * 150 * 3584 * BF16),
-    "flux1-dev": Payload(10 * 16 * 90 * 90 * BF16, 3 * 720 * 720, (512 * 4096 + 768) * BF16),
-    "wan2.1-14b": Payload(11 * 16 * 9 * 30 * 52 * BF16, 33 * 3 * 240 * 416, 2 * 512 * 4096 * BF16),
-    "hunyuanvideo": Payload(
-        10 * 16 * 14 * 60 * 60 * BF16, 53 * 3 * 480 * 480, (256 * 4096 + 768) * BF16
-    ),
-}
-"""Cost profile -> bytes."""
+PROMPT_TOKENS = {"qwen-image": 150, "flux1-dev": 512, "wan2.1-14b": 512, "hunyuanvideo": 256}
+"""Cost profile -> tokens of a prompt, which are assumed."""
 
 
 def payload_of(profile: Profile) -> Payload:
     """Raises UserError if nothing is known of what the model's samples weigh."""
-    if profile.name not in PAYLOADS:
-        known = ", ".join(PAYLOADS)
+    if profile.name not in PROMPT_TOKENS:
+        known = ", ".join(PROMPT_TOKENS)
         raise UserError(f"no payload for the profile {profile.name}; known are {known}")
-    return PAYLOADS[profile.name]
+    architecture = ARCHITECTURES[ModelName(profile.name)]
+    family, network, size = architecture.family, architecture.config, architecture.size
+    latents = family.latent_shape(
+        network, architecture.decoder, height=size.height, width=size.width, frames=size.frames
+    )
+    embeddings = family.embedding_size(network, PROMPT_TOKENS[profile.name])
+    return Payload(
+        window=(profile.shape.trained_steps + 1) * math.prod(latents) * BF16,
+        media=size.frames * 3 * size.height * size.width,
+        conditions=family.forwards(GUIDANCE) * embeddings * BF16,
+    )
 
 
 @dataclass(frozen=True, slots=True)

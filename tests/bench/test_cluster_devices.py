@@ -13,7 +13,7 @@ from bench.cluster.blobs import digest_of, samples_of, trajectory_blob
 from bench.cluster.build import Emulation, named, nodes, rollout_devices, training
 from bench.cluster.generation import EmulatedRollout
 from bench.cluster.hold import Held, overshoot
-from bench.cluster.payloads import PAYLOADS, scaled
+from bench.cluster.payloads import Payload, payload_of, scaled
 from bench.cluster.scoring import EmulatedScorer
 from bench.cluster.setting import Setting
 from bench.cluster.stores import NodeStore, PublishingStore
@@ -286,11 +286,19 @@ def test_scores_follow_from_the_samples() -> None:
     assert len(set(scores)) == 4 and all(0 <= score < 1 for score in scores)
 
 
+PAYLOADS = {
+    "qwen-image": Payload(3 * 16 * 64 * 64 * 2, 3 * 512 * 512, 2 * 150 * 3584 * 2),
+    "flux1-dev": Payload(10 * 16 * 90 * 90 * 2, 3 * 720 * 720, (512 * 4096 + 768) * 2),
+    "wan2.1-14b": Payload(11 * 16 * 9 * 30 * 52 * 2, 33 * 3 * 240 * 416, 2 * 512 * 4096 * 2),
+    "hunyuanvideo": Payload(10 * 16 * 14 * 60 * 60 * 2, 53 * 3 * 480 * 480, (256 * 4096 + 768) * 2),
+}
+
+
 @pytest.mark.parametrize("name", list(PAYLOADS))
 def test_bytes_are_divided_by_the_scale(name: str) -> None:
     profile = load_profile(name)
     real, small = scaled(profile, 1.0, 4), scaled(profile, 10.0, 4)
-    assert real.window == PAYLOADS[name].window
+    assert payload_of(profile) == PAYLOADS[name] and real.window == PAYLOADS[name].window
     for field in ("window", "media", "conditions", "adapter", "gradient"):
         assert getattr(small, field) == pytest.approx(getattr(real, field) / 10, abs=1)
     assert real.gradient == 2 * real.adapter
