@@ -22,7 +22,7 @@ FIRST_DEADLINE_S = 1800.0
 """Deadline for a device that has not finished anything yet."""
 GAP_S = 5.0
 """After this long without a tick, the scheduler itself or the broker stood still."""
-NOBODY_S = 60.0
+ALL_RETURN_S = 60.0
 """The run fails after all devices have returned everything for this long."""
 
 
@@ -169,7 +169,7 @@ def _fail_if_all_return(state: State, now: float) -> State:
     if state.phase != "running" or state.rollout:
         return state
     refusing = [worker for worker in state.workers.values() if worker.excluded == "returns"]
-    if not refusing or min(now - worker.clock_from for worker in refusing) < NOBODY_S:
+    if not refusing or min(now - worker.clock_from for worker in refusing) < ALL_RETURN_S:
         return state
     names = ", ".join(sorted(worker.name for worker in refusing)[:3])
     assert state.policy is not None

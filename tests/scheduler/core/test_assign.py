@@ -106,7 +106,7 @@ def opening(monkeypatch: pytest.MonkeyPatch, num_devices: int) -> tuple[int, int
     return sum(isinstance(command, GenerateFragment) for command in commands), count
 
 
-def test_the_queues_of_a_device_are_worked_out_once_and_when_it_has_been_given_something(
+def test_the_queues_of_a_device_are_computed_once_and_after_it_was_given_something(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     tasks, count = opening(monkeypatch, 300)

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from services.scheduler.core.exclusion import (
+    ALL_RETURN_S,
     FIRST_DEADLINE_S,
     MIN_DEADLINE_S,
-    NOBODY_S,
     TIMES_LEARNED,
 )
 from services.scheduler.core.machine import Tick, WorkerInactive
@@ -41,7 +41,7 @@ def generated(machine: Machine, task: GenerateFragment, seconds: float) -> None:
     machine.handle(done)
 
 
-def test_what_a_device_has_not_finished_by_its_deadline_is_given_to_another_beside_it() -> None:
+def test_work_past_its_deadline_is_given_to_another_device_as_well() -> None:
     machine, tasks = machine_at_work("a", "b", num_groups=2)
     stuck = [task for task in tasks if task.worker == "a-0"]
     for task in tasks:
@@ -76,7 +76,7 @@ def test_a_device_past_its_deadline_is_given_nothing_until_it_finishes_something
     assert "a-0" in {task.worker for task in more}
 
 
-def test_it_is_asked_again_once_it_says_that_it_has_nothing() -> None:
+def test_a_late_device_gets_work_again_once_it_is_idle() -> None:
     """Its result has come second, so that nobody has heard of it."""
     machine, tasks = machine_at_work("a", num_groups=3)
     ticks(machine, 12)
@@ -85,7 +85,7 @@ def test_it_is_asked_again_once_it_says_that_it_has_nothing() -> None:
     assert [t.fragment.first_sample for t in again] == [t.fragment.first_sample for t in tasks]
 
 
-def test_to_load_or_to_compile_is_no_part_of_a_deadline() -> None:
+def test_loading_and_compiling_do_not_count_towards_a_deadline() -> None:
     machine, _ = machine_at_work("a", "b")
     for _ in range(30):
         machine.handle(WorkerInactive("a-0", "loading"))
@@ -122,7 +122,7 @@ def test_the_deadline_is_ten_times_what_the_device_took_before(
     assert machine.state.workers["b-0"].excluded == "late"
 
 
-def test_a_gradient_that_is_not_finished_by_its_deadline_is_the_trainers() -> None:
+def test_a_late_gradient_is_computed_by_the_trainer() -> None:
     machine = Machine("none", num_groups=6, deterministic=False, slot_deadline_s=10.0)
     machine.handle(joined("t", "trainer"))
     machine.handle(gradient_worker("h"))
@@ -146,7 +146,7 @@ def test_a_gradient_that_is_not_finished_by_its_deadline_is_the_trainers() -> No
     assert (group, 1) in [(train.group, train.attempt) for train in sent]
 
 
-def give_back(machine: Machine, times: int) -> list[GenerateFragment]:
+def return_fragments(machine: Machine, times: int) -> list[GenerateFragment]:
     """Device a gives back whatever it is given."""
     tasks: list[GenerateFragment] = []
     for _ in range(times):
@@ -158,9 +158,9 @@ def give_back(machine: Machine, times: int) -> list[GenerateFragment]:
     return tasks
 
 
-def test_a_device_that_gives_everything_back_is_soon_asked_no_more() -> None:
+def test_a_device_that_returns_everything_is_soon_excluded() -> None:
     machine, _ = machine_at_work("a", "b", num_groups=3)
-    tasks = give_back(machine, 1000)
+    tasks = return_fragments(machine, 1000)
     assert len(tasks) < 2 * machine.plan.max_returns
     assert machine.state.workers["a-0"].excluded == "returns"
     assert machine.state.phase == "running"
@@ -169,16 +169,16 @@ def test_a_device_that_gives_everything_back_is_soon_asked_no_more() -> None:
     assert machine.state.workers["a-0"].excluded is None, "it may have been right"
 
 
-def test_a_run_of_which_all_devices_give_everything_back_fails_with_the_reason() -> None:
+def test_a_run_fails_with_the_reason_if_all_devices_return_everything() -> None:
     machine, _ = machine_at_work("a", num_groups=3)
-    assert len(give_back(machine, 1000)) < 2 * machine.plan.max_returns
-    ticks(machine, NOBODY_S + 2)
+    assert len(return_fragments(machine, 1000)) < 2 * machine.plan.max_returns
+    ticks(machine, ALL_RETURN_S + 2)
     assert machine.state.phase == "failed"
     assert machine.state.failure is not None and "give back whatever" in machine.state.failure
     assert machine.tasks(OperatorRequest(action="resume", id="x")) != []
 
 
-def test_returns_that_are_right_are_not_counted() -> None:
+def test_rightful_returns_are_not_counted() -> None:
     """Fragments of a version that is superseded, and those that a device finishes in between."""
     machine, tasks = machine_at_work("a", num_groups=40, max_returns=2)
     for _ in range(6):

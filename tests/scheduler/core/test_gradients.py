@@ -79,13 +79,13 @@ def groups(commands: list[Command]) -> list[TrainGroup]:
     return [c for c in commands if isinstance(c, TrainGroup)]
 
 
-def test_without_helpers_every_whole_group_goes_to_the_trainer_at_once() -> None:
+def test_without_devices_that_can_train_every_whole_group_goes_to_the_trainer_at_once() -> None:
     _, commands = behind()
     assert sorted(c.group for c in groups(commands)) == list(range(8))
     assert not gradients(commands)
 
 
-def test_a_trainer_that_is_behind_has_a_few_groups_and_helpers_take_others() -> None:
+def test_a_trainer_that_is_behind_has_a_few_groups_and_rollout_devices_take_others() -> None:
     _, commands = behind("h", "i")
     [probe] = gradients(commands)  # until one has shown what a gradient costs
     assert probe.policy == examples.published(0).policy
@@ -110,7 +110,7 @@ def test_a_gradient_that_comes_twice_is_sent_once() -> None:
     assert not groups(machine.handle(computed(probe)))
 
 
-def test_a_lost_helpers_group_goes_to_the_trainer_and_its_late_gradient_is_ignored() -> None:
+def test_a_lost_devices_group_goes_to_the_trainer_and_its_late_gradient_is_ignored() -> None:
     machine, commands = behind("h")
     [probe] = gradients(commands)
     sent = [c.group for c in groups(machine.handle(WorkerLeft("h-0")))]
@@ -120,7 +120,7 @@ def test_a_lost_helpers_group_goes_to_the_trainer_and_its_late_gradient_is_ignor
     assert group.contribution is None and group.attempt == 1
 
 
-def test_a_helper_that_failed_is_not_asked_again() -> None:
+def test_a_device_that_failed_computes_no_further_gradient() -> None:
     machine, commands = behind("h")
     [probe] = gradients(commands)
     released = GradientReleased(
@@ -149,7 +149,7 @@ def _trained(machine: Machine) -> list[int]:
     return [i for i, g in enumerate(machine.state.batches[0].groups) if g.trained_by]
 
 
-def test_a_trainer_that_keeps_up_is_not_helped() -> None:
+def test_a_trainer_that_keeps_up_trains_every_group() -> None:
     machine = Machine(num_groups=8)
     for event in (TRAINER, gradient_worker("h")):
         machine.handle(event)
@@ -196,7 +196,7 @@ def _tag_all() -> Any:
     return TagRequest(mode="fixed", groups=4, id="x")
 
 
-def test_a_fluid_trainer_is_lent_until_its_share_is_generated() -> None:
+def test_a_trainer_of_independent_devices_is_lent_until_its_share_is_generated() -> None:
     machine = Machine("a", num_groups=4)
     machine.handle(WorkerJoined("t-0", "t", "trainer", concurrency=2, independent_devices=True))
     machine.handle(_tag_all().model_copy(update={"groups": 2}))

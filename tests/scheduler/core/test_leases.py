@@ -23,7 +23,7 @@ def test_a_worker_that_is_started_again_takes_the_place_of_the_silent_one() -> N
     assert leases.hear("a-2", "a", HEIR_S + 1.0) == "known"
 
 
-def test_one_whose_forerunner_has_been_silent_joins_at_once() -> None:
+def test_a_worker_whose_predecessor_is_silent_joins_at_once() -> None:
     leases = Leases()
     leases.hear("a-1", "a", 0.0)
     assert leases.hear("a-2", "a", 4.0) == "joined"

@@ -82,7 +82,7 @@ def test_fragments_are_issued_group_by_group() -> None:
     assert slots == [(0, 0), (0, 2), (1, 0), (1, 2)]
 
 
-def test_a_device_has_one_fragment_in_hand_and_one_that_waits() -> None:
+def test_a_device_has_one_fragment_in_work_and_one_queued() -> None:
     machine = Machine("a", num_groups=10)
     first = machine.tasks(examples.published(0))
     assert len(first) == machine.plan.queue_depth == 2
@@ -120,7 +120,7 @@ def test_every_sample_of_a_batch_is_trained_once() -> None:
     assert machine.tasks(examples.published(1))[0].fragment.batch == 1
 
 
-def test_fragments_that_are_chosen_freely_fill_every_group() -> None:
+def test_fragments_of_automatic_size_fill_every_group() -> None:
     machine = Machine("a", "b", "c", num_groups=5, group_size=12, fragment_size="auto")
     trained = machine.finish(machine.tasks(examples.published(0)))
     sizes = [[f.fragment.num_samples for f in train.fragments] for train in trained]

@@ -90,7 +90,7 @@ class SchedulerModel(RuleBasedStateMachine):
 
     @precondition(lambda self: self.to_generate)
     @rule(data=st.data())
-    def give_back(self, data: st.DataObject) -> None:
+    def return_fragments(self, data: st.DataObject) -> None:
         task = self.to_generate.pop(data.draw(st.integers(0, len(self.to_generate) - 1)))
         self.send(FragmentReleased(slot=task.fragment.slot, worker=task.worker, reason="stale"))
 

@@ -56,7 +56,7 @@ def all_have(scheduler: Scheduler, batch: int) -> bool:
     return all(hand == [batch, batch] for hand in hands)
 
 
-async def give_back(bus: Bus, scheduler: Scheduler, newest: int) -> None:
+async def return_fragments(bus: Bus, scheduler: Scheduler, newest: int) -> None:
     """What is of a version that is superseded, as devices do."""
     stale = [
         FragmentReleased(slot=held.slot, worker=worker.address, reason="stale")
@@ -92,7 +92,7 @@ async def test_none_of_1024_living_workers_is_declared_dead_while_three_batches_
                     for version in range(3):
                         await live.trainer.commit(announce=True)
                         assert await live.knows(version)
-                        await give_back(bus, scheduler, version)
+                        await return_fragments(bus, scheduler, version)
                         async with asyncio.timeout(120):
                             while not all_have(scheduler, version):  # noqa: ASYNC110
                                 await asyncio.sleep(0.1)

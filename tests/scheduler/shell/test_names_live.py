@@ -71,7 +71,7 @@ async def test_a_worker_that_is_started_again_joins_under_its_name(live: Live) -
                 await task
 
 
-async def test_of_several_tasks_the_one_that_a_user_can_mend_is_said() -> None:
+async def test_of_several_failures_the_one_that_a_user_can_fix_is_reported() -> None:
     async def ends() -> None:
         raise UserError("--worker: taken")
 

@@ -176,7 +176,7 @@ async def test_the_index_is_rebuilt_when_redis_has_lost_everything(stage: Stage)
         assert await stage.knows(3)
 
 
-async def test_a_full_stream_is_waited_for_and_said(stage: Stage) -> None:
+async def test_a_full_stream_is_reported_and_waited_for(stage: Stage) -> None:
     await stage.bus.ensure_streams()
     await limit(stage.bus, subjects.TASK, 600)  # room for one task
     await stage.trainer.commit(announce=True)

@@ -230,7 +230,7 @@ def test_without_rollout_the_trainer_generates_all_from_the_first_batch_on() -> 
     assert math.isfinite(controller.gain)
 
 
-def test_a_plan_ends_with_the_trainer_s_slots() -> None:
+def test_a_plan_ends_when_the_trainer_can_no_longer_generate() -> None:
     controller, _ = played(Controller(), SHORT, 10)
     _, decision = decide(controller, replace(SHORT, trainer_queues=0))
     assert decision.groups == 0

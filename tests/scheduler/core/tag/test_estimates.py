@@ -53,7 +53,7 @@ def test_the_value_stays_within_what_was_observed(observations: list[float]) -> 
     assert estimate.count == len(observations)
 
 
-def test_an_unknown_worker_or_helper_is_taken_for_an_ordinary_one() -> None:
+def test_an_unmeasured_device_is_assumed_to_be_average() -> None:
     costs = Costs()
     assert costs.help_seconds() is None
     assert costs.rollout_seconds("a") is None

@@ -20,7 +20,7 @@ def test_before_anything_is_learned_it_goes_by_the_number_of_devices() -> None:
 
 
 @given(train=st.floats(0.1, 10), rollout=st.integers(1, 31))
-def test_on_policy_it_is_the_wave_models_best(train: float, rollout: int) -> None:
+def test_on_policy_it_is_the_models_best(train: float, rollout: int) -> None:
     tag_inputs = replace(
         INPUTS, train=train, rollout=(10.0,) * rollout, trainer_queues=32 - rollout
     )

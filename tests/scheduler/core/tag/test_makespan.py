@@ -48,8 +48,8 @@ def aggregate(s: TagInputs, k: int) -> float:
     """C(k) of the cost model, plus the commit: the helper's own groups are trainable at once."""
     g, left = s.rollout[0], s.groups - k
     by_rollout = [g + s.ready + left * s.train, left * g + s.ready + s.train] if left else []
-    by_helper = [s.switch + k * s.help + s.groups * s.train] if k else []
-    return max(by_rollout + by_helper) + s.commit
+    by_trainer = [s.switch + k * s.help + s.groups * s.train] if k else []
+    return max(by_rollout + by_trainer) + s.commit
 
 
 def recursive_search(s: TagInputs) -> float:
@@ -113,7 +113,7 @@ def test_the_model_is_the_cost_model_where_groups_are_trainable_at_once() -> Non
             assert makespan(s, k) == aggregate(s, k), f"{s}, k = {k}"
 
 
-def test_scoring_the_helper_s_groups_takes_at_most_its_own_time_more_than_the_cost_model() -> None:
+def test_scoring_the_trainers_groups_takes_at_most_its_own_time_more_than_the_cost_model() -> None:
     rng = random.Random("ready")
     finer = 0
     for _ in range(1000):
@@ -125,7 +125,7 @@ def test_scoring_the_helper_s_groups_takes_at_most_its_own_time_more_than_the_co
     assert finer, "the models differ nowhere"
 
 
-def test_fragments_of_unequal_slots_are_finished_as_an_event_simulation_says() -> None:
+def test_fragments_of_unequal_queues_are_finished_as_an_event_simulation_says() -> None:
     rng = random.Random("slots")
     for _ in range(200):
         s = replace(pool(rng), train=0.0, commit=0.0)
@@ -138,7 +138,7 @@ def test_fragments_of_unequal_slots_are_finished_as_an_event_simulation_says() -
         assert makespan(s, 0) == pytest.approx(max(done) + s.ready)
 
 
-def test_a_slow_slot_gets_no_fragment_that_a_fast_one_finishes_sooner() -> None:
+def test_a_slow_queue_gets_no_fragment_that_a_fast_one_finishes_sooner() -> None:
     s = TagInputs(
         groups=4, fragments_per_group=1, rollout=(1.0, 10.0), trainer_queues=0,
         help=1.0, train=0.0, switch=0.0, ready=0.0, commit=0.0,
@@ -146,7 +146,7 @@ def test_a_slow_slot_gets_no_fragment_that_a_fast_one_finishes_sooner() -> None:
     assert makespan(s, 0) == 4.0
 
 
-def test_waves_of_the_trainers_slots_are_whole() -> None:
+def test_the_trainers_queues_finish_in_whole_rounds() -> None:
     s = TagInputs(
         groups=2, fragments_per_group=3, rollout=(), trainer_queues=4,
         help=10.0, train=1.0, switch=2.0, ready=0.5, commit=0.25,
