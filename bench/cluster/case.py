@@ -7,7 +7,7 @@ from bench.cluster.measured import MeasuredRun, measure
 from bench.cluster.modes import Chosen
 from bench.cluster.results import CaseResult, case_result
 from bench.cluster.session import EmulatedRun, run
-from bench.cluster.setting import Setting, setting_of
+from bench.cluster.setting import Setting
 from bench.runner.rounds import by_turns
 from bench.runner.session import Session
 from services.scheduler.costs.profile import Profile
@@ -26,7 +26,7 @@ class Case:
     modes: tuple[Chosen, ...]
     rounds: int
     batches: int
-    """MeasuredRun batches of each run."""
+    """Batches of each run that are measured."""
     one_step_batches: int
     """The same with one-step asynchrony, where the stock takes some batches to balance."""
 
@@ -44,14 +44,15 @@ class Case:
     def setting(self, mode: Chosen, seed: int) -> Setting:
         _, last = self.length(mode)
         following = 1 if mode.schedule.max_staleness else 0  # the last one measured is no tail
-        return setting_of(
-            self.profile,
-            mode.split,
-            mode.schedule,
-            name=f"{self.profile.name}-{mode.name}".replace(".", "-"),
+        return Setting(
+            run=f"{self.profile.name}-{mode.name}".replace(".", "-"),
+            profile=self.profile.name,
+            rollout=dict(mode.split.rollout),
+            trainer=dict(mode.split.trainer),
             scale=self.scale,
             steps=last + following,
             seed=seed,
+            schedule=mode.schedule,
         )
 
 

@@ -8,7 +8,6 @@ from pydantic import Field
 
 from services.scheduler.costs.floor import floor_seconds
 from services.scheduler.costs.profile import Profile, VariantName, load_profile
-from services.scheduler.planning.splits import Split
 from shared.messages.records import Record, Token
 from shared.recipe import tables
 from shared.recipe.recipe import Recipe
@@ -71,29 +70,6 @@ class Setting(Record):
 
     def load_profile(self) -> Profile:
         return load_profile(self.profile, self.variant)
-
-
-def setting_of(
-    profile: Profile,
-    split: Split,
-    schedule: RunSchedule,
-    *,
-    name: str,
-    scale: float,
-    steps: int,
-    seed: int = 0,
-) -> Setting:
-    """Makes the setting of a schedule that has its fragment size."""
-    return Setting(
-        run=name,
-        profile=profile.name,
-        rollout=dict(split.rollout),
-        trainer=dict(split.trainer),
-        scale=scale,
-        steps=steps,
-        seed=seed,
-        schedule=schedule,
-    )
 
 
 def default_scale(profile: Profile, devices: Mapping[str, int]) -> float:

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bench.cluster.case import Case
 from bench.cluster.measured import MeasuredRun, measure
 from bench.cluster.modes import (
     MODES,
@@ -24,7 +25,6 @@ from bench.cluster.setting import (
     Setting,
     default_scale,
     recipe_of,
-    setting_of,
     write_prompts,
 )
 from bench.cluster.suite import full, quick
@@ -149,7 +149,11 @@ def test_what_one_round_does_not_have_counts_as_nothing() -> None:
 def test_a_recipe_says_what_the_mode_says(name: str, tmp_path: Path) -> None:
     split, schedule = Split({"H100": 24}, {"H100": 8}), MODES[name].changed(fragment_size=8)
     mode = chosen(name, schedule, QWEN, {"H100": 32}, split)
-    setting = setting_of(QWEN, mode.split, mode.schedule, name="r", scale=10.0, steps=3)
+    case = Case(
+        profile=QWEN, devices={"H100": 32}, scale=10.0, modes=(mode,), rounds=1, batches=1,
+        one_step_batches=2,
+    )  # fmt: skip
+    setting = case.setting(mode, 0).model_copy(update={"steps": 3})
     assert Setting.model_validate_json(setting.model_dump_json()) == setting
     write_prompts(tmp_path, 3 * 32)
     (tmp_path / "recipe.json").write_text(recipe_of(setting, tmp_path).model_dump_json())
