@@ -1,1 +1,1 @@
-"""The demo's model and its judges, made from scikit-learn's handwritten digits."""
+"""The demo's model and its rewards, made from scikit-learn's handwritten digits."""

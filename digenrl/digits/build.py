@@ -48,7 +48,7 @@ The same seed gives the same file on the same kind of machine. This transformer'
 def build_model(
     folder: Path, rewards_folder: Path, *, seed: int, report: Callable[[str], None]
 ) -> None:
-    """Write the diffusers folder and the reward folder; some minutes on one core."""
+    """Writes the diffusers folder and the reward folder, in some minutes on one core."""
     started = time.monotonic()
     half_a, half_b = load_halves()
     recipe = Pretraining()
@@ -64,7 +64,7 @@ def build_model(
 
 
 def build_untrained(folder: Path, network: Network, *, seed: int) -> None:
-    """Write a diffusers folder with random weights: enough to time what a size costs."""
+    """Writes a diffusers folder with random weights: enough to time what a size costs."""
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # read when it is imported
 
     from diffusers.utils import logging as diffusers_logging
@@ -77,7 +77,7 @@ def build_untrained(folder: Path, network: Network, *, seed: int) -> None:
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """Sums in one order: the same seed gives the same weights, however many cores there are."""
+    """Fixes the order of sums: a seed gives the same weights on any number of cores."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

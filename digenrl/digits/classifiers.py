@@ -1,4 +1,4 @@
-"""Train the demo's reward (a CNN on half A) and its judges (an MLP and an SVM on half B)."""
+"""Trains the demo's reward (a CNN on half A) and its gold rewards (an MLP and an SVM on half B)."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -25,7 +25,7 @@ NUM_EPOCHS = 60
 BATCH_SIZE = 64
 LEARNING_RATE = 2e-3
 NOISE = 0.2
-"""Standard deviation of what is added to the images: generated ones are never quite clean."""
+"""Standard deviation of the noise that is added to images, as generated ones are never clean."""
 SVM_GAMMA = 0.04
 SVM_C = 10.0
 
@@ -51,13 +51,13 @@ def accuracy(classifier: DigitProbability | DigitSvm, half: Half) -> float:
 
 
 def load_real(folder: Path) -> Half:
-    """The real images that came with the rewards: half B."""
+    """Reads the real images that came with the rewards: half B, (n, 1, 8, 8)."""
     arrays = load_file(folder / "real.safetensors")
     return Half(arrays["images"], arrays["labels"])
 
 
 def fit_svm(half: Half) -> Arrays:
-    """The arrays that `DigitSvm` evaluates."""
+    """Returns the arrays that `DigitSvm` evaluates."""
     from sklearn.svm import SVC
 
     rows = to_model_space(to_uint8(half.images)).reshape(len(half.images), -1)

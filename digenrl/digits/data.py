@@ -1,6 +1,6 @@
 """The real digits: scikit-learn's 1797 scanned numerals, in two halves that never meet.
 
-The reward is trained on half A, its judges on half B, so that what fools one need not fool the
+The reward is trained on half A and gold rewards on half B, so that what fools one need not fool the
 others. Model space is what the generator works in: pixels 0..16 become -1..1.
 """
 
@@ -28,7 +28,7 @@ class Half:
 
 
 def load_halves() -> tuple[Half, Half]:
-    """Halves A and B: every other image of each digit, in the order of the data set."""
+    """Returns halves A and B: every other image of each digit, in the order of the data set."""
     from sklearn.datasets import load_digits
 
     pixels, labels = load_digits(return_X_y=True)
@@ -40,7 +40,7 @@ def load_halves() -> tuple[Half, Half]:
 
 
 def to_uint8(images: Images) -> npt.NDArray[np.uint8]:
-    """Model space to the bytes that a scorer is given."""
+    """Converts images (n, 1, 8, 8) from model space to the bytes that a scorer gets."""
     return np.asarray(np.rint((images + 1) * 127.5).clip(0, 255), dtype=np.uint8)
 
 

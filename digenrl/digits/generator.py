@@ -32,13 +32,13 @@ class Pretraining:
     learning_rate: float = 2e-3
     ema_decay: float = 0.99
     wrong_captions: float = 0.4
-    """Share of captions drawn at random: the model then draws the digit it was asked for little
-    more often than every second time, and reinforcement learning has something to improve."""
+    """Share of captions drawn at random: the model then draws the digit of its prompt little more
+    often than every second time, which leaves reinforcement learning something to improve."""
     report_every: int = 200
 
 
 def build_pipeline(seed: int, network: Network | None = None) -> Any:
-    """Every component of a StableDiffusion3Pipeline; the transformer is untrained."""
+    """Builds a StableDiffusion3Pipeline whose transformer is untrained."""
     from diffusers import (
         FlowMatchEulerDiscreteScheduler,
         SD3Transformer2DModel,
@@ -82,7 +82,7 @@ def save_pipeline(pipeline: Any, folder: Path) -> None:
 
 
 def pretrain(pipeline: Any, data: Half, recipe: Pretraining, *, seed: int, report: Report) -> None:
-    """Flow matching on real digits; leaves the exponential moving average in the transformer."""
+    """Trains by flow matching on real digits; the transformer gets the moving average."""
     spec = FAMILIES["StableDiffusion3Pipeline"]
     model = StableDiffusion3(
         pipeline,
@@ -113,7 +113,7 @@ def pretrain(pipeline: Any, data: Half, recipe: Pretraining, *, seed: int, repor
 
 
 def caption_conditions(model: StableDiffusion3) -> Conditions:
-    """What the transformer is told for each caption: rows are digit-major, then by template."""
+    """Encodes each caption to a row of conditioning (n, ...): by digit, then by template."""
     encoded = [
         model.encode(text, guidance=1.0)
         for digit in range(NUM_DIGITS)
@@ -141,7 +141,7 @@ def _batches(
 def _flow_matching_loss(
     model: StableDiffusion3, images: Tensor, conditions: Conditions, *, seed: int
 ) -> Tensor:
-    """Mean squared error of the velocity, at sigmas of a logit-normal density."""
+    """Returns the mean squared error of the velocity at sigmas of a logit-normal density."""
     generator = torch.Generator().manual_seed(seed)
     sigma = torch.sigmoid(torch.randn(len(images), generator=generator))
     noise = torch.randn(images.shape, generator=generator)

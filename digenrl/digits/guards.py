@@ -10,7 +10,7 @@ from digenrl.digits.data import NUM_DIGITS, Half, Images
 
 
 def nearest_real(samples: Half, real: Half) -> npt.NDArray[np.float64]:
-    """nn, (10,): mean distance of the samples asked for each digit to the nearest real image.
+    """Returns nn (10,): the mean distance of each digit's samples to the nearest real image.
 
     Nearest of any digit, so that it says how real the glyphs are and not whether they are right.
     It rises when glyphs break.
@@ -24,12 +24,12 @@ def nearest_real(samples: Half, real: Half) -> npt.NDArray[np.float64]:
 
 
 def diversity(samples: Half) -> npt.NDArray[np.float64]:
-    """div, (10,): mean distance of two samples asked for a digit. It falls when they collapse."""
+    """Returns div (10,): the mean distance of two samples of a digit; it falls if they collapse."""
     return np.array([_mean_pairwise(samples.of_digit(digit)) for digit in range(NUM_DIGITS)])
 
 
 def distances(some: Images, others: Images) -> npt.NDArray[np.float64]:
-    """(n, m) L2 distances between images."""
+    """Returns L2 distances (n, m) between images."""
     a = some.reshape(len(some), -1).astype(np.float64)
     b = others.reshape(len(others), -1).astype(np.float64)
     squares = (a**2).sum(1)[:, None] + (b**2).sum(1)[None] - 2 * a @ b.T

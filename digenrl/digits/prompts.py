@@ -17,7 +17,7 @@ def prompt_texts(digit: int) -> list[str]:
 
 
 def all_prompts() -> list[tuple[str, int]]:
-    """(text, digit), by template and then by digit."""
+    """Returns (text, digit), by template and then by digit."""
     return [
         (template.format(word=word), digit)
         for template in TEMPLATES
@@ -26,7 +26,7 @@ def all_prompts() -> list[tuple[str, int]]:
 
 
 def write_prompts(path: Path) -> None:
-    """JSON lines as a recipe's ``data.prompts`` reads them."""
+    """Returns JSON lines as a recipe's ``data.prompts`` reads them."""
     lines = (
         json.dumps({"prompt": text, "metadata": {"digit": digit}}) for text, digit in all_prompts()
     )

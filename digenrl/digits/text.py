@@ -18,7 +18,7 @@ T5_WIDTH = 2 * CLIP_WIDTH
 
 
 def build_text_parts(seed: int) -> dict[str, Any]:
-    """The six components by their names in a StableDiffusion3Pipeline."""
+    """Builds the six components, by their names in a StableDiffusion3Pipeline."""
     clip, t5 = clip_tokenizer(), t5_tokenizer()
     generator = torch.Generator().manual_seed(seed)
     return {
@@ -36,7 +36,7 @@ def _words() -> list[str]:
 
 
 def clip_tokenizer(num_tokens: int = NUM_TOKENS) -> Any:
-    """Byte-level BPE whose merges spell out each known word from left to right."""
+    """Builds a byte-level BPE whose merges spell out each known word from left to right."""
     from tokenizers.pre_tokenizers import ByteLevel
     from transformers import CLIPTokenizer
 
@@ -60,7 +60,7 @@ def clip_tokenizer(num_tokens: int = NUM_TOKENS) -> Any:
 
 
 def t5_tokenizer() -> Any:
-    """A unigram model that prefers whole words."""
+    """Builds a unigram model that prefers complete words."""
     from transformers import T5TokenizerFast
 
     letters = [chr(code) for code in range(33, 127)]

@@ -56,7 +56,7 @@ def _silence_residuals(half: nn.Module) -> None:
 
 
 def _spread(convolution: nn.Conv2d) -> None:
-    """x -> (x, -x, K, -K)."""
+    """Maps x to (x, -x, K, -K)."""
     assert convolution.bias is not None
     convolution.weight.zero_()
     convolution.weight[0, 0, 1, 1] = 1.0
