@@ -36,7 +36,7 @@ def centred(rewards: Sequence[float]) -> tuple[float, ...]:
 
 
 def population_std(values: Sequence[float]) -> float:
-    """Standard deviation with the number of values as denominator."""
+    """Return the standard deviation with the number of values as denominator."""
     mean = math.fsum(values) / len(values)
     return math.sqrt(math.fsum((value - mean) ** 2 for value in values) / len(values))
 
@@ -48,7 +48,7 @@ def batch_scale(rewards: Sequence[float]) -> float:
 
 
 def with_reward(rewards: Sequence[float | None]) -> list[int]:
-    """Which samples could be scored."""
+    """Return the samples that could be scored."""
     return [sample for sample, reward in enumerate(rewards) if reward is not None]
 
 
@@ -59,7 +59,7 @@ def _picked(values: Sequence[float | None], samples: Sequence[int]) -> list[floa
 
 @dataclass(frozen=True, slots=True)
 class Advantages:
-    """How the samples of a group are compared."""
+    """Compares the samples of a group."""
 
     std: Over = "group"
     """batch: they are only centred here; the trainer scales their gradient when it has all of them
@@ -68,12 +68,12 @@ class Advantages:
     """(scorer, weight): each score is made an advantage of its own, and the advantages are summed.
     Without any, the rewards are compared, which are weighted sums of scores."""
     max_failed: float = 0.5
-    """Of a group's samples, what share may be without a reward."""
+    """Largest share of a group's samples that may be without a reward."""
 
     def of(
         self, rewards: Sequence[float | None], parts: Mapping[str, Sequence[float | None]]
     ) -> tuple[float, ...]:
-        """Of one group, from its samples' rewards and the scores that make them up.
+        """Return the advantages of a group, from its rewards and the scores that make them up.
 
         A sample without a reward counts in no mean; its advantage is 0, as are all of a group that
         is dropped (`why_dropped`).
@@ -86,7 +86,7 @@ class Advantages:
         return tuple(next(found) if sample in known else 0.0 for sample in range(len(rewards)))
 
     def why_dropped(self, rewards: Sequence[float | None]) -> str | None:
-        """None if there is something to compare: at least two samples, and enough of the group."""
+        """Return why a group is dropped, None if enough samples, two at least, have a reward."""
         num = len(rewards)
         failed = num - len(with_reward(rewards))
         if failed and (failed > self.max_failed * num or num - failed < 2):

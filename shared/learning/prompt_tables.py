@@ -18,9 +18,9 @@ from shared.messages.contracts import Prompt
 PARQUET, ARROW = ".parquet", ".arrow"
 PROMPT, METADATA = "prompt", "metadata"
 STATE = "state.json"
-"""Of a saved dataset: names its files, which are Arrow streams."""
+"""File of a saved dataset that names its data files, which are Arrow streams."""
 SPLITS = "dataset_dict.json"
-"""Of a folder that holds several saved datasets."""
+"""File of a folder that holds several saved datasets."""
 
 
 def is_table(path: Path) -> bool:
@@ -28,7 +28,7 @@ def is_table(path: Path) -> bool:
 
 
 def read_table(path: Path) -> Iterator[Prompt]:
-    """A prompt for each row, file after file.
+    """Yield a prompt for each row, file after file.
 
     Raises:
         UserError: naming the file, the row or column, and the remedy.
@@ -42,7 +42,7 @@ def read_table(path: Path) -> Iterator[Prompt]:
 
 
 def data_files(path: Path) -> list[Path]:
-    """Those that hold the prompts: the file itself, or those of a saved dataset, in order.
+    """Return the files that hold the prompts: the file itself, or a saved dataset's, in order.
 
     Raises:
         UserError: if a folder is no saved dataset.
@@ -80,7 +80,7 @@ def _read_file(path: Path) -> list[Prompt]:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[tuple[Any, Iterable[Any]]]:
-    """Its schema, and its rows as record batches, of which one at a time is in memory."""
+    """Open a file: its schema, and its rows as record batches, one at a time in memory."""
     import pyarrow.ipc
     import pyarrow.parquet
 
@@ -93,7 +93,7 @@ def _opened(path: Path) -> Iterator[tuple[Any, Iterable[Any]]]:
 
 
 def _check_columns(path: Path, schema: Any) -> None:
-    """Before any row is read: a column of images takes long to read for nothing."""
+    """Check the columns before any row is read: a column of images takes long."""
     from pyarrow import types
 
     if PROMPT not in schema.names:

@@ -28,12 +28,12 @@ class PromptOrder:
     seed: int
 
     def of_group(self, batch: int, group: int, num_groups: int) -> Prompt:
-        """The prompt of a batch's group. The data position of a run is its batch number."""
+        """Return the prompt of a batch's group. The data position of a run is its batch number."""
         epoch, index = divmod(batch * num_groups + group, len(self.prompts))
         return self.prompts[_epoch_order(self.seed, len(self.prompts), epoch)[index]]
 
     def of_batch(self, batch: int, num_groups: int) -> list[Prompt]:
-        """The prompts of all its groups."""
+        """Return the prompts of all groups of a batch."""
         return [self.of_group(batch, group, num_groups) for group in range(num_groups)]
 
 
@@ -91,7 +91,7 @@ def _plain_prompt(path: Path, number: int, line: str) -> Prompt:
 
 
 def _rows(path: Path, text: str) -> Iterator[Prompt]:
-    """Of a CSV file. Metadata are texts; an empty cell is left out."""
+    """Read a CSV file: metadata are texts, and an empty cell is left out."""
     rows = csv.DictReader(io.StringIO(text, newline=""), restval="", strict=True)
     try:
         names = rows.fieldnames or []

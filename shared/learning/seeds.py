@@ -8,7 +8,7 @@ import hashlib
 
 
 def derive(seed: int, *path: int | str) -> int:
-    """A 63-bit seed for one purpose.
+    """Return a 63-bit seed for one purpose.
 
     >>> derive(0, "sample", 3, 1, 7) == derive(0, "sample", 3, 1, 7)
     True
@@ -25,10 +25,10 @@ def sample_seed(seed: int, batch: int, group: int, sample: int) -> int:
 
 
 def window_start(seed: int, batch: int, group: int, *, first: int, last: int) -> int:
-    """Where a group's window of trained steps begins, uniform on first..last."""
+    """Return the first trained step of a group's window, uniform on first..last."""
     return first + derive(seed, "window", batch, group) % (last - first + 1)
 
 
 def permutation(seed: int, size: int, *path: int | str) -> list[int]:
-    """The indices 0..size-1 in an order of their own for each path."""
+    """Return the indices 0..size-1 in a random order that depends on the path."""
     return sorted(range(size), key=lambda index: derive(seed, "order", *path, index))

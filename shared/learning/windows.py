@@ -49,7 +49,7 @@ class Windows:
         return self.last
 
     def _stay(self, place: int, num_places: int) -> int:
-        """Batches at a position."""
+        """Return the number of batches at a position."""
         if self.moves == "progressive" or num_places == 1:
             return self.batches
         less = (self.batches - self.batches_last) * place / (num_places - 1)

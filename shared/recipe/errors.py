@@ -9,7 +9,7 @@ from shared.messages.records import TOKEN_PATTERN, TOKEN_WORDS
 
 
 def describe(error: ValidationError, recipe: type[BaseModel]) -> str:
-    """The first fault of what was to be a ``recipe``, as one line."""
+    """Describe the first fault of a ``recipe`` in one line."""
     faults = error.errors(include_url=False)
     # A misspelt key is the cause of the missing one.
     first = min(faults, key=lambda fault: fault["type"] != "extra_forbidden")
@@ -30,7 +30,7 @@ def describe(error: ValidationError, recipe: type[BaseModel]) -> str:
 
 
 def _wanted(fault: Any) -> str:
-    """What a value should have been."""
+    """Say what a value should have been."""
     if fault["type"] == "string_pattern_mismatch" and fault["ctx"]["pattern"] == TOKEN_PATTERN:
         return f"use {TOKEN_WORDS}"
     message: str = fault["msg"]
@@ -38,7 +38,7 @@ def _wanted(fault: Any) -> str:
 
 
 def _keys_of(location: tuple[int | str, ...], recipe: type[BaseModel]) -> list[str]:
-    """Without what pydantic adds for the alternatives of one key."""
+    """Return the path of keys without what pydantic adds for alternatives of one key."""
     keys: list[str] = []
     table: Any = recipe
     for part in location:

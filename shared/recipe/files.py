@@ -28,7 +28,7 @@ PATHS = (
 
 
 def read_tables(path: Path, depth: int = 0) -> dict[str, Any]:
-    """Raises UserError: one line that names the file."""
+    """Read the tables of a recipe file; raise UserError, one line that names the file."""
     plain = _read(path)
     base = plain.pop(BASE, None)
     if base is None:
@@ -74,7 +74,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """Table by table and key by key; a list is taken whole."""
+    """Merge table by table and key by key; a list is taken whole."""
     merged = dict(below)
     for key, value in above.items():
         old = merged.get(key)
@@ -89,6 +89,6 @@ ROOT = "DIGENRL_MODELS"
 
 
 def models_root() -> Path | None:
-    """The folder that the variable names; None if it is not set."""
+    """Return the folder that the variable names; None if it is not set."""
     root = os.environ.get(ROOT, "")
     return Path(root).resolve() if root else None

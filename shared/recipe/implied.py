@@ -1,4 +1,4 @@
-"""The values that an algorithm's name stands for, where a recipe says nothing."""
+"""Values that an algorithm's name implies where a recipe says nothing."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -10,13 +10,13 @@ from shared.recipe.tables import Tables
 
 @dataclass(frozen=True, slots=True)
 class ImpliedValue:
-    """A key of a recipe of which its algorithm's name says something."""
+    """Names a key of a recipe that the algorithm's name implies."""
 
     key: str
     implied: Any
-    """What a recipe has that leaves the key out."""
+    """Value in a recipe that leaves the key out."""
     value: Any
-    """What this recipe has."""
+    """Value in this recipe."""
 
     @property
     def is_overridden(self) -> bool:
@@ -24,7 +24,7 @@ class ImpliedValue:
 
 
 def implied_values(recipe: Tables) -> list[ImpliedValue]:
-    """What the algorithm's name stands for, beside what the recipe has."""
+    """Return what the algorithm's name stands for, beside what the recipe has."""
     name, sampling = recipe.algorithm.name, recipe.sampling.model_dump()
     tables = {"sampling": sampling, "algorithm": recipe.algorithm.model_dump()}
     return [
@@ -34,7 +34,7 @@ def implied_values(recipe: Tables) -> list[ImpliedValue]:
 
 
 def with_implied(plain: Mapping[str, Any]) -> dict[str, Any]:
-    """An unchecked recipe with what its algorithm's name stands for where it says nothing."""
+    """Return an unchecked recipe with what its algorithm's name implies where it says nothing."""
     tables = dict(plain)
     table, sampling = tables.get("algorithm", {}), tables.get("sampling")
     name = table.get("name", DEFAULT) if isinstance(table, Mapping) else None

@@ -17,7 +17,7 @@ from shared.recipe.files import PATHS, models_root
 
 
 def resolved(path: Path, base: Path) -> Path:
-    """What a recipe in the folder ``base`` means by ``path`` on this host."""
+    """Return what a recipe in the folder ``base`` means by ``path`` on this host."""
     beside, root = (base / path).resolve(), models_root()
     if root is None or path.is_absolute() or beside.exists():
         return beside
@@ -26,7 +26,7 @@ def resolved(path: Path, base: Path) -> Path:
 
 
 def paths_of(tables: Mapping[str, Any]) -> dict[str, str]:
-    """Key -> path, of a recipe's tables. A scorer's has its name: `reward.scorers.ocr.folder`."""
+    """Return the path of each key of a recipe's tables, such as `reward.scorers.ocr.folder`."""
     return {label: table[key] for label, table, key in _places(tables)}
 
 
@@ -65,7 +65,7 @@ def on_this_host(tables: Mapping[str, Any], portable: Mapping[str, str]) -> None
 
 
 def _places(tables: Any) -> Iterator[tuple[str, dict[str, Any], str]]:
-    """Label, table and key of every path that is set."""
+    """Return label, table and key of every path that is set."""
     for keys in PATHS:
         yield from _places_of(tables, keys, ())
 

@@ -50,7 +50,7 @@ def load_recipe(path: Path) -> Recipe:
 
 
 def override(recipe: Recipe, changes: Mapping[str, Any]) -> Recipe:
-    """The recipe with some keys set anew ("run.steps": 5); None leaves a key as it is.
+    """Return the recipe with some keys changed ("run.steps": 5); None leaves a key as it is.
 
     Raises:
         UserError: if a value is not one that the key takes.
@@ -67,7 +67,7 @@ def override(recipe: Recipe, changes: Mapping[str, Any]) -> Recipe:
 
 
 def _resolved(recipe: Recipe, base: Path) -> Recipe:
-    """With every path made absolute, and the model's own sigmas as numbers if the model is here."""
+    """Return the recipe with absolute paths, and a model's own sigmas as numbers if it is here."""
 
     def scorers(given: tuple[ScorerTable, ...]) -> tuple[ScorerTable, ...]:
         return tuple(scorer.at(base) for scorer in given)
@@ -98,7 +98,7 @@ def _resolved(recipe: Recipe, base: Path) -> Recipe:
 
 
 def _sigmas(recipe: Recipe, folder: Path) -> tuple[SigmaGrid, SigmaGrid | None]:
-    """Of sampling and of the evaluation: the model's own as numbers, if the model is here."""
+    """Return the sigmas of sampling and evaluation; a model's own as numbers, if it is here."""
     sampling, evaluation, size = recipe.sampling, recipe.evaluation, recipe.model
     trained, evaluated = sampling.sigmas, evaluation.sigmas
     if not folder.is_dir():

@@ -21,13 +21,13 @@ with one number from 0 (it fails at both) to {highest} (perfect at both), and no
 
 class Judge(Table):
     model: Annotated[str, Field(min_length=1)]
-    """As the endpoint calls it."""
+    """Name of the model at the endpoint."""
     prompt: Annotated[str, Field(min_length=1)] = QUESTION
-    """What is asked beside the image; {prompt} stands for the sample's, {highest} for the key."""
+    """Question beside the image; {prompt} stands for the sample's prompt, {highest} for the key."""
     highest: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 10.0
-    """The best number; the worst is 0. Scores are over it, from 0 to 1."""
+    """Best number; the worst is 0. Scores are the number divided by it, from 0 to 1."""
     options: dict[str, JsonValue] = Field(default={"temperature": 0})
-    """More of the request, as the endpoint knows it: max_tokens, seed, ..."""
+    """Further fields of the request that the endpoint knows: max_tokens, seed, ..."""
     at_once: Annotated[Positive, Field(le=256)] = 8
     """Requests that a reward worker has under way."""
     key_env: Annotated[str, Field(min_length=1)] | None = None
@@ -48,9 +48,9 @@ class Judge(Table):
 
 class Remote(Table):
     format: Literal["msgpack", "json"] = "msgpack"
-    """Of requests and answers. json: pixels in base64, a third more of them."""
+    """Format of requests and answers. json: pixels in base64, a third larger."""
     batch: Annotated[Positive, Field(le=1024)] = 32
-    """Samples of a request, at most."""
+    """Largest number of samples in a request."""
     key_env: Annotated[str, Field(min_length=1)] | None = None
     """Name of the environment variable that holds the API key, which is sent as a bearer token.
     Without it and ``key_file``, none is sent."""
@@ -67,22 +67,22 @@ class Remote(Table):
 class ScorerTable(Table):
     name: Token
     type: Token
-    """Which scorer; docs/rewards.md lists them."""
+    """Type of the scorer; docs/rewards.md lists them."""
     weight: Annotated[float, Field(allow_inf_nan=False)] = 1.0
     folder: Path | None = None
-    """Where its weights are; relative to the recipe."""
+    """Folder of its weights; relative to the recipe."""
     url: str | None = None
-    """Of the server of a remote scorer, or of the API of a judge."""
+    """URL of a remote scorer's server, or of a judge's API."""
     patience: Annotated[float, Field(gt=0, le=3600)] = 120.0
-    """Seconds that a remote scorer or a judge may be without an answer."""
+    """Seconds to wait for an answer of a remote scorer or a judge."""
     judge: Judge | None = None
-    """Of a judge: which model is asked, and how."""
+    """Model that a judge asks, and how."""
 
     remote: Remote = Remote()
-    """Of a remote scorer: how its server is asked."""
+    """Form of the requests to a remote scorer's server."""
 
     def at(self, base: Path) -> Self:
-        """With its paths relative to ``base`` made absolute."""
+        """Return the table with paths relative to ``base`` made absolute."""
         update: dict[str, Any] = {}
         if self.folder is not None:
             update["folder"] = resolved(self.folder, base)
@@ -100,7 +100,7 @@ class Reward(Table):
     threads: Positive = 1
     scorers: tuple[ScorerTable, ...] = Field(min_length=1)
     max_failed: Annotated[float, Field(ge=0, lt=1)] = 0.5
-    """Of a group's samples, what share may be without a reward; with more the group is dropped."""
+    """Largest share of a group's samples without a reward; with more the group is dropped."""
 
     @model_validator(mode="after")
     def _names_differ(self) -> Self:
@@ -109,7 +109,7 @@ class Reward(Table):
 
 
 class Evaluation(Table):
-    """What is measured before, after and during a run: by ODE, and at a fixed seed."""
+    """Says what is measured before, after and during a run: by ODE, and at a fixed seed."""
 
     every: Positive | None = None
     """Optimizer steps from one evaluation to the next, while the run goes on. Without it, versions
@@ -117,13 +117,13 @@ class Evaluation(Table):
     seed: NonNegative = 0
     samples_per_prompt: Positive = 4
     steps: Annotated[int, Field(ge=2, le=1000)] | None = None
-    """Denoising steps; without it, as in training. So are sigmas, height and width."""
+    """Denoising steps; by default as in training, like sigmas, height and width."""
     sigmas: SigmaGrid | None = None
     height: Positive | None = None
-    """Of the images, in pixels."""
+    """Height of the images in pixels."""
     width: Positive | None = None
     threads: Positive = 1
-    """CPU threads of whoever evaluates."""
+    """CPU threads of the evaluation."""
     prompts: Path | None = None
     """Held out, read as `data.prompts` is; relative to the recipe. Without it, training's."""
     scorers: tuple[ScorerTable, ...] = ()

@@ -12,13 +12,13 @@ from shared.learning.windows import Moves, Windows
 from shared.recipe.fields import NonNegative, Positive, Rate, Sigma, Table
 
 SigmaGrid = Literal["linear", "shifted", "default", "model"] | tuple[Sigma, ...]
-"""`Sampling.sigmas` says what each is."""
+"""Names of noise schedules, or numbers; `Sampling.sigmas` explains them."""
 
 
 MIN_FIRST_SIGMA = 0.9
 MAX_STEP = 10.0
-"""Of the second step, over what its start lacks to 1: the standard deviation of its noise is the
-noise level times the square root of that. The grids in use have 1 to 3."""
+"""Largest ratio of the second step to the distance of its start from 1: the standard deviation of
+its noise is the noise level times the square root of that. The grids in use have 1 to 3."""
 
 
 class Sampling(Table):
@@ -29,14 +29,14 @@ class Sampling(Table):
     one more than steps."""
     shift: Annotated[float, Field(gt=0)] = 3.0
     variant: Variant = "flow"
-    """Of the stochastic steps; by default the algorithm's."""
+    """Form of the stochastic steps; by default the algorithm's."""
     noise_level: Annotated[float, Field(gt=0, le=10)] = 0.7
-    """By default the algorithm's."""
+    """Noise of the stochastic steps; by default the algorithm's."""
     window: Positive
-    """How many denoising steps are stochastic and trained; for an algorithm without stochastic
-    steps, at how many of the schedule's sigmas a sample is trained."""
+    """Denoising steps that are stochastic and trained; for an algorithm without stochastic steps,
+    number of the schedule's sigmas at which a sample is trained."""
     first_window_starts: tuple[NonNegative, NonNegative] = (0, 0)
-    """Windows start between these two steps."""
+    """First and last step at which windows start."""
     windows: Moves = "group"
     """group: drawn for each group. random: drawn for every `window_batches` batches. progressive:
     from the first to the last, `window_batches` at each. decay: fewer and fewer at each."""
@@ -86,7 +86,7 @@ class Sampling(Table):
 
 
 def check_sigmas(field: str, sigmas: tuple[float, ...], steps: int) -> None:
-    """Raises ValueError, which names the field, unless they take so many steps from noise to 0."""
+    """Raise ValueError, which names the field, unless they take so many steps from noise to 0."""
     if len(sigmas) != steps + 1:
         raise ValueError(f"{field}: {len(sigmas)} numbers; {steps} steps need {steps + 1}")
     if any(after >= before for before, after in pairwise(sigmas)):
@@ -109,25 +109,25 @@ class Algorithm(Table):
     name: str = DEFAULT
     """docs/algorithms has a page for each."""
     clip_range: Annotated[float, Field(gt=0, lt=1)] = 1e-4
-    """Of the ratio; by default the algorithm's."""
+    """Clip range of the ratio; by default the algorithm's."""
     advantage_clip: Annotated[float, Field(gt=0)] = 5.0
     kl_beta: Rate = 0.0
     """Weight of the KL divergence to the base model; 0 does not compute it."""
     stale_loss: Literal["bypass", "decoupled"] = "bypass"
-    """Of samples that are one step stale. bypass: the ratio is to the version that generated them;
-    decoupled: to the version that trains, and a truncated weight makes up for the rest."""
+    """Loss of samples that are one step stale. bypass: the ratio is to the version that generated
+    them; decoupled: to the version that trains, and a truncated weight makes up for the rest."""
     weight_cap: Annotated[float, Field(gt=0)] = 5.0
     """decoupled: weights are cut off at 1 + weight_cap x clip_range."""
     advantage_std: Literal["group", "batch"] = "group"
-    """What differences from the group's mean are divided by: the standard deviation of the group's
+    """Divisor of the differences from the group's mean: the standard deviation of the group's
     rewards, or of all rewards of the batch."""
     rewards: Literal["sum", "normalised"] = "sum"
-    """Of several scorers. sum: rewards are weighted sums of scores. normalised: each score is made
-    an advantage of its own, and these are summed by weight."""
+    """Way to combine scorers. sum: rewards are weighted sums of scores; normalised: each score
+    becomes an advantage of its own, and these are summed by weight."""
 
     @property
     def advantage_limit(self) -> float:
-        """Advantages are cut off there. Not those that are still to be scaled."""
+        """Limit at which advantages are clipped; those that are still to be scaled are not."""
         return math.inf if self.advantage_std == "batch" else self.advantage_clip
 
     @model_validator(mode="before")

@@ -39,7 +39,7 @@ class Model(Table):
     height: Positive
     width: Positive
     frames: Positive = 1
-    """Of a video."""
+    """Frames of a video."""
     guidance: Rate = 1.0
     """In sampling and training: classifier-free, or told to the network where it takes that
     (FLUX.1, HunyuanVideo). 1 is none."""
@@ -47,11 +47,11 @@ class Model(Table):
     """Tokens at which a prompt is cut off in sampling and training, and to which it is padded where
     the family has no text mask; by default the family's (docs/recipes.md)."""
     dtype: Literal["float64", "float32", "bfloat16", "float16"] = "float32"
-    """Of the weights. Latents, log-probs and what is trained are float32 at least."""
+    """Type of the weights; latents, log-probs and trained weights are float32 at least."""
     device: Literal["cpu"] | None = None
     """cpu: every process leaves the GPUs alone. Without it, each takes one where there are any."""
     matmul_precision: Literal["high", "highest"] = "high"
-    """Of products of float32 matrices on a GPU, in sampling and training. high: rounded to TF32,
+    """Precision of float32 matrix products on a GPU, when sampling and training. high: TF32,
     several times as fast; highest: not rounded."""
     trained: Literal["lora", "full"] = "lora"
     """An adapter beside frozen weights, or all weights of the network."""
@@ -71,7 +71,7 @@ class Batch(Table):
 
 class Rollout(Table):
     workers: NonNegative = 1
-    """How many `digenrl up` starts; 0 where the trainer's devices are all there are."""
+    """Number of workers that `digenrl up` starts; 0 where all devices are the trainer's."""
     threads: Positive = 1
     can_train: bool = False
     """Whether rollout devices compute gradients of whole groups while the trainer is behind."""
@@ -94,7 +94,7 @@ class Tables(Table):
 
     @property
     def trainer_may_help(self) -> bool:
-        """Whether the trainer's devices generate besides. Ranks wait for one another instead."""
+        """Whether the trainer's devices also generate. Ranks wait for one another instead."""
         return self.run_schedule.lends_trainer and self.trainer.ranks == 1
 
     @property
