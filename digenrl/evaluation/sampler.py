@@ -38,7 +38,8 @@ class Sampler:
         *,
         progress: OnProgress | None = None,
     ) -> None:
-        """
+        """Load the recipe's network, text encoders and decoder.
+
         Args:
             stopping: when it is set, `sample` raises `Stopped`, also in another thread.
             progress: is called by `sample`.

@@ -29,7 +29,7 @@ class Samples:
 
     @property
     def stills(self) -> Media:
-        """Images, or a frame from the middle of each video: (n, C, H, W)."""
+        """Return the images, or a frame from the middle of each video: (n, C, H, W)."""
         return self.images if self.images.ndim == 4 else self.images[:, self.images.shape[1] // 2]
 
 
@@ -86,7 +86,7 @@ class Judges:
         return found.model_copy(update=_digit_figures(self._digits, samples))
 
     def right(self, samples: Samples) -> npt.NDArray[np.bool_] | None:
-        """(n,) whether the held-out classifier recognizes each digit; None if there is none."""
+        """Return (n,) whether the held-out classifier recognizes each digit; None without it."""
         if self._digits is None:
             return None
         from services.reward.scorers.digits import DigitProbability, wanted_digit

@@ -18,12 +18,11 @@ from shared.recipe.recipe import Recipe
 from shared.recipe.tables import Model
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
-_PER_LINE = 8
-"""Sigmas."""
+_SIGMAS_PER_LINE = 8
 
 
 def base_model(folder: Path) -> str:
-    """The name on the hub, where the folder says it, otherwise the folder's own."""
+    """Return the model's name on the hub if the folder records it, otherwise the folder's name."""
     name = _read(folder / "model_index.json").get("_name_or_path")
     is_hub_name = isinstance(name, str) and _HUB_NAME.fullmatch(name) and not Path(name).exists()
     return str(name) if is_hub_name else folder.name
@@ -34,8 +33,8 @@ def makes_videos(model: Model) -> bool:
 
 
 def usage(recipe: Recipe, prompt: str) -> str:
-    """Python that loads the adapter from its own folder and makes a sample of ``prompt``, which in
-    float32 is the evaluation's if it is the first one's prompt."""
+    """Write code that loads the adapter from its own folder and samples ``prompt``. For the first
+    prompt of the evaluation, in float32, it reproduces the evaluation's first sample."""
     model = as_evaluated(recipe).model
     sigmas = sampling_plan(as_evaluated(recipe), window_start=None).sigmas[:-1]
     arguments = {
@@ -73,12 +72,12 @@ def usage(recipe: Recipe, prompt: str) -> str:
 _GIVEN = (
     "pipeline.scheduler.set_timesteps = partial(pipeline.scheduler.set_timesteps, sigmas=sigmas)"
 )
-"""Where a pipeline has no argument for sigmas."""
+"""Code for a pipeline that has no argument for sigmas."""
 
 
 def _lines(sigmas: Sequence[float]) -> Iterator[str]:
-    for first in range(0, len(sigmas), _PER_LINE):
-        numbers = sigmas[first : first + _PER_LINE]
+    for first in range(0, len(sigmas), _SIGMAS_PER_LINE):
+        numbers = sigmas[first : first + _SIGMAS_PER_LINE]
         yield "    " + " ".join(f"{number!r}," for number in numbers)
 
 
@@ -97,6 +96,6 @@ def _conditioning(model: Model) -> dict[str, object]:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """Nothing where there is no such file."""
+    """Read a JSON file; a missing file gives an empty dict."""
     found: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
     return found

@@ -1,4 +1,4 @@
-"""A run in a store, of which nothing was trained: each version has an adapter of its own."""
+"""Makes a run in a store without training: each version has an adapter of its own."""
 
 from typing import Any
 

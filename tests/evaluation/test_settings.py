@@ -1,4 +1,4 @@
-"""Which versions are evaluated, and at which settings."""
+"""The recipe decides which versions are evaluated, and at which settings."""
 
 from typing import Any
 

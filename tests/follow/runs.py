@@ -25,7 +25,7 @@ class Run:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Of a process that is to find it."""
+        """Environment of a process that reads the run."""
         return {**os.environ, "DIGENRL_STORE_URL": self.settings.store_url}
 
     def begin(self) -> "Run":

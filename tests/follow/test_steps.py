@@ -30,7 +30,7 @@ def run(tmp_path: Path) -> Run:
 
 
 def curves(folder: Path) -> dict[str, list[tuple[int, float]]]:
-    """As TensorBoard reads them; of the only run in the folder."""
+    """Reads the steps of the only run in the folder, as TensorBoard does."""
     [of_run] = folder.iterdir()
     read = EventAccumulator(str(of_run), size_guidance={"scalars": 0}).Reload()
     return {

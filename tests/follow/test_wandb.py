@@ -33,7 +33,7 @@ def records(folder: Path) -> list[Any]:
 
 
 def chunks(log: bytes) -> Iterator[bytes]:
-    """Of a log in blocks: each piece has a checksum, its length, and whether it ends a chunk."""
+    """Reads a log in blocks: each piece has a checksum, its length, and whether it ends a chunk."""
     at, chunk = HEADER.size, b""
     while at < len(log):
         if BLOCK - at % BLOCK < HEADER.size:

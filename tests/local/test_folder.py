@@ -17,7 +17,7 @@ from tests.paths import ROOT
 
 @pytest.fixture
 def foreign(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A working folder with packages of other people that are named as ours are."""
+    """A working folder with foreign packages that have the names of ours."""
     for name in ("shared", "services", "digenrl"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "__init__.py").write_text(f"raise RuntimeError('the other {name}')")

@@ -20,7 +20,7 @@ OCR_SECONDS = 0.2
 OCR_FRAME_SECONDS = 0.3
 """The same of a video's frame of 240 x 416, which it enlarges."""
 BUSY = 0.6
-"""Of a reward worker's time, at most; groups come in bursts."""
+"""Largest share of a reward worker's time; groups come in bursts."""
 
 
 def recipe_of(name: str) -> Recipe:

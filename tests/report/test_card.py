@@ -150,7 +150,7 @@ def test_prompts_that_are_elsewhere_are_named_all_the_same(tmp_path: Path) -> No
 def test_its_code_draws_the_evaluation_s_own_first_sample(
     family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By steps that no pipeline takes of itself, with a text of another length than its own."""
+    """Uses steps and a text length that differ from every pipeline's defaults."""
     changes = {"evaluation.steps": 4, "evaluation.sigmas": "shifted", "sampling.shift": 7.0}
     recipe = override(recipe_of(family, tmp_path), {**changes, "model.text_tokens": 20})
     adapter = tmp_path / "adapter"

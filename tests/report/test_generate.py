@@ -41,7 +41,7 @@ def read(paths: list[Path]) -> npt.NDArray[np.uint8]:
 
 
 FULL = ("sd3", "wan")
-"""Of which all weights are trained and exported as well."""
+"""Pipelines whose whole network is trained and exported as well."""
 
 
 @pytest.mark.parametrize(

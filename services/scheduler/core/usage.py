@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from services.scheduler.core.state import BatchState, Plan, State, WorkerState
+from services.scheduler.core.state import Plan, State, WorkerState
 
 Use = Literal[
     "generating", "scoring", "training", "committing",
@@ -46,7 +46,8 @@ class BatchUsage(BaseModel):
 def uses(plan: Plan, state: State) -> dict[str, Use]:
     """What every live worker does, by name."""
     waits_for = _waits_for(plan, state)  # the same for all, so fragments are counted once
-    scores: Use = "scoring" if _num(state, "generated") else waits_for
+    is_scoring = any(batch.count("generated") for batch in state.batches)
+    scores: Use = "scoring" if is_scoring else waits_for
     found: dict[str, Use] = {}
     for worker in state.workers.values():
         match worker.service:
@@ -76,7 +77,7 @@ def _use_of_trainer(state: State, worker: WorkerState) -> Use:
         return "committing"
     if state.tag.mode == "generate" and worker.assigned:
         return "generating"
-    if _count(batch, "issued") or _count(batch, "pending") or not _count(batch, "generated"):
+    if batch.count("issued") or batch.count("pending") or not batch.count("generated"):
         return "waiting_for_rollout"
     return "waiting_for_reward"
 
@@ -87,17 +88,9 @@ def _waits_for(plan: Plan, state: State) -> Use:
         return "paused"
     if batch is None:
         return "waiting_for_trainer"
-    if _count(batch, "issued") or _count(batch, "pending") or batch.num_uncut(plan.group_size):
+    if batch.count("issued") or batch.count("pending") or batch.num_uncut(plan.group_size):
         return "tail"
-    return "waiting_for_reward" if _count(batch, "generated") else "waiting_for_trainer"
-
-
-def _num(state: State, stage: Literal["generated"]) -> int:
-    return sum(batch.count(stage) for batch in state.batches)
-
-
-def _count(batch: BatchState, stage: Literal["pending", "issued", "generated"]) -> int:
-    return batch.count(stage)
+    return "waiting_for_reward" if batch.count("generated") else "waiting_for_trainer"
 
 
 @dataclass(slots=True)

@@ -1,0 +1,42 @@
+"""The report shows how far it is, and its table names the rewards."""
+
+import io
+
+from rich.console import Console
+
+from digenrl.report.make import rows_of
+from digenrl.report.progress_bar import EvaluationBar
+from shared.recipe.recipe import load_recipe, override
+from tests.paths import DIGITS
+
+
+def test_an_evaluation_shows_how_far_it_is() -> None:
+    screen = io.StringIO()
+    with EvaluationBar(
+        Console(file=screen, force_terminal=True, color_system=None, width=120)
+    ) as shown:
+        shown.version(0)
+        shown.progress(4, 10)
+        shown.progress(10, 10)
+    assert "evaluating version 0" in screen.getvalue() and "10/10 prompts" in screen.getvalue()
+    plain = io.StringIO()
+    with EvaluationBar(Console(file=plain)) as shown:
+        shown.version(3)
+        shown.progress(4, 10)
+    assert plain.getvalue() == "evaluating version 3\n"
+
+
+def test_the_table_names_the_rewards_that_were_used() -> None:
+    digits = load_recipe(DIGITS)
+    assert list(rows_of(digits))[:2] == [
+        "training reward: digit-probability",
+        "proxy accuracy (training classifier)",
+    ]
+    own = [
+        {"name": "mine", "type": "remote", "url": "http://scorers:8100"},
+        {"name": "calm", "type": "jpeg-compressibility", "weight": 0.5},
+    ]
+    assert list(rows_of(override(digits, {"reward.scorers": own})))[:2] == [
+        "training reward: remote + 0.5 x jpeg-compressibility",
+        "proxy accuracy (classifier, not trained on)",
+    ]
