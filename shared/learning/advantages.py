@@ -42,8 +42,8 @@ def population_std(values: Sequence[float]) -> float:
 
 
 def batch_scale(rewards: Sequence[float]) -> float:
-    """What the gradient of a batch is multiplied by, if its advantages were only centred: then it
-    is that of advantages over the standard deviation of the whole batch, which is known last."""
+    """Returns the factor that turns a batch's gradient by centred advantages into the gradient by
+    advantages over the standard deviation of the whole batch, which is known last."""
     return 1 / (population_std(rewards) + EPSILON)
 
 

@@ -1,4 +1,4 @@
-"""What is wrong with a recipe, as one line that names the key and the remedy."""
+"""Describes what is wrong with a recipe in one line that names the key and the remedy."""
 
 import difflib
 from typing import Any, get_args

@@ -41,8 +41,8 @@ class Model(Table):
     frames: Positive = 1
     """Frames of a video."""
     guidance: Rate = 1.0
-    """In sampling and training: classifier-free, or told to the network where it takes that
-    (FLUX.1, HunyuanVideo). 1 is none."""
+    """Guidance in sampling and training: classifier-free, or an input of the network where it takes
+    it (FLUX.1, HunyuanVideo). 1 is none."""
     text_tokens: Positive | None = None
     """Tokens at which a prompt is cut off in sampling and training, and to which it is padded where
     the family has no text mask; by default the family's (docs/recipes.md)."""

@@ -1,1 +1,1 @@
-"""Which devices generate and which train: every split forecast, the best ones simulated."""
+"""Plans which devices generate and which train: forecasts every split, simulates the best."""

@@ -1,4 +1,4 @@
-"""What a batch takes on a split of devices, in a millisecond.
+"""Forecasts a batch on a split of devices, in a millisecond.
 
 `planning.independent` forecasts trainers whose devices work independently; this file those whose
 devices go together (sharded weights):
@@ -98,7 +98,7 @@ def forecast(profile: Profile, split: Split, size: int, schedule: RunSchedule) -
 
 
 def _partly(schedule: RunSchedule, strict: Forecast, ahead: Forecast) -> Forecast:
-    """Of a part of the next batch: in between, in proportion."""
+    """Interpolates between both, by the share of the next batch that may be begun early."""
     early = schedule.early_share
     return Forecast((1 - early) * strict.seconds + early * ahead.seconds, ahead.groups)
 
@@ -183,7 +183,7 @@ def _in_vain(tag_inputs: TagInputs) -> float:
 
 
 def _group_seconds(tag_inputs: TagInputs) -> tuple[float, float]:
-    """Of generating a group on all rollout devices, and on all of the trainer's."""
+    """Returns seconds of generating a group on all rollout devices, and on all of the trainer's."""
     fragments = tag_inputs.fragments_per_group
     rate = sum(1 / seconds for seconds in tag_inputs.rollout)
     slots = tag_inputs.trainer_queues

@@ -17,7 +17,7 @@ from services.scheduler.core.tag.makespan import TagInputs, best_groups
 REACH = range(-1, 4)
 """Groups around the wave model's choice, which has the whole trainer wait for the block's end."""
 HELD_UP = 0.15
-"""Of a group's gradient: what it costs a batch that rollout devices take whole groups only."""
+"""Share of a group's gradient that a batch loses because rollout devices take whole groups."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

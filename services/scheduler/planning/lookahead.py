@@ -29,7 +29,7 @@ REACH = 3
 """Groups to both sides of the wave model's choice."""
 
 STEPS = 10
-"""Of a simulated fragment: a borrowed device can be called back that often."""
+"""Denoising steps of a simulated fragment: a borrowed device can be called back after each."""
 
 TRAINER = "trainer"
 """Kind of a trainer's independent devices, which are taken for equal."""
@@ -81,7 +81,7 @@ def batch_seconds(plan: Plan, state: State, groups: int, *, at_most: float = mat
 
 
 def _generation_seconds(plan: Plan, state: State, groups: int) -> float:
-    """Of a batch, by all devices that may generate."""
+    """Returns seconds in which all devices that may generate generate a batch."""
     trainer = state.trainer
     devices = [*state.rollout, trainer] if trainer is not None and groups else state.rollout
     rate = sum(worker.concurrency / sample_seconds(state, worker) for worker in devices)
@@ -94,7 +94,7 @@ def _is_known(costs: Costs) -> bool:
 
 
 def cluster_of(plan: Plan, state: State, groups: int, *, batches: int = 1) -> Cluster:
-    """As many devices as there are now, each as fast as it was seen to be."""
+    """Makes a simulated cluster of the devices at hand, each as fast as it was seen to be."""
     trainer, costs = state.trainer, state.costs
     assert trainer is not None
     devices = {
@@ -150,8 +150,8 @@ def _timing(
 
 
 AFFORDABLE = 0.02
-"""Of a batch's time: a look-ahead that would take more is left out, for its share of a core is
-missing elsewhere, and what it refines is over before it is known."""
+"""Share of a batch's time that a look-ahead may take. A longer one is left out: its core is missing
+elsewhere, and what it refines is over before it is known."""
 
 
 @dataclass(slots=True)
@@ -162,10 +162,10 @@ class Horizon:
     tell: Callable[[MachineInput], None]
     _opened: "asyncio.Queue[State]" = field(default_factory=asyncio.Queue)
     _last_seconds: float | None = None
-    """That the last look-ahead took."""
+    """Seconds that the last look-ahead took."""
 
     def record(self, before: State, after: State) -> None:
-        """A batch has become the current one."""
+        """Note that a batch has become the current one."""
         if after.batch is None or after.recovering or after.tag.controller.mode != "auto":
             return
         if before.batch is None or before.batch.index != after.batch.index:

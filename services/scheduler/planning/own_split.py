@@ -17,7 +17,7 @@ class Own:
 
 
 def own_split(recipe: Recipe, profile: Profile, devices: Devices, *, host_gpus: int) -> Own:
-    """Which of the devices train, those that train fastest first, and which generate.
+    """Chooses which devices train, the fastest first, and which generate.
 
     Raises:
         UserError: if there are too few, or they do not hold what they are to hold.

@@ -33,7 +33,7 @@ MAX_SIMULATED = 16
 HOPELESS = 1.1
 """Forecast over the best simulated: more than forecasts err."""
 SIZES_PER_SPLIT = 2
-"""Of the splits that are simulated: their best fragment sizes."""
+"""Number of best fragment sizes that are simulated for each split."""
 BATCHES_STRICT, BATCHES_ONE_STEP = 3, 6
 """Measured batches of a simulation. One-step asynchrony with help goes in pairs: in one batch the
 trainer helps, in the next there is nothing left to help with."""
@@ -59,7 +59,7 @@ class Choice:
 
     @property
     def helped_groups(self) -> float:
-        """That the trainer generates in a batch, on average."""
+        """Mean number of groups of a batch that the trainer generates."""
         measured = self.simulated.tag
         return sum(batch.groups_generated for batch in measured) / max(1, len(measured))
 

@@ -13,7 +13,7 @@ from services.scheduler.planning.splits import Devices, Split, words
 from shared.recipe.schedule import RunSchedule
 
 HOST_GPUS = 8
-"""Of a host, where nothing else is said."""
+"""GPUs of a host, unless an option says otherwise."""
 
 
 def why_not(profile: Profile, split: Split, schedule: RunSchedule, *, host_gpus: int) -> str | None:

@@ -53,12 +53,12 @@ class Trainer(ABC):
     """Tells the scheduler at once what the device is used for."""
     loan: Loan = field(default_factory=Loan)
     policy: Policy | None = None
-    """Whose weights it has in memory."""
+    """Version whose weights are in memory."""
     _before: Policy | None = None
-    """The version that they were made of."""
+    """Version that these weights were made of."""
     _groups: Subscription | None = None
     _ready: dict[int, TrainGroup] = field(default_factory=dict)
-    """Admitted groups of the batch, in the order of arrival."""
+    """Admitted groups of the batch, in order of arrival."""
     _trained: dict[int, TrainGroup] = field(default_factory=dict)
     """Those whose gradient is added up."""
     _stepping: bool = False

@@ -12,7 +12,7 @@ from shared.messages.subjects import Stream, subject_of
 
 RUN = "sim"
 STREAMS = {stream.subjects[0].split(".")[2]: stream for stream in subjects.STREAMS}
-"""By the word that a subject has for its kind."""
+"""Word in a subject -> stream."""
 Receive = Callable[[Message], None]
 Delay = Callable[[], float]
 
@@ -69,7 +69,7 @@ class Broker:
     _queues: dict[str, Queue] = field(default_factory=dict)
 
     def publish(self, message: Message) -> bool:
-        """As `Bus.publish`: False if the slot is taken, SlotPoisoned if by no message."""
+        """Returns False if the slot is taken; raises SlotPoisoned if what took it is no message."""
         subject = subject_of(RUN, message)
         stream = STREAMS[subject.split(".", 3)[2]]
         taken = stream.slots and subject in self.slots

@@ -40,7 +40,7 @@ class Cluster:
     can_train: Collection[str] = ()
     """Kinds of rollout devices that compute gradients."""
     rollout: dict[str, SimRollout] = field(default_factory=dict)
-    """By name."""
+    """Name -> rollout device."""
     trainer: Trainer | None = None
     status_loss: float = 0.0
     """Probability that a status does not arrive; it is not stored anywhere."""

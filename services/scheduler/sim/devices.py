@@ -100,7 +100,7 @@ class SimRollout:
         return self._current is None and not self._gradients and not self._tasks
 
     def drain(self) -> None:
-        """As on SIGTERM: give back what is not done, and end."""
+        """Give back what is not done and end, as on SIGTERM."""
         current = [] if self._current is None else [self._current]
         for work in [*current, *self._gradients, *self._tasks]:
             self.broker.send(self.process, _release(work, self.address, "draining"))

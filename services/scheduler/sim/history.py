@@ -80,12 +80,12 @@ class History:
         return self._num_generations
 
     def works(self, device: str, use: Use, load: float, seconds: float) -> None:
-        """From now on, after it has loaded a version."""
+        """Record a use that begins now, after a version is loaded."""
         self._use(device, "load", 0.0, load)
         self._use(device, use, load, seconds)
 
     def worked(self, device: str, use: Use, begin: float, what: str = "") -> None:
-        """Until now."""
+        """Record a use that ends now."""
         seconds = self.world.now - begin
         self._use(device, use, -seconds, seconds, what)
 
@@ -142,7 +142,7 @@ class History:
             self.facts.append(Fault(self.world.now, what, target))
 
     def hash(self) -> str:
-        """Of every fact in order: two runs with the same hash went the same way."""
+        """Hashes every fact in order: two runs with the same hash went the same way."""
         digest = hashlib.sha256()
         for fact in self.facts:
             digest.update(f"{line_of(fact)}\n".encode())

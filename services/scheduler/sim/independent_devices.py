@@ -42,13 +42,13 @@ class Share:
 
     group: TrainGroup
     waiting: deque[GroupSlice]
-    """That no device has begun with."""
+    """Slices that no device has begun."""
     parts: Counter[int] = field(default_factory=Counter)
     """Sample -> parts of its gradient that are added up."""
     added: int = 0
-    """Samples."""
+    """Samples whose gradient is complete."""
     seconds: float = 0.0
-    """Of all devices, added up."""
+    """Device-seconds spent on it."""
 
     def add(self, group_slice: GroupSlice) -> Iterator[range]:
         """Gives the samples whose gradient is complete now."""

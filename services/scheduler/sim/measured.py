@@ -25,10 +25,10 @@ class TagBatch:
 
     batch: int
     groups: int
-    """At most."""
+    """Most groups that the trainer may generate."""
     reason: str
     groups_generated: float
-    """By the trainer, in the end."""
+    """Groups that the trainer generated in the end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +45,7 @@ class Simulated:
     bubbles: Mapping[Role, Mapping[Bubble, float]]
     """Pool -> cause -> share of its device-seconds; empty if causes were not looked for."""
     tag: tuple[TagBatch, ...]
-    """Of the measured batches."""
+    """TAG's decisions for the measured batches."""
     staleness: Mapping[int, float]
     """Steps -> share of the trained groups."""
     discarded: float
@@ -59,14 +59,14 @@ class Simulated:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pools:
-    """Of devices."""
+    """The two pools of devices."""
 
     num_rollout: int
     num_trainer: int
     trainer_part: float
-    """Of the trainer's devices that work while it trains: less than 1 if shares are uneven."""
+    """Share of the trainer's devices that work while it trains; below 1 if shares are uneven."""
     generation_seconds: float
-    """Of a batch, by all devices that may generate."""
+    """Seconds in which all devices that may generate generate a batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +162,7 @@ class Window:
 
 
 def measure(watch: Watch, warm_up: int, pools: Pools, floor_seconds: float) -> Simulated:
-    """Of the batches after the warm-up."""
+    """Measures the batches after the warm-up."""
     cluster = watch.cluster
     batch_samples = cluster.plan.num_groups * cluster.plan.group_size
     window = _steady(watch.marks, warm_up, batch_samples)
@@ -336,7 +336,7 @@ def _staleness(groups: Sequence[TrainGroup]) -> dict[int, float]:
 
 
 def _discarded(cluster: Cluster, batch_samples: int) -> float:
-    """Of all batches that are committed."""
+    """Returns samples that were generated and not trained, over those of all committed batches."""
     committed = len(cluster.commits.versions) - 1
     fragments = [message.fragment for message in _generated(cluster)]
     generated = sum(f.num_samples for f in fragments if f.batch < committed)

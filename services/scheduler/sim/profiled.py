@@ -1,11 +1,10 @@
-"""A cost profile in the simulated cluster: what a schedule makes of a split of devices.
+"""Simulates a schedule on a split of devices, by a cost profile.
 
-Devices that hold all weights each (LoRA) are independent: each generates what it was
-given, and otherwise takes the next sample that is ready to be trained. If weights are sharded, all
-devices train a group together and generate together; its seconds are those of a fluid: with TSP a
-rank takes (sample, step) rows on its own and exchanges gradients in the batch's last backward pass
-only. Without TSP ranks take whole samples of one group at a time: 16 samples on 10 devices take as
-long as on 8.
+Devices that hold all weights each (LoRA) are independent: each generates what it was given, and
+otherwise takes the next sample that is ready to be trained. If weights are sharded, all devices
+train a group together. With TSP a rank takes (sample, step) rows on its own and exchanges gradients
+in the batch's last backward pass only, so work is divided evenly. Without TSP ranks take whole
+samples of one group at a time: 16 samples on 10 devices take as long as on 8.
 """
 
 from collections.abc import Mapping
@@ -154,7 +153,7 @@ def helpers(profile: Profile, trainer: Devices) -> int:
 
 
 def help_seconds(profile: Profile, trainer: Devices, samples: int) -> float:
-    """Of a fragment on one of the trainer's devices; on unequal ones, at their mean speed."""
+    """Returns seconds of a fragment on a trainer device; unequal ones count at their mean speed."""
     rates = [
         count / fragment_seconds(profile, kind, samples) for kind, count in trainer.items() if count
     ]
@@ -217,7 +216,7 @@ def _cluster(
 def _generation_seconds(
     profile: Profile, rollout: Devices, trainer: Devices, schedule: RunSchedule
 ) -> float:
-    """Of a batch, by all devices that may generate."""
+    """Returns seconds in which all devices that may generate generate a batch."""
     size = schedule.fixed_fragment or profile.shape.group_size
     devices = _together(rollout, trainer) if schedule.lends_trainer else rollout
     rate = sum(n / fragment_seconds(profile, kind, size) for kind, n in devices.items())

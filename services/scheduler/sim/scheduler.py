@@ -70,16 +70,16 @@ class SimScheduler:
     leases: bool = False
     """Whether workers report, and are lost when they do not."""
     read_seconds: Callable[[], float] | None = None
-    """Of a stream, when recovering. None: no time passes."""
+    """Seconds of reading a stream when recovering; None: no time passes."""
     commands_left: int | None = None
     """A fault: the process dies after having sent so many more."""
     failpoint: str | None = None
     """A fault: the process dies after having sent one such command; see `point_of`."""
     state: State = field(init=False)
     is_ready: bool = False
-    """It has recovered."""
+    """Whether it has recovered."""
     _num_commits: int = 0
-    """That it knows of."""
+    """Commits that it knows of."""
     _announced: list[PolicyPublished] = field(default_factory=list)
     """Found in the stream, but not among the commits that were read before it."""
     _followed: dict[str, int] = field(default_factory=dict)
@@ -256,7 +256,7 @@ def point_of(command: Command) -> str:
 def failure_of(
     command: TrainGroup | ComputeGradient, reason: str
 ) -> GroupFailed | GradientReleased:
-    """As the service says it of a command that its stream does not take."""
+    """Returns what the service makes of a command that its stream does not take."""
     if isinstance(command, TrainGroup):
         return GroupFailed(
             batch=command.batch, group=command.group, attempt=command.attempt, reason=reason

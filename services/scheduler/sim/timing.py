@@ -21,14 +21,14 @@ class Timing:
     commit: float
     """Optimizer step."""
     publish: float = 0.0
-    """From there to the commit record."""
+    """Time from the optimizer step to the commit record."""
     adopt: float
     """Loading a version before the first fragment by it, where it was not staged."""
     trained_steps: int = 1
-    """Of a sample: its gradient is computed in so many parts at most."""
+    """Trained steps of a sample, which is the most parts that its gradient is computed in."""
     steps: int
     """Denoising steps of a fragment: where a borrowed device can be called back."""
     switch: float = 0.0
-    """Of a trainer whose devices go together, to generation and back."""
+    """Switch of a trainer whose devices go together, to generation and back."""
     noise: float = 0.0
     """Coefficient of variation of every duration."""

@@ -46,11 +46,11 @@ class Process:
         self.life += 1
 
     def pause(self, seconds: float) -> None:
-        """As SIGSTOP and SIGCONT: what comes meanwhile is handled afterwards."""
+        """Stop and go on, as by SIGSTOP and SIGCONT: what comes meanwhile is handled afterwards."""
         self.paused_until = max(self.paused_until, self.world.now + seconds)
 
     def cut_off(self, seconds: float) -> None:
-        """From the broker: what it sends waits, what it is sent comes late, statuses are lost."""
+        """Part it from the broker: messages wait on both sides, and statuses are lost."""
         self.cut_off_until = max(self.cut_off_until, self.world.now + seconds)
 
     def heal(self) -> None:
