@@ -175,8 +175,8 @@ def _fail_if_all_return(state: State, now: float) -> State:
     assert state.policy is not None
     return fragments.fail_run(
         state,
-        f"{len(refusing)} rollout devices ({names}) give back whatever they are given: they say "
-        f"that version {state.policy.version} is not the newest; start them again, then resume",
+        f"{len(refusing)} rollout devices ({names}) return whatever they are given: they report "
+        f"that version {state.policy.version} is not the newest; restart them, then resume",
     )
 
 

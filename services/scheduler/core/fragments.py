@@ -131,7 +131,7 @@ def scored(plan: Plan, state: State, event: FragmentScored, now: float) -> State
     wanted = {name for name, _ in plan.advantages.weights}
     fits = len(event.rewards) == found.num_samples and wanted <= event.parts.keys()
     if event.policy != _policy(state, slot) or not fits:
-        return retry(plan, state, slot, "reward: its scores do not fit its task", now)
+        return retry(plan, state, slot, "reward: its scores do not match its task", now)
     if found.stage == "generated":
         state = replace(state, costs=state.costs.observe_ready(max(0.0, now - found.generated_at)))
     state = state.with_fragment(slot, replace(found, stage="scored", worker=None, scored=event))
@@ -167,7 +167,7 @@ def retry(plan: Plan, state: State, slot: FragmentSlot, reason: str, now: float)
     state = _discard_group_if_stale(state, slot)
     if failures >= plan.max_attempts:
         return fail_run(
-            state, f"{_describe(slot)} failed {failures} times; the last time at {reason}"
+            state, f"{_describe(slot)} failed {failures} times, most recently at {reason}"
         )
     return state
 
@@ -222,7 +222,9 @@ def requeue_lost(
     )
     state = _discard_group_if_stale(state.with_fragment(slot, again), slot)
     if losses >= plan.max_losses:
-        return fail_run(state, f"{_describe(slot)} was lost with {losses} workers, one by one")
+        return fail_run(
+            state, f"{_describe(slot)} was lost with {losses} workers, one after another"
+        )
     return state
 
 

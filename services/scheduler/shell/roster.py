@@ -72,7 +72,7 @@ class Roster:
     async def _refuse(self, status: WorkerStatus, now: float) -> None:
         """Refuse a worker whose name another live worker has."""
         reason = (
-            f"another worker is named {status.worker!r}; give each one a name of its own with "
+            f"another worker is named {status.worker!r}; give each a name of its own with "
             "--worker or DIGENRL_WORKER"
         )
         if status.address not in self.seen:

@@ -174,7 +174,7 @@ def test_a_run_fails_with_the_reason_if_all_devices_return_everything() -> None:
     assert len(return_fragments(machine, 1000)) < 2 * machine.plan.max_returns
     ticks(machine, ALL_RETURN_S + 2)
     assert machine.state.phase == "failed"
-    assert machine.state.failure is not None and "give back whatever" in machine.state.failure
+    assert machine.state.failure is not None and "return whatever" in machine.state.failure
     assert machine.tasks(OperatorRequest(action="resume", id="x")) != []
 
 
