@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from digenrl.local.brokers import Brokers, Program, plan_brokers, wait_ready
-from digenrl.local.ports import ports_let_go
+from digenrl.local.ports import releasing_ports
 from shared.process.settings import ServiceSettings
 from shared.store import ObjectStore, open_store
 from shared.store.folder import FolderBackend
@@ -39,7 +39,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(autouse=True)
 def ports_of_this_test() -> Iterator[None]:
-    with ports_let_go():
+    with releasing_ports():
         yield
 
 

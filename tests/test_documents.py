@@ -10,7 +10,7 @@ import pytest
 import typer
 
 from digenrl.cli import app
-from digenrl.local.preflight import resuming
+from digenrl.local.preflight import resume_command
 from tests.paths import ROOT
 
 PAGES = [
@@ -96,11 +96,11 @@ def test_targets_of_make_are_there(page: Path) -> None:
 
 def test_what_is_printed_to_go_on_with_a_run_can_be_typed() -> None:
     typed = ["/a b/digenrl", "up", "my recipe.toml", "--run", "one", "--steps", "3", "--resume"]
-    program, *rest = shlex.split(resuming(typed))
+    program, *rest = shlex.split(resume_command(typed))
     assert program == "/a b/digenrl"
     assert rest == typed[1:]
     parse(rest)
-    assert resuming(["/x/digenrl/__main__.py", "up", "r.toml"]).endswith(
+    assert resume_command(["/x/digenrl/__main__.py", "up", "r.toml"]).endswith(
         " -m digenrl up r.toml --resume"
     )
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from bench import FROM_CLONE
 from digenrl.local.brokers import Program, plan_brokers
-from digenrl.local.ports import ports_let_go
+from digenrl.local.ports import releasing_ports
 from digenrl.local.supervisor import Supervisor
 from shared.process.settings import ServiceSettings
 from shared.store import ObjectStore, open_store
@@ -59,7 +59,7 @@ async def open_session(
     ``objects``: a folder in place of the S3 server. ``place``: changes how a broker is started.
     """
     (folder / "logs").mkdir(parents=True, exist_ok=True)
-    with ports_let_go():
+    with releasing_ports():
         plan = plan_brokers(data, secrets.token_urlsafe(24))
         names: Collection[str] = BROKERS
         environment = plan.environment | FROM_CLONE

@@ -54,7 +54,7 @@ def up(
 ) -> None:
     """Run a recipe on this machine: brokers, services and report, without Docker."""
     from digenrl.follow.steps import Targets
-    from digenrl.local.preflight import Request, prepare, resuming
+    from digenrl.local.preflight import Request, prepare, resume_command
     from digenrl.local.up import run_locally
 
     overrides = {
@@ -74,7 +74,7 @@ def up(
     }
     request = Request(
         recipe, overrides, resume=resume, port=port, runs=runs.resolve(),
-        targets=Targets(tensorboard, wandb), again=resuming(sys.argv),
+        targets=Targets(tensorboard, wandb), again=resume_command(sys.argv),
     )  # fmt: skip
     raise typer.Exit(asyncio.run(run_locally(prepare(request))))
 

@@ -42,7 +42,7 @@ def settings_digest(recipe: Recipe, prompts: Sequence[Prompt]) -> str:
     the same digest are comparable."""
     evaluated, table = as_evaluated(recipe), recipe.evaluation
     scorers = {"reward": recipe.reward.scorers, "gold": table.scorers}
-    told = {
+    deciding = {
         "model": evaluated.model.model_dump(mode="json", exclude_none=True, exclude={"device"}),
         "sampling": evaluated.sampling.model_dump(
             mode="json", include={"steps", "sigmas", "shift"}
@@ -56,4 +56,4 @@ def settings_digest(recipe: Recipe, prompts: Sequence[Prompt]) -> str:
             for name, given in scorers.items()
         },
     }
-    return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
+    return hashlib.sha256(json.dumps(deciding, sort_keys=True).encode()).hexdigest()

@@ -51,7 +51,7 @@ class Program:
     optional: bool = False
     """Whether the other processes continue if this one keeps failing."""
     reports_work: bool = False
-    """Whether `Supervisor.note_work` hears of its work. If so, only work resets the count of its
+    """Whether `Supervisor.record_work` hears of its work. If so, only work resets the count of its
     deaths, and not the time that it lives: loading a model may take minutes."""
 
 

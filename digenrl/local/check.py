@@ -7,7 +7,7 @@ from functools import cached_property
 from pathlib import Path
 
 from digenrl.local.preflight import check_inputs, check_rest, versions_bytes
-from digenrl.planning.forecast import Forecast, as_plain, forecast, lines
+from digenrl.planning.forecast import Forecast, as_dict, forecast, lines
 from services.scheduler.planning.runnable import HOST_GPUS
 from shared.errors import UserError
 from shared.recipe.implied import implied_values
@@ -40,7 +40,7 @@ class Checked:
                 {"key": each.key, "implied": each.implied, "value": each.value}
                 for each in implied_values(self.recipe)
             ],
-            "forecast": None if self.forecast is None else as_plain(self.forecast),
+            "forecast": None if self.forecast is None else as_dict(self.forecast),
         }, indent=2)  # fmt: skip
 
 

@@ -30,7 +30,7 @@ class LocalEvaluation:
     display: Display
     environment: Mapping[str, str] = field(default_factory=dict)
     """Variables of the evaluator, in addition to the inherited ones."""
-    told: set[str] = field(default_factory=set)
+    shown_alarms: set[str] = field(default_factory=set)
     """Alarms that have been shown."""
 
     async def start(self) -> None:
@@ -55,14 +55,14 @@ class LocalEvaluation:
         evaluator does not answer or has not looked yet."""
         try:
             answer = await self.client.get(f"{self._url}/v1/evaluation", timeout=ANSWER_S)
-            told = answer.raise_for_status().json()
+            answered = answer.raise_for_status().json()
         except httpx.HTTPError:
             return None
-        for alarm in told["alarms"]:
-            if alarm not in self.told:
-                self.told.add(alarm)
+        for alarm in answered["alarms"]:
+            if alarm not in self.shown_alarms:
+                self.shown_alarms.add(alarm)
                 self.display.warn(f"reward hacking? {alarm}")
-        pending: list[int] | None = told["pending"]
+        pending: list[int] | None = answered["pending"]
         return pending
 
     async def finish(self) -> None:

@@ -88,9 +88,9 @@ def _scores_with_networks(recipe: Recipe) -> bool:
 def visible_gpus() -> tuple[str, ...]:
     """List the GPUs that this process may use, as in CUDA_VISIBLE_DEVICES: those that the variable
     names, otherwise all GPUs of the machine."""
-    told = os.environ.get(VISIBLE)
-    if told is not None:
-        return listed(told)
+    visible = os.environ.get(VISIBLE)
+    if visible is not None:
+        return parse_visible(visible)
     program = shutil.which("nvidia-smi")
     if program is None:
         found = sorted(DRIVER.iterdir()) if DRIVER.is_dir() else []
@@ -103,20 +103,20 @@ def visible_gpus() -> tuple[str, ...]:
         raise UserError(
             f"{program} -L does not list the GPUs ({error}); name them in {VISIBLE}"
         ) from error
-    return told_by_nvidia_smi(answer.stdout)
+    return parse_nvidia_smi(answer.stdout)
 
 
-def listed(visible: str) -> tuple[str, ...]:
+def parse_visible(visible: str) -> tuple[str, ...]:
     """Parse the value of CUDA_VISIBLE_DEVICES, which hides everything after -1.
 
-    >>> listed("2, GPU-8f1c")
+    >>> parse_visible("2, GPU-8f1c")
     ('2', 'GPU-8f1c')
     """
     names = (name.strip() for name in visible.split(","))
     return tuple(takewhile(lambda name: name and name != "-1", names))
 
 
-def told_by_nvidia_smi(lines: str) -> tuple[str, ...]:
+def parse_nvidia_smi(lines: str) -> tuple[str, ...]:
     """Parse the output of `nvidia-smi -L`: the number of each GPU, or the ids of its MIG slices."""
     slices: dict[str, list[str]] = {}
     for line in lines.splitlines():

@@ -45,7 +45,7 @@ def hold_port(port: int) -> bool:
 
 
 @contextlib.contextmanager
-def ports_let_go() -> Iterator[None]:
+def releasing_ports() -> Iterator[None]:
     """Release, at the end, the ports that were held inside the block, whose children have ended."""
     before = set(_held)
     try:

@@ -105,10 +105,10 @@ def prepare(request: Request) -> LocalRun:
     )
 
 
-def resuming(typed: Sequence[str]) -> str:
+def resume_command(typed: Sequence[str]) -> str:
     """Return the command line that continues the run of this one, ready to be pasted.
 
-    >>> resuming([".venv/bin/digenrl", "up", "my recipe.toml", "--seed", "1"])
+    >>> resume_command([".venv/bin/digenrl", "up", "my recipe.toml", "--seed", "1"])
     ".venv/bin/digenrl up 'my recipe.toml' --seed 1 --resume"
     """
     program = [typed[0]]

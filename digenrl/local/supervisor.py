@@ -45,7 +45,7 @@ class Child:
     num_restarts: int = 0
     stopping: bool = False
     works: set[str] = field(default_factory=set)
-    """States of its work that `note_work` has reported."""
+    """States of its work that `record_work` has reported."""
     has_worked: bool = False
     """Whether it has worked since its latest start."""
     keeper: "asyncio.Task[None] | None" = None
@@ -97,7 +97,7 @@ class Supervisor:
         child = self.children.get(name)
         return child is not None and child.keeper is not None and not child.keeper.done()
 
-    def note_work(self, name: str, work: str) -> None:
+    def record_work(self, name: str, work: str) -> None:
         """Record that a child has done ``work``, a label that changes with each progress."""
         child = self.children.get(name)
         if child is not None and work not in child.works:

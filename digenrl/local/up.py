@@ -139,13 +139,13 @@ async def _start_and_watch(
     return await _watch(local, supervisor, display, api, evaluation)
 
 
-def _note_work(supervisor: Supervisor, workers: list[dict[str, Any]]) -> None:
+def _record_work(supervisor: Supervisor, workers: list[dict[str, Any]]) -> None:
     """Report to the supervisor a trainer's new version, or any work of another worker."""
     for worker in workers:
         if worker["service"] == "trainer" and worker["policy_version"] is not None:
-            supervisor.note_work(worker["worker"], f"version {worker['policy_version']}")
+            supervisor.record_work(worker["worker"], f"version {worker['policy_version']}")
         elif worker["service"] != "trainer" and worker["num_done"]:
-            supervisor.note_work(worker["worker"], worker["address"])
+            supervisor.record_work(worker["worker"], worker["address"])
 
 
 async def _watch(
@@ -160,7 +160,7 @@ async def _watch(
         run, workers = await api.get("/v1/run"), await api.get("/v1/workers")
         if run is not None and workers is not None:
             display.update(run, workers)
-            _note_work(supervisor, workers)
+            _record_work(supervisor, workers)
             phase = run["phase"]
             if resume and phase in ("paused", "stopped", "failed"):
                 # An operator or a failure has stopped the run before this start.

@@ -118,7 +118,7 @@ def lines(found: Forecast) -> Iterator[str]:
         )
 
 
-def as_plain(found: Forecast) -> dict[str, Any]:
+def as_dict(found: Forecast) -> dict[str, Any]:
     """Describe a forecast for programs."""
     own, simulated, better = found.own, found.simulated, found.better
     return {

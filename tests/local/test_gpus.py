@@ -7,7 +7,7 @@ import pytest
 
 from digenrl.follow.steps import Targets
 from digenrl.local import preflight
-from digenrl.local.gpus import Assignment, assign_gpus, told_by_nvidia_smi, visible_gpus
+from digenrl.local.gpus import Assignment, assign_gpus, parse_nvidia_smi, visible_gpus
 from digenrl.local.preflight import LocalRun
 from digenrl.local.processes import workers_of
 from shared.errors import UserError
@@ -29,7 +29,9 @@ def numbers(count: int) -> list[str]:
 
 
 def shown(assignment: Assignment) -> dict[str, str]:
-    return {name: told["CUDA_VISIBLE_DEVICES"] for name, told in assignment.environments.items()}
+    return {
+        name: visible["CUDA_VISIBLE_DEVICES"] for name, visible in assignment.environments.items()
+    }
 
 
 async def ready() -> bool:
@@ -126,7 +128,7 @@ GPU 1: NVIDIA A100-SXM4-80GB (UUID: GPU-5d5ba0d7)
 
 
 def test_a_gpu_that_is_cut_into_slices_counts_as_them() -> None:
-    assert told_by_nvidia_smi(PRINTED) == ("MIG-d184f67c", "MIG-d184f67d", "1")
+    assert parse_nvidia_smi(PRINTED) == ("MIG-d184f67c", "MIG-d184f67d", "1")
 
 
 def test_the_machine_is_asked_unless_the_variable_says_which(
@@ -138,8 +140,8 @@ def test_the_machine_is_asked_unless_the_variable_says_which(
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     assert visible_gpus() == ("0", "1")
-    for told, seen in {"": (), "5,3": ("5", "3"), "2,-1,3": ("2",)}.items():
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", told)
+    for visible, seen in {"": (), "5,3": ("5", "3"), "2,-1,3": ("2",)}.items():
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
         assert visible_gpus() == seen
     program.write_text("#!/bin/sh\nexit 9\n")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")

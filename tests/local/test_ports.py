@@ -10,7 +10,7 @@ import pytest
 
 from digenrl.local import ports
 from digenrl.local.brokers import GRPC_OFFSET, plan_brokers
-from digenrl.local.ports import free_ports, hold_port, ports_let_go
+from digenrl.local.ports import free_ports, hold_port, releasing_ports
 from shared.errors import UserError
 
 CHOOSES = """
@@ -89,7 +89,7 @@ def test_ports_that_are_let_go_can_be_given_out_again(monkeypatch: pytest.Monkey
     few = few_ports(monkeypatch, 8)
     assert hold_port(few[0])
     for _ in range(3):
-        with ports_let_go():
+        with releasing_ports():
             assert few[0] not in free_ports(6)
     assert few[0] not in free_ports(6)
 

@@ -55,10 +55,10 @@ async def test_deaths_are_counted_until_something_is_done_however_long_a_child_l
     one = supervisor.children["one"]
     while one.num_restarts < 2:  # noqa: ASYNC110 -- of a process
         await asyncio.sleep(0.001)
-    supervisor.note_work("one", "its first fragment")
+    supervisor.record_work("one", "its first fragment")
     await given_up(supervisor)
     assert 5 <= one.num_restarts <= 6, "three more, after the death that had something done"
-    supervisor.note_work("one", "its first fragment")
+    supervisor.record_work("one", "its first fragment")
     assert not one.has_worked, "that was done before"
     with pytest.raises(ChildFailed, match="status 1: out of memory"):
         await supervisor.failed
