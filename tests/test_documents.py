@@ -1,4 +1,4 @@
-"""Commands in the documents can be typed as they stand there."""
+"""Commands in the documents can be typed as they stand, and files that they name exist."""
 
 import re
 import shlex
@@ -112,3 +112,14 @@ def test_the_old_name_of_the_run_s_option_still_works() -> None:
 def test_an_installation_shows_its_progress() -> None:
     rule = (ROOT / "Makefile").read_text().split("%/.installed:")[1]
     assert "uv pip install" in rule and "uv pip install --quiet" not in rule
+
+
+FILE = re.compile(
+    r"(?:bench|deploy|digenrl|docs|examples|models|recipes|services|shared|tests)/[\w./-]+"
+)
+
+
+@pytest.mark.parametrize("page", [ROOT / "ARCHITECTURE.md", *PAGES], ids=lambda page: page.name)
+def test_files_that_a_page_names_exist(page: Path) -> None:
+    named = {text for text in code(page.read_text()) if FILE.fullmatch(text)}
+    assert [text for text in sorted(named) if not (ROOT / text).exists()] == []
