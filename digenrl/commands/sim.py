@@ -30,21 +30,20 @@ def sim(
 ) -> None:
     """Simulate a split of devices: step time, utilisation, and who waits for whom."""
     from digenrl.planning.output import show_simulated, simulated_as_json, wide_console
-    from digenrl.planning.sim import SimRequest, simulated
+    from digenrl.planning.sim import SimRequest, simulated, typed_schedule
 
     request = SimRequest(
         profile=profile,
         variant=variant.value,
         rollout=rollout,
         trainer=trainer,
-        mode=mode,
-        staleness=zero_or_one(staleness) or 0,
-        tag=tag,
-        fragment_size=fragment_size,
-        tsp=tsp,
+        schedule=typed_schedule(
+            mode=mode, staleness=zero_or_one(staleness), tag=tag, fragment_size=fragment_size,
+            tsp=tsp,
+        ),
         batches=batches,
         seed=seed,
-    )
+    )  # fmt: skip
     found = simulated(request, comparing=compare)
     if as_json:
         typer.echo(simulated_as_json(found))

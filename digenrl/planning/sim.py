@@ -22,17 +22,13 @@ from shared.recipe.schedule import RunSchedule
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimRequest:
-    """Holds the options of ``digenrl sim`` as they were typed."""
+    """Holds what ``digenrl sim`` is asked for."""
 
     profile: str
     variant: VariantName
     rollout: str
     trainer: str
-    mode: str
-    staleness: Literal[0, 1]
-    tag: str
-    fragment_size: str
-    tsp: bool
+    schedule: RunSchedule
     batches: int
     seed: int
 
@@ -48,7 +44,9 @@ def simulated(request: SimRequest, *, comparing: bool) -> Comparison:
         parse_devices("--rollout", request.rollout, profile),
         parse_devices("--trainer", request.trainer, profile),
     )
-    schedule = _schedule_of(request, profile)
+    schedule = _fitted(request.schedule, profile)
+    if request.batches < 1:
+        raise UserError("--batches: at least 1")
     if comparing:
         rows = compare(
             profile,
@@ -67,45 +65,52 @@ def simulated(request: SimRequest, *, comparing: bool) -> Comparison:
             seed=request.seed,
             look_ahead=look_ahead,
         )
-        rows = [Technique(request.mode, schedule, found)]
+        rows = [Technique(schedule.mode, schedule, found)]
     colocated = {each: colocated_seconds(profile, split.devices, each) for each in BASELINES}
     return Comparison(profile, split, colocated, tuple(rows))
 
 
-def _schedule_of(request: SimRequest, profile: Profile) -> RunSchedule:
-    size = _number("--fragment-size", request.fragment_size, ("auto",))
-    group = profile.shape.group_size
-    if size is not None and (size == 0 or group % size):
-        sizes = ", ".join(str(n) for n in range(1, group + 1) if group % n == 0)
-        raise UserError(f"--fragment-size: {size} does not divide the group; these do: {sizes}")
-    groups = _number("--tag", request.tag, ("auto", "off"))
-    if groups is not None and groups > profile.shape.groups:
-        raise UserError(f"--tag: {groups} groups of {profile.shape.groups}; at most all of them")
-    if request.batches < 1:
-        raise UserError("--batches: at least 1")
+def typed_schedule(
+    *, mode: str, staleness: Literal[0, 1] | None, tag: str, fragment_size: str, tsp: bool
+) -> RunSchedule:
+    """Return the schedule that these options say.
+
+    Raises:
+        UserError: names the option and the remedy.
+    """
     keys = {
-        "mode": request.mode,
-        "fragment_size": size or "auto",
-        "tsp_steps": "auto" if request.tsp else 1,
-        "tag": request.tag if groups is None else groups,
+        "mode": mode,
+        "fragment_size": _number("--fragment-size", fragment_size, ("auto",)),
+        "tsp_steps": "auto" if tsp else 1,
+        "tag": _number("--tag", tag, ("auto", "off")),
     }
     try:
         schedule = RunSchedule.model_validate(keys)
     except ValidationError as error:
-        raise UserError(f"--{describe(error, RunSchedule)}") from error
+        raise UserError(f"--{describe(error, RunSchedule).replace('_', '-')}") from error
     if schedule.mode == "colocated":
         raise UserError("--mode: colocated has no split; the output says what that takes")
-    if profile.variant.sharded and schedule.lends_trainer:
-        if schedule.fixed_tag:
-            raise UserError("--tag: ranks that share their weights are not lent; use off")
-        schedule = schedule.changed(tag=0)
-    return with_staleness(schedule, request.staleness)
+    return with_staleness(schedule, staleness)
 
 
-def _number(option: str, text: str, words: tuple[str, ...]) -> int | None:
-    """Parse a number; returns None for one of ``words``."""
+def _fitted(schedule: RunSchedule, profile: Profile) -> RunSchedule:
+    """Return the schedule as the profile's batch and trainer take it."""
+    size, group = schedule.fixed_fragment, profile.shape.group_size
+    if size is not None and group % size:
+        sizes = ", ".join(str(n) for n in range(1, group + 1) if group % n == 0)
+        raise UserError(f"--fragment-size: {size} does not divide the group; these do: {sizes}")
+    groups = schedule.fixed_tag or 0
+    if groups > profile.shape.groups:
+        raise UserError(f"--tag: {groups} groups of {profile.shape.groups}; at most all of them")
+    if groups and profile.variant.sharded:
+        raise UserError("--tag: ranks that share their weights are not lent; use off")
+    return schedule.changed(tag=0) if profile.variant.sharded else schedule
+
+
+def _number(option: str, text: str, words: tuple[str, ...]) -> int | str:
+    """Parse a number, or one of ``words``."""
     if text in words:
-        return None
+        return text
     if not text.isdecimal():
         raise UserError(f"{option}: {text!r} is neither a number nor {' nor '.join(words)}")
     return int(text)
