@@ -151,11 +151,11 @@ def _check_folder(field: str, folder: Path, kind: Kind, *, of: str) -> None:
             )
 
 
-def _check_key(field: str, told: Judge | Remote) -> None:
+def _check_key(field: str, settings: Judge | Remote) -> None:
     from services.reward.scorers.api_key import read_key
 
     with _of(field):
-        read_key(told)
+        read_key(settings)
 
 
 def _check_judge(field: str, judge: Judge | None) -> None:

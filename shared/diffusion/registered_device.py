@@ -72,6 +72,6 @@ def held_bytes(recipe: Recipe, parts: Collection[Part], *, trains: bool) -> int:
 
 def visible(count: int, used: int) -> str:
     """Names the first ``used`` of ``count`` GPUs, as CUDA_VISIBLE_DEVICES does."""
-    told = os.environ.get("CUDA_VISIBLE_DEVICES")
-    names = [str(number) for number in range(count)] if told is None else told.split(",")
+    given = os.environ.get("CUDA_VISIBLE_DEVICES")
+    names = [str(number) for number in range(count)] if given is None else given.split(",")
     return ",".join(name.strip() for name in names[:used])

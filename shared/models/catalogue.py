@@ -1,4 +1,4 @@
-"""What a model folder says of itself, told without torch: its family, sizes and noise schedule.
+"""Reads from a model folder, without torch, its family, sizes and noise schedule.
 
 A folder may hold more than its adapter uses: the second expert of Wan2.2-A14B, say, which has the
 same pipeline as Wan2.1. Its samples would be those of half a model, so it is refused.
@@ -136,5 +136,5 @@ def pipeline_sigmas(
 
 
 def _configs(folder: Path) -> tuple[PartConfig, PartConfig]:
-    """Returns those of the network and of the decoder."""
+    """Returns the configurations of the network and of the decoder."""
     return PartConfig(folder / "transformer/config.json"), PartConfig(folder / "vae/config.json")

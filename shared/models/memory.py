@@ -1,4 +1,4 @@
-"""How much memory a model folder's weights take, read from file headers without loading them."""
+"""Computes how much memory a model folder's weights take, from file headers alone."""
 
 import json
 import math
@@ -15,20 +15,20 @@ Part = Literal["transformer", "text", "decoder"]
 
 ITEM_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 DECODER_BYTES = 4
-"""Decoders are held in float32 at least, whatever the type of the rest."""
+"""Bytes of a decoder's weight, at least: decoders are held in float32, whatever the rest is."""
 MAX_HEADER = 64 * 1024 * 1024
 WHOLE = ("model.safetensors", "diffusion_pytorch_model.safetensors")
-"""What a part's file is called if it is one, by transformers and by diffusers."""
+"""Names of a part's file if it has only one, by transformers and by diffusers."""
 INDEX = ".safetensors.index.json"
 VARIANT = re.compile(r"\.(fp16|bf16|fp8|int8|ema|non_ema)[.-]")
-"""Begins the name of a second set of the same weights in the name of its file."""
+"""Part of a file's name that says it holds a second set of the same weights."""
 
 
 def weight_bytes(folder: Path, dtype: str, parts: Collection[Part]) -> int:
-    """Bytes of the weights that diffusers loads of these parts, held as ``dtype``.
+    """Returns the bytes of the weights that diffusers loads of these parts, held as ``dtype``.
 
-    Parts are those that model_index.json names; other files in the folder, such as all weights
-    once more in a single file, and second sets of a part in another type do not count.
+    Only parts that model_index.json names count; other files of the folder, such as all weights in
+    a single file or a second set of a part in another type, do not.
 
     Raises:
         UserError: if the folder is no model, or a file no safetensors file.
@@ -41,15 +41,16 @@ def weight_bytes(folder: Path, dtype: str, parts: Collection[Part]) -> int:
 
 
 def num_weights(folder: Path, part: Part) -> int:
-    """Raises UserError if the folder is no model, or a file no safetensors file."""
+    """Returns the number of weights; raises UserError if the folder is no model, or a file no
+    safetensors file."""
     return sum(math.prod(shape) for _, shape in _tensors(folder, part))
 
 
 def adapter_bytes(
     folder: Path, rank: int, targets: Sequence[str], excluded: Sequence[str] = ()
 ) -> int:
-    """Bytes of a LoRA adapter in float32: of the network's matrices whose modules end in one of
-    ``targets`` and do not begin with one of ``excluded``.
+    """Returns the bytes of a LoRA adapter in float32, of the network's matrices whose modules end
+    in one of ``targets`` and do not begin with one of ``excluded``.
 
     Raises:
         UserError: if the folder is no model, or a file no safetensors file.
@@ -63,20 +64,20 @@ def adapter_bytes(
 
 
 def _tensors(folder: Path, part: Part) -> Iterator[tuple[str, list[int]]]:
-    """Names and shapes."""
+    """Yields the names and shapes of a part's tensors."""
     for name in _names(folder, part):
         for file in weight_files(folder / name):
-            for tensor, told in _header(file).items():
+            for tensor, entry in _header(file).items():
                 if tensor != "__metadata__":
-                    yield tensor, told["shape"]
+                    yield tensor, entry["shape"]
 
 
 def _names(folder: Path, part: Part) -> list[str]:
-    """Folders of a part, which model_index.json names."""
+    """Returns the folders of a part that model_index.json names."""
     index = folder / "model_index.json"
     try:
         plain: dict[str, Any] = json.loads(index.read_text())
-        there = [name for name, told in plain.items() if isinstance(told, list) and all(told)]
+        there = [name for name, made in plain.items() if isinstance(made, list) and all(made)]
     except (OSError, ValueError, AttributeError) as error:
         raise UserError(
             f"model.folder: {folder} is not a diffusers model (no readable {index.name})"
@@ -86,8 +87,8 @@ def _names(folder: Path, part: Part) -> list[str]:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """Those of a part that are loaded: one file, or the pieces that an index names, or what there
-    is."""
+    """Returns the files of a part that are loaded: the only one, or those that an index names, or
+    all that there are."""
     for name in WHOLE:
         if (folder / name).is_file():
             return [folder / name]

@@ -23,7 +23,7 @@ TRAIN_TIMESTEPS = 1000
 
 
 def shift(sigma: float, factor: float) -> float:
-    """Static time shift (Esser et al. 2024, eq. 23).
+    """Applies a static time shift (Esser et al. 2024, eq. 23).
 
     >>> shift(0.5, 3.0)
     0.75
@@ -32,7 +32,7 @@ def shift(sigma: float, factor: float) -> float:
 
 
 def linear_sigmas(num_steps: int) -> Sigmas:
-    """Evenly spaced from 1 to 0.
+    """Returns evenly spaced sigmas from 1 to 0.
 
     >>> linear_sigmas(4)
     (1.0, 0.75, 0.5, 0.25, 0.0)
@@ -41,25 +41,25 @@ def linear_sigmas(num_steps: int) -> Sigmas:
 
 
 def single_shift_sigmas(num_steps: int, factor: float) -> Sigmas:
-    """The linear grid, shifted once (DanceGRPO, MixGRPO, UniRL)."""
+    """Shifts the linear grid once (DanceGRPO, MixGRPO, UniRL)."""
     return tuple(shift(sigma, factor) for sigma in linear_sigmas(num_steps))
 
 
 def default_sigmas(num_steps: int, factor: float) -> Sigmas:
-    """diffusers' own grid for a static shift: its smallest sigma is shifted twice."""
+    """Returns diffusers' own grid for a static shift: its smallest sigma is shifted twice."""
     smallest = shift(1 / TRAIN_TIMESTEPS, factor)
     return (*(shift(sigma, factor) for sigma in _descend(1.0, smallest, num_steps)), 0.0)
 
 
 def evenly_to(last: float, num_steps: int, factor: float) -> Sigmas:
-    """Evenly spaced from 1 to ``last`` and shifted once; then 0 (FLUX without dynamic shift)."""
+    """Returns a grid from 1 to ``last``, shifted once; then 0 (FLUX without dynamic shift)."""
     return (*(shift(sigma, factor) for sigma in _descend(1.0, last, num_steps)), 0.0)
 
 
 def dynamic_sigmas(
     num_steps: int, mu: float, *, terminal: float | None = None, linear: bool = False
 ) -> Sigmas:
-    """Shift by ``mu`` of the grid 1 .. 1/T, exponential or linear in it (FLUX, Qwen-Image).
+    """Shifts the grid 1 .. 1/T by ``mu``, exponentially or linearly (FLUX, Qwen-Image).
 
     ``terminal`` stretches the grid so that its last sigma before 0 is ``terminal`` (Qwen: 0.02).
     """
@@ -105,7 +105,7 @@ def _static(config: Mapping[str, Any]) -> float:
 
 
 def _mu(config: Mapping[str, Any], num_tokens: int) -> float:
-    """Linear in the number of tokens (Esser et al. 2024)."""
+    """Returns the shift, which is linear in the number of tokens (Esser et al. 2024)."""
     fewest, most = config.get("base_image_seq_len", 256), config.get("max_image_seq_len", 4096)
     low, high = config.get("base_shift", 0.5), config.get("max_shift", 1.15)
     return float(low + (num_tokens - fewest) * (high - low) / (most - fewest))

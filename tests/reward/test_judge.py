@@ -268,7 +268,7 @@ def test_a_key_that_is_not_there_is_found_before_the_run(
     for bad in ("", " \n", f"{KEY}\n{KEY}", "schlüssel"):
         monkeypatch.setenv(VARIABLE, bad)
         text = said(key_env=VARIABLE)
-        assert "judge.key_env: what is there is no key" in text and KEY not in text
+        assert "judge.key_env: this is no key" in text and KEY not in text
 
 
 @pytest.mark.parametrize(

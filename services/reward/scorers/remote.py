@@ -28,7 +28,7 @@ REQUEST_S = 60.0
 
 
 class RemoteScorer:
-    def __init__(self, url: str, told: Remote = DEFAULTS, *, patience: float) -> None:
+    def __init__(self, url: str, settings: Remote = DEFAULTS, *, patience: float) -> None:
         """``url`` is the server's, without the path; ``patience`` is how many seconds an answer may
         take.
 
@@ -37,9 +37,9 @@ class RemoteScorer:
         """
         self._url = url.rstrip("/") + "/score"
         self._patience = patience
-        self._size = told.batch
-        self._content_type = CONTENT_TYPES[told.format]
-        self._key = read_key(told)
+        self._size = settings.batch
+        self._content_type = CONTENT_TYPES[settings.format]
+        self._key = read_key(settings)
         headers = {"content-type": self._content_type, "accept": self._content_type}
         if self._key is not None:
             headers["authorization"] = f"Bearer {self._key}"

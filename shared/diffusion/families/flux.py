@@ -20,11 +20,11 @@ class Flux(Family):
     ) -> Tensor:
         rows, _, height, width = latents.shape
         text = conditions["text"].to(self.dtype)
-        told = sigma.new_full((rows,), guidance) if self.config.guidance_embeds else None
+        embeds = self.config.guidance_embeds
         tokens: Tensor = self.transformer(
             hidden_states=pack(latents).to(self.dtype),
             timestep=sigma,
-            guidance=told,
+            guidance=sigma.new_full((rows,), guidance) if embeds else None,
             pooled_projections=conditions["pooled"].to(self.dtype),
             encoder_hidden_states=text,
             txt_ids=text.new_zeros(text.shape[1], 3),

@@ -21,14 +21,14 @@ class HunyuanVideo(Family):
         self, latents: Tensor, sigma: Tensor, conditions: Conditions, guidance: float
     ) -> Tensor:
         rows = latents.shape[0]
-        told = self.config.guidance_embeds
+        embeds = self.config.guidance_embeds
         velocity: Tensor = self.transformer(
             hidden_states=latents.to(self.dtype),
             timestep=sigma * 1000,
             encoder_hidden_states=conditions["text"].to(self.dtype),
             encoder_attention_mask=conditions["mask"].to(self.dtype),
             pooled_projections=conditions["pooled"].to(self.dtype),
-            guidance=sigma.new_full((rows,), guidance * 1000) if told else None,
+            guidance=sigma.new_full((rows,), guidance * 1000) if embeds else None,
             return_dict=False,
         )[0]
         return velocity
