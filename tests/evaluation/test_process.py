@@ -122,6 +122,7 @@ async def test_once_ends_with_what_is_due_by_now(
     assert sorted(records(tmp_path)) == [0, 3]
 
 
+@pytest.mark.slow
 async def test_asked_to_end_it_does_not_finish_an_evaluation_first(
     folder_store: ObjectStore, tmp_path: Path, start: Start
 ) -> None:

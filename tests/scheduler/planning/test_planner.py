@@ -157,6 +157,7 @@ def test_the_same_question_has_the_same_answer() -> None:
     assert first.choices == again.choices
 
 
+@pytest.mark.slow
 def test_unequal_devices_gain_over_tuned_colocated() -> None:
     """16 H100 and 16 A100: 1.46 in the study, with two H100 that generate."""
     planned = plan_split(load_profile("flux1-dev"), {"H100": 16, "A100": 16}, ONE_STEP)
@@ -243,6 +244,7 @@ def test_two_devices_are_enough() -> None:
     assert planned.best.split == Split({"A100": 1}, {"H100": 1})
 
 
+@pytest.mark.slow
 @settings(max_examples=5)
 @given(
     st.sampled_from([STRICT, ONE_STEP]),
