@@ -7,7 +7,7 @@ from bench.cluster.case import Case
 from bench.cluster.modes import MODES, STANDARD, chosen
 from bench.cluster.setting import default_scale
 from bench.stored import RENAMED_MODES
-from digenrl.planning.devices import parse_devices
+from digenrl.planning.plan import parse_devices
 from services.scheduler.costs.profile import load_profile
 from services.scheduler.planning.splits import Devices, Split
 from shared.errors import UserError

@@ -30,9 +30,9 @@ def sim(
 ) -> None:
     """Simulate a split of devices: step time, utilisation, and who waits for whom."""
     from digenrl.planning.output import show_simulated, simulated_as_json, wide_console
-    from digenrl.planning.sim import SimRequest, simulated, typed_schedule
+    from digenrl.planning.sim import simulated, typed_schedule
 
-    request = SimRequest(
+    found = simulated(
         profile=profile,
         variant=variant.value,
         rollout=rollout,
@@ -43,8 +43,8 @@ def sim(
         ),
         batches=batches,
         seed=seed,
+        comparing=compare,
     )  # fmt: skip
-    found = simulated(request, comparing=compare)
     if as_json:
         typer.echo(simulated_as_json(found))
     else:

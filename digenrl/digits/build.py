@@ -14,6 +14,7 @@ from digenrl.digits.classifiers import build_rewards
 from digenrl.digits.data import Half, load_halves
 from digenrl.digits.generator import Pretraining, build_pipeline, pretrain, save_pipeline
 from digenrl.digits.network import Network
+from digenrl.digits.text import NUM_TOKENS
 
 TRANSFORMER = Path("transformer", "diffusion_pytorch_model.safetensors")
 
@@ -51,11 +52,15 @@ def build_model(
     """Writes the diffusers folder and the reward folder, in some minutes on one core."""
     started = time.monotonic()
     half_a, half_b = load_halves()
+    both = Half(
+        np.concatenate([half_a.images, half_b.images]),
+        np.concatenate([half_a.labels, half_b.labels]),
+    )
     recipe = Pretraining()
     with _one_thread():
         build_rewards(rewards_folder, half_a, half_b, seed=seed, report=report)
         pipeline = build_pipeline(seed)
-        pretrain(pipeline, _join(half_a, half_b), recipe, seed=seed, report=report)
+        pretrain(pipeline, both, recipe, seed=seed, report=report)
     save_pipeline(pipeline, folder)
     (folder / "README.md").write_text(_model_card(folder, pipeline.transformer, recipe, seed))
     for path in (*folder.rglob("*.safetensors"), *rewards_folder.glob("*.safetensors")):
@@ -86,16 +91,7 @@ def _one_thread() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-def _join(half_a: Half, half_b: Half) -> Half:
-    return Half(
-        np.concatenate([half_a.images, half_b.images]),
-        np.concatenate([half_a.labels, half_b.labels]),
-    )
-
-
 def _model_card(folder: Path, transformer: torch.nn.Module, recipe: Pretraining, seed: int) -> str:
-    from digenrl.digits.text import NUM_TOKENS
-
     return MODEL_CARD.format(
         seed=seed,
         num_parameters=sum(parameter.numel() for parameter in transformer.parameters()),

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from safetensors.numpy import load_file, save_file
-from torch import Tensor, nn
+from torch import nn
 
 from digenrl.digits.data import Half, to_uint8
 from services.reward.scorers.digits import (
@@ -88,14 +88,11 @@ def _train(build: Callable[[], nn.Module], half: Half, seed: int) -> nn.Module:
         order = torch.randperm(len(images), generator=generator)
         for start in starts:
             rows = order[start : start + BATCH_SIZE]
-            noisy = images[rows] + NOISE * _normal(images[rows].shape, generator)
+            noise = torch.randn(images[rows].shape, generator=generator)
+            noisy = images[rows] + NOISE * noise
             loss = nn.functional.cross_entropy(network(noisy), labels[rows], label_smoothing=0.05)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
             decay.step()
     return network.requires_grad_(False).eval()
-
-
-def _normal(shape: torch.Size, generator: torch.Generator) -> Tensor:
-    return torch.randn(shape, generator=generator)

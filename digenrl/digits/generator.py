@@ -15,8 +15,7 @@ from torch import Tensor, nn
 
 from digenrl.digits.data import NUM_DIGITS, SIZE, Half
 from digenrl.digits.network import Network
-from digenrl.digits.prompts import TEMPLATES, prompt_texts
-from digenrl.digits.text import CLIP_WIDTH, T5_WIDTH, build_text_parts
+from digenrl.digits.text import CLIP_WIDTH, T5_WIDTH, TEMPLATES, build_text_parts, prompt_texts
 from digenrl.digits.vae import build_vae
 from shared.diffusion.families.sd3 import StableDiffusion3
 from shared.diffusion.models import Conditions

@@ -1,6 +1,7 @@
-"""Tiny text encoders of the SD3 family: random, frozen, and able to tell the prompts apart.
+"""The demo's 40 prompts, and tiny text encoders of the SD3 family that tell them apart.
 
-Every word of the prompts is one token; any other text falls apart into single characters.
+A prompt asks for one of ten digits in one of four ways. The encoders are random and frozen. Every
+word of the prompts is one token; any other text falls apart into single characters.
 """
 
 from typing import Any
@@ -8,7 +9,27 @@ from typing import Any
 import torch
 from torch import nn
 
-from digenrl.digits.prompts import all_prompts
+WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
+TEMPLATES = (
+    "a handwritten {word}",
+    "the digit {word}",
+    "the number {word}",
+    "{word} written by hand",
+)
+
+
+def prompt_texts(digit: int) -> list[str]:
+    return [template.format(word=WORDS[digit]) for template in TEMPLATES]
+
+
+def all_prompts() -> list[tuple[str, int]]:
+    """Returns (text, digit), by template and then by digit."""
+    return [
+        (template.format(word=word), digit)
+        for template in TEMPLATES
+        for digit, word in enumerate(WORDS)
+    ]
+
 
 NUM_TOKENS = 6
 """Length of a tokenized prompt: the longest has four words, and CLIP marks both ends."""

@@ -9,8 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from digenrl.evaluation.media import as_mp4, as_png
-from digenrl.evaluation.quality import Quality, alarms
-from digenrl.evaluation.records import EvaluationRecord, Evaluations, KeptSample
+from digenrl.evaluation.records import EvaluationRecord, Evaluations, KeptSample, Quality, alarms
 from digenrl.evaluation.sampler import OnProgress
 from digenrl.evaluation.samples import Judges, PromptSampler, Samples
 from digenrl.evaluation.settings import settings_digest

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from digenrl.evaluation.quality import Quality
+from digenrl.evaluation.records import Quality
 from digenrl.evaluation.sampler import Media, OnProgress, Sampler
 from digenrl.evaluation.settings import as_evaluated
 from services.reward.scorer import WeightedScorer, build_scorers, scorer_inputs
@@ -106,8 +106,7 @@ def _means(scorers: list[WeightedScorer], samples: Samples) -> dict[str, float]:
 
 def _digit_figures(folder: Path, samples: Samples) -> dict[str, object]:
     from digenrl.digits.classifiers import load_real
-    from digenrl.digits.data import NUM_DIGITS, Half
-    from digenrl.digits.guards import diversity, nearest_real
+    from digenrl.digits.data import NUM_DIGITS, Half, diversity, nearest_real
     from services.reward.scorers.digits import (
         DigitProbability,
         DigitSvm,

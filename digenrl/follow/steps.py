@@ -31,9 +31,8 @@ log = structlog.get_logger()
 
 
 class Writer(Protocol):
-    @property
-    def next_step(self) -> int:
-        """First step that is not written yet; steps count from 1."""
+    next_step: int
+    """First step that is not written yet; steps count from 1."""
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         """Write the metrics of a step; steps come in order."""
@@ -123,9 +122,8 @@ async def _follow(
     store: ObjectStore, run: str, writers: Sequence[Writer], ended: asyncio.Event
 ) -> None:
     while True:
-        last_look = (
-            ended.is_set()
-        )  # read before the look, so that all that is committed by then is written
+        # read before the look, so that all that is committed by then is written
+        last_look = ended.is_set()
         try:
             await _write_new(store, run, writers)
         except Unavailable as error:

@@ -20,18 +20,14 @@ class TensorBoard:
     """Implements `digenrl.follow.steps.Writer` for the folder of one run."""
 
     def __init__(self, folder: Path) -> None:
-        self._next_step = max(_steps(folder), default=0) + 1
+        self.next_step = max(_steps(folder), default=0) + 1
         self._file = EventFileWriter(str(folder))
-
-    @property
-    def next_step(self) -> int:
-        return self._next_step
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         values = [Summary.Value(tag=tag, simple_value=metrics[tag]) for tag in sorted(metrics)]
         self._file.add_event(Event(wall_time=time.time(), step=step, summary=Summary(value=values)))
         self._file.flush()
-        self._next_step = step + 1
+        self.next_step = step + 1
 
     def close(self) -> None:
         self._file.close()

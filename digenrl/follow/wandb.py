@@ -28,17 +28,13 @@ class WeightsAndBiases:
         except wandb.Error as error:
             raise UserError(f"--wandb: {str(error).splitlines()[0]}") from error
         self._kept = Path(self._run.dir).parents[1] / f"{label}.next-step"
-        self._next_step = max(1, self._kept_step() if self._run.offline else self._run.step)
-
-    @property
-    def next_step(self) -> int:
-        return self._next_step
+        self.next_step = max(1, self._kept_step() if self._run.offline else self._run.step)
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         self._run.log(dict(metrics), step=step)
-        self._next_step = step + 1
+        self.next_step = step + 1
         if self._run.offline:
-            self._kept.write_text(str(self._next_step))
+            self._kept.write_text(str(self.next_step))
 
     def close(self) -> None:
         self._run.finish()

@@ -28,7 +28,24 @@ class Checked:
     @cached_property
     def lines(self) -> list[str]:
         """Findings for people, one per line."""
-        return list(_said(self))
+        return list(self._said())
+
+    def _said(self) -> Iterator[str]:
+        recipe, batch = self.recipe, self.recipe.batch
+        yield (
+            f"{self.path}: {recipe.run.steps} steps of {batch.groups} groups x {batch.group_size} "
+            f"samples in fragments of {recipe.schedule.fragment_size}"
+        )
+        if not self.elsewhere:
+            gib = versions_bytes(recipe) / (1 << 30)
+            yield f"the object store holds up to {gib:.1f} GiB of weights and checkpoints at a time"
+        if self.elsewhere:
+            yield "the model and the rewards were not checked: they are on other hosts"
+        if self.forecast is not None:
+            yield from lines(self.forecast)
+        for each in implied_values(recipe):
+            has = f"; the recipe sets {json.dumps(each.value)}" if each.is_overridden else ""
+            yield f"{recipe.algorithm.name} implies {each.key} = {json.dumps(each.implied)}{has}"
 
     @property
     def as_json(self) -> str:
@@ -89,21 +106,3 @@ def check_here(recipe: Recipe) -> None:
             f"model.folder: {folder} does not exist; put the model there as a diffusers folder "
             "(hub ids are not supported), or check the rest with --elsewhere"
         )
-
-
-def _said(checked: Checked) -> Iterator[str]:
-    recipe, batch = checked.recipe, checked.recipe.batch
-    yield (
-        f"{checked.path}: {recipe.run.steps} steps of {batch.groups} groups x {batch.group_size} "
-        f"samples in fragments of {recipe.schedule.fragment_size}"
-    )
-    if not checked.elsewhere:
-        gib = versions_bytes(recipe) / (1 << 30)
-        yield f"the object store holds up to {gib:.1f} GiB of weights and checkpoints at a time"
-    if checked.elsewhere:
-        yield "the model and the rewards were not checked: they are on other hosts"
-    if checked.forecast is not None:
-        yield from lines(checked.forecast)
-    for each in implied_values(recipe):
-        has = f"; the recipe sets {json.dumps(each.value)}" if each.is_overridden else ""
-        yield f"{recipe.algorithm.name} implies {each.key} = {json.dumps(each.implied)}{has}"

@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 SPARKS = "▁▂▃▄▅▆▇█"
+COLUMNS = ("worker", "host", "device", "gpu", "does", "version", "done", "busy", "s/sample")
 
 
 @dataclass(slots=True)
@@ -79,19 +80,7 @@ class Display:
             (sparkline(self.rewards[-40:]), "green"),
             f"  {_eta(run['eta_seconds'])}",
         )
-        table = Table(box=None, padding=(0, 2))
-        for column in (
-            "worker",
-            "host",
-            "device",
-            "gpu",
-            "does",
-            "version",
-            "done",
-            "busy",
-            "s/sample",
-        ):
-            table.add_column(column)
+        table = Table(*COLUMNS, box=None, padding=(0, 2))
         for worker in workers:
             version, each = worker["policy_version"], worker["seconds_per_sample"]
             generates = worker["service"] == "rollout" and each is not None

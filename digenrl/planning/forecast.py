@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from digenrl.planning.devices import known_profiles, parse_devices
+from digenrl.planning.plan import known_profiles, parse_devices
 from services.scheduler.costs.memory import Needed, Use, rollout_needs, trainer_needs, with_memory
 from services.scheduler.costs.profile import Memory, Profile, load_profile
 from services.scheduler.planning.lookahead import look_ahead
@@ -132,12 +132,8 @@ def as_dict(found: Forecast) -> dict[str, Any]:
         else {"step_seconds": round(better.step_seconds, 3), "recipe": better_keys(found)},
         "memory_gib": {
             role: {
-                "network": round(needed.network, 2),
-                "text": round(needed.text, 2),
-                "decoder": round(needed.decoder, 2),
-                "trained": round(needed.trained, 2),
-                "peak": round(needed.peak, 2),
-                "total": round(needed.total, 2),
+                part: round(getattr(needed, part), 2)
+                for part in ("network", "text", "decoder", "trained", "peak", "total")
             }
             for role, needed in found.needed.items()
         },

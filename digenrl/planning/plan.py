@@ -1,11 +1,10 @@
-"""Finds the fastest split of the devices, for ``digenrl plan``."""
+"""Reads devices from the command line, and finds their fastest split for ``digenrl plan``."""
 
 from pathlib import Path
 from typing import Literal
 
-from digenrl.planning.devices import known_profiles, parse_devices
 from services.scheduler.costs.memory import usual, with_memory
-from services.scheduler.costs.profile import Profile, VariantName, load_profile
+from services.scheduler.costs.profile import PROFILES, Profile, VariantName, load_profile
 from services.scheduler.planning.planner import Planned, plan_split
 from services.scheduler.planning.recipes import (
     profile_of,
@@ -16,6 +15,38 @@ from services.scheduler.planning.recipes import (
 from shared.errors import UserError
 from shared.recipe.recipe import Recipe, load_recipe
 from shared.recipe.schedule import RunSchedule
+
+MAX_DEVICES = 256
+
+
+def parse_devices(option: str, text: str, profile: Profile) -> dict[str, int]:
+    """Parse ``h100=16,a100=16`` into {"H100": 16, "A100": 16}.
+
+    Raises:
+        UserError: names the option, the problem and the remedy.
+    """
+    known = {kind.lower(): kind for kind in profile.devices}
+    devices: dict[str, int] = {}
+    for part in text.split(","):
+        kind, equals, count = (piece.strip() for piece in part.partition("="))
+        if not equals or not kind:
+            raise UserError(f"{option}: {part!r} is not kind=count, e.g. h100=16,a100=16")
+        if not count.isdecimal() or int(count) == 0:
+            raise UserError(f"{option}: {part!r}: the count is a whole number, 1 or more")
+        name = known.get(kind.lower())
+        if name is None:
+            kinds = ", ".join(profile.devices)
+            raise UserError(f"{option}: {profile.name} knows no {kind}; known are {kinds}")
+        if name in devices:
+            raise UserError(f"{option}: {name} is given twice; add the counts")
+        devices[name] = int(count)
+    if sum(devices.values()) > MAX_DEVICES:
+        raise UserError(f"{option}: more than {MAX_DEVICES} devices; plan for a part of them")
+    return devices
+
+
+def known_profiles() -> list[str]:
+    return sorted(path.stem for path in PROFILES.glob("*.json"))
 
 
 def plan(

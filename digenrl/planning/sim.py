@@ -1,12 +1,11 @@
 """Simulates one split of the devices, for ``digenrl sim``."""
 
-from dataclasses import dataclass
 from typing import Literal
 
 from pydantic import ValidationError
 
-from digenrl.planning.devices import parse_devices
 from digenrl.planning.output import Comparison
+from digenrl.planning.plan import parse_devices
 from services.scheduler.costs.colocated import colocated_seconds
 from services.scheduler.costs.profile import Profile, VariantName, load_profile
 from services.scheduler.planning.lookahead import look_ahead
@@ -20,54 +19,46 @@ from shared.recipe.errors import describe
 from shared.recipe.schedule import RunSchedule
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SimRequest:
-    """Holds what ``digenrl sim`` is asked for."""
-
-    profile: str
-    variant: VariantName
-    rollout: str
-    trainer: str
-    schedule: RunSchedule
-    batches: int
-    seed: int
-
-
-def simulated(request: SimRequest, *, comparing: bool) -> Comparison:
+def simulated(
+    *,
+    profile: str,
+    variant: VariantName,
+    rollout: str,
+    trainer: str,
+    schedule: RunSchedule,
+    batches: int,
+    seed: int,
+    comparing: bool,
+) -> Comparison:
     """Simulate one configuration, or with ``comparing`` each technique in turn.
 
     Raises:
         UserError: names the option and the remedy.
     """
-    profile = load_profile(request.profile, request.variant)
+    costs = load_profile(profile, variant)
     split = Split(
-        parse_devices("--rollout", request.rollout, profile),
-        parse_devices("--trainer", request.trainer, profile),
+        parse_devices("--rollout", rollout, costs),
+        parse_devices("--trainer", trainer, costs),
     )
-    schedule = _fitted(request.schedule, profile)
-    if request.batches < 1:
+    fitted = _fitted(schedule, costs)
+    if batches < 1:
         raise UserError("--batches: at least 1")
     if comparing:
-        rows = compare(
-            profile,
-            split,
-            fragment_size=schedule.fixed_fragment,
-            batches=request.batches,
-            seed=request.seed,
-        )
+        size = fitted.fixed_fragment
+        rows = compare(costs, split, fragment_size=size, batches=batches, seed=seed)
     else:
         found = simulate(
-            profile,
+            costs,
             rollout=split.rollout,
             trainer=split.trainer,
-            schedule=schedule,
-            batches=request.batches,
-            seed=request.seed,
+            schedule=fitted,
+            batches=batches,
+            seed=seed,
             look_ahead=look_ahead,
         )
-        rows = [Technique(schedule.mode, schedule, found)]
-    colocated = {each: colocated_seconds(profile, split.devices, each) for each in BASELINES}
-    return Comparison(profile, split, colocated, tuple(rows))
+        rows = [Technique(fitted.mode, fitted, found)]
+    colocated = {each: colocated_seconds(costs, split.devices, each) for each in BASELINES}
+    return Comparison(costs, split, colocated, tuple(rows))
 
 
 def typed_schedule(

@@ -5,7 +5,7 @@ those of the cost profile of the same name. Of the text encoders only the shapes
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
@@ -70,17 +70,12 @@ class Architecture:
         return self.family.latent_shape(config, self.decoder, **size)
 
     def tiny(self) -> "Architecture":
-        config = {**self.config, **self.tiny_config}
-        return Architecture(**{**self._fields(), "config": config, "size": self.tiny_size})
-
-    def _fields(self) -> dict[str, Any]:
-        return {field: getattr(self, field) for field in self.__slots__}
+        return replace(self, config={**self.config, **self.tiny_config}, size=self.tiny_size)
 
 
 def _flux(config: Config, size: Size, rows: int, draw: Draw) -> Inputs:
     return {
-        "encoder_hidden_states": draw(rows, size.text_tokens, config["joint_attention_dim"]),
-        "pooled_projections": draw(rows, config["pooled_projection_dim"]),
+        **_sd3(config, size, rows, draw),
         "img_ids": _grid(size, draw),
         "txt_ids": draw(size.text_tokens, 3).zero_(),
         "guidance": draw(rows).fill_(3.5),

@@ -5,8 +5,7 @@ them so; what is computed in the constructor (position embeddings) stays as it i
 the project's own, in float32.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -69,7 +68,10 @@ def random_network(
     architecture: Architecture, device: torch.device, *, rank: int, checkpointing: bool
 ) -> Network:
     """Builds the architecture with random weights, and an adapter of this rank."""
-    with parameters_on_meta():
+    from accelerate import init_empty_weights
+
+    # Parameters get no memory yet, and buffers are as they should be.
+    with init_empty_weights(include_buffers=False):
         transformer = _class_of(architecture).from_config(dict(architecture.config))
     draw_parameters(transformer, device)
     return _adapted(architecture, transformer, device, rank=rank, checkpointing=checkpointing)
@@ -94,15 +96,6 @@ def loaded_network(
             f"--folder: cannot load {architecture.network} from {folder}: {reason}"
         ) from error
     return _adapted(architecture, transformer, device, rank=rank, checkpointing=checkpointing)
-
-
-@contextmanager
-def parameters_on_meta() -> Iterator[None]:
-    """Gives networks built inside parameters without memory, and buffers as they should be."""
-    from accelerate import init_empty_weights
-
-    with init_empty_weights(include_buffers=False):
-        yield
 
 
 @torch.no_grad()

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from digenrl.evaluation.quality import Quality
+from digenrl.evaluation.records import Quality
 from digenrl.report.summary import Summary
 from digenrl.report.usage import base_model, makes_videos, usage
 from shared.errors import UserError

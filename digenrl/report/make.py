@@ -4,18 +4,23 @@ import asyncio
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
 
 import httpx
 from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from digenrl.evaluation.quality import alarms
-from digenrl.evaluation.records import EvaluationRecord
-from digenrl.report.progress_bar import EvaluationBar
-from digenrl.report.schedule import read_schedule, schedule_rows
+from digenrl.evaluation.records import EvaluationRecord, alarms
 from digenrl.report.stills import first_of_prompts, side_of, stills_of
-from digenrl.report.summary import EvaluatedVersion, ScheduleSummary, Summary
+from digenrl.report.summary import (
+    EvaluatedVersion,
+    ScheduleSummary,
+    Summary,
+    read_schedule,
+    schedule_rows,
+)
 from shared.errors import DigenRLError, IntegrityError, UserError
 from shared.learning.metrics import ALARMING_RATIO_ERROR
 from shared.process.settings import ServiceSettings
@@ -28,6 +33,7 @@ from shared.store import ObjectStore, open_store
 
 if TYPE_CHECKING:
     from digenrl.evaluation.run import RunEvaluator
+
 
 POLL_S = 2.0
 CLASSIFIER = "digit-probability"
@@ -114,9 +120,8 @@ async def _measure(
     prepare_libraries(recipe, threads=recipe.evaluation.threads)
     from digenrl.evaluation.run import RunEvaluator
     from digenrl.report.card import write_card
-    from digenrl.report.evaluations import draw_evaluations, draw_progress
     from digenrl.report.export import export_adapter, export_network
-    from digenrl.report.pictures import draw_curve, draw_gallery
+    from digenrl.report.pictures import draw_curve, draw_evaluations, draw_gallery, draw_progress
     from shared.diffusion.tensors import unpack
 
     began = time.monotonic()
@@ -243,16 +248,16 @@ def _table(summary: Summary, rows: Mapping[str, str]) -> Table:
     table.add_column("", no_wrap=True)
     for column in ("before", "after", "change"):
         table.add_column(column, justify="right")
-    for label, name in rows.items():
-        before, after = getattr(summary.before, name), getattr(summary.after, name)
+    figures = {
+        label: (getattr(summary.before, name), getattr(summary.after, name))
+        for label, name in rows.items()
+    } | {
+        f"gold: {name} (never trained on)": (summary.before.gold[name], after)
+        for name, after in summary.after.gold.items()
+    }
+    for label, (before, after) in figures.items():
         if before is not None:
             table.add_row(label, f"{before:.3f}", f"{after:.3f}", f"{after - before:+.3f}")
-    for name, after in summary.after.gold.items():
-        before = summary.before.gold[name]
-        table.add_row(
-            f"gold: {name} (never trained on)",
-            f"{before:.3f}", f"{after:.3f}", f"{after - before:+.3f}",
-        )  # fmt: skip
     error = summary.onpolicy_ratio_error_max
     table.add_row("largest on-policy |ratio - 1|", "", f"{error:.1e}", "")
     for label, value in schedule_rows(summary.schedule):
@@ -276,3 +281,40 @@ async def _wait_for_finish(scheduler: str) -> None:
             if run.get("phase") == "failed":
                 raise DigenRLError(f"the run has failed: {run['failure']}")
             await asyncio.sleep(POLL_S)
+
+
+class EvaluationBar:
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._bars = Progress(
+            TextColumn("evaluating {task.description}"),
+            BarColumn(bar_width=40),
+            MofNCompleteColumn(),
+            TextColumn("prompts"),
+            TimeRemainingColumn(),
+            console=console,
+            disable=not console.is_terminal,
+        )
+
+    def __enter__(self) -> Self:
+        self._bars.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        where: TracebackType | None,
+    ) -> None:
+        self._bars.stop()
+
+    def version(self, number: int) -> None:
+        """Show that the evaluation of a version begins."""
+        name = f"version {number}"
+        self._bars.add_task(name, total=None)
+        if not self._console.is_terminal:
+            self._console.print(f"evaluating {name}", highlight=False)
+
+    def progress(self, done: int, total: int) -> None:
+        """Show how many prompts of that version are done. May be called in any thread."""
+        self._bars.update(self._bars.task_ids[-1], completed=done, total=total)

@@ -1,5 +1,6 @@
-"""Draws the reward curve and the before/after gallery of a run."""
+"""Draws the curves of a run and its evaluations, and its samples in galleries."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from digenrl.evaluation.media import Pixels
-from digenrl.report.stills import Side
+from digenrl.evaluation.records import EvaluationRecord
+from digenrl.report.stills import Side, Stills
 from digenrl.report.summary import Summary
 from shared.run.commits import CommitRecord
 
@@ -20,6 +22,9 @@ from matplotlib.patches import Rectangle
 BEFORE, AFTER, GOLD, WRONG = "#9aa5b1", "#1f6feb", "#bf8700", "#d1242f"
 GALLERY_COLUMNS = 10
 GALLERY_ROWS = 8
+TRAINED = "training reward"
+MAX_VERSIONS = 12
+"""Largest number of columns in the picture of the progress."""
 
 
 def draw_curve(path: Path, chain: list[CommitRecord], summary: Summary) -> None:
@@ -76,15 +81,10 @@ def draw_gallery(path: Path, before: Side, after: Side) -> None:
     chosen = _columns(before.prompts)
     figure, pair = plt.subplots(1, 2, figsize=(14, 6), layout="constrained")
     for axes, side_of, title in zip(pair, (before, after), ("before", "after"), strict=True):
-        axes.imshow(mosaic(side_of.stills, chosen), cmap="gray_r", vmin=0, vmax=255)
+        labels = [side_of.prompts[rows[0]].split()[-1] for rows in chosen]
+        _show_mosaic(axes, side_of.stills, chosen, labels)
         _frame_wrong(axes, side_of, chosen)
         axes.set_title(title, fontsize=12)
-        side = side_of.stills.shape[-1] + 1
-        places = [(column + 0.5) * side for column in range(len(chosen))]
-        labels = [side_of.prompts[rows[0]].split()[-1] for rows in chosen]
-        axes.set_xticks(places, labels, fontsize=9)
-        axes.set_yticks([])
-        axes.tick_params(length=0)
     figure.savefig(path, dpi=150)
     plt.close(figure)
 
@@ -109,6 +109,17 @@ def _columns(prompts: list[str]) -> list[list[int]]:
     return [rows[:GALLERY_ROWS] for rows in list(first_of.values())[:GALLERY_COLUMNS]]
 
 
+def _show_mosaic(
+    axes: Any, images: Pixels, columns: list[list[int]], labels: Sequence[str]
+) -> None:
+    """Show the mosaic of these columns, with a label below each."""
+    axes.imshow(mosaic(images, columns), cmap="gray_r", vmin=0, vmax=255)
+    places = [(column + 0.5) * (images.shape[-1] + 1) for column in range(len(columns))]
+    axes.set_xticks(places, labels, fontsize=9)
+    axes.set_yticks([])
+    axes.tick_params(length=0)
+
+
 def mosaic(images: Pixels, columns: list[list[int]]) -> npt.NDArray[np.uint8]:
     """Arrange images (n, C, H, W) in columns with white lines between; digits are dark on light."""
     channels, height, width = images.shape[1:]
@@ -122,3 +133,55 @@ def mosaic(images: Pixels, columns: list[list[int]]) -> npt.NDArray[np.uint8]:
             top, left = y * (height + 1), x * (width + 1)
             sheet[top : top + height, left : left + width] = images[index].transpose(1, 2, 0)
     return sheet[..., 0] if channels == 1 else sheet
+
+
+def draw_evaluations(path: Path, records: Sequence[EvaluationRecord]) -> None:
+    """Draw the training reward and, below it, each gold reward; mark versions with an alarm."""
+    curves = curves_of(records)
+    steps = [record.version for record in records]
+    figure, panels = plt.subplots(
+        len(curves), 1, figsize=(7, 1 + 1.9 * len(curves)), sharex=True, squeeze=False,
+        layout="constrained",
+    )  # fmt: skip
+    for axes, (name, values) in zip(panels[:, 0], curves.items(), strict=True):
+        axes.plot(steps, values, color=AFTER if name == TRAINED else GOLD, lw=2, marker="o", ms=4)
+        for record in records:
+            if record.alarms:
+                axes.axvline(record.version, color=WRONG, lw=1, ls=":")
+        axes.set_ylabel(name, fontsize=9)
+        axes.grid(alpha=0.25)
+    panels[0, 0].set_title(
+        f"{records[0].run}: evaluations at the same prompts and noise (dotted: alarm)", fontsize=10
+    )
+    panels[-1, 0].set_xlabel("optimizer step")
+    figure.savefig(path, dpi=150)
+    plt.close(figure)
+
+
+def curves_of(records: Sequence[EvaluationRecord]) -> dict[str, list[float]]:
+    """Return the curves to draw, for the figures that every record has."""
+    curves = {TRAINED: [record.quality.reward for record in records]}
+    for name in records[0].quality.gold:
+        if all(name in record.quality.gold for record in records):
+            curves[f"gold: {name}"] = [record.quality.gold[name] for record in records]
+    judged = [record.quality.gold_accuracy for record in records]
+    known = [share for share in judged if share is not None]
+    if len(known) == len(records):
+        curves["gold accuracy"] = known
+    return curves
+
+
+def draw_progress(path: Path, versions: Sequence[Stills]) -> None:
+    """Draw a column per version and a row per prompt, each row from the same noise."""
+    picked = np.linspace(0, len(versions) - 1, min(MAX_VERSIONS, len(versions))).round()
+    shown = [versions[int(index)] for index in picked]
+    rows = len(shown[0].images)
+    images = np.concatenate([stills.images for stills in shown])
+    columns = [list(range(first * rows, (first + 1) * rows)) for first in range(len(shown))]
+    figure, axes = plt.subplots(
+        figsize=(max(4.0, 1.0 * len(shown)), max(3.0, 1.0 * rows)), layout="constrained"
+    )
+    _show_mosaic(axes, images, columns, [str(stills.version) for stills in shown])
+    axes.set_xlabel("optimizer steps", fontsize=9)
+    figure.savefig(path, dpi=150)
+    plt.close(figure)

@@ -6,10 +6,9 @@ import pytest
 import torch
 
 from digenrl.digits.classifiers import SVM_C, SVM_GAMMA, accuracy, fit_svm, load_real
-from digenrl.digits.data import Half, load_halves, to_uint8
+from digenrl.digits.data import Half, diversity, load_halves, nearest_real, to_uint8
 from digenrl.digits.generator import Pretraining, build_pipeline, caption_conditions, pretrain
-from digenrl.digits.guards import diversity, nearest_real
-from digenrl.digits.prompts import all_prompts
+from digenrl.digits.text import all_prompts
 from digenrl.digits.vae import build_vae
 from services.reward.scorers.digits import DigitProbability, DigitSvm, to_model_space
 from shared.diffusion.families.sd3 import StableDiffusion3

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from digenrl.evaluation.quality import Quality
+from digenrl.evaluation.records import Quality
 from digenrl.evaluation.samples import Judges, PromptSampler
 from examples.one_process import Advantages, Loop
 from shared.learning.advantages import group_advantages

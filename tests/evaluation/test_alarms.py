@@ -1,6 +1,6 @@
 """A gold reward that falls while the training reward rises is said aloud."""
 
-from digenrl.evaluation.quality import Quality, alarms
+from digenrl.evaluation.records import Quality, alarms
 
 
 def quality(reward: float, **gold: float) -> Quality:

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from digenrl.local.check import check
-from digenrl.planning.devices import known_profiles, parse_devices
+from digenrl.planning.plan import known_profiles, parse_devices
 from services.scheduler.costs.floor import floor_seconds
 from services.scheduler.costs.profile import Profile, load_profile
 from services.scheduler.planning.planner import plan_split

@@ -7,7 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from digenrl.cli import app
-from digenrl.planning.devices import parse_devices
+from digenrl.planning.plan import parse_devices
 from services.scheduler.costs.profile import load_profile
 from shared.errors import UserError
 from shared.recipe.recipe import load_recipe, override

@@ -11,8 +11,7 @@ from typer import Typer
 from typer.testing import CliRunner
 
 from digenrl.profile.command import build, check_request, command
-from digenrl.profile.handover import changing_over
-from digenrl.profile.measure import denoising, measure, training
+from digenrl.profile.measure import changing_over, denoising, measure, training
 from digenrl.profile.models import ARCHITECTURES, Architecture, ModelName
 from digenrl.profile.network import DTYPE, Network, draw_parameters, loaded_network
 from services.scheduler.costs.profile import PROFILES, load_profile

@@ -6,9 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from digenrl.profile.handover import Publication, Switch
 from digenrl.profile.ladder import Ladder, Rung, call_and_row_seconds, climb, powers_of_two
-from digenrl.profile.measure import DeviceMeasurement
+from digenrl.profile.measure import DeviceMeasurement, Publication, Switch
 from digenrl.profile.models import ModelName
 from digenrl.profile.profile import (
     MeasuredOn,

@@ -12,15 +12,13 @@ import pytest
 import torch
 import yaml
 
-from digenrl.evaluation.quality import Quality
-from digenrl.evaluation.records import EvaluationRecord
+from digenrl.evaluation.records import EvaluationRecord, Quality
 from digenrl.evaluation.sampler import Sampler
 from digenrl.evaluation.settings import as_evaluated
 from digenrl.report.card import write_card
 from digenrl.report.export import export_adapter
 from digenrl.report.make import rows_of, summarise
-from digenrl.report.schedule import summarise_schedule
-from digenrl.report.summary import Summary
+from digenrl.report.summary import Summary, summarise_schedule
 from shared.diffusion.weights import load_weights, trained_tensors
 from shared.recipe.recipe import Recipe, load_recipe, override
 from shared.run.commits import CommitRecord, TrainedGroup

@@ -1,7 +1,7 @@
 """How a run's devices were used, as the report says it."""
 
 from digenrl.local.display import doing
-from digenrl.report.schedule import summarise_schedule
+from digenrl.report.summary import summarise_schedule
 from services.scheduler.core.usage import BatchUsage, TagUsage
 from shared.run.commits import CommitRecord, TrainedGroup
 from tests import examples
