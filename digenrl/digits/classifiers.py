@@ -62,13 +62,11 @@ def fit_svm(half: Half) -> Arrays:
 
     rows = to_model_space(to_uint8(half.images)).reshape(len(half.images), -1)
     machine = SVC(C=SVM_C, gamma=SVM_GAMMA).fit(rows, half.labels)
-    return {
-        "support_vectors": np.ascontiguousarray(machine.support_vectors_),
-        "dual_coef": np.ascontiguousarray(machine.dual_coef_),
-        "intercept": np.ascontiguousarray(machine.intercept_),
-        "n_support": np.ascontiguousarray(machine.n_support_),
-        "gamma": np.array([SVM_GAMMA]),
+    fitted: Arrays = {
+        name: np.ascontiguousarray(getattr(machine, f"{name}_"))
+        for name in ("support_vectors", "dual_coef", "intercept", "n_support")
     }
+    return fitted | {"gamma": np.array([SVM_GAMMA])}
 
 
 def save_network(network: nn.Module, path: Path) -> None:

@@ -52,7 +52,7 @@ def assign_gpus(recipe: Recipe, gpus: Sequence[str]) -> Assignment:
     given = {TRAINER: gpus[:num_trained], REPORT: gpus[:1]}
     given |= {name: [gpu] for name, gpu in zip(rollouts, gpus[num_trained:], strict=False)}
     left, warnings = list(gpus[needed:]), []
-    if _scores_with_networks(recipe):
+    if any(KINDS[scorer.type].extra == "reward-models" for scorer in recipe.reward.scorers):
         shared, left = left[: len(rewards)], left[len(rewards) :]
         for number, name in enumerate(rewards):
             given[name] = [shared[number % len(shared)]] if shared else []
@@ -79,10 +79,6 @@ def _check_enough(recipe: Recipe, num_trained: int, gpus: Sequence[str]) -> None
         f"({num_trained} to train, {num_generating} to generate), {len(gpus) or 'none'} found; "
         f'lower these keys, name the GPUs in {VISIBLE}, or set model.device = "cpu"'
     )
-
-
-def _scores_with_networks(recipe: Recipe) -> bool:
-    return any(KINDS[scorer.type].extra == "reward-models" for scorer in recipe.reward.scorers)
 
 
 def visible_gpus() -> tuple[str, ...]:

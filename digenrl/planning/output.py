@@ -8,7 +8,7 @@ from itertools import groupby
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from services.scheduler.costs.colocated import Baseline
 from services.scheduler.costs.profile import Profile
@@ -95,9 +95,8 @@ def show_simulated(found: Comparison, console: Console) -> None:
 
 
 def simulated_as_json(found: Comparison) -> str:
-    head = _head(found.profile, found.split.devices, found.floor_seconds, found.colocated)
     return json.dumps({
-        **head,
+        **_head(found.profile, found.split.devices, found.floor_seconds, found.colocated),
         "rollout": dict(found.split.rollout),
         "trainer": dict(found.split.trainer),
         "rows": [_technique(row) for row in found.rows],
@@ -156,10 +155,7 @@ def _show_one(found: Simulated, console: Console) -> None:
 
 
 def _table(*columns: str, wrap: bool = False) -> Table:
-    table = Table(box=None, pad_edge=False)
-    for column in columns:
-        table.add_column(column, no_wrap=not wrap)
-    return table
+    return Table(*(Column(name, no_wrap=not wrap) for name in columns), box=None, pad_edge=False)
 
 
 def _head(
@@ -224,9 +220,8 @@ def _schedule(schedule: RunSchedule) -> dict[str, Any]:
 
 def _help_words(choice: Choice) -> str:
     """Format the groups that the trainer generates on average and at most."""
-    if not choice.schedule.lends_trainer:
-        return "off"
-    return f"{choice.helped_groups:.0f}/{choice.schedule.tag}"
+    lends, most = choice.schedule.lends_trainer, choice.schedule.tag
+    return f"{choice.helped_groups:.0f}/{most}" if lends else "off"
 
 
 def _shares(shares: Mapping[Any, float]) -> str:

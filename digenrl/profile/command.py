@@ -91,21 +91,19 @@ def build(
     """
     import torch
 
-    from digenrl.profile.network import loaded_network, random_network
+    from digenrl.profile.network import adapted, loaded_transformer, random_transformer
 
     if not tiny and not torch.cuda.is_available():
         raise UserError("profile: no CUDA device here; --tiny tries it out on the CPU")
     device = torch.device("cpu" if tiny else "cuda")
-    architecture = ARCHITECTURES[model]
+    architecture = ARCHITECTURES[model].tiny() if tiny else ARCHITECTURES[model]
     try:
-        if folder is not None:
-            return loaded_network(
-                architecture, folder, device, rank=rank, checkpointing=checkpointing
-            )
-        return random_network(
-            architecture.tiny() if tiny else architecture, device, rank=rank,
-            checkpointing=checkpointing,
-        )  # fmt: skip
+        transformer = (
+            random_transformer(architecture, device)
+            if folder is None
+            else loaded_transformer(architecture, folder)
+        )
+        return adapted(architecture, transformer, device, rank=rank, checkpointing=checkpointing)
     except torch.OutOfMemoryError as error:
         raise UserError(f"profile: the weights of {model} do not fit this device") from error
 

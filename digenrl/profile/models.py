@@ -5,7 +5,7 @@ those of the cost profile of the same name. Of the text encoders only the shapes
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
@@ -39,6 +39,9 @@ class Size:
     text_tokens: int
 
 
+TINY = Size(height=32, width=32, text_tokens=4)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Architecture:
     pipeline: str
@@ -46,12 +49,12 @@ class Architecture:
     network: str
     """Its class in diffusers."""
     config: Config
-    decoder: Config
+    decoder: Config = field(default_factory=dict)
     """What the decoder's factors follow from in its configuration."""
     size: Size
     tiny_config: Config
     """Replaces the same keys: a network of the same class that a CPU runs in milliseconds."""
-    tiny_size: Size
+    tiny_size: Size = TINY
     timestep_scale: float
     """What the network calls sigma = 1."""
     conditions: Callable[[Config, Size, int, Draw], Inputs]
@@ -118,8 +121,7 @@ def _hunyuan(config: Config, size: Size, rows: int, draw: Draw) -> Inputs:
     }
 
 
-_TINY = Size(height=32, width=32, text_tokens=4)
-_TINY_VIDEO = Size(height=32, width=32, frames=5, text_tokens=4)
+_TINY_VIDEO = replace(TINY, frames=5)
 _TINY_HEADS = {"num_attention_heads": 2, "attention_head_dim": 16}
 _TINY_ROPE = (4, 6, 6)
 
@@ -138,7 +140,6 @@ ARCHITECTURES: Mapping[ModelName, Architecture] = {
             **_TINY_HEADS, "num_layers": 1, "num_single_layers": 1, "joint_attention_dim": 32,
             "pooled_projection_dim": 16, "axes_dims_rope": _TINY_ROPE,
         },
-        tiny_size=_TINY,
         timestep_scale=1,
         conditions=_flux,
     ),
@@ -159,7 +160,6 @@ ARCHITECTURES: Mapping[ModelName, Architecture] = {
             "caption_projection_dim": 32, "pooled_projection_dim": 16, "pos_embed_max_size": 8,
             "dual_attention_layers": (0,),
         },
-        tiny_size=_TINY,
         timestep_scale=1000,
         conditions=_sd3,
     ),
@@ -177,7 +177,6 @@ ARCHITECTURES: Mapping[ModelName, Architecture] = {
             **_TINY_HEADS, "num_layers": 1, "joint_attention_dim": 32,
             "axes_dims_rope": _TINY_ROPE,
         },
-        tiny_size=_TINY,
         timestep_scale=1,
         conditions=_qwen,
     ),
@@ -190,7 +189,6 @@ ARCHITECTURES: Mapping[ModelName, Architecture] = {
             "freq_dim": 256, "text_dim": 4096, "cross_attn_norm": True,
             "qk_norm": "rms_norm_across_heads",
         },
-        decoder={},
         size=Size(height=240, width=416, frames=33, text_tokens=512),
         tiny_config={
             **_TINY_HEADS, "num_layers": 1, "ffn_dim": 64, "freq_dim": 16, "text_dim": 32,
@@ -209,7 +207,6 @@ ARCHITECTURES: Mapping[ModelName, Architecture] = {
             "guidance_embeds": True, "text_embed_dim": 4096, "pooled_projection_dim": 768,
             "rope_axes_dim": (16, 56, 56),
         },
-        decoder={},
         size=Size(height=480, width=480, frames=53, text_tokens=256),
         tiny_config={
             **_TINY_HEADS, "num_layers": 1, "num_single_layers": 1, "num_refiner_layers": 1,

@@ -64,30 +64,25 @@ class Network:
         return torch.randn(shape, device=self.device, dtype=DTYPE)
 
 
-def random_network(
-    architecture: Architecture, device: torch.device, *, rank: int, checkpointing: bool
-) -> Network:
-    """Builds the architecture with random weights, and an adapter of this rank."""
+def random_transformer(architecture: Architecture, device: torch.device) -> Any:
+    """Builds the architecture with random weights."""
     from accelerate import init_empty_weights
 
     # Parameters get no memory yet, and buffers are as they should be.
     with init_empty_weights(include_buffers=False):
         transformer = _class_of(architecture).from_config(dict(architecture.config))
     draw_parameters(transformer, device)
-    return _adapted(architecture, transformer, device, rank=rank, checkpointing=checkpointing)
+    return transformer
 
 
-def loaded_network(
-    architecture: Architecture, folder: Path, device: torch.device, *, rank: int,
-    checkpointing: bool,
-) -> Network:  # fmt: skip
-    """Loads the transformer of a diffusers folder, and an adapter of this rank.
+def loaded_transformer(architecture: Architecture, folder: Path) -> Any:
+    """Loads the transformer of a diffusers folder.
 
     Raises:
         UserError: if the folder has none of this architecture.
     """
     try:
-        transformer = _class_of(architecture).from_pretrained(
+        return _class_of(architecture).from_pretrained(
             folder, subfolder="transformer", dtype=DTYPE, local_files_only=True
         )
     except (OSError, ValueError) as error:
@@ -95,7 +90,6 @@ def loaded_network(
         raise UserError(
             f"--folder: cannot load {architecture.network} from {folder}: {reason}"
         ) from error
-    return _adapted(architecture, transformer, device, rank=rank, checkpointing=checkpointing)
 
 
 @torch.no_grad()
@@ -112,10 +106,11 @@ def draw_parameters(network: nn.Module, device: torch.device) -> None:
     network.to(device)  # the buffers
 
 
-def _adapted(
+def adapted(
     architecture: Architecture, transformer: Any, device: torch.device, *, rank: int,
     checkpointing: bool,
 ) -> Network:  # fmt: skip
+    """Attaches an adapter of this rank to the architecture's transformer."""
     transformer.requires_grad_(False).eval().to(device)
     if checkpointing:
         transformer.enable_gradient_checkpointing()

@@ -1,9 +1,9 @@
 """What was measured, as tables for people; the profile is for programs."""
 
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
-from digenrl.profile.ladder import call_and_row_seconds
+from digenrl.profile.ladder import Ladder, call_and_row_seconds
 from digenrl.profile.measure import DeviceMeasurement
 from digenrl.profile.profile import profile_of, row_seconds
 from services.scheduler.costs.profile import Profile, ProfileFile
@@ -13,14 +13,13 @@ def show(
     base: ProfileFile, found: ProfileFile, measured: DeviceMeasurement, console: Console
 ) -> None:
     """Prints seconds and memory by size, then the profile beside the earlier one."""
-    console.print(_ladder("denoising", "samples", measured, training=False))
-    console.print(_ladder("training", "rows", measured, training=True))
+    console.print(_ladder("denoising", "samples", measured.generation))
+    console.print(_ladder("training", "rows", measured.training))
     console.print(_details(base, measured))
     console.print(_comparison(base, found))
 
 
-def _ladder(title: str, unit: str, measured: DeviceMeasurement, *, training: bool) -> Table:
-    ladder = measured.training if training else measured.generation
+def _ladder(title: str, unit: str, ladder: Ladder) -> Table:
     table = _table(title, f"{unit} per call", "seconds", f"ms per {unit[:-1]}", "peak GiB")
     for rung in ladder.rungs:
         table.add_row(
@@ -50,10 +49,10 @@ def _ratios(base: ProfileFile, measured: DeviceMeasurement) -> dict[str, str]:
     if forward is None:
         return {}
     call, sample = call_and_row_seconds(measured.generation.rungs)
-    fitted = {"o + c n, ms": f"{call * 1e3:.4g} + {sample * 1e3:.4g} n"}
-    if row is None:
-        return fitted
-    return {**fitted, "rho, a trained row over a sample's step": f"{row / forward:.3g}"}
+    ratios = {"o + c n, ms": f"{call * 1e3:.4g} + {sample * 1e3:.4g} n"}
+    if row is not None:
+        ratios["rho, a trained row over a sample's step"] = f"{row / forward:.3g}"
+    return ratios
 
 
 def _switch(measured: DeviceMeasurement) -> dict[str, str]:
@@ -98,7 +97,5 @@ def _rows(profile: Profile) -> dict[str, str]:
 
 
 def _table(title: str, *columns: str) -> Table:
-    table = Table(title=title, box=None, pad_edge=False, title_justify="left")
-    for column in columns:
-        table.add_column(column, no_wrap=True)
-    return table
+    named = (Column(name, no_wrap=True) for name in columns)
+    return Table(*named, title=title, box=None, pad_edge=False, title_justify="left")

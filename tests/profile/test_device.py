@@ -13,7 +13,13 @@ from typer.testing import CliRunner
 from digenrl.profile.command import build, check_request, command
 from digenrl.profile.measure import changing_over, denoising, measure, training
 from digenrl.profile.models import ARCHITECTURES, Architecture, ModelName
-from digenrl.profile.network import DTYPE, Network, draw_parameters, loaded_network
+from digenrl.profile.network import (
+    DTYPE,
+    Network,
+    adapted,
+    draw_parameters,
+    loaded_transformer,
+)
 from services.scheduler.costs.profile import PROFILES, load_profile
 from shared.diffusion.weights import weights_digest
 from shared.errors import UserError
@@ -210,11 +216,12 @@ def test_real_weights_come_from_a_folder(tmp_path: Path) -> None:
     draw_parameters(saved, CPU)
     saved.save_pretrained(tmp_path / "transformer")
 
-    network = loaded_network(architecture, tmp_path, CPU, rank=4, checkpointing=False)
+    loaded = loaded_transformer(architecture, tmp_path)
+    network = adapted(architecture, loaded, CPU, rank=4, checkpointing=False)
 
     assert torch.equal(network.transformer.proj_out.weight, saved.proj_out.weight)  # type: ignore[union-attr, arg-type]
     with pytest.raises(UserError, match="--folder: cannot load SD3Transformer2DModel"):
-        loaded_network(architecture, tmp_path / "none", CPU, rank=4, checkpointing=False)
+        loaded_transformer(architecture, tmp_path / "none")
 
 
 def test_requests_that_make_no_sense_are_one_line() -> None:

@@ -201,7 +201,7 @@ def test_every_model_has_a_profile_to_begin_with_and_guesses_are_marked() -> Non
 def test_a_measured_profile_is_found_by_its_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from digenrl.planning import devices as planning
+    from digenrl.planning import plan as planning
     from services.scheduler.costs import profile as costs
 
     found = measured_profile(
