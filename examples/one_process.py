@@ -47,7 +47,8 @@ class Loop:
             assert policy.weights_digest == weights.digest
             self.trainer.begin()
             rewards: list[float] = []
-            for group, prompt in enumerate(self._order.of_batch(batch, self.recipe.batch.groups)):
+            for group in range(self.recipe.batch.groups):
+                prompt = self._order.of_group(batch, group, self.recipe.batch.groups)
                 rewards += self._train_group(group, prompt, policy)
             is_centred = self.recipe.algorithm.advantage_std == "batch"
             scale = batch_scale(rewards) if is_centred else 1.0

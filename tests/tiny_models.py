@@ -17,7 +17,7 @@ from digenrl.digits.text import (
     t5_tokenizer,
 )
 from digenrl.profile.models import ARCHITECTURES, ModelName
-from shared.diffusion.families.latents import pack, unpack
+from shared.diffusion.families.base import pack, unpack
 
 FAMILIES = ("sd3", "flux", "qwen-image", "wan", "hunyuan-video")
 PACKED = ("flux", "qwen-image")

@@ -14,7 +14,7 @@ from shared.recipe.recipe import Recipe
 from shared.recipe.rewards import Reward, ScorerTable
 from shared.recipe.sampling import Sampling
 from shared.recipe.schedule import RunSchedule, Schedule
-from shared.recipe.trainer import Trainer
+from shared.recipe.tables import Trainer
 
 DEVICES_PER_NODE = 8
 MIN_REWARD_WORKERS = 2

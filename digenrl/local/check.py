@@ -10,8 +10,7 @@ from digenrl.local.preflight import check_inputs, check_rest, versions_bytes
 from digenrl.planning.forecast import Forecast, as_dict, forecast, lines
 from services.scheduler.planning.runnable import HOST_GPUS
 from shared.errors import UserError
-from shared.recipe.implied import implied_values
-from shared.recipe.recipe import Recipe, load_recipe
+from shared.recipe.recipe import Recipe, implied_values, load_recipe
 
 
 @dataclass(frozen=True)

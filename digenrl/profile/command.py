@@ -114,7 +114,7 @@ def described(device: "torch.device", how: str) -> "MeasuredOn":
     import torch
 
     from digenrl.profile.profile import MeasuredOn
-    from shared.diffusion.out_of_memory import device_bytes
+    from shared.diffusion.device import device_bytes
 
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
     versions = f"torch {torch.__version__}, diffusers {diffusers.__version__}"

@@ -9,8 +9,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
-from shared.models.families import FAMILIES
-from shared.models.family import Config, FamilySpec
+from shared.models.families import FAMILIES, Config, FamilySpec
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from digenrl.profile.models import Architecture
-from shared.diffusion.lora import LoraSpec, attach_lora
+from shared.diffusion.policy import LoraSpec, attach_lora
 from shared.diffusion.sampler import Velocity
 from shared.diffusion.weights import trained_parameters
 from shared.errors import UserError

@@ -13,7 +13,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from shared.diffusion.models import DTYPES, load_model
+from shared.diffusion.models import load_model
 from shared.diffusion.tensors import pack
 from shared.diffusion.weights import load_weights
 from shared.errors import UserError
@@ -63,7 +63,7 @@ def with_metadata(data: bytes, metadata: dict[str, str]) -> bytes:
 def export_network(folder: Path, tensors: dict[str, Tensor], recipe: Recipe) -> str:
     """Write the network and return the sha256 of its concatenated weight files."""
     table = recipe.model
-    cpu, dtype = torch.device("cpu"), DTYPES[table.dtype]
+    cpu, dtype = torch.device("cpu"), getattr(torch, table.dtype)
     model = load_model(table.folder, {"transformer"}, device=cpu, dtype=dtype)
     model.transformer.requires_grad_(True)
     load_weights(model.transformer, tensors)

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 import torch
 
 from shared.devices.protocols import GroupData, GroupGradient
-from shared.diffusion.generation import Generator
-from shared.diffusion.local_generator import LocalGenerator
-from shared.diffusion.out_of_memory import fits
+from shared.diffusion.device import fits
+from shared.diffusion.generation import Generator, LocalGenerator
 from shared.diffusion.policy import LoadedPolicy, load_policy
 from shared.diffusion.weights import StagedTensors
 from shared.recipe.recipe import Recipe

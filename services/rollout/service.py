@@ -24,7 +24,7 @@ async def run_device(settings: ServiceSettings, build_device: BuildDevice | None
 async def _work(process: WorkerProcess, *, build_device: BuildDevice | None) -> None:
     from services.rollout.app import RolloutApp
     from services.rollout.rollout_engine import RolloutEngine  # torch, once the probes answer
-    from shared.diffusion.registered_device import this_device
+    from shared.diffusion.device import this_device
 
     settings, recipe = process.settings, process.recipe
     registered = this_device(

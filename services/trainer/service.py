@@ -12,7 +12,7 @@ from shared.recipe.recipe import Recipe
 
 if TYPE_CHECKING:
     from shared.devices.protocols import Training
-    from shared.diffusion.local_generator import LocalGenerator
+    from shared.diffusion.generation import LocalGenerator
 
 
 async def run(settings: ServiceSettings) -> None:
@@ -28,7 +28,7 @@ async def run(settings: ServiceSettings) -> None:
 async def _work(process: WorkerProcess) -> None:
     from services.trainer.app import TrainerApp  # torch, once the probes answer
     from services.trainer.engine.ranked import RankedTraining
-    from shared.diffusion.registered_device import this_device
+    from shared.diffusion.device import this_device
     from shared.diffusion.training.rows import check_stored
 
     settings, recipe = process.settings, process.recipe
@@ -56,8 +56,7 @@ def _load(recipe: Recipe) -> "tuple[Training, list[LocalGenerator]]":
     """Load the trainer's devices, and generators on them if they may be lent."""
     from services.trainer.engine.ranked import start_ranks
     from services.trainer.engine.replicas import ReplicatedTraining, load_replicas
-    from shared.diffusion.generation import Generator
-    from shared.diffusion.local_generator import LocalGenerator
+    from shared.diffusion.generation import Generator, LocalGenerator
 
     if num_ranks() > 1 or recipe.trainer.ranks > 1:
         return start_ranks(recipe), []

@@ -5,6 +5,7 @@ it takes while the device trains, and goes on as if nothing had been: its noise,
 conditions are its own, and no gradient, mode or random state of the network is touched.
 """
 
+import asyncio
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
@@ -16,8 +17,8 @@ import torch
 from torch import Tensor
 
 from shared.devices.protocols import Generated
+from shared.diffusion.device import fits, is_out_of_memory, release
 from shared.diffusion.models import Conditions, repeat_rows
-from shared.diffusion.out_of_memory import fits, is_out_of_memory, release
 from shared.diffusion.policy import LoadedPolicy, sampling_plan
 from shared.diffusion.sampler import Denoising
 from shared.diffusion.tensors import pack, unpack
@@ -105,21 +106,17 @@ class Generator:
     def begin(self, task: GenerateFragment) -> GenerationInProgress:
         """Begins a fragment as noise, without a denoising step. Raises OutOfMemory."""
         with fits(self._device, "beginning a fragment", "use a GPU with more memory"):
-            return self._begun(task)
-
-    def _begun(self, task: GenerateFragment) -> GenerationInProgress:
-        recipe = self._recipe
-        return GenerationInProgress(
-            task=task,
-            weights_digest=self._weights.digest(),
-            denoising=Denoising(
-                sampling_plan(recipe, window_start=task.window_start),
-                seeds=self._seeds(task),
-                shape=self._shape,
-                device=self._device,
-            ),
-            conditions=repeat_rows(self._encoded(task.prompt.text), task.fragment.num_samples),
-        )
+            return GenerationInProgress(
+                task=task,
+                weights_digest=self._weights.digest(),
+                denoising=Denoising(
+                    sampling_plan(self._recipe, window_start=task.window_start),
+                    seeds=self._seeds(task),
+                    shape=self._shape,
+                    device=self._device,
+                ),
+                conditions=repeat_rows(self._encoded(task.prompt.text), task.fragment.num_samples),
+            )
 
     def advance(self, work: GenerationInProgress) -> None:
         """Takes one denoising step; the device has done it when this returns.
@@ -152,7 +149,7 @@ class Generator:
             images = self._decoded(work.denoising.latents)
         work.seconds += time.monotonic() - began
         return Generated(
-            trajectory=self._to_train_on(work),
+            trajectory=row_kind(self._recipe).pack(work.denoising, self._seeds(work.task)),
             media=pack({"images": images}),
             weights_digest=work.weights_digest,
             seconds=work.seconds,
@@ -204,9 +201,6 @@ class Generator:
             '= "bfloat16"',
         )
 
-    def _to_train_on(self, work: GenerationInProgress) -> bytes:
-        return row_kind(self._recipe).pack(work.denoising, self._seeds(work.task))
-
     def _seeds(self, task: GenerateFragment) -> list[int]:
         fragment, seed = task.fragment, self._recipe.run.seed
         return [
@@ -239,3 +233,47 @@ def _slices(total: int, size: int) -> Iterator[slice]:
 def to_uint8(images: Tensor) -> Tensor:
     """Converts (B, ..., C, H, W) in [0, 1] to bytes 0..255, rounded as image files are."""
     return (images * 255).round().clamp(0, 255).to(torch.uint8).cpu()
+
+
+@dataclass(frozen=True, slots=True)
+class LocalGeneration:
+    """Wraps a fragment that is generated on this process's device."""
+
+    _generator: Generator
+    _work: GenerationInProgress
+
+    @property
+    def task(self) -> GenerateFragment:
+        return self._work.task
+
+    @property
+    def done(self) -> bool:
+        return self._work.done
+
+    @property
+    def seconds(self) -> float:
+        return self._work.seconds
+
+    async def advance(self) -> None:
+        await asyncio.to_thread(self._generator.advance, self._work)
+
+    async def finish(self) -> Generated:
+        return await asyncio.to_thread(self._generator.finish, self._work)
+
+
+class LocalGenerator:
+    """Implements `shared.devices.protocols.GeneratingDevice`; each call runs in a thread."""
+
+    def __init__(self, generator: Generator) -> None:
+        self._generator = generator
+
+    def weights_digest(self) -> str:
+        return self._generator.weights_digest()
+
+    async def begin(self, task: GenerateFragment) -> LocalGeneration:
+        return LocalGeneration(
+            self._generator, await asyncio.to_thread(self._generator.begin, task)
+        )
+
+    async def conditions(self, prompt: str) -> bytes:
+        return await asyncio.to_thread(self._generator.conditions, prompt)

@@ -14,13 +14,6 @@ from shared.models.memory import Part as Part
 Conditions = dict[str, Tensor]
 """Conditioning of one prompt: named tensors (1, ...); of a batch, a row per sample."""
 
-DTYPES = {
-    "float64": torch.float64,
-    "float32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-}
-
 
 class ModelAdapter(Protocol):
     transformer: nn.Module

@@ -1,14 +1,15 @@
-"""From a recipe to the network that rollout and trainer both hold."""
+"""From a recipe to the network that rollout and trainer both hold, with its LoRA adapter."""
 
 from dataclasses import dataclass
 
 import torch
+from torch import nn
 
-from shared.diffusion.lora import LoraSpec, attach_lora
-from shared.diffusion.models import DTYPES, ModelAdapter, Part, load_model
-from shared.diffusion.out_of_memory import fits
+from shared.diffusion.device import fits
+from shared.diffusion.models import ModelAdapter, Part, load_model
 from shared.diffusion.sampler import SamplingPlan
-from shared.diffusion.weights import WeightsInUse
+from shared.diffusion.weights import ADAPTER, WeightsInUse, trained_parameters
+from shared.errors import UserError
 from shared.learning.algorithms import ALGORITHMS
 from shared.learning.seeds import derive
 from shared.models import sigmas
@@ -16,6 +17,58 @@ from shared.recipe.recipe import Recipe
 from shared.recipe.sampling import Sampling
 
 REMEDY = 'use a GPU with more memory or model.dtype = "bfloat16", or see what else is on it'
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoraSpec:
+    rank: int
+    alpha: float
+    targets: tuple[str, ...]
+    """Suffixes of the names of the linear layers that are adapted."""
+    excluded: tuple[str, ...] = ()
+    """Prefixes of the names of layers that are left alone."""
+    seed: int
+    """Seed of the Gaussian initialisation of the A matrices; B starts at zero."""
+
+
+def attach_lora(transformer: nn.Module, spec: LoraSpec) -> None:
+    """Add a fresh adapter, in float32 at least and without dropout: a replay equals its sample.
+
+    Raises:
+        UserError: if no layer has the name that a target says.
+    """
+    from peft import LoraConfig
+
+    config = LoraConfig(
+        r=spec.rank,
+        lora_alpha=spec.alpha,
+        init_lora_weights="gaussian",
+        target_modules=_target_layers(transformer, spec),
+        lora_dropout=0.0,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(spec.seed)
+        transformer.add_adapter(config, adapter_name=ADAPTER)  # type: ignore[operator]
+    for parameter in trained_parameters(transformer).values():
+        parameter.data = parameter.data.to(torch.promote_types(parameter.dtype, torch.float32))
+
+
+def _target_layers(transformer: nn.Module, spec: LoraSpec) -> list[str]:
+    """Returns the full names of the layers to adapt."""
+    layers = [name for name, each in transformer.named_modules() if isinstance(each, nn.Linear)]
+    for target in spec.targets:
+        if not any(_ends_with(name, target) for name in layers):
+            raise UserError(f"model.lora.targets: the model has no linear layer named {target}")
+    return [
+        name
+        for name in layers
+        if any(_ends_with(name, target) for target in spec.targets)
+        and not name.startswith(spec.excluded)
+    ]
+
+
+def _ends_with(name: str, suffix: str) -> bool:
+    return name == suffix or name.endswith(f".{suffix}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,13 +100,20 @@ def _loaded(recipe: Recipe, parts: set[Part], device: torch.device) -> LoadedPol
         table.folder,
         parts,
         device=device,
-        dtype=DTYPES[table.dtype],
+        dtype=getattr(torch, table.dtype),
         max_text_tokens=table.text_tokens,
     )
     if table.trained == "full":
         model.transformer.requires_grad_(True)
     else:
-        attach_lora(model.transformer, _lora(recipe, model))
+        lora = LoraSpec(
+            rank=table.lora.rank,
+            alpha=table.lora.alpha,
+            targets=table.lora.targets or tuple(model.lora_targets),
+            excluded=tuple(model.lora_excluded),
+            seed=derive(recipe.run.seed, "lora"),
+        )
+        attach_lora(model.transformer, lora)
     if recipe.trainer.gradient_checkpointing:
         model.transformer.enable_gradient_checkpointing()  # type: ignore[operator]
     return LoadedPolicy(model, device, WeightsInUse(model.transformer))
@@ -64,17 +124,6 @@ def set_matmul_precision(recipe: Recipe, device: torch.device) -> None:
     CPUs round them, most do not, and equal runs have to give equal bytes there."""
     if device.type == "cuda":
         torch.set_float32_matmul_precision(recipe.model.matmul_precision)
-
-
-def _lora(recipe: Recipe, model: ModelAdapter) -> LoraSpec:
-    table = recipe.model.lora
-    return LoraSpec(
-        rank=table.rank,
-        alpha=table.alpha,
-        targets=table.targets or tuple(model.lora_targets),
-        excluded=tuple(model.lora_excluded),
-        seed=derive(recipe.run.seed, "lora"),
-    )
 
 
 def sampling_plan(recipe: Recipe, *, window_start: int | None) -> SamplingPlan:

@@ -19,17 +19,13 @@ def shard(network: nn.Module) -> None:
     batch. Weights that are trained themselves are sharded with their gradients and their optimizer
     state, and their gradients are summed in every backward pass: whole, they would not fit.
     """
-    mesh = init_device_mesh(_device_type(network), (dist.get_world_size(),))
+    device: torch.device = next(network.parameters()).device
+    mesh = init_device_mesh(device.type, (dist.get_world_size(),))
     kept = set(trained_parameters(network).values()) if is_adapter(network) else set()
     names = set(getattr(network, "_no_split_modules", None) or ())
     blocks = [each for each in network.modules() if type(each).__name__ in names]
     for module in (*reversed(blocks), network):  # children before their parents
         fully_shard(module, mesh=mesh, reshard_after_forward=True, ignored_params=kept)
-
-
-def _device_type(network: nn.Module) -> str:
-    device: torch.device = next(network.parameters()).device
-    return device.type
 
 
 @torch.no_grad()

@@ -7,10 +7,12 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
+from shared.diffusion.models import Conditions
 from shared.diffusion.sampler import Trajectory
 from shared.errors import ContractError
 from shared.store.tensor_header import check_header
 
+MAX_CONDITIONS = 64
 MAX_LATENT = 1e4
 MAX_LATENT_RMS = 1e3
 """Latents of working networks stay within some tens."""
@@ -32,6 +34,19 @@ def unpack(data: bytes) -> dict[str, Tensor]:
         return safetensors.torch.load(data)
     except (SafetensorError, ValueError, KeyError, TypeError, RuntimeError) as error:
         raise ContractError(f"not a safetensors object: {error}") from error
+
+
+def unpack_conditions(data: bytes) -> Conditions:
+    """Reads tensors (1, ...); raises ContractError unless they can be one prompt's conditioning."""
+    conditions = unpack(data)
+    if not 0 < len(conditions) <= MAX_CONDITIONS:
+        raise ContractError(f"not conditions: {len(conditions)} tensors")
+    for name, tensor in conditions.items():
+        if tensor.dim() < 2 or len(tensor) != 1 or not tensor.numel():
+            raise ContractError(f"not conditions: {name} of shape {list(tensor.shape)}")
+        if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
+            raise ContractError(f"not conditions: {name} holds values that are not finite")
+    return conditions
 
 
 def pack_trajectory(trajectory: Trajectory) -> bytes:

@@ -4,7 +4,8 @@ import csv
 import hashlib
 import io
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -12,12 +13,18 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from shared.errors import UserError
-from shared.learning.prompt_tables import PROMPT, data_files, is_table, read_table
+from shared.errors import UserError, how_to_install
 from shared.learning.seeds import permutation
 from shared.messages.contracts import Prompt
 
-CSV = ".csv"
+CSV, PARQUET, ARROW = ".csv", ".parquet", ".arrow"
+PROMPT, METADATA = "prompt", "metadata"
+STATE = "state.json"
+"""File of a saved dataset that names its data files, which are Arrow streams."""
+SPLITS = "dataset_dict.json"
+"""File of a folder that holds several saved datasets."""
+TEXT = ("string", "large_string", "string_view")
+PLAIN = (*TEXT, "integer", "floating", "boolean", "null")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,10 +39,6 @@ class PromptOrder:
         epoch, index = divmod(batch * num_groups + group, len(self.prompts))
         return self.prompts[_epoch_order(self.seed, len(self.prompts), epoch)[index]]
 
-    def of_batch(self, batch: int, num_groups: int) -> list[Prompt]:
-        """Return the prompts of all groups of a batch."""
-        return [self.of_group(batch, group, num_groups) for group in range(num_groups)]
-
 
 @lru_cache(maxsize=8)
 def _epoch_order(seed: int, size: int, epoch: int) -> list[int]:
@@ -45,7 +48,7 @@ def _epoch_order(seed: int, size: int, epoch: int) -> list[int]:
 def read_prompts(path: Path) -> tuple[Prompt, ...]:
     """Prompts from JSON lines, ``{"prompt": "...", "metadata": {...}}``; from a text file (.txt)
     that has one on each line; from a .csv file whose header has a column ``prompt``, the other
-    columns being metadata; or from a table (`shared.learning.prompt_tables`).
+    columns being metadata; or from a table (`read_table`).
 
     Raises:
         UserError: naming the line, or the row and column, that is none.
@@ -77,17 +80,10 @@ def _read_lines(path: Path) -> Iterator[Prompt]:
     if path.suffix == CSV:
         yield from _rows(path, text)
         return
-    read = _plain_prompt if path.suffix == ".txt" else _prompt
-    for number, line in _numbered(text.splitlines()):
-        yield read(path, number, line)
-
-
-def _numbered(lines: Sequence[str]) -> list[tuple[int, str]]:
-    return [(number, line) for number, line in enumerate(lines, 1) if line.strip()]
-
-
-def _plain_prompt(path: Path, number: int, line: str) -> Prompt:
-    return _made(path, number, line.strip(), {})
+    for number, line in enumerate(text.splitlines(), 1):
+        if line.strip():
+            is_plain = path.suffix == ".txt"
+            yield _made(path, number, line.strip(), {}) if is_plain else _prompt(path, number, line)
 
 
 def _rows(path: Path, text: str) -> Iterator[Prompt]:
@@ -140,3 +136,128 @@ def _made(path: Path, number: int, text: Any, metadata: Any) -> Prompt:
         fault = error.errors(include_url=False)[0]
         key = "prompt" if fault["loc"][0] == "text" else "metadata"
         raise UserError(f"{where}: {key}: {fault['msg']}") from error
+
+
+def is_table(path: Path) -> bool:
+    return path.is_dir() or path.suffix in (PARQUET, ARROW)
+
+
+def read_table(path: Path) -> Iterator[Prompt]:
+    """Yield a prompt for each row of a Parquet file, or of a folder or Arrow file that the
+    `datasets` library has saved, file after file.
+
+    The column ``prompt`` is the prompt, every other column is metadata. A struct column
+    ``metadata``, which JSON lines become, stands for its fields; what is null in a row is left out
+    there.
+
+    Raises:
+        UserError: naming the file, the row or column, and the remedy.
+    """
+    try:
+        import pyarrow  # noqa: F401
+    except ImportError as error:
+        raise UserError(f"data.prompts: {path} {how_to_install('data')} ({error})") from error
+    for file in data_files(path):
+        yield from _read_file(file)
+
+
+def data_files(path: Path) -> list[Path]:
+    """Return the files that hold the prompts: the file itself, or a saved dataset's, in order.
+
+    Raises:
+        UserError: if a folder is no saved dataset.
+    """
+    if not path.is_dir():
+        return [path]
+    if (path / SPLITS).is_file():
+        splits = sorted(each.parent.name for each in path.glob(f"*/{STATE}"))
+        raise UserError(f"data.prompts: {path} holds the splits {', '.join(splits)}; name one")
+    try:
+        state = json.loads((path / STATE).read_text())
+        return [path / str(each["filename"]) for each in state["_data_files"]]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(
+            f"data.prompts: the folder {path} is no dataset made by save_to_disk (no readable "
+            f"{STATE}); name such a folder, or a {PARQUET} file"
+        ) from error
+
+
+def _read_file(path: Path) -> list[Prompt]:
+    import pyarrow
+
+    prompts: list[Prompt] = []
+    try:
+        with _opened(path) as (schema, batches):
+            _check_columns(path, schema)
+            for batch in batches:
+                for row in batch.to_pylist():
+                    prompts.append(_table_row(path, len(prompts) + 1, row))
+    except (OSError, pyarrow.ArrowException) as error:
+        reason = str(getattr(error, "strerror", None) or error).splitlines()[0]
+        raise UserError(f"data.prompts: cannot read {path}: {reason}") from error
+    return prompts
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[tuple[Any, Iterable[Any]]]:
+    """Open a file: its schema, and its rows as record batches, one at a time in memory."""
+    import pyarrow.ipc
+    import pyarrow.parquet
+
+    if path.suffix == ARROW:
+        with pyarrow.OSFile(str(path)) as source, pyarrow.ipc.open_stream(source) as reader:
+            yield reader.schema, reader
+    else:
+        with pyarrow.parquet.ParquetFile(path) as file:
+            yield file.schema_arrow, file.iter_batches()
+
+
+def _check_columns(path: Path, schema: Any) -> None:
+    """Check the columns before any row is read: a column of images takes long."""
+    from pyarrow import types
+
+    if PROMPT not in schema.names:
+        raise UserError(
+            f'data.prompts: {path} has no column "{PROMPT}", but {", ".join(schema.names)}; '
+            "rename the one that holds the prompts"
+        )
+    for field in schema:
+        if field.name == PROMPT and not _is_one_of(TEXT, field.type):
+            raise UserError(f"data.prompts: {path}, column {PROMPT}: {field.type} is no text")
+        if field.name == METADATA and types.is_struct(field.type):
+            for part in field.type:
+                _check_plain(path, f"{METADATA}.{part.name}", part.type)
+        else:
+            _check_plain(path, field.name, field.type)
+
+
+def _check_plain(path: Path, column: str, kind: Any) -> None:
+    if not _is_one_of(PLAIN, kind):
+        raise UserError(
+            f"data.prompts: {path}, column {column}: {kind} is no text, number or bool, as "
+            "metadata must be; drop the column, or turn it into one of them"
+        )
+
+
+def _is_one_of(names: tuple[str, ...], kind: Any) -> bool:
+    """Whether a column's type, or that of its dictionary's values, is one of those named."""
+    from pyarrow import types
+
+    value = kind.value_type if types.is_dictionary(kind) else kind
+    return any(getattr(types, f"is_{name}")(value) for name in names)
+
+
+def _table_row(path: Path, number: int, row: dict[str, Any]) -> Prompt:
+    text, nested = row.pop(PROMPT), row.get(METADATA)
+    if text is None:
+        raise UserError(f"data.prompts: {path} row {number}, column {PROMPT}: null; drop the row")
+    if isinstance(nested, dict):
+        del row[METADATA]
+        row = nested | row
+    metadata = {name: value for name, value in row.items() if value is not None}
+    try:
+        return Prompt(text=text, metadata=metadata)
+    except ValidationError as error:
+        fault = error.errors(include_url=False)[0]
+        where = f"column {PROMPT}" if fault["loc"] == ("text",) else "metadata"
+        raise UserError(f"data.prompts: {path} row {number}, {where}: {fault['msg']}") from error

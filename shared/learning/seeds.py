@@ -24,11 +24,6 @@ def sample_seed(seed: int, batch: int, group: int, sample: int) -> int:
     return derive(seed, "sample", batch, group, sample)
 
 
-def window_start(seed: int, batch: int, group: int, *, first: int, last: int) -> int:
-    """Return the first trained step of a group's window, uniform on first..last."""
-    return first + derive(seed, "window", batch, group) % (last - first + 1)
-
-
 def permutation(seed: int, size: int, *path: int | str) -> list[int]:
     """Return the indices 0..size-1 in a random order that depends on the path."""
     return sorted(range(size), key=lambda index: derive(seed, "order", *path, index))

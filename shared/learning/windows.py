@@ -8,7 +8,7 @@ never empty.
 from dataclasses import dataclass
 from typing import Literal
 
-from shared.learning.seeds import derive, window_start
+from shared.learning.seeds import derive
 
 Moves = Literal["group", "random", "progressive", "decay"]
 
@@ -31,12 +31,14 @@ class Windows:
     """Whether a window that has been everywhere begins again; otherwise it stays at the last."""
 
     def start(self, seed: int, batch: int, group: int) -> int:
+        """Returns the first trained step of a group's window; drawn ones are uniform."""
         if self.moves == "group":
-            return window_start(seed, batch, group, first=self.first, last=self.last)
-        if self.moves == "random":
-            period = batch // self.batches
-            return self.first + derive(seed, "windows", period) % (self.last - self.first + 1)
-        return self._position(batch)
+            drawn = derive(seed, "window", batch, group)
+        elif self.moves == "random":
+            drawn = derive(seed, "windows", batch // self.batches)
+        else:
+            return self._position(batch)
+        return self.first + drawn % (self.last - self.first + 1)
 
     def _position(self, batch: int) -> int:
         starts: list[int] = [*range(self.first, self.last, self.stride), self.last]

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from shared.errors import UserError
-from shared.models.families import FAMILIES
-from shared.models.family import FamilySpec
+from shared.models.families import FAMILIES, FamilySpec
 from shared.models.sigmas import Sigmas
 
 _NEEDED = frozenset({"transformer", "scheduler", "vae"})

@@ -15,7 +15,10 @@ from typing import Any
 Sigmas = tuple[float, ...]
 """T + 1 values, strictly decreasing from at most 1 to exactly 0."""
 
-SigmaRule = Callable[[Mapping[str, Any], int, Callable[[], int]], Sigmas]
+Config = Mapping[str, Any]
+"""Configuration of one part of a model: of the network, the decoder or the noise schedule."""
+
+SigmaRule = Callable[[Config, int, Callable[[], int]], Sigmas]
 """Returns the sigmas of so many steps from the scheduler's configuration and the number of tokens
 of a sample, which is asked for only if it matters."""
 
@@ -48,7 +51,7 @@ def single_shift_sigmas(num_steps: int, factor: float) -> Sigmas:
 def default_sigmas(num_steps: int, factor: float) -> Sigmas:
     """Returns diffusers' own grid for a static shift: its smallest sigma is shifted twice."""
     smallest = shift(1 / TRAIN_TIMESTEPS, factor)
-    return (*(shift(sigma, factor) for sigma in _descend(1.0, smallest, num_steps)), 0.0)
+    return evenly_to(smallest, num_steps, factor)
 
 
 def evenly_to(last: float, num_steps: int, factor: float) -> Sigmas:
@@ -71,23 +74,17 @@ def dynamic_sigmas(
     return (*grid, 0.0)
 
 
-def static_shift(
-    config: Mapping[str, Any], num_steps: int, num_tokens: Callable[[], int]
-) -> Sigmas:
+def static_shift(config: Config, num_steps: int, num_tokens: Callable[[], int]) -> Sigmas:
     """Follows pipelines that leave the grid to diffusers' scheduler (SD3, Wan)."""
     return default_sigmas(num_steps, _static(config))
 
 
-def single_static_shift(
-    config: Mapping[str, Any], num_steps: int, num_tokens: Callable[[], int]
-) -> Sigmas:
+def single_static_shift(config: Config, num_steps: int, num_tokens: Callable[[], int]) -> Sigmas:
     """Follows pipelines that give the scheduler the grid from 1 to 0 (HunyuanVideo)."""
     return single_shift_sigmas(num_steps, _static(config))
 
 
-def shift_by_tokens(
-    config: Mapping[str, Any], num_steps: int, num_tokens: Callable[[], int]
-) -> Sigmas:
+def shift_by_tokens(config: Config, num_steps: int, num_tokens: Callable[[], int]) -> Sigmas:
     """Follows pipelines that shift by the size of a sample, if the scheduler's configuration says
     so (FLUX, Qwen-Image)."""
     if not config.get("use_dynamic_shifting"):
@@ -100,11 +97,11 @@ def shift_by_tokens(
     )
 
 
-def _static(config: Mapping[str, Any]) -> float:
+def _static(config: Config) -> float:
     return float(config.get("shift", config.get("flow_shift", 1.0)))
 
 
-def _mu(config: Mapping[str, Any], num_tokens: int) -> float:
+def _mu(config: Config, num_tokens: int) -> float:
     """Returns the shift, which is linear in the number of tokens (Esser et al. 2024)."""
     fewest, most = config.get("base_image_seq_len", 256), config.get("max_image_seq_len", 4096)
     low, high = config.get("base_shift", 0.5), config.get("max_shift", 1.15)

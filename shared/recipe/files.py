@@ -1,9 +1,19 @@
-"""The tables of a recipe file: TOML, or the JSON of a resolved recipe, over those of its base."""
+"""The tables of a recipe file, TOML or the JSON of a resolved recipe, over those of its base; and
+the files and folders that they name, on hosts that keep them in different places.
+
+    recipe file       relative to the recipe, or else to this host's DIGENRL_MODELS
+    in memory         absolute, on this host
+    stored recipe     as on the scheduler's host, and beside it, under "portable", the name below
+                      that host's DIGENRL_MODELS, or below the recipe's own folder
+
+Another host takes the portable name below its own DIGENRL_MODELS. Without that variable, or
+without such a name, it takes the path as it is on the scheduler's host.
+"""
 
 import json
 import os
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,23 +48,16 @@ def read_tables(path: Path, depth: int = 0) -> dict[str, Any]:
     if depth == MAX_BASES:
         raise UserError(f"{path}: base: {MAX_BASES} files are based on one another; is it a ring?")
     below = read_tables(path.parent / base, depth + 1)
-    for keys in PATHS:
-        _put_below(below, keys, Path(base).parent, path.parent)
+    _put_below(below, Path(base).parent, path.parent)
     return _over(below, plain)
 
 
-def _put_below(table: Any, keys: tuple[str, ...], folder: Path, beside: Path) -> None:
-    """The path that ``keys`` lead to, relative to ``folder``, as one relative to ``beside``, which
-    ``folder`` is relative to. What only the host's folder of models has stays as it is, and what
-    is no path is left for the recipe's own checks."""
-    key, *rest = keys
-    if isinstance(table, list):
-        for each in table:
-            _put_below(each, keys, folder, beside)
-    elif isinstance(table, dict) and key in table:
-        if rest:
-            _put_below(table[key], tuple(rest), folder, beside)
-        elif isinstance(table[key], str):
+def _put_below(tables: Any, folder: Path, beside: Path) -> None:
+    """Makes paths that are relative to ``folder`` relative to ``beside``, which ``folder`` is
+    relative to. What only the host's folder of models has stays as it is, and what is no path is
+    left for the recipe's own checks."""
+    for _, table, key in _places(tables):
+        if isinstance(table[key], str):
             below, root = folder / table[key], models_root()
             if (beside / below).exists() or not (root and (root / table[key]).exists()):
                 table[key] = str(below)
@@ -92,3 +95,74 @@ def models_root() -> Path | None:
     """Return the folder that the variable names; None if it is not set."""
     root = os.environ.get(ROOT, "")
     return Path(root).resolve() if root else None
+
+
+def resolved(path: Path, base: Path) -> Path:
+    """Return what a recipe in the folder ``base`` means by ``path`` on this host."""
+    beside, root = (base / path).resolve(), models_root()
+    if root is None or path.is_absolute() or beside.exists():
+        return beside
+    below = (root / path).resolve()
+    return below if below.exists() else beside
+
+
+def paths_of(tables: Mapping[str, Any]) -> dict[str, str]:
+    """Return the path of each key of a recipe's tables, such as `reward.scorers.ocr.folder`."""
+    return {label: table[key] for label, table, key in _places(tables)}
+
+
+def put_paths(tables: Mapping[str, Any], paths: Mapping[str, str]) -> None:
+    """Set the paths of these keys."""
+    for label, table, key in _places(tables):
+        table[key] = paths.get(label, table[key])
+
+
+def portable_names(tables: Mapping[str, Any], roots: Sequence[Path | None]) -> dict[str, str]:
+    """Key -> name below the first of ``roots`` that the path is below; without those that are
+    below none."""
+    names = {}
+    for label, path in paths_of(tables).items():
+        below = next((root for root in roots if root and Path(path).is_relative_to(root)), None)
+        if below is not None:
+            names[label] = Path(path).relative_to(below).as_posix()
+    return names
+
+
+def on_this_host(tables: Mapping[str, Any], portable: Mapping[str, str]) -> None:
+    """Set the paths of a stored recipe to where this host has them."""
+    root = models_root()
+    if root is None:
+        return
+    found = {label: root / name for label, name in portable.items()}
+    stored = paths_of(tables)
+    put_paths(
+        tables,
+        {
+            label: str(path)
+            for label, path in found.items()
+            if path.exists() or not Path(stored.get(label, "")).exists()
+        },
+    )
+
+
+def _places(tables: Any) -> Iterator[tuple[str, dict[str, Any], str]]:
+    """Return label, table and key of every path that is set."""
+    for keys in PATHS:
+        yield from _places_of(tables, keys, ())
+
+
+def _places_of(
+    table: Any, keys: tuple[str, ...], label: tuple[str, ...]
+) -> Iterator[tuple[str, dict[str, Any], str]]:
+    if isinstance(table, list):
+        for each in table:
+            name = each.get("name") if isinstance(each, dict) else None
+            yield from _places_of(each, keys, (*label, str(name)))
+        return
+    key, *rest = keys
+    if not isinstance(table, dict) or table.get(key) is None:
+        return
+    if rest:
+        yield from _places_of(table[key], tuple(rest), (*label, key))
+    else:
+        yield ".".join((*label, key)), table, key

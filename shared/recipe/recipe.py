@@ -4,19 +4,20 @@ Read and checked before anything is started; the resolved recipe is stored with 
 every service takes it from. docs/recipes.md describes each key.
 """
 
-from collections.abc import Mapping
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
 from pydantic import ValidationError, model_validator
 
 from shared.errors import UserError
+from shared.learning.algorithms import ALGORITHMS, DEFAULT, Method
 from shared.models.catalogue import pipeline_sigmas
 from shared.recipe.checks import check_tables
 from shared.recipe.errors import describe
-from shared.recipe.files import read_tables
-from shared.recipe.implied import with_implied
-from shared.recipe.paths import resolved
+from shared.recipe.files import read_tables, resolved
 from shared.recipe.rewards import ScorerTable
 from shared.recipe.sampling import SigmaGrid
 from shared.recipe.tables import Tables
@@ -116,3 +117,85 @@ def _sigmas(recipe: Recipe, folder: Path) -> tuple[SigmaGrid, SigmaGrid | None]:
             folder, sampling.steps, height=size.height, width=size.width, frames=size.frames
         )
     return trained, evaluated
+
+
+@dataclass(frozen=True, slots=True)
+class ImpliedValue:
+    """Names a key of a recipe that the algorithm's name implies."""
+
+    key: str
+    implied: Any
+    """Value in a recipe that leaves the key out."""
+    value: Any
+    """Value in this recipe."""
+
+    @property
+    def is_overridden(self) -> bool:
+        return bool(self.implied != self.value)
+
+
+def implied_values(recipe: Tables) -> list[ImpliedValue]:
+    """Return what the algorithm's name stands for, beside what the recipe has."""
+    name, sampling = recipe.algorithm.name, recipe.sampling.model_dump()
+    tables = {"sampling": sampling, "algorithm": recipe.algorithm.model_dump()}
+    return [
+        ImpliedValue(key, value, tables[key.split(".")[0]][key.split(".")[1]])
+        for key, value in _implied(ALGORITHMS[name], sampling)
+    ]
+
+
+def with_implied(plain: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an unchecked recipe with what its algorithm's name implies where it says nothing."""
+    tables = dict(plain)
+    table, sampling = tables.get("algorithm", {}), tables.get("sampling")
+    name = table.get("name", DEFAULT) if isinstance(table, Mapping) else None
+    if not (isinstance(name, str) and name in ALGORITHMS and isinstance(sampling, Mapping)):
+        return tables
+    said = {"sampling": dict(sampling), "algorithm": dict(table)}
+    for key, value in _implied(ALGORITHMS[name], sampling):
+        of, own = key.split(".")
+        said[of].setdefault(own, value)
+    return tables | said
+
+
+def _implied(method: Method, sampling: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """ "table.key" and its value."""
+    yield "sampling.variant", method.variants[0]
+    yield "sampling.windows", method.moves
+    steps, window = sampling.get("steps", 10), sampling.get("window")
+    if isinstance(steps, int) and isinstance(window, int) and method.starts != "fixed":
+        last = (steps // 2 if method.starts == "half" else steps - 1) - window
+        yield "sampling.first_window_starts", (0, max(0, last))
+    if sampling.get("windows", method.moves) == "random":
+        yield "sampling.window_batches", 1
+    yield from method.implies.items()
+
+
+def stored_recipe(data: bytes) -> Recipe:
+    """Reads the recipe of a run that this release or an earlier one has stored, as it meant it: a
+    run keeps what it began with. Tables are read under the names of this release, with the values
+    by which runs went before there were keys for them, and without keys that did nothing.
+
+    Raises:
+        ValueError: if it is none; pydantic's ValidationError is one.
+    """
+    plain = json.loads(data)
+    if not isinstance(plain, dict):
+        raise ValueError(f"a recipe has tables; this is a {type(plain).__name__}")
+    tables: dict[str, Any] = {
+        name: dict(table) if isinstance(table, Mapping) else table for name, table in plain.items()
+    }
+    algorithm, sampling, trainer = (_of(tables, n) for n in ("algorithm", "sampling", "trainer"))
+    for name, field in Recipe.model_fields.items():
+        for renamed in getattr(field.annotation, "RENAMED", ()):
+            renamed.apply(_of(tables, name))
+    algorithm.pop("nft_beta", None)
+    sampling.setdefault("roll_back", False)
+    if trainer.get("ema") is not None:
+        trainer.setdefault("ema_warmup", False)
+    return Recipe.model_validate(tables)
+
+
+def _of(tables: dict[str, Any], name: str) -> dict[str, Any]:
+    table = tables.get(name)
+    return table if isinstance(table, dict) else {}

@@ -7,7 +7,7 @@ from pydantic import Field, JsonValue, model_validator
 
 from shared.messages.records import Token
 from shared.recipe.fields import NonNegative, Positive, Table, check_unique
-from shared.recipe.paths import resolved
+from shared.recipe.files import resolved
 from shared.recipe.sampling import Sampling, SigmaGrid, check_sigmas
 
 QUESTION = """\

@@ -18,8 +18,7 @@ from pydantic import ValidationError
 from shared.errors import ContractError, UserError
 from shared.messages.records import Digest, Record, Text
 from shared.models.memory import weight_files
-from shared.recipe.files import ROOT
-from shared.recipe.paths import paths_of
+from shared.recipe.files import ROOT, paths_of
 from shared.recipe.recipe import Recipe
 from shared.run.layout import file_key
 from shared.store import ObjectStore

@@ -12,10 +12,8 @@ from typing import Any
 import structlog
 
 from shared.errors import ContractError, Unavailable, UserError
-from shared.recipe.files import models_root
-from shared.recipe.paths import on_this_host, paths_of, portable_names, put_paths
-from shared.recipe.recipe import Recipe, override
-from shared.recipe.stored import stored_recipe
+from shared.recipe.files import models_root, on_this_host, paths_of, portable_names, put_paths
+from shared.recipe.recipe import Recipe, override, stored_recipe
 from shared.run.files import check_files, same_files
 from shared.run.layout import recipe_key
 from shared.store import ObjectStore

@@ -15,7 +15,7 @@ from services.trainer.engine.checkpoint import checkpoint_tensors, restore_check
 from shared.devices.chunks import Chunk
 from shared.devices.protocols import GroupData, GroupGradient, WeightsBlob
 from shared.devices.slices import GroupSlice
-from shared.diffusion.out_of_memory import fits
+from shared.diffusion.device import fits
 from shared.diffusion.policy import LoadedPolicy, load_policy
 from shared.diffusion.sharding import sum_gradients
 from shared.diffusion.tensors import pack, unpack
@@ -24,7 +24,7 @@ from shared.diffusion.training.group_gradient import add_gradient, read_gradient
 from shared.diffusion.training.rows import TrainingGroup, read_group
 from shared.diffusion.weights import full_tensor, load_weights, trained_parameters, trained_tensors
 from shared.recipe.recipe import Recipe
-from shared.recipe.trainer import Trainer
+from shared.recipe.tables import Trainer
 
 CACHED_GROUPS = 2
 """Groups are trained one after the other: at most two at the same time, one just begun."""

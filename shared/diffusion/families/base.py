@@ -2,6 +2,7 @@
 
 import os
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
@@ -10,14 +11,17 @@ from torch import Tensor, nn
 
 from shared.diffusion.models import Conditions, Part
 from shared.errors import UserError
-from shared.models.family import FamilySpec
+from shared.models.families import FamilySpec
 
 NEGATIVE = "negative_"
 """Prefix of the names of the empty prompt's conditions, for classifier-free guidance."""
+
 _TEXT = ("text_encoder", "text_encoder_2", "text_encoder_3")
+
 _TOKENIZERS = ("tokenizer", "tokenizer_2", "tokenizer_3")
 
 
+@dataclass(eq=False)
 class Family(ABC):
     """Runs a model of one family with torch; everything else about it is in its `FamilySpec`.
 
@@ -25,24 +29,17 @@ class Family(ABC):
     family whose network takes packed tokens packs and unpacks them in `forward`.
     """
 
-    def __init__(
-        self,
-        pipeline: Any,
-        spec: FamilySpec,
-        *,
-        device: torch.device,
-        dtype: torch.dtype,
-        text_tokens: int,
-    ) -> None:
-        """``text_tokens`` is the length at which a prompt is cut off. A family without a text mask
-        pads to it, in sampling and training alike."""
-        self.spec = spec
-        self.text_tokens = text_tokens
-        self.pipeline = pipeline
-        self.device = device
-        self.dtype = dtype
-        self.transformer: nn.Module = pipeline.transformer
-        self.config: Any = pipeline.transformer.config
+    pipeline: Any
+    spec: FamilySpec
+    device: torch.device
+    dtype: torch.dtype
+    text_tokens: int
+    """Length at which a prompt is cut off. A family without a text mask pads to it, in sampling and
+    training alike."""
+
+    def __post_init__(self) -> None:
+        self.transformer: nn.Module = self.pipeline.transformer
+        self.config: Any = self.pipeline.transformer.config
 
     @classmethod
     def load(
@@ -123,6 +120,20 @@ class Family(ABC):
         """Runs the network once: velocities (B, ...) from latents (B, ...), sigma (B,) and
         conditions of B rows."""
 
+    def run(self, latents: Tensor, time: Tensor, conditions: Conditions, **inputs: Any) -> Tensor:
+        """Gives the network latents or tokens (B, ...), time (B,) and what all families call by the
+        same names, besides ``inputs``; returns velocities of the shape of ``latents``."""
+        if "pooled" in conditions:
+            inputs["pooled_projections"] = conditions["pooled"].to(self.dtype)
+        velocity: Tensor = self.transformer(
+            hidden_states=latents.to(self.dtype),
+            timestep=time,
+            encoder_hidden_states=conditions["text"].to(self.dtype),
+            return_dict=False,
+            **inputs,
+        )[0]
+        return velocity
+
     def guided(self, unconditional: Tensor, conditional: Tensor, guidance: float) -> Tensor:
         """Combines the velocities (B, ...) of the empty prompt and of the prompt into (B, ...)."""
         return unconditional + guidance * (conditional - unconditional)
@@ -168,3 +179,33 @@ def _quiet_diffusers() -> Any:
         logging.disable_progress_bar()
         logging.set_verbosity_error()
     return diffusers
+
+
+def pack(latents: Tensor) -> Tensor:
+    """(B, C, h, w) to (B, h/2 w/2, 4 C): a token for every 2 x 2 latents, channels outermost."""
+    rows, channels, height, width = latents.shape
+    patches = latents.reshape(rows, channels, height // 2, 2, width // 2, 2)
+    return patches.permute(0, 2, 4, 1, 3, 5).reshape(rows, height * width // 4, channels * 4)
+
+
+def unpack(tokens: Tensor, height: int, width: int) -> Tensor:
+    """(B, h/2 w/2, 4 C) to (B, C, h, w), where ``height`` is h and ``width`` is w."""
+    rows, _, channels = tokens.shape
+    patches = tokens.reshape(rows, height // 2, width // 2, channels // 4, 2, 2)
+    return patches.permute(0, 3, 1, 4, 2, 5).reshape(rows, channels // 4, height, width)
+
+
+def standardised(latents: Tensor, vae: Any) -> Tensor:
+    """Latents (B, C, F, h, w) as a decoder takes them: times its deviations, plus its means."""
+    mean, std = (
+        torch.tensor(values).view(1, -1, 1, 1, 1).to(latents)
+        for values in (vae.config.latents_mean, vae.config.latents_std)
+    )
+    return latents * std + mean
+
+
+def decode_image(latents: Tensor, vae: Any) -> Tensor:
+    """Latents (B, C, h, w) to pixels (B, 3, H, W), by a decoder that shifts and scales them."""
+    scaled = latents / vae.config.scaling_factor + vae.config.shift_factor
+    pixels: Tensor = vae.decode(scaled, return_dict=False)[0]
+    return pixels

@@ -3,8 +3,7 @@
 import torch
 from torch import Tensor
 
-from shared.diffusion.families.base import Family
-from shared.diffusion.families.latents import decode_image, pack, unpack
+from shared.diffusion.families.base import Family, decode_image, pack, unpack
 from shared.diffusion.models import Conditions
 
 
@@ -21,16 +20,14 @@ class Flux(Family):
         rows, _, height, width = latents.shape
         text = conditions["text"].to(self.dtype)
         embeds = self.config.guidance_embeds
-        tokens: Tensor = self.transformer(
-            hidden_states=pack(latents).to(self.dtype),
-            timestep=sigma,
+        tokens = self.run(
+            pack(latents),
+            sigma,
+            conditions,
             guidance=sigma.new_full((rows,), guidance) if embeds else None,
-            pooled_projections=conditions["pooled"].to(self.dtype),
-            encoder_hidden_states=text,
             txt_ids=text.new_zeros(text.shape[1], 3),
             img_ids=_places(height // 2, width // 2, text),
-            return_dict=False,
-        )[0]
+        )
         return unpack(tokens, height, width)
 
     def decode_latents(self, latents: Tensor) -> Tensor:

@@ -20,18 +20,14 @@ class HunyuanVideo(Family):
     def forward(
         self, latents: Tensor, sigma: Tensor, conditions: Conditions, guidance: float
     ) -> Tensor:
-        rows = latents.shape[0]
         embeds = self.config.guidance_embeds
-        velocity: Tensor = self.transformer(
-            hidden_states=latents.to(self.dtype),
-            timestep=sigma * 1000,
-            encoder_hidden_states=conditions["text"].to(self.dtype),
+        return self.run(
+            latents,
+            sigma * 1000,
+            conditions,
             encoder_attention_mask=conditions["mask"].to(self.dtype),
-            pooled_projections=conditions["pooled"].to(self.dtype),
-            guidance=sigma.new_full((rows,), guidance * 1000) if embeds else None,
-            return_dict=False,
-        )[0]
-        return velocity
+            guidance=sigma.new_full(sigma.shape, guidance * 1000) if embeds else None,
+        )
 
     def decode_latents(self, latents: Tensor) -> Tensor:
         vae = self.pipeline.vae

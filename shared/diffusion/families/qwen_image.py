@@ -4,8 +4,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from shared.diffusion.families.base import NEGATIVE, Family
-from shared.diffusion.families.latents import pack, standardised, unpack
+from shared.diffusion.families.base import NEGATIVE, Family, pack, standardised, unpack
 from shared.diffusion.models import Conditions
 
 
@@ -33,14 +32,13 @@ class QwenImage(Family):
         self, latents: Tensor, sigma: Tensor, conditions: Conditions, guidance: float
     ) -> Tensor:
         rows, _, height, width = latents.shape
-        tokens: Tensor = self.transformer(
-            hidden_states=pack(latents).to(self.dtype),
-            timestep=sigma,
-            encoder_hidden_states=conditions["text"].to(self.dtype),
+        tokens = self.run(
+            pack(latents),
+            sigma,
+            conditions,
             encoder_hidden_states_mask=conditions["mask"],
             img_shapes=[[(1, height // 2, width // 2)]] * rows,
-            return_dict=False,
-        )[0]
+        )
         return unpack(tokens, height, width)
 
     def guided(self, unconditional: Tensor, conditional: Tensor, guidance: float) -> Tensor:

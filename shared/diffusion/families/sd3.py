@@ -2,8 +2,7 @@
 
 from torch import Tensor
 
-from shared.diffusion.families.base import NEGATIVE, Family
-from shared.diffusion.families.latents import decode_image
+from shared.diffusion.families.base import NEGATIVE, Family, decode_image
 from shared.diffusion.models import Conditions
 
 
@@ -23,14 +22,7 @@ class StableDiffusion3(Family):
     def forward(
         self, latents: Tensor, sigma: Tensor, conditions: Conditions, guidance: float
     ) -> Tensor:
-        velocity: Tensor = self.transformer(
-            hidden_states=latents.to(self.dtype),
-            timestep=sigma * 1000,
-            encoder_hidden_states=conditions["text"].to(self.dtype),
-            pooled_projections=conditions["pooled"].to(self.dtype),
-            return_dict=False,
-        )[0]
-        return velocity
+        return self.run(latents, sigma * 1000, conditions)
 
     def decode_latents(self, latents: Tensor) -> Tensor:
         return decode_image(latents, self.pipeline.vae)

@@ -2,8 +2,7 @@
 
 from torch import Tensor
 
-from shared.diffusion.families.base import NEGATIVE, Family
-from shared.diffusion.families.latents import standardised
+from shared.diffusion.families.base import NEGATIVE, Family, standardised
 from shared.diffusion.models import Conditions
 
 
@@ -17,13 +16,7 @@ class Wan(Family):
     def forward(
         self, latents: Tensor, sigma: Tensor, conditions: Conditions, guidance: float
     ) -> Tensor:
-        velocity: Tensor = self.transformer(
-            hidden_states=latents.to(self.dtype),
-            timestep=sigma * 1000,
-            encoder_hidden_states=conditions["text"].to(self.dtype),
-            return_dict=False,
-        )[0]
-        return velocity
+        return self.run(latents, sigma * 1000, conditions)
 
     def decode_latents(self, latents: Tensor) -> Tensor:
         vae = self.pipeline.vae

@@ -26,10 +26,10 @@ from shared.devices.slices import GroupSlice
 from shared.diffusion.models import Conditions, repeat_rows
 from shared.diffusion.policy import sampling_plan
 from shared.diffusion.sampler import Denoising
-from shared.diffusion.tensors import check_latents, pack
+from shared.diffusion.tensors import check_latents, pack, unpack, unpack_conditions
 from shared.diffusion.training.loss import Surrogate
 from shared.diffusion.training.rows import RowKind, check_alike, check_size, chunks
-from shared.diffusion.training.stored import unpack_conditions, unpack_finished
+from shared.errors import ContractError
 from shared.learning.seeds import derive, permutation
 from shared.recipe.recipe import Recipe
 
@@ -141,6 +141,20 @@ def pack_finished(denoising: Denoising, seeds: Sequence[int]) -> bytes:
     """Packs finished samples (B, ...) and the seeds that they were made with, for the store."""
     check_latents("samples", denoising.latents)
     return pack({"samples": denoising.latents, "seeds": torch.tensor(seeds)})
+
+
+def unpack_finished(data: bytes) -> tuple[Tensor, list[int]]:
+    """Reads finished samples (n, ...) and their n seeds; raises ContractError if they are none."""
+    tensors = unpack(data)
+    if tensors.keys() != {"samples", "seeds"}:
+        raise ContractError(f"not finished samples: it holds {sorted(tensors)[:8]}")
+    samples, seeds = tensors["samples"], tensors["seeds"]
+    if seeds.dim() != 1 or seeds.is_floating_point() or seeds.shape != samples.shape[:1]:
+        raise ContractError("not finished samples: a sample has no seed of its own")
+    if samples.dim() < 3 or not samples.numel() or not samples.is_floating_point():
+        raise ContractError(f"not finished samples: of shape {list(samples.shape)}")
+    check_latents("samples", samples)
+    return samples, [int(seed) for seed in seeds]
 
 
 def read_finished(recipe: Recipe, data: GroupData) -> FinishedGroup:

@@ -23,8 +23,8 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from shared.devices.chunks import Chunk, Measurement, make_tuner
+from shared.diffusion.device import device_bytes, fits, is_out_of_memory
 from shared.diffusion.models import Conditions, ModelAdapter
-from shared.diffusion.out_of_memory import device_bytes, fits, is_out_of_memory
 from shared.diffusion.policy import LoadedPolicy
 from shared.diffusion.training.objective import evaluate
 from shared.diffusion.training.rows import Rows, TrainingGroup
@@ -67,14 +67,11 @@ class GradientTransaction:
 
     @classmethod
     def of(cls, recipe: Recipe, model: ModelAdapter) -> "GradientTransaction":
-        batch = recipe.batch
+        rows = recipe.batch.groups * recipe.batch.group_size * recipe.sampling.window
         return cls(
             model=model,
             algorithm=recipe.algorithm,
-            num_rows=batch.groups
-            * batch.group_size
-            * recipe.sampling.window
-            // recipe.trainer.updates,
+            num_rows=rows // recipe.trainer.updates,
             guidance=recipe.model.guidance,
         )
 

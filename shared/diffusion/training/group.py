@@ -12,9 +12,13 @@ from shared.devices.slices import GroupSlice
 from shared.diffusion.models import Conditions, repeat_rows
 from shared.diffusion.policy import sampling_plan
 from shared.diffusion.sampler import Denoising, SamplingPlan, Trajectory
-from shared.diffusion.tensors import check_trajectory, pack_trajectory, unpack_trajectory
+from shared.diffusion.tensors import (
+    check_trajectory,
+    pack_trajectory,
+    unpack_conditions,
+    unpack_trajectory,
+)
 from shared.diffusion.training.rows import RowKind, check_alike, check_size, chunks
-from shared.diffusion.training.stored import check_path, unpack_conditions
 from shared.diffusion.transition import Step
 from shared.errors import ContractError
 from shared.recipe.recipe import Recipe
@@ -91,6 +95,23 @@ class TransitionRows:
     """(B,)"""
     conditions: Conditions
     """Conditioning of B rows."""
+
+
+def check_path(recipe: Recipe, path: Trajectory) -> None:
+    """Raises ContractError unless a path covers a window of the recipe's noise schedule."""
+    plan = sampling_plan(recipe, window_start=0)
+    indices = path.step_indices.tolist()
+    if len(indices) != recipe.sampling.window:
+        raise ContractError("a trajectory does not hold the window that the recipe trains")
+    first = indices[0]
+    last = len(plan.sigmas) - 2 - len(indices)  # noise of the last step would stay in the sample
+    if indices != list(range(first, first + len(indices))) or not 0 <= first <= last:
+        raise ContractError(f"steps {indices} are no window of {len(plan.sigmas) - 1} steps")
+    sigmas = path.sigmas.new_tensor(plan.sigmas)
+    if path.sigmas.shape != sigmas.shape or bool((path.sigmas != sigmas).any()):
+        raise ContractError("a trajectory was generated with other sigmas than the recipe's")
+    if (path.means is not None) != plan.keeps_means:
+        raise ContractError("a trajectory does not hold what the algorithm needs of it: means")
 
 
 def read_paths(recipe: Recipe, data: GroupData) -> PathGroup:

@@ -1,5 +1,6 @@
 """Objectives: functions that turn rows into a loss per row (`shared.learning.algorithms`)."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pkgutil import resolve_name
 from typing import Any, Protocol
@@ -87,16 +88,10 @@ def nft(
     return LossTerms(surrogate, ((velocity - reference) ** 2).flatten(1).mean(1))
 
 
-class Objective(Protocol):
-    def __call__(
-        self, algorithm: Algorithm, rows: Any, network: Network, *, on_policy: bool
-    ) -> LossTerms:
-        """Returns the loss of B rows. ``on_policy``: the weights in use generated them."""
-
-
 def evaluate(algorithm: Algorithm, rows: Any, network: Network, *, on_policy: bool) -> LossTerms:
-    """Returns the loss of rows that are the algorithm's."""
-    objective: Objective = resolve_name(ALGORITHMS[algorithm.name].objective)
+    """Returns the loss of rows that are the algorithm's. ``on_policy`` says that the weights in use
+    generated them."""
+    objective: Callable[..., LossTerms] = resolve_name(ALGORITHMS[algorithm.name].objective)
     return objective(algorithm, rows, network, on_policy=on_policy)
 
 

@@ -16,7 +16,7 @@ from shared.devices.chunks import Chunk
 from shared.devices.protocols import GroupData
 from shared.devices.slices import GroupSlice
 from shared.diffusion.sampler import Denoising
-from shared.diffusion.training.stored import unpack_conditions
+from shared.diffusion.tensors import unpack_conditions
 from shared.errors import ContractError
 from shared.learning.algorithms import ALGORITHMS
 from shared.recipe.recipe import Recipe

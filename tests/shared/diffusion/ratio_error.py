@@ -14,8 +14,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from shared.diffusion.lora import LoraSpec, attach_lora
 from shared.diffusion.models import Conditions, ModelAdapter, load_model, repeat_rows
+from shared.diffusion.policy import LoraSpec, attach_lora
 from shared.diffusion.sampler import Denoising, SamplingPlan, denoise
 from shared.diffusion.transition import transition
 from shared.diffusion.weights import trained_parameters

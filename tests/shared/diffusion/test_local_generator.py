@@ -4,8 +4,7 @@ import asyncio
 
 import pytest
 
-from shared.diffusion.generation import Generator
-from shared.diffusion.local_generator import LocalGenerator
+from shared.diffusion.generation import Generator, LocalGenerator
 from shared.errors import IntegrityError
 from tests.shared.diffusion.digits import PROMPT, RECIPE, adapter, load_digits, task
 

@@ -6,8 +6,7 @@ from diffusers import FluxTransformer2DModel, StableDiffusion3Pipeline
 
 from digenrl.profile.models import ARCHITECTURES, ModelName
 from digenrl.report.export import FILE, export_adapter
-from shared.diffusion.lora import LoraSpec, attach_lora
-from shared.diffusion.policy import LoadedPolicy, load_policy
+from shared.diffusion.policy import LoadedPolicy, LoraSpec, attach_lora, load_policy
 from shared.diffusion.weights import (
     WeightsInUse,
     load_weights,

@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from shared.diffusion.device import fits, is_out_of_memory
 from shared.diffusion.generation import Generator
 from shared.diffusion.models import Conditions
-from shared.diffusion.out_of_memory import fits, is_out_of_memory
 from shared.diffusion.policy import LoadedPolicy, load_policy, set_matmul_precision
 from shared.diffusion.tensors import unpack, unpack_trajectory
 from shared.errors import OutOfMemory

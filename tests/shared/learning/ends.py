@@ -11,11 +11,15 @@ from shared.devices.protocols import GroupData
 from shared.devices.slices import GroupSlice
 from shared.diffusion.models import Conditions, repeat_rows
 from shared.diffusion.sampler import Denoising
-from shared.diffusion.tensors import pack, unpack
+from shared.diffusion.tensors import pack, unpack, unpack_conditions
 from shared.diffusion.training.loss import Surrogate
 from shared.diffusion.training.objective import LossTerms, Network
-from shared.diffusion.training.rows import RowKind, check_alike, check_size, chunks
-from shared.diffusion.training.stored import unpack_conditions
+from shared.diffusion.training.rows import (
+    RowKind,
+    check_alike,
+    check_size,
+    chunks,
+)
 from shared.errors import ContractError
 from shared.recipe.recipe import Recipe
 from shared.recipe.sampling import Algorithm

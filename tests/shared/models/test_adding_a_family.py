@@ -15,7 +15,7 @@ from shared.diffusion.sampler import Denoising, SamplingPlan, denoise
 from shared.errors import UserError
 from shared.models import families
 from shared.models.catalogue import check_size, pipeline_sigmas, pixels_per_token
-from shared.models.family import FamilySpec
+from shared.models.families import FamilySpec
 from shared.models.sigmas import shift_by_tokens
 from tests import tiny_models
 

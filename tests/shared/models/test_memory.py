@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from safetensors import safe_open
 
-from shared.diffusion.registered_device import held_bytes
+from shared.diffusion.device import held_bytes
 from shared.errors import UserError
 from shared.messages.workers import Device
 from shared.models.memory import Part, adapter_bytes, weight_bytes

@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from shared.recipe.implied import implied_values
-from shared.recipe.recipe import load_recipe
+from shared.recipe.recipe import implied_values, load_recipe
 from tests.shared.recipe.recipes import fault, with_algorithm
 
 

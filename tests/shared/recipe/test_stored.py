@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from shared.errors import UserError
-from shared.recipe.recipe import Recipe, load_recipe, override
-from shared.recipe.stored import stored_recipe
+from shared.recipe.recipe import Recipe, load_recipe, override, stored_recipe
 from shared.run.run_recipe import check_same_run
 from tests.paths import DIGITS
 from tests.shared.recipe.recipes import fault, with_algorithm

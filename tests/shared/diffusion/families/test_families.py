@@ -9,10 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from shared.diffusion.families.base import Family
-from shared.diffusion.families.latents import pack, unpack
-from shared.diffusion.lora import LoraSpec, attach_lora
+from shared.diffusion.families.base import Family, pack, unpack
 from shared.diffusion.models import ModelAdapter, load_model, repeat_rows
+from shared.diffusion.policy import LoraSpec, attach_lora
 from shared.diffusion.sampler import Denoising, SamplingPlan, denoise
 from shared.diffusion.weights import trained_parameters
 from shared.errors import UserError
