@@ -3,9 +3,12 @@
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from shared.recipe.files import resolved
 
 Positive = Annotated[int, Field(gt=0, le=2**31)]
 NonNegative = Annotated[int, Field(ge=0, le=2**31)]
@@ -53,6 +56,13 @@ class Table(BaseModel):
             for each in cls.RENAMED:
                 each.refuse(plain)
         return plain
+
+    def absolute(self, base: Path, *keys: str) -> Self:
+        """Return the table with the paths of these keys, relative to ``base``, made absolute."""
+        paths = {key: getattr(self, key) for key in keys}
+        return self.model_copy(
+            update={key: path and resolved(path, base) for key, path in paths.items()}
+        )
 
 
 def check_unique(field: str, names: list[str]) -> None:

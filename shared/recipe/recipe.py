@@ -17,8 +17,8 @@ from shared.learning.algorithms import ALGORITHMS, DEFAULT, Method
 from shared.models.catalogue import pipeline_sigmas
 from shared.recipe.checks import check_tables
 from shared.recipe.errors import describe
-from shared.recipe.files import read_tables, resolved
-from shared.recipe.rewards import ScorerTable
+from shared.recipe.files import read_tables
+from shared.recipe.rewards import Evaluation, Reward
 from shared.recipe.sampling import SigmaGrid
 from shared.recipe.tables import Tables
 
@@ -70,30 +70,20 @@ def override(recipe: Recipe, changes: Mapping[str, Any]) -> Recipe:
 def _resolved(recipe: Recipe, base: Path) -> Recipe:
     """Return the recipe with absolute paths, and a model's own sigmas as numbers if it is here."""
 
-    def scorers(given: tuple[ScorerTable, ...]) -> tuple[ScorerTable, ...]:
-        return tuple(scorer.at(base) for scorer in given)
+    def with_scorers(table: Reward | Evaluation, **update: Any) -> Any:
+        scorers = tuple(scorer.at(base) for scorer in table.scorers)
+        return table.model_copy(update={"scorers": scorers, **update})
 
-    def absolute(path: Path | None) -> Path | None:
-        return None if path is None else resolved(path, base)
-
-    def updated(table: Any, **update: Any) -> Any:
-        return table.model_copy(update=update)
-
-    evaluation, folder = recipe.evaluation, resolved(recipe.model.folder, base)
-    sigmas, evaluation_sigmas = _sigmas(recipe, folder)
+    model = recipe.model.absolute(base, "folder")
+    sigmas, evaluation_sigmas = _sigmas(recipe, model.folder)
+    evaluation = recipe.evaluation.absolute(base, "digits", "prompts")
     return recipe.model_copy(
         update={
-            "model": updated(recipe.model, folder=folder),
-            "sampling": updated(recipe.sampling, sigmas=sigmas),
-            "data": updated(recipe.data, prompts=resolved(recipe.data.prompts, base)),
-            "reward": updated(recipe.reward, scorers=scorers(recipe.reward.scorers)),
-            "evaluation": updated(
-                evaluation,
-                sigmas=evaluation_sigmas,
-                scorers=scorers(evaluation.scorers),
-                digits=absolute(evaluation.digits),
-                prompts=absolute(evaluation.prompts),
-            ),
+            "model": model,
+            "sampling": recipe.sampling.model_copy(update={"sigmas": sigmas}),
+            "data": recipe.data.absolute(base, "prompts"),
+            "reward": with_scorers(recipe.reward),
+            "evaluation": with_scorers(evaluation, sigmas=evaluation_sigmas),
         }
     )
 

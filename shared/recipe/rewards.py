@@ -1,13 +1,12 @@
 """The tables of a recipe that say what samples are worth: to training, and to the evaluation."""
 
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, JsonValue, model_validator
 
 from shared.messages.records import Token
 from shared.recipe.fields import NonNegative, Positive, Table, check_unique
-from shared.recipe.files import resolved
 from shared.recipe.sampling import Sampling, SigmaGrid, check_sigmas
 
 QUESTION = """\
@@ -83,16 +82,9 @@ class ScorerTable(Table):
 
     def at(self, base: Path) -> Self:
         """Return the table with paths relative to ``base`` made absolute."""
-        update: dict[str, Any] = {}
-        if self.folder is not None:
-            update["folder"] = resolved(self.folder, base)
-        if self.judge is not None and self.judge.key_file is not None:
-            key_file = resolved(self.judge.key_file, base)
-            update["judge"] = self.judge.model_copy(update={"key_file": key_file})
-        if self.remote.key_file is not None:
-            key_file = resolved(self.remote.key_file, base)
-            update["remote"] = self.remote.model_copy(update={"key_file": key_file})
-        return self.model_copy(update=update)
+        judge = self.judge and self.judge.absolute(base, "key_file")
+        remote = self.remote.absolute(base, "key_file")
+        return self.absolute(base, "folder").model_copy(update={"judge": judge, "remote": remote})
 
 
 class Reward(Table):
