@@ -7,7 +7,6 @@ conditions are its own, and no gradient, mode or random state of the network is 
 
 import asyncio
 import time
-from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -180,7 +179,8 @@ class Generator:
                     self._model.velocity(
                         latents[rows], sigma[rows], _rows(conditions, rows), guidance=guidance
                     )
-                    for rows in _slices(len(latents), size)
+                    for first in range(0, len(latents), size)
+                    for rows in [slice(first, first + size)]
                 ]
                 return torch.cat(parts)
             except RuntimeError as error:
@@ -224,10 +224,6 @@ class Generator:
 
 def _rows(conditions: Conditions, rows: slice) -> Conditions:
     return {name: tensor[rows] for name, tensor in conditions.items()}
-
-
-def _slices(total: int, size: int) -> Iterator[slice]:
-    return (slice(first, first + size) for first in range(0, total, size))
 
 
 def to_uint8(images: Tensor) -> Tensor:

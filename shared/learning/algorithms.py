@@ -7,6 +7,7 @@ them where it says nothing. `docs/algorithms/` has a page for each.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal
 
 from shared.learning.windows import Moves
@@ -48,15 +49,7 @@ class Method:
 _POLICY_GRADIENT: tuple[Variant, ...] = ("flow", "dance", "cps")
 
 
-def _clipped(
-    variants: tuple[Variant, ...],
-    implies: Mapping[str, Any],
-    starts: Starts = "fixed",
-    moves: Moves = "group",
-) -> Method:
-    return Method(
-        f"{_OBJECTIVE}:clipped", variants, starts, moves, implies, corrects_staleness=True
-    )
+_clipped = partial(Method, f"{_OBJECTIVE}:clipped", corrects_staleness=True)
 
 
 def _published(noise_level: float, clip_range: float, **sampling: Any) -> dict[str, Any]:
@@ -65,12 +58,12 @@ def _published(noise_level: float, clip_range: float, **sampling: Any) -> dict[s
 
 
 ALGORITHMS: Mapping[str, Method] = {
-    "flow-grpo": _clipped(_POLICY_GRADIENT, _published(0.7, 1e-4)),
-    "flow-grpo-fast": _clipped(_POLICY_GRADIENT, _published(0.8, 1e-5), starts="half"),
-    "cps": _clipped(("cps",), _published(0.8, 1e-5)),
-    "dance-grpo": _clipped(("dance",), _published(0.3, 1e-4)),
+    "flow-grpo": _clipped(_POLICY_GRADIENT, implies=_published(0.7, 1e-4)),
+    "flow-grpo-fast": _clipped(_POLICY_GRADIENT, implies=_published(0.8, 1e-5), starts="half"),
+    "cps": _clipped(("cps",), implies=_published(0.8, 1e-5)),
+    "dance-grpo": _clipped(("dance",), implies=_published(0.3, 1e-4)),
     "mix-grpo": _clipped(
-        _POLICY_GRADIENT, _published(0.7, 1e-4, window_stride=1, roll_back=True),
+        _POLICY_GRADIENT, implies=_published(0.7, 1e-4, window_stride=1, roll_back=True),
         starts="all", moves="progressive",
     ),
     # The log-prob of cps has no scale that the ratio could be freed of.

@@ -13,11 +13,11 @@ def describe(error: ValidationError, recipe: type[BaseModel]) -> str:
     faults = error.errors(include_url=False)
     # A misspelt key is the cause of the missing one.
     first = min(faults, key=lambda fault: fault["type"] != "extra_forbidden")
-    path = _keys_of(first["loc"], recipe)
+    path, table = _walk(first["loc"], recipe)
     where = ".".join(path)
     match first["type"]:
         case "extra_forbidden":
-            return f"{where}: unknown key{_nearest(first['loc'], recipe)}"
+            return f"{where}: unknown key{_nearest(path[-1], table)}"
         case "missing":
             return f"{where}: missing; it has no default"
         case "value_error":
@@ -25,7 +25,7 @@ def describe(error: ValidationError, recipe: type[BaseModel]) -> str:
             return f"{where}.{reason}" if where and "." not in reason.split(":")[0] else reason
         case _:
             # Of a key that takes values of several kinds, every kind has its fault.
-            wanted = [_wanted(fault) for fault in faults if _keys_of(fault["loc"], recipe) == path]
+            wanted = [_wanted(fault) for fault in faults if _walk(fault["loc"], recipe)[0] == path]
             return f"{where}: {', or '.join(wanted)}, not {first['input']!r}"
 
 
@@ -37,8 +37,9 @@ def _wanted(fault: Any) -> str:
     return message[0].lower() + message[1:]
 
 
-def _keys_of(location: tuple[int | str, ...], recipe: type[BaseModel]) -> list[str]:
-    """Return the path of keys without what pydantic adds for alternatives of one key."""
+def _walk(location: tuple[int | str, ...], recipe: type[BaseModel]) -> tuple[list[str], Any]:
+    """Return the path of keys without what pydantic adds for alternatives of one key, and the table
+    that it ends in, or the type of the value that it ends at."""
     keys: list[str] = []
     table: Any = recipe
     for part in location:
@@ -50,16 +51,12 @@ def _keys_of(location: tuple[int | str, ...], recipe: type[BaseModel]) -> list[s
             table = _table_of(field.annotation)
             if not hasattr(table, "model_fields"):
                 break
-    return keys
+    return keys, table
 
 
-def _nearest(location: tuple[int | str, ...], recipe: type[BaseModel]) -> str:
-    table: Any = recipe
-    for part in location[:-1]:
-        if isinstance(part, str):
-            table = _table_of(table.model_fields[part].annotation)
+def _nearest(key: str, table: type[BaseModel]) -> str:
     known = list(table.model_fields)
-    close = difflib.get_close_matches(str(location[-1]), known, n=1, cutoff=0.5)
+    close = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
     return f"; did you mean {close[0]}?" if close else f"; known are {', '.join(known)}"
 
 
