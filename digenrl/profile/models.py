@@ -9,7 +9,8 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
-from shared.models.families import FAMILIES, Config, FamilySpec
+from shared.models.families import FAMILIES, FamilySpec
+from shared.models.sigmas import Config
 
 if TYPE_CHECKING:
     from torch import Tensor
