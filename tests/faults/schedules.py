@@ -65,7 +65,9 @@ def draw(seed: int) -> Schedule:
         trainer_slots=len(lanes) or (max(1, slots) if colocated else slots),
         lanes=lanes,
         can_train=_can_train(random, [*rollout, "new"], plan),
-        tag=Controller.of("fixed", plan.num_groups) if colocated else _tag(random, plan.num_groups),
+        tag=Controller(mode="fixed", groups=plan.num_groups)
+        if colocated
+        else _tag(random, plan.num_groups),
         slowest_message=random.choice((0.02, 0.1, 0.4, 1.0)),
         slowest_return=random.choice((0.0, 1.0, 3.0)),
         repeat=random.choice((0.0, 0.1, 0.3)),
@@ -146,4 +148,4 @@ def _timing(random: Random, kinds: Sequence[str], slow: float) -> Timing:
 
 def _tag(random: Random, num_groups: int) -> Controller:
     modes: tuple[Mode, ...] = ("auto", "off", "fixed", "fixed", "fixed", "fixed", "fixed", "fixed")
-    return Controller.of(random.choice(modes), random.randint(1, num_groups))
+    return Controller(mode=random.choice(modes), groups=random.randint(1, num_groups))

@@ -10,7 +10,7 @@ import safetensors.numpy
 from services.reward.app import RewardApp
 from services.reward.media import MediaSize
 from services.reward.scorer import WeightedScorer
-from services.scheduler.shell.dead_letters import failure_of
+from services.scheduler.shell.inbox import failure_of
 from shared.bus.bus import Bus
 from shared.messages import subjects
 from shared.messages.codec import encode

@@ -55,7 +55,7 @@ def seconds_left(
 
 def _gradient_left(state: State, worker: WorkerState, now: float) -> float:
     assert worker.gradient_task is not None
-    seconds = state.costs.gradient_seconds(worker.address) or state.costs.train_seconds()
+    seconds = state.costs.gradient_seconds(worker.address) or state.costs.train.seconds
     return max(0.0, seconds - (now - worker.gradient_task.since))
 
 

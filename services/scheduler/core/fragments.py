@@ -32,7 +32,7 @@ def batch_opened(plan: Plan, state: State, policy: Policy, now: float) -> State:
     if policy.version >= plan.num_batches:
         return replace(state, policy=policy, phase="finished", batches=())
     if state.policy is not None and not state.recovering:
-        costs = state.costs.observe_commit(max(0.0, now - state.trained_at))
+        costs = state.costs.observe("commit", max(0.0, now - state.trained_at))
         state = replace(state, costs=costs)
     batch = state.find_batch(policy.version) or new_batch(plan, policy.version, now)
     phase = "running" if state.phase == "waiting" else state.phase
@@ -119,7 +119,7 @@ def learn_generation(state: State, event: FragmentGenerated) -> State:
         return state
     each = event.seconds / event.fragment.num_samples
     if worker.service == "trainer":
-        return replace(state, costs=state.costs.observe_help(each))
+        return replace(state, costs=state.costs.observe("help", each))
     return replace(state, costs=state.costs.observe_rollout(worker.address, each))
 
 
@@ -133,7 +133,9 @@ def scored(plan: Plan, state: State, event: FragmentScored, now: float) -> State
     if event.policy != _policy(state, slot) or not fits:
         return retry(plan, state, slot, "reward: its scores do not match its task", now)
     if found.stage == "generated":
-        state = replace(state, costs=state.costs.observe_ready(max(0.0, now - found.generated_at)))
+        state = replace(
+            state, costs=state.costs.observe("ready", max(0.0, now - found.generated_at))
+        )
     state = state.with_fragment(slot, replace(found, stage="scored", worker=None, scored=event))
     return _fail_if_all_dropped(plan, state, event) if None in event.rewards else state
 

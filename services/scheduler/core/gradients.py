@@ -135,11 +135,11 @@ def gradient_seconds(state: State, worker: WorkerState) -> float:
         return known
     trainer = state.trainer
     slots = trainer.concurrency if trainer is not None else 1
-    return state.costs.train_seconds() * max(1, slots)
+    return state.costs.train.seconds * max(1, slots)
 
 
 def _is_worth_it(plan: Plan, state: State, worker: WorkerState, now: float) -> bool:
-    train = state.costs.train_seconds()
+    train = state.costs.train.seconds
     if not train or _is_probing(state, worker):
         return False
     left = _num_left(state)
@@ -147,7 +147,7 @@ def _is_worth_it(plan: Plan, state: State, worker: WorkerState, now: float) -> b
     seconds = gradient_seconds(state, worker)
     done = seconds_left(state, worker, now) + seconds + _waiting(state, worker)
     busy = _generation(plan, state, now) + _per_device(state, seconds)
-    return done < rest and busy < rest + state.costs.commit_seconds()
+    return done < rest and busy < rest + state.costs.commit.seconds
 
 
 def _waiting(state: State, worker: WorkerState) -> float:
@@ -157,7 +157,7 @@ def _waiting(state: State, worker: WorkerState) -> float:
     assert batch is not None
     waiting = [h for h in worker.assigned[worker.concurrency :] if h.slot.batch == batch.index]
     samples = sum(held.num_samples for held in waiting)
-    train = state.costs.train_seconds() if waiting else 0.0
+    train = state.costs.train.seconds if waiting else 0.0
     return samples * sample_seconds(state, worker) + train
 
 

@@ -22,9 +22,8 @@ from services.scheduler.core.state import (
     WorkerState,
 )
 from services.scheduler.core.supply import full_size
-from services.scheduler.core.tag import independent
 from services.scheduler.core.tag.controller import Controller, decide, observe
-from services.scheduler.core.tag.makespan import TagInputs
+from services.scheduler.core.tag.makespan import TagInputs, independent_share
 from shared.messages.contracts import SetDevice, TagRequest
 from shared.messages.workers import DeviceMode
 
@@ -47,7 +46,7 @@ def open_loans(plan: Plan, state: State, now: float) -> State:
     tag = _close_record(plan, tag, batch, met)
     controller, decision = decide(tag.controller, seen)
     if trainer.independent_devices and tag.controller.mode == "auto":
-        groups = independent.share(seen, one_step=plan.schedule.staleness_limit > 0)
+        groups = independent_share(seen, one_step=plan.schedule.staleness_limit > 0)
         decision = replace(decision, groups=groups, reason="fluid")
     record = TagRecord(
         batch=batch.index, decision=decision, tag_inputs=seen, opened_at=batch.opened_at
@@ -115,16 +114,16 @@ def tag_inputs(plan: Plan, state: State, trainer: WorkerState) -> TagInputs:
         rollout=rollout,
         trainer_queues=trainer.concurrency,
         help=sample_seconds(state, trainer) * size,
-        train=costs.train_seconds(),
-        switch=costs.switch_seconds(),
-        ready=costs.ready_seconds(),
-        commit=costs.commit_seconds(),
+        train=costs.train.seconds,
+        switch=costs.switch.seconds,
+        ready=costs.ready.seconds,
+        commit=costs.commit.seconds,
     )
 
 
 def tag_requested(state: State, request: TagRequest) -> State:
     """Set the mode that an operator chose: from the next batch on, but off at once."""
-    controller = Controller.of(request.mode, request.groups)
+    controller = Controller(mode=request.mode, groups=request.groups)
     samples = 0 if request.mode == "off" else state.tag.samples_left
     return replace(state, tag=replace(state.tag, controller=controller, samples_left=samples))
 
@@ -140,7 +139,9 @@ def device_reported(state: State, address: str, number: int, mode: DeviceMode, n
     ):
         return state
     if (number, mode) == (tag.loan_number, tag.mode) != tag.observed:
-        costs = costs.observe_switch(2 * (now - tag.stated_at))  # there and back take equally long
+        costs = costs.observe(
+            "switch", 2 * (now - tag.stated_at)
+        )  # there and back take equally long
     tag = replace(tag, observed=(number, mode))
     if number > tag.loan_number:  # stated by the scheduler before it was restarted
         tag = replace(tag, loan_number=number, mode=mode)
@@ -198,7 +199,7 @@ def _has_unissued(plan: Plan, batch: BatchState) -> bool:
 
 def _is_worth_it(plan: Plan, state: State, now: float) -> bool:
     """Whether the wait for the next group is long enough for the switch."""
-    switch = state.costs.switch_seconds()
+    switch = state.costs.switch.seconds
     return not switch or _next_ready(plan, state, now) - now > WORTH_SWITCHES * switch
 
 
@@ -216,7 +217,7 @@ def _next_ready(plan: Plan, state: State, now: float) -> float:
         for g in batch.groups
         if not g.sent
     )
-    return now + missing / rate + state.costs.ready_seconds()
+    return now + missing / rate + state.costs.ready.seconds
 
 
 def _hand_over_to_rollout(
@@ -242,7 +243,7 @@ def _is_rollout_sooner(
     """Whether rollout would finish it from the start before the trainer returns to it."""
     rate = sum(worker.concurrency / sample_seconds(state, worker) for worker in state.rollout)
     ready = sum(g.sent and trainer.address not in g.trained_by for g in batch.groups)
-    back = ready * state.costs.train_seconds() + state.costs.switch_seconds()
+    back = ready * state.costs.train.seconds + state.costs.switch.seconds
     left = max(queue.free_at for queue in queues_of(state, trainer, now)) - now
     return samples / rate < back + left
 

@@ -312,9 +312,9 @@ def first_state(plan: Plan) -> State:
     schedule = plan.schedule
     groups = plan.num_groups if schedule.mode == "colocated" else schedule.fixed_tag
     if not schedule.lends_trainer:
-        controller = Controller.of("off")
+        controller = Controller(mode="off")
     elif groups is None:
-        controller = Controller.of("auto")
+        controller = Controller(mode="auto")
     else:
-        controller = Controller.of("fixed", groups)
+        controller = Controller(mode="fixed", groups=groups)
     return State(recovering=True, tag=LoanState(controller=controller))

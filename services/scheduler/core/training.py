@@ -20,7 +20,7 @@ def group_trained(state: State, event: GroupTrained, now: float) -> State:
         return state
     trained_by = (*group.trained_by, event.worker)
     state = state.with_group(event.batch, event.group, replace(group, trained_by=trained_by))
-    costs = state.costs.observe_train(event.seconds) if event.seconds else state.costs
+    costs = state.costs.observe("train", event.seconds) if event.seconds else state.costs
     is_current = state.batch is not None and state.batch.index == event.batch
     # A group of the next batch may be trained while this batch's record is being stored.
     return replace(state, costs=costs, trained_at=now if is_current else state.trained_at)

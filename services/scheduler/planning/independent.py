@@ -11,8 +11,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from services.scheduler.core.tag.independent import share
-from services.scheduler.core.tag.makespan import TagInputs, best_groups
+from services.scheduler.core.tag.makespan import TagInputs, best_groups, independent_share
 
 REACH = range(-1, 4)
 """Groups around the wave model's choice, which has the whole trainer wait for the block's end."""
@@ -116,7 +115,7 @@ def one_step(pool: IndependentPool, groups: int | None = None) -> tuple[float, i
     most = total if groups is None else groups
     if balanced > 0:
         helped = min(balanced, most)
-        allowed = most if groups is not None else share(tag_inputs, one_step=True)
+        allowed = most if groups is not None else independent_share(tag_inputs, one_step=True)
         return (total - helped) * generate, allowed
     allowed = most if groups is not None else int(balanced > -1)
     computed, seconds = _computed(pool, training - total * generate)

@@ -104,7 +104,7 @@ def cluster_of(plan: Plan, state: State, groups: int, *, batches: int = 1) -> Cl
     }
     seconds = {kind: costs.rollout_seconds(w.address) or 1.0 for kind, w in devices.items()}
     gradient = {kind: gradient_seconds(state, w) for kind, w in devices.items() if w.can_train}
-    mode = Controller.of("fixed", groups) if groups else Controller.of("off")
+    mode = Controller(mode="fixed", groups=groups) if groups else Controller(mode="off")
     cluster = build(
         replace(plan, num_batches=batches, loan_seconds=NEVER),
         _timing(plan, costs, trainer, seconds, gradient),
@@ -135,17 +135,17 @@ def _timing(
     group."""
     help_seconds = costs.help_seconds() or 1.0
     rollout = {**seconds, TRAINER: help_seconds}
-    group = {**gradient, TRAINER: costs.train_seconds() * trainer.concurrency}
+    group = {**gradient, TRAINER: costs.train.seconds * trainer.concurrency}
     return Timing(
         fragment=lambda kind, samples: rollout[kind] * samples,
         gradient=lambda kind, samples: group[kind] * samples / plan.group_size,
         help=lambda samples: help_seconds * samples,
-        score=lambda _: costs.ready_seconds(),
-        train=lambda _: costs.train_seconds(),
-        commit=costs.commit_seconds(),
+        score=lambda _: costs.ready.seconds,
+        train=lambda _: costs.train.seconds,
+        commit=costs.commit.seconds,
         adopt=0.0,
         steps=STEPS,
-        switch=costs.switch_seconds(),
+        switch=costs.switch.seconds,
     )
 
 

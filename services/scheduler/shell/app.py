@@ -22,11 +22,15 @@ from services.scheduler.core.recovery import READ_BACK, restart_batches
 from services.scheduler.core.state import Phase, Plan, State
 from services.scheduler.core.usage import Meter, uses
 from services.scheduler.planning.lookahead import Horizon
-from services.scheduler.shell.cleanup import BatchCleanup, VersionCleanup
-from services.scheduler.shell.dead_letters import DeadLetters, failure_to_send
-from services.scheduler.shell.inbox import Inbox, follow, tick
+from services.scheduler.shell.housekeeping import (
+    BatchCleanup,
+    StreamsLost,
+    StreamWatch,
+    VersionCleanup,
+    retry,
+)
+from services.scheduler.shell.inbox import DeadLetters, Inbox, failure_to_send, follow, tick
 from services.scheduler.shell.metrics import PublishLag, batch_usage, measure_commit
-from services.scheduler.shell.outages import StreamsLost, StreamWatch, retry
 from services.scheduler.shell.roster import Roster, Seen
 from shared.bus.bus import Bus
 from shared.errors import IntegrityError, SlotPoisoned

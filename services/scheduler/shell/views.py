@@ -143,10 +143,10 @@ def tag_view(scheduler: Scheduler) -> TagView:
         samples_left=tag.samples_left,
         costs={
             "help_per_sample": costs.help_seconds(),
-            "train_per_group": costs.train_seconds(),
-            "ready": costs.ready_seconds(),
-            "commit": costs.commit_seconds(),
-            "switch": costs.switch_seconds(),
+            "train_per_group": costs.train.seconds,
+            "ready": costs.ready.seconds,
+            "commit": costs.commit.seconds,
+            "switch": costs.switch.seconds,
         },
         decisions=[_decision_view(record) for record in reversed(tag.history)],
     )

@@ -127,7 +127,7 @@ def test_a_late_gradient_is_computed_by_the_trainer() -> None:
     machine.handle(joined("t", "trainer"))
     machine.handle(gradient_worker("h"))
     # The trainer is behind: what it takes for a group is known from an earlier batch.
-    costs = machine.state.costs.observe_train(100.0).observe_rollout("h-0", 0.01)
+    costs = machine.state.costs.observe("train", 100.0).observe_rollout("h-0", 0.01)
     machine.state = replace(machine.state, costs=costs.observe_rollout("none-0", 0.01))
     tasks = machine.tasks(examples.published(0))
     asked: list[ComputeGradient] = []

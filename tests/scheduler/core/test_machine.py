@@ -366,7 +366,7 @@ def test_nothing_is_left_for_a_trainer_that_may_not_take_it() -> None:
     machine = Machine("a", num_groups=1, group_size=2)
     machine.handle(WorkerJoined("trainer-0", "trainer", "trainer", concurrency=1))
     [task] = machine.tasks(examples.published(0))
-    costs = Costs().observe_rollout("a-0", 10.0).observe_help(0.01)
+    costs = Costs().observe_rollout("a-0", 10.0).observe("help", 0.01)
     tag = replace(machine.state.tag, mode="generate", samples_left=1, lent_until=100.0)
     machine.state = replace(machine.state, costs=costs, tag=tag)
     failed = FragmentFailed(slot=task.fragment.slot, stage="rollout", reason="oom")

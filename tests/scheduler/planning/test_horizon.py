@@ -13,13 +13,13 @@ from tests import examples
 
 def learned() -> Costs:
     """Generation takes long, training is short: help pays."""
-    costs = Costs().observe_rollout("a-0", 10.0).observe_help(10.0).observe_train(1.0)
-    return costs.observe_ready(0.1).observe_commit(0.5)
+    costs = Costs().observe_rollout("a-0", 10.0).observe("help", 10.0).observe("train", 1.0)
+    return costs.observe("ready", 0.1).observe("commit", 0.5)
 
 
 def batch_opened(mode: str = "auto") -> tuple[Plan, State, State]:
     plan = examples.plan(num_groups=6)
-    controller = Controller.of(mode)  # type: ignore[arg-type]
+    controller = Controller(mode=mode)  # type: ignore[arg-type]
     before = State(tag=LoanState(controller=controller), costs=learned())
     for event in (WorkerJoined("a-0", "a", "rollout"), WorkerJoined("t-0", "t", "trainer")):
         before, _ = step(plan, before, event, 0.0)

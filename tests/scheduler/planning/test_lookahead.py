@@ -155,7 +155,7 @@ def test_nothing_is_said_where_there_is_nothing_to_choose() -> None:
     assert look_ahead(examples.with_schedule(plan, mode="sequential"), state, 0.0) is None
     deaf = state.with_worker(replace(state.trainer, concurrency=0))
     assert look_ahead(plan, deaf, 0.0) is None
-    for controller in (Controller.of("off"), Controller.of("fixed", 3)):
+    for controller in (Controller(mode="off"), Controller(mode="fixed", groups=3)):
         assert look_ahead(plan, replace(state, tag=LoanState(controller=controller)), 0.0) is None
 
 

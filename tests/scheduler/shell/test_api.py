@@ -361,7 +361,7 @@ def test_a_worker_shows_its_own_seconds_per_sample_and_nobody_elses(
         return {worker["worker"]: worker["seconds_per_sample"] for worker in workers}
 
     assert shown() == {"rollout-0": 0.5, "reward-9": None, "rollout-9": None, "trainer-9": None}
-    scheduler.state = replace(scheduler.state, costs=costs.observe_help(0.7))
+    scheduler.state = replace(scheduler.state, costs=costs.observe("help", 0.7))
     assert shown()["trainer-9"] == 0.7
 
 

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from services.scheduler.shell import cleanup
+from services.scheduler.shell import housekeeping
 from services.scheduler.shell.app import Scheduler
 from shared.bus.bus import Bus
 from shared.messages.workers import WorkerStatus
@@ -52,7 +52,7 @@ class StoringTrainer(Trainer):
 async def live(
     nats_url: str, redis_url: str, folder_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[Live]:
-    monkeypatch.setattr(cleanup, "LOOK_S", 0.02)
+    monkeypatch.setattr(housekeeping, "LOOK_S", 0.02)
     async with (
         Bus.connect(nats_url, run=RUN, name="test") as bus,
         VersionIndex.connect(redis_url, run=RUN) as index,

@@ -11,7 +11,7 @@ import pytest
 import redis.asyncio as redis
 
 from digenrl.local.brokers import Brokers
-from services.scheduler.shell import cleanup, outages
+from services.scheduler.shell import housekeeping
 from services.scheduler.shell.app import Scheduler
 from shared.bus.bus import Bus
 from shared.bus.streams import stream_config
@@ -87,7 +87,7 @@ async def stage(
     folder_store: ObjectStore,
     monkeypatch: pytest.MonkeyPatch,
 ) -> AsyncIterator[Stage]:
-    monkeypatch.setattr(outages, "LOOK_S", 0.1)
+    monkeypatch.setattr(housekeeping, "WATCH_S", 0.1)
     nats = program(brokers, "nats")
     server = await asyncio.to_thread(start, nats)
 
@@ -196,7 +196,7 @@ async def test_a_full_stream_has_room_again_once_batches_are_committed(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Those whose messages are kept for people to look at go first."""
-    monkeypatch.setattr(cleanup, "FORGET_AFTER_S", 3600.0)
+    monkeypatch.setattr(housekeeping, "FORGET_AFTER_S", 3600.0)
     await stage.bus.ensure_streams()
     for _ in range(2):
         await stage.trainer.commit(announce=True)

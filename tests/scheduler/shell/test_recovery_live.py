@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from services.scheduler.shell import app, cleanup
+from services.scheduler.shell import app, housekeeping
 from services.scheduler.shell.app import Scheduler
 from shared.bus.bus import Bus
 from shared.messages.contracts import PolicyPublished
@@ -147,7 +147,7 @@ async def test_of_committed_batches_two_are_kept(
     live: Live, monkeypatch: pytest.MonkeyPatch, has_died: bool
 ) -> None:
     """Whether the scheduler sees them committed or is started afterwards."""
-    monkeypatch.setattr(cleanup, "FORGET_AFTER_S", 0.01)
+    monkeypatch.setattr(housekeeping, "FORGET_AFTER_S", 0.01)
     store = live.trainer.store
     for batch in range(5):
         await store.put(batch_folder(RUN, batch), b"a trajectory", suffix=".safetensors")

@@ -44,7 +44,9 @@ def run(
     can_train: Sequence[str] = (),
 ) -> Cluster:
     """``groups``: that the trainer may generate."""
-    state = State(recovering=True, tag=LoanState(controller=Controller.of("fixed", groups)))
+    state = State(
+        recovering=True, tag=LoanState(controller=Controller(mode="fixed", groups=groups))
+    )
     cluster = build(
         plan, TIMING, rollout=rollout, trainer_slots=len(lanes) or 1, lanes=lanes,
         can_train=can_train, keep_intervals=True,

@@ -99,11 +99,6 @@ class Controller:
     quiet: int = 0
     """Batches with help since then."""
 
-    @classmethod
-    def of(cls, mode: Mode, groups: int = 0) -> "Controller":
-        """A controller for the mode that an operator asks for; it learns from the start."""
-        return cls(mode=mode, groups=groups)
-
 
 Choice = tuple[int, Reason]
 

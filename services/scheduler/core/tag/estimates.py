@@ -3,6 +3,10 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from statistics import median, median_low
+from typing import Any, Literal
+
+Shared = Literal["help", "train", "switch", "ready", "commit"]
+"""Work whose cost is one for all devices that do it."""
 
 WINDOW = 3
 """Observations per median, so that a single outlier never passes."""
@@ -39,6 +43,11 @@ class Estimate:
             value=value, spread=spread, count=self.count + 1, recent=recent, alpha=self.alpha
         )
 
+    @property
+    def seconds(self) -> float:
+        """The value; 0 while it is unknown."""
+        return self.value or 0.0
+
     def newest(self) -> "Estimate":
         """The same estimate with the last observation, or the prior, for its value."""
         return replace(self, value=self.recent[-1]) if self.recent else self
@@ -64,12 +73,15 @@ class Costs:
 
     def rollout_seconds(self, worker: str) -> float | None:
         """Seconds per sample; for a worker not measured yet, what the others take."""
-        known = self.rollout.get(worker)
-        return known.value if known is not None else self._median_rollout()
+        return _seconds_of(worker, self.rollout)
+
+    def gradient_seconds(self, worker: str) -> float | None:
+        """Seconds per group; for a device not measured yet, what the others take."""
+        return _seconds_of(worker, self.gradient)
 
     def help_seconds(self) -> float | None:
         """Seconds per sample of the trainer's device; before it has helped, of a rollout device."""
-        return self._median_rollout() if self.help.value is None else self.help.value
+        return _median(self.rollout) if self.help.value is None else self.help.value
 
     def as_measured(self) -> "Costs":
         """The costs that the last batch met: the newest observation of each."""
@@ -83,49 +95,23 @@ class Costs:
             commit=self.commit.newest(),
         )
 
-    def gradient_seconds(self, worker: str) -> float | None:
-        """Seconds per group; for a device not measured yet, what the others take."""
-        known = self.gradient.get(worker)
-        if known is not None:
-            return known.value
-        others = [each.value for each in self.gradient.values() if each.value is not None]
-        return median(others) if others else None
-
     def observe_gradient(self, worker: str, seconds: float) -> "Costs":
         known = self.gradient.get(worker, Estimate())
         return replace(self, gradient={**self.gradient, worker: known.observe(seconds)})
-
-    def _median_rollout(self) -> float | None:
-        known = [each.value for each in self.rollout.values() if each.value is not None]
-        return median(known) if known else None
-
-    def train_seconds(self) -> float:
-        return self.train.value or 0.0
-
-    def switch_seconds(self) -> float:
-        return self.switch.value or 0.0
-
-    def ready_seconds(self) -> float:
-        return self.ready.value or 0.0
-
-    def commit_seconds(self) -> float:
-        return self.commit.value or 0.0
 
     def observe_rollout(self, worker: str, seconds: float) -> "Costs":
         known = self.rollout.get(worker, Estimate())
         return replace(self, rollout={**self.rollout, worker: known.observe(seconds)})
 
-    def observe_help(self, seconds: float) -> "Costs":
-        return replace(self, help=self.help.observe(seconds))
+    def observe(self, work: Shared, seconds: float) -> "Costs":
+        observed: dict[str, Any] = {work: getattr(self, work).observe(seconds)}
+        return replace(self, **observed)
 
-    def observe_train(self, seconds: float) -> "Costs":
-        return replace(self, train=self.train.observe(seconds))
 
-    def observe_switch(self, seconds: float) -> "Costs":
-        return replace(self, switch=self.switch.observe(seconds))
+def _seconds_of(worker: str, known: Mapping[str, Estimate]) -> float | None:
+    return known[worker].value if worker in known else _median(known)
 
-    def observe_ready(self, seconds: float) -> "Costs":
-        return replace(self, ready=self.ready.observe(seconds))
 
-    def observe_commit(self, seconds: float) -> "Costs":
-        return replace(self, commit=self.commit.observe(seconds))
+def _median(known: Mapping[str, Estimate]) -> float | None:
+    values = [each.value for each in known.values() if each.value is not None]
+    return median(values) if values else None

@@ -158,12 +158,12 @@ def _wrong_priors(base: TagInputs) -> Costs:
 def _learned(costs: Costs, truth: TagInputs, rng: random.Random, *, helped: bool) -> Costs:
     for worker, seconds in enumerate(truth.rollout):
         costs = costs.observe_rollout(str(worker), seconds * _noise(rng))
-    costs = costs.observe_train(truth.train * _noise(rng))
-    costs = costs.observe_ready(truth.ready * _noise(rng))
-    costs = costs.observe_commit(truth.commit * _noise(rng))
+    costs = costs.observe("train", truth.train * _noise(rng))
+    costs = costs.observe("ready", truth.ready * _noise(rng))
+    costs = costs.observe("commit", truth.commit * _noise(rng))
     if helped:
-        costs = costs.observe_help(truth.help * _noise(rng))
-        costs = costs.observe_switch(truth.switch * _noise(rng))
+        costs = costs.observe("help", truth.help * _noise(rng))
+        costs = costs.observe("switch", truth.switch * _noise(rng))
     return costs
 
 
@@ -173,8 +173,8 @@ def _seen(costs: Costs, base: TagInputs) -> TagInputs:
         base,
         rollout=tuple(costs.rollout_seconds(str(i)) or 1.0 for i in range(len(base.rollout))),
         help=costs.help_seconds() or 1.0,
-        train=costs.train_seconds(),
-        switch=costs.switch_seconds(),
-        ready=costs.ready_seconds(),
-        commit=costs.commit_seconds(),
+        train=costs.train.seconds,
+        switch=costs.switch.seconds,
+        ready=costs.ready.seconds,
+        commit=costs.commit.seconds,
     )

@@ -65,12 +65,12 @@ def test_predictions_are_corrected_by_what_batches_took() -> None:
 
 @pytest.mark.parametrize(("mode", "groups"), [("off", 0), ("fixed", 3)])
 def test_an_operator_s_choice_is_followed(mode: str, groups: int) -> None:
-    controller = Controller.of("off") if mode == "off" else Controller.of("fixed", 3)
+    controller = Controller(mode="off") if mode == "off" else Controller(mode="fixed", groups=3)
     for tag_inputs in (SHORT, STARVED):
         controller, decision = decide(controller, tag_inputs)
         assert (decision.groups, decision.reason) == (groups, mode)
         controller = observe(controller, tag_inputs, decision.groups, 1e4)
-    _, decision = decide(Controller.of("fixed", 99), SHORT)
+    _, decision = decide(Controller(mode="fixed", groups=99), SHORT)
     assert decision.groups == SHORT.groups
 
 
@@ -245,4 +245,4 @@ def test_a_batch_shorter_than_the_plan_is_planned() -> None:
 def test_a_batch_of_no_known_cost_teaches_nothing() -> None:
     unknown = replace(SHORT, rollout=(0.0,), train=0.0, ready=0.0, commit=0.0)
     assert observe(Controller(), unknown, 0, 12.0) == Controller()
-    assert hash(Controller()) == hash(Controller.of("auto"))
+    assert hash(Controller()) == hash(Controller(mode="auto"))

@@ -62,28 +62,28 @@ def test_an_unmeasured_device_is_assumed_to_be_average() -> None:
     assert costs.rollout_seconds("a") == 1.0
     assert costs.rollout_seconds("new") == 2.0
     assert costs.help_seconds() == 2.0
-    assert costs.observe_help(4.0).help_seconds() == 4.0
+    assert costs.observe("help", 4.0).help_seconds() == 4.0
     assert Costs(help=Estimate(value=3.0), rollout=costs.rollout).help_seconds() == 3.0
 
 
 def test_what_was_never_seen_costs_nothing() -> None:
     costs = Costs()
-    known = (costs.train_seconds(), costs.switch_seconds(), costs.ready_seconds())
-    assert (*known, costs.commit_seconds()) == (0.0,) * 4
-    assert Costs(switch=Estimate(value=3.0)).switch_seconds() == 3.0
+    known = (costs.train.seconds, costs.switch.seconds, costs.ready.seconds)
+    assert (*known, costs.commit.seconds) == (0.0,) * 4
+    assert Costs(switch=Estimate(value=3.0)).switch.seconds == 3.0
 
 
 def test_as_measured_means_the_newest_observations_and_the_priors() -> None:
     costs = Costs(switch=Estimate(value=7.0))
     for x in (1.0, 1.0, 1.0, 5.0):
-        costs = costs.observe_train(x).observe_rollout("a", 2 * x)
-    assert (costs.train_seconds(), costs.rollout_seconds("a")) == (1.0, 2.0)
+        costs = costs.observe("train", x).observe_rollout("a", 2 * x)
+    assert (costs.train.seconds, costs.rollout_seconds("a")) == (1.0, 2.0)
     measured = costs.as_measured()
-    assert (measured.train_seconds(), measured.rollout_seconds("a")) == (5.0, 10.0)
-    assert measured.switch_seconds() == 7.0
+    assert (measured.train.seconds, measured.rollout_seconds("a")) == (5.0, 10.0)
+    assert measured.switch.seconds == 7.0
 
 
 def test_costs_survive_pickling() -> None:
-    costs = Costs().observe_rollout("a", 1.0).observe_switch(3.0).observe_commit(0.5)
+    costs = Costs().observe_rollout("a", 1.0).observe("switch", 3.0).observe("commit", 0.5)
     assert pickle.loads(pickle.dumps(costs)) == costs  # noqa: S301
     assert hash(costs.switch) == hash(Estimate(value=0.0).observe(3.0))

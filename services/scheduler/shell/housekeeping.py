@@ -1,15 +1,20 @@
-"""Deletes messages and trajectories of old batches, and weights of old versions."""
+"""Keeps the run's streams and store in order: waits over outages, notices lost streams, and deletes
+messages and trajectories of old batches and weights of old versions."""
 
 import asyncio
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import TypeVar
 
 import structlog
+from redis.exceptions import RedisError
 
-from services.scheduler.shell.outages import retry
 from shared.bus.bus import Bus
-from shared.errors import Unavailable
+from shared.bus.streams import StreamState
+from shared.errors import DigenRLError, Unavailable
+from shared.messages import subjects
+from shared.process.service import Health
 from shared.run.commits import CommitRecord
 from shared.run.layout import (
     batch_folder,
@@ -22,6 +27,10 @@ from shared.run.layout import (
 from shared.run.retention import Retention, deletable
 from shared.store import ObjectStore
 
+RETRY_S = 0.5
+WATCH_S = 1.0
+"""Seconds between two looks at the streams."""
+NEARLY_FULL = 0.9
 KEPT_BATCHES = 2
 """Number of committed batches whose messages and trajectories are kept for inspection."""
 FORGET_AFTER_S = 1.0
@@ -29,7 +38,68 @@ FORGET_AFTER_S = 1.0
 LOOK_S = 5.0
 """Seconds between two looks at old versions."""
 
+T = TypeVar("T")
+
 log = structlog.get_logger()
+
+
+async def retry(work: Callable[[], Awaitable[T]]) -> T:
+    """The result of ``work``, over outages of the store, the index or the broker."""
+    while True:
+        try:
+            return await work()
+        except (Unavailable, RedisError, OSError) as error:
+            log.warning("retrying", error=repr(error))
+            await asyncio.sleep(RETRY_S)
+
+
+class StreamsLost(DigenRLError):
+    """Messages are gone on which the scheduler's state rests."""
+
+
+@dataclass(frozen=True, slots=True)
+class StreamWatch:
+    """Watches the streams that a run goes through."""
+
+    bus: Bus
+    health: Health
+    make_room: Callable[[], None]
+    """Called as long as a stream is nearly full."""
+
+    async def run(self, before: Mapping[str, StreamState | None]) -> None:
+        """Look for ever; ``before``: the streams' states when they were made.
+
+        Raises:
+            StreamsLost: as soon as a stream is gone, was made again or set back.
+        """
+        while True:
+            await asyncio.sleep(WATCH_S)
+            try:
+                now = await self.bus.stream_states()
+            except Unavailable as error:
+                self._say(str(error))
+                continue
+            lost = [n for n, state in before.items() if state is None or state.is_lost_in(now[n])]
+            if lost:
+                raise StreamsLost(f"{', '.join(lost)}: messages are lost")
+            before = now
+            self._look_for_room(now)
+
+    def _look_for_room(self, states: Mapping[str, StreamState | None]) -> None:
+        slots = ((stream.name, states[stream.name]) for stream in subjects.STREAMS if stream.slots)
+        full = {name for name, state in slots if state is not None and state.filled > NEARLY_FULL}
+        full.update(self.bus.full.values())
+        if full:
+            self.make_room()
+            self._say(f"{', '.join(sorted(full))}: full; messages wait for room")
+        elif not self.health.ready:
+            log.info("streams_in_order")
+            self.health.is_ready()
+
+    def _say(self, reason: str) -> None:
+        if self.health.reason != reason:
+            log.error("streams_not_in_order", reason=reason)
+            self.health.is_not_ready(reason)
 
 
 @dataclass(slots=True)
