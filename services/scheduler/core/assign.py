@@ -18,8 +18,6 @@ from services.scheduler.core.device_queues import DeviceQueues, ListSchedule
 from services.scheduler.core.state import (
     AssignedFragment,
     BatchState,
-    FragmentState,
-    GroupState,
     Plan,
     State,
     WorkerState,
@@ -34,7 +32,7 @@ from services.scheduler.core.supply import (
     open_supply,
     unissued_samples,
 )
-from shared.messages.contracts import Fragment, GenerateFragment, Policy
+from shared.messages.contracts import Fragment, GenerateFragment
 
 Choice = tuple[WorkerState, NextFragment]
 Issued = tuple[State, list[GenerateFragment]]
@@ -275,34 +273,16 @@ def _issue(
     fragment = replace(found.fragment, stage="issued", worker=worker.address)
     slot = fragment.slot_in(found.batch, found.group)
     held = AssignedFragment(slot, fragment.num_samples, now)
-    state = state.with_group(found.batch, found.group, _with_issued(group, fragment, policy))
+    group = replace(group.with_fragment(fragment), policy=policy)
+    state = state.with_group(found.batch, found.group, group)
     state = state.with_worker(replace(worker, assigned=(*worker.assigned, held)))
     if worker.service == "trainer":
         left = state.tag.samples_left - fragment.num_samples
         state = replace(state, tag=replace(state.tag, samples_left=max(0, left)))
-    return state, _task(plan, found.batch, found.group, fragment, policy, worker.address)
-
-
-def _task(
-    plan: Plan, batch: int, group: int, fragment: FragmentState, policy: Policy, worker: str
-) -> GenerateFragment:
-    return GenerateFragment(
-        fragment=Fragment(
-            batch=batch,
-            group=group,
-            first_sample=fragment.first_sample,
-            num_samples=fragment.num_samples,
-            attempt=fragment.attempt,
-        ),
+    return state, GenerateFragment(
+        fragment=Fragment(**slot.model_dump(), num_samples=fragment.num_samples),
         policy=policy,
-        prompt=plan.prompts.of_group(batch, group, plan.num_groups),
-        window_start=plan.windows.start(plan.seed, batch, group),
-        worker=worker,
+        prompt=plan.prompts.of_group(slot.batch, slot.group, plan.num_groups),
+        window_start=plan.windows.start(plan.seed, slot.batch, slot.group),
+        worker=worker.address,
     )
-
-
-def _with_issued(group: GroupState, fragment: FragmentState, policy: Policy) -> GroupState:
-    others = [f for f in group.fragments if f.first_sample != fragment.first_sample]
-    fragments = tuple(sorted([*others, fragment], key=lambda f: f.first_sample))
-    cut = sum(f.num_samples for f in fragments)
-    return replace(group, policy=policy, fragments=fragments, num_cut=cut)

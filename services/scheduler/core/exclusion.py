@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from services.scheduler.core import fragments
 from services.scheduler.core.state import Plan, State, WorkerState
+from services.scheduler.core.tag.estimates import Estimate
 from shared.messages.contracts import FragmentReleased
 
 TIMES_LEARNED = 10
@@ -28,24 +29,21 @@ ALL_RETURN_S = 60.0
 
 def fragment_deadline(plan: Plan, state: State, worker: WorkerState, num_samples: int) -> float:
     """Seconds that the device may take for a fragment of ``num_samples``."""
-    fixed = plan.schedule.slot_deadline_s
-    if fixed != "auto":
-        return fixed
-    known = state.costs.rollout.get(worker.address)
-    if known is None or known.value is None:
-        return FIRST_DEADLINE_S
-    return max(MIN_DEADLINE_S, TIMES_LEARNED * num_samples * known.value)
+    return _deadline(plan, state.costs.rollout.get(worker.address), num_samples)
 
 
 def gradient_deadline(plan: Plan, state: State, worker: WorkerState) -> float:
     """Seconds that the device may take for the gradient of a group."""
-    fixed = plan.schedule.slot_deadline_s
-    if fixed != "auto":
-        return fixed
-    known = state.costs.gradient.get(worker.address)
+    return _deadline(plan, state.costs.gradient.get(worker.address), 1)
+
+
+def _deadline(plan: Plan, known: Estimate | None, times: int) -> float:
+    """Seconds that a device may take for this many times what was learned."""
+    if plan.schedule.slot_deadline_s != "auto":
+        return plan.schedule.slot_deadline_s
     if known is None or known.value is None:
         return FIRST_DEADLINE_S
-    return max(MIN_DEADLINE_S, TIMES_LEARNED * known.value)
+    return max(MIN_DEADLINE_S, TIMES_LEARNED * times * known.value)
 
 
 def exclude_late_devices(plan: Plan, state: State, now: float) -> State:

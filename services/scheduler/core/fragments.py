@@ -36,16 +36,9 @@ def batch_opened(plan: Plan, state: State, policy: Policy, now: float) -> State:
         state = replace(state, costs=costs)
     batch = state.find_batch(policy.version) or new_batch(plan, policy.version, now)
     phase = "running" if state.phase == "waiting" else state.phase
-    return drop_stale_groups(
-        plan,
-        replace(
-            state,
-            policy=policy,
-            batches=(replace(batch, opened_at=now),),
-            phase=phase,
-            trained_at=now,
-        ),
-    )
+    batches = (replace(batch, opened_at=now),)
+    state = replace(state, policy=policy, batches=batches, phase=phase, trained_at=now)
+    return drop_stale_groups(plan, state)
 
 
 def drop_stale_groups(plan: Plan, state: State) -> State:
@@ -73,9 +66,8 @@ def _is_under_way(state: State, plan: Plan, batch: int, index: int, group: Group
             worker = state.workers.get(fragment.worker or "")
             slot = fragment.slot_in(batch, index)
             # While recovering this is unknown: the device returns what it has not begun.
-            if worker is not None and slot in [
-                w.slot for w in worker.assigned[worker.concurrency :]
-            ]:
+            waiting = () if worker is None else worker.assigned[worker.concurrency :]
+            if slot in [held.slot for held in waiting]:
                 return False
     return True
 
@@ -133,9 +125,8 @@ def scored(plan: Plan, state: State, event: FragmentScored, now: float) -> State
     if event.policy != _policy(state, slot) or not fits:
         return retry(plan, state, slot, "reward: its scores do not match its task", now)
     if found.stage == "generated":
-        state = replace(
-            state, costs=state.costs.observe("ready", max(0.0, now - found.generated_at))
-        )
+        costs = state.costs.observe("ready", max(0.0, now - found.generated_at))
+        state = replace(state, costs=costs)
     state = state.with_fragment(slot, replace(found, stage="scored", worker=None, scored=event))
     return _fail_if_all_dropped(plan, state, event) if None in event.rewards else state
 
@@ -165,7 +156,7 @@ def retry(plan: Plan, state: State, slot: FragmentSlot, reason: str, now: float)
         attempt=found.attempt + 1,
         num_failures=failures,
     )
-    state = _requeue_group_of(state.with_fragment(slot, again), slot)
+    state = state.with_fragment(slot, again).change_group(slot.batch, slot.group, requeue_group)
     state = _discard_group_if_stale(state, slot)
     if failures >= plan.max_attempts:
         return fail_run(
@@ -208,9 +199,7 @@ def worker_lost(plan: Plan, state: State, address: str) -> State:
 
 
 def cancel_gradient(state: State, batch: int, index: int) -> State:
-    group = state.find_group(batch, index)
-    assert group is not None
-    return state.with_group(batch, index, requeue_group(group))
+    return state.change_group(batch, index, requeue_group)
 
 
 def requeue_lost(
@@ -237,9 +226,11 @@ def fail_run(state: State, reason: str) -> State:
 def unassign(state: State, slot: FragmentSlot, address: str, now: float) -> State:
     """Take the fragment off the device, which begins with its next one."""
     worker = state.workers.get(address)
-    if worker is None or not _has(worker, slot):
+    if worker is None:
         return state
     left = [held for held in worker.assigned if not _is_same(held.slot, slot)]
+    if len(left) == len(worker.assigned):
+        return state
     begun = worker.concurrency - 1  # this one begins now
     assigned = tuple(
         AssignedFragment(held.slot, held.num_samples, now) if place == begun else held
@@ -265,10 +256,6 @@ def _unassign_everywhere(state: State, slot: FragmentSlot, now: float) -> State:
     for address in holders:
         state = unassign(state, slot, address, now)
     return state
-
-
-def _has(worker: WorkerState, slot: FragmentSlot) -> bool:
-    return any(_is_same(held.slot, slot) for held in worker.assigned)
 
 
 def _is_same(one: FragmentSlot, other: FragmentSlot) -> bool:
@@ -322,13 +309,6 @@ def _discard_group_if_stale(state: State, slot: FragmentSlot) -> State:
     if group.policy is None or group.policy == state.policy:
         return state
     return state.with_group(slot.batch, slot.group, discard_group(group))
-
-
-def _requeue_group_of(state: State, slot: FragmentSlot) -> State:
-    """Take back the group of a fragment that failed, if it was given to a device to train."""
-    group = state.find_group(slot.batch, slot.group)
-    assert group is not None
-    return state.with_group(slot.batch, slot.group, requeue_group(group))
 
 
 def _policy(state: State, slot: FragmentSlot) -> Policy | None:

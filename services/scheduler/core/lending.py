@@ -139,9 +139,8 @@ def device_reported(state: State, address: str, number: int, mode: DeviceMode, n
     ):
         return state
     if (number, mode) == (tag.loan_number, tag.mode) != tag.observed:
-        costs = costs.observe(
-            "switch", 2 * (now - tag.stated_at)
-        )  # there and back take equally long
+        # There and back take equally long.
+        costs = costs.observe("switch", 2 * (now - tag.stated_at))
     tag = replace(tag, observed=(number, mode))
     if number > tag.loan_number:  # stated by the scheduler before it was restarted
         tag = replace(tag, loan_number=number, mode=mode)

@@ -41,16 +41,9 @@ def restore_task(plan: Plan, state: State, task: GenerateFragment) -> State:
         num_failures=known[0].num_failures + again if known else 0,
         num_losses=known[0].num_losses + (not again) if known else 0,
     )
-    others = [f for f in group.fragments if f.first_sample != fragment.first_sample]
-    cut = tuple(sorted([*others, found], key=lambda f: f.first_sample))
-    group = replace(
-        group,
-        policy=task.policy,
-        fragments=cut,
-        num_cut=sum(f.num_samples for f in cut),
-        first_attempt=max(group.first_attempt, fragment.attempt),
-    )
-    if not _are_cut_in_order(cut):  # cut by two schedulers unaware of each other
+    first_attempt = max(group.first_attempt, fragment.attempt)
+    group = replace(group.with_fragment(found), policy=task.policy, first_attempt=first_attempt)
+    if not _are_cut_in_order(group.fragments):  # cut by two schedulers unaware of each other
         group = fragments.discard_group(group)
     return state.with_group(fragment.batch, fragment.group, group)
 
@@ -72,9 +65,7 @@ def restart_batches(plan: Plan, state: State, before: State) -> State:
 
 
 def _restart_group(group: GroupState) -> GroupState:
-    attempts = [fragment.attempt + 1 for fragment in group.fragments]
-    again = max([group.first_attempt, *attempts])
-    return GroupState(first_attempt=again, attempt=group.attempt + 1)
+    return replace(fragments.discard_group(group), attempt=group.attempt + 1)
 
 
 def _are_cut_in_order(fragments: tuple[FragmentState, ...]) -> bool:

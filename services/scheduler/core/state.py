@@ -1,6 +1,6 @@
 """Holds what the scheduler knows: immutable, and rebuilt from commit records and streams."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -101,6 +101,17 @@ class GroupState:
     trained_by: tuple[str, ...] = ()
     """Addresses of trainers with the group in their gradient; all but one are dead or zombies."""
 
+    def with_fragment(self, new: FragmentState) -> "GroupState":
+        """Add a fragment, or replace the one that begins at the same sample."""
+        others = [old for old in self.fragments if old.first_sample != new.first_sample]
+        fragments = tuple(sorted([*others, new], key=lambda fragment: fragment.first_sample))
+        return replace(
+            self,
+            fragments=fragments,
+            num_cut=sum(f.num_samples for f in fragments),
+            num_scored=sum(f.num_samples for f in fragments if f.stage == "scored"),
+        )
+
     @property
     def num_pending(self) -> int:
         """Samples in fragments that wait for a device."""
@@ -158,7 +169,7 @@ class WorkerState:
     can_train: bool = False
     """Whether this rollout device computes gradients of whole groups."""
     assigned: tuple[AssignedFragment, ...] = ()
-    gradient_task: "GradientTask | None" = None
+    gradient_task: GradientTask | None = None
     excluded: Exclusion | None = None
     """Why the worker is given no work, if it is not."""
     num_returned: int = 0
@@ -237,10 +248,7 @@ class State:
 
     @property
     def trainer(self) -> WorkerState | None:
-        for worker in self.workers.values():
-            if worker.service == "trainer":
-                return worker
-        return None
+        return next((w for w in self.workers.values() if w.service == "trainer"), None)
 
     @property
     def rollout(self) -> list[WorkerState]:
@@ -250,10 +258,10 @@ class State:
     @property
     def training_devices(self) -> list[WorkerState]:
         """Devices that generate and train, in a fixed order."""
-        able = [w for w in self.workers.values() if w.concurrency and w.excluded is None]
         able = [
-            w for w in able if w.service == "trainer" or (w.service == "rollout" and w.can_train)
-        ]
+            w for w in self.workers.values() if w.concurrency and w.excluded is None
+            and (w.service == "trainer" or (w.service == "rollout" and w.can_train))
+        ]  # fmt: skip
         return sorted(able, key=lambda worker: worker.address)
 
     def owner_of(self, group: int) -> WorkerState | None:
@@ -262,10 +270,7 @@ class State:
         return devices[group % len(devices)] if devices else None
 
     def find_batch(self, index: int) -> BatchState | None:
-        for batch in self.batches:
-            if batch.index == index:
-                return batch
-        return None
+        return next((batch for batch in self.batches if batch.index == index), None)
 
     def find_group(self, batch: int, index: int) -> GroupState | None:
         found = self.find_batch(batch)
@@ -291,17 +296,16 @@ class State:
         groups = (*old.groups[:index], group, *old.groups[index + 1 :])
         return self.with_batch(replace(old, groups=groups))
 
+    def change_group(
+        self, batch: int, index: int, change: Callable[[GroupState], GroupState]
+    ) -> "State":
+        group = self.find_group(batch, index)
+        assert group is not None
+        return self.with_group(batch, index, change(group))
+
     def with_fragment(self, slot: FragmentSlot, new: FragmentState) -> "State":
         """Replace the fragment that begins at the same sample."""
-        group = self.find_group(slot.batch, slot.group)
-        assert group is not None
-        fragments = tuple(
-            new if fragment.first_sample == new.first_sample else fragment
-            for fragment in group.fragments
-        )
-        num_scored = sum(f.num_samples for f in fragments if f.stage == "scored")
-        group = replace(group, fragments=fragments, num_scored=num_scored)
-        return self.with_group(slot.batch, slot.group, group)
+        return self.change_group(slot.batch, slot.group, lambda group: group.with_fragment(new))
 
     def with_worker(self, worker: WorkerState) -> "State":
         return replace(self, workers={**self.workers, worker.address: worker})

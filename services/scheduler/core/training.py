@@ -31,7 +31,7 @@ def group_failed(plan: Plan, state: State, event: GroupFailed) -> State:
     group = state.find_group(event.batch, event.group)
     if group is None or not group.sent or group.attempt != event.attempt:
         return state
-    state = state.with_group(event.batch, event.group, requeue_group(group))
+    state = state.change_group(event.batch, event.group, requeue_group)
     if event.attempt + 1 >= plan.max_attempts:
         where = f"batch {event.batch}, group {event.group}"
         return fail_run(state, f"{where} could not be sent to the trainer: {event.reason}")
