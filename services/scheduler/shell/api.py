@@ -108,42 +108,23 @@ def _add_tag(app: FastAPI, scheduler: Scheduler) -> None:
 
 
 def _add_actions(app: FastAPI, scheduler: Scheduler) -> None:
-    async def request(action: Literal["pause", "resume", "stop"]) -> models.Accepted:
-        if scheduler.state.phase == "finished":
-            raise HTTPException(409, "the run is finished")
-        accepted = models.Accepted(action=action, id=uuid.uuid4().hex)
-        await scheduler.bus.publish(OperatorRequest(action=action, id=accepted.id))
-        return accepted
+    def add(action: Literal["pause", "resume", "stop"], description: str) -> None:
+        @app.post(
+            f"/v1/run/{action}",
+            operation_id=f"{action}_run",
+            status_code=202,
+            tags=["actions"],
+            summary=action.title(),
+            description=description,
+            responses={409: ERRORS[409]},
+        )
+        async def request() -> models.Accepted:
+            if scheduler.state.phase == "finished":
+                raise HTTPException(409, "the run is finished")
+            accepted = models.Accepted(action=action, id=uuid.uuid4().hex)
+            await scheduler.bus.publish(OperatorRequest(action=action, id=accepted.id))
+            return accepted
 
-    @app.post(
-        "/v1/run/pause",
-        operation_id="pause_run",
-        status_code=202,
-        tags=["actions"],
-        responses={409: ERRORS[409]},
-    )
-    async def pause() -> models.Accepted:
-        """Issue no further fragments until resumed; work in progress is finished."""
-        return await request("pause")
-
-    @app.post(
-        "/v1/run/resume",
-        operation_id="resume_run",
-        status_code=202,
-        tags=["actions"],
-        responses={409: ERRORS[409]},
-    )
-    async def resume() -> models.Accepted:
-        """Continue after a pause, a stop or a failure."""
-        return await request("resume")
-
-    @app.post(
-        "/v1/run/stop",
-        operation_id="stop_run",
-        status_code=202,
-        tags=["actions"],
-        responses={409: ERRORS[409]},
-    )
-    async def stop() -> models.Accepted:
-        """End the run where it is; it can be resumed from its newest commit."""
-        return await request("stop")
+    add("pause", "Issue no further fragments until resumed; work in progress is finished.")
+    add("resume", "Continue after a pause, a stop or a failure.")
+    add("stop", "End the run where it is; it can be resumed from its newest commit.")

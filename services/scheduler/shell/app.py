@@ -4,7 +4,6 @@ version index, the metrics and device use up to date with the commit records."""
 import asyncio
 import time
 import uuid
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal
@@ -16,6 +15,7 @@ from services.scheduler.core.fragments import busy_addresses
 from services.scheduler.core.machine import (
     MachineInput,
     Recovered,
+    failure_to_send,
     step,
 )
 from services.scheduler.core.recovery import READ_BACK, restart_batches
@@ -29,7 +29,7 @@ from services.scheduler.shell.housekeeping import (
     VersionCleanup,
     retry,
 )
-from services.scheduler.shell.inbox import DeadLetters, Inbox, failure_to_send, follow, tick
+from services.scheduler.shell.inbox import DeadLetters, Inbox, follow, tick
 from services.scheduler.shell.metrics import PublishLag, batch_usage, measure_commit
 from services.scheduler.shell.roster import Roster, Seen
 from shared.bus.bus import Bus
@@ -99,18 +99,6 @@ class Scheduler:
         """Newest status of each worker, by address."""
         return self.roster.seen
 
-    def _version_cleanup(self) -> VersionCleanup:
-        return VersionCleanup(
-            self.store, self.bus.run, self.retention, lambda: self.chain, self._versions_in_use
-        )
-
-    def _make_room(self) -> None:
-        self._cleanup.make_room(len(self.chain) - 1)
-
-    def _versions_in_use(self) -> set[int]:
-        said = (seen.status.policy_version for seen in self.seen.values())
-        return {version for version in said if version is not None}
-
     async def run(self) -> None:
         """Recover from the commit records, then handle events for ever.
 
@@ -134,8 +122,15 @@ class Scheduler:
         """
         await retry(self.bus.ensure_streams)
         states = await retry(self.bus.stream_states)
+        watch = StreamWatch(
+            self.bus, self.health, lambda: self._cleanup.make_room(len(self.chain) - 1)
+        )
+        in_use = self.roster.versions_in_use
+        versions = VersionCleanup(
+            self.store, self.bus.run, self.retention, lambda: self.chain, in_use
+        )
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(StreamWatch(self.bus, self.health, self._make_room).run(states))
+            tasks.create_task(watch.run(states))
             last = await self._recover(before)
             tasks.create_task(self.horizon.run())
             for stream in (subjects.TRAJ, subjects.REW, subjects.PART, subjects.EVT):
@@ -143,7 +138,7 @@ class Scheduler:
             tasks.create_task(self.dead_letters.follow())
             tasks.create_task(self.roster.watch())
             tasks.create_task(self._cleanup.run(len(self.chain) - 1))
-            tasks.create_task(self._version_cleanup().look_for_ever())
+            tasks.create_task(versions.look_for_ever())
             tasks.create_task(tick(self._inbox))
             tasks.create_task(self._handle())
 
@@ -203,8 +198,8 @@ class Scheduler:
         self.meter.advance(now, uses(self.plan, self.state))
         state, commands = step(self.plan, self.state, event, now)
         # Concurrently: each has its own subject, and fifty one after another take 40 ms.
-        for some in _portions(commands):
-            await asyncio.gather(*(self._send(command) for command in some))
+        for first in range(0, len(commands), SENT_AT_ONCE):
+            await asyncio.gather(*map(self._send, commands[first : first + SENT_AT_ONCE]))
         if state.phase != self.state.phase:
             log.info("phase", phase=state.phase, failure=state.failure)
         for worker in newly_excluded(self.state, state, event):
@@ -259,11 +254,6 @@ class Scheduler:
         usage = batch_usage(record, seconds, self.meter.take(), tag)
         key = usage_key(self.bus.run, usage.batch)
         await retry(lambda: self.store.create(key, usage.model_dump_json(indent=1).encode()))
-
-
-def _portions(commands: list[Command]) -> Iterator[list[Command]]:
-    for first in range(0, len(commands), SENT_AT_ONCE):
-        yield commands[first : first + SENT_AT_ONCE]
 
 
 def _announcement(record: CommitRecord) -> PolicyPublished:

@@ -13,14 +13,10 @@ import structlog
 from services.scheduler.core.machine import MachineInput, Tick
 from shared.bus.bus import Bus, Received
 from shared.messages.contracts import (
-    ComputeGradient,
     Event,
     FragmentFailed,
     FragmentScored,
-    GenerateFragment,
-    GradientReleased,
     GroupFailed,
-    TrainGroup,
 )
 from shared.messages.subjects import DLQ, STREAMS, Stream, fragment_slot, group_slot
 from shared.telemetry import DLQ_MESSAGES
@@ -113,23 +109,3 @@ async def _subject(bus: Bus, received: Received) -> tuple[str | None, str]:
         log.error("dead_letter_of_nothing", subject=received.subject[:200])
         return None, ""
     return await bus.stored_subject(stream, int(sequence)), reason
-
-
-def failure_to_send(
-    command: GenerateFragment | TrainGroup | ComputeGradient, reason: str
-) -> FragmentFailed | GroupFailed | GradientReleased:
-    """The failure of a command whose slot holds bytes that are no message."""
-    if isinstance(command, ComputeGradient):
-        group = command.group
-        return GradientReleased(
-            batch=group.batch,
-            group=group.group,
-            attempt=group.attempt,
-            worker=command.worker,
-            reason="failed",
-        )
-    if isinstance(command, TrainGroup):
-        return GroupFailed(
-            batch=command.batch, group=command.group, attempt=command.attempt, reason=reason
-        )
-    return FragmentFailed(slot=command.fragment.slot, stage="delivery", reason=reason)

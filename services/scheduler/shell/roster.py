@@ -81,9 +81,7 @@ class Roster:
         await self._bus.send(WorkerRefused(worker=status.address, reason=reason))
 
     def _welcome(self, status: WorkerStatus) -> None:
-        earlier = [a for a, seen in self.seen.items() if seen.status.worker == status.worker]
-        for address in earlier:
-            self.seen.pop(address)
+        self.seen = {a: s for a, s in self.seen.items() if s.status.worker != status.worker}
         refusal = status.device.refusal
         if refusal is not None:
             log.error("worker_refused", name=status.worker, reason=refusal)
@@ -100,6 +98,10 @@ class Roster:
                 can_train=status.device.can_train,
             )
         )
+
+    def versions_in_use(self) -> set[int]:
+        reported = (seen.status.policy_version for seen in self.seen.values())
+        return {version for version in reported if version is not None}
 
     async def watch(self) -> None:
         """End leases for ever; time in which this process itself was busy does not count."""

@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterable
 
 from services.scheduler.core.state import BatchState, Plan, Stage, State, TagRecord
+from services.scheduler.core.tag.estimates import Estimate
 from services.scheduler.core.usage import Use, uses
 from services.scheduler.shell.api_models import (
     BatchDetail,
@@ -22,14 +23,17 @@ from services.scheduler.shell.roster import Seen
 from shared.messages.workers import Service, WorkerStatus
 from shared.run.commits import CommitRecord
 
+AS_REPORTED = (WorkerView.model_fields.keys() & WorkerStatus.model_fields.keys()) - {"device"}
+"""Fields of a worker that are shown as its status has them."""
+UNKNOWN = Estimate()
+SERVICES: tuple[Service, ...] = ("rollout", "reward", "trainer")
+
 
 def run_view(scheduler: Scheduler) -> RunView:
     state, plan = scheduler.state, scheduler.plan
     step = max(0, len(scheduler.chain) - 1)
     pace = seconds_per_step(scheduler.committed_at)
-    counts: dict[Service, int] = {"rollout": 0, "reward": 0, "trainer": 0}
-    for seen in scheduler.seen.values():
-        counts[seen.status.service] += 1
+    reporting = [seen.status.service for seen in scheduler.seen.values()]
     newest = scheduler.chain[-1].metrics if scheduler.chain else {}
     return RunView(
         run=scheduler.bus.run,
@@ -41,7 +45,7 @@ def run_view(scheduler: Scheduler) -> RunView:
         seconds_per_step=pace,
         eta_seconds=None if pace is None else pace * (plan.num_batches - step),
         waiting_for=waiting_for(state),
-        num_workers=counts,
+        num_workers={service: reporting.count(service) for service in SERVICES},
         missing_workers=missing_workers(plan, state),
         num_quarantined=scheduler.dead_letters.num_quarantined,
         failure=state.failure,
@@ -74,11 +78,10 @@ def missing_workers(plan: Plan, state: State) -> list[Service]:
     """Services that the run needs and that no worker provides."""
     if state.phase not in ("waiting", "running"):
         return []
-    needed: tuple[Service, ...] = ("rollout", "reward", "trainer")
-    if plan.schedule.mode == "colocated":
-        needed = ("reward", "trainer")
     there = {worker.service for worker in state.workers.values()}
-    return [service for service in needed if service not in there]
+    if plan.schedule.mode == "colocated":
+        there.add("rollout")  # the trainer's devices generate
+    return [service for service in SERVICES if service not in there]
 
 
 def worker_views(scheduler: Scheduler) -> list[WorkerView]:
@@ -91,46 +94,24 @@ def _worker_view(
     scheduler: Scheduler, seen: Seen, current: dict[str, Use], now: float
 ) -> WorkerView:
     status = seen.status
-    known = scheduler.state.workers.get(status.address)
+    known, costs = scheduler.state.workers.get(status.address), scheduler.state.costs
+    task = None if known is None else known.gradient_task
+    is_trainer = status.service == "trainer"
+    generation = costs.help if is_trainer else costs.rollout.get(status.address, UNKNOWN)
     return WorkerView(
-        worker=status.worker,
-        address=status.address,
-        service=status.service,
-        activity=status.activity,
+        **status.model_dump(include=AS_REPORTED),
         use=current.get(status.worker),
-        policy_version=status.policy_version,
-        num_done=status.num_done,
-        busy_seconds=status.busy_seconds,
-        num_quarantined=status.num_quarantined,
-        host=status.host,
-        url=status.url,
         device=status.device.kind,
         gpu=status.device.gpu,
         memory_bytes=status.device.memory_bytes,
         refused=status.device.refusal or seen.refused,
         lent=status.loan is not None and status.loan.mode == "generate",
-        seconds_per_sample=_generation_seconds(scheduler, status),
+        seconds_per_sample=generation.value,
         num_in_hand=0 if known is None else len(known.assigned),
-        trains_group=known.gradient_task.group
-        if known is not None and known.gradient_task
-        else None,
-        seconds_per_gradient=_gradient_seconds(scheduler, status.address),
+        trains_group=None if task is None else task.group,
+        seconds_per_gradient=costs.gradient.get(status.address, UNKNOWN).value,
         seconds_since_seen=round(now - seen.at, 3),
     )
-
-
-def _generation_seconds(scheduler: Scheduler, status: WorkerStatus) -> float | None:
-    """Measured seconds per sample on this device itself, if any."""
-    costs = scheduler.state.costs
-    if status.service == "trainer":
-        return costs.help.value
-    measured = costs.rollout.get(status.address)
-    return None if measured is None else measured.value
-
-
-def _gradient_seconds(scheduler: Scheduler, address: str) -> float | None:
-    measured = scheduler.state.costs.gradient.get(address)
-    return None if measured is None else measured.value
 
 
 def tag_view(scheduler: Scheduler) -> TagView:
@@ -207,12 +188,8 @@ def _committed(record: CommitRecord) -> BatchDetail:
         metrics=dict(record.metrics),
         groups=[
             GroupView(
-                group=group.group,
-                attempt=group.attempt,
-                policy_version=group.policy_version,
+                **group.model_dump(include=GroupView.model_fields.keys() - {"stages"}),
                 stages=["trained"] * len(group.fragments),
-                trained_by=group.trained_by,
-                rewards=list(group.rewards),
             )
             for group in record.trained
         ],

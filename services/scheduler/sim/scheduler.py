@@ -17,6 +17,7 @@ from services.scheduler.core.machine import (
     WorkerInactive,
     WorkerJoined,
     WorkerLeft,
+    failure_to_send,
     step,
 )
 from services.scheduler.core.recovery import READ_BACK
@@ -33,8 +34,6 @@ from shared.messages.contracts import (
     Command,
     ComputeGradient,
     GenerateFragment,
-    GradientReleased,
-    GroupFailed,
     Message,
     PolicyPublished,
     SetDevice,
@@ -225,7 +224,7 @@ class SimScheduler:
         except SlotPoisoned as error:
             assert isinstance(command, TrainGroup | ComputeGradient)
             self.history.fault("slot poisoned", str(error))
-            failed = failure_of(command, str(error))
+            failed = failure_to_send(command, str(error))
             self.process.after(0.0, lambda: self._handle(failed))
 
     def _look(self, event: MachineInput) -> None:
@@ -251,18 +250,3 @@ def point_of(command: Command) -> str:
             return "gave a gradient"
         case _:
             return "issued" if isinstance(command, GenerateFragment) else "sent a group"
-
-
-def failure_of(
-    command: TrainGroup | ComputeGradient, reason: str
-) -> GroupFailed | GradientReleased:
-    """Returns what the service makes of a command that its stream does not take."""
-    if isinstance(command, TrainGroup):
-        return GroupFailed(
-            batch=command.batch, group=command.group, attempt=command.attempt, reason=reason
-        )
-    group = command.group
-    return GradientReleased(
-        batch=group.batch, group=group.group, attempt=group.attempt, worker=command.worker,
-        reason="failed",
-    )  # fmt: skip
