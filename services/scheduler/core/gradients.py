@@ -146,7 +146,7 @@ def _is_worth_it(plan: Plan, state: State, worker: WorkerState, now: float) -> b
     rest = (left - 1) * train
     seconds = gradient_seconds(state, worker)
     done = seconds_left(state, worker, now) + seconds + _waiting(state, worker)
-    busy = _generation(plan, state, now) + _per_device(state, seconds)
+    busy = _generation(plan, state, now) + seconds / len(state.rollout)  # spread over all
     return done < rest and busy < rest + state.costs.commit.seconds
 
 
@@ -181,11 +181,6 @@ def _generation(plan: Plan, state: State, now: float) -> float:
     begun = sum(seconds_left(state, worker, now, everything=True) for worker in state.rollout)
     rate = sum(worker.concurrency / sample_seconds(state, worker) for worker in state.rollout)
     return num_unissued(plan, state) / rate + begun / len(state.rollout)
-
-
-def _per_device(state: State, seconds: float) -> float:
-    """Seconds of one device's work, spread over all rollout devices."""
-    return seconds / len(state.rollout)
 
 
 def _send_to_trainer(

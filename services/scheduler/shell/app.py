@@ -31,7 +31,7 @@ from services.scheduler.shell.housekeeping import (
 )
 from services.scheduler.shell.inbox import DeadLetters, Inbox, follow, tick
 from services.scheduler.shell.metrics import PublishLag, batch_usage, measure_commit
-from services.scheduler.shell.roster import Roster, Seen
+from services.scheduler.shell.roster import Roster
 from shared.bus.bus import Bus
 from shared.errors import IntegrityError, SlotPoisoned
 from shared.messages import subjects
@@ -93,11 +93,6 @@ class Scheduler:
         self.horizon = Horizon(self.plan, self._inbox.put)
         self.roster = Roster(self.bus, self._inbox.put, lambda: self.state, self.meter)
         self.dead_letters = DeadLetters(self.bus, self._inbox.put)
-
-    @property
-    def seen(self) -> dict[str, Seen]:
-        """Newest status of each worker, by address."""
-        return self.roster.seen
 
     async def run(self) -> None:
         """Recover from the commit records, then handle events for ever.

@@ -82,12 +82,8 @@ def batch_usage(
 ) -> BatchUsage:
     """What the devices did for the batch of this commit record, for the report."""
     assert record.batch is not None
-    return BatchUsage(
-        batch=record.batch,
-        seconds=round(seconds, 3),
-        devices=devices,
-        tag=None if tag is None else _tag_usage(tag, record),
-    )
+    usage = None if tag is None else _tag_usage(tag, record)
+    return BatchUsage(batch=record.batch, seconds=round(seconds, 3), devices=devices, tag=usage)
 
 
 def _tag_usage(entry: TagRecord, record: CommitRecord) -> TagUsage:

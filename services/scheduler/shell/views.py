@@ -33,7 +33,7 @@ def run_view(scheduler: Scheduler) -> RunView:
     state, plan = scheduler.state, scheduler.plan
     step = max(0, len(scheduler.chain) - 1)
     pace = seconds_per_step(scheduler.committed_at)
-    reporting = [seen.status.service for seen in scheduler.seen.values()]
+    reporting = [seen.status.service for seen in scheduler.roster.seen.values()]
     newest = scheduler.chain[-1].metrics if scheduler.chain else {}
     return RunView(
         run=scheduler.bus.run,
@@ -86,7 +86,7 @@ def missing_workers(plan: Plan, state: State) -> list[Service]:
 
 def worker_views(scheduler: Scheduler) -> list[WorkerView]:
     now, current = time.monotonic(), uses(scheduler.plan, scheduler.state)
-    seen = sorted(scheduler.seen.values(), key=lambda seen: seen.status.worker)
+    seen = sorted(scheduler.roster.seen.values(), key=lambda seen: seen.status.worker)
     return [_worker_view(scheduler, each, current, now) for each in seen]
 
 

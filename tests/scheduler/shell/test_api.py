@@ -82,7 +82,7 @@ def scheduler() -> Scheduler:
         chain=[commit(0), commit(1)],
         committed_at=[0.0, 2.0, 4.0, 7.0],
     )
-    scheduler.seen["rollout-0-a"] = Seen(status, 0.0)
+    scheduler.roster.seen["rollout-0-a"] = Seen(status, 0.0)
     return scheduler
 
 
@@ -201,7 +201,7 @@ def test_workers_show_what_they_wait_for_and_why_they_are_refused(
     status = WorkerStatus(
         service="rollout", worker="small", address="small-a", activity="refused", device=small
     )
-    scheduler.seen["small-a"] = Seen(status, 0.0)
+    scheduler.roster.seen["small-a"] = Seen(status, 0.0)
     mine, refused = client.get("/v1/workers").json()
     assert (mine["use"], mine["num_in_hand"], mine["refused"]) == ("generating", 2, None)
     assert refused["refused"] == "the model needs 3.00 GiB, this RTX has 1.00 GiB"
@@ -220,7 +220,7 @@ def test_workers_show_their_host_their_gpu_and_where_their_probes_are(
         host="node7",
         url="http://10.0.0.7:8001",
     )
-    scheduler.seen["trainer-0-a"] = Seen(status, 0.0)
+    scheduler.roster.seen["trainer-0-a"] = Seen(status, 0.0)
     _, trainer = client.get("/v1/workers").json()
     assert (trainer["host"], trainer["gpu"]) == ("node7", "2,3")
     assert trainer["url"] == "http://10.0.0.7:8001"
@@ -352,7 +352,7 @@ def test_a_worker_shows_its_own_seconds_per_sample_and_nobody_elses(
         status = WorkerStatus(
             service=service, worker=f"{service}-9", address=address, activity="starting"
         )
-        scheduler.seen[address] = Seen(status, 0.0)
+        scheduler.roster.seen[address] = Seen(status, 0.0)
     costs = scheduler.state.costs.observe_rollout("rollout-0-a", 0.5)
     scheduler.state = replace(scheduler.state, costs=costs)
 
