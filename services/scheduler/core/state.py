@@ -304,8 +304,13 @@ class State:
         return self.with_group(batch, index, change(group))
 
     def with_fragment(self, slot: FragmentSlot, new: FragmentState) -> "State":
-        """Replace the fragment that begins at the same sample."""
-        return self.change_group(slot.batch, slot.group, lambda group: group.with_fragment(new))
+        """Replace the fragment that begins at the same sample; none if the group was discarded."""
+
+        def replaced(group: GroupState) -> GroupState:
+            is_known = any(old.first_sample == new.first_sample for old in group.fragments)
+            return group.with_fragment(new) if is_known else group
+
+        return self.change_group(slot.batch, slot.group, replaced)
 
     def with_worker(self, worker: WorkerState) -> "State":
         return replace(self, workers={**self.workers, worker.address: worker})

@@ -1,5 +1,6 @@
+from services.scheduler.core.fragments import worker_lost
 from services.scheduler.core.machine import Recovered, WorkerJoined, step
-from services.scheduler.core.state import State
+from services.scheduler.core.state import BatchState, FragmentState, GroupState, State
 from shared.messages.contracts import Command, GenerateFragment, TrainGroup
 from tests import examples
 from tests.scheduler.core.test_machine import EARLY, Machine, joined
@@ -49,3 +50,17 @@ def test_a_restarted_scheduler_knows_who_has_what() -> None:
     issued = [e.fragment.slot for e in stored if isinstance(e, GenerateFragment)]
     again = [c.fragment.slot for c in commands if isinstance(c, GenerateFragment)]
     assert not set(issued) & set(again)
+
+
+def test_a_device_is_lost_with_two_fragments_of_a_superseded_group() -> None:
+    """The first one discards the group, and the second one must not come back to it."""
+    pieces = tuple(
+        FragmentState(first_sample=n, num_samples=2, attempt=0, stage="issued", worker="a-0")
+        for n in (0, 2)
+    )
+    group = GroupState(policy=examples.policy(0), fragments=pieces, num_cut=4)
+    batch = BatchState(index=1, groups=(group,))
+    state = State(phase="running", policy=examples.policy(1), batches=(batch,))
+    plan = examples.plan(num_groups=1, group_size=4)
+    state = worker_lost(plan, state, "a-0")
+    assert state.find_group(1, 0) == GroupState(first_attempt=1)
