@@ -17,6 +17,7 @@ from rich import print
 
 from services.reward.scorer import build_scorers, scorer_inputs
 from services.trainer.engine.trainer_engine import TrainerEngine
+from shared.devices.protocols import GroupData
 from shared.diffusion.generation import Generator
 from shared.diffusion.policy import load_policy
 from shared.learning.advantages import batch_scale
@@ -79,7 +80,10 @@ class Loop:
         rule = self.recipe.advantages
         given = self._advantages
         advantages = rule.of(rewards, parts) if given is None else given(rewards)
-        self.trainer.accumulate([made.trajectory], conditions, advantages)
+        data = GroupData(
+            trajectories=(made.trajectory,), conditions=conditions, advantages=tuple(advantages)
+        )
+        self.trainer.train(self.trainer.read(data))
         return rewards
 
 

@@ -22,8 +22,8 @@ from shared.learning.prompts import read_prompts
 from shared.models.catalogue import check_size, checked_family_of, family_of, text_tokens
 from shared.models.memory import ITEM_BYTES, adapter_bytes, num_weights
 from shared.recipe.recipe import Recipe, load_recipe, override, stored_recipe
+from shared.run.commits import stored_bytes
 from shared.run.files import FileRecord, matching, records_of
-from shared.run.retention import stored_bytes
 from shared.run.run_recipe import FILES, check_same_run
 
 FILES_JSON = "files.json"

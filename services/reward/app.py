@@ -8,9 +8,8 @@ from collections.abc import Mapping, Sequence
 
 import structlog
 
-from services.reward.media import MediaSize, read_media
 from services.reward.scorer import WeightedScorer, scorer_inputs
-from services.reward.scoring import scores_of
+from services.reward.scoring import MediaSize, read_media, scores_of
 from shared.errors import ContractError, DigenRLError, SlotPoisoned, Unavailable
 from shared.messages import subjects
 from shared.messages.contracts import (

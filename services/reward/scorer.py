@@ -152,7 +152,7 @@ def _check_folder(field: str, folder: Path, kind: Kind, *, of: str) -> None:
 
 
 def _check_key(field: str, settings: Judge | Remote) -> None:
-    from services.reward.scorers.api_key import read_key
+    from services.reward.scorers.endpoint import read_key
 
     with _of(field):
         read_key(settings)

@@ -24,9 +24,8 @@ from services.reward.wire import (
     encode,
 )
 from shared.errors import ContractError
-from shared.process.http_docs import add_docs
+from shared.process.http_api import add_docs, add_problems
 from shared.process.http_guard import Bodies
-from shared.process.http_problems import add_problems
 from shared.process.service import Health, probes
 
 MAX_BODY = 256 << 20

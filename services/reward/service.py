@@ -15,8 +15,8 @@ async def run(settings: ServiceSettings) -> None:
 
 async def _work(process: WorkerProcess) -> None:
     from services.reward.app import RewardApp
-    from services.reward.media import MediaSize
     from services.reward.scorer import build_scorers
+    from services.reward.scoring import MediaSize
 
     scorers = await asyncio.to_thread(build_scorers, process.recipe.reward.scorers)
     gpu = os.environ.get("CUDA_VISIBLE_DEVICES", "")

@@ -55,7 +55,7 @@ async def _work(process: WorkerProcess) -> None:
 def _load(recipe: Recipe) -> "tuple[Training, list[LocalGenerator]]":
     """Load the trainer's devices, and generators on them if they may be lent."""
     from services.trainer.engine.ranked import start_ranks
-    from services.trainer.engine.replicas import ReplicatedTraining, load_replicas
+    from services.trainer.engine.threads import ReplicatedTraining, load_replicas
     from shared.diffusion.generation import Generator, LocalGenerator
 
     if num_ranks() > 1 or recipe.trainer.ranks > 1:

@@ -13,33 +13,15 @@ Between two denoising steps the agent asks `may_generate`, so that it is back wi
 """
 
 import threading
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Literal, Protocol
+from typing import Literal
 
-Mode = Literal["train", "generate"]
+from shared.messages.contracts import SetDevice
+from shared.messages.workers import DeviceMode
+
 Use = Literal["training", "generation"]
-
-
-class Command(Protocol):
-    """What a device is to do from now on."""
-
-    @property
-    def loan_number(self) -> int:
-        """Number of this command to the device, from 1."""
-
-    @property
-    def mode(self) -> Mode: ...
-
-    @property
-    def max_seconds(self) -> float:
-        """How long generation may last at most; means nothing for training."""
-
-    @property
-    def keep(self) -> bool:
-        """Whether a device that trains keeps unfinished fragments for the next loan."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +30,7 @@ class Loan:
 
     loan_number: int = 0
     """Number of the last command that was followed."""
-    mode: Mode = "train"
+    mode: DeviceMode = "train"
     deadline: float | None = None
     """When generation ends by itself, in seconds of the device's own monotonic clock."""
     keep: bool = True
@@ -57,7 +39,7 @@ class Loan:
     """Whether it trains because the deadline has passed, not because it was told to."""
 
 
-def apply(loan: Loan, command: Command, now: float) -> Loan:
+def apply(loan: Loan, command: SetDevice, now: float) -> Loan:
     """Follow ``command``, unless one with its number or a higher one was followed before."""
     if command.loan_number <= loan.loan_number:
         return loan
@@ -82,22 +64,14 @@ def may_generate(loan: Loan, now: float) -> bool:
 
 
 class DeviceUse:
-    """Asserts that a device is used for one thing at a time, and adds up for how long.
+    """Asserts that a device is used for one thing at a time.
 
     A guard against our own mistakes, not a lock: nobody waits here.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
+    def __init__(self) -> None:
         self._lock = threading.Lock()
         self._current: Use | None = None
-        self._seconds: dict[Use, float] = {"training": 0.0, "generation": 0.0}
-
-    @property
-    def seconds(self) -> Mapping[Use, float]:
-        """Seconds of each use, as far as it has ended."""
-        with self._lock:
-            return dict(self._seconds)
 
     @contextmanager
     def use(self, use: Use) -> Iterator[None]:
@@ -106,10 +80,8 @@ class DeviceUse:
             if self._current is not None:
                 raise RuntimeError(f"{use} on a device that is in use for {self._current}")
             self._current = use
-            began = self._clock()
         try:
             yield
         finally:
             with self._lock:
                 self._current = None
-                self._seconds[use] += self._clock() - began

@@ -67,14 +67,7 @@ def decode(data: bytes) -> Message:
         return _MESSAGE.validate_python(plain, by_alias=True, by_name=False)
     except ContractError:
         raise
-    except (
-        ValueError,
-        TypeError,
-        msgpack.UnpackException,
-        ValidationError,
-        RecursionError,
-        zlib.error,
-    ) as error:
+    except (ValueError, TypeError, RecursionError, msgpack.UnpackException, zlib.error) as error:
         raise ContractError(f"not a message: {_first_line(error)}") from error
 
 

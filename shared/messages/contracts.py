@@ -185,11 +185,17 @@ class GroupGradientRef(Record):
     """Address of the device."""
 
 
-class TrainGroup(Record):
-    kind: Literal["train_group"] = "train_group"
+class GroupMessage(Record):
+    """Is a message about an attempt at a group; what all of them say comes first on the wire."""
+
+    kind: str
     batch: Count
     group: Count
     attempt: Count
+
+
+class TrainGroup(GroupMessage):
+    kind: Literal["train_group"] = "train_group"
     policy: Policy
     """Version that generated the whole group."""
     fragments: Annotated[tuple[FragmentScored, ...], Field(max_length=MAX_GROUP_SIZE)]
@@ -213,11 +219,8 @@ class ComputeGradient(Record):
     """Address of the device."""
 
 
-class GradientComputed(Record):
+class GradientComputed(GroupMessage):
     kind: Literal["gradient_computed"] = "gradient_computed"
-    batch: Count
-    group: Count
-    attempt: Count
     policy: Policy
     """Version at whose weights the gradient was taken."""
     contribution: GroupGradientRef
@@ -225,33 +228,24 @@ class GradientComputed(Record):
     """Device time."""
 
 
-class GradientReleased(Record):
+class GradientReleased(GroupMessage):
     kind: Literal["gradient_released"] = "gradient_released"
-    batch: Count
-    group: Count
-    attempt: Count
     worker: Token
     reason: Literal["stale", "draining", "failed"]
     """stale: the batch is committed; failed: this device is not asked again."""
 
 
-class GroupTrained(Record):
+class GroupTrained(GroupMessage):
     """Says that a group is in the trainer's gradient; it counts once the batch is committed."""
 
     kind: Literal["group_trained"] = "group_trained"
-    batch: Count
-    group: Count
-    attempt: Count
     worker: Token
     seconds: Seconds
     """Device time; 0 if the gradient is zero, or was computed elsewhere."""
 
 
-class GroupFailed(Record):
+class GroupFailed(GroupMessage):
     kind: Literal["group_failed"] = "group_failed"
-    batch: Count
-    group: Count
-    attempt: Count
     reason: Text
 
 
@@ -305,11 +299,6 @@ class TagRequest(Record):
     id: Token
 
 
-Slotted = (
-    GenerateFragment | FragmentGenerated | FragmentScored | TrainGroup
-    | ComputeGradient | GradientComputed
-)  # fmt: skip
-"""Messages with a slot of their own: each is stored at most once, however often it is published."""
 Event = (
     FragmentGenerated
     | FragmentReleased

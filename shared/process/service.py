@@ -19,9 +19,8 @@ from pydantic import BaseModel, ConfigDict
 
 from shared.bus.cancellation import stop
 from shared.errors import UserError
-from shared.process.http_guard import BODIES, Bodies, Guard, own_names
-from shared.process.http_patience import PatientH11
-from shared.process.http_problems import add_problems
+from shared.process.http_api import add_problems
+from shared.process.http_guard import BODIES, Bodies, Guard, PatientH11, own_names
 
 GRACE_S = 10
 """Seconds for requests that are under way when the process is asked to end."""

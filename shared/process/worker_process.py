@@ -15,19 +15,18 @@ import structlog
 
 from shared.bus.bus import Bus
 from shared.bus.cancellation import stop
-from shared.errors import Unavailable, UserError
+from shared.errors import UserError
 from shared.messages import subjects
 from shared.messages.contracts import PolicyPublished
 from shared.messages.workers import Activity, Device
 from shared.process.service import Health, listen, serve, worker_app
 from shared.process.settings import ServiceSettings
-from shared.process.worker import Worker, WorkerContext
+from shared.process.worker import Worker, WorkerContext, patiently
 from shared.recipe.recipe import Recipe
 from shared.run.files import check_files
 from shared.run.run_recipe import read_recipe, wait_for_recipe
 from shared.store import ObjectStore, open_store
 
-RETRY_S = 1.0
 READS = {
     "rollout": ("model.folder",), "reward": ("reward.scorers.",), "trainer": ("model.folder",)
 }  # fmt: skip
@@ -96,21 +95,11 @@ async def until_finished(bus: Bus, store: ObjectStore, recipe: Recipe) -> None:
     async for received in bus.follow(subjects.EVT, [subject]):
         event = received.message
         if isinstance(event, PolicyPublished) and event.policy.version >= steps:
-            steps = await _steps(store, bus.run)
+            # A run that is resumed may have more.
+            stored = await patiently(lambda: read_recipe(store, bus.run), "store_unavailable")
+            steps = 0 if stored is None else stored.run.steps
             if event.policy.version >= steps:
                 return
-
-
-async def _steps(store: ObjectStore, run: str) -> int:
-    """Return the number of steps in the store's recipe: a run that is resumed may have more."""
-    while True:
-        try:
-            recipe = await read_recipe(store, run)
-        except Unavailable as error:
-            log.warning("store_unavailable", error=str(error))
-        else:
-            return 0 if recipe is None else recipe.run.steps
-        await asyncio.sleep(RETRY_S)
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 <run>/recipe.json                    the resolved recipe that every service reads (run_recipe.py)
 <run>/files/<key>.json               digests of the model and the rewards (files.py)
 <run>/commits/<version>.json         the commit records (commits.py)
-<run>/weights/<sha256>.safetensors   a policy version's weights, while it is kept (retention.py)
+<run>/weights/<sha256>.safetensors   a policy version's weights, while it is kept (commits.py)
 <run>/checkpoints/<sha256>...        its optimizer and random state, as long
 <run>/conditions/<sha256>...         the conditioning of each prompt
 <run>/usage/<batch>.json             what the devices did in that batch, and what TAG decided

@@ -7,7 +7,9 @@ what they leave open comes from the variables and files of each cloud's own tool
 ``AWS_SESSION_TOKEN``, ``GOOGLE_APPLICATION_CREDENTIALS``, ``AZURE_STORAGE_ACCOUNT_NAME`` ...).
 """
 
+import contextlib
 import os
+from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -58,7 +60,7 @@ class BucketBackend:
             raise UserError(f"store_url: {settings.url!r} cannot be used: {error}") from error
 
     async def write(self, key: str, data: bytes) -> None:
-        try:
+        with _as_unavailable():
             await obstore.put_async(
                 self._store,
                 key,
@@ -67,52 +69,35 @@ class BucketBackend:
                 chunk_size=PART,
                 max_concurrency=PARTS_AT_ONCE,
             )
-        except BaseError as error:
-            raise _unavailable(error) from error
 
     async def create(self, key: str, data: bytes) -> bool:
         """Store in one request, whatever the size: a condition holds for a whole put only."""
-        try:
+        with _as_unavailable(), contextlib.suppress(AlreadyExistsError):
             await obstore.put_async(self._store, key, data, mode="create", use_multipart=False)
-        except AlreadyExistsError:
-            return False
-        except BaseError as error:
-            raise _unavailable(error) from error
-        return True
+            return True
+        return False
 
     async def read(self, key: str) -> bytes | None:
-        try:
+        with _as_unavailable(), contextlib.suppress(NotFoundError, FileNotFoundError):
             found = await obstore.get_async(self._store, key)
             return bytes(await found.bytes_async())
-        except (NotFoundError, FileNotFoundError):
-            return None
-        except BaseError as error:
-            raise _unavailable(error) from error
+        return None
 
     async def size(self, key: str) -> int | None:
-        try:
+        with _as_unavailable(), contextlib.suppress(NotFoundError, FileNotFoundError):
             return (await obstore.head_async(self._store, key))["size"]
-        except (NotFoundError, FileNotFoundError):
-            return None
-        except BaseError as error:
-            raise _unavailable(error) from error
+        return None
 
     async def keys(self, prefix: str) -> list[str]:
-        try:
+        with _as_unavailable():
             pages = obstore.list(self._store, prefix=prefix)
             return [entry["path"] async for page in pages for entry in page]
-        except BaseError as error:
-            raise _unavailable(error) from error
 
     async def delete(self, keys: list[str]) -> None:
         if not keys:
             return
-        try:
+        with _as_unavailable(), contextlib.suppress(NotFoundError, FileNotFoundError):
             await obstore.delete_async(self._store, keys)
-        except (NotFoundError, FileNotFoundError):
-            return
-        except BaseError as error:
-            raise _unavailable(error) from error
 
 
 def _s3_options(settings: StoreSettings) -> dict[str, Any]:
@@ -135,10 +120,17 @@ def _s3_options(settings: StoreSettings) -> dict[str, Any]:
     return options
 
 
-def _unavailable(error: Exception) -> Unavailable:
-    if isinstance(error, PermissionDeniedError | UnauthenticatedError):
-        return Unavailable(
+@contextlib.contextmanager
+def _as_unavailable() -> Iterator[None]:
+    """Raises Unavailable where the store does not do what it is asked."""
+    try:
+        yield
+    except (PermissionDeniedError, UnauthenticatedError) as error:
+        raise Unavailable(
             "the object store refuses these keys, or has not given them the right to do this "
             f"(DIGENRL_S3_ACCESS_KEY, DIGENRL_S3_SECRET_KEY): {str(error)[:200]}"
-        )
-    return Unavailable(f"the object store did not answer as it should: {str(error)[:200]}")
+        ) from error
+    except BaseError as error:
+        raise Unavailable(
+            f"the object store did not answer as it should: {str(error)[:200]}"
+        ) from error

@@ -7,38 +7,38 @@ create is a hard link, which fails if the name exists.
 import asyncio
 import os
 import uuid
+from collections.abc import Callable, Coroutine
+from functools import wraps
 from pathlib import Path
+from typing import Any, ParamSpec, TypeVar
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def in_thread(call: Callable[P, T]) -> Callable[P, Coroutine[Any, Any, T]]:
+    """Make ``call`` a coroutine that runs in a thread."""
+
+    @wraps(call)
+    async def called(*args: P.args, **kwargs: P.kwargs) -> T:
+        return await asyncio.to_thread(call, *args, **kwargs)
+
+    return called
 
 
 class FolderBackend:
     def __init__(self, root: Path) -> None:
         self._root = root
 
-    async def write(self, key: str, data: bytes) -> None:
-        await asyncio.to_thread(self._write, key, data)
-
-    async def create(self, key: str, data: bytes) -> bool:
-        return await asyncio.to_thread(self._create, key, data)
-
-    async def read(self, key: str) -> bytes | None:
-        return await asyncio.to_thread(self._read, key)
-
-    async def size(self, key: str) -> int | None:
-        return await asyncio.to_thread(self._size, key)
-
-    async def keys(self, prefix: str) -> list[str]:
-        return await asyncio.to_thread(self._keys, prefix)
-
-    async def delete(self, keys: list[str]) -> None:
-        await asyncio.to_thread(self._delete, keys)
-
-    def _write(self, key: str, data: bytes) -> None:
+    @in_thread
+    def write(self, key: str, data: bytes) -> None:
         path = self._root / key
         temporary = self._temporary(path, data)
         temporary.replace(path)
         _sync_folder(path.parent)
 
-    def _create(self, key: str, data: bytes) -> bool:
+    @in_thread
+    def create(self, key: str, data: bytes) -> bool:
         path = self._root / key
         temporary = self._temporary(path, data)
         try:
@@ -70,19 +70,22 @@ class FolderBackend:
         folder.mkdir(parents=folder == self._root, exist_ok=True)
         _sync_folder(folder.parent)
 
-    def _read(self, key: str) -> bytes | None:
+    @in_thread
+    def read(self, key: str) -> bytes | None:
         try:
             return (self._root / key).read_bytes()
         except FileNotFoundError:
             return None
 
-    def _size(self, key: str) -> int | None:
+    @in_thread
+    def size(self, key: str) -> int | None:
         try:
             return (self._root / key).stat().st_size
         except FileNotFoundError:
             return None
 
-    def _keys(self, prefix: str) -> list[str]:
+    @in_thread
+    def keys(self, prefix: str) -> list[str]:
         folder = self._root / prefix
         files = (path for path in folder.rglob("*") if path.is_file())
         return [
@@ -91,7 +94,8 @@ class FolderBackend:
             if not path.name.startswith(".")
         ]
 
-    def _delete(self, keys: list[str]) -> None:
+    @in_thread
+    def delete(self, keys: list[str]) -> None:
         for key in keys:
             (self._root / key).unlink(missing_ok=True)
 

@@ -23,9 +23,15 @@ from services.scheduler.sim import batches, devices, independent_devices, schedu
 from services.scheduler.sim.devices import SimReward, SimRollout
 from services.scheduler.sim.trainer import SimTrainer
 from services.scheduler.sim.world import Process
-from shared.devices.loan import Command, Loan, apply
+from shared.devices.loan import Loan, apply
 from shared.messages import subjects
-from shared.messages.contracts import FragmentGenerated, FragmentSlot, GenerateFragment, Message
+from shared.messages.contracts import (
+    FragmentGenerated,
+    FragmentSlot,
+    GenerateFragment,
+    Message,
+    SetDevice,
+)
 from tests.examples import with_schedule
 from tests.faults import nemesis
 from tests.faults.planting import Mutant, built, patched, together
@@ -156,7 +162,7 @@ def recovery_skips_the_scores() -> AbstractContextManager[None]:
 
 
 def devices_follow_old_commands() -> AbstractContextManager[None]:
-    def apply_any(loan: Loan, command: Command, now: float) -> Loan:
+    def apply_any(loan: Loan, command: SetDevice, now: float) -> Loan:
         return apply(Loan(), command, now)
 
     return patched((batches, "apply", apply_any))

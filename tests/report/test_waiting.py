@@ -8,7 +8,7 @@ from fastapi import FastAPI
 
 from digenrl.report.make import make_report
 from shared.errors import UserError
-from shared.process.http_problems import add_problems
+from shared.process.http_api import add_problems
 from shared.process.service import listen, serve
 
 

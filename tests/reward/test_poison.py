@@ -8,8 +8,8 @@ import pytest
 import safetensors.numpy
 
 from services.reward.app import RewardApp
-from services.reward.media import MediaSize
 from services.reward.scorer import WeightedScorer
+from services.reward.scoring import MediaSize
 from services.scheduler.shell.inbox import failure_of
 from shared.bus.bus import Bus
 from shared.messages import subjects

@@ -6,6 +6,8 @@ from itertools import accumulate
 
 import torch
 
+from services.trainer.engine.trainer_engine import TrainerEngine
+from shared.devices.protocols import GroupData
 from shared.diffusion.models import Conditions, repeat_rows
 from shared.diffusion.policy import LoadedPolicy, load_policy, sampling_plan
 from shared.diffusion.sampler import Denoising, Trajectory, denoise
@@ -36,6 +38,19 @@ class Group:
             )
             for each in samples
         ]
+
+
+def train_group(
+    engine: TrainerEngine,
+    trajectories: Sequence[bytes],
+    conditions: bytes,
+    advantages: Sequence[float],
+) -> None:
+    """Read and train a group, given its fragments in order."""
+    data = GroupData(
+        trajectories=tuple(trajectories), conditions=conditions, advantages=tuple(advantages)
+    )
+    engine.train(engine.read(data))
 
 
 def make_batch(

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from services.trainer.engine.replicas import ReplicatedTraining
+from services.trainer.engine.threads import ReplicatedTraining
 from shared.diffusion.policy import LoadedPolicy, load_policy
 from shared.diffusion.tensors import pack
 from shared.diffusion.training.rows import check_stored

@@ -10,9 +10,9 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file
 
-from services.reward.scorers.clip import Clip, Images, Metadata
-from services.reward.scorers.linear_head import linear_head
-from services.reward.scorers.pretrained import loading
+from services.reward.scorer import Media, Metadata
+from services.reward.scorers.clip import Clip
+from services.reward.scorers.pretrained import linear_head, loading
 
 HEAD = "aesthetic.safetensors"
 
@@ -27,7 +27,7 @@ class Aesthetic:
         self._head = linear_head(tensors, self._clip.width, folder)
 
     @torch.inference_mode()
-    def score(self, images: Images, metadata: Metadata) -> list[float]:
+    def score(self, images: Media, metadata: Metadata) -> list[float]:
         """Returns scores of about 1 to 10."""
         scores: list[float] = self._head(self._clip.image_vectors(images))[:, 0].tolist()
         return scores

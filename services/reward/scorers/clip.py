@@ -4,15 +4,14 @@ The folder is what transformers saves of a ``CLIPModel`` with its processor: ``c
 ``*.safetensors``, the tokenizer's files and ``preprocessor_config.json``.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from PIL import Image, ImageOps
 from torch import Tensor
 
+from services.reward.scorer import Media, Metadata
 from services.reward.scorers.inputs import prompts, rgb
 from services.reward.scorers.pretrained import (
     load_image_processor,
@@ -22,9 +21,6 @@ from services.reward.scorers.pretrained import (
 
 AT_ONCE = 32
 """Images or texts in one forward pass, as many as fit beside CLIP-H in 8 GB."""
-
-Images = npt.NDArray[np.uint8]
-Metadata = Sequence[Mapping[str, object]]
 
 
 class Clip:
@@ -52,7 +48,7 @@ class Clip:
         """Factor of a cosine that the network has learned: its temperature, inverted."""
         return float(self._model.logit_scale.exp())
 
-    def cosines(self, images: Images, metadata: Metadata) -> list[float]:
+    def cosines(self, images: Media, metadata: Metadata) -> list[float]:
         """Returns the cosine of each image and its prompt, from -1 to 1.
 
         Raises:
@@ -66,7 +62,7 @@ class Clip:
         return found
 
     @torch.inference_mode()
-    def image_vectors(self, images: Images) -> Tensor:
+    def image_vectors(self, images: Media) -> Tensor:
         """Returns unit vectors (n, width) of images (n, C, H, W)."""
         parts = []
         for first in range(0, len(images), AT_ONCE):
@@ -80,7 +76,8 @@ class Clip:
         """Returns unit vectors (n, width) of n texts, which are cut off where the network's end."""
         longest = self._model.config.text_config.max_position_embeddings
         parts = []
-        for some in _slices(texts):
+        for first in range(0, len(texts), AT_ONCE):
+            some = list(texts[first : first + AT_ONCE])
             tokens = self._tokenizer(
                 some, padding=True, truncation=True, max_length=longest, return_tensors="pt"
             ).to(self._model.device)
@@ -101,11 +98,6 @@ class Clip:
         made = self._processor(images=pictures, return_tensors="pt", **how)
         pixels: Tensor = made["pixel_values"].to(self._model.device)
         return pixels
-
-
-def _slices(texts: Sequence[str]) -> Iterator[list[str]]:
-    for first in range(0, len(texts), AT_ONCE):
-        yield list(texts[first : first + AT_ONCE])
 
 
 def _unit(vectors: Tensor) -> Tensor:

@@ -7,7 +7,8 @@ the prompt stands alone, as it names the kind of picture itself.
 
 from pathlib import Path
 
-from services.reward.scorers.clip import Clip, Images, Metadata
+from services.reward.scorer import Media, Metadata
+from services.reward.scorers.clip import Clip
 
 WEIGHT = 2.5
 
@@ -17,6 +18,6 @@ class ClipScore:
         """``folder`` holds a CLIP, such as openai/clip-vit-large-patch14."""
         self._clip = Clip(folder)
 
-    def score(self, images: Images, metadata: Metadata) -> list[float]:
+    def score(self, images: Media, metadata: Metadata) -> list[float]:
         """Returns scores from 0 to 2.5."""
         return [WEIGHT * max(cosine, 0.0) for cosine in self._clip.cosines(images, metadata)]

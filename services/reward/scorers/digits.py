@@ -5,7 +5,7 @@ Four files without pickle make up the folder: ``proxy`` (a CNN, the reward), ``g
 ``real`` (images of that half). Images are uint8 (n, 1, 8, 8); inside, -1..1.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
@@ -14,6 +14,8 @@ import numpy.typing as npt
 import torch
 from safetensors.numpy import load_file
 from torch import Tensor, nn
+
+from services.reward.scorer import Media, Metadata
 
 NUM_DIGITS = 10
 SHAPE = (1, 8, 8)
@@ -52,9 +54,7 @@ class DigitProbability:
         self._network.load_state_dict(state)
         self._network.requires_grad_(False).eval()
 
-    def score(
-        self, images: npt.NDArray[np.uint8], metadata: Sequence[Mapping[str, object]]
-    ) -> list[float]:
+    def score(self, images: Media, metadata: Metadata) -> list[float]:
         """Returns one probability per image.
 
         Raises:
@@ -66,12 +66,12 @@ class DigitProbability:
         probabilities = self.probabilities(images)
         return [float(row[digit]) for row, digit in zip(probabilities, digits, strict=True)]
 
-    def probabilities(self, images: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32]:
+    def probabilities(self, images: Media) -> npt.NDArray[np.float32]:
         """Returns (n, 10) probabilities of images (n, 1, 8, 8)."""
         logits: Tensor = self._network(torch.from_numpy(to_model_space(images)))
         return np.asarray(logits.softmax(-1).numpy(), dtype=np.float32)
 
-    def predict(self, images: npt.NDArray[np.uint8]) -> npt.NDArray[np.int64]:
+    def predict(self, images: Media) -> npt.NDArray[np.int64]:
         """Returns the most probable digits (n,) of images (n, 1, 8, 8)."""
         return np.asarray(self.probabilities(images).argmax(-1), dtype=np.int64)
 
@@ -88,7 +88,7 @@ class DigitSvm:
         ends = np.cumsum(arrays["n_support"]).tolist()
         self._of_class = [slice(*bounds) for bounds in zip([0, *ends[:-1]], ends, strict=True)]
 
-    def predict(self, images: npt.NDArray[np.uint8]) -> npt.NDArray[np.int64]:
+    def predict(self, images: Media) -> npt.NDArray[np.int64]:
         """Returns digits (n,) that win most of the 45 duels, the smaller one of equals."""
         kernel = self._kernel(to_model_space(images).reshape(len(images), -1))
         votes = np.zeros((len(images), NUM_DIGITS), dtype=np.int64)
@@ -119,7 +119,7 @@ def wanted_digit(metadata: Mapping[str, object]) -> int:
     return digit
 
 
-def to_model_space(images: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32]:
+def to_model_space(images: Media) -> npt.NDArray[np.float32]:
     """Converts bytes (n, 1, 8, 8) to -1..1."""
     if images.dtype != np.uint8 or images.shape[1:] != SHAPE:
         raise ValueError(

@@ -7,7 +7,8 @@ black margins, as in the published scorer.
 
 from pathlib import Path
 
-from services.reward.scorers.clip import Clip, Images, Metadata
+from services.reward.scorer import Media, Metadata
+from services.reward.scorers.clip import Clip
 
 
 class HpsV2:
@@ -15,6 +16,6 @@ class HpsV2:
         """``folder`` holds its weights under transformers' names, with CLIP-H's processor."""
         self._clip = Clip(folder, padded=True)
 
-    def score(self, images: Images, metadata: Metadata) -> list[float]:
+    def score(self, images: Media, metadata: Metadata) -> list[float]:
         """Returns scores from -1 to 1."""
         return self._clip.cosines(images, metadata)

@@ -19,11 +19,11 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from services.reward.scorers.clip import Images, Metadata
+from services.reward.scorer import Media, Metadata
 from services.reward.scorers.inputs import prompts, rgb
-from services.reward.scorers.linear_head import linear_head
 from services.reward.scorers.pretrained import (
     frozen,
+    linear_head,
     load_image_processor,
     load_tensors,
     load_tokenizer,
@@ -57,7 +57,7 @@ class ImageReward:
         self._processor = load_image_processor(folder)
 
     @torch.inference_mode()
-    def score(self, images: Images, metadata: Metadata) -> list[float]:
+    def score(self, images: Media, metadata: Metadata) -> list[float]:
         """Returns scores, most of them from -2.5 to 2.
 
         Raises:
@@ -70,7 +70,7 @@ class ImageReward:
             scores += ((numbers - MEAN) / DEVIATION).tolist()
         return scores
 
-    def _first_tokens(self, images: Images, texts: list[str]) -> Tensor:
+    def _first_tokens(self, images: Media, texts: list[str]) -> Tensor:
         """Returns (n, width): the text encoder's first token for each prompt and its image."""
         device = self._vision.device
         pictures = [rgb(image) for image in images]

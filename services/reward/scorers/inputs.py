@@ -1,10 +1,10 @@
 """Turns samples into the pictures and prompts that published networks take."""
 
-from collections.abc import Mapping, Sequence
-
 import numpy as np
 import numpy.typing as npt
 from PIL import Image
+
+from services.reward.scorer import Metadata
 
 
 def picture(image: npt.NDArray[np.uint8]) -> Image.Image:
@@ -24,7 +24,7 @@ def rgb(image: npt.NDArray[np.uint8]) -> Image.Image:
     return picture(image).convert("RGB")
 
 
-def prompts(metadata: Sequence[Mapping[str, object]]) -> list[str]:
+def prompts(metadata: Metadata) -> list[str]:
     """Returns the text of each sample's prompt.
 
     Raises:

@@ -4,11 +4,11 @@ Numbers depend on the build of libjpeg that Pillow was made with, in the last pe
 """
 
 import io
-from collections.abc import Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
+from services.reward.scorer import Media, Metadata
 from services.reward.scorers.inputs import picture
 
 QUALITY = 95
@@ -17,18 +17,14 @@ QUALITY = 95
 class JpegIncompressibility:
     """Scores kilobytes: rich textures score high."""
 
-    def score(
-        self, images: npt.NDArray[np.uint8], metadata: Sequence[Mapping[str, object]]
-    ) -> list[float]:
+    def score(self, images: Media, metadata: Metadata) -> list[float]:
         return [jpeg_bytes(image) / 1000 for image in images]
 
 
 class JpegCompressibility:
     """Scores kilobytes over -500: smooth images score high, at most 0."""
 
-    def score(
-        self, images: npt.NDArray[np.uint8], metadata: Sequence[Mapping[str, object]]
-    ) -> list[float]:
+    def score(self, images: Media, metadata: Metadata) -> list[float]:
         return [-jpeg_bytes(image) / 1000 / 500 for image in images]
 
 

@@ -8,7 +8,6 @@ not: anything else fails the scoring and is never taken for a number.
 import base64
 import io
 import re
-from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
@@ -16,9 +15,9 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import BaseModel, Field, ValidationError
 
-from services.reward.scorers.api_key import read_key
+from services.reward.scorer import Media, Metadata
+from services.reward.scorers.endpoint import ask, read_key, without
 from services.reward.scorers.inputs import picture, prompts
-from services.reward.scorers.patience import ask, without
 from shared.errors import ScoringError
 from shared.recipe.rewards import Judge
 
@@ -56,9 +55,7 @@ class JudgeScorer:
         self._patience = patience
         self._key = read_key(judge)
 
-    def score(
-        self, images: npt.NDArray[np.uint8], metadata: Sequence[Mapping[str, object]]
-    ) -> list[float]:
+    def score(self, images: Media, metadata: Metadata) -> list[float]:
         """Returns scores from 0 to 1; `at_once` images are judged at a time.
 
         Raises:

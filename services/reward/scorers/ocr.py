@@ -6,11 +6,13 @@ distance over the length of the wanted text, at least 0. Nothing read is 0.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 import numpy.typing as npt
 from rapidfuzz.distance import Levenshtein
+
+from services.reward.scorer import Media, Metadata
 
 QUOTED = re.compile(r'"([^"]*)"')
 SPACES = re.compile(r"\s+")
@@ -28,9 +30,7 @@ class OcrText:
             }
         )
 
-    def score(
-        self, images: npt.NDArray[np.uint8], metadata: Sequence[Mapping[str, object]]
-    ) -> list[float]:
+    def score(self, images: Media, metadata: Metadata) -> list[float]:
         """Returns scores from 0 to 1; raises ValueError if a prompt does not say which text."""
         wanted = [wanted_text(each) for each in metadata]
         return [

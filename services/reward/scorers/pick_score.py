@@ -7,7 +7,8 @@ no image reaches 4 (the scale is at most 100).
 
 from pathlib import Path
 
-from services.reward.scorers.clip import Clip, Images, Metadata
+from services.reward.scorer import Media, Metadata
+from services.reward.scorers.clip import Clip
 
 DIVISOR = 26.0
 
@@ -17,7 +18,7 @@ class PickScore:
         """``folder`` holds yuvalkirstain/PickScore_v1 with CLIP-H's processor."""
         self._clip = Clip(folder)
 
-    def score(self, images: Images, metadata: Metadata) -> list[float]:
+    def score(self, images: Media, metadata: Metadata) -> list[float]:
         """Returns the published score over 26."""
         factor = self._clip.scale / DIVISOR
         return [factor * cosine for cosine in self._clip.cosines(images, metadata)]

@@ -5,16 +5,14 @@ Every sample gets the score that the server has given it, or none.
 
 import math
 import weakref
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import httpx
 import numpy as np
-import numpy.typing as npt
 import structlog
 
-from services.reward.scorers.api_key import read_key
-from services.reward.scorers.patience import ask, without
+from services.reward.scorer import Media, Metadata
+from services.reward.scorers.endpoint import ask, read_key, without
 from services.reward.wire import JSON, MSGPACK, Item, ScoreRequest, decode_response, encode
 from shared.errors import ContractError, ScoringError
 from shared.recipe.rewards import Remote
@@ -47,9 +45,7 @@ class RemoteScorer:
         """Client that keeps its connection from request to request."""
         weakref.finalize(self, self._client.close)
 
-    def score(
-        self, media: npt.NDArray[Any], metadata: Sequence[Mapping[str, object]]
-    ) -> list[float]:
+    def score(self, media: Media, metadata: Metadata) -> list[float]:
         """Returns scores; NaN for a sample that the server could not score.
 
         Raises:

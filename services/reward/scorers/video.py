@@ -1,9 +1,8 @@
 """Rewards of videos that need no weights."""
 
-from collections.abc import Mapping, Sequence
-
 import numpy as np
-import numpy.typing as npt
+
+from services.reward.scorer import Media, Metadata
 
 
 class TemporalConsistency:
@@ -12,9 +11,7 @@ class TemporalConsistency:
     A video that stands still scores 1, so give it a small weight beside a reward for content.
     """
 
-    def score(
-        self, videos: npt.NDArray[np.uint8], metadata: Sequence[Mapping[str, object]]
-    ) -> list[float]:
+    def score(self, videos: Media, metadata: Metadata) -> list[float]:
         """Raises ValueError if there is nothing to compare: a video of one frame."""
         if videos.shape[1] < 2:
             raise ValueError("a video of one frame has no consistency")

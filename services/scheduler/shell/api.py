@@ -9,8 +9,7 @@ from services.scheduler.shell import api_models as models
 from services.scheduler.shell import views
 from services.scheduler.shell.app import Scheduler
 from shared.messages.contracts import OperatorRequest, TagRequest
-from shared.process.http_docs import add_docs
-from shared.process.http_problems import Problem, add_problems
+from shared.process.http_api import Problem, add_docs, add_problems
 from shared.process.service import probes
 
 Limit = Annotated[int, Query(ge=1, le=200, description="how many at most")]

@@ -15,7 +15,7 @@ from shared.bus.streams import StreamState
 from shared.errors import DigenRLError, Unavailable
 from shared.messages import subjects
 from shared.process.service import Health
-from shared.run.commits import CommitRecord
+from shared.run.commits import CommitRecord, Retention, deletable
 from shared.run.layout import (
     batch_folder,
     checkpoints_folder,
@@ -24,7 +24,6 @@ from shared.run.layout import (
     stored_batches,
     weights_folder,
 )
-from shared.run.retention import Retention, deletable
 from shared.store import ObjectStore
 
 RETRY_S = 0.5

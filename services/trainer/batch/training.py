@@ -1,17 +1,21 @@
-"""Brings one batch into the gradient: groups are trained, added or skipped, each exactly once."""
+"""Brings one batch into the gradient: groups are trained, added or skipped, each exactly once.
+
+The metrics of the batch that need no network are computed here as well, from its trained groups.
+"""
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from services.trainer.batch.fetcher import AdmittedGroup, GroupFetcher
-from services.trainer.batch.measures import batch_metrics
 from services.trainer.devices.pool import DevicePool, Outcome, QueuedGroup
 from shared.devices.protocols import GroupData, GroupGradient, Training
 from shared.devices.slices import LAST_GROUPS
 from shared.errors import ContractError, OutOfMemory, Untrainable
+from shared.learning.advantages import population_std
+from shared.learning.metrics import of_scorer
 from shared.messages.contracts import GroupTrained, TrainGroup
 from shared.process.worker import WorkerContext
 from shared.recipe.recipe import Recipe
@@ -254,3 +258,44 @@ async def in_order(
         while following in held:
             yield following, held.pop(following)
             following += 1
+
+
+def batch_metrics(
+    batch: int, groups: Sequence[TrainedGroup], advantages: Sequence[float]
+) -> dict[str, float]:
+    """Return the metrics of rewards, advantages and staleness.
+
+    ``advantages``: those of all samples, as they count in the gradient. Means of rewards and scores
+    are over the samples that could be scored; 0 if none could.
+    """
+    num_samples = len(advantages)
+    rewards = _known(reward for group in groups for reward in group.rewards)
+    stale = sum((batch - group.policy_version) * len(group.rewards) for group in groups)
+    found = {
+        "reward_mean": _mean(rewards),
+        "reward_std": _deviation(rewards),
+        "failed_fraction": 1 - len(rewards) / num_samples,
+        "dropped_groups": float(sum(group.dropped is not None for group in groups)),
+        "advantage_mean": _mean(advantages),
+        "advantage_std": population_std(advantages),
+        "advantage_min": min(advantages),
+        "advantage_max": max(advantages),
+        "staleness_mean": stale / num_samples,
+    }
+    for scorer in groups[0].parts:
+        scores = _known(score for group in groups for score in group.parts[scorer])
+        found[of_scorer("reward_mean", scorer)] = _mean(scores)
+        found[of_scorer("reward_std", scorer)] = _deviation(scores)
+    return found
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / max(1, len(values))
+
+
+def _deviation(values: Sequence[float]) -> float:
+    return population_std(values) if values else 0.0
+
+
+def _known(values: Iterable[float | None]) -> list[float]:
+    return [value for value in values if value is not None]

@@ -9,7 +9,7 @@ been, while its version is in use.
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import structlog
@@ -76,13 +76,13 @@ class LoanAgent:
             if device.step_seconds is not None:
                 self._step_ms = round(1000 * device.step_seconds, 3)
             if generated is not None and device.drop(task):
-                self._tell(device.publisher.publish(task, generated))
+                self._telling.create_task(device.publisher.publish(task, generated))
         except IntegrityError:
             if device.drop(task):  # an optimizer step has made another version of the weights
                 self._release(task, "stale")
         except DigenRLError as error:
             if device.drop(task):
-                self._tell(device.publisher.fail(task, error))
+                self._telling.create_task(device.publisher.fail(task, error))
         finally:
             self._observe_return()
 
@@ -143,10 +143,7 @@ class LoanAgent:
         return taken
 
     def _release(self, task: GenerateFragment, reason: Literal["stale", "returned"]) -> None:
-        self._tell(self._devices[0].publisher.release(task, reason))
-
-    def _tell(self, telling: Coroutine[None, None, None]) -> None:
-        self._telling.create_task(telling)
+        self._telling.create_task(self._devices[0].publisher.release(task, reason))
 
     def _observe_return(self) -> None:
         """Measure how long the devices took to come back, once the last one has."""

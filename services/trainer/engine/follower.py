@@ -1,12 +1,17 @@
-"""Runs a rank other than the first: it does what the first one asks for, and knows no broker."""
+"""Runs a rank other than the first: it does what the first one asks for, over gloo, and knows no
+broker."""
 
 from collections import deque
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import timedelta
 from typing import Any
 
+import msgpack
 import structlog
+import torch
+import torch.distributed as dist
 
-from services.trainer.engine.links import Message, join
 from services.trainer.engine.trainer_engine import TrainerEngine
 from services.trainer.engine.world import local_rank, num_ranks, this_rank
 from shared.devices.chunks import Chunk
@@ -17,6 +22,76 @@ from shared.diffusion.training.rows import TrainingGroup
 from shared.diffusion.weights import WeightsInUse
 from shared.errors import ContractError, OutOfMemory, Untrainable
 from shared.recipe.recipe import Recipe
+
+FOR_EVER = timedelta(days=365)
+"""Timeout of a rank that waits for its next message: nothing may be ready for long, and the
+connection tells it if its peer is gone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    name: str
+    values: Mapping[str, Any] = field(default_factory=dict)
+    """Values that msgpack can pack."""
+    blobs: Sequence[bytes] = ()
+
+
+class Link:
+    """Connects to one other rank. One message at a time: whoever has asked waits for the answer."""
+
+    def __init__(self, group: dist.ProcessGroup, peer: int) -> None:
+        self._group = group
+        self._peer = peer
+
+    def ask(self, message: Message) -> Message:
+        self.send(message)
+        return self.receive()
+
+    def send(self, message: Message) -> None:
+        sizes = [len(blob) for blob in message.blobs]
+        self._send(msgpack.packb([message.name, dict(message.values), sizes]))
+        for blob in message.blobs:
+            if blob:
+                dist.send(_as_tensor(blob), self._peer, group=self._group)
+
+    def receive(self) -> Message:
+        """Raises RuntimeError if the other rank is gone."""
+        size = torch.zeros(1, dtype=torch.int64)
+        dist.recv(size, self._peer, group=self._group)
+        name, values, sizes = msgpack.unpackb(self._receive(int(size)))
+        return Message(name, values, [self._receive(each) for each in sizes])
+
+    def _send(self, data: bytes) -> None:
+        dist.send(torch.tensor([len(data)]), self._peer, group=self._group)
+        dist.send(_as_tensor(data), self._peer, group=self._group)
+
+    def _receive(self, size: int) -> bytes:
+        if not size:
+            return b""
+        data = torch.empty(size, dtype=torch.uint8)
+        dist.recv(data, self._peer, group=self._group)
+        return data.numpy().tobytes()
+
+
+def join() -> list[Link]:
+    """Meet the other ranks. Rank 0 gets a link to each, the others get one to rank 0."""
+    on_gpus = torch.cuda.is_available()
+    if on_gpus:
+        torch.cuda.set_device(local_rank())
+    dist.init_process_group("cpu:gloo,cuda:nccl" if on_gpus else "gloo")
+    links = []
+    for other in range(1, num_ranks()):
+        # Each pair has connections of its own, which no other thread uses. All ranks have to name
+        # all groups, in the same order.
+        group = dist.new_group([0, other], timeout=FOR_EVER, backend="gloo")
+        if this_rank() in (0, other):
+            links.append(Link(group, other if this_rank() == 0 else 0))
+    return links
+
+
+def _as_tensor(data: bytes) -> torch.Tensor:
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8)
+
 
 KEPT_GROUPS = 2
 """Number of sliced groups that a rank keeps, so that each is sent once. Both ends forget the older

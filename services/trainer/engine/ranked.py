@@ -13,8 +13,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
-from services.trainer.engine.follower import KEPT_GROUPS, load_engine, slice_values
-from services.trainer.engine.links import Link, Message, join
+from services.trainer.engine.follower import (
+    KEPT_GROUPS,
+    Link,
+    Message,
+    join,
+    load_engine,
+    slice_values,
+)
 from services.trainer.engine.threads import TrainingOnThreads
 from services.trainer.engine.trainer_engine import (
     CACHED_GROUPS,

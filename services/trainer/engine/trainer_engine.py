@@ -3,7 +3,7 @@
 import asyncio
 import math
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -77,10 +77,6 @@ class TrainerEngine:
         self._transaction = self._tuned.transaction
 
     @property
-    def device(self) -> str:
-        return str(self._loaded.device)
-
-    @property
     def chunk(self) -> Chunk:
         """Size of the chunks that the next group is trained in."""
         return self._tuned.chunk
@@ -143,22 +139,6 @@ class TrainerEngine:
             self._tuned.accumulate(group)
         else:
             self._transaction.accumulate(group, chunk)
-
-    def accumulate(
-        self,
-        trajectories: Sequence[bytes],
-        conditions: bytes,
-        advantages: Sequence[float],
-        staleness: int = 0,
-    ) -> None:
-        """Read and train a group, given its fragments in order."""
-        data = GroupData(
-            trajectories=tuple(trajectories),
-            conditions=conditions,
-            advantages=tuple(advantages),
-            staleness=staleness,
-        )
-        self.train(self.read(data))
 
     def skip(self, num_samples: int) -> None:
         """Count samples of a group whose gradient is zero."""

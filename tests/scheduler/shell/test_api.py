@@ -19,7 +19,7 @@ from services.scheduler.shell.views import seconds_per_step
 from shared.bus.bus import Bus
 from shared.messages.contracts import Message
 from shared.messages.workers import Device, WorkerStatus
-from shared.process.http_problems import Problem
+from shared.process.http_api import Problem
 from shared.process.service import Health, ProbeView
 from shared.run.commits import CommitRecord, TrainedGroup
 from shared.run.versions import VersionIndex

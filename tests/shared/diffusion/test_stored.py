@@ -10,9 +10,8 @@ import safetensors.numpy
 import torch
 from pydantic import ValidationError
 
-from services.reward.media import MediaSize, read_media
 from services.reward.scorer import WeightedScorer
-from services.reward.scoring import scores_of
+from services.reward.scoring import MediaSize, read_media, scores_of
 from shared.diffusion.tensors import pack, unpack
 from shared.diffusion.training.rows import check_stored
 from shared.errors import ContractError, ScoringError

@@ -12,10 +12,8 @@ import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
-from shared.process.http_docs import add_docs
-from shared.process.http_guard import BODIES, Bodies, Guard, own_names
-from shared.process.http_patience import PatientH11
-from shared.process.http_problems import add_problems
+from shared.process.http_api import add_docs, add_problems
+from shared.process.http_guard import BODIES, Bodies, Guard, PatientH11, own_names
 from shared.process.service import listen, serve
 from shared.process.settings import HttpSettings
 

@@ -7,9 +7,8 @@ from hypothesis import strategies as st
 
 from shared.messages.contracts import ObjectRef, Policy
 from shared.recipe.recipe import Recipe, load_recipe, override
-from shared.run.commits import CommitRecord
+from shared.run.commits import CommitRecord, Retention, deletable, stored_bytes
 from shared.run.layout import checkpoints_folder, weights_folder
-from shared.run.retention import Retention, deletable, stored_bytes
 from tests import examples
 from tests.paths import DIGITS
 

@@ -23,8 +23,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from services.trainer.engine.follower import follow, load_engine
-from services.trainer.engine.links import join
+from services.trainer.engine.follower import follow, join, load_engine
 from services.trainer.engine.ranked import RankedTraining, start_ranks
 from services.trainer.engine.trainer_engine import TrainerEngine
 from services.trainer.engine.world import this_rank

@@ -5,8 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from services.trainer.engine.follower import Follower
-from services.trainer.engine.links import Message
+from services.trainer.engine.follower import Follower, Message
 from services.trainer.engine.ranked import FollowingRank
 from services.trainer.engine.trainer_engine import TrainerEngine
 from shared.devices.protocols import GroupData

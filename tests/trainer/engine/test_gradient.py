@@ -22,7 +22,7 @@ from shared.diffusion.training.rows import read_group
 from shared.diffusion.weights import trained_parameters
 from shared.errors import BatchFailed
 from shared.recipe.recipe import Recipe, override
-from tests.trainer.batches import Group, generate, make_batch
+from tests.trainer.batches import Group, generate, make_batch, train_group
 
 TOLERANCE = {"float32": 1e-5, "float64": 1e-10}
 OFF_POLICY = 3e-3
@@ -244,7 +244,7 @@ def test_samples_of_other_weights_than_they_name_fail_the_batch(
     for moved, fails in ((0.0, False), (0.5, True)):
         engine.begin()
         for group in make_batch(recipe, loaded=loaded, off_policy=moved):
-            engine.accumulate(group.cut([4]), group.conditions, group.advantages)
+            train_group(engine, group.cut([4]), group.conditions, group.advantages)
         with pytest.raises(BatchFailed, match="off by") if fails else nullcontext():
             engine.check_on_policy()
 
@@ -269,7 +269,7 @@ def test_beginning_a_batch_leaves_nothing_of_the_one_before(
 ) -> None:
     engine = TrainerEngine(recipe, loaded)
     engine.begin()
-    engine.accumulate(on_policy[0].cut([4]), on_policy[0].conditions, on_policy[0].advantages)
+    train_group(engine, on_policy[0].cut([4]), on_policy[0].conditions, on_policy[0].advantages)
     assert engine.gradient()
     engine.begin()
     assert not engine.gradient()
@@ -283,7 +283,7 @@ def test_generation_by_the_same_network_leaves_the_gradient_as_it_is(
     def gradient(between: Callable[[int, Group], None]) -> dict[str, Tensor]:
         engine.begin()
         for number, group in enumerate(on_policy):
-            engine.accumulate(group.cut([4]), group.conditions, group.advantages)
+            train_group(engine, group.cut([4]), group.conditions, group.advantages)
             between(number, group)
         return engine.gradient()
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from services.trainer.engine.replicas import ReplicatedTraining
+from services.trainer.engine.threads import ReplicatedTraining
 from shared.diffusion.models import Conditions
 from shared.diffusion.policy import LoadedPolicy, load_policy
 from shared.messages.contracts import RunFailed

@@ -14,7 +14,7 @@ import pytest
 from torch import Tensor
 
 from digenrl.local.ports import free_ports
-from services.trainer.engine.replicas import ReplicatedTraining
+from services.trainer.engine.threads import ReplicatedTraining
 from shared.devices.protocols import WeightsBlob
 from shared.diffusion.policy import load_policy
 from shared.diffusion.tensors import unpack

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from services.trainer.engine.replicas import ReplicatedTraining
+from services.trainer.engine.threads import ReplicatedTraining
 from shared.devices.protocols import GroupData, GroupGradient, Training
 from shared.devices.slices import GroupSlice
 from shared.diffusion.policy import LoadedPolicy, load_policy

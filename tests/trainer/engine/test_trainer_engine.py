@@ -16,7 +16,7 @@ from shared.diffusion.weights import WeightsInUse
 from shared.errors import ContractError, IntegrityError
 from shared.learning.metrics import STEP_METRICS
 from shared.recipe.recipe import Recipe, override
-from tests.trainer.batches import Group, make_batch
+from tests.trainer.batches import Group, make_batch, train_group
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +27,7 @@ def groups(recipe: Recipe) -> list[Group]:
 def train(engine: TrainerEngine, groups: list[Group], batch: int) -> dict[str, float]:
     engine.begin()
     for group in groups:
-        engine.accumulate(group.cut([4]), group.conditions, group.advantages)
+        train_group(engine, group.cut([4]), group.conditions, group.advantages)
     return engine.step(batch)
 
 
@@ -59,7 +59,7 @@ def test_a_gradient_that_is_not_finite_takes_no_step(recipe: Recipe, groups: lis
     engine = TrainerEngine(recipe)
     before = engine.weights_digest()
     engine.begin()
-    engine.accumulate(groups[0].cut([4]), groups[0].conditions, [float("nan")] * 4)
+    train_group(engine, groups[0].cut([4]), groups[0].conditions, [float("nan")] * 4)
     assert engine.step(0)["skipped_not_finite"] == 1
     assert engine.weights_digest() == before
 
@@ -81,7 +81,7 @@ def test_a_trajectory_of_another_schedule_is_refused(recipe: Recipe, groups: lis
     engine = TrainerEngine(override(recipe, {"sampling.sigmas": "shifted"}))
     engine.begin()
     with pytest.raises(ContractError, match="sigmas"):
-        engine.accumulate(groups[0].cut([4]), groups[0].conditions, groups[0].advantages)
+        train_group(engine, groups[0].cut([4]), groups[0].conditions, groups[0].advantages)
 
 
 def test_fragments_of_different_windows_are_no_group(recipe: Recipe, groups: list[Group]) -> None:
@@ -89,14 +89,14 @@ def test_fragments_of_different_windows_are_no_group(recipe: Recipe, groups: lis
     engine.begin()
     mixed = [groups[0].cut([2, 2])[0], groups[1].cut([2, 2])[1]]
     with pytest.raises(ContractError):
-        engine.accumulate(mixed, groups[0].conditions, groups[0].advantages)
+        train_group(engine, mixed, groups[0].conditions, groups[0].advantages)
 
 
 def test_advantages_of_another_group_are_refused(recipe: Recipe, groups: list[Group]) -> None:
     engine = TrainerEngine(recipe)
     engine.begin()
     with pytest.raises(ContractError, match="advantages"):
-        engine.accumulate(groups[0].cut([4]), groups[0].conditions, groups[0].advantages[:3])
+        train_group(engine, groups[0].cut([4]), groups[0].conditions, groups[0].advantages[:3])
 
 
 def test_two_halves_can_share_one_network(recipe: Recipe, groups: list[Group]) -> None:
@@ -133,7 +133,7 @@ def test_measuring_changes_no_gradient(recipe: Recipe, groups: list[Group]) -> N
         changes = {"trainer.micro_batch": micro, "schedule.tsp_steps": steps}
         engine = TrainerEngine(override(recipe, changes))
         engine.begin()
-        engine.accumulate(groups[0].cut([4]), groups[0].conditions, groups[0].advantages)
+        train_group(engine, groups[0].cut([4]), groups[0].conditions, groups[0].advantages)
         gradients.append(engine.gradient())
     assert all(torch.equal(gradients[0][name], gradients[1][name]) for name in gradients[1])
 
@@ -148,7 +148,7 @@ def test_what_is_kept_for_the_backward_pass_grows_with_rows_and_leaves_out_the_w
         engine = TrainerEngine(override(recipe, changes), loaded)
         engine.begin()
         train = partial(
-            engine.accumulate, groups[0].cut([4]), groups[0].conditions, groups[0].advantages
+            train_group, engine, groups[0].cut([4]), groups[0].conditions, groups[0].advantages
         )
         return measured(train, chunk, loaded.model.transformer, loaded.device).peak_bytes
 
@@ -218,7 +218,7 @@ def test_every_update_of_a_batch_has_a_denominator_of_its_own(
     def gradient(num_updates: int) -> dict[str, torch.Tensor]:
         engine = TrainerEngine(override(recipe, {"trainer.updates": num_updates}))
         engine.begin()
-        engine.accumulate(groups[0].cut([4]), groups[0].conditions, groups[0].advantages)
+        train_group(engine, groups[0].cut([4]), groups[0].conditions, groups[0].advantages)
         return engine.gradient()
 
     one, three = gradient(1), gradient(3)
@@ -229,7 +229,7 @@ def test_every_update_of_a_batch_has_a_denominator_of_its_own(
     engine.begin()
     metrics = []
     for group in groups:
-        engine.accumulate(group.cut([4]), group.conditions, group.advantages)
+        train_group(engine, group.cut([4]), group.conditions, group.advantages)
         metrics.append(engine.step(0))
     assert [each["stale_fraction"] for each in metrics] == pytest.approx([0, 1 / 2, 2 / 3])
     assert metrics[0]["stale_ratio_error"] == 0
