@@ -8,7 +8,7 @@ import asyncio
 
 import structlog
 
-from digenrl.evaluation.process import PENDING, Progress, show
+from digenrl.evaluation.progress import PENDING, Progress, show
 from digenrl.evaluation.records import EvaluationRecord
 from digenrl.evaluation.run import RunEvaluator
 from digenrl.evaluation.settings import due_versions

@@ -7,7 +7,7 @@ import pytest
 
 from digenrl.evaluation.follower import Follower
 from digenrl.evaluation.media import from_png
-from digenrl.evaluation.process import Progress
+from digenrl.evaluation.progress import Progress
 from digenrl.evaluation.records import EvaluationRecord, Evaluations
 from digenrl.evaluation.run import RunEvaluator
 from digenrl.report.stills import side_of

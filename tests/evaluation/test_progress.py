@@ -2,7 +2,7 @@
 
 from fastapi.testclient import TestClient
 
-from digenrl.evaluation.process import EvaluationView, Progress, routes
+from digenrl.evaluation.progress import EvaluationView, Progress, routes
 from shared.process.service import Health, worker_app
 
 

@@ -10,7 +10,7 @@ import httpx
 import pytest
 from rich.console import Console
 
-from digenrl.evaluation.process import Progress, routes
+from digenrl.evaluation.progress import Progress, routes
 from digenrl.local.brokers import Program
 from digenrl.local.display import Display
 from digenrl.local.evaluation import LocalEvaluation
