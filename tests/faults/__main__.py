@@ -7,7 +7,8 @@ from tests.faults.sweep import simulate, sweep
 
 
 def main() -> None:
-    numbers = [int(word) for word in sys.argv[1:]]
+    words = sys.argv[1:]
+    numbers = [int(word) for word in words] if all(map(str.isdecimal, words)) else []
     match numbers:
         case [seed]:
             _print_history(seed)
@@ -17,7 +18,8 @@ def main() -> None:
             sys.stdout.write(f"{len(failures)} of {count} schedules went wrong\n")
             sys.exit(1 if failures else 0)
         case _:
-            sys.exit("usage: python -m tests.faults SEED, or FIRST COUNT")
+            sys.stderr.write("usage: python -m tests.faults SEED, or FIRST COUNT\n")
+            sys.exit(2)
 
 
 def _print_history(seed: int) -> None:
