@@ -103,8 +103,15 @@ def _loaded(recipe: Recipe, parts: set[Part], device: torch.device) -> LoadedPol
         dtype=getattr(torch, table.dtype),
         max_text_tokens=table.text_tokens,
     )
+    return policy_of(recipe, model, device)
+
+
+def policy_of(recipe: Recipe, model: ModelAdapter, device: torch.device) -> LoadedPolicy:
+    """Makes a policy of a base model whose weights are on ``device``, or are fake: marks what the
+    recipe trains, attaching a fresh adapter if that is one."""
+    table, network = recipe.model, model.transformer
     if table.trained == "full":
-        model.transformer.requires_grad_(True)
+        network.requires_grad_(True)
     else:
         lora = LoraSpec(
             rank=table.lora.rank,
@@ -113,10 +120,10 @@ def _loaded(recipe: Recipe, parts: set[Part], device: torch.device) -> LoadedPol
             excluded=tuple(model.lora_excluded),
             seed=derive(recipe.run.seed, "lora"),
         )
-        attach_lora(model.transformer, lora)
+        attach_lora(network, lora)
     if recipe.trainer.gradient_checkpointing:
-        model.transformer.enable_gradient_checkpointing()  # type: ignore[operator]
-    return LoadedPolicy(model, device, WeightsInUse(model.transformer))
+        network.enable_gradient_checkpointing()  # type: ignore[operator]
+    return LoadedPolicy(model, device, WeightsInUse(network))
 
 
 def set_matmul_precision(recipe: Recipe, device: torch.device) -> None:
