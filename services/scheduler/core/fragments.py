@@ -187,15 +187,23 @@ def give_back(state: State, slot: FragmentSlot, address: str) -> State:
 
 def worker_lost(plan: Plan, state: State, address: str) -> State:
     """Remove a worker that is gone, and requeue what it had."""
+    innocent = _not_begun(state, address)
     for batch in state.batches:
         for index, group in enumerate(batch.groups):
             for fragment in group.fragments:
                 if fragment.stage == "issued" and fragment.worker == address:
                     slot = fragment.slot_in(batch.index, index)
-                    state = requeue_lost(plan, state, slot, fragment)
+                    counts = slot not in innocent
+                    state = requeue_lost(plan, state, slot, fragment, counts=counts)
                 if group.computed_by == address and group.contribution is None:
                     state = cancel_gradient(state, batch.index, index)
     return replace(state, workers={a: w for a, w in state.workers.items() if a != address})
+
+
+def _not_begun(state: State, address: str) -> list[FragmentSlot]:
+    """Returns what waits in a worker's queue: it cannot be what killed the worker."""
+    worker = state.workers.get(address)
+    return [] if worker is None else [held.slot for held in worker.assigned[worker.concurrency :]]
 
 
 def cancel_gradient(state: State, batch: int, index: int) -> State:

@@ -20,7 +20,10 @@ READ_BACK = (
 
 
 def restore_task(plan: Plan, state: State, task: GenerateFragment) -> State:
-    """Restore from a stored task that some device was given this fragment."""
+    """Restore from a stored task that some device was given this fragment.
+
+    Tasks do not say whether a device had begun it when it was lost, so losses are counted anew.
+    """
     fragment = task.fragment
     state = _with_early_batch(plan, state, fragment.batch)
     group = state.find_group(fragment.batch, fragment.group)
@@ -39,7 +42,6 @@ def restore_task(plan: Plan, state: State, task: GenerateFragment) -> State:
         stage="issued",
         worker=task.worker,
         num_failures=known[0].num_failures + again if known else 0,
-        num_losses=known[0].num_losses + (not again) if known else 0,
     )
     first_attempt = max(group.first_attempt, fragment.attempt)
     group = replace(group.with_fragment(found), policy=task.policy, first_attempt=first_attempt)

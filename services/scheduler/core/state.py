@@ -41,7 +41,7 @@ class Plan:
     max_attempts: int = 3
     """A fragment that failed this often fails the run."""
     max_losses: int = 5
-    """A fragment that lost this many workers fails the run: it may be what kills them."""
+    """A fragment at which this many workers were lost fails the run: it may be what kills them."""
     max_returns: int = 16
     """A device that returns this many fragments of the newest version in a row, per queue, is
     excluded until there is another version."""
