@@ -66,8 +66,10 @@ class SlowedDevice:
     def weights_digest(self) -> str:
         return self.device.weights_digest()
 
-    async def begin(self, task: GenerateFragment) -> SlowedGeneration:
-        return SlowedGeneration(await self.device.begin(task), self.factor)
+    async def begin(
+        self, task: GenerateFragment, conditions: bytes | None = None
+    ) -> SlowedGeneration:
+        return SlowedGeneration(await self.device.begin(task, conditions), self.factor)
 
     async def conditions(self, prompt: str) -> bytes:
         return await self.device.conditions(prompt)

@@ -5,6 +5,7 @@ DigenRLError
     ContractError         bytes are not a message, record or tensor file that we know
         SlotPoisoned      a slot of the bus is taken by bytes that are no message
         Untrainable       the network cannot train on the tensors of a group
+        FaultyConditions  what is stored as a prompt's conditions is none
     IntegrityError        a stored object is not what its reference says
     AdmissionError        a trajectory may not be trained: wrong version, wrong weights
     CommitConflict        another trainer has committed this batch already
@@ -34,6 +35,11 @@ class SlotPoisoned(ContractError):
 
 class Untrainable(ContractError):
     """The network cannot train on the tensors of a group; part of it may be in the gradient."""
+
+
+class FaultyConditions(ContractError):
+    """What an encoder has stored as a prompt's conditions is missing, changed, or not what the
+    network takes: the prompt has to be encoded anew."""
 
 
 class IntegrityError(DigenRLError):

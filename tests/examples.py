@@ -18,7 +18,11 @@ from shared.messages.contracts import (
     Trajectories,
 )
 from shared.recipe.schedule import RunSchedule
+from shared.run.conditions import Encoding
 
+ENCODING = Encoding(
+    model="0" * 64, negative=False, text_tokens=8, dtype="float32", matmul_precision="high"
+)
 PROMPTS = tuple(Prompt(text=f"a handwritten {word}") for word in ("one", "two", "three"))
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
-from shared.errors import ContractError
+from shared.errors import ContractError, FaultyConditions
 from shared.learning.seeds import sample_seed
 from shared.messages.contracts import GenerateFragment
 
@@ -69,6 +69,17 @@ def _filling(size: int) -> list[bytes]:
     """Returns parts that are copied once only, by whoever joins them."""
     whole, rest = divmod(max(0, size), _MIB)
     return [*[_noise()] * whole, _noise()[:rest]]
+
+
+def conditions_blob(prompt: str, size: int) -> bytes:
+    """Returns the conditions of a prompt."""
+    return filled(prompt.encode(), size)
+
+
+def check_conditions(conditions: bytes, prompt: str) -> None:
+    """Raises FaultyConditions unless these are the conditions of the prompt."""
+    if conditions != conditions_blob(prompt, len(conditions)):
+        raise FaultyConditions(f"these are not the conditions of {prompt!r}")
 
 
 def adapter_blob(digest: str, size: int) -> bytes:

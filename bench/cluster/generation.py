@@ -4,8 +4,9 @@ import asyncio
 from dataclasses import dataclass
 
 from bench.cluster.blobs import (
+    check_conditions,
+    conditions_blob,
     digest_of,
-    filled,
     gradient_blob,
     media_blob,
     samples_of,
@@ -37,12 +38,24 @@ class EmulatedDevice:
     def weights_digest(self) -> str:
         return self.weights
 
-    async def begin(self, task: GenerateFragment) -> Generation:
+    async def begin(self, task: GenerateFragment, conditions: bytes | None = None) -> Generation:
+        if conditions is not None:
+            check_conditions(conditions, task.prompt.text)
         whole = fragment_seconds(self.profile, self.kind, task.fragment.num_samples)
         return EmulatedGeneration(self, task, self.weights, self.held.drawn(whole))
 
     async def conditions(self, prompt: str) -> bytes:
-        return filled(prompt.encode(), self.sizes.conditions)
+        return conditions_blob(prompt, self.sizes.conditions)
+
+
+@dataclass(frozen=True, slots=True)
+class EmulatedEncoder:
+    """Encodes prompts, and does nothing else."""
+
+    sizes: Scaled
+
+    async def conditions(self, prompt: str) -> bytes:
+        return conditions_blob(prompt, self.sizes.conditions)
 
 
 @dataclass(slots=True)

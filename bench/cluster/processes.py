@@ -20,7 +20,7 @@ from pathlib import Path
 import uvloop
 
 from bench.cluster.build import Emulation, nodes, rollout_devices, training
-from bench.cluster.generation import EmulatedRollout
+from bench.cluster.generation import EmulatedEncoder, EmulatedRollout
 from bench.cluster.hold import Held, overshoot
 from bench.cluster.scoring import EmulatedScorer
 from bench.cluster.setting import Setting
@@ -29,17 +29,24 @@ from bench.cluster.training import EmulatedTraining
 from services.reward.app import RewardApp
 from services.reward.scorer import WeightedScorer
 from services.rollout.app import RolloutApp
+from services.rollout.encoder import EncoderApp
 from services.trainer.app import TrainerApp
+from shared.devices.conditions import EncodedConditions
 from shared.messages.workers import Device
 from shared.process.service import freeze_gc
 from shared.process.settings import ServiceSettings
 from shared.process.worker import Worker, WorkerContext, host_memory
+from shared.run.conditions import Encoding
 from shared.run.layout import weights_folder
 from shared.run.run_recipe import wait_for_recipe
 from shared.store import ObjectStore, open_store
 from shared.telemetry import configure_logs
 
 SETTING = "setting.json"
+ENCODING = Encoding(
+    model="0" * 64, negative=False, text_tokens=0, dtype="float32", matmul_precision="high"
+)
+"""How emulated devices encode: they have no model."""
 AGAIN_S = 1.0
 JOINING_S = 0.05
 """Between two looks at whether all have joined."""
@@ -79,8 +86,27 @@ async def run_host(emulation: Emulation, name: str, devices: list[EmulatedRollou
             worker = Worker("rollout", device.held.name, "waiting_for_trainer", registered)
             context = WorkerContext(bus, store, worker)
             limit = setting.schedule.staleness_limit
-            app = RolloutApp(device, context, index, max_staleness=limit)
+            app = RolloutApp(
+                device, context, index, max_staleness=limit, encoded=_encoded(emulation, store)
+            )
             tasks.create_task(app.run())
+
+
+def _encoded(emulation: Emulation, store: ObjectStore) -> EncodedConditions | None:
+    """Returns where devices that generate find conditions; None if they encode for themselves."""
+    setting = emulation.setting
+    return EncodedConditions(store, setting.run, ENCODING) if setting.encoders else None
+
+
+async def run_encoder(emulation: Emulation, name: str) -> None:
+    """Runs an encoder, whose device encodes as fast as it can."""
+    settings, sizes = _settings(emulation, name), emulation.sizes
+    store = open_store(settings.store)
+    recipe = await wait_for_recipe(store, settings.run)
+    async with settings.connect_bus() as bus:
+        worker = Worker("encoder", name, "waiting_for_trainer", Device(memory_bytes=host_memory()))
+        context = WorkerContext(bus, store, worker)
+        await EncoderApp(EmulatedEncoder(sizes), context, recipe, ENCODING).run()
 
 
 def reward(emulation: Emulation) -> Work:
@@ -115,7 +141,10 @@ async def _train(emulation: Emulation, engine: EmulatedTraining) -> None:
         recipe = await wait_for_recipe(store, setting.run)
         await _until_joined(store, setting.run)
         context = WorkerContext(bus, store, worker)
-        app = TrainerApp(engine, recipe, context, generators=engine.generating)
+        app = TrainerApp(
+            engine, recipe, context, generators=engine.generating,
+            encoded=_encoded(emulation, store),
+        )  # fmt: skip
         await app.run()
 
 

@@ -34,6 +34,8 @@ class Setting(Record):
     rollout: dict[str, int]
     """Devices by kind."""
     trainer: dict[str, int]
+    encoders: int = 0
+    """Number of encoders; with any, devices that generate do not encode prompts themselves."""
     scale: float = Field(gt=0)
     steps: int = Field(gt=0)
     """Number of batches."""
@@ -93,6 +95,7 @@ def recipe_of(setting: Setting, folder: Path) -> Recipe:
         batch=tables.Batch(groups=shape.groups, group_size=shape.group_size),
         trainer=Trainer(learning_rate=1e-4, devices=setting.num_trainer),
         rollout=tables.Rollout(workers=setting.num_rollout, can_train=setting.can_train),
+        encoder=tables.Encoder(workers=setting.encoders),
         reward=Reward(scorers=(ScorerTable(name="emulated", type="emulated"),)),
         schedule=Schedule.model_validate(
             setting.schedule.model_dump(include=set(Schedule.model_fields) - {"tsp_steps"})

@@ -16,6 +16,7 @@ SCHEDULER_PORT = 8000
 class ServiceName(StrEnum):
     scheduler = "scheduler"
     rollout = "rollout"
+    encoder = "encoder"
     reward = "reward"
     trainer = "trainer"
 
@@ -84,6 +85,8 @@ def _serve_worker(
     match service:
         case ServiceName.rollout:
             from services.rollout.service import run as run_service
+        case ServiceName.encoder:
+            from services.rollout.service import run_encoder as run_service
         case ServiceName.reward:
             from services.reward.service import run as run_service
         case _:

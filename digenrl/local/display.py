@@ -104,7 +104,7 @@ def doing(worker: dict[str, Any]) -> str:
     if worker["refused"]:
         return f"refused: {worker['refused']}"
     # The scheduler knows best what a device waits for, the device knows best what it works on.
-    waits = worker["activity"].startswith("waiting")
+    waits = worker["activity"].startswith("waiting") and not worker["note"]
     use: str = worker["use"] if waits and worker["use"] else worker["activity"]
     lent = worker["lent"] and worker["service"] == "trainer"
     return use.replace("_", " ") + (" (lent)" if lent else "")

@@ -1,7 +1,8 @@
 """Assigns the GPUs of this machine to the processes of a local run, as CUDA_VISIBLE_DEVICES.
 
 GPUs go first to the trainer, then to the rollout workers, to reward workers that load a network,
-and to the evaluator. Trainer and rollout workers need all their GPUs; the others can do without.
+to encoders, and to the evaluator. Trainer and rollout workers need all their GPUs; the others can
+do without.
 """
 
 import os
@@ -43,7 +44,8 @@ def assign_gpus(recipe: Recipe, gpus: Sequence[str]) -> Assignment:
     """
     rollouts = [f"rollout-{number}" for number in range(recipe.rollout.workers)]
     rewards = [f"reward-{number}" for number in range(recipe.reward.workers)]
-    every = [TRAINER, *rollouts, *rewards, EVALUATOR, REPORT]
+    encoders = [f"encoder-{number}" for number in range(recipe.encoder.workers)]
+    every = [TRAINER, *rollouts, *rewards, *encoders, EVALUATOR, REPORT]
     if recipe.model.device == "cpu":
         return Assignment({name: {VISIBLE: ""} for name in every})
     num_trained = max(recipe.trainer.devices, recipe.trainer.ranks)
@@ -51,15 +53,17 @@ def assign_gpus(recipe: Recipe, gpus: Sequence[str]) -> Assignment:
     needed = num_trained + len(rollouts)
     given = {TRAINER: gpus[:num_trained], REPORT: gpus[:1]}
     given |= {name: [gpu] for name, gpu in zip(rollouts, gpus[num_trained:], strict=False)}
-    left, warnings = list(gpus[needed:]), []
-    if any(KINDS[scorer.type].extra == "reward-models" for scorer in recipe.reward.scorers):
-        shared, left = left[: len(rewards)], left[len(rewards) :]
-        for number, name in enumerate(rewards):
+    left = list(gpus[needed:])
+    takers = _takers(recipe, rewards, encoders)
+    warnings = []
+    for key, (names, what) in takers.items():
+        shared, left = left[: len(names)], left[len(names) :]
+        for number, name in enumerate(names):
             given[name] = [shared[number % len(shared)]] if shared else []
         if not shared:
             warnings.append(
-                f"reward.workers: no GPU is left for the networks of the rewards ({needed} of "
-                f"{len(gpus)} train and generate); they run on the CPU"
+                f"{key}: no GPU is left for {what} ({needed} of {len(gpus)} train and generate); "
+                "they run on the CPU"
             )
     given[EVALUATOR] = left[:1] or gpus[:1]
     return Assignment(
@@ -67,6 +71,19 @@ def assign_gpus(recipe: Recipe, gpus: Sequence[str]) -> Assignment:
         tuple(warnings),
         evaluates_at_end=not left,
     )
+
+
+def _takers(
+    recipe: Recipe, rewards: list[str], encoders: list[str]
+) -> dict[str, tuple[list[str], str]]:
+    """Return the workers that take GPUs that are left, in order: by the key of their number, their
+    names and what they do."""
+    found = {}
+    if any(KINDS[scorer.type].extra == "reward-models" for scorer in recipe.reward.scorers):
+        found["reward.workers"] = rewards, "the networks of the rewards"
+    if encoders and recipe.encoder.device is None:
+        found["encoder.workers"] = encoders, "the encoders"
+    return found
 
 
 def _check_enough(recipe: Recipe, num_trained: int, gpus: Sequence[str]) -> None:

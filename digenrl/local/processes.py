@@ -20,6 +20,7 @@ def workers_of(local: LocalRun, ready: Ready) -> list[Program]:
     recipe, run = local.recipe, local.recipe.run.name
     names = [
         *(("rollout", f"rollout-{number}") for number in range(recipe.rollout.workers)),
+        *(("encoder", f"encoder-{number}") for number in range(recipe.encoder.workers)),
         *(("reward", f"reward-{number}") for number in range(recipe.reward.workers)),
         ("trainer", TRAINER),
     ]

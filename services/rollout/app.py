@@ -4,17 +4,17 @@ It is stateless: whatever it holds can be made anew, and the scheduler gives to 
 this one leaves undone. Weights are staged beside generation and put in use between two fragments; a
 fragment of a version that is superseded before it is begun goes back. A group whose gradient is
 asked for (`services.rollout.gradients`) goes before the fragments that wait, as soon as its tensors
-are here.
+are here. With encoders, a fragment waits until its prompt's conditions are here.
 """
 
 import asyncio
 import contextlib
-from collections import deque
 
 import structlog
 
 from services.rollout.gradients import Gradients
 from services.rollout.policy_loader import PolicyLoader
+from shared.devices.conditions import EncodedConditions, FragmentQueue, QueuedFragment
 from shared.devices.protocols import Generated, RolloutDevice
 from shared.devices.publisher import FragmentPublisher
 from shared.errors import DigenRLError
@@ -39,7 +39,9 @@ class RolloutApp:
         index: VersionIndex,
         *,
         max_staleness: int,
+        encoded: EncodedConditions | None = None,
     ) -> None:
+        """``encoded``: where conditions come from, if the device does not encode."""
         self._device = device
         self._bus = context.bus
         self._worker = context.worker
@@ -47,12 +49,14 @@ class RolloutApp:
         self._work_available = asyncio.Event()
         """Set when there may be work for the device."""
         self._loader = PolicyLoader(device, context, index)
-        self._publisher = FragmentPublisher(device, context)
+        self._publisher = FragmentPublisher(device, context, encoded=encoded)
         self._gradients = Gradients(
             device, self._loader, context,
             max_staleness=max_staleness, wake=self._work_available.set,
         )  # fmt: skip
-        self._waiting: deque[GenerateFragment] = deque()
+        self._waiting = FragmentQueue(
+            self._worker, encoded, wake=self._work_available.set, is_stale=self._is_stale
+        )
         self._current: GenerateFragment | None = None
         self._storing = asyncio.Semaphore(IN_STORE)
 
@@ -61,7 +65,7 @@ class RolloutApp:
         self._worker.activity = self._worker.idle
         try:
             async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(self._receive())
+                tasks.create_task(self._receive(tasks))
                 if self._worker.device.can_train:
                     tasks.create_task(self._gradients.follow(tasks))
                 tasks.create_task(self._loader.follow())
@@ -70,18 +74,20 @@ class RolloutApp:
         finally:
             await self._drain()
 
-    async def _receive(self) -> None:
+    async def _receive(self, tasks: asyncio.TaskGroup) -> None:
         subject = subjects.tasks_for(self._bus.run, self._worker.address)
         async for received in self._bus.follow(subjects.TASK, [subject]):
             if isinstance(received.message, GenerateFragment):
-                self._waiting.append(received.message)
-                self._work_available.set()
+                self._waiting.put(received.message, tasks)
+
+    def _is_stale(self, task: GenerateFragment) -> bool:
+        return self._loader.newest > task.policy.version
 
     async def _work(self, tasks: asyncio.TaskGroup) -> None:
         while True:
             if self._gradients.ready:
                 await self._gradients.compute(tasks)
-            elif self._waiting:
+            elif self._waiting.has_ready:
                 await self._generate(tasks)
             else:
                 self._work_available.clear()
@@ -90,35 +96,40 @@ class RolloutApp:
     async def _generate(self, tasks: asyncio.TaskGroup) -> None:
         """Generate the fragment that has waited longest; it is stored beside what the device does
         next."""
-        self._current = task = self._waiting.popleft()
-        generated = await self._generated(task)
+        queued = self._waiting.take()
+        self._current = queued.task
+        generated = await self._generated(queued)
         if generated is not None:
             await self._storing.acquire()
-            tasks.create_task(self._store(task, generated))
+            tasks.create_task(self._store(queued, generated))
         self._current = None
 
-    async def _generated(self, task: GenerateFragment) -> Generated | None:
+    async def _generated(self, queued: QueuedFragment) -> Generated | None:
         """Generate a fragment; None if it was given back instead."""
+        task = queued.task
         try:
+            if queued.fault is not None:
+                raise queued.fault
             check_task(task, max_staleness=self._max_staleness)
             if not await self._loader.adopt(task.policy):
                 await self._publisher.release(task, "stale")
                 return None
             with self._worker.doing("generating"):
-                return await self._denoised(task)
+                return await self._denoised(queued)
         except DigenRLError as error:
             await self._publisher.fail(task, error)
             return None
 
-    async def _store(self, task: GenerateFragment, generated: Generated) -> None:
+    async def _store(self, queued: QueuedFragment, generated: Generated) -> None:
         try:
-            await self._publisher.publish(task, generated)
+            await self._publisher.publish(queued.task, generated, queued.conditions)
         finally:
             self._storing.release()
 
-    async def _denoised(self, task: GenerateFragment) -> Generated:
-        work = await self._device.begin(task)
-        self._publisher.prepare(task)
+    async def _denoised(self, queued: QueuedFragment) -> Generated:
+        given = queued.conditions
+        work = await self._device.begin(queued.task, None if given is None else given.packed)
+        self._publisher.prepare(queued.task)
         while not work.done:
             await work.advance()
         return await work.finish()
@@ -126,7 +137,7 @@ class RolloutApp:
     async def _drain(self) -> None:
         """Give back what is not done, so that others need not wait for this worker's lease."""
         left = [] if self._current is None else [self._current]
-        left += self._waiting
+        left += self._waiting.remove(lambda _: True)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(DRAIN_S):
                 for task in left:

@@ -1,13 +1,16 @@
-"""Starts a rollout worker: connections are opened here and passed down."""
+"""Starts a rollout worker, or an encoder: connections are opened here and passed down."""
 
 import asyncio
 from collections.abc import Callable
 from functools import partial
 
+from shared.devices.conditions import encoded_conditions
 from shared.devices.protocols import RolloutDevice
+from shared.errors import UserError
 from shared.process.settings import ServiceSettings
 from shared.process.worker_process import WorkerProcess, run_worker
 from shared.recipe.recipe import Recipe
+from shared.run.conditions import encoding_of
 
 BuildDevice = Callable[[Recipe], RolloutDevice]
 
@@ -28,7 +31,7 @@ async def _work(process: WorkerProcess, *, build_device: BuildDevice | None) -> 
 
     settings, recipe = process.settings, process.recipe
     registered = this_device(
-        recipe, ("transformer", "text", "decoder"), trains=False,
+        recipe, recipe.generating_parts, trains=False,
         concurrency=1, memory_gib=settings.memory_gib, can_train=recipe.rollout.can_train,
     )  # fmt: skip
     async with (
@@ -37,5 +40,34 @@ async def _work(process: WorkerProcess, *, build_device: BuildDevice | None) -> 
     ):
         await process.refuse_or_go_on(context)
         device = await asyncio.to_thread(build_device or RolloutEngine, recipe)
-        app = RolloutApp(device, context, index, max_staleness=recipe.schedule.staleness_limit)
+        app = RolloutApp(
+            device, context, index, max_staleness=recipe.schedule.staleness_limit,
+            encoded=await encoded_conditions(process.store, recipe),
+        )  # fmt: skip
+        await process.run(app.run(), context)
+
+
+async def run_encoder(settings: ServiceSettings) -> None:
+    """Runs an encoder, which makes conditions ahead for the devices that generate."""
+    await run_worker("encoder", settings, _encode)
+
+
+async def _encode(process: WorkerProcess) -> None:
+    from services.rollout.encoder import EncoderApp
+    from services.rollout.encoder_engine import EncoderEngine  # torch, once the probes answer
+    from shared.diffusion.device import this_device
+
+    settings, recipe = process.settings, process.recipe
+    if not recipe.encoder.workers:
+        raise UserError(
+            "encoder.workers: 0, so the devices that generate encode for themselves and would use "
+            "nothing of what an encoder makes; set it to the number of encoders"
+        )
+    registered = this_device(
+        recipe, {"text"}, trains=False, concurrency=0, memory_gib=settings.memory_gib
+    )
+    async with process.connect("waiting_for_trainer", registered) as context:
+        await process.refuse_or_go_on(context)
+        device = await asyncio.to_thread(EncoderEngine, recipe)
+        app = EncoderApp(device, context, recipe, await encoding_of(process.store, recipe))
         await process.run(app.run(), context)

@@ -27,6 +27,7 @@ from services.trainer.devices.device import LoanableGenerator, TrainerDevice
 from services.trainer.devices.loan_agent import LoanAgent
 from services.trainer.devices.pool import DevicePool
 from services.trainer.versions import NewVersion, Versions
+from shared.devices.conditions import EncodedConditions
 from shared.devices.protocols import GeneratingDevice, Training
 from shared.devices.publisher import FragmentPublisher
 from shared.errors import (
@@ -94,10 +95,12 @@ class TrainerApp:
         context: WorkerContext,
         *,
         generators: Sequence[GeneratingDevice] = (),
+        encoded: EncodedConditions | None = None,
         check: CheckStored | None = None,
     ) -> None:
         """``generators``: one for each of the devices of ``training``, over the same weights; none
-        if they may not be lent. ``check``: looks at what is stored of a fragment."""
+        if they may not be lent. ``encoded``: where conditions come from, if they do not encode.
+        ``check``: looks at what is stored of a fragment."""
         self._training = training
         self._bus = context.bus
         self._store = context.store
@@ -106,12 +109,14 @@ class TrainerApp:
         self._scales_batches = recipe.algorithm.advantage_std == "batch"
         cache = TrajectoryCache()
         loanable = [
-            LoanableGenerator(each, FragmentPublisher(each, context, keep=cache.keep))
+            LoanableGenerator(
+                each, FragmentPublisher(each, context, encoded=encoded, keep=cache.keep)
+            )
             for each in generators
         ]
         assert len(loanable) in (0, len(training.devices))
         devices = [TrainerDevice(*each) for each in zip_longest(training.devices, loanable)]
-        self._agent = LoanAgent(devices, context) if generators else None
+        self._agent = LoanAgent(devices, context, encoded) if generators else None
         self._pool = DevicePool(
             devices, self._worker, self._agent, trained_steps=recipe.sampling.window
         )

@@ -5,6 +5,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from services.trainer.engine.world import num_ranks, this_rank
+from shared.devices.conditions import encoded_conditions
 from shared.models.memory import Part
 from shared.process.settings import ServiceSettings
 from shared.process.worker_process import WorkerProcess, run_worker
@@ -35,7 +36,7 @@ async def _work(process: WorkerProcess) -> None:
     num_devices, helps = recipe.trainer.devices, recipe.trainer_may_help
     device = this_device(
         recipe,
-        _parts(helps),
+        _parts(recipe),
         trains=True,
         concurrency=num_devices if helps else 0,
         memory_gib=settings.memory_gib,
@@ -47,7 +48,10 @@ async def _work(process: WorkerProcess) -> None:
         await process.refuse_or_go_on(context)
         training, generators = await asyncio.to_thread(_load, recipe)
         check = partial(check_stored, recipe)
-        app = TrainerApp(training, recipe, context, generators=generators, check=check)
+        encoded = await encoded_conditions(process.store, recipe) if generators else None
+        app = TrainerApp(
+            training, recipe, context, generators=generators, encoded=encoded, check=check
+        )
         if await process.run(app.run(), context) and isinstance(training, RankedTraining):
             await asyncio.to_thread(training.end)
 
@@ -61,11 +65,11 @@ def _load(recipe: Recipe) -> "tuple[Training, list[LocalGenerator]]":
     if num_ranks() > 1 or recipe.trainer.ranks > 1:
         return start_ranks(recipe), []
     helps = recipe.trainer_may_help
-    loaded = load_replicas(recipe, _parts(helps))
+    loaded = load_replicas(recipe, _parts(recipe))
     generators = [LocalGenerator(Generator(recipe, each)) for each in loaded] if helps else []
     return ReplicatedTraining(recipe, loaded), generators
 
 
-def _parts(helps: bool) -> set[Part]:
-    """Return what the trainer's devices hold of the model: all of it if they are lent."""
-    return {"transformer", "text", "decoder"} if helps else {"transformer"}
+def _parts(recipe: Recipe) -> set[Part]:
+    """Return what the trainer's devices hold of the model: if they are lent, what generates."""
+    return set(recipe.generating_parts) if recipe.trainer_may_help else {"transformer"}

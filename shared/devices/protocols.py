@@ -52,11 +52,18 @@ class GeneratingDevice(Protocol):
     def weights_digest(self) -> str:
         """Return the digest of the weights in use."""
 
-    async def begin(self, task: GenerateFragment) -> Generation:
-        """Return the fragment as noise; no denoising step is taken yet."""
+    async def begin(self, task: GenerateFragment, conditions: bytes | None = None) -> Generation:
+        """Return the fragment as noise; no denoising step is taken yet. Without ``conditions``,
+        which an encoder has made of its prompt, the device encodes the prompt itself.
+
+        Raises:
+            FaultyConditions: if they are none. If the network does not take them, this or the
+                first denoising step raises it.
+        """
 
     async def conditions(self, prompt: str) -> bytes:
-        """Return the conditioning of ``prompt``; may be called beside other work."""
+        """Return the conditioning of ``prompt``; may be called beside other work, and only if the
+        device encodes prompts itself."""
 
 
 class Staged(Protocol):

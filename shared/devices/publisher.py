@@ -9,8 +9,9 @@ from typing import Literal
 
 import structlog
 
+from shared.devices.conditions import EncodedConditions
 from shared.devices.protocols import Generated, GeneratingDevice
-from shared.errors import DigenRLError, SlotPoisoned
+from shared.errors import DigenRLError, FaultyConditions, SlotPoisoned
 from shared.messages.contracts import (
     FragmentFailed,
     FragmentGenerated,
@@ -20,6 +21,7 @@ from shared.messages.contracts import (
     Trajectories,
 )
 from shared.process.worker import WorkerContext, patiently
+from shared.run.conditions import StoredConditions
 from shared.run.layout import batch_folder, conditions_folder
 from shared.telemetry import FRAGMENTS, STAGE_SECONDS
 
@@ -36,36 +38,51 @@ class FragmentPublisher:
         device: GeneratingDevice,
         context: WorkerContext,
         *,
+        encoded: EncodedConditions | None = None,
         keep: Callable[[ObjectRef, bytes], None] | None = None,
     ) -> None:
-        """``keep``: takes each trajectory that is stored."""
+        """``encoded``: where conditions come from, if the device does not encode; ``keep``: takes
+        each trajectory that is stored."""
         self._device = device
         self._bus = context.bus
         self._store = context.store
         self._worker = context.worker
+        self._encoded = encoded
         self._keep = keep
         self._conditions: dict[tuple[str, int], asyncio.Task[ObjectRef]] = {}
         """Maps (prompt, attempt) to its conditions, as they are being stored."""
 
     def prepare(self, task: GenerateFragment) -> None:
-        """Store the conditions of a fragment that is begun, beside what the device does."""
-        self._storing(task)
+        """Store the conditions of a fragment that is begun, beside what the device does, unless
+        encoders have stored them."""
+        if self._encoded is None:
+            self._storing(task)
 
-    async def publish(self, task: GenerateFragment, generated: Generated) -> None:
-        """Store and report the fragment; go on until the store takes it, or says why not."""
+    async def publish(
+        self, task: GenerateFragment, generated: Generated, given: StoredConditions | None = None
+    ) -> None:
+        """Store and report the fragment; go on until the store takes it, or says why not.
+
+        Args:
+            given: the conditions that it was begun with, if the device did not encode its prompt.
+        """
         STAGE_SECONDS.labels(stage="rollout").observe(generated.seconds)
         slot = str(task.fragment.slot)
         try:
-            await patiently(lambda: self._publish(task, generated), "store_unavailable", slot=slot)
+            await patiently(
+                lambda: self._publish(task, generated, given), "store_unavailable", slot=slot
+            )
         except DigenRLError as error:
             await self.fail(task, error)
 
-    async def _publish(self, task: GenerateFragment, generated: Generated) -> None:
+    async def _publish(
+        self, task: GenerateFragment, generated: Generated, given: StoredConditions | None
+    ) -> None:
         folder = batch_folder(self._bus.run, task.fragment.batch)
         trajectory, media, conditions = await asyncio.gather(
             self._store.put(folder, generated.trajectory, suffix=".safetensors"),
             self._store.put(folder, generated.media, suffix=".media.safetensors"),
-            asyncio.shield(self._storing(task)),
+            asyncio.shield(self._storing(task)) if given is None else self._given(task, given),
         )
         if self._keep is not None:
             self._keep(trajectory, generated.trajectory)
@@ -85,6 +102,14 @@ class FragmentPublisher:
         first = await self._bus.publish(event)
         self._worker.num_done += first
         FRAGMENTS.labels(stage="rollout", outcome="done" if first else "duplicate").inc()
+
+    async def _given(self, task: GenerateFragment, given: StoredConditions) -> ObjectRef:
+        """Return where the conditions are; after a failed attempt, the stored object may have been
+        faulty, and these are not."""
+        if task.fragment.attempt:
+            folder = conditions_folder(self._bus.run)
+            await self._store.put(folder, given.packed, suffix=".safetensors")
+        return given.ref
 
     def _storing(self, task: GenerateFragment) -> asyncio.Task[ObjectRef]:
         """Store the conditions once per prompt, unless that has failed."""
@@ -118,6 +143,8 @@ class FragmentPublisher:
         stage: Literal["delivery", "rollout"] = "rollout"
         if isinstance(error, SlotPoisoned):
             stage = "delivery"
+        if isinstance(error, FaultyConditions) and self._encoded is not None:
+            await self._encoded.forget(task.prompt.text)
         log.error("fragment_failed", stage=stage, slot=str(task.fragment.slot), error=str(error))
         FRAGMENTS.labels(stage="rollout", outcome="failed").inc()
         await self._bus.publish(

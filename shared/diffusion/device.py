@@ -62,13 +62,16 @@ def this_device(
 
 def held_bytes(recipe: Recipe, parts: Collection[Part], *, trains: bool) -> int:
     """Returns the bytes that a device holds once it is loaded: weights, and besides them the
-    gradient and two moments of what is trained, or the next version if it only generates.
+    gradient and two moments of what is trained, or the next version if it only generates. An
+    encoder has weights alone.
 
     Raises:
         UserError: if the model's folder is none.
     """
     model, trainer = recipe.model, recipe.trainer
     held = weight_bytes(model.folder, model.dtype, parts)
+    if set(parts) == {"text"}:
+        return held
     if model.trained == "full":
         network = weight_bytes(model.folder, model.dtype, {"transformer"})
         if not trains:

@@ -7,7 +7,7 @@ conditions are its own, and no gradient, mode or random state of the network is 
 
 import asyncio
 import time
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import lru_cache, partial
 
@@ -17,13 +17,13 @@ from torch import Tensor
 
 from shared.devices.protocols import Generated
 from shared.diffusion.device import fits, is_out_of_memory, release
-from shared.diffusion.models import Conditions, repeat_rows
+from shared.diffusion.models import Conditions, repeat_rows, taken
 from shared.diffusion.policy import LoadedPolicy, sampling_plan
 from shared.diffusion.sampler import Denoising
-from shared.diffusion.tensors import pack, unpack
+from shared.diffusion.tensors import pack, unpack, unpack_conditions
 from shared.diffusion.training.rows import row_kind
 from shared.diffusion.weights import StagedTensors, stage_weights
-from shared.errors import IntegrityError
+from shared.errors import ContractError, FaultyConditions, IntegrityError
 from shared.learning.seeds import sample_seed
 from shared.messages.contracts import GenerateFragment
 from shared.recipe.recipe import Recipe
@@ -44,6 +44,8 @@ class GenerationInProgress:
     denoising: Denoising
     conditions: Conditions
     """Conditioning, a row per sample."""
+    given: bool = False
+    """Whether an encoder has made the conditions, of which the network has seen nothing yet."""
     seconds: float = 0.0
     """Seconds that the device was busy with it."""
 
@@ -57,7 +59,8 @@ class Generator:
     """Generates fragments. It is not thread-safe: only `stage`, and `conditions` of a recently used
     prompt, may run beside another call.
 
-    ``loaded`` needs its transformer, text and decoder parts.
+    ``loaded`` needs its transformer and decoder parts, and the text part unless every fragment is
+    begun with conditions.
     """
 
     def __init__(self, recipe: Recipe, loaded: LoadedPolicy) -> None:
@@ -102,8 +105,17 @@ class Generator:
         """Returns the conditioning of ``prompt``, encoded unless it was used recently."""
         return pack(self._encoded(prompt))
 
-    def begin(self, task: GenerateFragment) -> GenerationInProgress:
-        """Begins a fragment as noise, without a denoising step. Raises OutOfMemory."""
+    def begin(
+        self, task: GenerateFragment, conditions: bytes | None = None
+    ) -> GenerationInProgress:
+        """Begins a fragment as noise, without a denoising step: from ``conditions``, which an
+        encoder has made of its prompt, or with the prompt encoded here.
+
+        Raises:
+            FaultyConditions: if they are none.
+            OutOfMemory: if there is no room to begin it.
+        """
+        prompt = task.prompt.text
         with fits(self._device, "beginning a fragment", "use a GPU with more memory"):
             return GenerationInProgress(
                 task=task,
@@ -114,7 +126,11 @@ class Generator:
                     shape=self._shape,
                     device=self._device,
                 ),
-                conditions=repeat_rows(self._encoded(task.prompt.text), task.fragment.num_samples),
+                conditions=repeat_rows(
+                    self._encoded(prompt) if conditions is None else self._read(conditions),
+                    task.fragment.num_samples,
+                ),
+                given=conditions is not None,
             )
 
     def advance(self, work: GenerationInProgress) -> None:
@@ -122,11 +138,12 @@ class Generator:
 
         Raises:
             IntegrityError: if the weights in use are not those that the fragment began with.
+            FaultyConditions: if the network does not take the conditions that it was begun with.
             OutOfMemory: if even one sample at a time does not fit.
         """
         self._check_weights(work)
         began = time.monotonic()
-        with self._fits("a denoising step of", work):
+        with self._fits("a denoising step of", work), _takes_conditions(work):
             work.denoising.advance(partial(self._velocity, work.conditions))
             self._wait()
         work.seconds += time.monotonic() - began
@@ -210,6 +227,14 @@ class Generator:
     def _encode(self, prompt: str) -> Conditions:
         return self._model.encode(prompt, guidance=self._recipe.model.guidance)
 
+    def _read(self, packed: bytes) -> Conditions:
+        """Reads conditions into memory of their own, which starts where kernels like it to."""
+        try:
+            found = unpack_conditions(packed)
+        except ContractError as error:
+            raise FaultyConditions(str(error)) from error
+        return {name: tensor.to(self._device, copy=True) for name, tensor in found.items()}
+
     def _check_weights(self, work: GenerationInProgress) -> None:
         if self._weights.digest() != work.weights_digest:
             raise IntegrityError(
@@ -220,6 +245,13 @@ class Generator:
         """Waits until nothing is queued on the device, so that nobody waits behind this step."""
         if self._device.type == "cuda":
             torch.cuda.current_stream(self._device).synchronize()
+
+
+def _takes_conditions(work: GenerationInProgress) -> AbstractContextManager[None]:
+    """Surrounds a fragment's denoising step: at the first one, the network may not take conditions
+    that an encoder has made."""
+    is_first = work.given and not work.denoising.num_steps_done
+    return taken(FaultyConditions) if is_first else nullcontext()
 
 
 def _rows(conditions: Conditions, rows: slice) -> Conditions:
@@ -266,10 +298,11 @@ class LocalGenerator:
     def weights_digest(self) -> str:
         return self._generator.weights_digest()
 
-    async def begin(self, task: GenerateFragment) -> LocalGeneration:
-        return LocalGeneration(
-            self._generator, await asyncio.to_thread(self._generator.begin, task)
-        )
+    async def begin(
+        self, task: GenerateFragment, conditions: bytes | None = None
+    ) -> LocalGeneration:
+        work = await asyncio.to_thread(self._generator.begin, task, conditions)
+        return LocalGeneration(self._generator, work)
 
     async def conditions(self, prompt: str) -> bytes:
         return await asyncio.to_thread(self._generator.conditions, prompt)

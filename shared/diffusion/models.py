@@ -1,6 +1,7 @@
 """Loads models, and the protocol behind which all families look alike to rollout and trainer."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Protocol
@@ -8,6 +9,8 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
+from shared.diffusion.device import is_out_of_memory
+from shared.errors import ContractError
 from shared.models.catalogue import checked_family_of, text_tokens
 from shared.models.memory import Part as Part
 
@@ -61,7 +64,8 @@ def load_model(
 ) -> ModelAdapter:
     """Loads a diffusers folder with the adapter of the family that ``model_index.json`` names.
 
-    ``max_text_tokens`` replaces the family's own length of a prompt.
+    ``max_text_tokens`` replaces the family's own length of a prompt. Of a model that is loaded
+    without its network, nothing but `encode` works.
 
     Raises:
         UserError: if the folder is not a diffusers model, or of a family without an adapter.
@@ -71,6 +75,20 @@ def load_model(
         folder, spec, parts, device=device, dtype=dtype, text_tokens=tokens
     )
     return loaded
+
+
+@contextmanager
+def taken(blame: type[ContractError]) -> Iterator[None]:
+    """Surrounds a forward pass: raises ``blame`` if the network does not take the shapes, types or
+    names of its tensors, but not if a GPU or another rank fails."""
+    try:
+        yield
+    except (RuntimeError, ValueError, IndexError, KeyError, TypeError) as error:
+        said = str(error)
+        if is_out_of_memory(error) or any(sign in said for sign in ("CUDA", "NCCL", "HIP")):
+            raise
+        reason = " ".join(f"{type(error).__name__}: {said}".split())[:300]
+        raise blame(f"the network cannot take these tensors: {reason}") from error
 
 
 def repeat_rows(conditions: Conditions, rows: int) -> Conditions:

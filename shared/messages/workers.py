@@ -10,10 +10,11 @@ from pydantic import Field
 from shared.messages.records import Count, Record, Seconds, Text, Token, wire_name
 
 DeviceMode = Literal["train", "generate"]
-Service = Literal["rollout", "reward", "trainer", "scheduler"]
+Service = Literal["rollout", "encoder", "reward", "trainer", "scheduler"]
 Activity = Literal[
-    "starting", "generating", "scoring", "training", "committing", "loading_weights",
-    "waiting_for_rollout", "waiting_for_reward", "waiting_for_trainer", "refused", "stopping",
+    "starting", "generating", "encoding", "scoring", "training", "committing", "loading_weights",
+    "waiting_for_rollout", "waiting_for_reward", "waiting_for_trainer", "waiting_for_conditions",
+    "refused", "stopping",
 ]  # fmt: skip
 
 
@@ -70,6 +71,8 @@ class WorkerStatus(Record):
     """Name of the machine."""
     url: Text = ""
     """Address of its probes and metrics, such as http://10.0.0.3:8000; empty if it serves none."""
+    note: Text = ""
+    """What it lacks and which setting decides that, in words; empty if it lacks nothing."""
 
 
 class WorkerRefused(Record):

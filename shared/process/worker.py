@@ -67,6 +67,8 @@ class Worker:
     """Reason why the scheduler does not let it take part."""
     _activity: Activity = "starting"
     _doing: list[Activity] = field(default_factory=list)
+    _lacks: "list[tuple[Activity, str]]" = field(default_factory=list)
+    """What it waits for in place of `idle`, each with a note."""
     _since: float = field(default_factory=time.monotonic)
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -93,8 +95,29 @@ class Worker:
             yield
         finally:
             self._doing.remove(activity)
-            self.activity = self._doing[-1] if self._doing else self.idle
+            self.activity = self._doing[-1] if self._doing else self._waits_for
             self.busy_seconds += time.monotonic() - began
+
+    @contextmanager
+    def lacking(self, activity: Activity, note: str) -> Iterator[None]:
+        """Show ``activity``, with a note in words, while this worker is not busy with anything. Of
+        several things that it lacks, the first is shown."""
+        lack = (activity, note)
+        self._lacks.append(lack)
+        self._show_lack()
+        try:
+            yield
+        finally:
+            self._lacks.remove(lack)
+            self._show_lack()
+
+    def _show_lack(self) -> None:
+        if not self._doing:
+            self.activity = self._waits_for
+
+    @property
+    def _waits_for(self) -> Activity:
+        return self._lacks[0][0] if self._lacks else self.idle
 
     def report_now(self) -> None:
         """Report at once, because something has changed that the scheduler should know."""
@@ -136,6 +159,7 @@ class Worker:
             loan=self.loan,
             host=self.host,
             url=self.url,
+            note="" if self._doing or not self._lacks else self._lacks[0][1],
         )
 
 

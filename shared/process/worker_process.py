@@ -28,11 +28,14 @@ from shared.run.run_recipe import read_recipe, wait_for_recipe
 from shared.store import ObjectStore, open_store
 
 READS = {
-    "rollout": ("model.folder",), "reward": ("reward.scorers.",), "trainer": ("model.folder",)
-}  # fmt: skip
+    "rollout": ("model.folder",),
+    "encoder": ("model.folder", "data.prompts"),
+    "reward": ("reward.scorers.",),
+    "trainer": ("model.folder",),
+}
 """Recipe keys, or their beginnings, that name what a service reads on its host."""
 
-WorkerService = Literal["rollout", "reward", "trainer"]
+WorkerService = Literal["rollout", "encoder", "reward", "trainer"]
 
 log = structlog.get_logger()
 
@@ -116,10 +119,14 @@ def one_user_error() -> Iterator[None]:
         raise found from None
 
 
-def prepare_libraries(recipe: Recipe, *, threads: int) -> None:
-    """Set the environment variables that the numerical libraries read when they are imported."""
+def prepare_libraries(recipe: Recipe, *, threads: int, on_cpu: bool = False) -> None:
+    """Set the environment variables that the numerical libraries read when they are imported.
+
+    Args:
+        on_cpu: leave the GPUs alone, even if the recipe's other processes take them.
+    """
     os.environ["OMP_NUM_THREADS"] = str(threads)
-    if recipe.model.device == "cpu":
+    if on_cpu or recipe.model.device == "cpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 
@@ -136,7 +143,11 @@ async def run_worker(
         store = open_store(settings.store)
         recipe = await wait_for_recipe(store, settings.run, place=settings.store_place)
         await check_files(store, recipe, READS[service], needed=True)
-        prepare_libraries(recipe, threads=getattr(recipe, service).threads)
+        prepare_libraries(
+            recipe,
+            threads=getattr(recipe, service).threads,
+            on_cpu=service == "encoder" and recipe.encoder.device == "cpu",
+        )
         log.info("loading", model=str(recipe.model.folder))
         with one_user_error():
             await work(WorkerProcess(service, settings, recipe, store, health, listener.url))

@@ -8,6 +8,7 @@ from pydantic import Field
 from shared.learning.advantages import Advantages
 from shared.messages.contracts import MAX_GROUP_SIZE
 from shared.messages.records import Token
+from shared.models.memory import Part
 from shared.recipe.fields import NonNegative, Positive, Rate, Renamed, Table
 from shared.recipe.rewards import Evaluation, Reward
 from shared.recipe.sampling import Algorithm, Sampling
@@ -112,6 +113,18 @@ class Rollout(Table):
     """Whether rollout devices compute gradients of whole groups while the trainer is behind."""
 
 
+class Encoder(Table):
+    workers: NonNegative = 0
+    """Number of workers that `digenrl up` starts to encode prompts ahead. With any, devices that
+    generate hold no text encoder; with 0, each encodes for itself."""
+    threads: Positive = 1
+    ahead: Positive = 2
+    """Number of batches after the one that the newest version generates, whose prompts are encoded
+    by then."""
+    device: Literal["cpu"] | None = None
+    """cpu: encoders leave the GPUs alone. Without it, each takes one that it sees."""
+
+
 class Tables(Table):
     """All tables of a recipe."""
 
@@ -123,6 +136,7 @@ class Tables(Table):
     algorithm: Algorithm = Algorithm()
     trainer: Trainer
     rollout: Rollout = Rollout()
+    encoder: Encoder = Encoder()
     reward: Reward
     schedule: Schedule = Schedule()
     evaluation: Evaluation = Evaluation()
@@ -131,6 +145,12 @@ class Tables(Table):
     def trainer_may_help(self) -> bool:
         """Whether the trainer's devices also generate. Ranks wait for one another instead."""
         return self.run_schedule.lends_trainer and self.trainer.ranks == 1
+
+    @property
+    def generating_parts(self) -> frozenset[Part]:
+        """Parts of the model that a device holds to generate: text is left to encoders."""
+        parts: frozenset[Part] = frozenset({"transformer", "decoder"})
+        return parts if self.encoder.workers else parts | {"text"}
 
     @property
     def run_schedule(self) -> RunSchedule:

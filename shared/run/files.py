@@ -137,6 +137,18 @@ def _is_missing(key: str, path: Path) -> str:
     return f"{key}: {path} is not on this host, {socket.gethostname()}; copy it here, or {wanted}"
 
 
+async def stored_digest(store: ObjectStore, run: str, key: str) -> str:
+    """Return the digest of the run's file of ``key``, which this process has compared.
+
+    Raises:
+        ContractError: if none is stored.
+    """
+    record = await _stored(store, run, key)
+    if record is None:
+        raise ContractError(f"{file_key(run, key)} is missing")
+    return record.digest
+
+
 async def _stored(store: ObjectStore, run: str, key: str) -> FileRecord | None:
     data = await store.read(file_key(run, key))
     try:

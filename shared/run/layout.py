@@ -6,6 +6,7 @@
 <run>/weights/<sha256>.safetensors   a policy version's weights, while it is kept (commits.py)
 <run>/checkpoints/<sha256>...        its optimizer and random state, as long
 <run>/conditions/<sha256>...         the conditioning of each prompt
+<run>/conditions/by/<digest>.json    which of them encoders have made of a prompt (conditions.py)
 <run>/usage/<batch>.json             what the devices did in that batch, and what TAG decided
 <run>/evaluations/<settings>/...     what was measured, and the pictures (docs/evaluation.md)
 <run>/batches/<batch>/<sha256>...    trajectories and media, until no recovery needs them
@@ -45,6 +46,11 @@ def checkpoints_folder(run: str) -> str:
 
 def conditions_folder(run: str) -> str:
     return f"{run}/conditions"
+
+
+def conditions_key(run: str, digest: str) -> str:
+    """Return where the conditions of this digest are named (`shared.run.conditions.Encoding`)."""
+    return f"{conditions_folder(run)}/by/{digest}.json"
 
 
 def batch_folder(run: str, batch: int) -> str:

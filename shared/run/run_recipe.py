@@ -21,6 +21,7 @@ from shared.store import ObjectStore
 MAY_CHANGE = {
     "run.steps", "run.keep_last", "run.keep_every", "model.device",
     "rollout.workers", "rollout.threads", "rollout.can_train", "trainer.devices",
+    "encoder.workers", "encoder.threads", "encoder.ahead", "encoder.device",
     "trainer.ranks", "trainer.sharded",
     "reward.workers", "reward.threads",
     "schedule.mode", "schedule.tag", "schedule.early_fraction", "schedule.slot_deadline_s",

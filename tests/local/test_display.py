@@ -21,7 +21,7 @@ LAST = {
 WORKER = {
     "worker": "rollout-0", "host": "alpha", "device": "NVIDIA H100", "gpu": "5",
     "service": "rollout", "activity": "generating", "use": None, "refused": None, "lent": False,
-    "policy_version": 2, "num_done": 4, "busy_seconds": 7.0, "seconds_per_sample": 0.25,
+    "note": "", "policy_version": 2, "num_done": 4, "busy_seconds": 7.0, "seconds_per_sample": 0.25,
 }  # fmt: skip
 
 

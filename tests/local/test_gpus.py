@@ -104,6 +104,36 @@ def test_reward_networks_and_the_evaluator_take_what_is_left(
 
 
 @pytest.mark.parametrize(
+    ("count", "encoders", "evaluator", "at_end"),
+    [(2, ["", ""], "0", True), (3, ["2", "2"], "0", True), (5, ["2", "3"], "4", False)],
+)
+def test_encoders_take_what_is_left_or_run_on_the_cpu_with_a_warning(
+    count: int, encoders: list[str], evaluator: str, at_end: bool
+) -> None:
+    recipe = recipe_of(
+        "sd35-medium", trainer__devices=1, rollout__workers=1, encoder__workers=2,
+        evaluation__every=5,
+    )  # fmt: skip
+    assignment = assign_gpus(recipe, numbers(count))
+    found = shown(assignment)
+    assert [found["encoder-0"], found["encoder-1"]] == encoders
+    assert (found["evaluator"], assignment.evaluates_at_end) == (evaluator, at_end)
+    warned = "encoder.workers: no GPU is left for the encoders (2 of 2 train and generate); "
+    warned += "they run on the CPU"
+    assert assignment.warnings == ((warned,) if count == 2 else ())
+
+
+def test_encoders_that_are_to_run_on_the_cpu_take_no_gpu_and_need_no_warning() -> None:
+    recipe = recipe_of(
+        "sd35-medium", trainer__devices=1, rollout__workers=1, encoder__workers=1,
+        encoder__device="cpu",
+    )  # fmt: skip
+    assignment = assign_gpus(recipe, numbers(3))
+    assert (shown(assignment)["encoder-0"], assignment.warnings) == ("", ())
+    assert shown(assignment)["evaluator"] == "2"
+
+
+@pytest.mark.parametrize(
     ("count", "said"),
     [
         (7, "8 GPUs needed (4 to train, 4 to generate), 7 found"),

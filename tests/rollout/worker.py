@@ -8,8 +8,9 @@ from pathlib import Path
 
 from services.rollout.app import RolloutApp
 from shared.bus.bus import Bus
+from shared.devices.conditions import EncodedConditions
 from shared.devices.protocols import Generated, GroupData, GroupGradient, RolloutDevice
-from shared.errors import DigenRLError, Unavailable
+from shared.errors import DigenRLError, FaultyConditions, Unavailable
 from shared.messages import subjects
 from shared.messages.contracts import (
     ComputeGradient,
@@ -24,6 +25,7 @@ from shared.messages.contracts import (
 from shared.messages.workers import Device
 from shared.process.worker import Worker, WorkerContext
 from shared.run.commits import CommitRecord, commit
+from shared.run.conditions import Encoding
 from shared.store import ObjectStore
 from shared.store.folder import FolderBackend
 from tests import examples
@@ -75,6 +77,8 @@ class FakeDevice:
     """Error of the next weights that are staged."""
     tally: dict[str, float] = field(default_factory=lambda: {"num_rows": 4.0})
     digest: str = ""
+    given: list[bytes | None] = field(default_factory=list)
+    """Conditions that its fragments were begun with."""
     _used: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     @contextlib.asynccontextmanager
@@ -89,7 +93,12 @@ class FakeDevice:
     def weights_digest(self) -> str:
         return self.digest
 
-    async def begin(self, task: GenerateFragment) -> FakeGeneration:
+    async def begin(
+        self, task: GenerateFragment, conditions: bytes | None = None
+    ) -> FakeGeneration:
+        if conditions == b"not what the network takes":
+            raise FaultyConditions("not conditions")
+        self.given.append(conditions)
         return FakeGeneration(self, task)
 
     async def conditions(self, prompt: str) -> bytes:
@@ -155,6 +164,7 @@ class Cluster:
     backend: Backend
     device: FakeDevice
     app: RolloutApp
+    worker: Worker
     running: "asyncio.Task[None]"
     parent: str | None = None
 
@@ -254,21 +264,31 @@ class Cluster:
 
 @contextlib.asynccontextmanager
 async def cluster(
-    nats_url: str, folder: Path, *, max_staleness: int = 0, device: RolloutDevice | None = None
+    nats_url: str,
+    folder: Path,
+    *,
+    max_staleness: int = 0,
+    device: RolloutDevice | None = None,
+    encoding: Encoding | None = None,
 ) -> AsyncIterator[Cluster]:
-    """With version 0 published, whose weights mean something to a `FakeDevice` alone."""
+    """With version 0 published, whose weights mean something to a `FakeDevice` alone.
+
+    ``encoding``: how encoders make the conditions, if the device does not.
+    """
     async with Bus.connect(nats_url, run=RUN, name="test") as bus:
         await bus.ensure_streams()
         backend, fake = Backend(folder), FakeDevice()
         worker = Worker(
             "rollout", "rollout", "waiting_for_trainer", Device(can_train=True), address=ADDRESS
         )
+        store = ObjectStore(backend)
         app = RolloutApp(
-            device or fake, WorkerContext(bus, ObjectStore(backend), worker),
+            device or fake, WorkerContext(bus, store, worker),
             EmptyIndex(),  # type: ignore[arg-type]
             max_staleness=max_staleness,
+            encoded=EncodedConditions(store, RUN, encoding) if encoding else None,
         )  # fmt: skip
-        made = Cluster(bus, backend, fake, app, asyncio.create_task(app.run()))
+        made = Cluster(bus, backend, fake, app, worker, asyncio.create_task(app.run()))
         await made.publish_version(0)
         yield made
         await made.drain()

@@ -236,7 +236,9 @@ async def cluster(
 def _prepare(folder: Path, setting: Setting, changes: dict[str, Any]) -> Recipe:
     folder.mkdir(parents=True)
     (folder / SETTING).write_text(setting.model_dump_json())
-    write_prompts(folder, setting.load_profile().shape.groups * 8)
+    # With encoders more than the run gets to, so that there is always something to encode.
+    epochs = 1000 if setting.encoders else 8
+    write_prompts(folder, setting.load_profile().shape.groups * epochs)
     recipe = override(recipe_of(setting, folder), changes)
     (folder / "recipe.json").write_text(recipe.model_dump_json())
     return recipe
@@ -244,7 +246,8 @@ def _prepare(folder: Path, setting: Setting, changes: dict[str, Any]) -> Recipe:
 
 def every_service(setting: Setting) -> list[str]:
     rollout = [f"rollout-{number}" for number in range(setting.num_rollout)]
-    return ["scheduler", *rollout, "reward-0", "reward-1", "trainer"]
+    encoders = [f"encoder-{number}" for number in range(setting.encoders)]
+    return ["scheduler", *rollout, *encoders, "reward-0", "reward-1", "trainer"]
 
 
 async def _until_joined(run: Cluster) -> None:

@@ -6,10 +6,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-from bench.cluster.blobs import digest_of
-from shared.errors import IntegrityError
+from bench.cluster.blobs import check_conditions, digest_of
+from bench.cluster.processes import ENCODING
+from shared.errors import FaultyConditions, IntegrityError
 from shared.messages.contracts import ObjectRef
 from shared.run.commits import CommitRecord, TrainedGroup
+from shared.run.conditions import ConditionsRecord
+from shared.run.layout import conditions_key
 from shared.store import ObjectStore
 from tests.storm.cluster import Cluster
 from tests.storm.reference import Expected, versions
@@ -38,7 +41,10 @@ async def violations_of(run: Cluster) -> list[str]:
     if not rules.max_staleness:
         wanted = list(islice(versions(run.setting, run.recipe), len(records)))
         found += compare(records, wanted)
-    return found + await judge_objects(records, run.store)
+    found += await judge_objects(records, run.store)
+    if run.setting.encoders:
+        found += await judge_conditions(run.store, run.recipe.run.name)
+    return found
 
 
 def judge(records: Sequence[CommitRecord], rules: Rules) -> list[str]:
@@ -100,6 +106,24 @@ async def judge_objects(records: Sequence[CommitRecord], store: ObjectStore) -> 
             fault = await _fault_of(ref, record, store, must_be_there=is_new)
             if fault is not None:
                 found.append(f"version {record.policy.version}: {fault}")
+    return found
+
+
+async def judge_conditions(store: ObjectStore, run: str) -> list[str]:
+    """What is wrong with the conditions that encoders have made of some prompts."""
+    keys = await store.keys(conditions_key(run, "").rsplit("/", 1)[0])
+    if not keys:
+        return ["no encoder has made any conditions"]
+    found = []
+    for key in keys[::100]:
+        record = ConditionsRecord.model_validate_json(await store.read(key) or b"")
+        digest = key.rsplit("/", 1)[1].removesuffix(".json")
+        try:
+            check_conditions(await store.get(record.conditions), record.prompt)
+        except (FaultyConditions, IntegrityError) as error:
+            found.append(f"{key}: {error}")
+        if digest != ENCODING.digest(record.prompt):
+            found.append(f"{key} is of another prompt than it says")
     return found
 
 

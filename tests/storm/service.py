@@ -19,6 +19,7 @@ from bench.cluster.build import Emulation, rollout_devices
 from bench.cluster.processes import (
     SETTING,
     Work,
+    run_encoder,
     run_host,
     run_reward,
     run_until_told,
@@ -60,6 +61,8 @@ def _work(name: str, emulation: Emulation) -> Work:
     running: Coroutine[None, None, None]
     if service == "reward":
         running = run_reward(emulation, [int(number)])
+    elif service == "encoder":
+        running = run_encoder(emulation, name)
     else:
         running = run_host(emulation, name, [rollout_devices(emulation)[int(number)]])
     return Work([], running)

@@ -120,10 +120,11 @@ async def _freeze(run: Cluster, fault: Fault) -> None:
 
 
 async def through(folder: Path, seed: int, number: int, *, max_staleness: int = 0) -> Storm:
-    """A run with everything on: TAG, a trainer of two devices, rollout devices that train."""
+    """A run with everything on: TAG, a trainer of two devices, rollout devices that train, and an
+    encoder."""
     setting = small(
         folder, groups=8, rollout={"H100": 3}, trainer={"H100": 2}, tag=1, gradient_help=True,
-        max_staleness=max_staleness, steps=10_000,
+        max_staleness=max_staleness, steps=10_000, encoders=1,
     )  # fmt: skip
     async with cluster(folder / "run", setting, stores_in="s3") as run:
         await run.until_step(1)

@@ -9,14 +9,14 @@ from tests.storm.storm import Fault, faults, through
 
 pytestmark = [pytest.mark.run, pytest.mark.timeout(150)]
 
-NUM_FAULTS = 40
 EVERYTHING = [
-    "nats", "valkey", "objects", "scheduler", "rollout-0", "rollout-1", "rollout-2", "reward-0",
-    "reward-1", "trainer",
+    "nats", "valkey", "objects", "scheduler", "rollout-0", "rollout-1", "rollout-2", "encoder-0",
+    "reward-0", "reward-1", "trainer",
 ]  # fmt: skip
+NUM_FAULTS = 4 * len(EVERYTHING)
 
 
-async def test_forty_kills_and_stops_of_everything_lose_nothing_and_train_nothing_twice(
+async def test_four_kills_and_stops_of_each_process_lose_nothing_and_train_nothing_twice(
     tmp_path: Path,
 ) -> None:
     storm = await through(tmp_path, seed=1, number=NUM_FAULTS)

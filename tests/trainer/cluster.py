@@ -10,6 +10,7 @@ from typing import TypeVar
 from services.trainer.app import TrainerApp
 from services.trainer.batch.fetcher import CheckStored
 from shared.bus.bus import Bus
+from shared.devices.conditions import EncodedConditions
 from shared.devices.protocols import Training
 from shared.messages import subjects
 from shared.messages.contracts import (
@@ -26,6 +27,7 @@ from shared.messages.workers import Device, DeviceMode
 from shared.process.worker import Worker, WorkerContext
 from shared.recipe.recipe import Recipe
 from shared.run.commits import CommitRecord, commit, read_commit
+from shared.run.conditions import Encoding
 from shared.run.layout import batch_folder, commit_key
 from shared.store import ObjectStore
 from shared.store.folder import FolderBackend
@@ -235,14 +237,19 @@ async def cluster(
     *,
     training: Training | None = None,
     check: CheckStored | None = None,
+    encoding: Encoding | None = None,
 ) -> AsyncIterator[Cluster]:
     async with Bus.connect(nats_url, run=RUN, name="test") as bus:
         await bus.ensure_streams()
         backend, fake = Backend(folder), FakeTraining(recipe.trainer.devices)
         worker = Worker("trainer", "trainer", "waiting_for_rollout", Device(), address=ADDRESS)
-        context = WorkerContext(bus, ObjectStore(backend), worker)
-        generators = () if training else fake.devices
-        app = TrainerApp(training or fake, recipe, context, generators=generators, check=check)
+        store = ObjectStore(backend)
+        context = WorkerContext(bus, store, worker)
+        app = TrainerApp(
+            training or fake, recipe, context,
+            generators=() if training else fake.devices,
+            encoded=EncodedConditions(store, RUN, encoding) if encoding else None, check=check,
+        )  # fmt: skip
         made = Cluster(bus, backend, fake, worker, app)
         running = asyncio.create_task(app.run())
         watching = asyncio.create_task(made.commit(0))

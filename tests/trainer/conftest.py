@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from shared.recipe.recipe import Recipe, load_recipe, override
+from shared.run.conditions import Encoding
 from tests.paths import DIGITS
 from tests.trainer.cluster import Cluster, Start, cluster
 
@@ -35,9 +36,12 @@ def recipe() -> Recipe:
 def trainer(nats_url: str, tmp_path: Path, recipe: Recipe) -> Start:
     """A trainer, by default of one device, two groups of four samples per batch and no KL term."""
 
-    def start(**changes: Any) -> AbstractAsyncContextManager[Cluster]:
+    def start(
+        encoding: Encoding | None = None, **changes: Any
+    ) -> AbstractAsyncContextManager[Cluster]:
         given = {key.replace("__", "."): value for key, value in changes.items()}
         fixed = {"batch.groups": 2, "algorithm.kl_beta": 0.0, **given}
-        return cluster(nats_url, tmp_path / "objects", override(recipe, fixed))
+        changed = override(recipe, fixed)
+        return cluster(nats_url, tmp_path / "objects", changed, encoding=encoding)
 
     return start

@@ -40,6 +40,8 @@ class FakeDevice:
     free: asyncio.Event = field(default_factory=asyncio.Event)
     """Set to let the device finish: until then everything takes for ever."""
     used_for: str | None = None
+    given: list[bytes | None] = field(default_factory=list)
+    """Conditions that its fragments were begun with."""
 
     async def accumulate(self, group: GroupData, group_slice: GroupSlice) -> None:
         name = group.trajectories[0].decode()
@@ -62,7 +64,10 @@ class FakeDevice:
     def weights_digest(self) -> str:
         return self.training.weights_digest()
 
-    async def begin(self, task: GenerateFragment) -> "FakeGeneration":
+    async def begin(
+        self, task: GenerateFragment, conditions: bytes | None = None
+    ) -> "FakeGeneration":
+        self.given.append(conditions)
         return FakeGeneration(self, task, self.weights_digest())
 
     async def conditions(self, prompt: str) -> bytes:

@@ -38,6 +38,8 @@ class Plan:
     seed: int
     advantages: Advantages = field(default_factory=Advantages)
     schedule: RunSchedule = field(default_factory=RunSchedule)
+    needs_encoder: bool = False
+    """Whether devices that generate leave the encoding of prompts to encoders."""
     max_attempts: int = 3
     """A fragment that failed this often fails the run."""
     max_losses: int = 5

@@ -11,10 +11,11 @@ from services.scheduler.core.state import Plan, State, WorkerState
 Use = Literal[
     "generating", "scoring", "training", "committing",
     "waiting_for_rollout", "waiting_for_reward", "waiting_for_trainer", "waiting_for_weights",
-    "tail", "paused",
+    "waiting_for_conditions", "tail", "paused",
 ]  # fmt: skip
-"""tail: nothing is left to issue, and others still generate. waiting_for_weights: the device has a
-fragment, and loads what is to generate it."""
+"""tail: nothing is left to issue, and others still generate. waiting_for_weights,
+waiting_for_conditions: the device has a fragment, and loads what is to generate it, or no encoder
+has stored its prompt's conditions yet."""
 BUSY: frozenset[Use] = frozenset({"generating", "scoring", "training", "committing"})
 
 

@@ -74,7 +74,7 @@ class WorkerView(View):
         worker="rollout-0", address="rollout-0-1f3a5c7e", service="rollout", host="node7",
         url="http://10.0.0.7:8000", device="NVIDIA H100 80GB HBM3", gpu="0",
         memory_bytes=85_000_000_000, activity="generating", use="generating", policy_version=12,
-        num_done=96, busy_seconds=310.2, num_quarantined=0, refused=None, lent=False,
+        note="", num_done=96, busy_seconds=310.2, num_quarantined=0, refused=None, lent=False,
         seconds_per_sample=0.42, num_in_hand=2, trains_group=None, seconds_per_gradient=None,
         seconds_since_seen=0.3,
     )  # fmt: skip
@@ -97,6 +97,8 @@ class WorkerView(View):
     """Memory of its device."""
     activity: Activity
     """What the worker reports that it does."""
+    note: str
+    """What the worker lacks and which setting decides that; empty if it lacks nothing."""
     use: Use | None
     """What the worker does as the scheduler sees it and, if it waits, for whom."""
     policy_version: int | None

@@ -16,11 +16,17 @@ from services.scheduler.core.machine import (
     WorkerLeft,
 )
 from services.scheduler.core.state import State, WorkerState
-from services.scheduler.core.usage import Meter
+from services.scheduler.core.usage import Meter, Use
 from shared.bus.bus import Bus
-from shared.messages.workers import WorkerRefused, WorkerStatus
+from shared.messages.workers import Activity, WorkerRefused, WorkerStatus
 
 WATCH_S = 0.5
+
+WAITS: dict[Activity, Use] = {
+    "loading_weights": "waiting_for_weights",
+    "waiting_for_conditions": "waiting_for_conditions",
+}
+"""Activities of a rollout device in which it does not do the work that it has."""
 
 log = structlog.get_logger()
 
@@ -57,10 +63,7 @@ class Roster:
         if heard == "joined":
             self._welcome(status)
         elif before is not None:
-            loading = status.seconds.get("loading_weights", 0.0)
-            loading -= before.status.seconds.get("loading_weights", 0.0)
-            if status.service == "rollout" and loading > 0:
-                self._meter.move(status.worker, loading, "generating", "waiting_for_weights")
+            self._count_waits(before.status, status)
         self.seen[address] = Seen(status, now)
         stood = _stood(status, self._state().workers.get(address))
         if stood is not None:
@@ -68,6 +71,15 @@ class Roster:
         if status.loan is not None and status.device.refusal is None:
             report = DeviceReported(address, status.loan.loan_number, status.loan.mode)
             self._put(report)
+
+    def _count_waits(self, before: WorkerStatus, status: WorkerStatus) -> None:
+        """Count the time in which a device that has a fragment waited for something else."""
+        if status.service != "rollout":
+            return
+        for activity, use in WAITS.items():
+            waited = status.seconds.get(activity, 0.0) - before.seconds.get(activity, 0.0)
+            if waited > 0:
+                self._meter.move(status.worker, waited, "generating", use)
 
     async def _refuse(self, status: WorkerStatus, now: float) -> None:
         """Refuse a worker whose name another live worker has."""
@@ -87,6 +99,8 @@ class Roster:
             log.error("worker_refused", name=status.worker, reason=refusal)
             return
         log.info("worker_joined", name=status.worker, service=status.service)
+        if status.service == "encoder":
+            return  # it is given no work
         self._put(
             WorkerJoined(
                 status.address,
@@ -123,7 +137,7 @@ def _stood(status: WorkerStatus, worker: WorkerState | None) -> WorkerInactive |
     """What the status says about the deadlines of the worker's work, if anything."""
     if worker is None or status.service != "rollout":
         return None
-    if status.activity in ("starting", "loading_weights"):
+    if status.activity == "starting" or status.activity in WAITS:
         return WorkerInactive(status.address, "loading")
     idles = worker.excluded == "late" and status.activity.startswith("waiting")
     return WorkerInactive(status.address, "nothing") if idles else None

@@ -23,6 +23,7 @@ def plan_of(recipe: Recipe) -> Plan:
         schedule=recipe.run_schedule,
         windows=recipe.sampling.moving_window,
         advantages=recipe.advantages,
+        needs_encoder=bool(recipe.encoder.workers),
         seed=recipe.run.seed,
     )
 

@@ -2,7 +2,7 @@
 
 import itertools
 import time
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from services.scheduler.core.state import BatchState, Plan, Stage, State, TagRecord
 from services.scheduler.core.tag.estimates import Estimate
@@ -27,6 +27,7 @@ AS_REPORTED = (WorkerView.model_fields.keys() & WorkerStatus.model_fields.keys()
 """Fields of a worker that are shown as its status has them."""
 UNKNOWN = Estimate()
 SERVICES: tuple[Service, ...] = ("rollout", "reward", "trainer")
+"""Services that every run needs."""
 
 
 def run_view(scheduler: Scheduler) -> RunView:
@@ -34,6 +35,7 @@ def run_view(scheduler: Scheduler) -> RunView:
     step = max(0, len(scheduler.chain) - 1)
     pace = seconds_per_step(scheduler.committed_at)
     reporting = [seen.status.service for seen in scheduler.roster.seen.values()]
+    services = needed_services(plan)
     newest = scheduler.chain[-1].metrics if scheduler.chain else {}
     return RunView(
         run=scheduler.bus.run,
@@ -45,8 +47,8 @@ def run_view(scheduler: Scheduler) -> RunView:
         seconds_per_step=pace,
         eta_seconds=None if pace is None else pace * (plan.num_batches - step),
         waiting_for=waiting_for(state),
-        num_workers={service: reporting.count(service) for service in SERVICES},
-        missing_workers=missing_workers(plan, state),
+        num_workers={service: reporting.count(service) for service in services},
+        missing_workers=missing_workers(plan, state, reporting),
         num_quarantined=scheduler.dead_letters.num_quarantined,
         failure=state.failure,
     )
@@ -74,14 +76,25 @@ def waiting_for(state: State) -> WaitsFor:
     return "reward" if batch.count("generated") else "trainer"
 
 
-def missing_workers(plan: Plan, state: State) -> list[Service]:
-    """Services that the run needs and that no worker provides."""
+def needed_services(plan: Plan) -> tuple[Service, ...]:
+    """Services that the run needs."""
+    return (*SERVICES, "encoder") if plan.needs_encoder else SERVICES
+
+
+def missing_workers(plan: Plan, state: State, reporting: Collection[Service]) -> list[Service]:
+    """Services that the run needs and that no worker provides.
+
+    Args:
+        reporting: services of the workers that report; encoders are in no state.
+    """
     if state.phase not in ("waiting", "running"):
         return []
     there = {worker.service for worker in state.workers.values()}
     if plan.schedule.mode == "colocated":
         there.add("rollout")  # the trainer's devices generate
-    return [service for service in SERVICES if service not in there]
+    if "encoder" in reporting:
+        there.add("encoder")
+    return [service for service in needed_services(plan) if service not in there]
 
 
 def worker_views(scheduler: Scheduler) -> list[WorkerView]:

@@ -9,6 +9,7 @@ import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 
+from shared.devices.conditions import QueuedFragment
 from shared.devices.loan import DeviceUse
 from shared.devices.protocols import (
     Generated,
@@ -32,8 +33,12 @@ class LoanableGenerator:
 
 @dataclass(slots=True, eq=False)
 class KeptFragment:
-    task: GenerateFragment
+    queued: QueuedFragment
     generation: Generation | None = None
+
+    @property
+    def task(self) -> GenerateFragment:
+        return self.queued.task
 
 
 class TrainerDevice:
@@ -81,17 +86,21 @@ class TrainerDevice:
         return self._loanable.publisher
 
     @property
-    def task(self) -> GenerateFragment | None:
+    def queued(self) -> QueuedFragment | None:
         """The fragment that it has, whether it is begun or not."""
+        return None if self._fragment is None else self._fragment.queued
+
+    @property
+    def task(self) -> GenerateFragment | None:
         return None if self._fragment is None else self._fragment.task
 
     @property
     def has_begun(self) -> bool:
         return self._fragment is not None and self._fragment.generation is not None
 
-    def assign(self, task: GenerateFragment) -> GenerateFragment:
-        self._fragment = KeptFragment(task)
-        return task
+    def assign(self, queued: QueuedFragment) -> QueuedFragment:
+        self._fragment = KeptFragment(queued)
+        return queued
 
     def drop(self, task: GenerateFragment) -> bool:
         """Let a fragment go; False if the device does not have it any more."""
@@ -117,7 +126,10 @@ class TrainerDevice:
     ) -> Generated | None:
         work = fragment.generation
         if work is None:
-            fragment.generation = await generator.device.begin(fragment.task)
+            given = fragment.queued.conditions
+            fragment.generation = await generator.device.begin(
+                fragment.task, None if given is None else given.packed
+            )
             return None
         if work.done:
             return await work.finish()

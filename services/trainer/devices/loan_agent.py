@@ -8,14 +8,15 @@ been, while its version is in use.
 
 import asyncio
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Literal
 
 import structlog
 
 from services.trainer.devices.device import TrainerDevice
+from shared.devices.conditions import EncodedConditions, FragmentQueue, QueuedFragment
 from shared.devices.loan import Loan, apply, may_generate, tick
+from shared.devices.protocols import Generated
 from shared.errors import DigenRLError, IntegrityError
 from shared.messages import subjects
 from shared.messages.contracts import GenerateFragment, Policy, SetDevice
@@ -31,15 +32,21 @@ log = structlog.get_logger()
 class LoanAgent:
     """Owns the loan of all devices, and the fragments that wait for one of them."""
 
-    def __init__(self, devices: Sequence[TrainerDevice], context: WorkerContext) -> None:
-        """``devices``: the trainer's, all of which can generate."""
+    def __init__(
+        self,
+        devices: Sequence[TrainerDevice],
+        context: WorkerContext,
+        encoded: EncodedConditions | None = None,
+    ) -> None:
+        """``devices``: the trainer's, all of which can generate; ``encoded``: where conditions come
+        from, if they do not encode."""
         self._devices = devices
         self._bus = context.bus
         self._worker = context.worker
         self._policy: Policy | None = None
         """The version whose weights the devices hold."""
         self._loan = Loan()
-        self._waiting: deque[GenerateFragment] = deque()
+        self._waiting = FragmentQueue(self._worker, encoded, wake=self._wake_devices)
         """Fragments for the device that is free first."""
         self._told_to_return: float | None = None
         self._step_ms: float | None = None
@@ -62,21 +69,18 @@ class LoanAgent:
 
     def may_go_on(self, device: TrainerDevice) -> bool:
         """Whether the device has a denoising step to take, or a fragment to begin or to decode."""
-        has_work = device.task is not None or bool(self._waiting)
+        has_work = device.task is not None or self._waiting.has_ready
         return has_work and may_generate(self._loan, time.monotonic())
 
     async def go_on(self, device: TrainerDevice) -> None:
         """Take one denoising step, or begin or decode a fragment. The caller holds the device."""
-        task = device.task or device.assign(self._waiting.popleft())
+        queued = device.queued or device.assign(self._waiting.take())
+        task = queued.task
         try:
-            if not device.has_begun and task.policy != self._policy:
-                raise IntegrityError(f"version {task.policy.version} is not what this device holds")
-            with self._worker.doing("generating"):
-                generated = await device.advance()
-            if device.step_seconds is not None:
-                self._step_ms = round(1000 * device.step_seconds, 3)
+            generated = await self._advanced(device, queued)
             if generated is not None and device.drop(task):
-                self._telling.create_task(device.publisher.publish(task, generated))
+                publishing = device.publisher.publish(task, generated, queued.conditions)
+                self._telling.create_task(publishing)
         except IntegrityError:
             if device.drop(task):  # an optimizer step has made another version of the weights
                 self._release(task, "stale")
@@ -85,6 +89,18 @@ class LoanAgent:
                 self._telling.create_task(device.publisher.fail(task, error))
         finally:
             self._observe_return()
+
+    async def _advanced(self, device: TrainerDevice, queued: QueuedFragment) -> Generated | None:
+        if queued.fault is not None:
+            raise queued.fault
+        version = queued.task.policy
+        if not device.has_begun and version != self._policy:
+            raise IntegrityError(f"version {version.version} is not what this device holds")
+        with self._worker.doing("generating"):
+            generated = await device.advance()
+        if device.step_seconds is not None:
+            self._step_ms = round(1000 * device.step_seconds, 3)
+        return generated
 
     async def _follow_commands(self) -> None:
         subject = subjects.device_subject(self._bus.run, self._worker.address)
@@ -109,8 +125,7 @@ class LoanAgent:
         subject = subjects.tasks_for(self._bus.run, self._worker.address)
         async for received in self._bus.follow(subjects.TASK, [subject]):
             if isinstance(received.message, GenerateFragment):
-                self._waiting.append(received.message)
-                self._wake_devices()
+                self._waiting.put(received.message, self._telling)
 
     async def _watch_deadline(self) -> None:
         """Ends a loan by itself: nobody has to tell a device that it is over."""
@@ -133,8 +148,7 @@ class LoanAgent:
 
     def _take_back(self, chosen: Callable[[GenerateFragment], bool]) -> list[GenerateFragment]:
         """Remove the chosen fragments, which wait or are begun, and return them."""
-        taken = [task for task in self._waiting if chosen(task)]
-        self._waiting = deque(task for task in self._waiting if not chosen(task))
+        taken = self._waiting.remove(chosen)
         for device in self._devices:
             task = device.task
             if task is not None and chosen(task):

@@ -4,6 +4,7 @@ import os
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Self
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 
 from shared.diffusion.models import Conditions, Part
 from shared.errors import UserError
+from shared.models.catalogue import PartConfig
 from shared.models.families import FamilySpec
 
 NEGATIVE = "negative_"
@@ -39,6 +41,7 @@ class Family(ABC):
 
     def __post_init__(self) -> None:
         self.transformer: nn.Module = self.pipeline.transformer
+        """Without the network's part, something that has its configuration alone."""
         self.config: Any = self.pipeline.transformer.config
 
     @classmethod
@@ -55,12 +58,15 @@ class Family(ABC):
         """Loads some parts of a folder; raises UserError if they are incomplete."""
         diffusers = _quiet_diffusers()
         pipeline_class = getattr(diffusers, spec.pipeline)
-        left_out: dict[str, None] = {}
+        known = pipeline_class._get_signature_keys(pipeline_class)[0]
+        index = PartConfig(folder / "model_index.json")
+        left_out = {name: None for name in known if index.get(name) == [None, None]}
         if "text" not in parts:
-            known = pipeline_class._get_signature_keys(pipeline_class)[0]
             left_out |= {name: None for name in (*_TEXT, *_TOKENIZERS) if name in known}
         if "decoder" not in parts:
             left_out |= {"vae": None}
+        if "transformer" not in parts:
+            left_out |= {"transformer": None}
         try:
             pipeline = pipeline_class.from_pretrained(
                 folder,
@@ -73,7 +79,11 @@ class Family(ABC):
             raise UserError(f"model.folder: cannot load {folder}: {reason}") from error
         pipeline.set_progress_bar_config(disable=True)
         pipeline.to(device)
-        pipeline.transformer.requires_grad_(False).eval()
+        if "transformer" in parts:
+            pipeline.transformer.requires_grad_(False).eval()
+        else:  # without its T5, Stable Diffusion 3 fills in zeros as wide as the network says
+            config = PartConfig(folder / "transformer" / "config.json")
+            pipeline.transformer = SimpleNamespace(config=SimpleNamespace(**config))
         return cls(pipeline, spec, device=device, dtype=dtype, text_tokens=text_tokens)
 
     @property

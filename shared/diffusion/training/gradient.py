@@ -13,8 +13,7 @@ The sizes of its chunks are measured while it goes on, until the best is known.
 """
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -23,8 +22,8 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from shared.devices.chunks import Chunk, Measurement, make_tuner
-from shared.diffusion.device import device_bytes, fits, is_out_of_memory
-from shared.diffusion.models import Conditions, ModelAdapter
+from shared.diffusion.device import device_bytes, fits
+from shared.diffusion.models import Conditions, ModelAdapter, taken
 from shared.diffusion.policy import LoadedPolicy
 from shared.diffusion.training.objective import evaluate
 from shared.diffusion.training.rows import Rows, TrainingGroup
@@ -33,20 +32,6 @@ from shared.diffusion.weights import local_shard, trained_parameters
 from shared.errors import OutOfMemory, Untrainable
 from shared.recipe.recipe import Recipe
 from shared.recipe.sampling import Algorithm
-
-
-@contextmanager
-def taken() -> Iterator[None]:
-    """Surrounds a forward pass: a group is at fault if the network does not take the shapes, types
-    or names of its tensors, but not if a GPU or another rank fails."""
-    try:
-        yield
-    except (RuntimeError, ValueError, IndexError, KeyError, TypeError) as error:
-        said = str(error)
-        if is_out_of_memory(error) or any(sign in said for sign in ("CUDA", "NCCL", "HIP")):
-            raise
-        reason = " ".join(f"{type(error).__name__}: {said}".split())[:300]
-        raise Untrainable(f"the network cannot take these tensors: {reason}") from error
 
 
 @dataclass(slots=True)
@@ -107,7 +92,7 @@ class GradientTransaction:
                 self._accumulate_rows(rows, group.staleness + self.num_steps)
 
     def _accumulate_rows(self, rows: Rows, staleness: int) -> None:
-        with taken():
+        with taken(Untrainable):
             found = evaluate(self.algorithm, rows, self, on_policy=staleness == 0)
         per_row = found.surrogate.per_row
         if found.divergence is not None:

@@ -331,6 +331,26 @@ def test_a_run_without_workers_says_what_it_waits_for_and_who_is_missing(
     assert client.get("/v1/run").json()["missing_workers"] == ["reward"]
 
 
+def test_encoders_are_shown_and_missed_only_where_the_run_needs_them(
+    client: TestClient, scheduler: Scheduler
+) -> None:
+    assert "encoder" not in client.get("/v1/run").json()["num_workers"]
+    scheduler.plan = replace(scheduler.plan, needs_encoder=True)
+    run = client.get("/v1/run").json()
+    assert run["num_workers"] == {"rollout": 1, "reward": 0, "trainer": 0, "encoder": 0}
+    assert run["missing_workers"] == ["reward", "trainer", "encoder"]
+    status = WorkerStatus(
+        service="encoder", worker="encoder-0", address="encoder-0-a", activity="encoding",
+        note="no prompts",
+    )  # fmt: skip
+    scheduler.roster.seen["encoder-0-a"] = Seen(status, 0.0)
+    assert client.get("/v1/run").json()["missing_workers"] == ["reward", "trainer"]
+    [shown] = [each for each in client.get("/v1/workers").json() if each["use"] is None]
+    assert (shown["service"], shown["activity"], shown["note"]) == (
+        "encoder", "encoding", "no prompts",
+    )  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("phase", "waits_for"),
     [("paused", "operator"), ("stopped", "operator"), ("failed", "operator"),

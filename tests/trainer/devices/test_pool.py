@@ -3,8 +3,16 @@
 import pytest
 import structlog.testing
 
-from shared.messages.contracts import FragmentGenerated, FragmentReleased, GroupTrained
-from tests.trainer.cluster import Start
+from shared.messages.contracts import (
+    FragmentFailed,
+    FragmentGenerated,
+    FragmentReleased,
+    GroupTrained,
+)
+from shared.run.conditions import store_conditions
+from tests import examples
+from tests.examples import ENCODING
+from tests.trainer.cluster import RUN, Start
 
 
 def fine(group: str) -> list[str]:
@@ -130,3 +138,31 @@ async def test_after_a_commit_what_was_begun_with_the_version_before_goes_back(
         }  # fmt: skip
         await run.commit(1)
         assert "step 0" in run.training.log
+
+
+async def test_a_lent_device_trains_while_no_encoder_has_stored_a_fragment_s_conditions(
+    trainer: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shared.devices.conditions.LOOK_S", 0.01)
+    prompt = examples.task().prompt.text
+    digest = ENCODING.digest(prompt)
+    async with trainer(encoding=ENCODING) as run:
+        run.run_freely()
+        await run.lend(1)
+        await run.generate(0, 5)
+        await run.until(lambda: run.worker.activity == "waiting_for_conditions")
+        await run.send(0, 0)
+        await run.told(GroupTrained)
+        [device] = run.training.devices
+        assert device.given == []
+        await store_conditions(run.store, RUN, digest, b"text", prompt=prompt, worker="encoder-0")
+        [made] = await run.told(FragmentGenerated)
+        assert device.given == [b"text"]
+        assert await run.store.get(made.stored.conditions) == b"text"
+        await run.store.delete([made.stored.conditions.key])
+        run.app._agent._waiting._encoded._kept.clear()  # type: ignore[union-attr]
+        await run.generate(0, 6)
+        [failed] = await run.told(FragmentFailed)
+        assert failed.slot.group == 6 and "is not in the store" in failed.reason
+        await run.send(0, 1)
+        await run.commit(1)

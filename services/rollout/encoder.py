@@ -1,0 +1,186 @@
+"""The encoder: makes the conditions of prompts before they are needed, on any idle device.
+
+It is told nothing: which prompts a batch has follows from the recipe, so it follows the newest
+commit, and encodes what that batch and the next ones need, nearest first. Conditions are found by
+what they depend on and made once (`shared.run.conditions`), so that several encoders share the work
+without knowing of one another: each begins with its own share of a batch, and then helps with what
+is left of it. Whenever one is killed, nothing is lost but what it was encoding.
+"""
+
+import asyncio
+import re
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from functools import partial
+from typing import Protocol
+
+import structlog
+
+from shared.bus.bus import Bus
+from shared.errors import ContractError
+from shared.learning.prompts import PromptOrder, read_prompts
+from shared.messages import subjects
+from shared.messages.contracts import PolicyPublished
+from shared.process.worker import WorkerContext, patiently
+from shared.recipe.recipe import Recipe
+from shared.run.commits import CommitRecord, newest_commit, read_commit
+from shared.run.conditions import Encoding, are_stored, store_conditions
+from shared.run.run_recipe import read_recipe
+from shared.telemetry import STAGE_SECONDS
+
+IN_STORE = 2
+"""Results that are stored at a time, while the device encodes the next prompt."""
+LOOK_AGAIN_S = 2.0
+"""Seconds after which an idle encoder looks whether what it knows to be stored still is, and
+whether the run has been given more steps."""
+
+log = structlog.get_logger()
+
+
+class PromptEncoder(Protocol):
+    async def conditions(self, prompt: str) -> bytes:
+        """Return the conditioning of ``prompt``, packed."""
+
+
+class EncoderApp:
+    def __init__(
+        self, device: PromptEncoder, context: WorkerContext, recipe: Recipe, encoding: Encoding
+    ) -> None:
+        self._device = device
+        self._bus: Bus = context.bus
+        self._store = context.store
+        self._worker = context.worker
+        self._recipe = recipe
+        self._encoding = encoding
+        self._prompts = PromptOrder(read_prompts(recipe.data.prompts), recipe.run.seed)
+        self._num_batches = recipe.run.steps
+        self._newest = 0
+        """Version that generates the nearest batch whose prompts are encoded."""
+        self._share = first_share(context.worker.name, recipe.encoder.workers)
+        self._known: set[str] = set()
+        """Digests of conditions that are stored."""
+        self._in_store: set[str] = set()
+        """Digests of those that are being stored."""
+        self._storing = asyncio.Semaphore(IN_STORE)
+        self._newer = asyncio.Event()
+
+    async def run(self) -> None:
+        await self._bus.wait_for_streams()
+        self._worker.activity = self._worker.idle
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._worker.report(self._bus))
+            tasks.create_task(self._follow())
+            tasks.create_task(self._encode_ahead(tasks))
+
+    async def _follow(self) -> None:
+        """Know the newest version, for ever; first from its commit record."""
+        await self._go_on_from(lambda: newest_commit(self._store, self._bus.run))
+        subject = subjects.event_subject(self._bus.run, "policy_published")
+        async for received in self._bus.follow(subjects.EVT, [subject]):
+            event = received.message
+            if isinstance(event, PolicyPublished) and event.policy.version > self._newest:
+                # Whoever may publish could announce anything.
+                read = partial(read_commit, self._store, self._bus.run, event.policy.version)
+                await self._go_on_from(read)
+
+    async def _go_on_from(self, read: Callable[[], Awaitable[CommitRecord | None]]) -> None:
+        """Go on to the version of a commit record, if there is one."""
+        try:
+            record = await patiently(read, "commits_unavailable")
+        except ContractError as error:
+            log.error("commit_unreadable", error=str(error))
+            return
+        if record is not None:
+            self._newest = max(record.policy.version, self._newest)
+            self._newer.set()
+
+    async def _encode_ahead(self, tasks: asyncio.TaskGroup) -> None:
+        while True:
+            self._newer.clear()
+            prompt = await patiently(self._next, "store_unavailable")
+            if prompt is not None:
+                await self._encode(prompt, tasks)
+                continue
+            try:
+                async with asyncio.timeout(LOOK_AGAIN_S):
+                    await self._newer.wait()
+            except TimeoutError:
+                await self._look_again()
+
+    async def _look_again(self) -> None:
+        """Take nothing for granted: what is faulty was forgotten, and the run may go on longer."""
+        self._known.clear()
+        stored = await patiently(
+            lambda: read_recipe(self._store, self._bus.run), "store_unavailable"
+        )
+        if stored is not None:
+            self._num_batches = stored.run.steps
+
+    async def _next(self) -> str | None:
+        """Return the prompt that is needed first and that nobody has encoded; None if all are."""
+        for prompt in list(self._wanted()):
+            digest = self._encoding.digest(prompt)
+            if digest in self._known | self._in_store:
+                continue
+            if not await are_stored(self._store, self._bus.run, digest):
+                return prompt
+            self._known.add(digest)
+        return None
+
+    def _wanted(self) -> Iterator[str]:
+        """Yield the prompts of the batches to come in the order in which to encode them: the whole
+        nearest batch goes before this encoder's share of later ones."""
+        end = min(self._newest + self._recipe.encoder.ahead + 1, self._num_batches)
+        wanted = range(self._newest, end)
+        for batches in (wanted[:1], wanted[1:]):
+            prompts = [prompt for batch in batches for prompt in self._prompts_of(batch)]
+            yield from filter(self._is_mine, prompts)
+            # From the other end: whose share it is begins with what is needed first.
+            yield from (prompt for prompt in reversed(prompts) if not self._is_mine(prompt))
+
+    def _prompts_of(self, batch: int) -> list[str]:
+        number = self._recipe.batch.groups
+        return [self._prompts.of_group(batch, group, number).text for group in range(number)]
+
+    def _is_mine(self, prompt: str) -> bool:
+        workers = self._recipe.encoder.workers
+        return int(self._encoding.digest(prompt)[:8], 16) % workers == self._share
+
+    async def _encode(self, prompt: str, tasks: asyncio.TaskGroup) -> None:
+        """Encode a prompt; it is stored beside what the device encodes next."""
+        began = time.monotonic()
+        with self._worker.doing("encoding"):
+            packed = await self._device.conditions(prompt)
+        STAGE_SECONDS.labels(stage="encoder").observe(time.monotonic() - began)
+        await self._storing.acquire()
+        self._in_store.add(self._encoding.digest(prompt))
+        tasks.create_task(self._store_once(prompt, packed))
+
+    async def _store_once(self, prompt: str, packed: bytes) -> None:
+        digest, worker = self._encoding.digest(prompt), self._worker.address
+        try:
+            first = await patiently(
+                lambda: store_conditions(
+                    self._store, self._bus.run, digest, packed, prompt=prompt, worker=worker
+                ),
+                "store_unavailable",
+            )
+        finally:
+            self._in_store.remove(digest)
+            self._storing.release()
+        self._known.add(digest)
+        self._worker.num_done += first
+        if not first and self._is_mine(prompt):  # another encoder has this share: take the next
+            self._share = (self._share + 1) % self._recipe.encoder.workers
+
+
+def first_share(name: str, num_encoders: int) -> int:
+    """Return the share that an encoder begins with: by the number that its name ends with.
+
+    >>> first_share("encoder-4", 3)
+    1
+    >>> first_share("a-host", 3)
+    0
+    """
+    number = re.search(r"(\d+)$", name)
+    return int(number[1]) % num_encoders if number else 0

@@ -1,0 +1,165 @@
+"""Fetches what encoders have made of the prompts that devices generate from, before it is needed.
+
+Without encoders a device encodes its prompts itself, and a fragment is ready as soon as it is
+given to it.
+"""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import structlog
+
+from shared.errors import FaultyConditions
+from shared.messages.contracts import GenerateFragment
+from shared.process.worker import Worker, patiently
+from shared.recipe.recipe import Recipe
+from shared.run.conditions import (
+    Encoding,
+    StoredConditions,
+    encoding_of,
+    forget_conditions,
+    read_conditions,
+)
+from shared.store import ObjectStore
+
+LOOK_S = 0.25
+"""Seconds between two looks for conditions that are not there yet."""
+KEPT = 8
+"""Number of prompts whose conditions stay in memory: a group's fragments come soon after one
+another."""
+SHOWN = 80
+"""Characters of a prompt that a worker's note shows."""
+
+log = structlog.get_logger()
+
+
+class EncodedConditions:
+    """Finds conditions that encoders have stored."""
+
+    def __init__(self, store: ObjectStore, run: str, encoding: Encoding) -> None:
+        self._store = store
+        self._run = run
+        self._encoding = encoding
+        self._kept: dict[str, StoredConditions] = {}
+        """Maps digests to the conditions that were asked for last, oldest first."""
+
+    async def get(self, prompt: str, wanted: Callable[[], bool]) -> StoredConditions | None:
+        """Return a prompt's conditions as soon as an encoder has stored them; None if they are no
+        longer ``wanted`` by then.
+
+        Raises:
+            FaultyConditions: if what is stored is not what it should be.
+        """
+        digest = self._encoding.digest(prompt)
+        while wanted():
+            found = self._kept.get(digest) or await patiently(
+                lambda: read_conditions(self._store, self._run, digest), "store_unavailable"
+            )
+            if found is not None:
+                self._keep(digest, found)
+                return found
+            await asyncio.sleep(LOOK_S)
+        return None
+
+    async def forget(self, prompt: str) -> None:
+        """Have a prompt encoded anew, as what is stored of it is faulty."""
+        digest = self._encoding.digest(prompt)
+        self._kept.pop(digest, None)
+        log.warning("conditions_forgotten", prompt=prompt[:SHOWN], digest=digest)
+        await patiently(
+            lambda: forget_conditions(self._store, self._run, digest), "store_unavailable"
+        )
+
+    def _keep(self, digest: str, found: StoredConditions) -> None:
+        self._kept.pop(digest, None)
+        self._kept[digest] = found
+        while len(self._kept) > KEPT:
+            del self._kept[next(iter(self._kept))]
+
+
+async def encoded_conditions(store: ObjectStore, recipe: Recipe) -> EncodedConditions | None:
+    """Return what finds the run's conditions; None if its devices encode for themselves."""
+    if not recipe.encoder.workers:
+        return None
+    return EncodedConditions(store, recipe.run.name, await encoding_of(store, recipe))
+
+
+@dataclass(slots=True, eq=False)
+class QueuedFragment:
+    """A fragment that waits for a device, with what it is generated from."""
+
+    task: GenerateFragment
+    conditions: StoredConditions | None = None
+    """None if the device encodes the prompt, or if the fragment is stale."""
+    is_ready: bool = False
+    """Whether the device need not wait for its conditions."""
+    fault: FaultyConditions | None = None
+    """Why it cannot be generated, if it cannot."""
+
+
+class FragmentQueue:
+    """Holds fragments until a device is free: first come first served, of those that are ready."""
+
+    def __init__(
+        self,
+        worker: Worker,
+        encoded: EncodedConditions | None,
+        *,
+        wake: Callable[[], None],
+        is_stale: Callable[[GenerateFragment], bool] = lambda _: False,
+    ) -> None:
+        """``wake`` is called whenever a fragment has become ready. One that ``is_stale`` needs no
+        conditions: it goes back."""
+        self._worker = worker
+        self._encoded = encoded
+        self._wake = wake
+        self._is_stale = is_stale
+        self._waiting: list[QueuedFragment] = []
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def has_ready(self) -> bool:
+        return any(queued.is_ready for queued in self._waiting)
+
+    def put(self, task: GenerateFragment, tasks: asyncio.TaskGroup) -> None:
+        """Add a fragment; its conditions are fetched in ``tasks``."""
+        queued = QueuedFragment(task, is_ready=self._encoded is None)
+        self._waiting.append(queued)
+        if self._encoded is None:
+            self._wake()
+        else:
+            tasks.create_task(self._fetch(queued, self._encoded))
+
+    def take(self) -> QueuedFragment:
+        """Remove the fragment that has been waiting longest of those that are ready."""
+        queued = next(queued for queued in self._waiting if queued.is_ready)
+        self._waiting.remove(queued)
+        return queued
+
+    def remove(self, chosen: Callable[[GenerateFragment], bool]) -> list[GenerateFragment]:
+        """Remove the chosen fragments, and return them."""
+        removed = [queued.task for queued in self._waiting if chosen(queued.task)]
+        self._waiting = [queued for queued in self._waiting if not chosen(queued.task)]
+        return removed
+
+    async def _fetch(self, queued: QueuedFragment, encoded: EncodedConditions) -> None:
+        task = queued.task
+        shown = task.prompt.text[:SHOWN]
+        note = (
+            f"no encoder has stored the conditions of {shown!r} (batch {task.fragment.batch}, "
+            f"group {task.fragment.group}); start `digenrl serve encoder`, or resume with "
+            "encoder.workers = 0"
+        )
+        try:
+            with self._worker.lacking("waiting_for_conditions", note):
+                queued.conditions = await encoded.get(
+                    task.prompt.text,
+                    lambda: queued in self._waiting and not self._is_stale(task),
+                )
+        except FaultyConditions as error:
+            queued.fault = error
+        queued.is_ready = True
+        self._wake()
