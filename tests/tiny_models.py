@@ -1,6 +1,7 @@
 """Small random models of every family, as diffusers folders: what the real ones are loaded by."""
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,15 @@ from digenrl.profile.models import ARCHITECTURES, ModelName
 from shared.diffusion.families.base import pack, unpack
 
 FAMILIES = ("sd3", "flux", "qwen-image", "wan", "hunyuan-video")
+OTHERS = ("sd3.5-large", "wan2.1-1.3b", "wan2.2")
+"""Models of a family that are not shaped like its first: no dual attention, other heads, two
+networks."""
+MODELS = (*FAMILIES, *OTHERS)
 PACKED = ("flux", "qwen-image")
-VIDEO = ("wan", "hunyuan-video")
+VIDEO = ("wan", "hunyuan-video", "wan2.1-1.3b", "wan2.2")
+CFG = ("sd3", "qwen-image", "wan", *OTHERS)
+"""Models that take their guidance as a second half of the batch."""
+BOUNDARY = 0.85
 CLIP_TOKENS = 77
 PROMPT = "a handwritten five"
 
@@ -54,10 +62,13 @@ def run(
     width: int,
     frames: int,
     steps: int,
+    guidance_2: float | None = None,
 ) -> torch.Tensor:
     """What diffusers makes of the noise ``start`` (B, ...): latents, or pixels in [0, 1]."""
     call: dict[str, Any] = {"guidance_scale": guidance}
-    if family == "sd3":
+    if guidance_2 is not None:
+        call["guidance_scale_2"] = guidance_2
+    if family in ("sd3", "sd3.5-large"):
         call["max_sequence_length"] = pipeline.tokenizer_3.model_max_length
     if family == "qwen-image":
         call = {"true_cfg_scale": guidance, "negative_prompt": ""}
@@ -124,11 +135,13 @@ def _image_decoder() -> Any:
     )  # fmt: skip
 
 
-def _sd3() -> Any:
+def _sd3(**network: Any) -> Any:
     from diffusers import FlowMatchEulerDiscreteScheduler, StableDiffusion3Pipeline
 
     return StableDiffusion3Pipeline(
-        transformer=_network(ModelName.sd35_medium, pooled_projection_dim=2 * CLIP_WIDTH),
+        transformer=_network(
+            ModelName.sd35_medium, pooled_projection_dim=2 * CLIP_WIDTH, **network
+        ),
         scheduler=FlowMatchEulerDiscreteScheduler(shift=3.0),
         vae=_image_decoder(),
         **build_text_parts(seed=1),
@@ -193,7 +206,7 @@ def _qwen_image() -> Any:
     )  # fmt: skip
 
 
-def _wan() -> Any:
+def _wan(*, experts: bool = False, **network: Any) -> Any:
     from diffusers import AutoencoderKLWan, FlowMatchEulerDiscreteScheduler, WanPipeline
     from transformers import UMT5Config, UMT5EncoderModel
 
@@ -202,8 +215,10 @@ def _wan() -> Any:
         vocab_size=len(tokenizer), d_model=T5_WIDTH, d_kv=8, d_ff=2 * T5_WIDTH, num_layers=1,
         num_heads=4, dropout_rate=0.0, pad_token_id=tokenizer.pad_token_id,
     )  # fmt: skip
+    second = {"transformer_2": _network(ModelName.wan21_14b), "boundary_ratio": BOUNDARY}
     return WanPipeline(
-        transformer=_network(ModelName.wan21_14b),
+        transformer=_network(ModelName.wan21_14b, **network),
+        **(second if experts else {}),
         scheduler=FlowMatchEulerDiscreteScheduler(shift=3.0),
         vae=AutoencoderKLWan(base_dim=4, z_dim=16, num_res_blocks=1),
         tokenizer=tokenizer,
@@ -260,4 +275,7 @@ _BUILDERS: Mapping[str, Callable[[], Any]] = {
     "qwen-image": _qwen_image,
     "wan": _wan,
     "hunyuan-video": _hunyuan_video,
+    "sd3.5-large": partial(_sd3, dual_attention_layers=(), num_layers=3),
+    "wan2.1-1.3b": partial(_wan, num_attention_heads=3, num_layers=2),
+    "wan2.2": partial(_wan, experts=True),
 }

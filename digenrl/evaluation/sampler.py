@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable, Sequence
+from itertools import groupby
 
 import numpy as np
 import numpy.typing as npt
@@ -66,8 +67,20 @@ class Sampler:
         return np.concatenate(chunks)
 
     def _sample(self, prompts: Sequence[str], first: int, num_each: int, seed: int) -> Media:
+        """Samples as many prompts at once as have texts of one length."""
+        guidance = self._recipe.model.guidance
+        encoded = [self.model.encode(prompt, guidance=guidance) for prompt in prompts]
+        made, done = [], 0
+        for _, alike in groupby(encoded, key=_shapes):
+            some = list(alike)
+            made.append(self._sample_encoded(some, first + done, num_each, seed))
+            done += len(some)
+        return np.concatenate(made)
+
+    def _sample_encoded(
+        self, encoded: Sequence[Conditions], first: int, num_each: int, seed: int
+    ) -> Media:
         table, model = self._recipe.model, self.model
-        encoded = [model.encode(prompt, guidance=table.guidance) for prompt in prompts]
         rows = {
             name: torch.cat([repeat_rows(one, num_each)[name] for one in encoded])
             for name in encoded[0]
@@ -76,7 +89,7 @@ class Sampler:
             sampling_plan(self._recipe, window_start=None),
             seeds=[
                 noise_seed(seed, number, index)
-                for number in range(first, first + len(prompts))
+                for number in range(first, first + len(encoded))
                 for index in range(num_each)
             ],
             shape=model.latent_shape(height=table.height, width=table.width, frames=table.frames),
@@ -94,6 +107,10 @@ class Sampler:
             return self.model.velocity(latents, sigma, rows, guidance=guidance)
 
         return velocity
+
+
+def _shapes(conditions: Conditions) -> list[tuple[str, torch.Size]]:
+    return sorted((name, tensor.shape) for name, tensor in conditions.items())
 
 
 def noise_seed(seed: int, prompt: int, index: int) -> int:

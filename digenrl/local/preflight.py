@@ -19,8 +19,15 @@ from digenrl.local.ports import free_ports, hold_port
 from services.reward.scorer import check_packages, kind_of
 from shared.errors import UserError
 from shared.learning.prompts import read_prompts
-from shared.models.catalogue import check_size, checked_family_of, family_of, text_tokens
+from shared.models.catalogue import (
+    check_size,
+    checked_family_of,
+    family_of,
+    network_folders,
+    text_tokens,
+)
 from shared.models.memory import ITEM_BYTES, adapter_bytes, num_weights
+from shared.recipe.networks import check_networks, frozen_layers
 from shared.recipe.recipe import Recipe, load_recipe, override, stored_recipe
 from shared.run.commits import stored_bytes
 from shared.run.files import FileRecord, matching, records_of
@@ -124,11 +131,11 @@ def check_inputs(recipe: Recipe) -> None:
         raise UserError(
             f"model.frames: {recipe.model.folder} makes images, not videos; remove frames"
         )
-    if not list((recipe.model.folder / "transformer").glob("*.safetensors")):
-        raise UserError(
-            f"model.folder: {recipe.model.folder}/transformer contains no safetensors file"
-        )
+    for folder in network_folders(recipe.model.folder):
+        if not list(folder.glob("*.safetensors")):
+            raise UserError(f"model.folder: {folder} contains no safetensors file")
     _check_sizes(recipe)
+    check_networks(recipe)
     text_tokens(recipe.model.folder, recipe.model.text_tokens)
     check_rest(recipe)
     for scorer in (*recipe.reward.scorers, *recipe.evaluation.scorers):
@@ -256,5 +263,5 @@ def versions_bytes(recipe: Recipe) -> int:
         trained = num_weights(folder, "transformer") * ITEM_BYTES["float32"]
     else:
         targets = lora.targets or family_of(folder).lora_targets
-        trained = adapter_bytes(folder, lora.rank, targets)
+        trained = adapter_bytes(folder, lora.rank, targets, frozen_layers(recipe))
     return stored_bytes(recipe, trained)

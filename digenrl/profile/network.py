@@ -8,6 +8,7 @@ the project's own, in float32.
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any, cast
 
 import torch
@@ -112,6 +113,7 @@ def adapted(
 ) -> Network:  # fmt: skip
     """Attaches an adapter of this rank to the architecture's transformer."""
     transformer.requires_grad_(False).eval().to(device)
+    resolve_name(architecture.family.adapter).prepare(transformer)
     if checkpointing:
         transformer.enable_gradient_checkpointing()
     lora = LoraSpec(rank=rank, alpha=2.0 * rank, targets=architecture.family.lora_targets, seed=0)

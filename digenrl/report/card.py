@@ -19,7 +19,10 @@ from shared.recipe.recipe import Recipe
 CARD, CURVE = "README.md", "curve.png"
 RECIPE = {
     "run": ("seed", "steps"),
-    "model": ("height", "width", "frames", "guidance", "text_tokens", "dtype", "lora"),
+    "model": (
+        "height", "width", "frames", "guidance", "guidance_2", "text_tokens", "dtype", "attention",
+        "lora",
+    ),
     "sampling": (
         "steps", "sigmas", "shift", "variant", "noise_level", "window", "first_window_starts",
         "windows", "window_stride", "roll_back", "window_batches", "window_batches_last",

@@ -1,11 +1,13 @@
 """Exports trained weights for diffusers, and reads them again.
 
 An adapter is for ``load_lora_weights``, and its bytes are reproducible; a whole network is for
-``from_pretrained``.
+``from_pretrained``. A model with two networks has a file, or a folder, of each: diffusers loads them
+one by one, and both files have the names that the first network's layers have.
 """
 
 import hashlib
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import safetensors
@@ -13,23 +15,62 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
+from shared.diffusion.experts import networks_of
 from shared.diffusion.models import load_model
 from shared.diffusion.tensors import pack
 from shared.diffusion.weights import load_weights
 from shared.errors import UserError
+from shared.models.catalogue import network_folders
+from shared.models.families import EXPERTS
 from shared.recipe.recipe import Recipe
 
-FILE = "pytorch_lora_weights.safetensors"
+HIGH, LOW = EXPERTS.values()
+FILES = {HIGH: "pytorch_lora_weights.safetensors", LOW: "pytorch_lora_weights_2.safetensors"}
+"""Files of the networks' adapters; the only network has the first."""
 PREFIX = "transformer."
-"""Prefix of the names of the network's layers."""
-FOLDER = "transformer"
-"""Folder of the network, named as in a pipeline's folder, where it can replace the original."""
+"""Prefix of the names of a network's layers, in either file."""
 METADATA_KEY = "lora_adapter_metadata"
 """Key under which diffusers finds rank and alpha; without it, diffusers assumes alpha = rank."""
 
 
 def export_adapter(folder: Path, tensors: dict[str, Tensor], recipe: Recipe) -> str:
-    """Write the adapter and return the sha256 of its file."""
+    """Write the adapter and return the sha256 of its concatenated files."""
+    folder.mkdir(parents=True, exist_ok=True)
+    digest = hashlib.sha256()
+    for network in FILES:
+        own = _of_network(tensors, network, networks_in(recipe.model.folder))
+        if own:
+            data = _adapter_file(own, recipe)
+            (folder / FILES[network]).write_bytes(data)
+            digest.update(data)
+    return digest.hexdigest()
+
+
+def networks_in(folder: Path) -> list[str]:
+    """Return the names of the folders of a model's networks: of the only one, or of two."""
+    return [each.name for each in network_folders(folder)]
+
+
+def _of_network(
+    tensors: dict[str, Tensor], network: str, networks: Sequence[str]
+) -> dict[str, Tensor]:
+    """Return one network's tensors by the names that they have within it."""
+    if network not in networks:
+        return {}
+    prefix = _prefix(network, networks)
+    return {
+        name.removeprefix(prefix): tensor
+        for name, tensor in tensors.items()
+        if name.startswith(prefix)
+    }
+
+
+def _prefix(network: str, networks: Sequence[str]) -> str:
+    """Return how the names of a network's parameters begin in this project."""
+    return f"{network}." if len(networks) > 1 else ""
+
+
+def _adapter_file(tensors: dict[str, Tensor], recipe: Recipe) -> bytes:
     config = {
         "r": recipe.model.lora.rank,
         "lora_alpha": recipe.model.lora.alpha,
@@ -42,10 +83,7 @@ def export_adapter(folder: Path, tensors: dict[str, Tensor], recipe: Recipe) -> 
         "format": "pt",
         METADATA_KEY: json.dumps({PREFIX + key: config[key] for key in sorted(config)}),
     }
-    data = with_metadata(pack(named), metadata)
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / FILE).write_bytes(data)
-    return hashlib.sha256(data).hexdigest()
+    return with_metadata(pack(named), metadata)
 
 
 def with_metadata(data: bytes, metadata: dict[str, str]) -> bytes:
@@ -61,17 +99,18 @@ def with_metadata(data: bytes, metadata: dict[str, str]) -> bytes:
 
 
 def export_network(folder: Path, tensors: dict[str, Tensor], recipe: Recipe) -> str:
-    """Write the network and return the sha256 of its concatenated weight files."""
+    """Write the networks to folders that are named as in a pipeline's folder, where they can
+    replace the originals; return the sha256 of all concatenated weight files."""
     table = recipe.model
     cpu, dtype = torch.device("cpu"), getattr(torch, table.dtype)
     model = load_model(table.folder, {"transformer"}, device=cpu, dtype=dtype)
     model.transformer.requires_grad_(True)
     load_weights(model.transformer, tensors)
-    target = folder / FOLDER
-    model.transformer.save_pretrained(target)  # type: ignore[operator]
     digest = hashlib.sha256()
-    for path in weight_files(target):
-        digest.update(path.read_bytes())
+    for name, network in networks_of(model.transformer).items():
+        network.save_pretrained(folder / name)  # type: ignore[operator]
+        for path in weight_files(folder / name):
+            digest.update(path.read_bytes())
     return digest.hexdigest()
 
 
@@ -80,26 +119,35 @@ def weight_files(folder: Path) -> list[Path]:
     return sorted(folder.glob("*.safetensors"))
 
 
-def read_network(folder: Path) -> dict[str, Tensor]:
-    """Read what `export_network` has written.
+def read_network(folder: Path, networks: Sequence[str]) -> dict[str, Tensor]:
+    """Read what `export_network` has written of a model with these networks.
 
     Raises:
         UserError: if there is no network.
     """
-    files = weight_files(folder / FOLDER)
-    if not files:
-        raise UserError(f"--adapter: {folder / FOLDER} holds no safetensors file")
-    return {name: tensor for file in files for name, tensor in _read(file).items()}
+    found = {}
+    for network in networks:
+        files, prefix = weight_files(folder / network), _prefix(network, networks)
+        if not files:
+            raise UserError(f"--adapter: {folder / network} holds no safetensors file")
+        found |= {prefix + name: each for file in files for name, each in _read(file).items()}
+    return found
 
 
-def read_adapter(folder: Path) -> dict[str, Tensor]:
-    """Read what `export_adapter` has written.
+def read_adapter(folder: Path, networks: Sequence[str]) -> dict[str, Tensor]:
+    """Read what `export_adapter` has written of a model with these networks; of two, either may
+    have no adapter. A file is that of the first.
 
     Raises:
         UserError: if there is no adapter.
     """
-    tensors = _read(folder / FILE if folder.is_dir() else folder)
-    return {name.removeprefix(PREFIX): tensor for name, tensor in tensors.items()}
+    files = {each: folder / FILES[each] for each in networks} if folder.is_dir() else {HIGH: folder}
+    there = {network: file for network, file in files.items() if file.exists()}
+    return {
+        _prefix(network, networks) + name.removeprefix(PREFIX): tensor
+        for network, file in (there or {HIGH: files[HIGH]}).items()
+        for name, tensor in _read(file).items()
+    }
 
 
 def _read(path: Path) -> dict[str, Tensor]:

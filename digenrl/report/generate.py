@@ -7,7 +7,7 @@ from torch import Tensor
 
 from digenrl.evaluation.media import save
 from digenrl.evaluation.sampler import Sampler
-from digenrl.report.export import read_adapter, read_network
+from digenrl.report.export import networks_in, read_adapter, read_network
 from shared.diffusion.weights import load_weights
 from shared.errors import IntegrityError, UserError
 from shared.recipe.recipe import Recipe
@@ -28,7 +28,7 @@ def generate(
         UserError: if the adapter does not fit the recipe, or ``out`` cannot be written.
     """
     read = read_network if recipe.model.trained == "full" else read_adapter
-    tensors = None if adapter is None else read(adapter)
+    tensors = None if adapter is None else read(adapter, networks_in(recipe.model.folder))
     sampler = Sampler(recipe)
     if tensors is not None:
         try:

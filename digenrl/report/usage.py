@@ -12,8 +12,10 @@ from typing import Any
 
 from digenrl.evaluation.sampler import noise_seed
 from digenrl.evaluation.settings import as_evaluated
+from digenrl.report.export import FILES, networks_in
 from shared.diffusion.policy import sampling_plan
 from shared.models.catalogue import family_of, text_tokens
+from shared.models.families import EXPERTS
 from shared.recipe.recipe import Recipe
 from shared.recipe.tables import Model
 
@@ -56,7 +58,7 @@ def usage(recipe: Recipe, prompt: str) -> str:
         "",
         f"pipeline = DiffusionPipeline.from_pretrained("
         f"{json.dumps(base)}, dtype=torch.{model.dtype}){where}",
-        'pipeline.load_lora_weights(".")  # this folder, or the repository that it is in',
+        *_loading(recipe),
         "sigmas = [",
         *_lines(sigmas),
         "]  # as they are: this scheduler does not shift them",
@@ -67,6 +69,21 @@ def usage(recipe: Recipe, prompt: str) -> str:
         *(f"    {name}={value}," for name, value in arguments.items()),
         f").{taken}",
     ])  # fmt: skip
+
+
+def _loading(recipe: Recipe) -> Iterator[str]:
+    """Yield the lines that load the adapters of all networks that have one."""
+    where = "  # this folder, or the repository that it is in"
+    networks, trained = networks_in(recipe.model.folder), recipe.model.lora.experts
+    if len(networks) == 1:
+        yield f'pipeline.load_lora_weights("."){where}'
+        return
+    for side, network in EXPERTS.items():
+        if trained in ("both", side):
+            second = ", load_into_transformer_2=True" if side == "low" else ""
+            file = json.dumps(FILES[network])
+            yield f'pipeline.load_lora_weights(".", weight_name={file}{second}){where}'
+            where = ""
 
 
 _GIVEN = (
@@ -92,7 +109,10 @@ def _conditioning(model: Model) -> dict[str, object]:
     if family.text_tokenizer is not None:
         tokenizer = _read(model.folder / family.text_tokenizer / "tokenizer_config.json")
         tokens = min(tokens, int(tokenizer.get("model_max_length", tokens)))
-    return {**family.guidance_arguments(model.guidance), "max_sequence_length": tokens}
+    second = {} if model.guidance_2 is None else {"guidance_scale_2": model.guidance_2}
+    return {
+        **family.guidance_arguments(model.guidance), **second, "max_sequence_length": tokens,
+    }  # fmt: skip
 
 
 def _read(path: Path) -> dict[str, Any]:

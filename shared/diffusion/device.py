@@ -13,6 +13,7 @@ from shared.messages.workers import Device
 from shared.models.catalogue import checked_family_of
 from shared.models.memory import Part, adapter_bytes, weight_bytes
 from shared.process.worker import host_memory
+from shared.recipe.networks import frozen_layers
 from shared.recipe.recipe import Recipe
 
 SIGNS = ("out of memory", "not enough memory", "can't allocate memory")
@@ -79,7 +80,7 @@ def held_bytes(recipe: Recipe, parts: Collection[Part], *, trains: bool) -> int:
         shared_by = trainer.ranks if trainer.sharded else 1
         return max(held, held - network + 4 * network // shared_by)  # loaded first, then sharded
     targets = model.lora.targets or checked_family_of(model.folder).lora_targets
-    adapter = adapter_bytes(model.folder, model.lora.rank, targets)
+    adapter = adapter_bytes(model.folder, model.lora.rank, targets, frozen_layers(recipe))
     return held + adapter * (4 if trains else 2)
 
 

@@ -6,20 +6,33 @@ from pathlib import Path
 from pkgutil import resolve_name
 from typing import Protocol
 
+import structlog
 import torch
 from torch import Tensor, nn
 
 from shared.diffusion.device import is_out_of_memory
-from shared.errors import ContractError
+from shared.errors import ContractError, UserError
+from shared.models.attention import check_device
 from shared.models.catalogue import checked_family_of, text_tokens
+from shared.models.families import FamilySpec
 from shared.models.memory import Part as Part
 
 Conditions = dict[str, Tensor]
-"""Conditioning of one prompt: named tensors (1, ...); of a batch, a row per sample."""
+"""Conditioning of one prompt: named tensors (1, ...); of a batch, a row per sample. All texts of a
+batch have one length: a family whose texts have their own makes no batch of two prompts."""
+
+TEXT, MASK = "text", "mask"
+"""How the names of embedded texts end, and those of the masks that earlier releases stored."""
+
+
+log = structlog.get_logger()
 
 
 class ModelAdapter(Protocol):
     transformer: nn.Module
+    """All networks that are trained: the only one, or `shared.diffusion.experts.Experts`."""
+    guidance_2: float | None
+    """Guidance of a second network, if it is another than that of the first."""
 
     @property
     def lora_targets(self) -> Sequence[str]:
@@ -45,8 +58,8 @@ class ModelAdapter(Protocol):
         """Returns velocities (B, ...) from latents (B, ...), sigma (B,) and conditions of B rows.
 
         ``guidance`` is what the family means by it: classifier-free, or an input of the network.
-        Classifier-free guidance runs both halves as one batch, in sampling and in training, so that
-        a replay equals its sample.
+        Classifier-free guidance runs both halves as one batch, or as two if their texts have
+        different lengths: the same in sampling and in training, so that a replay equals its sample.
         """
 
     def decode(self, latents: Tensor) -> Tensor:
@@ -61,19 +74,29 @@ def load_model(
     device: torch.device,
     dtype: torch.dtype,
     max_text_tokens: int | None = None,
+    guidance_2: float | None = None,
+    attention: str | None = None,
 ) -> ModelAdapter:
     """Loads a diffusers folder with the adapter of the family that ``model_index.json`` names.
 
-    ``max_text_tokens`` replaces the family's own length of a prompt. Of a model that is loaded
-    without its network, nothing but `encode` works.
+    ``max_text_tokens`` replaces the family's own length of a prompt, ``guidance_2`` the guidance
+    of a second network, and ``attention`` torch's choice of an attention back end. Of a model that
+    is loaded without its network, nothing but `encode` works.
 
     Raises:
-        UserError: if the folder is not a diffusers model, or of a family without an adapter.
+        UserError: if the folder is not a diffusers model, or of a family without an adapter, or
+            the attention back end cannot be used here.
     """
     spec, tokens = checked_family_of(folder), text_tokens(folder, max_text_tokens)
+    check_device(attention, on_gpu=device.type == "cuda")
     loaded: ModelAdapter = resolve_name(spec.adapter).load(
         folder, spec, parts, device=device, dtype=dtype, text_tokens=tokens
     )
+    loaded.guidance_2 = guidance_2
+    if attention is not None:
+        _attend_by(loaded.transformer, attention)
+    if "transformer" in parts:
+        log.info("network_loaded", attention=_attention_of(spec, attention))
     return loaded
 
 
@@ -89,6 +112,33 @@ def taken(blame: type[ContractError]) -> Iterator[None]:
             raise
         reason = " ".join(f"{type(error).__name__}: {said}".split())[:300]
         raise blame(f"the network cannot take these tensors: {reason}") from error
+
+
+def _attention_of(spec: FamilySpec, attention: str | None) -> str:
+    """Names the back end that the network's attention goes by."""
+    from diffusers.utils.constants import DIFFUSERS_ATTN_BACKEND
+
+    return (attention or DIFFUSERS_ATTN_BACKEND) if spec.names_attention else "torch"
+
+
+def _attend_by(network: nn.Module, attention: str) -> None:
+    """Raises UserError if the back end's package is missing, or its kernel cannot be had."""
+    try:
+        network.set_attention_backend(attention)  # type: ignore[operator]
+    except (ImportError, OSError, RuntimeError, ValueError) as error:
+        reason = " ".join(str(error).split())
+        raise UserError(f"model.attention: {attention} cannot be used here: {reason}") from error
+
+
+def without_masks(conditions: Conditions) -> Conditions:
+    """Cuts texts (1, L, ...) to where their masks (1, L) end, and leaves the masks out: what an
+    earlier release stored with them means the same without."""
+    cut = {name: tensor for name, tensor in conditions.items() if not name.endswith(MASK)}
+    for name in conditions.keys() - cut.keys():
+        text = name.removesuffix(MASK) + TEXT
+        if text in cut:
+            cut[text] = cut[text][:, : int(conditions[name].sum())]
+    return cut
 
 
 def repeat_rows(conditions: Conditions, rows: int) -> Conditions:

@@ -13,6 +13,7 @@ from shared.errors import UserError
 from shared.learning.algorithms import ALGORITHMS
 from shared.learning.seeds import derive
 from shared.models import sigmas
+from shared.recipe.networks import check_networks, frozen_layers
 from shared.recipe.recipe import Recipe
 from shared.recipe.sampling import Sampling
 
@@ -96,12 +97,15 @@ def load_policy(recipe: Recipe, parts: set[Part], index: int = 0) -> LoadedPolic
 
 def _loaded(recipe: Recipe, parts: set[Part], device: torch.device) -> LoadedPolicy:
     table = recipe.model
+    check_networks(recipe)
     model = load_model(
         table.folder,
         parts,
         device=device,
         dtype=getattr(torch, table.dtype),
         max_text_tokens=table.text_tokens,
+        guidance_2=table.guidance_2,
+        attention=table.attention,
     )
     return policy_of(recipe, model, device)
 
@@ -117,7 +121,7 @@ def policy_of(recipe: Recipe, model: ModelAdapter, device: torch.device) -> Load
             rank=table.lora.rank,
             alpha=table.lora.alpha,
             targets=table.lora.targets or tuple(model.lora_targets),
-            excluded=tuple(model.lora_excluded),
+            excluded=(*model.lora_excluded, *frozen_layers(recipe)),
             seed=derive(recipe.run.seed, "lora"),
         )
         attach_lora(network, lora)

@@ -1,7 +1,7 @@
 """Reads from a model folder, without torch, its family, sizes and noise schedule.
 
-A folder may hold more than its adapter uses: the second expert of Wan2.2-A14B, say, which has the
-same pipeline as Wan2.1. Its samples would be those of half a model, so it is refused.
+A folder may hold more than its adapter uses: an image encoder, say. Its samples would be those of
+half a model, so it is refused.
 """
 
 import json
@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from shared.errors import UserError
-from shared.models.families import FAMILIES, FamilySpec
+from shared.models.families import EXPERTS, FAMILIES, FamilySpec
 from shared.models.sigmas import Sigmas
 
 _NEEDED = frozenset({"transformer", "scheduler", "vae"})
 _SCHEDULE = "scheduler/scheduler_config.json"
+_BOUNDARY = "boundary_ratio"
+_SECOND = EXPERTS["low"]
 
 
 class PartConfig(dict[str, Any]):
@@ -58,8 +60,12 @@ def checked_family_of(folder: Path) -> FamilySpec:
         UserError: as `family_of`; or if the adapter does not know a part or a setting.
     """
     family = family_of(folder)
+    known = family.components | _NEEDED
+    if family.has_experts:
+        known |= {_SECOND, _BOUNDARY}
+        _check_experts(folder)
     unknown = [
-        *_unknown(folder / "model_index.json", family.components | _NEEDED),
+        *_unknown(folder / "model_index.json", known),
         *_unknown(folder / "transformer" / "config.json", family.network_keys),
     ]
     if unknown:
@@ -71,6 +77,54 @@ def checked_family_of(folder: Path) -> FamilySpec:
     return family
 
 
+def boundary(folder: Path) -> float | None:
+    """Returns the smallest sigma that is of high noise, where the folder has an expert for each
+    side of it; None if it has one network.
+
+    Raises:
+        UserError: if the folder is not a diffusers model.
+    """
+    if not family_of(folder).has_experts:
+        return None
+    found = PartConfig(folder / "model_index.json").get(_BOUNDARY)
+    return None if found is None else float(found)
+
+
+def network_folders(folder: Path) -> list[Path]:
+    """Returns the folders of the networks that are trained, of which there are one or two.
+
+    Raises:
+        UserError: if the folder is not a diffusers model.
+    """
+    names = EXPERTS.values() if boundary(folder) is not None else [EXPERTS["high"]]
+    return [folder / name for name in names]
+
+
+def _check_experts(folder: Path) -> None:
+    """Raises UserError unless the folder has one network, or two of the same kind and a boundary
+    between them."""
+    index = PartConfig(folder / "model_index.json")
+    has_second, ratio = any(index.get(_SECOND) or ()), index.get(_BOUNDARY)
+    if not has_second and ratio is None:
+        return
+    if not (has_second and isinstance(ratio, float) and 0 < ratio < 1):
+        raise UserError(
+            f"model.folder: {folder} has {_SECOND} = {json.dumps(index.get(_SECOND))} and "
+            f"{_BOUNDARY} = {json.dumps(ratio)}: two networks need a boundary between 0 and 1; "
+            "choose a complete model"
+        )
+    first, second = (
+        {key: value for key, value in config.items() if not key.startswith("_")}
+        for config in (PartConfig(folder / name / "config.json") for name in EXPERTS.values())
+    )
+    if first != second:
+        name = min(key for key in first | second if first.get(key) != second.get(key))
+        raise UserError(
+            f"model.folder: the two networks of {folder} have another {name}, and the adapter "
+            "needs two of one kind; choose another model"
+        )
+
+
 def _unknown(file: Path, known: frozenset[str]) -> Iterator[str]:
     """Yields what is switched on in ``file`` and not in ``known``, as "name" or "name = value"."""
     for name, value in (PartConfig(file) if file.is_file() else {}).items():
@@ -80,8 +134,8 @@ def _unknown(file: Path, known: frozenset[str]) -> Iterator[str]:
 
 
 def text_tokens(folder: Path, wanted: int | None) -> int:
-    """Returns the tokens at which a prompt is cut off, and to which it is padded where the family
-    has no text mask: ``wanted``, or what the family is used with.
+    """Returns the tokens at which a prompt is cut off, and to which it is padded where the pipeline
+    does not mask the padding: ``wanted``, or what the family is used with.
 
     Raises:
         UserError: if the model does not take as many.

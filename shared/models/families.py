@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 from shared.errors import UserError
 from shared.models.sigmas import (
@@ -26,6 +27,11 @@ class FamilySpec:
     network_keys: frozenset[str]
     """Keys of the network's configuration that the adapter knows. Any other is a switch that has
     to be off, null or false, such as `image_dim` (image-to-video) and `zero_cond_t` (editing)."""
+    has_experts: bool
+    """Whether a folder may hold a second network, for low noise (`EXPERTS`)."""
+    names_attention: bool
+    """Whether the network's attention goes by `model.attention`; diffusers' SD3 asks torch's own
+    directly."""
     sigmas: SigmaRule
     """Noise schedule that its pipeline uses."""
     packed: bool
@@ -133,6 +139,9 @@ class FamilySpec:
         return (frames - 1) // factor + 1
 
 
+EXPERTS: Mapping[Literal["high", "low"], str] = {"high": "transformer", "low": "transformer_2"}
+"""Folders of two networks that share the noise schedule: from the boundary up, and below it."""
+
 CLIP_TOKENS = 77
 
 JOINT_ATTENTION = (
@@ -167,6 +176,8 @@ _SD3 = FamilySpec(
         "joint_attention_dim", "num_attention_heads", "num_layers", "out_channels", "patch_size",
         "pooled_projection_dim", "pos_embed_max_size", "qk_norm", "sample_size",
     }),
+    has_experts=False,
+    names_attention=False,
     sigmas=static_shift,
     packed=False,
     decoder_factor=_halved_per_block,
@@ -193,6 +204,8 @@ _FLUX = FamilySpec(
         "joint_attention_dim", "num_attention_heads", "num_layers", "num_single_layers",
         "out_channels", "patch_size", "pooled_projection_dim",
     }),
+    has_experts=False,
+    names_attention=True,
     sigmas=shift_by_tokens,
     packed=True,
     decoder_factor=_halved_per_block,
@@ -219,6 +232,8 @@ _QWEN_IMAGE = FamilySpec(
         "num_attention_heads", "num_layers", "out_channels", "patch_size",
         "pooled_projection_dim",  # in the published folder, and used by no network
     }),
+    has_experts=False,
+    names_attention=True,
     sigmas=shift_by_tokens,
     packed=True,
     decoder_factor=lambda decoder: int(2 ** len(decoder["temperal_downsample"])),
@@ -246,6 +261,8 @@ _WAN = FamilySpec(
         "num_attention_heads", "num_layers", "out_channels", "patch_size", "qk_norm",
         "rope_max_seq_len", "text_dim",
     }),
+    has_experts=True,
+    names_attention=True,
     sigmas=static_shift,
     packed=False,
     decoder_factor=lambda decoder: int(decoder.get("scale_factor_spatial", 8)),
@@ -275,6 +292,8 @@ _HUNYUAN_VIDEO = FamilySpec(
         "patch_size_t", "pooled_projection_dim", "qk_norm", "rope_axes_dim", "rope_theta",
         "text_embed_dim",
     }),
+    has_experts=False,
+    names_attention=True,
     sigmas=single_static_shift,
     packed=False,
     decoder_factor=lambda decoder: int(decoder.get("spatial_compression_ratio", 8)),

@@ -50,7 +50,8 @@ def adapter_bytes(
     folder: Path, rank: int, targets: Sequence[str], excluded: Sequence[str] = ()
 ) -> int:
     """Returns the bytes of a LoRA adapter in float32, of the network's matrices whose modules end
-    in one of ``targets`` and do not begin with one of ``excluded``.
+    in one of ``targets`` and do not begin with one of ``excluded``. Where there are two networks,
+    names begin with that of the folder.
 
     Raises:
         UserError: if the folder is no model, or a file no safetensors file.
@@ -64,12 +65,15 @@ def adapter_bytes(
 
 
 def _tensors(folder: Path, part: Part) -> Iterator[tuple[str, list[int]]]:
-    """Yields the names and shapes of a part's tensors."""
-    for name in _names(folder, part):
+    """Yields the names and shapes of a part's tensors. If it has several folders, the names begin
+    with theirs."""
+    names = _names(folder, part)
+    for name in names:
+        prefix = f"{name}." if len(names) > 1 else ""
         for file in weight_files(folder / name):
             for tensor, entry in _header(file).items():
                 if tensor != "__metadata__":
-                    yield tensor, entry["shape"]
+                    yield prefix + tensor, entry["shape"]
 
 
 def _names(folder: Path, part: Part) -> list[str]:

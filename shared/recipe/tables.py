@@ -1,13 +1,14 @@
 """The tables of a recipe and what follows from them together, before anything is checked."""
 
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from shared.learning.advantages import Advantages
 from shared.messages.contracts import MAX_GROUP_SIZE
 from shared.messages.records import Token
+from shared.models.attention import check_backend
 from shared.models.memory import Part
 from shared.recipe.fields import NonNegative, Positive, Rate, Renamed, Table
 from shared.recipe.rewards import Evaluation, Reward
@@ -67,6 +68,8 @@ class Lora(Table):
     alpha: Annotated[float, Field(gt=0)] = 64.0
     targets: tuple[str, ...] = ()
     """Suffixes of module names. Empty: the ones that the model family's adapter names."""
+    experts: Literal["both", "high", "low"] = "both"
+    """Networks that are adapted of a model with one for high and one for low noise (Wan2.2)."""
 
 
 class Model(Table):
@@ -79,9 +82,12 @@ class Model(Table):
     guidance: Rate = 1.0
     """Guidance in sampling and training: classifier-free, or an input of the network where it takes
     it (FLUX.1, HunyuanVideo). 1 is none."""
+    guidance_2: Rate | None = None
+    """Guidance of the network for low noise of a model with two (Wan2.2); by default `guidance`,
+    which alone says whether there is any."""
     text_tokens: Positive | None = None
     """Tokens at which a prompt is cut off in sampling and training, and to which it is padded where
-    the family has no text mask; by default the family's (docs/recipes.md)."""
+    the pipeline does not mask the padding; by default the family's (docs/recipes.md)."""
     dtype: Literal["float64", "float32", "bfloat16", "float16"] = "float32"
     """Type of the weights; latents, log-probs and trained weights are float32 at least."""
     device: Literal["cpu"] | None = None
@@ -89,9 +95,18 @@ class Model(Table):
     matmul_precision: Literal["high", "highest"] = "high"
     """Precision of float32 matrix products on a GPU, when sampling and training. high: TF32,
     several times as fast; highest: not rounded."""
+    attention: str | None = None
+    """Back end of the network's attention by the name that diffusers has for it, in sampling and
+    training; by default torch's own choice."""
     trained: Literal["lora", "full"] = "lora"
     """An adapter beside frozen weights, or all weights of the network."""
     lora: Lora = Lora()
+
+    @model_validator(mode="after")
+    def _attention_trains(self) -> Self:
+        if self.attention is not None:
+            check_backend(self.attention, self.dtype)
+        return self
 
 
 class Data(Table):

@@ -132,7 +132,9 @@ def test_its_recipe_is_what_decided_the_update(tmp_path: Path) -> None:
     for table, keys in found.items():
         assert keys == {key: said[table][key] for key in keys}
     assert found["trainer"]["learning_rate"] == 1e-5
-    assert found["model"]["lora"] == {"rank": 16, "alpha": 32.0, "targets": []}
+    assert found["model"]["lora"] == {
+        "rank": 16, "alpha": 32.0, "targets": [], "experts": "both"
+    }  # fmt: skip
     assert found["sampling"]["sigmas"] == [1.0, 0.8, 0.5, 0.2, 0.0]
     assert found["run"] == {"seed": 0, "steps": 30}
 

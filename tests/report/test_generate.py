@@ -13,6 +13,7 @@ from PIL import Image
 from digenrl.evaluation.sampler import Sampler, noise_seed
 from digenrl.report.export import export_adapter, export_network
 from digenrl.report.generate import generate
+from digenrl.report.usage import _loading
 from shared.diffusion.generation import to_uint8
 from shared.diffusion.weights import trained_tensors
 from shared.errors import UserError
@@ -40,21 +41,26 @@ def read(paths: list[Path]) -> npt.NDArray[np.uint8]:
     return np.stack([np.asarray(Image.open(path)) for path in paths if path.suffix == ".png"])
 
 
-FULL = ("sd3", "wan")
+FULL = ("sd3", "wan", "wan2.2")
 """Pipelines whose whole network is trained and exported as well."""
+EXPERTS = {"lora": "both", "lora, high": "high", "lora, low": "low"}
 
 
 @pytest.mark.parametrize(
     ("family", "what"),
     [
         *((family, "lora") for family in tiny_models.FAMILIES),
+        *(("wan2.2", what) for what in EXPERTS),
         *((family, "full") for family in FULL),
     ],
 )
 def test_diffusers_makes_the_same_of_what_is_exported(
     family: str, what: str, tmp_path: Path
 ) -> None:
-    recipe = override(recipe_of(family, tmp_path), {"model.trained": what})
+    recipe = override(recipe_of(family, tmp_path), {
+        "model.trained": what.split(",")[0], "model.guidance_2": 3.0 if family == "wan2.2" else None,
+        "model.lora": {"rank": 4, "alpha": 16.0, "experts": EXPERTS.get(what, "both")},
+    })  # fmt: skip
     tensors, shape = trained(recipe)
     export = export_network if what == "full" else export_adapter
     export(tmp_path / "adapter", tensors, recipe)
@@ -73,8 +79,15 @@ def test_diffusers_makes_the_same_of_what_is_exported(
     pipeline = diffusers.DiffusionPipeline.from_pretrained(recipe.model.folder)
     pipeline.set_progress_bar_config(disable=True)
     if what == "full":
-        network = type(pipeline.transformer)
-        pipeline.transformer = network.from_pretrained(tmp_path / "adapter" / "transformer")
+        for folder in (tmp_path / "adapter").iterdir():
+            network = type(pipeline.transformer).from_pretrained(folder)
+            pipeline.register_modules(**{folder.name: network})
+    elif family == "wan2.2":
+        for line in _loading(recipe):
+            exec(
+                line.replace('"."', "folder"),
+                {"pipeline": pipeline, "folder": tmp_path / "adapter"},
+            )
     else:
         pipeline.load_lora_weights(tmp_path / "adapter")
     start = torch.stack([
@@ -84,6 +97,7 @@ def test_diffusers_makes_the_same_of_what_is_exported(
     pixels = tiny_models.run(
         family, pipeline, start, guidance=recipe.model.guidance, output="pt",
         height=HEIGHT, width=WIDTH, frames=recipe.model.frames, steps=STEPS,
+        guidance_2=recipe.model.guidance_2,
     )  # fmt: skip
     theirs = to_uint8(pixels).numpy()
     theirs = theirs[:, None] if theirs.ndim == 4 else theirs

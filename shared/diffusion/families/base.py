@@ -36,13 +36,26 @@ class Family(ABC):
     device: torch.device
     dtype: torch.dtype
     text_tokens: int
-    """Length at which a prompt is cut off. A family without a text mask pads to it, in sampling and
-    training alike."""
+    """Length at which a prompt is cut off, and to which it is padded where the pipeline does not
+    mask the padding."""
+
+    guidance_2: float | None = None
+    """Guidance of a second network, if it is another than that of the first."""
 
     def __post_init__(self) -> None:
-        self.transformer: nn.Module = self.pipeline.transformer
+        self.transformer: nn.Module = self.network()
         """Without the network's part, something that has its configuration alone."""
         self.config: Any = self.pipeline.transformer.config
+        self.prepare(self.transformer)
+
+    def network(self) -> nn.Module:
+        """Returns the network that is trained, or one that stands for several."""
+        network: nn.Module = self.pipeline.transformer
+        return network
+
+    @staticmethod
+    def prepare(network: nn.Module) -> None:
+        """Changes the network, in place, into one that computes the same faster."""
 
     @classmethod
     def load(
@@ -117,11 +130,22 @@ class Family(ABC):
     ) -> Tensor:
         if self.spec.forwards(guidance) == 1:
             return _at_least_float32(self.forward(latents, sigma, conditions, guidance))
-        both = self.forward(
-            torch.cat([latents, latents]), torch.cat([sigma, sigma]), _doubled(conditions), guidance
-        )
-        unconditional, conditional = _at_least_float32(both).chunk(2)
-        return self.guided(unconditional, conditional, guidance)
+        halves = _halves(conditions)
+        if _alike(*halves):
+            both = self.forward(
+                torch.cat([latents, latents]), torch.cat([sigma, sigma]), _joined(*halves), guidance
+            )
+            unconditional, conditional = _at_least_float32(both).chunk(2)
+        else:
+            unconditional, conditional = (
+                _at_least_float32(self.forward(latents, sigma, half, guidance)) for half in halves
+            )
+        return self.guided(unconditional, conditional, self.strength(guidance, sigma, conditional))
+
+    def strength(self, guidance: float, sigma: Tensor, like: Tensor) -> float | Tensor:
+        """Returns the guidance at sigma (B,): one for all rows, or of each row of ``like``, with as
+        many dimensions."""
+        return guidance
 
     @abstractmethod
     def forward(
@@ -144,7 +168,9 @@ class Family(ABC):
         )[0]
         return velocity
 
-    def guided(self, unconditional: Tensor, conditional: Tensor, guidance: float) -> Tensor:
+    def guided(
+        self, unconditional: Tensor, conditional: Tensor, guidance: float | Tensor
+    ) -> Tensor:
         """Combines the velocities (B, ...) of the empty prompt and of the prompt into (B, ...)."""
         return unconditional + guidance * (conditional - unconditional)
 
@@ -164,13 +190,19 @@ def decoder_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.promote_types(dtype, torch.float32)
 
 
-def _doubled(conditions: Conditions) -> Conditions:
-    """Joins the empty prompt's conditions (B, ...) and the prompt's into one batch (2 B, ...)."""
-    return {
-        name: torch.cat([conditions[NEGATIVE + name], tensor])
-        for name, tensor in conditions.items()
-        if not name.startswith(NEGATIVE)
-    }
+def _halves(conditions: Conditions) -> tuple[Conditions, Conditions]:
+    """Returns the conditions of the empty prompt and of the prompt, by the same names."""
+    prompt = {name: each for name, each in conditions.items() if not name.startswith(NEGATIVE)}
+    return {name: conditions[NEGATIVE + name] for name in prompt}, prompt
+
+
+def _alike(one: Conditions, other: Conditions) -> bool:
+    return all(one[name].shape == other[name].shape for name in other)
+
+
+def _joined(one: Conditions, other: Conditions) -> Conditions:
+    """Joins conditions (B, ...) and others of the same shapes into one batch (2 B, ...)."""
+    return {name: torch.cat([one[name], other[name]]) for name in other}
 
 
 def _at_least_float32(velocity: Tensor) -> Tensor:

@@ -1,12 +1,22 @@
-"""HunyuanVideo: text-to-video, masked text, guidance as an input of the network."""
+"""HunyuanVideo: text-to-video, guidance as an input of the network."""
 
-from torch import Tensor
+from typing import Any
+
+from torch import Tensor, nn
 
 from shared.diffusion.families.base import Family
-from shared.diffusion.models import Conditions
+from shared.diffusion.models import Conditions, without_masks
 
 
 class HunyuanVideo(Family):
+    @staticmethod
+    def prepare(network: nn.Module) -> None:
+        """Takes the mask from every attention: it is of ones, as texts have no padding here, and
+        with a mask torch takes no flash attention."""
+        for name, module in network.named_modules():
+            if name.endswith(".attn"):
+                module.register_forward_pre_hook(_without_mask, with_kwargs=True)
+
     @property
     def lora_excluded(self) -> tuple[str, ...]:
         return ("context_embedder",)  # its refiner of text tokens has layers of the same names
@@ -15,17 +25,17 @@ class HunyuanVideo(Family):
         text, pooled, mask = self.pipeline.encode_prompt(
             prompt, prompt, max_sequence_length=self.text_tokens
         )
-        return {"text": text, "pooled": pooled, "mask": mask}
+        return without_masks({"text": text, "pooled": pooled, "mask": mask})
 
     def forward(
         self, latents: Tensor, sigma: Tensor, conditions: Conditions, guidance: float
     ) -> Tensor:
-        embeds = self.config.guidance_embeds
+        embeds, text = self.config.guidance_embeds, conditions["text"]
         return self.run(
             latents,
             sigma * 1000,
             conditions,
-            encoder_attention_mask=conditions["mask"].to(self.dtype),
+            encoder_attention_mask=text.new_ones(text.shape[:2], dtype=self.dtype),
             guidance=sigma.new_full(sigma.shape, guidance * 1000) if embeds else None,
         )
 
@@ -33,3 +43,9 @@ class HunyuanVideo(Family):
         vae = self.pipeline.vae
         video: Tensor = vae.decode(latents / vae.config.scaling_factor, return_dict=False)[0]
         return video.transpose(1, 2)
+
+
+def _without_mask(
+    attention: nn.Module, positional: tuple[Any, ...], named: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    return positional, {**named, "attention_mask": None}

@@ -1,8 +1,6 @@
-"""Qwen-Image: text-to-image, tokens of 2 x 2 latents, masked text, rescaled guidance."""
+"""Qwen-Image: text-to-image, tokens of 2 x 2 latents, rescaled guidance."""
 
-import torch
 from torch import Tensor
-from torch.nn import functional
 
 from shared.diffusion.families.base import NEGATIVE, Family, pack, standardised, unpack
 from shared.diffusion.models import Conditions
@@ -18,15 +16,8 @@ class QwenImage(Family):
         )
 
     def encode_prompt(self, prompt: str, *, negative: bool) -> Conditions:
-        text = self._text(prompt)
-        if not negative:
-            return {"text": text, "mask": text.new_ones(text.shape[:2], dtype=torch.bool)}
-        empty = self._text("")
-        length = max(text.shape[1], empty.shape[1])
-        return {
-            **_padded("", text, length),
-            **_padded(NEGATIVE, empty, length),
-        }
+        text = {"text": self._text(prompt)}
+        return {**text, NEGATIVE + "text": self._text("")} if negative else text
 
     def forward(
         self, latents: Tensor, sigma: Tensor, conditions: Conditions, guidance: float
@@ -36,12 +27,13 @@ class QwenImage(Family):
             pack(latents),
             sigma,
             conditions,
-            encoder_hidden_states_mask=conditions["mask"],
             img_shapes=[[(1, height // 2, width // 2)]] * rows,
         )
         return unpack(tokens, height, width)
 
-    def guided(self, unconditional: Tensor, conditional: Tensor, guidance: float) -> Tensor:
+    def guided(
+        self, unconditional: Tensor, conditional: Tensor, guidance: float | Tensor
+    ) -> Tensor:
         """Scales every token to the length that it has with the prompt alone: (B, C, h, w)."""
         height, width = conditional.shape[-2:]
         alone = pack(conditional)
@@ -58,12 +50,3 @@ class QwenImage(Family):
         """Encodes a prompt to (1, L, width), without padding."""
         text: Tensor = self.pipeline.encode_prompt(prompt, max_sequence_length=self.text_tokens)[0]
         return text
-
-
-def _padded(prefix: str, text: Tensor, length: int) -> Conditions:
-    missing = length - text.shape[1]
-    known = text.new_ones(text.shape[:2], dtype=torch.bool)
-    return {
-        f"{prefix}text": functional.pad(text, (0, 0, 0, missing)),
-        f"{prefix}mask": functional.pad(known, (0, missing)),
-    }

@@ -99,7 +99,8 @@ class GradientTransaction:
             per_row = per_row + self.algorithm.kl_beta * found.divergence
             self.tally.kl += float(found.divergence.detach().sum())
         loss = per_row.sum() / self.num_rows
-        loss.backward()
+        if loss.requires_grad:  # not where all rows are of a network that is not trained
+            loss.backward()
         self.tally.loss += float(loss.detach())
         self.tally.record(
             found.surrogate,

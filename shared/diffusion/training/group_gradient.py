@@ -56,7 +56,10 @@ class GroupGradients:
             self._chunked.transaction.begin()
             try:
                 self._chunked.accumulate(group)
-                return {n: p.grad for n, p in self._parameters.items() if p.grad is not None}
+                return {
+                    name: torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+                    for name, parameter in self._parameters.items()
+                }
             except OutOfMemory as error:
                 if not error.smaller:
                     raise

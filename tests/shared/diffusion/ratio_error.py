@@ -25,7 +25,8 @@ Trained = Literal["lora", "full"]
 ROWS = (1, 2, 3, 4)
 GUIDANCES = {
     "sd3": (1.0, 4.0), "flux": (3.5,), "qwen-image": (1.0, 4.0), "wan": (1.0, 4.0),
-    "hunyuan-video": (3.5,),
+    "hunyuan-video": (3.5,), "sd3.5-large": (1.0, 4.0), "wan2.1-1.3b": (1.0, 4.0),
+    "wan2.2": (1.0, 4.0),
 }  # fmt: skip
 """With classifier-free guidance, where the family has it, and without."""
 SIZE, FRAMES = 32, 5
@@ -103,7 +104,7 @@ def _error(
 def main() -> None:
     echo = sys.stdout.write
     for dtype in (torch.float32, torch.bfloat16):
-        for family in tiny_models.FAMILIES:
+        for family in tiny_models.MODELS:
             for trained in ("lora", "full"):
                 with tempfile.TemporaryDirectory() as folder:
                     worst = max(measure(family, Path(folder), trained, dtype).values())

@@ -5,7 +5,7 @@ import torch
 from diffusers import FluxTransformer2DModel, StableDiffusion3Pipeline
 
 from digenrl.profile.models import ARCHITECTURES, ModelName
-from digenrl.report.export import FILE, export_adapter
+from digenrl.report.export import FILES, HIGH, export_adapter
 from shared.diffusion.policy import LoadedPolicy, LoraSpec, attach_lora, load_policy
 from shared.diffusion.weights import (
     WeightsInUse,
@@ -72,7 +72,7 @@ def test_the_exported_adapter_does_in_diffusers_what_it_does_here(
     assert export_adapter(tmp_path, tensors, recipe) == first
 
     pipeline = StableDiffusion3Pipeline.from_pretrained(recipe.model.folder, local_files_only=True)
-    pipeline.load_lora_weights(tmp_path, weight_name=FILE)
+    pipeline.load_lora_weights(tmp_path, weight_name=FILES[HIGH])
     generator = torch.Generator().manual_seed(2)
     inputs = {
         "hidden_states": torch.randn(2, 1, 8, 8, generator=generator),

@@ -1,6 +1,7 @@
 """Every model family against diffusers' own pipeline, on small random models."""
 
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from shared.diffusion.sampler import Denoising, SamplingPlan, denoise
 from shared.diffusion.weights import trained_parameters
 from shared.errors import UserError
 from shared.models.catalogue import (
+    boundary,
     check_size,
     checked_family_of,
     family_of,
@@ -31,9 +33,11 @@ CPU = torch.device("cpu")
 SIZE = 32
 SEEDS = [3, 4]
 STEPS = 4
-VIDEO = tiny_models.VIDEO
-CFG = ("sd3", "qwen-image", "wan")
-UNUSED = {"sd3": {"transformer_blocks.1.attn.add_q_proj"}}
+VIDEO, CFG = tiny_models.VIDEO, tiny_models.CFG
+UNUSED = {
+    "sd3": {"transformer_blocks.1.attn.add_q_proj"},
+    "sd3.5-large": {"transformer_blocks.2.attn.add_q_proj"},
+}
 """The last block asks nothing of the text. Its layer stays adapted: left out, the demo's adapter
 would be another one."""
 
@@ -61,7 +65,7 @@ class Tiny:
         )  # fmt: skip
 
 
-@pytest.fixture(scope="module", params=tiny_models.FAMILIES)
+@pytest.fixture(scope="module", params=tiny_models.MODELS)
 def tiny(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Tiny:
     family = request.param
     folder = tiny_models.save(family, tmp_path_factory.mktemp(family))
@@ -168,8 +172,8 @@ def test_shapes_are_those_of_the_pipeline(tiny: Tiny) -> None:
     assert tiny.shape == theirs
     family, config = family_of(tiny.folder), tiny.pipeline.transformer.config
     encoded = tiny.model.encode(PROMPT, guidance=1.0)
-    tokens = encoded["text"].shape[1] - (tiny_models.CLIP_TOKENS if tiny.family == "sd3" else 0)
-    numbers = sum(tensor.numel() for name, tensor in encoded.items() if name != "mask")
+    tokens = encoded["text"].shape[1] - (tiny_models.CLIP_TOKENS if "sd3" in tiny.family else 0)
+    numbers = sum(tensor.numel() for tensor in encoded.values())
     assert family.embedding_size(config, tokens) == numbers
 
 
@@ -204,7 +208,7 @@ def test_checkpointed_blocks_give_the_same_gradient(tmp_path: Path, tiny: Tiny) 
             recomputed += 1
 
         for name, module in model.transformer.named_modules():
-            if name in ("blocks.0", "transformer_blocks.0", "single_transformer_blocks.0"):
+            if re.fullmatch(r"(transformer(_2)?\.)?(single_)?(transformer_)?blocks\.0", name):
                 module.register_forward_pre_hook(count)
         sigma = torch.tensor([0.9, 0.3])
         model.velocity(latents, sigma, conditions, guidance=guidance).square().sum().backward()
@@ -239,16 +243,16 @@ def test_a_text_is_cut_off_where_the_recipe_says(tiny: Tiny) -> None:
     )  # fmt: skip
     text = short.encode("a handwritten five and a long tail of words", guidance=1.0)["text"]
     assert isinstance(short, Family)
-    before = short.pipeline.tokenizer.model_max_length if tiny.family == "sd3" else 0  # CLIP's
+    before = short.pipeline.tokenizer.model_max_length if "sd3" in tiny.family else 0  # CLIP's
     assert text.shape[1] == before + 5
 
 
 def described(tiny: Tiny, folder: Path) -> Path:
     """What a model folder says of itself, without weights."""
-    for name in ("model_index.json", "transformer/config.json"):
-        file = folder / name
+    for said in (tiny.folder / "model_index.json", *tiny.folder.glob("transformer*/config.json")):
+        file = folder / said.relative_to(tiny.folder)
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_bytes((tiny.folder / name).read_bytes())
+        file.write_bytes(said.read_bytes())
     return folder
 
 
@@ -259,14 +263,38 @@ def with_keys(file: Path, keys: dict[str, Any]) -> None:
 def test_a_part_that_the_adapter_would_leave_out_is_refused(tiny: Tiny, tmp_path: Path) -> None:
     folder = described(tiny, tmp_path)
     assert checked_family_of(folder) == family_of(tiny.folder)
-    second = {"transformer_2": ["diffusers", "SomeTransformer"], "boundary_ratio": 0.875}
+    second = {"image_encoder": ["transformers", "SomeEncoder"], "expand_timesteps": True}
     with_keys(folder / "model_index.json", second)
     with pytest.raises(UserError) as refused:
         load_model(folder, {"transformer"}, device=CPU, dtype=torch.float32)
     said = str(refused.value)
-    assert "transformer_2" in said and "boundary_ratio = 0.875" in said and "\n" not in said
-    with_keys(folder / "model_index.json", {"transformer_2": [None, None], "boundary_ratio": None})
+    assert "image_encoder" in said and "expand_timesteps = true" in said and "\n" not in said
+    with_keys(
+        folder / "model_index.json", {"image_encoder": [None, None], "expand_timesteps": False}
+    )
     assert checked_family_of(folder) == family_of(tiny.folder)
+
+
+def test_a_second_network_is_known_with_a_boundary_and_of_the_same_kind(
+    tiny: Tiny, tmp_path: Path
+) -> None:
+    folder = described(tiny, tmp_path)
+    index, second = folder / "model_index.json", folder / "transformer_2" / "config.json"
+    second.parent.mkdir(exist_ok=True)
+    second.write_bytes((folder / "transformer" / "config.json").read_bytes())
+    with_keys(index, {"transformer_2": ["diffusers", "Network"], "boundary_ratio": 0.9})
+    if not family_of(folder).has_experts:
+        with pytest.raises(UserError, match=r"transformer_2, boundary_ratio = 0\.9, which"):
+            checked_family_of(folder)
+        return
+    assert checked_family_of(folder) == family_of(tiny.folder) and boundary(folder) == 0.9
+    with_keys(second, {"num_layers": 17})
+    with pytest.raises(UserError, match="the two networks of .* have another num_layers"):
+        checked_family_of(folder)
+    for without in ({"boundary_ratio": None}, {"transformer_2": [None, None]}):
+        with_keys(index, {"transformer_2": ["a", "b"], "boundary_ratio": 0.9} | without)
+        with pytest.raises(UserError, match="two networks need a boundary between 0 and 1"):
+            checked_family_of(folder)
 
 
 def test_a_network_with_a_switch_that_the_adapter_does_not_know_is_refused(

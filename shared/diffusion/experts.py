@@ -1,0 +1,112 @@
+"""Two networks that look like one: each row goes through the one for its noise (Wan2.2)."""
+
+from collections.abc import Mapping
+from copy import copy
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from shared.models.families import EXPERTS
+from shared.models.sigmas import TRAIN_TIMESTEPS
+
+HIGH, LOW = EXPERTS.values()
+
+
+class Experts(nn.Module):
+    """Holds the expert for high noise and the one for low noise under the names of their folders,
+    which the names of their parameters begin with.
+
+    Besides `forward` it has what the rest of the project asks of a network of diffusers.
+    """
+
+    def __init__(self, high: nn.Module, low: nn.Module, *, boundary: float) -> None:
+        """``boundary`` is the smallest sigma that is of high noise."""
+        super().__init__()
+        self.add_module(HIGH, high)
+        self.add_module(LOW, low)
+        self.config = high.config
+        self._first_timestep = boundary * TRAIN_TIMESTEPS
+
+    @property
+    def networks(self) -> Mapping[str, nn.Module]:
+        """Both networks, by the names of their folders."""
+        return dict(self.named_children())
+
+    @property
+    def _no_split_modules(self) -> list[str]:
+        return _names(self.networks, "_no_split_modules")
+
+    @property
+    def _keep_in_fp32_modules(self) -> list[str]:
+        return _names(self.networks, "_keep_in_fp32_modules")
+
+    def forward(
+        self, hidden_states: Tensor, timestep: Tensor, return_dict: bool = False, **inputs: Tensor
+    ) -> tuple[Tensor]:
+        """Returns velocities (B, ...) from latents (B, ...), timestep (B,) and tensors of B rows.
+
+        Which expert is asked is decided on the host: one that no row needs does not run.
+        """
+        is_high = self.is_high(timestep)
+        if bool(is_high.all()):
+            return self._run(HIGH, hidden_states, timestep, inputs)
+        if not bool(is_high.any()):
+            return self._run(LOW, hidden_states, timestep, inputs)
+        sides = {HIGH: is_high.nonzero().flatten(), LOW: (~is_high).nonzero().flatten()}
+        found = [
+            self._run(name, hidden_states[rows], timestep[rows], _rows(inputs, rows))[0]
+            for name, rows in sides.items()
+        ]
+        order = torch.cat(list(sides.values())).argsort()
+        return (torch.cat(found)[order],)
+
+    def is_high(self, timestep: Tensor) -> Tensor:
+        """Returns (B,): whether each row is of high noise."""
+        return timestep >= self._first_timestep
+
+    def _run(
+        self, name: str, hidden_states: Tensor, timestep: Tensor, inputs: Mapping[str, Tensor]
+    ) -> tuple[Tensor]:
+        velocity: Tensor = self.networks[name](
+            hidden_states=hidden_states, timestep=timestep, return_dict=False, **inputs
+        )[0]
+        return (velocity,)
+
+    def add_adapter(self, config: Any, adapter_name: str) -> None:
+        """Adds an adapter to each expert of which ``config``, of peft, names layers."""
+        for name, network in self.networks.items():
+            prefix = f"{name}."
+            layers = {
+                layer.removeprefix(prefix)
+                for layer in config.target_modules
+                if layer.startswith(prefix)
+            }
+            if layers:
+                own = copy(config)
+                own.target_modules = layers
+                network.add_adapter(own, adapter_name=adapter_name)  # type: ignore[operator]
+
+    def enable_gradient_checkpointing(self) -> None:
+        for network in self.networks.values():
+            network.enable_gradient_checkpointing()  # type: ignore[operator]
+
+    def set_attention_backend(self, backend: str) -> None:
+        for network in self.networks.values():
+            network.set_attention_backend(backend)  # type: ignore[operator]
+
+
+def networks_of(network: nn.Module) -> Mapping[str, nn.Module]:
+    """Returns diffusers' networks of a model by the names of their folders, and how the names of
+    their parameters begin."""
+    return network.networks if isinstance(network, Experts) else {HIGH: network}
+
+
+def _names(networks: Mapping[str, nn.Module], attribute: str) -> list[str]:
+    """Joins a list that every network may have, each name once."""
+    lists = (getattr(network, attribute, None) or () for network in networks.values())
+    return list(dict.fromkeys(name for names in lists for name in names))
+
+
+def _rows(inputs: Mapping[str, Tensor], rows: Tensor) -> dict[str, Tensor]:
+    return {name: tensor[rows] for name, tensor in inputs.items()}

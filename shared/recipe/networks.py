@@ -1,0 +1,47 @@
+"""What a recipe asks of the networks of its model's folder, which its tables alone do not say."""
+
+from shared.errors import UserError
+from shared.learning.algorithms import ALGORITHMS
+from shared.models.catalogue import boundary, family_of
+from shared.models.families import EXPERTS
+from shared.recipe.tables import Tables
+
+
+def check_networks(recipe: Tables) -> None:
+    """Raises UserError if the model has not the networks that the recipe speaks of."""
+    table, family = recipe.model, family_of(recipe.model.folder)
+    if table.attention is not None and not family.names_attention:
+        raise UserError(
+            f"model.attention: the network of a {family.pipeline} calls torch's own attention, "
+            "whatever is named; leave it out"
+        )
+    if boundary(table.folder) is not None:
+        _check_shards(recipe)
+        return
+    of_two = {
+        "model.guidance_2": table.guidance_2 is not None,
+        "model.lora.experts": table.lora.experts != "both",
+    }
+    for key, is_set in of_two.items():
+        if is_set:
+            raise UserError(
+                f"{key}: it is for a model with a second network, for low noise, and "
+                f"{table.folder} has one network; leave it out"
+            )
+
+
+def frozen_layers(recipe: Tables) -> tuple[str, ...]:
+    """Returns how the names of the layers begin that get no adapter: those of an expert that is not
+    trained."""
+    trained = recipe.model.lora.experts
+    return tuple(f"{name}." for side, name in EXPERTS.items() if trained not in ("both", side))
+
+
+def _check_shards(recipe: Tables) -> None:
+    """Ranks that share weights gather them together, so they have to ask the same network."""
+    if recipe.trainer.sharded and not ALGORITHMS[recipe.algorithm.name].has_window:
+        raise UserError(
+            f"trainer.sharded: {recipe.algorithm.name} trains every sample at noise of its own, "
+            "and the two networks of this model cannot be gathered for unlike samples; set it to "
+            "false, or use an algorithm with a window"
+        )
