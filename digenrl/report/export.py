@@ -1,8 +1,8 @@
 """Exports trained weights for diffusers, and reads them again.
 
 An adapter is for ``load_lora_weights``, and its bytes are reproducible; a whole network is for
-``from_pretrained``. A model with two networks has a file, or a folder, of each: diffusers loads them
-one by one, and both files have the names that the first network's layers have.
+``from_pretrained``. A model with two networks has a file, or a folder, of each: diffusers loads
+them one by one, and both files have the names that the first network's layers have.
 """
 
 import hashlib

@@ -58,7 +58,8 @@ def test_diffusers_makes_the_same_of_what_is_exported(
     family: str, what: str, tmp_path: Path
 ) -> None:
     recipe = override(recipe_of(family, tmp_path), {
-        "model.trained": what.split(",")[0], "model.guidance_2": 3.0 if family == "wan2.2" else None,
+        "model.trained": what.split(",")[0],
+        "model.guidance_2": 3.0 if family == "wan2.2" else None,
         "model.lora": {"rank": 4, "alpha": 16.0, "experts": EXPERTS.get(what, "both")},
     })  # fmt: skip
     tensors, shape = trained(recipe)

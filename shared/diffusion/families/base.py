@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from shared.diffusion.models import Conditions, Part
 from shared.errors import UserError
 from shared.models.catalogue import PartConfig
-from shared.models.families import FamilySpec
+from shared.models.families import EXPERTS, FamilySpec
 
 NEGATIVE = "negative_"
 """Prefix of the names of the empty prompt's conditions, for classifier-free guidance."""
@@ -43,10 +43,11 @@ class Family(ABC):
     """Guidance of a second network, if it is another than that of the first."""
 
     def __post_init__(self) -> None:
-        self.transformer: nn.Module = self.network()
+        network = self.network()
+        is_there = isinstance(network, nn.Module)
+        self.transformer: nn.Module = self.prepare(network) if is_there else network
         """Without the network's part, something that has its configuration alone."""
         self.config: Any = self.pipeline.transformer.config
-        self.prepare(self.transformer)
 
     def network(self) -> nn.Module:
         """Returns the network that is trained, or one that stands for several."""
@@ -54,8 +55,9 @@ class Family(ABC):
         return network
 
     @staticmethod
-    def prepare(network: nn.Module) -> None:
-        """Changes the network, in place, into one that computes the same faster."""
+    def prepare(network: nn.Module) -> nn.Module:
+        """Changes the network, in place, into one that computes the same faster; returns it."""
+        return network
 
     @classmethod
     def load(
@@ -79,7 +81,7 @@ class Family(ABC):
         if "decoder" not in parts:
             left_out |= {"vae": None}
         if "transformer" not in parts:
-            left_out |= {"transformer": None}
+            left_out |= {name: None for name in EXPERTS.values() if name in known}
         try:
             pipeline = pipeline_class.from_pretrained(
                 folder,

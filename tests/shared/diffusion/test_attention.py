@@ -32,7 +32,7 @@ ALL = {"transformer", "text", "decoder"}
 load = partial(load_model, device=CPU, dtype=torch.float32)
 
 
-@pytest.fixture(scope="module", params=tiny_models.MODELS)
+@pytest.fixture(scope="module", params=tiny_models.FAMILIES)
 def named(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> "Named":
     name = request.param
     return name, tiny_models.save(name, tmp_path_factory.mktemp(name))

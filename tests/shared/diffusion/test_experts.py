@@ -1,4 +1,4 @@
-"""Two networks that share a noise schedule (Wan2.2): which one runs, and what is trained of them."""
+"""Two networks that share a noise schedule (Wan2.2): which one runs, and what of them trains."""
 
 import json
 from dataclasses import replace

@@ -65,7 +65,13 @@ class Tiny:
         )  # fmt: skip
 
 
-@pytest.fixture(scope="module", params=tiny_models.MODELS)
+@pytest.fixture(
+    scope="module",
+    params=[
+        *tiny_models.FAMILIES,
+        *(pytest.param(name, marks=pytest.mark.slow) for name in tiny_models.OTHERS),
+    ],
+)
 def tiny(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Tiny:
     family = request.param
     folder = tiny_models.save(family, tmp_path_factory.mktemp(family))
@@ -289,7 +295,7 @@ def test_a_second_network_is_known_with_a_boundary_and_of_the_same_kind(
         return
     assert checked_family_of(folder) == family_of(tiny.folder) and boundary(folder) == 0.9
     with_keys(second, {"num_layers": 17})
-    with pytest.raises(UserError, match="the two networks of .* have another num_layers"):
+    with pytest.raises(UserError, match=r"the two networks of .* have another num_layers"):
         checked_family_of(folder)
     for without in ({"boundary_ratio": None}, {"transformer_2": [None, None]}):
         with_keys(index, {"transformer_2": ["a", "b"], "boundary_ratio": 0.9} | without)
