@@ -21,12 +21,12 @@ from digenrl.profile.models import ARCHITECTURES, ModelName
 from shared.diffusion.families.base import pack, unpack
 
 FAMILIES = ("sd3", "flux", "qwen-image", "wan", "hunyuan-video")
-OTHERS = ("sd3.5-large", "wan2.1-1.3b", "wan2.2")
+OTHERS = ("sd3-large", "wan-small", "wan22")
 """Models of a family that are not shaped like its first: no dual attention, other heads, two
 networks."""
 MODELS = (*FAMILIES, *OTHERS)
 PACKED = ("flux", "qwen-image")
-VIDEO = ("wan", "hunyuan-video", "wan2.1-1.3b", "wan2.2")
+VIDEO = ("wan", "hunyuan-video", "wan-small", "wan22")
 CFG = ("sd3", "qwen-image", "wan", *OTHERS)
 """Models that take their guidance as a second half of the batch."""
 BOUNDARY = 0.85
@@ -68,7 +68,7 @@ def run(
     call: dict[str, Any] = {"guidance_scale": guidance}
     if guidance_2 is not None:
         call["guidance_scale_2"] = guidance_2
-    if family in ("sd3", "sd3.5-large"):
+    if family in ("sd3", "sd3-large"):
         call["max_sequence_length"] = pipeline.tokenizer_3.model_max_length
     if family == "qwen-image":
         call = {"true_cfg_scale": guidance, "negative_prompt": ""}
@@ -275,7 +275,7 @@ _BUILDERS: Mapping[str, Callable[[], Any]] = {
     "qwen-image": _qwen_image,
     "wan": _wan,
     "hunyuan-video": _hunyuan_video,
-    "sd3.5-large": partial(_sd3, dual_attention_layers=(), num_layers=3),
-    "wan2.1-1.3b": partial(_wan, num_attention_heads=3, num_layers=2),
-    "wan2.2": partial(_wan, experts=True),
+    "sd3-large": partial(_sd3, dual_attention_layers=(), num_layers=3),
+    "wan-small": partial(_wan, num_attention_heads=3, num_layers=2),
+    "wan22": partial(_wan, experts=True),
 }

@@ -125,7 +125,7 @@ def read_network(folder: Path, networks: Sequence[str]) -> dict[str, Tensor]:
     Raises:
         UserError: if there is no network.
     """
-    found = {}
+    found: dict[str, Tensor] = {}
     for network in networks:
         files, prefix = weight_files(folder / network), _prefix(network, networks)
         if not files:

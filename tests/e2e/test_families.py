@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.run, pytest.mark.timeout(900)]
 VIDEO = tiny_models.VIDEO
 GUIDANCE = {
     "sd3": 1.0, "flux": 3.5, "qwen-image": 4.0, "wan": 4.0, "hunyuan-video": 6.0,
-    "sd3.5-large": 4.0, "wan2.1-1.3b": 4.0, "wan2.2": 4.0,
+    "sd3-large": 4.0, "wan-small": 4.0, "wan22": 4.0,
 }  # fmt: skip
 ALGORITHMS = {
     "sd3": 'name = "mix-grpo"\nadvantage_std = "batch"',
@@ -24,9 +24,9 @@ ALGORITHMS = {
     "qwen-image": 'name = "flow-grpo"\nkl_beta = 0.01',
     "wan": 'name = "cps"',
     "hunyuan-video": 'name = "diffusion-nft"',
-    "sd3.5-large": 'name = "flow-grpo"',
-    "wan2.1-1.3b": 'name = "dance-grpo"',
-    "wan2.2": 'name = "flow-grpo"\nkl_beta = 0.01',
+    "sd3-large": 'name = "flow-grpo"',
+    "wan-small": 'name = "dance-grpo"',
+    "wan22": 'name = "flow-grpo"\nkl_beta = 0.01',
 }
 BATCHES, GROUPS, SIZE = 2, 2, 4
 EVERY_TIME = ("flux", "wan")
@@ -60,7 +60,7 @@ prompts = "prompts.jsonl"
 steps = 5
 sigmas = "model"
 window = 2
-{"first_window_starts = [1, 1]" if family == "wan2.2" else ""}
+{"first_window_starts = [1, 1]" if family == "wan22" else ""}
 
 [batch]
 groups = {GROUPS}
@@ -121,6 +121,6 @@ def test_a_model_of_every_family_is_trained(
     videos = sorted(path.name for path in run.folder.glob("videos/*.mp4"))
     assert len(videos) == (4 if family in VIDEO else 0), "two prompts, before and after"
     adapters = sorted((run.folder / "adapter").glob("*.safetensors"))
-    assert len(adapters) == (2 if family == "wan2.2" else 1), "one of each network"
+    assert len(adapters) == (2 if family == "wan22" else 1), "one of each network"
     for tensors in map(load_file, adapters):
         assert any(abs(tensor).max() > 0 for name, tensor in tensors.items() if "lora_B" in name)

@@ -41,7 +41,7 @@ def read(paths: list[Path]) -> npt.NDArray[np.uint8]:
     return np.stack([np.asarray(Image.open(path)) for path in paths if path.suffix == ".png"])
 
 
-FULL = ("sd3", "wan", "wan2.2")
+FULL = ("sd3", "wan", "wan22")
 """Pipelines whose whole network is trained and exported as well."""
 EXPERTS = {"lora": "both", "lora, high": "high", "lora, low": "low"}
 
@@ -50,7 +50,7 @@ EXPERTS = {"lora": "both", "lora, high": "high", "lora, low": "low"}
     ("family", "what"),
     [
         *((family, "lora") for family in tiny_models.FAMILIES),
-        *(("wan2.2", what) for what in EXPERTS),
+        *(("wan22", what) for what in EXPERTS),
         *((family, "full") for family in FULL),
     ],
 )
@@ -59,7 +59,7 @@ def test_diffusers_makes_the_same_of_what_is_exported(
 ) -> None:
     recipe = override(recipe_of(family, tmp_path), {
         "model.trained": what.split(",")[0],
-        "model.guidance_2": 3.0 if family == "wan2.2" else None,
+        "model.guidance_2": 3.0 if family == "wan22" else None,
         "model.lora": {"rank": 4, "alpha": 16.0, "experts": EXPERTS.get(what, "both")},
     })  # fmt: skip
     tensors, shape = trained(recipe)
@@ -83,7 +83,7 @@ def test_diffusers_makes_the_same_of_what_is_exported(
         for folder in (tmp_path / "adapter").iterdir():
             network = type(pipeline.transformer).from_pretrained(folder)
             pipeline.register_modules(**{folder.name: network})
-    elif family == "wan2.2":
+    elif family == "wan22":
         for line in _loading(recipe):
             exec(
                 line.replace('"."', "folder"),

@@ -25,8 +25,8 @@ Trained = Literal["lora", "full"]
 ROWS = (1, 2, 3, 4)
 GUIDANCES = {
     "sd3": (1.0, 4.0), "flux": (3.5,), "qwen-image": (1.0, 4.0), "wan": (1.0, 4.0),
-    "hunyuan-video": (3.5,), "sd3.5-large": (1.0, 4.0), "wan2.1-1.3b": (1.0, 4.0),
-    "wan2.2": (1.0, 4.0),
+    "hunyuan-video": (3.5,), "sd3-large": (1.0, 4.0), "wan-small": (1.0, 4.0),
+    "wan22": (1.0, 4.0),
 }  # fmt: skip
 """With classifier-free guidance, where the family has it, and without."""
 SIZE, FRAMES = 32, 5

@@ -11,7 +11,9 @@ from diffusers.models.attention_dispatch import AttentionBackendName, _Attention
 from torch import Tensor
 from torch.nn import functional
 
-from shared.diffusion.models import Conditions, ModelAdapter, load_model, repeat_rows
+from shared.diffusion.families.base import pack as tokens_of
+from shared.diffusion.families.base import unpack as latents_from
+from shared.diffusion.models import Conditions, ModelAdapter, Part, load_model, repeat_rows
 from shared.diffusion.policy import LoraSpec, attach_lora
 from shared.diffusion.tensors import pack, unpack_conditions
 from shared.errors import UserError
@@ -28,7 +30,7 @@ CPU = torch.device("cpu")
 CUT = {"qwen-image": 1.5, "hunyuan-video": 6.0}
 """Families whose pipelines mask the padding of texts, and a guidance that adds no rounding."""
 OLD_LENGTH = 300
-ALL = {"transformer", "text", "decoder"}
+ALL: set[Part] = {"transformer", "text", "decoder"}
 load = partial(load_model, device=CPU, dtype=torch.float32)
 
 
@@ -119,12 +121,12 @@ def masked(name: str, model: Any, latents: Tensor, sigma: Tensor, conditions: Co
         return found
     halves = [
         network(
-            tiny_models.pack(latents), conditions[f"{half}text"], conditions[f"{half}mask"],
+            tokens_of(latents), conditions[f"{half}text"], conditions[f"{half}mask"],
             sigma, img_shapes=[[(1, 2, 2)]] * 2, return_dict=False,
         )[0]
         for half in ("negative_", "")
     ]  # fmt: skip
-    unconditional, conditional = (tiny_models.unpack(each, 4, 4) for each in halves)
+    unconditional, conditional = (latents_from(each, 4, 4) for each in halves)
     return model.guided(unconditional, conditional, CUT[name])  # type: ignore[no-any-return]
 
 
@@ -154,9 +156,9 @@ def test_a_named_back_end_samples_and_trains_with_the_network(named: Named) -> N
     try:
         flash = adapted(load(folder, ALL, attention="_native_flash"))
         processors = [
-            each.processor._attention_backend
-            for each in flash.transformer.modules()
-            if hasattr(getattr(each, "processor", None), "_attention_backend")
+            getattr(getattr(each, "processor", None), "_attention_backend", None)
+            for name, each in flash.transformer.named_modules()
+            if "refiner" not in name and hasattr(each, "processor")
         ]
         assert processors and set(processors) == {AttentionBackendName._NATIVE_FLASH}
         torch.testing.assert_close(gradient(flash, name, conditions), wanted, rtol=0, atol=2e-6)

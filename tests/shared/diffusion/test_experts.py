@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from safetensors.torch import load_file
+from torch._C._distributed_c10d import HashStore
 from torch.distributed.fsdp import FSDPModule
 
 from digenrl.local.preflight import versions_bytes
@@ -42,7 +43,7 @@ SAMPLES = 4
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_models.save("wan2.2", tmp_path_factory.mktemp("wan2.2"))
+    return tiny_models.save("wan22", tmp_path_factory.mktemp("wan22"))
 
 
 @pytest.fixture(scope="module")
@@ -141,10 +142,10 @@ def test_each_side_of_the_boundary_has_its_guidance(
 ) -> None:
     changed = override(recipe, {"model.guidance_2": guidance_2})
     model = load_policy(changed, {"transformer", "text", "decoder"}).model
-    pipeline = tiny_models.build("wan2.2")
+    pipeline = tiny_models.build("wan22")
     start = torch.randn(2, *shape(model), generator=torch.Generator().manual_seed(1))
     theirs = tiny_models.run(
-        "wan2.2", pipeline, start, guidance=4.0, guidance_2=guidance_2, output="latent",
+        "wan22", pipeline, start, guidance=4.0, guidance_2=guidance_2, output="latent",
         height=32, width=32, frames=5, steps=4,
     )  # fmt: skip
     sigmas = pipeline.scheduler.sigmas.tolist()
@@ -260,7 +261,7 @@ def test_sharded_networks_have_the_same_gradient(
         return {name: full_tensor(tensor) for name, tensor in engine.gradient().items()}
 
     alone = gradient(sharded=False)
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
     try:
         together = gradient(sharded=True)
     finally:

@@ -36,6 +36,8 @@ ENTRY: dict[str, Any] = {
     "adapter": f"{__name__}:Orchid",
     "components": frozenset({"text_encoder", "tokenizer", "text_encoder_2", "tokenizer_2"}),
     "network_keys": families.FAMILIES["FluxPipeline"].network_keys,
+    "has_experts": False,
+    "names_attention": True,
     "sigmas": shift_by_tokens,
     "packed": True,
     "decoder_factor": lambda decoder: 2 ** (len(decoder["block_out_channels"]) - 1),

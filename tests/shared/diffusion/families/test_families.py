@@ -36,7 +36,7 @@ STEPS = 4
 VIDEO, CFG = tiny_models.VIDEO, tiny_models.CFG
 UNUSED = {
     "sd3": {"transformer_blocks.1.attn.add_q_proj"},
-    "sd3.5-large": {"transformer_blocks.2.attn.add_q_proj"},
+    "sd3-large": {"transformer_blocks.2.attn.add_q_proj"},
 }
 """The last block asks nothing of the text. Its layer stays adapted: left out, the demo's adapter
 would be another one."""
