@@ -105,7 +105,7 @@ def write_part(folder: Path, stem: str, shapes: Shapes, dtype: str, variant: str
     if len(pieces) == 1:
         write(folder / f"{stem}{variant}.safetensors", shapes, dtype)
         return
-    where = {}
+    where: dict[str, str] = {}
     for number, piece in enumerate(pieces, 1):
         name = f"{stem}{variant}-{number:05d}-of-{len(pieces):05d}.safetensors"
         write(folder / name, piece, dtype)
