@@ -17,6 +17,12 @@ def check(
         str | None, typer.Option(help="cost profile; by default the one named like the model")
     ] = None,
     host_gpus: HostGpus = 8,
+    streamed: Annotated[
+        str | None,
+        typer.Option(
+            help="kinds of these devices whose workers have DIGENRL_ROLLOUT_MEMORY=streamed"
+        ),
+    ] = None,
     elsewhere: Annotated[
         bool,
         typer.Option(
@@ -30,7 +36,9 @@ def check(
     from digenrl.local.check import failed_as_json
 
     try:
-        checked = check_recipe(recipe, devices, profile, host_gpus=host_gpus, elsewhere=elsewhere)
+        checked = check_recipe(
+            recipe, devices, profile, host_gpus=host_gpus, streamed=streamed, elsewhere=elsewhere
+        )
     except UserError as error:
         if as_json:
             typer.echo(failed_as_json(recipe, error))

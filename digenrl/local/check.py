@@ -66,6 +66,7 @@ def check(
     profile: str | None = None,
     *,
     host_gpus: int = HOST_GPUS,
+    streamed: str | None = None,
     elsewhere: bool = False,
     timing: bool = True,
 ) -> Checked:
@@ -75,6 +76,7 @@ def check(
         devices: as ``h100=8,a100=16``; without devices, nothing is forecast.
         profile: name of the cost profile; by default the one named like the model.
         host_gpus: number of GPUs per host.
+        streamed: kinds of the devices whose workers stream the network.
         elsewhere: do not look for the model and the rewards on this host.
         timing: forecast the step time and look for a faster split, not only the memory.
 
@@ -89,7 +91,9 @@ def check(
         check_inputs(recipe)
     found = None
     if devices is not None:
-        found = forecast(recipe, devices, profile, host_gpus=host_gpus, timing=timing)
+        found = forecast(
+            recipe, devices, profile, host_gpus=host_gpus, streamed=streamed, timing=timing
+        )
     return Checked(path, recipe, elsewhere, found)
 
 
