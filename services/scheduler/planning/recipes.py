@@ -114,6 +114,7 @@ def use_of(recipe: Recipe, profile: Profile, *, fragment: int) -> Use:
         helps=recipe.trainer_may_help,
         can_train=recipe.rollout.can_train,
         averages=trainer.ema is not None,
+        encodes="text" in recipe.generating_parts,
     )
 
 

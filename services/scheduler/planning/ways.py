@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from services.scheduler.costs.memory import Use, rollout_needs, with_memory
+from services.scheduler.costs.memory import Use, encoder_needs, rollout_needs, with_memory
 from services.scheduler.costs.profile import Profile, Role, device, speed
 from services.scheduler.planning.planner import EFFORT, Planned, plan_split
 from services.scheduler.planning.remedies import generating, keys, would_fit
@@ -143,6 +143,9 @@ def _held(way: Way, planned: Planned) -> Iterator[str]:
     split = planned.best.split
     if way.use is None or memory is None or not (way.keys or way.environment(split)):
         return
+    if "encoder.workers" in way.keys:
+        text = encoder_needs(memory, way.use)
+        yield f"a process of its own encodes prompts, on a device that is left or a CPU: {text}"
     for kind, count in split.rollout.items():
         if not count:
             continue

@@ -76,7 +76,8 @@ def test_cards_of_24_gb_generate_with_flux_and_the_plan_says_why() -> None:
     best = advice.planned.best
     assert best.split == Split({"4090": 4}, {"H100": 2})
     assert not advice.left_out and not advice.planned.excluded
-    held, plain, quantised = advice.reasons
+    encoder, held, plain, quantised = advice.reasons
+    assert "encodes prompts" in encoder and encoder.endswith("9.1 GiB (text encoders 9.1)")
     assert held.startswith("4090 generates with 3.8 GiB (network 1.4 + decoder 0.3")
     assert "which hides the 0.95 s in which its weights come at 25 GB/s" in held
     assert plain.startswith("as it is: ") and plain.endswith("s per step, slower")
