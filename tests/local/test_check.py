@@ -16,7 +16,11 @@ from shared.recipe.recipe import load_recipe, override
 from tests.paths import RECIPES
 
 MODELS = ("sd35-medium", "flux1-dev", "qwen-image", "wan2.1-14b", "hunyuanvideo")
-SHIPPED = [f"{model}{size}" for model in MODELS for size in ("", ".1-gpu", ".mixed")]
+IN_ONE_SIZE = ("sd35-large", "wan2.1-1.3b", "wan2.2-a14b")
+SHIPPED = [
+    *(f"{model}{size}" for model in MODELS for size in ("", ".1-gpu", ".mixed")),
+    *IN_ONE_SIZE,
+]
 
 
 def test_there_are_recipes_for_every_model_and_size() -> None:
@@ -54,7 +58,7 @@ NEED_80 = ("qwen-image", "hunyuanvideo")
 
 
 def stated_devices(name: str) -> str:
-    model = next(model for model in MODELS if name.startswith(model))
+    model = next(model for model in (*MODELS, *IN_ONE_SIZE) if name.startswith(model))
     size = name.removeprefix(model)
     return CARDS_OF_48 if size == ".mixed" and model not in NEED_80 else CARDS_OF_80[size]
 
