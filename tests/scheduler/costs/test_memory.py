@@ -97,7 +97,9 @@ def test_all_weights_are_trained_in_float32_over_the_ranks(item_bytes: int, each
 
 def test_tiles_lower_the_peak_of_decoding_and_nothing_else() -> None:
     table = memory_of(load_profile("hunyuanvideo"))
-    whole, tiled = (rollout_needs(table, replace(usual(table), tiles=each)) for each in (False, 1))
+    whole, tiled = (
+        rollout_needs(table, replace(usual(table), tiles=each)) for each in (False, True)
+    )
     assert whole.peak == table.decode_gib
     assert tiled.peak == max(table.tiled_gib, table.denoise_gib)
     assert whole.held == tiled.held
