@@ -10,6 +10,7 @@ from digenrl.local.preflight import check_inputs, check_rest, versions_bytes
 from digenrl.planning.forecast import Forecast, as_dict, forecast, lines
 from services.scheduler.planning.runnable import HOST_GPUS
 from shared.errors import UserError
+from shared.models.quantised import UNTESTED
 from shared.recipe.recipe import Recipe, implied_values, load_recipe
 
 
@@ -40,6 +41,8 @@ class Checked:
             yield f"the object store holds up to {gib:.1f} GiB of weights and checkpoints at a time"
         if self.elsewhere:
             yield "the model and the rewards were not checked: they are on other hosts"
+        if recipe.holding.weights in UNTESTED:
+            yield f'rollout.weights: nobody has reported on "{recipe.holding.weights}" from a GPU'
         if self.forecast is not None:
             yield from lines(self.forecast)
         for each in implied_values(recipe):
