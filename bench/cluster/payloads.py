@@ -59,7 +59,8 @@ def payload_of(profile: Profile) -> Payload:
     latents = family.latent_shape(
         network, architecture.decoder, height=size.height, width=size.width, frames=size.frames
     )
-    embeddings = family.embedding_size(network, PROMPT_TOKENS[profile.name])
+    shapes = family.condition_shapes(network, PROMPT_TOKENS[profile.name])
+    embeddings = sum(map(math.prod, shapes.values()))
     return Payload(
         window=(profile.shape.trained_steps + 1) * math.prod(latents) * BF16,
         media=size.frames * 3 * size.height * size.width,

@@ -1,5 +1,6 @@
 """`digenrl check`: whether a recipe can run."""
 
+from functools import partial
 from typing import Annotated
 
 import typer
@@ -17,16 +18,18 @@ def check(
         str | None, typer.Option(help="cost profile; by default the one named like the model")
     ] = None,
     host_gpus: HostGpus = 8,
-    streamed: Annotated[
-        str | None,
-        typer.Option(
-            help="kinds of these devices whose workers have DIGENRL_ROLLOUT_MEMORY=streamed"
-        ),
-    ] = None,
     elsewhere: Annotated[
         bool,
         typer.Option(
             "--elsewhere", help="do not look for model and rewards, which are on other hosts"
+        ),
+    ] = False,
+    traced: Annotated[
+        bool,
+        typer.Option(
+            "--trace",
+            help="run the model's configuration on tensors without values: memory, arithmetic and "
+            "storage; takes a minute or two, and needs no weights and no GPU",
         ),
     ] = False,
     as_json: AsJson = False,
@@ -37,8 +40,9 @@ def check(
 
     try:
         checked = check_recipe(
-            recipe, devices, profile, host_gpus=host_gpus, streamed=streamed, elsewhere=elsewhere
-        )
+            recipe, devices, profile, host_gpus=host_gpus, elsewhere=elsewhere,
+            traced=traced, say=partial(typer.echo, err=True),
+        )  # fmt: skip
     except UserError as error:
         if as_json:
             typer.echo(failed_as_json(recipe, error))

@@ -1,17 +1,26 @@
 """Checks whether a recipe can run, and forecasts what it takes on given devices."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
 from digenrl.local.preflight import check_inputs, check_rest, versions_bytes
 from digenrl.planning.forecast import Forecast, as_dict, forecast, lines
+from digenrl.trace.output import lines as trace_lines
+from digenrl.trace.published import configuration_of
+from digenrl.trace.record import Trace
+from services.scheduler.planning.recipes import fragment_of
 from services.scheduler.planning.runnable import HOST_GPUS
 from shared.errors import UserError
-from shared.models.quantised import UNTESTED
-from shared.recipe.recipe import Recipe, implied_values, load_recipe
+from shared.recipe.recipe import Recipe, implied_values, load_recipe, with_folder
+
+Say = Callable[[str], None]
+
+
+def ignore(_: str) -> None:
+    """Hears what nobody wants to know."""
 
 
 @dataclass(frozen=True)
@@ -24,6 +33,8 @@ class Checked:
     """Whether model and rewards are on other hosts and were not looked for here."""
     forecast: Forecast | None
     """Forecast for the given devices, if there are any."""
+    trace: Trace | None = None
+    """What a trace has found, if one was asked for."""
 
     @cached_property
     def lines(self) -> list[str]:
@@ -36,13 +47,13 @@ class Checked:
             f"{self.path}: {recipe.run.steps} steps of {batch.groups} groups x {batch.group_size} "
             f"samples in fragments of {recipe.schedule.fragment_size}"
         )
-        if not self.elsewhere:
+        if not self.elsewhere and self.trace is None:
             gib = versions_bytes(recipe) / (1 << 30)
             yield f"the object store holds up to {gib:.1f} GiB of weights and checkpoints at a time"
         if self.elsewhere:
             yield "the model and the rewards were not checked: they are on other hosts"
-        if recipe.holding.weights in UNTESTED:
-            yield f'rollout.weights: nobody has reported on "{recipe.holding.weights}" from a GPU'
+        if self.trace is not None:
+            yield from trace_lines(self.trace, recipe)
         if self.forecast is not None:
             yield from lines(self.forecast)
         for each in implied_values(recipe):
@@ -60,6 +71,7 @@ class Checked:
                 for each in implied_values(self.recipe)
             ],
             "forecast": None if self.forecast is None else as_dict(self.forecast),
+            "trace": None if self.trace is None else self.trace.model_dump(mode="json"),
         }, indent=2)  # fmt: skip
 
 
@@ -69,9 +81,10 @@ def check(
     profile: str | None = None,
     *,
     host_gpus: int = HOST_GPUS,
-    streamed: str | None = None,
     elsewhere: bool = False,
     timing: bool = True,
+    traced: bool = False,
+    say: Say = ignore,
 ) -> Checked:
     """Check everything that could make a run fail at its start.
 
@@ -79,25 +92,51 @@ def check(
         devices: as ``h100=8,a100=16``; without devices, nothing is forecast.
         profile: name of the cost profile; by default the one named like the model.
         host_gpus: number of GPUs per host.
-        streamed: kinds of the devices whose workers stream the network.
         elsewhere: do not look for the model and the rewards on this host.
         timing: forecast the step time and look for a faster split, not only the memory.
+        traced: trace the model's configuration, and forecast with what it takes. Only its
+            configuration files have to be here, or it is one of the published models.
+        say: is told what a trace is at.
 
     Raises:
         UserError: for the first problem, with its remedy.
     """
-    recipe = load_recipe(path)
-    if elsewhere:
+    recipe, found = load_recipe(path), None
+    if traced:
+        recipe, elsewhere, found = _traced(recipe, elsewhere, say)
+    elif elsewhere:
         check_rest(recipe, elsewhere=True)
     else:
         check_here(recipe)
         check_inputs(recipe)
-    found = None
+    expected = None
     if devices is not None:
-        found = forecast(
-            recipe, devices, profile, host_gpus=host_gpus, streamed=streamed, timing=timing
+        expected = forecast(
+            recipe, devices, profile, host_gpus=host_gpus, timing=timing, trace=found
         )
-    return Checked(path, recipe, elsewhere, found)
+    return Checked(path, recipe, elsewhere, expected, found)
+
+
+def _traced(recipe: Recipe, elsewhere: bool, say: Say) -> tuple[Recipe, bool, Trace]:
+    """Returns the recipe with the configuration that was traced, and whether its model and rewards
+    were taken to be on other hosts."""
+    configuration = configuration_of(recipe.model.folder)
+    elsewhere = elsewhere or configuration.is_published
+    if configuration.is_published:
+        say(
+            f"{recipe.model.folder} is not here: tracing the configuration that "
+            f"{configuration.folder.name} is published with"
+        )
+    recipe = with_folder(recipe, configuration.folder)
+    check_inputs(recipe, weights=False, elsewhere=elsewhere)
+    from digenrl.trace.runs import setting_of, trace  # torch
+
+    setting = setting_of(recipe, fragment_of(recipe))
+    return (
+        recipe,
+        elsewhere,
+        trace(recipe, setting, is_published=configuration.is_published, say=say),
+    )
 
 
 def failed_as_json(path: Path, error: UserError) -> str:

@@ -13,8 +13,7 @@ from typing import Any, TextIO
 
 from pydantic import TypeAdapter
 
-from digenrl.follow.steps import Targets
-from digenrl.follow.steps import check_installed as check_targets
+from digenrl.follow.steps import Targets, check_installed
 from digenrl.local.gpus import Assignment, assign_gpus, visible_gpus
 from digenrl.local.ports import free_ports, hold_port
 from services.reward.scorer import check_packages, kind_of
@@ -28,7 +27,6 @@ from shared.models.catalogue import (
     text_tokens,
 )
 from shared.models.memory import ITEM_BYTES, adapter_bytes, num_weights
-from shared.models.quantised import check_installed
 from shared.recipe.networks import check_networks, frozen_layers
 from shared.recipe.recipe import Recipe, load_recipe, override, stored_recipe
 from shared.run.commits import stored_bytes
@@ -85,7 +83,7 @@ def prepare(request: Request) -> LocalRun:
     """
     recipe = override(load_recipe(request.recipe), request.overrides)
     check_inputs(recipe)
-    check_targets(request.targets)
+    check_installed(request.targets)
     gpus = assign_gpus(recipe, () if recipe.model.device == "cpu" else visible_gpus())
     if request.port and not hold_port(request.port):
         raise UserError(f"--port: {request.port} is occupied; choose another, or 0 for a free one")
@@ -126,20 +124,28 @@ def resume_command(typed: Sequence[str]) -> str:
     return shlex.join([*program, *arguments, "--resume"])
 
 
-def check_inputs(recipe: Recipe) -> None:
-    """Raises UserError unless every file and name in the recipe exists."""
+def check_inputs(recipe: Recipe, *, weights: bool = True, elsewhere: bool = False) -> None:
+    """Check that every file and name in the recipe exists.
+
+    Args:
+        weights: the network's weights have to be there, not only configurations.
+        elsewhere: as in `check_rest`.
+
+    Raises:
+        UserError: if something is missing.
+    """
     makes_videos = checked_family_of(recipe.model.folder).makes_videos
     if recipe.model.frames > 1 and not makes_videos:
         raise UserError(
             f"model.frames: {recipe.model.folder} makes images, not videos; remove frames"
         )
-    for folder in network_folders(recipe.model.folder):
+    for folder in network_folders(recipe.model.folder) if weights else ():
         if not list(folder.glob("*.safetensors")):
             raise UserError(f"model.folder: {folder} contains no safetensors file")
     _check_sizes(recipe)
     check_networks(recipe)
     text_tokens(recipe.model.folder, recipe.model.text_tokens)
-    check_rest(recipe)
+    check_rest(recipe, elsewhere=elsewhere)
     for scorer in (*recipe.reward.scorers, *recipe.evaluation.scorers):
         if kind_of(scorer).takes == "videos" and not makes_videos:
             raise UserError(
@@ -163,7 +169,7 @@ def check_rest(recipe: Recipe, *, elsewhere: bool = False) -> None:
     """Check everything that `check_inputs` does, except the model.
 
     Args:
-        elsewhere: the rewards and rollout, with their packages and folders, are on other hosts.
+        elsewhere: the rewards, with their packages and folders, are on other hosts.
 
     Raises:
         UserError: if something is missing."""
@@ -174,8 +180,6 @@ def check_rest(recipe: Recipe, *, elsewhere: bool = False) -> None:
         kind_of(scorer, here=not elsewhere)
         if not elsewhere:
             check_packages(scorer)
-    if not elsewhere:
-        check_installed(recipe.holding.weights)
     judges = None if elsewhere else recipe.evaluation.digits
     if judges is not None and not judges.is_dir():
         raise UserError(f"evaluation.digits: no folder {judges}")

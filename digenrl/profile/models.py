@@ -1,14 +1,15 @@
 """The models that can be measured: their networks at full size, and what a forward pass is given.
 
-Configurations are those that the models are published with (``transformer/config.json``); sizes are
+Configurations are those that the models are published with (`digenrl.trace.published`); sizes are
 those of the cost profile of the same name. Of the text encoders only the shapes count.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
+from digenrl.trace.published import published
 from shared.models.families import FAMILIES, FamilySpec
 from shared.models.sigmas import Config
 
@@ -49,8 +50,8 @@ class Architecture:
     network: str
     """Its class in diffusers."""
     config: Config
-    decoder: Config = field(default_factory=dict)
-    """What the decoder's factors follow from in its configuration."""
+    decoder: Config
+    """Configuration of the decoder that it is published with."""
     size: Size
     tiny_config: Config
     """Replaces the same keys: a network of the same class that a CPU runs in milliseconds."""
@@ -129,12 +130,8 @@ ARCHITECTURES: Mapping[ModelName, Architecture] = {
     ModelName.flux1_dev: Architecture(
         pipeline="FluxPipeline",
         network="FluxTransformer2DModel",
-        config={
-            "in_channels": 64, "num_layers": 19, "num_single_layers": 38,
-            "num_attention_heads": 24, "attention_head_dim": 128, "joint_attention_dim": 4096,
-            "pooled_projection_dim": 768, "guidance_embeds": True, "axes_dims_rope": (16, 56, 56),
-        },
-        decoder={"block_out_channels": (128, 256, 512, 512)},
+        config=published("flux1-dev", "transformer"),
+        decoder=published("flux1-dev", "vae"),
         size=Size(height=720, width=720, text_tokens=512),
         tiny_config={
             **_TINY_HEADS, "num_layers": 1, "num_single_layers": 1, "joint_attention_dim": 32,
@@ -146,14 +143,8 @@ ARCHITECTURES: Mapping[ModelName, Architecture] = {
     ModelName.sd35_medium: Architecture(
         pipeline="StableDiffusion3Pipeline",
         network="SD3Transformer2DModel",
-        config={
-            "sample_size": 128, "patch_size": 2, "in_channels": 16, "out_channels": 16,
-            "num_layers": 24, "num_attention_heads": 24, "attention_head_dim": 64,
-            "joint_attention_dim": 4096, "caption_projection_dim": 1536,
-            "pooled_projection_dim": 2048, "pos_embed_max_size": 384,
-            "dual_attention_layers": tuple(range(13)), "qk_norm": "rms_norm",
-        },
-        decoder={"block_out_channels": (128, 256, 512, 512)},
+        config=published("sd35-medium", "transformer"),
+        decoder=published("sd35-medium", "vae"),
         size=Size(height=512, width=512, text_tokens=77 + 128),
         tiny_config={
             **_TINY_HEADS, "sample_size": 4, "num_layers": 2, "joint_attention_dim": 32,
@@ -167,11 +158,11 @@ ARCHITECTURES: Mapping[ModelName, Architecture] = {
         pipeline="QwenImagePipeline",
         network="QwenImageTransformer2DModel",
         config={
-            "patch_size": 2, "in_channels": 64, "out_channels": 16, "num_layers": 60,
-            "num_attention_heads": 24, "attention_head_dim": 128, "joint_attention_dim": 3584,
-            "axes_dims_rope": (16, 56, 56),
+            key: value
+            for key, value in published("qwen-image", "transformer").items()
+            if key != "pooled_projection_dim"  # used by no network
         },
-        decoder={"temperal_downsample": (False, True, True)},
+        decoder=published("qwen-image", "vae"),
         size=Size(height=512, width=512, text_tokens=128),
         tiny_config={
             **_TINY_HEADS, "num_layers": 1, "joint_attention_dim": 32,
@@ -183,12 +174,8 @@ ARCHITECTURES: Mapping[ModelName, Architecture] = {
     ModelName.wan21_14b: Architecture(
         pipeline="WanPipeline",
         network="WanTransformer3DModel",
-        config={
-            "patch_size": (1, 2, 2), "in_channels": 16, "out_channels": 16, "num_layers": 40,
-            "num_attention_heads": 40, "attention_head_dim": 128, "ffn_dim": 13824,
-            "freq_dim": 256, "text_dim": 4096, "cross_attn_norm": True,
-            "qk_norm": "rms_norm_across_heads",
-        },
+        config=published("wan2.1-14b", "transformer"),
+        decoder=published("wan2.1-14b", "vae"),
         size=Size(height=240, width=416, frames=33, text_tokens=512),
         tiny_config={
             **_TINY_HEADS, "num_layers": 1, "ffn_dim": 64, "freq_dim": 16, "text_dim": 32,
@@ -200,13 +187,8 @@ ARCHITECTURES: Mapping[ModelName, Architecture] = {
     ModelName.hunyuanvideo: Architecture(
         pipeline="HunyuanVideoPipeline",
         network="HunyuanVideoTransformer3DModel",
-        config={
-            "in_channels": 16, "out_channels": 16, "num_layers": 20, "num_single_layers": 40,
-            "num_refiner_layers": 2, "num_attention_heads": 24, "attention_head_dim": 128,
-            "mlp_ratio": 4.0, "patch_size": 2, "patch_size_t": 1, "qk_norm": "rms_norm",
-            "guidance_embeds": True, "text_embed_dim": 4096, "pooled_projection_dim": 768,
-            "rope_axes_dim": (16, 56, 56),
-        },
+        config=published("hunyuanvideo", "transformer"),
+        decoder=published("hunyuanvideo", "vae"),
         size=Size(height=480, width=480, frames=53, text_tokens=256),
         tiny_config={
             **_TINY_HEADS, "num_layers": 1, "num_single_layers": 1, "num_refiner_layers": 1,

@@ -162,7 +162,7 @@ class Generator:
         self._check_weights(work)
         began = time.monotonic()
         with self._fits("decoding", work):
-            images = self._decoded(work.denoising.latents)
+            images = self.decoded(work.denoising.latents)
         work.seconds += time.monotonic() - began
         return Generated(
             trajectory=row_kind(self._recipe).pack(work.denoising, self._seeds(work.task)),
@@ -178,7 +178,7 @@ class Generator:
             self.advance(work)
         return self.finish(work)
 
-    def _decoded(self, latents: Tensor) -> Tensor:
+    def decoded(self, latents: Tensor) -> Tensor:
         """Decodes latents (B, ...) to images or videos on the host, one sample at a time: decoding
         a video takes more memory than the network, and a batch is no faster."""
         return torch.cat([to_uint8(self._model.decode(one)) for one in latents.split(1)])

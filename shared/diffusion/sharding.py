@@ -5,22 +5,23 @@ from collections.abc import Iterable
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
 from shared.diffusion.weights import is_adapter, trained_parameters
 
 
-def shard(network: nn.Module) -> None:
-    """Shards the weights over all ranks, in place; each has to hold the same ones before.
+def shard(network: nn.Module, mesh: DeviceMesh | None = None) -> None:
+    """Shards the weights over all ranks, or those of ``mesh``, in place; each has to hold the same
+    ones before.
 
     An adapter stays whole on every rank: it is small, and its gradient is then summed once per
     batch. Weights that are trained themselves are sharded with their gradients and their optimizer
     state, and their gradients are summed in every backward pass: whole, they would not fit.
     """
     device: torch.device = next(network.parameters()).device
-    mesh = init_device_mesh(device.type, (dist.get_world_size(),))
+    mesh = mesh or init_device_mesh(device.type, (dist.get_world_size(),))
     kept = set(trained_parameters(network).values()) if is_adapter(network) else set()
     names = set(getattr(network, "_no_split_modules", None) or ())
     blocks = [each for each in network.modules() if type(each).__name__ in names]

@@ -13,6 +13,9 @@ from shared.models.sigmas import (
     static_shift,
 )
 
+Shapes = Mapping[str, tuple[int, ...]]
+"""Shapes of tensors, by their names."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FamilySpec:
@@ -49,9 +52,9 @@ class FamilySpec:
     """Longest prompt that its pipeline takes."""
     text_tokenizer: str | None
     """Tokenizer of the folder whose own limit cuts a prompt off as well; None if there is none."""
-    embedding_size: Callable[[Config, int], int]
-    """Returns how many numbers the embeddings of a prompt of so many tokens have, from the
-    network's configuration."""
+    condition_shapes: Callable[[Config, int], Shapes]
+    """Returns the shapes, without rows, of what its adapter encodes a prompt of so many tokens to,
+    from the network's configuration. They have the network's type."""
     embeds_guidance: bool
     """Whether the network takes guidance as an input, so that one forward pass is enough."""
     guidance_arguments: Callable[[float], Mapping[str, object]]
@@ -186,9 +189,10 @@ _SD3 = FamilySpec(
     text_tokens=128,
     max_text_tokens=512,
     text_tokenizer="tokenizer_3",
-    embedding_size=lambda network, tokens: (
-        (CLIP_TOKENS + tokens) * network["joint_attention_dim"] + network["pooled_projection_dim"]
-    ),
+    condition_shapes=lambda network, tokens: {
+        "text": (CLIP_TOKENS + tokens, network["joint_attention_dim"]),
+        "pooled": (network["pooled_projection_dim"],),
+    },
     embeds_guidance=False,
     guidance_arguments=_guidance_scale,
     takes_sigmas=True,
@@ -214,9 +218,10 @@ _FLUX = FamilySpec(
     text_tokens=512,
     max_text_tokens=512,
     text_tokenizer=None,
-    embedding_size=lambda network, tokens: (
-        tokens * network["joint_attention_dim"] + network["pooled_projection_dim"]
-    ),
+    condition_shapes=lambda network, tokens: {
+        "text": (tokens, network["joint_attention_dim"]),
+        "pooled": (network["pooled_projection_dim"],),
+    },
     embeds_guidance=True,
     guidance_arguments=_guidance_scale,
     takes_sigmas=True,
@@ -242,7 +247,7 @@ _QWEN_IMAGE = FamilySpec(
     text_tokens=1024,
     max_text_tokens=1024,
     text_tokenizer=None,
-    embedding_size=lambda network, tokens: tokens * network["joint_attention_dim"],
+    condition_shapes=lambda network, tokens: {"text": (tokens, network["joint_attention_dim"])},
     embeds_guidance=False,
     guidance_arguments=lambda guidance: {"true_cfg_scale": guidance, "negative_prompt": '""'},
     takes_sigmas=True,
@@ -271,7 +276,7 @@ _WAN = FamilySpec(
     text_tokens=512,
     max_text_tokens=512,
     text_tokenizer=None,
-    embedding_size=lambda network, tokens: tokens * network["text_dim"],
+    condition_shapes=lambda network, tokens: {"text": (tokens, network["text_dim"])},
     embeds_guidance=False,
     guidance_arguments=_guidance_scale,
     takes_sigmas=False,
@@ -302,9 +307,10 @@ _HUNYUAN_VIDEO = FamilySpec(
     text_tokens=256,
     max_text_tokens=256,
     text_tokenizer=None,
-    embedding_size=lambda network, tokens: (
-        tokens * network["text_embed_dim"] + network["pooled_projection_dim"]
-    ),
+    condition_shapes=lambda network, tokens: {
+        "text": (tokens, network["text_embed_dim"]),
+        "pooled": (network["pooled_projection_dim"],),
+    },
     embeds_guidance=True,
     guidance_arguments=_guidance_scale,
     takes_sigmas=True,

@@ -70,20 +70,28 @@ def override(recipe: Recipe, changes: Mapping[str, Any]) -> Recipe:
 def _resolved(recipe: Recipe, base: Path) -> Recipe:
     """Return the recipe with absolute paths, and a model's own sigmas as numbers if it is here."""
 
-    def with_scorers(table: Reward | Evaluation, **update: Any) -> Any:
-        scorers = tuple(scorer.at(base) for scorer in table.scorers)
-        return table.model_copy(update={"scorers": scorers, **update})
+    def with_scorers(table: Reward | Evaluation) -> Any:
+        return table.model_copy(update={"scorers": tuple(each.at(base) for each in table.scorers)})
 
-    model = recipe.model.absolute(base, "folder")
-    sigmas, evaluation_sigmas = _sigmas(recipe, model.folder)
     evaluation = recipe.evaluation.absolute(base, "digits", "prompts")
-    return recipe.model_copy(
+    absolute = recipe.model_copy(
         update={
-            "model": model,
-            "sampling": recipe.sampling.model_copy(update={"sigmas": sigmas}),
             "data": recipe.data.absolute(base, "prompts"),
             "reward": with_scorers(recipe.reward),
-            "evaluation": with_scorers(evaluation, sigmas=evaluation_sigmas),
+            "evaluation": with_scorers(evaluation),
+        }
+    )
+    return with_folder(absolute, recipe.model.absolute(base, "folder").folder)
+
+
+def with_folder(recipe: Recipe, folder: Path) -> Recipe:
+    """Return the recipe with its model in ``folder``, whose own sigmas are then numbers."""
+    sigmas, evaluation_sigmas = _sigmas(recipe, folder)
+    return recipe.model_copy(
+        update={
+            "model": recipe.model.model_copy(update={"folder": folder}),
+            "sampling": recipe.sampling.model_copy(update={"sigmas": sigmas}),
+            "evaluation": recipe.evaluation.model_copy(update={"sigmas": evaluation_sigmas}),
         }
     )
 

@@ -46,7 +46,10 @@ ENTRY: dict[str, Any] = {
     "text_tokens": 512,
     "max_text_tokens": 512,
     "text_tokenizer": None,
-    "embedding_size": lambda network, tokens: tokens * network["joint_attention_dim"],
+    "condition_shapes": lambda network, tokens: {
+        "text": (tokens, network["joint_attention_dim"]),
+        "pooled": (network["pooled_projection_dim"],),
+    },
     "embeds_guidance": True,
     "guidance_arguments": lambda guidance: {"guidance_scale": guidance},
     "takes_sigmas": True,

@@ -179,8 +179,8 @@ def test_shapes_are_those_of_the_pipeline(tiny: Tiny) -> None:
     family, config = family_of(tiny.folder), tiny.pipeline.transformer.config
     encoded = tiny.model.encode(PROMPT, guidance=1.0)
     tokens = encoded["text"].shape[1] - (tiny_models.CLIP_TOKENS if "sd3" in tiny.family else 0)
-    numbers = sum(tensor.numel() for tensor in encoded.values())
-    assert family.embedding_size(config, tokens) == numbers
+    encoded_shapes = {name: tuple(tensor.shape[1:]) for name, tensor in encoded.items()}
+    assert family.condition_shapes(config, tokens) == encoded_shapes
 
 
 def test_tokens_are_packed_as_the_pipelines_do() -> None:

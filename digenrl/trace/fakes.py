@@ -1,0 +1,230 @@
+"""Builds a model of configuration files alone: network and decoder of fake tensors, with the
+project's own adapter of the family and its own policy."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from pkgutil import resolve_name
+from types import SimpleNamespace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from shared.diffusion.families.base import NEGATIVE, Family, decoder_dtype
+from shared.diffusion.models import Conditions
+from shared.diffusion.policy import LoadedPolicy, policy_of
+from shared.diffusion.weights import WeightsInUse
+from shared.errors import UserError
+from shared.models.catalogue import (
+    PartConfig,
+    boundary,
+    checked_family_of,
+    network_folders,
+    text_tokens,
+)
+from shared.models.families import Shapes
+from shared.models.memory import ITEM_BYTES
+from shared.recipe.recipe import Recipe
+
+CPU = torch.device("cpu")
+"""Device of the fake tensors: a torch without CUDA takes no others."""
+DIGEST = "0" * 64
+
+
+class UnreadWeights(WeightsInUse):
+    """Gives weights without values a digest."""
+
+    def digest(self) -> str:
+        return DIGEST
+
+
+@dataclass(eq=False)
+class UnencodedModel:
+    """A `ModelAdapter` without text encoders: conditions have shapes only."""
+
+    family: Family
+    shapes: Shapes
+    """Shapes of one prompt's conditions."""
+    guided: bool
+    """Whether the empty prompt is encoded as well."""
+    guidance_2: float | None = None
+
+    def __post_init__(self) -> None:
+        self.transformer: nn.Module = self.family.transformer
+
+    @property
+    def lora_targets(self) -> tuple[str, ...]:
+        return self.family.lora_targets
+
+    @property
+    def lora_excluded(self) -> tuple[str, ...]:
+        return self.family.lora_excluded
+
+    def encode(self, prompt: str, *, guidance: float) -> Conditions:
+        """Returns tensors (1, ...) of zeros; ``prompt`` is not read."""
+        return {
+            prefix + name: torch.zeros(1, *shape, dtype=self.family.dtype)
+            for prefix in (("", NEGATIVE) if self.guided else ("",))
+            for name, shape in self.shapes.items()
+        }
+
+    def latent_shape(self, *, height: int, width: int, frames: int = 1) -> tuple[int, ...]:
+        return self.family.latent_shape(height=height, width=width, frames=frames)
+
+    def velocity(
+        self, latents: Tensor, sigma: Tensor, conditions: Conditions, *, guidance: float
+    ) -> Tensor:
+        return self.family.velocity(latents, sigma, conditions, guidance=guidance)
+
+    def decode(self, latents: Tensor) -> Tensor:
+        return self.family.decode(latents)
+
+
+@dataclass(frozen=True, slots=True)
+class FakeModel:
+    """Holds a model that is ready to generate and to train, but for values."""
+
+    policy: LoadedPolicy
+    network: nn.Module
+    decoder: nn.Module
+    tokens: int
+    """Length of a prompt."""
+    forwards: Literal[1, 2]
+    """Rows of the network per sample: 2 with classifier-free guidance."""
+
+
+def fake_model(
+    recipe: Recipe,
+    fakes: FakeTensorMode,
+    *,
+    decodes_in: torch.dtype | None = None,
+    tokens: int | None = None,
+) -> FakeModel:
+    """Builds the recipe's model of the configuration files in its folder.
+
+    Args:
+        decodes_in: type of the decoder, in place of the one that it is loaded in.
+        tokens: length of the prompts, in place of the recipe's.
+
+    Raises:
+        UserError: if files are missing, or the model is of no known family.
+    """
+    table = recipe.model
+    spec, dtype = checked_family_of(table.folder), getattr(torch, table.dtype)
+    tokens = tokens or text_tokens(table.folder, table.text_tokens)
+    with fakes:
+        pipeline = _pipeline(table.folder, dtype, decodes_in or decoder_dtype(dtype))
+    family: Family = resolve_name(spec.adapter)(
+        pipeline, spec, device=CPU, dtype=dtype, text_tokens=tokens, guidance_2=table.guidance_2
+    )
+    network, decoder = family.transformer, pipeline.vae
+    forwards: Literal[1, 2] = 2 if spec.forwards(table.guidance) == 2 else 1
+    shapes = spec.condition_shapes(family.config, tokens)
+    model = UnencodedModel(family, shapes, guided=forwards == 2)
+    with torch.device("meta"):  # peft does not move what is there
+        policy = policy_of(recipe, model, CPU)
+    with fakes:
+        _materialise(network)
+    policy = replace(policy, in_use=UnreadWeights(network))
+    return FakeModel(policy, network, decoder, tokens, forwards)
+
+
+def text_bytes(folder: Path, dtype: str) -> dict[str, int]:
+    """Returns the bytes of each text encoder's weights, held as ``dtype``."""
+    found = {}
+    for name, made in PartConfig(folder / "model_index.json").items():
+        if name.startswith("text_encoder") and isinstance(made, list) and all(made):
+            found[name] = _num_weights(folder / name, made[1]) * ITEM_BYTES[dtype]
+    return found
+
+
+def block_bytes(network: nn.Module) -> int:
+    """Returns the bytes of the largest of the blocks that a network consists of."""
+    names = set(getattr(network, "_no_split_modules", None) or ())
+    blocks = [each for each in network.modules() if type(each).__name__ in names]
+    return max((num_bytes(block.parameters()) for block in blocks), default=0)
+
+
+def num_bytes(tensors: Iterable[Any]) -> int:
+    """Returns the bytes of tensors; of sharded ones, those of this rank."""
+    return sum(_local(each).numel() * each.element_size() for each in tensors)
+
+
+def _local(tensor: Any) -> Tensor:
+    local: Tensor = getattr(tensor, "_local_tensor", tensor)
+    return local
+
+
+def _num_weights(folder: Path, made: str) -> int:
+    import transformers
+
+    build = getattr(transformers, made)
+    try:
+        config = build.config_class.from_pretrained(folder, local_files_only=True)
+    except (OSError, ValueError) as error:
+        reason = str(error).splitlines()[0]
+        raise UserError(f"model.folder: cannot read {folder}/config.json: {reason}") from error
+    with torch.device("meta"):
+        return sum(each.numel() for each in build(config).parameters())
+
+
+def _pipeline(folder: Path, dtype: torch.dtype, decodes_in: torch.dtype) -> SimpleNamespace:
+    """Builds networks and decoder of a folder, under the names that a pipeline has for them."""
+    networks = {
+        each.name: as_loaded(_of_configuration(folder, each.name), dtype)
+        for each in network_folders(folder)
+    }
+    for network in networks.values():
+        network.requires_grad_(False).eval()
+    return SimpleNamespace(
+        **networks,
+        vae=as_loaded(_of_configuration(folder, "vae"), decodes_in).eval(),
+        config=SimpleNamespace(boundary_ratio=boundary(folder)),
+    )
+
+
+def _of_configuration(folder: Path, part: str) -> Any:
+    """Builds a part of a diffusers folder, with values or not, as the mode is."""
+    import diffusers
+    from diffusers.utils import logging
+
+    logging.set_verbosity_error()  # a configuration may have keys that no network takes
+    made = PartConfig(folder / "model_index.json")[part][1]
+    return getattr(diffusers, made).from_config(dict(PartConfig(folder / part / "config.json")))
+
+
+def as_loaded(module: Any, dtype: torch.dtype) -> Any:
+    """Gives weights and buffers of a new module the types that loading gives them."""
+    kept = set(getattr(module, "_keep_in_fp32_modules", None) or ())
+    for path, owner in module.named_modules():
+        for name, tensor in _stored(owner):
+            words = {*path.split("."), name}
+            wanted = torch.float32 if kept & words else dtype
+            if tensor.is_floating_point() and tensor.dtype != wanted:
+                _put(owner, name, torch.empty_like(tensor, dtype=wanted, requires_grad=False))
+    return module
+
+
+def _stored(owner: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    yield from list(owner.named_parameters(recurse=False))
+    for name, tensor in list(owner.named_buffers(recurse=False)):
+        if name not in owner._non_persistent_buffers_set:
+            yield name, tensor
+
+
+def _put(owner: nn.Module, name: str, tensor: Tensor) -> None:
+    former = owner._parameters.get(name)
+    if former is not None:
+        owner._parameters[name] = nn.Parameter(tensor, former.requires_grad)
+    else:
+        owner._buffers[name] = tensor
+
+
+def _materialise(network: nn.Module) -> None:
+    """Makes fake tensors of those on the meta device."""
+    for owner in network.modules():
+        for name, tensor in _stored(owner):
+            if tensor.device.type == "meta":
+                _put(owner, name, torch.empty(tensor.shape, dtype=tensor.dtype, device=CPU))

@@ -1,0 +1,208 @@
+"""What a trace finds of one model, at one shape of its samples: a record that can be kept as JSON,
+and the figures of a cost profile that follow from it. Imports no torch."""
+
+from collections.abc import Sequence
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from services.scheduler.costs.memory import FIGURES_BYTES
+from services.scheduler.costs.profile import Memory, Positive
+from shared.messages.records import Count, Record, Text
+from shared.models.memory import ITEM_BYTES
+
+GIB = 2**30
+Flops = dict[str, Count]
+"""Floating-point operations by type."""
+Rows = Annotated[int, Field(gt=0)]
+
+
+class Shape(Record):
+    """Says what was traced: two runs of the same shape share a trace."""
+
+    height: Positive
+    width: Positive
+    frames: Positive
+    text_tokens: Positive
+    forwards: Literal[1, 2]
+    """Rows of the network per sample: 2 with classifier-free guidance."""
+    dtype: str
+    trained: Literal["lora", "full"]
+    rank: Count
+    """Rank of the adapter; 0 if all weights are trained."""
+    targets: tuple[str, ...]
+    """Names of the layers that the recipe adapts; empty for those of the family."""
+    gradient_checkpointing: bool
+    has_kl: bool
+
+
+class Weights(Record):
+    """Bytes that a process holds of each part."""
+
+    network: Count
+    """Without what is trained, if that is an adapter."""
+    largest_block: Count
+    """Largest of the blocks that the network consists of: what streaming holds at a time."""
+    trained: Count
+    """Adapter, or the whole network once more where all of it is trained."""
+    text: dict[str, Count]
+    """Text encoders by name."""
+    decoder: Count
+
+
+class Pass(Record):
+    """Measures one call: a denoising step of so many samples, or the decoding of one."""
+
+    rows: Rows
+    peak_bytes: Count
+    """Most that lives at a time beyond the weights."""
+    flops: Flops
+
+
+class TrainingPass(Record):
+    rows: Rows
+    peak_bytes: Count
+    """Most that lives at a time beyond weights and optimizer state: activations, gradients."""
+    forward: Flops
+    backward: Flops
+    """With blocks that are computed again, if gradients are checkpointed."""
+    kl: Flops
+    """The pass of the network without its adapter; empty without a KL term."""
+
+    @property
+    def flops(self) -> int:
+        return sum(sum(each.values()) for each in (self.forward, self.backward, self.kl))
+
+
+class Training(Record):
+    passes: Annotated[tuple[TrainingPass, ...], Field(min_length=1)]
+    """By ascending rows."""
+    gradients: Count
+    """Bytes of the gradients, which are part of the peaks."""
+    optimizer: Count
+    """Bytes that are held besides the weights: moments, averages."""
+    step_peak: Count
+    """Most that lives at a time in an optimizer step, beyond weights, gradients and optimizer."""
+
+    def peak_bytes(self, rows: int) -> float:
+        """Returns the peak of a pass of so many rows, on a line through two that were traced."""
+        fixed, each = affine([(each.rows, each.peak_bytes) for each in self.passes])
+        return max(fixed + each * rows, self.gradients + self.step_peak)
+
+
+class Sharded(Record):
+    """Holds what one of several ranks takes, which share the weights (FSDP2)."""
+
+    ranks: Positive
+    network: Count
+    """Bytes of this rank's share of the network."""
+    training: Training
+
+
+class Stored(Record):
+    """Bytes that a run writes to the object store."""
+
+    trajectory: Count
+    """Of one sample."""
+    media: Count
+    """Of one sample, as it is decoded."""
+    conditions: Count
+    """Of one prompt."""
+    weights: Count
+    """Of one version."""
+    checkpoint: Count
+    """Of one version: what the optimizer needs to go on."""
+
+    def batch(self, groups: int, group_size: int) -> int:
+        samples = groups * group_size
+        return (
+            samples * (self.trajectory + self.media)
+            + groups * self.conditions
+            + self.weights
+            + self.checkpoint
+        )
+
+
+class Trace(Record):
+    model: Text
+    """Name of the model's folder."""
+    is_published: bool
+    """Whether the configuration is that of this package, not of a folder."""
+    shape: Shape
+    weights: Weights
+    denoise: Annotated[tuple[Pass, ...], Field(min_length=1)]
+    """By ascending samples; the last one is of a fragment."""
+    decode: Pass
+    train: Training | None
+    """On a device that holds all weights; None if they are shared."""
+    sharded: Sharded | None
+    stored: Stored
+
+    @property
+    def training(self) -> Training:
+        found = self.sharded.training if self.sharded else self.train
+        assert found is not None
+        return found
+
+    def denoise_peak(self, samples: int) -> float:
+        """Returns the peak of a denoising step of so many samples, beyond the weights."""
+        fixed, each = affine([(each.rows, each.peak_bytes) for each in self.denoise])
+        return fixed + each * samples
+
+    @property
+    def step_flops(self) -> float:
+        """Floating-point operations of a denoising step per sample, guidance included."""
+        last = self.denoise[-1]
+        return sum(last.flops.values()) / last.rows
+
+    @property
+    def row_flops(self) -> float:
+        """Floating-point operations of a trained row."""
+        last = self.training.passes[-1]
+        return last.flops / last.rows
+
+    @property
+    def rho(self) -> float:
+        """Trained row over denoising step, as in a cost profile: forward, backward and KL pass."""
+        return self.row_flops / self.step_flops
+
+    def memory(self, *, fragment: int) -> Memory:
+        """Returns a cost profile's memory table. Its figures are exact for fragments of so many
+        samples, at this shape."""
+        shape, weights = self.shape, self.weights
+        scale = ITEM_BYTES[shape.dtype] / FIGURES_BYTES
+        fixed, row = affine([(each.rows, each.peak_bytes) for each in self.training.passes])
+        if shape.trained == "full":
+            fixed = max(0.0, fixed - self.training.gradients)
+        return Memory(
+            height=shape.height,
+            width=shape.width,
+            frames=shape.frames,
+            forwards=shape.forwards,
+            network_gib=weights.network / scale / GIB,
+            text_gib=max(sum(weights.text.values()), 1) / scale / GIB,
+            decoder_gib=weights.decoder / GIB,
+            adapter_gib=weights.trained / GIB,
+            adapter_rank=shape.rank or 1,
+            denoise_gib=self.denoise_peak(fragment) / fragment / scale / GIB,
+            decode_gib=self.decode.peak_bytes / GIB,
+            train_gib=fixed / GIB,
+            row_gib=row / scale / GIB,
+        )
+
+
+def affine(points: Sequence[tuple[int, int]]) -> tuple[float, float]:
+    """Returns the part that does not grow with rows, and that of each row, from (rows, bytes).
+
+    >>> affine([(1, 30), (3, 70)])
+    (10.0, 20.0)
+    >>> affine([(2, 30)])
+    (0.0, 15.0)
+    """
+    (rows, size), *others = sorted(points)
+    if not others:
+        return 0.0, size / rows
+    most, largest = others[-1]
+    each = max(0.0, (largest - size) / (most - rows))
+    fixed = size - each * rows
+    return (fixed, each) if fixed >= 0 else (0.0, max(size / rows, largest / most))

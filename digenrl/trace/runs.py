@@ -1,0 +1,327 @@
+"""Traces a recipe: the project's own generator and trainer, on a model of fake tensors.
+
+What runs is what a run runs, once: a denoising step of the last fragment's size, the decoding of a
+sample, a training pass of the smallest chunk and of one twice as large, an optimizer step. Steps
+between are taken by a network that answers zeros, so that states are kept as they would be. On a
+trainer, gradients of an earlier pass are there, as they are from the second pass on.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+from torch import distributed as dist
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed.device_mesh import init_device_mesh
+
+from digenrl.trace.fakes import (
+    CPU,
+    DIGEST,
+    FakeModel,
+    UnreadWeights,
+    block_bytes,
+    fake_model,
+    num_bytes,
+    text_bytes,
+)
+from digenrl.trace.meter import Meter, Section
+from digenrl.trace.record import (
+    Pass,
+    Shape,
+    Sharded,
+    Stored,
+    Trace,
+    Training,
+    TrainingPass,
+    Weights,
+)
+from services.trainer.engine.trainer_engine import TrainerEngine
+from shared.devices.chunks import Chunk, make_tuner
+from shared.devices.protocols import GroupData
+from shared.devices.slices import slice_size
+from shared.diffusion.generation import Generator
+from shared.diffusion.policy import LoadedPolicy, sampling_plan
+from shared.diffusion.sampler import Denoising, denoise
+from shared.diffusion.sharding import shard
+from shared.diffusion.tensors import pack
+from shared.diffusion.training.rows import TrainingGroup, read_group, row_kind
+from shared.diffusion.training.tally import Tally
+from shared.diffusion.weights import is_adapter, trained_parameters
+from shared.messages.contracts import Fragment, GenerateFragment, Policy, Prompt
+from shared.recipe.recipe import Recipe
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """Says how a recipe is traced, where that is not for the recipe to say."""
+
+    fragment: int
+    """Samples that a device generates at a time."""
+    chunks: tuple[Chunk, ...]
+    """Training passes to trace, by ascending rows."""
+    decoded: int = 1
+    """Samples that are decoded at a time."""
+    decodes_in: torch.dtype | None = None
+    """Type of the decoder, in place of the one that it is loaded in."""
+    tokens: int | None = None
+    """Length of the prompts, in place of the recipe's."""
+    keeps_gradients: bool = True
+    """Whether gradients of an earlier pass are there."""
+
+
+def smallest_chunk(recipe: Recipe) -> Chunk:
+    """Returns the smallest chunk that the recipe's trainer would choose."""
+    trainer = recipe.trainer
+    samples = slice_size(recipe.batch.group_size, max(trainer.devices, trainer.ranks))
+    return make_tuner(recipe, math.inf, samples).candidates[0]
+
+
+def setting_of(recipe: Recipe, fragment: int) -> Setting:
+    """Returns how a run would use its model, with training passes of two sizes."""
+    chunk = smallest_chunk(recipe)
+    return Setting(fragment=fragment, chunks=(chunk, replace(chunk, samples=2 * chunk.samples)))
+
+
+def trace(recipe: Recipe, setting: Setting, *, is_published: bool, say: Say) -> Trace:
+    """Traces a recipe whose model's folder has the configuration files.
+
+    Raises:
+        UserError: if files are missing, or the model is of no known family.
+    """
+    table = recipe.model
+    say("sizes of the text encoders")
+    text = text_bytes(table.folder, table.dtype)
+    traced = FakeRun.of(recipe, setting)
+    say(f"a denoising step of {setting.fragment} samples, and decoding")
+    steps, decoded, media = _generation(recipe, setting, traced)
+    train, sharded = None, None
+    if recipe.trainer.sharded:
+        say(f"training on one of {recipe.trainer.ranks} ranks that share the weights")
+        sharded = _sharded(recipe, setting)
+    else:
+        rows = " and ".join(str(chunk.rows) for chunk in setting.chunks)
+        say(f"training passes of {rows} rows")
+        train = _training(recipe, setting, traced)
+    found = Trace(
+        model=table.folder.name,
+        is_published=is_published,
+        shape=_shape(recipe, traced.model),
+        weights=_weights(traced.model, text),
+        denoise=steps,
+        decode=decoded,
+        train=train,
+        sharded=sharded,
+        stored=_stored(recipe, traced, media),
+    )
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class FakeRun:
+    """Holds a fake model, and the modes in which it runs."""
+
+    model: FakeModel
+    fakes: FakeTensorMode
+    meter: Meter
+
+    @classmethod
+    def of(cls, recipe: Recipe, setting: Setting) -> "FakeRun":
+        fakes = FakeTensorMode(allow_non_fake_inputs=True)
+        model = fake_model(recipe, fakes, decodes_in=setting.decodes_in, tokens=setting.tokens)
+        return cls(model, fakes, Meter(fakes))
+
+    @contextmanager
+    def running(self) -> Iterator[Meter]:
+        """Surrounds work with the model, whose weights count as nothing."""
+        self.meter.hold(self.model.network, self.model.decoder)
+        with self.fakes, self.meter:
+            yield self.meter
+
+
+def _generation(
+    recipe: Recipe, setting: Setting, run: FakeRun
+) -> tuple[tuple[Pass, ...], Pass, int]:
+    """Returns denoising steps, the decoding of samples, and the bytes of a sample's media."""
+    generator = Generator(recipe, run.model.policy)
+    steps = []
+    with run.running() as meter:
+        for size in sorted({1, setting.fragment}):
+            base = meter.live
+            work = generator.begin(_task(size))
+            steps_left = len(sampling_plan(recipe, window_start=0).sigmas) - 1
+            for _ in range(steps_left - 1):
+                work.denoising.advance(_answer)
+            with meter.section(base) as step:
+                generator.advance(work)
+            steps.append(_pass(size, step))
+        with meter.section(base) as decoding:
+            images = generator.decoded(work.denoising.latents[: setting.decoded])
+        decoded = _pass(setting.decoded, decoding)
+        return tuple(steps), decoded, images.numel() * images.element_size() // len(images)
+
+
+def _answer(latents: Tensor, sigma: Tensor) -> Tensor:
+    """Stands in for the network: a velocity (B, ...)."""
+    return torch.zeros_like(latents)
+
+
+def _pass(rows: int, section: Section) -> Pass:
+    return Pass(rows=rows, peak_bytes=section.peak_bytes, flops=section.flops("without_gradient"))
+
+
+def _task(samples: int) -> GenerateFragment:
+    return GenerateFragment(
+        fragment=Fragment(batch=0, group=0, first_sample=0, num_samples=samples),
+        policy=Policy(version=0, weights_digest=DIGEST),
+        prompt=Prompt(text="a prompt"),
+        window_start=0,
+        worker="trace",
+    )
+
+
+def _training(recipe: Recipe, setting: Setting, run: FakeRun) -> Training:
+    groups = [_group(_narrowed(recipe, chunk), run, chunk) for chunk in setting.chunks]
+    policy = run.model.policy
+    with run.running() as meter:
+        before = meter.live
+        engine = TrainerEngine(recipe, policy)
+        base = meter.live
+        passes = []
+        for chunk, group in zip(setting.chunks, groups, strict=True):
+            engine.begin()
+            if setting.keeps_gradients:
+                _seed(engine, policy)
+            with meter.section(base) as section:
+                engine.train(group, chunk)
+            passes.append(_training_pass(chunk.rows, section))
+        gradients = meter.live - base
+        engine.step(0)
+        optimizer = meter.live - before
+        _seed(engine, policy)
+        with meter.section(meter.live) as step:
+            engine.step(0)
+    return Training(
+        passes=tuple(passes),
+        gradients=gradients,
+        optimizer=optimizer,
+        step_peak=max(step.peak_bytes, gradients),  # on a GPU, AdamW takes a root of all at once
+    )
+
+
+def _training_pass(rows: int, section: Section) -> TrainingPass:
+    return TrainingPass(
+        rows=rows,
+        peak_bytes=section.peak_bytes,
+        forward=section.flops("forward"),
+        backward=section.flops("backward"),
+        kl=section.flops("without_gradient"),
+    )
+
+
+def _seed(engine: TrainerEngine, policy: LoadedPolicy) -> None:
+    """Gives every trained weight a gradient, as an earlier pass does."""
+    parameters = trained_parameters(policy.model.transformer)
+    zeros = {name: torch.zeros_like(each.detach()) for name, each in parameters.items()}
+    engine.add(zeros, Tally().as_dict())
+
+
+def _narrowed(recipe: Recipe, chunk: Chunk) -> Recipe:
+    """Returns the recipe with a window of the chunk's steps, so that a group is one pass."""
+    sampling = recipe.sampling.model_copy(update={"window": chunk.steps})
+    return recipe.model_copy(update={"sampling": sampling})
+
+
+def _group(recipe: Recipe, run: FakeRun, chunk: Chunk) -> TrainingGroup:
+    """Makes a group of the chunk's size, as rollout stores it and the trainer reads it."""
+    data = GroupData(
+        trajectories=(_trajectory(recipe, run, chunk.samples),),
+        conditions=_conditions(recipe, run),
+        advantages=(1.0,) * chunk.samples,
+        staleness=0,
+    )
+    return read_group(recipe, data)
+
+
+def _trajectory(recipe: Recipe, run: FakeRun, samples: int) -> bytes:
+    """Returns stored samples, noise for the most part."""
+    size = recipe.model
+    shape = run.model.policy.model.latent_shape(
+        height=size.height, width=size.width, frames=size.frames
+    )
+    plan, seeds = sampling_plan(recipe, window_start=0), list(range(samples))
+    denoising = Denoising(plan, seeds=seeds, shape=shape, device=CPU)
+    denoise(_answer, denoising)
+    return row_kind(recipe).pack(denoising, seeds)
+
+
+def _conditions(recipe: Recipe, run: FakeRun) -> bytes:
+    return pack(run.model.policy.model.encode("", guidance=recipe.model.guidance))
+
+
+def _sharded(recipe: Recipe, setting: Setting) -> Sharded:
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    ranks = recipe.trainer.ranks
+    dist.init_process_group("fake", rank=0, world_size=ranks, store=FakeStore())
+    try:
+        mesh = init_device_mesh(CPU.type, (ranks,))
+        run = FakeRun.of(recipe, setting)
+        network = run.model.network
+        with run.fakes:
+            shard(network, mesh)
+        policy = replace(run.model.policy, in_use=UnreadWeights(network))
+        run = replace(run, model=replace(run.model, policy=policy))
+        return Sharded(
+            ranks=ranks,
+            network=num_bytes([*network.parameters(), *network.buffers()]),
+            training=_training(recipe, setting, run),
+        )
+    finally:
+        dist.destroy_process_group()
+
+
+def _shape(recipe: Recipe, model: FakeModel) -> Shape:
+    table = recipe.model
+    return Shape(
+        height=table.height,
+        width=table.width,
+        frames=table.frames,
+        text_tokens=model.tokens,
+        forwards=model.forwards,
+        dtype=table.dtype,
+        trained=table.trained,
+        rank=table.lora.rank if table.trained == "lora" else 0,
+        targets=table.lora.targets,
+        gradient_checkpointing=recipe.trainer.gradient_checkpointing,
+        has_kl=recipe.algorithm.kl_beta > 0,
+    )
+
+
+def _weights(model: FakeModel, text: dict[str, int]) -> Weights:
+    network = model.network
+    trained = num_bytes(trained_parameters(network).values())
+    whole = num_bytes([*network.parameters(), *network.buffers()])
+    return Weights(
+        network=whole - trained if is_adapter(network) else whole,
+        largest_block=block_bytes(network),
+        trained=trained,
+        text=text,
+        decoder=num_bytes([*model.decoder.parameters(), *model.decoder.buffers()]),
+    )
+
+
+def _stored(recipe: Recipe, run: FakeRun, media: int) -> Stored:
+    trained = num_bytes(trained_parameters(run.model.network).values())
+    averages = 1 if recipe.trainer.ema is not None else 0
+    return Stored(
+        trajectory=len(_trajectory(recipe, run, 1)),
+        media=media,
+        conditions=len(_conditions(recipe, run)),
+        weights=trained,
+        checkpoint=(2 + averages) * trained,
+    )

@@ -1,0 +1,125 @@
+"""A trace is what a run does, without values."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from digenrl.cli import app
+from digenrl.trace.published import PUBLISHED, configuration_of
+from digenrl.trace.record import Trace, affine
+from digenrl.trace.runs import setting_of, trace
+from services.trainer.engine.trainer_engine import TrainerEngine
+from shared.diffusion.generation import Generator
+from shared.diffusion.tensors import unpack
+from shared.errors import UserError
+from shared.models.memory import weight_bytes
+from shared.recipe.recipe import Recipe, load_recipe, override, with_folder
+from tests import tiny_models
+from tests.paths import DIGITS
+from tests.shared.diffusion.digits import load_digits, task
+
+FRAGMENT = 4
+SIZES = {"model.height": 32, "model.width": 32, "model.dtype": "bfloat16"}
+HEADER = 4096
+"""Most bytes of a stored object that are no tensor."""
+
+
+def traced(recipe: Recipe) -> Trace:
+    return trace(recipe, setting_of(recipe, FRAGMENT), is_published=False, say=lambda _: None)
+
+
+@pytest.fixture(scope="module")
+def digits() -> Trace:
+    return traced(load_recipe(DIGITS))
+
+
+def test_a_trace_holds_and_stores_what_the_run_does(digits: Trace) -> None:
+    recipe, weights, stored = load_recipe(DIGITS), digits.weights, digits.stored
+    folder, dtype = recipe.model.folder, recipe.model.dtype
+    assert weights.network == weight_bytes(folder, dtype, {"transformer"})
+    assert weights.decoder == weight_bytes(folder, dtype, {"decoder"})
+    assert sum(weights.text.values()) == weight_bytes(folder, dtype, {"text"})
+    policy = load_digits()
+    generator = Generator(recipe, policy)
+    generated = generator.generate(task(num_samples=FRAGMENT))
+    assert stored.media * FRAGMENT == unpack(generated.media)["images"].nbytes
+    assert stored.trajectory == pytest.approx(len(generated.trajectory) / FRAGMENT, abs=HEADER)
+    assert stored.conditions >= len(generator.conditions("a handwritten three"))  # of full length
+    engine = TrainerEngine(recipe, policy)
+    engine.step(0)
+    held = [s.nbytes for each in engine._optimizer.state.values() for s in each.values()]
+    assert digits.training.optimizer == sum(held)
+    assert stored.weights == digits.training.gradients == weights.trained
+
+
+def test_peaks_and_arithmetic_grow_with_rows(digits: Trace) -> None:
+    one, fragment = digits.denoise
+    assert (one.rows, fragment.rows) == (1, FRAGMENT)
+    assert one.peak_bytes < fragment.peak_bytes < FRAGMENT * one.peak_bytes * 1.1
+    assert fragment.flops["float32"] == FRAGMENT * one.flops["float32"]
+    assert digits.denoise_peak(FRAGMENT) == fragment.peak_bytes
+    small, large = digits.training.passes
+    assert large.rows == 2 * small.rows and large.flops == 2 * small.flops
+    assert digits.training.peak_bytes(large.rows) == pytest.approx(large.peak_bytes)
+    assert 2 < digits.rho < 4
+    assert Trace.model_validate_json(digits.model_dump_json()) == digits
+
+
+def test_two_points_are_a_line_that_begins_above_zero() -> None:
+    assert affine([(4, 50), (2, 30)]) == (10.0, 10.0)
+    assert affine([(1, 10), (2, 30)]) == (0.0, 15.0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", tiny_models.FAMILIES)
+def test_every_family_is_traced_by_its_json_files_alone(family: str, tmp_path: Path) -> None:
+    whole = tiny_models.save(family, tmp_path / "whole")
+    bare = tmp_path / "bare"
+    for file in whole.rglob("*.json"):
+        target = bare / file.relative_to(whole)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(file, target)
+    frames = {"model.frames": 5} if family in tiny_models.VIDEO else {}
+    recipe = override(load_recipe(DIGITS), {**SIZES, **frames})
+    found = traced(with_folder(recipe, bare))
+    assert found.weights.network == pytest.approx(
+        weight_bytes(whole, "bfloat16", {"transformer"}), rel=0.1
+    )
+    assert sum(found.weights.text.values()) == weight_bytes(whole, "bfloat16", {"text"})
+    assert found.weights.decoder == weight_bytes(whole, "bfloat16", {"decoder"})
+    assert found.rho > 2
+
+
+def test_a_folder_goes_before_what_is_published_of_its_name(tmp_path: Path) -> None:
+    folder = tmp_path / "FLUX.1-dev"
+    found = configuration_of(folder)
+    assert found.is_published and found.folder == PUBLISHED / "flux1-dev"
+    tiny_models.save("flux", folder)
+    assert configuration_of(folder).folder == folder
+    with pytest.raises(UserError, match=r"^model.folder: .*known are .*JSON files"):
+        configuration_of(tmp_path / "sdxl")
+
+
+def test_check_traces_a_recipe_and_says_so() -> None:
+    said = CliRunner().invoke(app, ["check", str(DIGITS), "--trace"], catch_exceptions=False)
+    assert said.exit_code == 0
+    rows = [line.split("  ")[0] for line in said.stdout.splitlines()]
+    assert {"held, GiB", "beyond it, GiB", "TFLOP", "stored, GB"} <= set(rows)
+    assert "training passes of" in said.stderr
+
+
+@pytest.mark.parametrize("trained", ["lora", "full"])
+def test_a_rank_holds_its_share_of_the_network(digits: Trace, trained: str) -> None:
+    ranks = {"trainer.ranks": 2, "trainer.sharded": True, "algorithm.kl_beta": 0.0}
+    found = traced(override(load_recipe(DIGITS), {**ranks, "model.trained": trained}))
+    assert found.train is None and found.sharded is not None
+    whole = found.weights.network + (found.weights.trained if trained == "lora" else 0)
+    kept_whole = found.weights.trained if trained == "lora" else 0
+    shared = whole - kept_whole
+    assert found.sharded.network == pytest.approx(kept_whole + shared / 2, rel=0.02)
+    each = found.sharded.training.optimizer / (2 * found.weights.trained)
+    assert each == pytest.approx(1.0 if trained == "lora" else 0.5, rel=0.02)
+    small, large = found.sharded.training.passes
+    assert large.flops == 2 * small.flops
