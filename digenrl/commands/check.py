@@ -18,6 +18,12 @@ def check(
         str | None, typer.Option(help="cost profile; by default the one named like the model")
     ] = None,
     host_gpus: HostGpus = 8,
+    streamed: Annotated[
+        str | None,
+        typer.Option(
+            help="kinds of these devices whose workers have DIGENRL_ROLLOUT_MEMORY=streamed"
+        ),
+    ] = None,
     elsewhere: Annotated[
         bool,
         typer.Option(
@@ -40,7 +46,7 @@ def check(
 
     try:
         checked = check_recipe(
-            recipe, devices, profile, host_gpus=host_gpus, elsewhere=elsewhere,
+            recipe, devices, profile, host_gpus=host_gpus, streamed=streamed, elsewhere=elsewhere,
             traced=traced, say=partial(typer.echo, err=True),
         )  # fmt: skip
     except UserError as error:

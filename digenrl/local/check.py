@@ -14,6 +14,7 @@ from digenrl.trace.record import Trace
 from services.scheduler.planning.recipes import fragment_of
 from services.scheduler.planning.runnable import HOST_GPUS
 from shared.errors import UserError
+from shared.models.quantised import UNTESTED
 from shared.recipe.recipe import Recipe, implied_values, load_recipe, with_folder
 
 Say = Callable[[str], None]
@@ -52,6 +53,8 @@ class Checked:
             yield f"the object store holds up to {gib:.1f} GiB of weights and checkpoints at a time"
         if self.elsewhere:
             yield "the model and the rewards were not checked: they are on other hosts"
+        if recipe.holding.weights in UNTESTED:
+            yield f'rollout.weights: nobody has reported on "{recipe.holding.weights}" from a GPU'
         if self.trace is not None:
             yield from trace_lines(self.trace, recipe)
         if self.forecast is not None:
@@ -81,6 +84,7 @@ def check(
     profile: str | None = None,
     *,
     host_gpus: int = HOST_GPUS,
+    streamed: str | None = None,
     elsewhere: bool = False,
     timing: bool = True,
     traced: bool = False,
@@ -92,6 +96,7 @@ def check(
         devices: as ``h100=8,a100=16``; without devices, nothing is forecast.
         profile: name of the cost profile; by default the one named like the model.
         host_gpus: number of GPUs per host.
+        streamed: kinds of the devices whose workers stream the network.
         elsewhere: do not look for the model and the rewards on this host.
         timing: forecast the step time and look for a faster split, not only the memory.
         traced: trace the model's configuration, and forecast with what it takes. Only its
@@ -112,8 +117,9 @@ def check(
     expected = None
     if devices is not None:
         expected = forecast(
-            recipe, devices, profile, host_gpus=host_gpus, timing=timing, trace=found
-        )
+            recipe, devices, profile,
+            host_gpus=host_gpus, streamed=streamed, timing=timing, trace=found,
+        )  # fmt: skip
     return Checked(path, recipe, elsewhere, expected, found)
 
 

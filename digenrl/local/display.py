@@ -22,6 +22,8 @@ class Display:
     console: Console
     url: str
     logs: str
+    weighted: bool = False
+    """Whether samples are weighted, as `rollout.weights` are not the trainer's."""
     note: str = "starting"
     rewards: list[float] = field(default_factory=list)
     _last_step: int = -1
@@ -63,10 +65,14 @@ class Display:
         elif stepped and run["step"] > 0:
             self.console.print(
                 f"step {run['step']}/{run['steps']}  reward {run['reward_mean']:.3f}  "
-                f"{_outlook(run)}",
+                f"{self._share(run)}{_outlook(run)}",
                 highlight=False,
             )
         self._last_step = run["step"]
+
+    def _share(self, run: dict[str, Any]) -> str:
+        share = run["effective_sample_share"] if self.weighted else None
+        return "" if share is None else f"samples count {share:.0%}  "
 
     def _render(self, run: dict[str, Any], workers: list[dict[str, Any]]) -> Group:
         if not run:
@@ -78,7 +84,7 @@ class Display:
             f"{run['phase']}  reward ",
             (f"{reward:.3f} " if reward is not None else "- ", "green"),
             (sparkline(self.rewards[-40:]), "green"),
-            f"  {_eta(run['eta_seconds'])}",
+            f"  {self._share(run)}{_eta(run['eta_seconds'])}",
         )
         table = Table(*COLUMNS, box=None, padding=(0, 2))
         for worker in workers:

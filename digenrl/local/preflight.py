@@ -13,7 +13,8 @@ from typing import Any, TextIO
 
 from pydantic import TypeAdapter
 
-from digenrl.follow.steps import Targets, check_installed
+from digenrl.follow.steps import Targets
+from digenrl.follow.steps import check_installed as check_targets
 from digenrl.local.gpus import Assignment, assign_gpus, visible_gpus
 from digenrl.local.ports import free_ports, hold_port
 from services.reward.scorer import check_packages, kind_of
@@ -27,6 +28,7 @@ from shared.models.catalogue import (
     text_tokens,
 )
 from shared.models.memory import ITEM_BYTES, adapter_bytes, num_weights
+from shared.models.quantised import check_installed
 from shared.recipe.networks import check_networks, frozen_layers
 from shared.recipe.recipe import Recipe, load_recipe, override, stored_recipe
 from shared.run.commits import stored_bytes
@@ -83,7 +85,7 @@ def prepare(request: Request) -> LocalRun:
     """
     recipe = override(load_recipe(request.recipe), request.overrides)
     check_inputs(recipe)
-    check_installed(request.targets)
+    check_targets(request.targets)
     gpus = assign_gpus(recipe, () if recipe.model.device == "cpu" else visible_gpus())
     if request.port and not hold_port(request.port):
         raise UserError(f"--port: {request.port} is occupied; choose another, or 0 for a free one")
@@ -169,7 +171,7 @@ def check_rest(recipe: Recipe, *, elsewhere: bool = False) -> None:
     """Check everything that `check_inputs` does, except the model.
 
     Args:
-        elsewhere: the rewards, with their packages and folders, are on other hosts.
+        elsewhere: the rewards and rollout, with their packages and folders, are on other hosts.
 
     Raises:
         UserError: if something is missing."""
@@ -180,6 +182,8 @@ def check_rest(recipe: Recipe, *, elsewhere: bool = False) -> None:
         kind_of(scorer, here=not elsewhere)
         if not elsewhere:
             check_packages(scorer)
+    if not elsewhere:
+        check_installed(recipe.holding.weights)
     judges = None if elsewhere else recipe.evaluation.digits
     if judges is not None and not judges.is_dir():
         raise UserError(f"evaluation.digits: no folder {judges}")

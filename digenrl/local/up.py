@@ -56,7 +56,8 @@ async def run_locally(local: LocalRun) -> int:
         timeout=10, verify=False
     )  # on loopback: there is no certificate to check
     api = Api(f"http://127.0.0.1:{local.api_port}", client)
-    display = Display(console, api.url, str(local.folder / "logs"))
+    weighted = local.recipe.largest_weight is not None
+    display = Display(console, api.url, str(local.folder / "logs"), weighted)
     brokers = plan_brokers(local.folder, local.password)
     supervisor = Supervisor(local.folder / "logs", brokers.environment)
     evaluation = _evaluation(local, supervisor, display, client)

@@ -2,13 +2,21 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from digenrl.planning.plan import known_profiles, parse_devices
+from digenrl.planning.plan import known_profiles, parse_devices, parse_kinds
 from digenrl.trace.record import Trace
-from services.scheduler.costs.memory import Needed, Use, rollout_needs, trainer_needs, with_memory
-from services.scheduler.costs.profile import Memory, Profile, load_profile
+from services.scheduler.costs.memory import (
+    Needed,
+    Use,
+    encoder_needs,
+    rollout_needs,
+    trainer_needs,
+    with_memory,
+)
+from services.scheduler.costs.profile import Profile, load_profile
 from services.scheduler.planning.lookahead import look_ahead
 from services.scheduler.planning.own_split import Own, own_split
 from services.scheduler.planning.planner import Choice, plan_split
@@ -18,8 +26,9 @@ from services.scheduler.planning.recipes import (
     use_of,
     with_shape_of,
 )
+from services.scheduler.planning.remedies import would_fit
 from services.scheduler.planning.runnable import as_toml, recipe_keys
-from services.scheduler.planning.splits import words
+from services.scheduler.planning.splits import Devices, words
 from services.scheduler.sim.measured import Simulated
 from services.scheduler.sim.profiled import simulate
 from shared.models.memory import num_weights
@@ -45,13 +54,29 @@ class Forecast:
     """Simulation of the recipe; None if it was not asked for, or the profile lacks the costs."""
     better: Choice | None
     """The planner's choice for the same devices, if it is faster."""
-    needed: dict[str, Needed]
-    """Role -> memory that each of its devices needs; empty if the profile has no memory table."""
+    needs: tuple["Need", ...]
+    """Memory that devices need, by what they do; empty if the profile has no memory table."""
     host_gpus: int
     keeps_activations: bool
     """Whether training keeps its activations, for which the profile has no figures."""
     is_traced: bool
     """Whether the memory is that of a trace."""
+
+    @property
+    def needed(self) -> dict[str, Needed]:
+        """Return role -> memory that each of its devices needs."""
+        return {need.role: need.needed for need in self.needs}
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """Says what each device of a pool needs."""
+
+    role: str
+    """What it does, as a name for programs."""
+    words: str
+    pool: Devices
+    needed: Needed
 
 
 def forecast(
@@ -60,12 +85,15 @@ def forecast(
     profile: str | None,
     *,
     host_gpus: int,
+    streamed: str | None = None,
     timing: bool = True,
     trace: Trace | None = None,
 ) -> Forecast:
     """Forecast the recipe's own split, and find a faster one unless the recipe is colocated.
 
     Args:
+        streamed: kinds of device, separated by commas, whose workers stream the network though the
+            recipe does not say so.
         timing: forecast the step time, not only the memory.
         trace: a trace of the recipe, whose figures replace the profile's.
 
@@ -77,22 +105,25 @@ def forecast(
     use = use_of(recipe, costs, fragment=fragment_of(recipe))
     costs = with_trace(costs, trace, use) if trace else _with_weights(costs, recipe.model.folder)
     kinds = parse_devices("--devices", devices, costs)
-    own = own_split(recipe, with_memory(costs, use), kinds, host_gpus=host_gpus)
+    streams = parse_kinds("--streamed", streamed, kinds) if streamed else ()
+    held = with_memory(costs, use, streams)
+    remedy = partial(would_fit, costs, use)
+    own = own_split(recipe, held, kinds, host_gpus=host_gpus, remedy=remedy)
     simulated = better = None
-    if timing and recipe.model.trained == "lora":
-        simulated = _simulated(with_memory(costs, use), own)
+    if timing and _is_timed(recipe):
+        simulated = _simulated(held, own)
         if own.schedule.mode == "pipelined":
-            smallest = with_memory(costs, replace(use, fragment=1))
+            smallest = with_memory(costs, replace(use, fragment=1), streams)
             best = plan_split(
                 smallest, kinds, recipe.run_schedule, effort=EFFORT, host_gpus=host_gpus
             ).best
             better = best if best.step_seconds < BETTER * simulated.step_seconds else None
     return Forecast(
-        profile=costs,
+        profile=held,
         own=own,
         simulated=simulated,
         better=better,
-        needed=_needed(costs.memory, use, own),
+        needs=tuple(_needs(held, use, own)),
         host_gpus=host_gpus,
         keeps_activations=not recipe.trainer.gradient_checkpointing,
         is_traced=trace is not None,
@@ -106,7 +137,7 @@ def lines(found: Forecast) -> Iterator[str]:
     if not split.rollout:
         who = f"generating and training in turn: {words(split.trainer)}"
     if found.simulated is None:
-        yield f"{who}; the step time is unknown: {name} has only the costs of LoRA"
+        yield f"{who}; the step time is unknown: {name} has only the costs of LoRA on whole weights"
     else:
         yield (
             f"by the cost profile {name}: {found.simulated.step_seconds:.0f} s per step, devices "
@@ -117,14 +148,13 @@ def lines(found: Forecast) -> Iterator[str]:
             f"faster on the same devices: {found.better.step_seconds:.0f} s per step with "
             f"{as_toml(better_keys(found))}"
         )
-    pools = {"generate": split.rollout, "train": split.trainer}
-    for role, needed in found.needed.items():
+    for need in found.needs:
         has = ", ".join(
-            f"{kind} has {found.profile.devices[kind].memory_gib:g}" for kind in pools[role]
+            f"{kind} has {found.profile.devices[kind].memory_gib:g}" for kind in need.pool
         )
         how = "traced" if found.is_traced else "an estimate"
-        yield f"memory to {role}, {how}: {needed}; {has}"
-    if found.needed and found.keeps_activations and not found.is_traced:
+        yield f"memory to {need.words}, {how}: {need.needed}{has and f'; {has}'}"
+    if found.needs and found.keeps_activations and not found.is_traced:
         yield (
             "memory to train assumes trainer.gradient_checkpointing = true; without it, the "
             "activations of a row take several times as much"
@@ -144,11 +174,11 @@ def as_dict(found: Forecast) -> dict[str, Any]:
         if better is None
         else {"step_seconds": round(better.step_seconds, 3), "recipe": better_keys(found)},
         "memory_gib": {
-            role: {
-                part: round(getattr(needed, part), 2)
-                for part in ("network", "text", "decoder", "trained", "peak", "total")
+            need.role: {
+                part: round(getattr(need.needed, part), 2)
+                for part in ("network", "text", "decoder", "trained", "peak", "total", "host")
             }
-            for role, needed in found.needed.items()
+            for need in found.needs
         },
     }
 
@@ -178,6 +208,10 @@ def _with_weights(profile: Profile, folder: Path) -> Profile:
         "decoder_gib": num_weights(folder, "decoder") * 4 / GIB,
     }
     found = {name: gib for name, gib in sizes.items() if gib}
+    if "network_gib" in found:
+        ratio = found["network_gib"] / profile.memory.network_gib
+        found["streamed_gib"] = ratio * profile.memory.streamed_gib
+        found["linear_gib"] = ratio * profile.memory.linear_gib
     return profile.model_copy(update={"memory": profile.memory.model_copy(update=found)})
 
 
@@ -193,8 +227,23 @@ def _simulated(profile: Profile, own: Own) -> Simulated:
     )
 
 
-def _needed(memory: Memory | None, use: Use, own: Own) -> dict[str, Needed]:
+def _is_timed(recipe: Recipe) -> bool:
+    """Whether profiles have the costs: of an adapter beside weights that each device has whole."""
+    return recipe.model.trained == "lora" and not recipe.trainer.sharded
+
+
+def _needs(profile: Profile, use: Use, own: Own) -> Iterator[Need]:
+    memory, split = profile.memory, own.split
     if memory is None:
-        return {}
-    found = {"train": trainer_needs(memory, use)}
-    return {"generate": rollout_needs(memory, use), **found} if own.split.rollout else found
+        return
+    resident = {kind: n for kind, n in split.rollout.items() if kind not in profile.streaming}
+    streaming = {kind: n for kind, n in split.rollout.items() if kind in profile.streaming}
+    if resident:
+        yield Need("generate", "generate", resident, rollout_needs(memory, use))
+    if streaming:
+        needed = rollout_needs(memory, replace(use, streams=True))
+        words = "generate with a streamed network"
+        yield Need("generate_streamed", words, streaming, needed)
+    yield Need("train", "train", split.trainer, trainer_needs(memory, use))
+    if not use.encodes:
+        yield Need("encode", "encode prompts", {}, encoder_needs(memory, use))

@@ -12,10 +12,11 @@ from rich.table import Column, Table
 
 from services.scheduler.costs.colocated import Baseline
 from services.scheduler.costs.profile import Profile
-from services.scheduler.planning.planner import Choice, Planned
+from services.scheduler.planning.planner import Choice
 from services.scheduler.planning.runnable import HOST_GPUS, as_toml, recipe_keys
 from services.scheduler.planning.splits import Devices, Split, words
 from services.scheduler.planning.techniques import Technique
+from services.scheduler.planning.ways import Advice
 from services.scheduler.sim.measured import Simulated
 from shared.recipe.schedule import RunSchedule
 
@@ -44,10 +45,11 @@ def wide_console() -> Console:
     return Console(width=max(NARROWEST, console.width))
 
 
-def show_plan(planned: Planned, console: Console) -> None:
+def show_plan(advice: Advice, console: Console) -> None:
+    planned = advice.planned
     _show_head(planned.profile, planned.devices, planned.floor_seconds, planned.colocated, console)
-    for reason in planned.excluded.values():
-        console.print(f"left out: {reason}")
+    for line in (*advice.reasons, *(f"left out: {each}" for each in advice.left_out)):
+        console.print(line, highlight=False, soft_wrap=True)
     table = _table(
         "rollout", "trainer", "fragment", "TAG", "stale", "s/step", "util.", "tuned", "2026-06"
     )
@@ -66,21 +68,30 @@ def show_plan(planned: Planned, console: Console) -> None:
     console.print(table)
     console.print("to write into a recipe, in the same order:")
     for choice in planned.choices[:SHOWN]:
-        console.print(f"  {as_toml(_keys(planned, choice))}", highlight=False, soft_wrap=True)
+        said = as_toml(_keys(advice, choice)) + _environment(advice, choice)
+        console.print(f"  {said}", highlight=False, soft_wrap=True)
     looked, simulated = planned.num_forecast, len(planned.choices)
     console.print(f"{looked} ways forecast, the best {simulated} simulated")
     if planned.best.gain("tuned") < 1:
         console.print("all devices colocated, if tuned, would be faster than any split")
 
 
-def plan_as_json(planned: Planned) -> str:
+def plan_as_json(advice: Advice) -> str:
+    planned, way = advice.planned, advice.way
     return json.dumps({
         **_head(planned.profile, planned.devices, planned.floor_seconds, planned.colocated),
         "excluded": dict(planned.excluded),
+        "left_out": list(advice.left_out),
+        "reasons": list(advice.reasons),
         "forecast": planned.num_forecast,
         "host_gpus": planned.host_gpus,
         "choices": [
-            {**_choice(choice), "recipe": _keys(planned, choice)} for choice in planned.choices
+            {
+                **_choice(choice),
+                "recipe": _keys(advice, choice),
+                "environment": way.environment(choice.split),
+            }
+            for choice in planned.choices
         ],
     }, indent=2)  # fmt: skip
 
@@ -183,9 +194,21 @@ def _choice(choice: Choice) -> dict[str, Any]:
     }
 
 
-def _keys(planned: Planned, choice: Choice) -> dict[str, Any]:
-    return recipe_keys(
-        planned.profile, choice.split, choice.schedule, host_gpus=planned.host_gpus or HOST_GPUS
+def _keys(advice: Advice, choice: Choice) -> dict[str, Any]:
+    planned = advice.planned
+    host_gpus = planned.host_gpus or HOST_GPUS
+    return {
+        **recipe_keys(planned.profile, choice.split, choice.schedule, host_gpus=host_gpus),
+        **advice.way.recipe_keys(choice.split),
+    }
+
+
+def _environment(advice: Advice, choice: Choice) -> str:
+    """Format the variables that workers on some kinds of device need."""
+    return "".join(
+        f"; in the environment of {kind} workers: {name}={value}"
+        for kind, variables in advice.way.environment(choice.split).items()
+        for name, value in variables.items()
     )
 
 

@@ -1,17 +1,18 @@
 """Reads devices from the command line, and finds their fastest split for ``digenrl plan``."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
-from services.scheduler.costs.memory import usual, with_memory
+from services.scheduler.costs.memory import Use, usual, with_memory
 from services.scheduler.costs.profile import PROFILES, Profile, VariantName, load_profile
-from services.scheduler.planning.planner import Planned, plan_split
 from services.scheduler.planning.recipes import (
     profile_of,
     use_of,
     with_shape_of,
     with_staleness,
 )
+from services.scheduler.planning.ways import Advice, advise
 from shared.errors import UserError
 from shared.recipe.recipe import Recipe, load_recipe
 from shared.recipe.schedule import RunSchedule
@@ -45,6 +46,20 @@ def parse_devices(option: str, text: str, profile: Profile) -> dict[str, int]:
     return devices
 
 
+def parse_kinds(option: str, text: str, devices: Mapping[str, int]) -> tuple[str, ...]:
+    """Parse ``4090,l40s`` into the names of those of the devices.
+
+    Raises:
+        UserError: if one is not among them.
+    """
+    known = {kind.lower(): kind for kind in devices}
+    names = [part.strip().lower() for part in text.split(",")]
+    for name in names:
+        if name not in known:
+            raise UserError(f"{option}: {name!r} is not among {', '.join(devices)}")
+    return tuple(known[name] for name in names)
+
+
 def known_profiles() -> list[str]:
     return sorted(path.stem for path in PROFILES.glob("*.json"))
 
@@ -57,8 +72,9 @@ def plan(
     variant: VariantName,
     staleness: Literal[0, 1] | None,
     host_gpus: int,
-) -> Planned:
-    """Plan for hosts with ``host_gpus`` GPUs each; only plans that a recipe can express count.
+) -> Advice:
+    """Plan for hosts with ``host_gpus`` GPUs each; only plans that a recipe can express count, with
+    what small devices need to take part.
 
     Raises:
         UserError: names the option and the remedy.
@@ -72,16 +88,15 @@ def plan(
         if profile is None:
             raise UserError("give a recipe, or --profile; known are " + ", ".join(known_profiles()))
         costs = load_profile(profile, variant)
-        if costs.memory is not None:
-            costs = with_memory(costs, usual(costs.memory))
+        use = None if costs.memory is None else usual(costs.memory)
         schedule = RunSchedule()
     else:
         loaded = load_recipe(recipe)
-        costs = costs_of(loaded, profile or profile_of(loaded, known_profiles()))
+        costs, use = _shaped(loaded, profile or profile_of(loaded, known_profiles()), fragment=1)
         schedule = loaded.run_schedule
     schedule = with_staleness(schedule, staleness)
     kinds = parse_devices("--devices", devices, costs)
-    return plan_split(costs, kinds, schedule, host_gpus=host_gpus)
+    return advise(costs, use, kinds, schedule, host_gpus=host_gpus)
 
 
 def costs_of(recipe: Recipe, profile: str, *, fragment: int = 1) -> Profile:
@@ -92,10 +107,15 @@ def costs_of(recipe: Recipe, profile: str, *, fragment: int = 1) -> Profile:
     Raises:
         UserError: if there is no such profile, or it has no costs for this recipe.
     """
+    costs, use = _shaped(recipe, profile, fragment=fragment)
+    return with_memory(costs, use)
+
+
+def _shaped(recipe: Recipe, profile: str, *, fragment: int) -> tuple[Profile, Use]:
     if recipe.model.trained == "full":
         raise UserError(
             "model.trained: the costs of training all weights are those of bfloat16, but a run "
             'trains them in float32; only "lora" can be planned'
         )
     costs = with_shape_of(load_profile(profile), recipe)
-    return with_memory(costs, use_of(recipe, costs, fragment=fragment))
+    return costs, use_of(recipe, costs, fragment=fragment)

@@ -199,6 +199,7 @@ def summarise(
     """Build the summary; ``evaluated`` begins with the first version and ends with the last."""
     before, after = evaluated[0].quality, evaluated[-1].quality
     trained = [record for record in chain if record.trained]
+    exact = recipe.largest_weight is None
     pairs = {
         f"{name}_{when}": getattr(quality, name)
         for when, quality in (("before", before), ("after", after))
@@ -217,7 +218,8 @@ def summarise(
         adapter_sha256=adapter_sha256,
         weights_digest=chain[-1].policy.weights_digest,
         alarms=alarms([record.quality for record in evaluated]),
-        warnings=ratio_warnings(trained),
+        effective_sample_share_min=None if exact else _smallest_share(trained),
+        warnings=ratio_warnings(trained) if exact else [],
         evaluations=[
             EvaluatedVersion(
                 version=record.version, quality=record.quality, alarms=list(record.alarms)
@@ -229,6 +231,10 @@ def summarise(
         after=after,
         **pairs,
     )
+
+
+def _smallest_share(trained: Sequence[CommitRecord]) -> float:
+    return round(min(r.metrics["effective_sample_share"] for r in trained), 6)
 
 
 def ratio_warnings(trained: Sequence[CommitRecord]) -> list[str]:
@@ -258,8 +264,10 @@ def _table(summary: Summary, rows: Mapping[str, str]) -> Table:
     for label, (before, after) in figures.items():
         if before is not None:
             table.add_row(label, f"{before:.3f}", f"{after:.3f}", f"{after - before:+.3f}")
-    error = summary.onpolicy_ratio_error_max
+    error, share = summary.onpolicy_ratio_error_max, summary.effective_sample_share_min
     table.add_row("largest on-policy |ratio - 1|", "", f"{error:.1e}", "")
+    if share is not None:
+        table.add_row("smallest effective sample share", "", f"{share:.0%}", "")
     for label, value in schedule_rows(summary.schedule):
         table.add_row(label, "", value, "")
     return table

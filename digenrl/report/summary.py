@@ -71,6 +71,8 @@ class Summary(BaseModel):
     samples_trained: int
     onpolicy_ratio_error_max: float
     """Largest |ratio - 1| before the first update, over all batches."""
+    effective_sample_share_min: float | None = None
+    """Smallest effective share of a batch's samples, if `rollout.weights` are not the trainer's."""
     reward_per_step: list[float]
     """Mean training reward of each batch."""
     reward_before: float

@@ -1,6 +1,7 @@
 """Builds a model of configuration files alone: network and decoder of fake tensors, with the
 project's own adapter of the family and its own policy."""
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,7 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from shared.diffusion.families.base import NEGATIVE, Family, decoder_dtype
 from shared.diffusion.models import Conditions
 from shared.diffusion.policy import LoadedPolicy, policy_of
-from shared.diffusion.weights import WeightsInUse
+from shared.diffusion.weights import WeightsInUse, is_adapter, trained_parameters
 from shared.errors import UserError
 from shared.models.catalogue import (
     PartConfig,
@@ -25,7 +26,7 @@ from shared.models.catalogue import (
     text_tokens,
 )
 from shared.models.families import Shapes
-from shared.models.memory import ITEM_BYTES
+from shared.models.memory import BLOCK, ITEM_BYTES
 from shared.recipe.recipe import Recipe
 
 CPU = torch.device("cpu")
@@ -140,11 +141,22 @@ def text_bytes(folder: Path, dtype: str) -> dict[str, int]:
     return found
 
 
-def block_bytes(network: nn.Module) -> int:
-    """Returns the bytes of the largest of the blocks that a network consists of."""
-    names = set(getattr(network, "_no_split_modules", None) or ())
-    blocks = [each for each in network.modules() if type(each).__name__ in names]
-    return max((num_bytes(block.parameters()) for block in blocks), default=0)
+def block_bytes(network: nn.Module) -> tuple[int, int]:
+    """Returns the bytes of a network without its adapter that stay on a device to which its blocks
+    come one after the other (all but the blocks, and two of the largest), and those of the blocks'
+    matrices."""
+    adapter = set(trained_parameters(network).values()) if is_adapter(network) else set()
+    outside, matrices, blocks = num_bytes(network.buffers()), 0, Counter[str]()
+    for name, weight in network.named_parameters():
+        if weight in adapter:
+            continue
+        size, found = num_bytes([weight]), BLOCK.match(name)
+        if not found:
+            outside += size
+            continue
+        blocks[found[0]] += size
+        matrices += size if weight.dim() == 2 and name.endswith(".weight") else 0
+    return outside + 2 * max(blocks.values(), default=0), matrices
 
 
 def num_bytes(tensors: Iterable[Any]) -> int:

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from services.scheduler.costs.memory import FIGURES_BYTES
-from services.scheduler.costs.profile import Memory, Positive
+from services.scheduler.costs.sizes import Memory, Positive
 from shared.messages.records import Count, Record, Text
 from shared.models.memory import ITEM_BYTES
 
@@ -41,8 +41,10 @@ class Weights(Record):
 
     network: Count
     """Without what is trained, if that is an adapter."""
-    largest_block: Count
-    """Largest of the blocks that the network consists of: what streaming holds at a time."""
+    streamed: Count
+    """Part of the network that stays on a device to which its blocks come one after the other."""
+    matrices: Count
+    """Part of the network that can be quantised: the matrices of its blocks."""
     trained: Count
     """Adapter, or the whole network once more where all of it is trained."""
     text: dict[str, Count]
@@ -180,12 +182,15 @@ class Trace(Record):
             frames=shape.frames,
             forwards=shape.forwards,
             network_gib=weights.network / scale / GIB,
+            streamed_gib=max(weights.streamed, 1) / scale / GIB,
+            linear_gib=max(weights.matrices, 1) / scale / GIB,
             text_gib=max(sum(weights.text.values()), 1) / scale / GIB,
             decoder_gib=weights.decoder / GIB,
             adapter_gib=weights.trained / GIB,
             adapter_rank=shape.rank or 1,
             denoise_gib=self.denoise_peak(fragment) / fragment / scale / GIB,
             decode_gib=self.decode.peak_bytes / GIB,
+            tiled_gib=self.decode.peak_bytes / GIB,  # traced as the recipe decodes
             train_gib=fixed / GIB,
             row_gib=row / scale / GIB,
         )

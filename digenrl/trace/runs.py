@@ -306,9 +306,11 @@ def _weights(model: FakeModel, text: dict[str, int]) -> Weights:
     network = model.network
     trained = num_bytes(trained_parameters(network).values())
     whole = num_bytes([*network.parameters(), *network.buffers()])
+    streamed, matrices = block_bytes(network)
     return Weights(
         network=whole - trained if is_adapter(network) else whole,
-        largest_block=block_bytes(network),
+        streamed=streamed,
+        matrices=matrices,
         trained=trained,
         text=text,
         decoder=num_bytes([*model.decoder.parameters(), *model.decoder.buffers()]),

@@ -9,7 +9,7 @@ from shared.devices.protocols import RolloutDevice
 from shared.errors import UserError
 from shared.process.settings import ServiceSettings
 from shared.process.worker_process import WorkerProcess, run_worker
-from shared.recipe.recipe import Recipe
+from shared.recipe.recipe import Recipe, override
 from shared.run.conditions import encoding_of
 
 BuildDevice = Callable[[Recipe], RolloutDevice]
@@ -24,15 +24,28 @@ async def run_device(settings: ServiceSettings, build_device: BuildDevice | None
     await run_worker("rollout", settings, partial(_work, build_device=build_device))
 
 
+def as_here(recipe: Recipe, settings: ServiceSettings) -> Recipe:
+    """Returns the recipe as this worker follows it: it may hold the network in its own way, and
+    computes no gradients then if its blocks are streamed.
+
+    Raises:
+        UserError: if the recipe does not allow it.
+    """
+    streamed = settings.rollout_memory == "streamed"
+    changes = {"rollout.memory": settings.rollout_memory, "rollout.can_train": False}
+    return override(recipe, changes if streamed else {"rollout.memory": settings.rollout_memory})
+
+
 async def _work(process: WorkerProcess, *, build_device: BuildDevice | None) -> None:
     from services.rollout.app import RolloutApp
     from services.rollout.rollout_engine import RolloutEngine  # torch, once the probes answer
     from shared.diffusion.device import this_device
 
-    settings, recipe = process.settings, process.recipe
+    settings, recipe = process.settings, as_here(process.recipe, process.settings)
     registered = this_device(
         recipe, recipe.generating_parts, trains=False,
         concurrency=1, memory_gib=settings.memory_gib, can_train=recipe.rollout.can_train,
+        holding=recipe.holding,
     )  # fmt: skip
     async with (
         process.connect("waiting_for_trainer", registered) as context,

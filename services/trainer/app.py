@@ -106,6 +106,8 @@ class TrainerApp:
         self._store = context.store
         self._worker = context.worker
         self._max_staleness = recipe.schedule.staleness_limit
+        self._exact = recipe.largest_weight is None
+        """Whether everybody computes with the same weights."""
         self._scales_batches = recipe.algorithm.advantage_std == "batch"
         cache = TrajectoryCache()
         loanable = [
@@ -222,7 +224,8 @@ class TrainerApp:
                 weights = await self._training.weights()
                 num_samples = sum(len(group.rewards) for group in batch.in_index_order)
                 metrics = batch.metrics(step, scale) | self._pace(num_samples)
-                _watch_ratio(metrics)
+                if self._exact:
+                    _watch_ratio(metrics)
                 new = NewVersion(weights, parent_record, batch.in_index_order, metrics, began)
                 self._use(new.policy)
             committed = asyncio.create_task(self._versions.publish(new))

@@ -4,6 +4,7 @@ import gc
 import os
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -11,7 +12,7 @@ import torch
 from shared.errors import OutOfMemory
 from shared.messages.workers import Device
 from shared.models.catalogue import checked_family_of
-from shared.models.memory import Part, adapter_bytes, weight_bytes
+from shared.models.memory import AS_TRAINED, Holding, Part, adapter_bytes, weight_bytes
 from shared.process.worker import host_memory
 from shared.recipe.networks import frozen_layers
 from shared.recipe.recipe import Recipe
@@ -32,11 +33,13 @@ def this_device(
     memory_gib: float | None,
     independent_devices: bool = False,
     can_train: bool = False,
+    holding: Holding = AS_TRAINED,
 ) -> Device:
     """Describes this process's device: what it has, and what it will need once it is loaded.
 
-    ``parts`` are the parts of the model that it will hold; ``trains`` says whether it will hold an
-    optimizer's state; ``memory_gib`` limits what it has if others use the same device.
+    ``parts`` are the parts of the model that it will hold, the network as ``holding`` says;
+    ``trains`` says whether it will hold an optimizer's state; ``memory_gib`` limits what it has if
+    others use the same device.
     """
     gpu = ""
     if torch.cuda.is_available():
@@ -48,29 +51,32 @@ def this_device(
         kind, memory = properties.name, properties.total_memory
     else:
         kind, memory = "cpu", host_memory()
+        holding = replace(holding, memory="resident")  # the blocks lie in the same memory
     if memory_gib is not None:
         memory = min(memory, int(memory_gib * 2**30))
     return Device(
         kind=kind,
         gpu=gpu,
         memory_bytes=memory,
-        needs_bytes=held_bytes(recipe, parts, trains=trains),
+        needs_bytes=held_bytes(recipe, parts, trains=trains, holding=holding),
         concurrency=concurrency,
         independent_devices=independent_devices,
         can_train=can_train,
     )
 
 
-def held_bytes(recipe: Recipe, parts: Collection[Part], *, trains: bool) -> int:
-    """Returns the bytes that a device holds once it is loaded: weights, and besides them the
-    gradient and two moments of what is trained, or the next version if it only generates. An
-    encoder has weights alone.
+def held_bytes(
+    recipe: Recipe, parts: Collection[Part], *, trains: bool, holding: Holding = AS_TRAINED
+) -> int:
+    """Returns the bytes that a device holds once it is loaded: weights, the network's as
+    ``holding`` says, and besides them the gradient and two moments of what is trained, or the next
+    version if it only generates. An encoder has weights alone.
 
     Raises:
         UserError: if the model's folder is none.
     """
     model, trainer = recipe.model, recipe.trainer
-    held = weight_bytes(model.folder, model.dtype, parts)
+    held = weight_bytes(model.folder, model.dtype, parts, holding)
     if set(parts) == {"text"}:
         return held
     if model.trained == "full":

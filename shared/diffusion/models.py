@@ -15,6 +15,7 @@ from shared.errors import ContractError, UserError
 from shared.models.attention import check_device
 from shared.models.catalogue import checked_family_of, text_tokens
 from shared.models.families import FamilySpec
+from shared.models.memory import AS_TRAINED, Holding
 from shared.models.memory import Part as Part
 
 Conditions = dict[str, Tensor]
@@ -76,21 +77,24 @@ def load_model(
     max_text_tokens: int | None = None,
     guidance_2: float | None = None,
     attention: str | None = None,
+    holding: Holding = AS_TRAINED,
 ) -> ModelAdapter:
     """Loads a diffusers folder with the adapter of the family that ``model_index.json`` names.
 
     ``max_text_tokens`` replaces the family's own length of a prompt, ``guidance_2`` the guidance
     of a second network, and ``attention`` torch's choice of an attention back end. Of a model that
-    is loaded without its network, nothing but `encode` works.
+    is loaded without its network, nothing but `encode` works. ``holding`` gives the network its
+    form; one that is to be streamed stays on the host.
 
     Raises:
         UserError: if the folder is not a diffusers model, or of a family without an adapter, or
-            the attention back end cannot be used here.
+            the attention back end cannot be used here, or a package that ``holding`` needs is not
+            installed.
     """
     spec, tokens = checked_family_of(folder), text_tokens(folder, max_text_tokens)
     check_device(attention, on_gpu=device.type == "cuda")
     loaded: ModelAdapter = resolve_name(spec.adapter).load(
-        folder, spec, parts, device=device, dtype=dtype, text_tokens=tokens
+        folder, spec, parts, device=device, dtype=dtype, text_tokens=tokens, holding=holding
     )
     loaded.guidance_2 = guidance_2
     if attention is not None:

@@ -8,16 +8,21 @@ from torch import nn
 from shared.diffusion.device import fits
 from shared.diffusion.models import ModelAdapter, Part, load_model
 from shared.diffusion.sampler import SamplingPlan
+from shared.diffusion.streaming import stream
 from shared.diffusion.weights import ADAPTER, WeightsInUse, trained_parameters
 from shared.errors import UserError
 from shared.learning.algorithms import ALGORITHMS
 from shared.learning.seeds import derive
 from shared.models import sigmas
+from shared.models.memory import AS_TRAINED, Holding
 from shared.recipe.networks import check_networks, frozen_layers
 from shared.recipe.recipe import Recipe
 from shared.recipe.sampling import Sampling
 
-REMEDY = 'use a GPU with more memory or model.dtype = "bfloat16", or see what else is on it'
+REMEDY = (
+    'use a GPU with more memory, model.dtype = "bfloat16" or, to generate, rollout.memory = '
+    '"streamed", or see what else is on it'
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,22 +85,28 @@ class LoadedPolicy:
     """Trained weights: one object for all who use this network, so that it is digested once."""
 
 
-def load_policy(recipe: Recipe, parts: set[Part], index: int = 0) -> LoadedPolicy:
+def load_policy(
+    recipe: Recipe, parts: set[Part], index: int = 0, holding: Holding = AS_TRAINED
+) -> LoadedPolicy:
     """Loads the recipe's base model, with a fresh adapter if one is trained: the same in every
     process.
 
-    ``index`` is that of the host's GPU; without any GPU, networks share the CPU.
+    ``index`` is that of the host's GPU; without any GPU, networks share the CPU. ``holding`` says
+    how the network is held where it only generates.
 
     Raises:
         OutOfMemory: if it does not fit.
+        UserError: if a package that ``holding`` needs is not installed.
     """
     device = torch.device(f"cuda:{index}" if torch.cuda.is_available() else "cpu")
     set_matmul_precision(recipe, device)
     with fits(device, f"loading {', '.join(sorted(parts))} of the model", REMEDY):
-        return _loaded(recipe, parts, device)
+        return _loaded(recipe, parts, device, holding)
 
 
-def _loaded(recipe: Recipe, parts: set[Part], device: torch.device) -> LoadedPolicy:
+def _loaded(
+    recipe: Recipe, parts: set[Part], device: torch.device, holding: Holding
+) -> LoadedPolicy:
     table = recipe.model
     check_networks(recipe)
     model = load_model(
@@ -106,8 +117,12 @@ def _loaded(recipe: Recipe, parts: set[Part], device: torch.device) -> LoadedPol
         max_text_tokens=table.text_tokens,
         guidance_2=table.guidance_2,
         attention=table.attention,
+        holding=holding,
     )
-    return policy_of(recipe, model, device)
+    policy = policy_of(recipe, model, device)
+    if holding.memory == "streamed":
+        stream(model.transformer, device)
+    return policy
 
 
 def policy_of(recipe: Recipe, model: ModelAdapter, device: torch.device) -> LoadedPolicy:

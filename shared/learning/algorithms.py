@@ -40,8 +40,11 @@ class Method:
     """Whether the window's steps are stochastic; without it, samples are made by ODE."""
     keeps_means: bool = False
     """Whether the means of the stochastic steps are stored as well."""
+    has_ratio: bool = True
+    """Whether its loss has a ratio to the policy that generated."""
     corrects_staleness: bool = False
-    """Whether `algorithm.stale_loss = "decoupled"` is defined for it."""
+    """Whether a weight per row makes up for samples of another policy: for stale ones
+    (`algorithm.stale_loss = "decoupled"`) and for those of `rollout.weights`."""
     linear_in_advantage: bool = True
     """Whether its gradient is in proportion to the advantages while none is cut off."""
 
@@ -73,6 +76,6 @@ ALGORITHMS: Mapping[str, Method] = {
     "diffusion-nft": Method(
         f"{_OBJECTIVE}:nft", _POLICY_GRADIENT,
         rows="shared.diffusion.training.forward_process:FINISHED", has_window=False,
-        linear_in_advantage=False,
+        has_ratio=False, linear_in_advantage=False,
     ),
 }  # fmt: skip

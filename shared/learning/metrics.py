@@ -42,10 +42,15 @@ STEP_METRICS: Mapping[str, Metric] = {
     "ratio_max": Metric("1", "largest ratio"),
     "onpolicy_ratio_error": Metric(
         "1", "largest abs(ratio - 1) of rows of staleness 0; at most 1e-6 in float32; "
-        "above 1e-2 an alarm, above 1e-1 the run fails",
+        "above 1e-2 an alarm, above 1e-1 the run fails; with `rollout.weights`, what they differ "
+        "by",
     ),
     "stale_ratio_error": Metric("1", "largest abs(ratio - 1) of stale rows"),
     "weight_mean": Metric("1", "mean weight of the decoupled loss; otherwise 1"),
+    "effective_sample_share": Metric(
+        "0..1", "(sum of weights)^2 / (rows x sum of their squares); with `rollout.weights`, a "
+        "batch below 0.5 fails the run",
+    ),
     "clip_fraction_low": Metric(
         "0..1", "rows without gradient: ratio below 1 - `clip_range`, advantage negative"
     ),

@@ -4,7 +4,9 @@ import json
 import math
 import re
 import struct
-from collections.abc import Collection, Iterator, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,6 +14,10 @@ from shared.errors import UserError
 
 Part = Literal["transformer", "text", "decoder"]
 """transformer: the network that is trained; text: prompt encoders; decoder: latents to pixels."""
+
+Form = Literal["bf16", "int8", "fp8", "nf4"]
+"""Forms in which a network's weights may be held that are not the type that it is trained in."""
+Residence = Literal["resident", "streamed"]
 
 ITEM_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 DECODER_BYTES = 4
@@ -22,10 +28,34 @@ WHOLE = ("model.safetensors", "diffusion_pytorch_model.safetensors")
 INDEX = ".safetensors.index.json"
 VARIANT = re.compile(r"\.(fp16|bf16|fp8|int8|ema|non_ema)[.-]")
 """Part of a file's name that says it holds a second set of the same weights."""
+BLOCK = re.compile(r"(?:transformer(?:_2)?\.)?\w+\.\d+(?=\.)")
+"""Beginning of the names of a block's weights: a network's own lists of layers hold its blocks. Of
+two networks, names begin with that of the folder."""
+SCALE_BYTES = {"int8": 5, "fp8": 4}
+"""Bytes beside each row of a matrix that torchao has quantised: a scale, and int8's zero point."""
+NF4_GROUP = 64
+"""Weights that share a float32 scale in bitsandbytes' nf4."""
 
 
-def weight_bytes(folder: Path, dtype: str, parts: Collection[Part]) -> int:
-    """Returns the bytes of the weights that diffusers loads of these parts, held as ``dtype``.
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """Says how a process holds the network that it generates with."""
+
+    weights: Form | None = None
+    """Form of its weights; None is the type that they are trained in."""
+    memory: Residence = "resident"
+    """resident: all of it is on the device. streamed: its blocks are on the host, and come to the
+    device one after the other."""
+
+
+AS_TRAINED = Holding()
+
+
+def weight_bytes(
+    folder: Path, dtype: str, parts: Collection[Part], holding: Holding = AS_TRAINED
+) -> int:
+    """Returns the bytes that the weights of these parts take of a device, loaded by diffusers as
+    ``dtype``; those of the network as ``holding`` says.
 
     Only parts that model_index.json names count; other files of the folder, such as all weights in
     a single file or a second set of a part in another type, do not.
@@ -34,10 +64,46 @@ def weight_bytes(folder: Path, dtype: str, parts: Collection[Part]) -> int:
         UserError: if the folder is no model, or a file no safetensors file.
     """
     return sum(
-        num_weights(folder, part)
-        * (max(DECODER_BYTES, ITEM_BYTES[dtype]) if part == "decoder" else ITEM_BYTES[dtype])
+        network_bytes(_tensors(folder, part), dtype, holding)
+        if part == "transformer"
+        else num_weights(folder, part) * _item_bytes(part, dtype)
         for part in parts
     )
+
+
+def _item_bytes(part: Part, dtype: str) -> int:
+    return max(DECODER_BYTES, ITEM_BYTES[dtype]) if part == "decoder" else ITEM_BYTES[dtype]
+
+
+def network_bytes(
+    tensors: Iterable[tuple[str, Sequence[int]]], dtype: str, holding: Holding = AS_TRAINED
+) -> int:
+    """Returns the bytes that a network takes of a device, from names and shapes of its weights.
+
+    Streamed, these are twice its largest block, as the next one comes while one is computed, and
+    all that is outside of the blocks.
+    """
+    outside, blocks = 0, Counter[str]()
+    for name, shape in tensors:
+        size = _held_bytes(name, shape, dtype, holding.weights)
+        if found := BLOCK.match(name):
+            blocks[found[0]] += size
+        else:
+            outside += size
+    if holding.memory == "streamed":
+        return outside + 2 * max(blocks.values(), default=0)
+    return outside + blocks.total()
+
+
+def _held_bytes(name: str, shape: Sequence[int], dtype: str, form: Form | None) -> int:
+    """Returns the bytes of one tensor. Only matrices are quantised, by torchao those of blocks."""
+    count = math.prod(shape)
+    is_matrix = len(shape) == 2 and name.endswith(".weight")
+    if form in SCALE_BYTES and is_matrix and BLOCK.match(name):
+        return count + SCALE_BYTES[form] * shape[0]
+    if form == "nf4" and is_matrix:
+        return math.ceil(count / 2) + 4 * math.ceil(count / NF4_GROUP)
+    return count * (ITEM_BYTES["bfloat16"] if form == "bf16" else ITEM_BYTES[dtype])
 
 
 def num_weights(folder: Path, part: Part) -> int:

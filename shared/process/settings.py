@@ -16,6 +16,7 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from shared.bus.bus import Bus
 from shared.messages.records import Token
+from shared.models.memory import Residence
 from shared.run.versions import VersionIndex
 from shared.store import StoreSettings
 from shared.telemetry import public
@@ -95,6 +96,8 @@ class ServiceSettings(Endpoints, HttpSettings):
     """Whether a worker outlives its finished run."""
     memory_gib: float | None = Field(default=None, gt=0)
     """Memory that this worker may take of its device, where others use it too."""
+    rollout_memory: Residence | None = None
+    """Overrides `rollout.memory` for this rollout worker: it changes no sample."""
 
     def connect_bus(self) -> AbstractAsyncContextManager[Bus]:
         return Bus.connect(self.nats_url.get_secret_value(), run=self.run, name=self.worker)

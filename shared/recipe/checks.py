@@ -46,6 +46,9 @@ def _check_devices(tables: Tables) -> None:
     _check_ranks(tables)
     _check_full(tables)
     _check_updates(tables)
+    _check_streamed(tables)
+    if tables.largest_weight is not None:
+        _check_weights(tables)
     several = {
         "rollout.can_train": tables.rollout.can_train,
         "trainer.devices": tables.trainer.devices > 1,
@@ -121,6 +124,47 @@ def _check_full(tables: Tables) -> None:
     if tables.rollout.can_train:
         raise ValueError(
             "rollout.can_train: gradients of all weights are too large to send; set it to false"
+        )
+
+
+def _check_streamed(tables: Tables) -> None:
+    if tables.rollout.memory == "resident":
+        return
+    if tables.rollout.can_train:
+        raise ValueError(
+            "rollout.can_train: a gradient needs the whole network on the device; set it to "
+            'false, or rollout.memory to "resident"'
+        )
+    if tables.model.trained == "full":
+        raise ValueError(
+            "rollout.memory: weights that are trained stay on the device, and all are; set it to "
+            '"resident", or model.trained to "lora"'
+        )
+
+
+def _check_weights(tables: Tables) -> None:
+    """Samples of other weights than the trainer's need a weight for each row."""
+    method, weights = ALGORITHMS[tables.algorithm.name], f'"{tables.rollout.weights}"'
+    if tables.model.trained == "full":
+        raise ValueError(
+            f"rollout.weights: every version of all weights would be made {weights} anew; leave it "
+            'out, or set model.trained to "lora"'
+        )
+    if tables.rollout.can_train:
+        raise ValueError(
+            f"rollout.can_train: {weights} weights give the gradient of another network; set it to "
+            "false, or leave rollout.weights out"
+        )
+    if method.has_ratio and not method.corrects_staleness:
+        raise ValueError(
+            f"rollout.weights: {tables.algorithm.name} has no weight for samples of another "
+            "network; leave it out, or choose another algorithm.name"
+        )
+    goes_stale = tables.schedule.staleness_limit > 0 or tables.trainer.updates > 1
+    if goes_stale and method.has_ratio and tables.algorithm.stale_loss == "bypass":
+        raise ValueError(
+            f'algorithm.stale_loss: "bypass" would clip by how far {weights} weights are from the '
+            'trainer\'s; use "decoupled"'
         )
 
 

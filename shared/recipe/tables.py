@@ -9,7 +9,7 @@ from shared.learning.advantages import Advantages
 from shared.messages.contracts import MAX_GROUP_SIZE
 from shared.messages.records import Token
 from shared.models.attention import check_backend
-from shared.models.memory import Part
+from shared.models.memory import Form, Holding, Part, Residence
 from shared.recipe.fields import NonNegative, Positive, Rate, Renamed, Table
 from shared.recipe.rewards import Evaluation, Reward
 from shared.recipe.sampling import Algorithm, Sampling
@@ -126,6 +126,13 @@ class Rollout(Table):
     threads: Positive = 1
     can_train: bool = False
     """Whether rollout devices compute gradients of whole groups while the trainer is behind."""
+    memory: Residence = "resident"
+    """streamed: the network's blocks are on the host, and come to the device one after the
+    other."""
+    weights: Form | None = None
+    """Form of the network's weights where it only generates; without it, the trainer's."""
+    weight_cap: Annotated[float, Field(gt=1)] = 2.0
+    """Largest weight of a row of samples that such weights have generated."""
 
 
 class Encoder(Table):
@@ -166,6 +173,18 @@ class Tables(Table):
         """Parts of the model that a device holds to generate: text is left to encoders."""
         parts: frozenset[Part] = frozenset({"transformer", "decoder"})
         return parts if self.encoder.workers else parts | {"text"}
+
+    @property
+    def holding(self) -> Holding:
+        """How a rollout device holds the network. A lent trainer has its own."""
+        same = self.rollout.weights == "bf16" and self.model.dtype == "bfloat16"
+        return Holding(None if same else self.rollout.weights, self.rollout.memory)
+
+    @property
+    def largest_weight(self) -> float | None:
+        """Largest weight of a row by the ratio of the trainer's network to the one that generated;
+        None where both compute with the same weights."""
+        return self.rollout.weight_cap if self.holding.weights else None
 
     @property
     def run_schedule(self) -> RunSchedule:

@@ -20,7 +20,7 @@ from shared.store import ObjectStore
 
 MAY_CHANGE = {
     "run.steps", "run.keep_last", "run.keep_every", "model.device",
-    "rollout.workers", "rollout.threads", "rollout.can_train", "trainer.devices",
+    "rollout.workers", "rollout.threads", "rollout.can_train", "rollout.memory", "trainer.devices",
     "encoder.workers", "encoder.threads", "encoder.ahead", "encoder.device",
     "trainer.ranks", "trainer.sharded",
     "reward.workers", "reward.threads",

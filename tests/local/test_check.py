@@ -16,7 +16,11 @@ from shared.recipe.recipe import load_recipe, override
 from tests.paths import RECIPES
 
 MODELS = ("sd35-medium", "flux1-dev", "qwen-image", "wan2.1-14b", "hunyuanvideo")
-SHIPPED = [f"{model}{size}" for model in MODELS for size in ("", ".1-gpu", ".mixed")]
+IN_ONE_SIZE = ("sd35-large", "wan2.1-1.3b", "wan2.2-a14b")
+SHIPPED = [
+    *(f"{model}{size}" for model in MODELS for size in ("", ".1-gpu", ".mixed")),
+    *IN_ONE_SIZE,
+]
 
 
 def test_there_are_recipes_for_every_model_and_size() -> None:
@@ -54,7 +58,7 @@ NEED_80 = ("qwen-image", "hunyuanvideo")
 
 
 def stated_devices(name: str) -> str:
-    model = next(model for model in MODELS if name.startswith(model))
+    model = next(model for model in (*MODELS, *IN_ONE_SIZE) if name.startswith(model))
     size = name.removeprefix(model)
     return CARDS_OF_48 if size == ".mixed" and model not in NEED_80 else CARDS_OF_80[size]
 
@@ -80,7 +84,12 @@ def test_cards_of_48_gb_are_refused_in_one_line_where_the_model_is_too_large(mod
         check(RECIPES / f"{model}.mixed.toml", CARDS_OF_48, elsewhere=True)
     line = str(refused.value)
     assert line.startswith("rollout.workers: 16 are to generate; ")
-    assert line.endswith("L40S has 44 GiB") and "\n" not in line
+    assert "L40S has 44 GiB; it would take " in line and "\n" not in line
+    needed = {
+        "qwen-image": 'with encoder.workers = 1, rollout.memory = "streamed"',
+        "hunyuanvideo": "with encoder.workers = 1, model.vae_tiling = true",
+    }
+    assert line.endswith(needed[model])
 
 
 def test_memory_is_what_was_traced_with_the_decoder_in_float32() -> None:

@@ -51,6 +51,14 @@ def test_a_line_says_what_a_step_waits_for_and_the_last_one_that_the_run_is_fini
     ]
 
 
+def test_with_quantised_weights_a_line_says_how_much_the_samples_count() -> None:
+    plain = io.StringIO()
+    display = Display(Console(file=plain, width=160), "url", "logs", weighted=True)
+    with display.shown():
+        display.update(RUN | {"effective_sample_share": 0.974}, [])
+    assert "reward 0.500  samples count 97%  waiting for rollout" in plain.getvalue()
+
+
 async def test_ctrl_c_ends_the_evaluation_at_the_end_at_once() -> None:
     interrupted = asyncio.Event()
     sleeps = [sys.executable, "-c", "import time; time.sleep(600)"]

@@ -74,11 +74,11 @@ def test_other_bad_input_is_refused_in_one_line() -> None:
 
 
 def test_a_plan_in_a_table_and_in_json() -> None:
-    words = ("plan", "--profile", "qwen-image", "--devices", "h100=6,4090=2")
+    words = ("plan", "--profile", "qwen-image", "--devices", "h100=6")
     table = _run(*words)
-    assert "left out: qwen-image needs 58.8 GiB on a rollout device; 4090 has 23 GiB" in table
     found = json.loads(_run(*words, "--json"))
-    assert found["devices"] == {"H100": 6, "4090": 2}
+    assert found["devices"] == {"H100": 6}
+    assert found["reasons"] == found["left_out"] == []
     best = found["choices"][0]
     assert f"{best['rollout']['H100']} H100" in table
     assert best["rollout"]["H100"] + best["trainer"]["H100"] == 6
@@ -90,6 +90,21 @@ def test_a_plan_in_a_table_and_in_json() -> None:
     )
     # Equal devices with LoRA: nothing beats all of them colocated, and the table says so.
     assert ("all devices colocated" in table) == (best["gain"]["tuned"] < 1)
+
+
+def test_small_cards_generate_with_what_they_need() -> None:
+    words = ("plan", "--profile", "flux1-dev", "--devices", "h100=2,4090=4")
+    shown = _run(*words)
+    assert "4090 generates with 3.8 GiB" in shown and "22.2 GiB of its host's memory" in shown
+    assert 'encoder.workers = 1, rollout.memory = "streamed"' in shown
+    found = json.loads(_run(*words, "--json"))
+    assert found["excluded"] == {}
+    for choice in found["choices"]:
+        assert choice["rollout"]["4090"] == 4
+        streamed = {"4090": {"DIGENRL_ROLLOUT_MEMORY": "streamed"}}
+        only_small = set(choice["rollout"]) == {"4090"}
+        assert choice["environment"] == ({} if only_small else streamed)
+        assert (choice["recipe"].get("rollout.memory") == "streamed") == only_small
 
 
 def test_a_recipe_gives_the_batch_and_its_fixed_choices(tmp_path: Path) -> None:

@@ -4,11 +4,14 @@ import pytest
 import torch
 
 from services.rollout.rollout_engine import RolloutEngine
+from services.rollout.service import as_here
 from shared.devices.protocols import Generated, GroupData, GroupGradient
 from shared.diffusion.tensors import pack, unpack
 from shared.diffusion.weights import weights_digest
-from shared.errors import ContractError, IntegrityError, OutOfMemory
+from shared.errors import ContractError, IntegrityError, OutOfMemory, UserError
 from shared.messages.contracts import Fragment, GenerateFragment, Policy, Prompt
+from shared.models.memory import Holding
+from shared.process.settings import ServiceSettings
 from shared.recipe.recipe import override
 from tests.shared.diffusion.digits import PROMPT, adapter, load_digits
 from tests.shared.diffusion.digits import RECIPE as DIGITS
@@ -110,3 +113,22 @@ async def test_a_device_without_the_memory_says_so(
     monkeypatch.setattr(engine, "_gradient", needs_too_much)
     with pytest.raises(OutOfMemory, match="can_train"):
         await engine.gradient(GroupData(trajectories=(), conditions=b"", advantages=()))
+
+
+def test_a_worker_may_stream_what_the_recipe_keeps_on_the_device(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It computes no gradients then, whatever the others do."""
+    assert as_here(RECIPE, ServiceSettings(run="digits")) == RECIPE
+    monkeypatch.setenv("DIGENRL_ROLLOUT_MEMORY", "streamed")
+    here = as_here(RECIPE, ServiceSettings(run="digits"))
+    assert here.holding == Holding(memory="streamed")
+    assert not here.rollout.can_train
+    with pytest.raises(UserError, match=r"rollout\.memory"):
+        as_here(
+            override(DIGITS, {"model.trained": "full", "algorithm.kl_beta": 0.0}),
+            ServiceSettings(run="digits"),
+        )
+    monkeypatch.setenv("DIGENRL_ROLLOUT_MEMORY", "resident")
+    streamed = override(DIGITS, {"rollout.memory": "streamed"})
+    assert as_here(streamed, ServiceSettings(run="digits")) == DIGITS

@@ -4,12 +4,24 @@ Figures are those of a profile, for one shape of the model's samples. Activation
 scale with the number of latents, those of another type with its size.
 """
 
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+from typing import Literal
 
-from services.scheduler.costs.profile import Memory, Profile
+from services.scheduler.costs.profile import Profile, Streaming
+from services.scheduler.costs.sizes import Memory
 
 FIGURES_BYTES = 2
 """Bytes of a weight in a profile's figures of network and text encoders."""
+TRAINED_BYTES = 4
+"""Least bytes of a weight that is trained, of its gradient and of each of Adam's moments."""
+QUANTISED_BYTES = {"int8": 1.004, "fp8": 1.004, "nf4": 0.5625}
+"""Bytes of a quantised weight with its scales: of a row of at least 1,500 weights, or of 64."""
+MEMORY_SHARE = 0.92
+"""Share of a device that an estimate may fill: it leaves out what allocator and kernels take."""
+GIB_TO_GB = 2**30 / 1e9
+
+Weights = Literal["bf16", "int8", "fp8", "nf4"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,7 +34,7 @@ class Use:
     forwards: int
     """Forward passes per step: 2 with classifier-free guidance."""
     item_bytes: int
-    """Bytes of a weight that is not trained."""
+    """Bytes of a weight of `model.dtype`."""
     rank: int
     """Rank of the adapter; 0 if all weights are trained."""
     rows: int
@@ -37,6 +49,14 @@ class Use:
     """Whether rollout devices also compute gradients."""
     averages: bool = False
     """Whether the trainer keeps a moving average of the trained weights."""
+    encodes: bool = True
+    """Whether devices that generate hold the text encoders; if not, a process of its own does."""
+    tiles: bool = False
+    """Whether samples are decoded in tiles."""
+    streams: bool = False
+    """Whether the network's blocks come to rollout devices one after the other."""
+    weights: Weights | None = None
+    """Type of the network on rollout devices, if it is not that of the model."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +70,8 @@ class Needed:
     """Memory beyond the network: adapter, gradients, optimizer state and the next version."""
     peak: float
     """Peak of work beyond what is held."""
+    host: float = 0.0
+    """Memory of its host that it takes besides, and keeps pinned."""
 
     @property
     def held(self) -> float:
@@ -68,42 +90,53 @@ class Needed:
             "at work": self.peak,
         }
         told = " + ".join(f"{name} {gib:.1f}" for name, gib in parts.items() if gib)
-        return f"{self.total:.1f} GiB ({told})"
+        besides = f", and {self.host:.1f} GiB of its host's memory" if self.host else ""
+        return f"{self.total:.1f} GiB ({told}){besides}"
 
 
 def rollout_needs(memory: Memory, use: Use) -> Needed:
     """Return what a generating device needs; it loads the next version beside the one in use."""
-    network, adapter = _network(memory, use), _adapter(memory, use)
+    network, host = _held_network(memory, use)
     peaks = [_denoise(memory, use), _decode(memory, use)]
     if use.can_train:
         peaks.append(_train(memory, use))
     return Needed(
         network=network,
-        text=memory.text_gib * use.item_bytes / FIGURES_BYTES,
+        text=_text(memory, use) if use.encodes else 0.0,
         decoder=memory.decoder_gib,
-        trained=2 * adapter if use.rank else network,
+        trained=2 * _adapter(memory, use) if use.rank else network,
         peak=max(peaks),
+        host=host,
     )
 
 
 def trainer_needs(memory: Memory, use: Use) -> Needed:
-    """Return what a training device needs: a peak has the gradient, Adam keeps two moments."""
-    network, adapter = _network(memory, use), _adapter(memory, use)
+    """Return what a training device needs: a peak has the gradient, Adam keeps two moments.
+
+    Ranks that share the weights hold a part each, and gather one block after the other. Weights
+    that are trained are kept in float32 beside those that a run computes with, if these are not.
+    """
     peak = _train(memory, use)
     if use.helps:
         peak = max(peak, _denoise(memory, use), _decode(memory, use))
-    state = (3.0 + use.averages) * adapter
-    if not use.rank:
-        whole, network = network, network / use.ranks
-        # Every rank loads all weights, and shares them afterwards.
-        state = max((2.0 + use.averages) * network, whole - network - peak)
+    averages = float(use.averages)
+    if use.rank:
+        trained = (3.0 + averages) * _adapter(memory, use)
+    else:
+        masters = 1.0 if use.item_bytes < TRAINED_BYTES else 0.0
+        trained = (2.0 + averages + masters) * _trained_weights(memory, use)
     return Needed(
-        network=network,
-        text=memory.text_gib * use.item_bytes / FIGURES_BYTES if use.helps else 0.0,
+        network=_network(memory, use) / use.ranks,
+        text=_text(memory, use) if use.helps and use.encodes else 0.0,
         decoder=memory.decoder_gib if use.helps else 0.0,
-        trained=state,
+        trained=trained,
         peak=peak,
     )
+
+
+def encoder_needs(memory: Memory, use: Use) -> Needed:
+    """Return what a device needs that only encodes prompts, without the activations of one."""
+    return Needed(network=0.0, text=_text(memory, use), decoder=0.0, trained=0.0, peak=0.0)
 
 
 def usual(memory: Memory) -> Use:
@@ -120,27 +153,46 @@ def usual(memory: Memory) -> Use:
     )
 
 
-def with_memory(profile: Profile, use: Use) -> Profile:
-    """Return the profile with what such a run takes in place of its figures, if it has a table."""
+def with_memory(profile: Profile, use: Use, streams: Collection[str] = ()) -> Profile:
+    """Return the profile with what such a run takes in place of its figures, if it has a table.
+
+    Args:
+        streams: kinds of device to which the network's blocks come one after the other, though
+            ``use`` does not say so of all.
+    """
     if profile.memory is None:
         return profile
-    rollout, trainer = rollout_needs(profile.memory, use), trainer_needs(profile.memory, use)
+    resident = rollout_needs(profile.memory, replace(use, streams=False))
+    trainer = trainer_needs(profile.memory, use)
+    streaming = _streaming(profile.memory, use)
     return profile.model_copy(
         update={
             "rollout": profile.rollout.model_copy(
                 update={
-                    "memory_gib": rollout.total,
-                    "held_gib": rollout.held,
+                    "memory_gib": resident.total,
+                    "held_gib": resident.held,
                     "sample_gib": _denoise(profile.memory, use) / use.fragment,
                 }
             ),
             "variant": profile.variant.model_copy(
                 update={
                     "memory_gib": trainer.total,
-                    "optimizer_gib": max(0.0, trainer.held - rollout.held),
+                    "optimizer_gib": max(0.0, trainer.held - resident.held),
                 }
             ),
+            "streaming": dict.fromkeys(profile.devices if use.streams else streams, streaming),
+            "memory_share": MEMORY_SHARE,
         }
+    )
+
+
+def _streaming(memory: Memory, use: Use) -> Streaming:
+    needed = rollout_needs(memory, replace(use, streams=True))
+    return Streaming(
+        memory_gib=needed.total,
+        held_gib=needed.held,
+        host_gib=needed.host,
+        step_gb=needed.host * GIB_TO_GB,
     )
 
 
@@ -148,8 +200,38 @@ def _network(memory: Memory, use: Use) -> float:
     return memory.network_gib * use.item_bytes / FIGURES_BYTES
 
 
+def _held_network(memory: Memory, use: Use) -> tuple[float, float]:
+    """Return the parts of the network that a rollout device and its host hold."""
+    ratio = _item_ratio(memory, use)
+    network = memory.network_gib * ratio
+    if not use.streams:
+        return network, 0.0
+    return memory.streamed_gib * ratio, network
+
+
+def _item_ratio(memory: Memory, use: Use) -> float:
+    """Return the size of the network on a rollout device over that of the figures."""
+    if use.weights is None:
+        return use.item_bytes / FIGURES_BYTES
+    if use.weights == "bf16":
+        return 1.0
+    share = memory.linear_gib / memory.network_gib
+    quantised = share * QUANTISED_BYTES[use.weights]
+    return (quantised + (1 - share) * use.item_bytes) / FIGURES_BYTES
+
+
+def _text(memory: Memory, use: Use) -> float:
+    return memory.text_gib * use.item_bytes / FIGURES_BYTES
+
+
 def _adapter(memory: Memory, use: Use) -> float:
     return memory.adapter_gib * use.rank / memory.adapter_rank
+
+
+def _trained_weights(memory: Memory, use: Use) -> float:
+    """Return a rank's share of the weights where all are trained, as they are kept."""
+    item_bytes = max(use.item_bytes, TRAINED_BYTES)
+    return memory.network_gib * item_bytes / FIGURES_BYTES / use.ranks
 
 
 def _latents(memory: Memory, use: Use) -> float:
@@ -169,9 +251,19 @@ def _denoise(memory: Memory, use: Use) -> float:
 
 
 def _decode(memory: Memory, use: Use) -> float:
-    return memory.decode_gib * _latents(memory, use)
+    whole = memory.decode_gib * _latents(memory, use)
+    if not use.tiles:
+        return whole
+    return min(whole, memory.tiled_gib * max(1.0, _latents(memory, use)))
 
 
 def _train(memory: Memory, use: Use) -> float:
-    gradients = 0.0 if use.rank else _network(memory, use) / use.ranks
-    return gradients + memory.train_gib + use.rows * memory.row_gib * _activations(memory, use)
+    gradients = 0.0 if use.rank else _trained_weights(memory, use)
+    rows = use.rows * memory.row_gib * _activations(memory, use)
+    return gradients + memory.train_gib + rows + _gathered(memory, use)
+
+
+def _gathered(memory: Memory, use: Use) -> float:
+    """Return what a pass gathers of the other ranks' weights at a time."""
+    blocks = memory.streamed_gib * use.item_bytes / FIGURES_BYTES
+    return blocks * (1 - 1 / use.ranks)

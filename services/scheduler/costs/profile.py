@@ -18,6 +18,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError
 
+from services.scheduler.costs.sizes import Factor, Memory, Positive, Work
 from shared.errors import UserError
 from shared.messages.contracts import MAX_GROUP_SIZE
 from shared.messages.records import Record, Seconds, Text, Token
@@ -26,8 +27,6 @@ PROFILES = Path(__file__).parent / "profiles"
 
 Role = Literal["rollout", "trainer"]
 VariantName = Literal["lora", "full"]
-Positive = Annotated[int, Field(gt=0, le=2**31)]
-Factor = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 class Shape(Record):
@@ -106,40 +105,29 @@ class Colocated(Record):
     """Seconds of the whole swap, one way."""
 
 
-class Memory(Record):
-    """Memory that one model takes at one shape, in GiB: network and text encoders in bfloat16,
-    decoder and adapter in float32."""
-
-    height: Positive
-    width: Positive
-    frames: Positive
-    forwards: Literal[1, 2]
-    """Forward passes in the figures of a step or a row: 2 with classifier-free guidance."""
-    network_gib: Factor
-    text_gib: Factor
-    decoder_gib: Factor
-    adapter_gib: Factor
-    adapter_rank: Positive
-    denoise_gib: Factor
-    """Peak of a denoising step, per sample."""
-    decode_gib: Factor
-    """Peak of decoding one sample."""
-    train_gib: Annotated[float, Field(ge=0)]
-    """Part of a training pass's peak, gradients included, that does not grow with its rows."""
-    row_gib: Factor
-    """Part of a training pass's peak for each row, with gradient checkpointing."""
-
-
 class Device(Record):
     generation_speed: Factor
     """Relative to an H100."""
     training_speed: Factor
     memory_gib: Factor
+    host_gb_per_second: Factor = 25.0
+    """Speed at which weights come from the host's pinned memory: of PCIe 4.0 x16 unless said."""
+
+
+class Streaming(Record):
+    """What generating takes of a kind of device to which the network's blocks come from the memory
+    of its host, in place of the profile's figures."""
+
+    memory_gib: Factor
+    held_gib: Factor
+    host_gib: Factor
+    step_gb: Factor
+    """Weights that cross to the device in each denoising step, however many samples it has."""
 
 
 class Source(Record):
-    kind: Literal["recipe", "measured", "fitted", "assumed"]
-    """recipe: a choice, not a cost."""
+    kind: Literal["recipe", "measured", "traced", "fitted", "assumed"]
+    """recipe: a choice, not a cost; traced: counted from the model's configuration."""
     note: Text
 
 
@@ -151,6 +139,7 @@ class _Costs(Record):
     """Whether the network receives the guidance scale, so that guidance needs no second pass."""
     rollout: Rollout
     memory: Memory | None = None
+    work: Work | None = None
     colocated: Colocated
     devices: Annotated[dict[Token, Device], Field(min_length=1)]
     sources: dict[str, Source]
@@ -161,6 +150,11 @@ class Profile(_Costs):
     """Holds the costs of one model, trained in one way."""
 
     variant: Variant
+    streaming: Annotated[dict[Token, Streaming], Field(default_factory=dict)]
+    """Kinds of device that generate so."""
+    memory_share: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Share of a device's memory that may be planned with: an estimate leaves out what allocator
+    and kernels take."""
 
     @property
     def forward_seconds(self) -> float:
@@ -232,34 +226,53 @@ def device(profile: Profile, kind: str) -> Device:
 def fits(profile: Profile, kind: str, role: Role) -> str | None:
     """Return why a device of this kind cannot hold the model in this role; None if it can."""
     needed = (profile.rollout if role == "rollout" else profile.variant).memory_gib
+    if role == "rollout" and kind in profile.streaming:
+        needed = profile.streaming[kind].memory_gib
     has = device(profile, kind).memory_gib
-    if needed <= has:
+    if needed <= has * profile.memory_share:
         return None
-    return f"{profile.name} needs {needed:.4g} GiB on a {role} device; {kind} has {has:g} GiB"
+    reason = f"{profile.name} needs {needed:.4g} GiB on a {role} device; {kind} has {has:g} GiB"
+    return reason if needed > has else f"{reason}, of which {profile.memory_share:.0%} count"
 
 
 def holds_fragments(profile: Profile, kind: str, role: Role, samples: int) -> bool:
     """Return whether a device of this kind can denoise so many samples at a time."""
-    extra = profile.variant.optimizer_gib if role == "trainer" else 0.0
-    needed = profile.rollout.held_gib + extra + samples * profile.rollout.sample_gib
-    return needed <= device(profile, kind).memory_gib
+    held = profile.rollout.held_gib
+    if role == "trainer":
+        held += profile.variant.optimizer_gib
+    elif kind in profile.streaming:
+        held = profile.streaming[kind].held_gib
+    needed = held + samples * profile.rollout.sample_gib
+    return needed <= device(profile, kind).memory_gib * profile.memory_share
 
 
 def speed(profile: Profile, kind: str, role: Role) -> float:
-    """Return the speed relative to an H100; 0 if the device cannot hold the model."""
+    """Return the speed relative to an H100; 0 if the device cannot hold the model.
+
+    A device that waits for weights generates as fast as it does in whole groups.
+    """
     if fits(profile, kind, role) is not None:
         return 0.0
     found = device(profile, kind)
-    return found.generation_speed if role == "rollout" else found.training_speed
+    if role == "trainer":
+        return found.training_speed
+    if kind not in profile.streaming:
+        return found.generation_speed
+    size = profile.shape.group_size
+    return _generation_seconds(profile, size) / _streaming_seconds(profile, kind, size)
 
 
-def fragment_seconds(profile: Profile, kind: str, samples: int) -> float:
-    """Return the mean seconds to generate a fragment, in one call per step, and score it.
+def fragment_seconds(profile: Profile, kind: str, samples: int, role: Role = "rollout") -> float:
+    """Return the mean seconds to generate a fragment, in one call per step, and score it, on a
+    rollout device or on one of the trainer's.
 
     Infinite if the device cannot hold the model.
     """
-    rate = speed(profile, kind, "rollout")
-    return _generation_seconds(profile, samples) / rate if rate else math.inf
+    if fits(profile, kind, "rollout") is not None:
+        return math.inf
+    if role == "rollout" and kind in profile.streaming:
+        return _streaming_seconds(profile, kind, samples)
+    return _generation_seconds(profile, samples) / device(profile, kind).generation_speed
 
 
 def train_group_seconds(
@@ -310,6 +323,18 @@ def _generation_seconds(profile: Profile, samples: int) -> float:
     rollout = profile.rollout
     per_sample = rollout.decode_seconds + rollout.reward_seconds
     return profile.shape.steps * profile.step_seconds(samples) + samples * per_sample
+
+
+def _streaming_seconds(profile: Profile, kind: str, samples: int) -> float:
+    """Return the seconds of a fragment whose steps take as long as their weights do to come."""
+    found, waits = device(profile, kind), _transfer_seconds(profile, kind)
+    computes = profile.step_seconds(samples) / found.generation_speed
+    seconds = _generation_seconds(profile, samples) / found.generation_speed
+    return seconds + profile.shape.steps * max(0.0, waits - computes)
+
+
+def _transfer_seconds(profile: Profile, kind: str) -> float:
+    return profile.streaming[kind].step_gb / device(profile, kind).host_gb_per_second
 
 
 def _training_seconds(profile: Profile) -> float:

@@ -1,12 +1,16 @@
 """The split that a recipe itself asks for, on given devices."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from services.scheduler.costs.profile import Profile, fits
+from services.scheduler.costs.profile import Profile, Role, fits
 from services.scheduler.planning.splits import Devices, Split, words
 from shared.errors import UserError
 from shared.recipe.recipe import Recipe
 from shared.recipe.schedule import RunSchedule
+
+Remedy = Callable[[str, Role], str]
+"""Says what would make a kind of device fit a role; empty if that is not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,16 +20,18 @@ class Own:
     """What the recipe leaves open is decided while it runs, and so in its simulation."""
 
 
-def own_split(recipe: Recipe, profile: Profile, devices: Devices, *, host_gpus: int) -> Own:
+def own_split(
+    recipe: Recipe, profile: Profile, devices: Devices, *, host_gpus: int, remedy: Remedy
+) -> Own:
     """Chooses which devices train, the fastest first, and which generate.
 
     Raises:
-        UserError: if there are too few, or they do not hold what they are to hold.
+        UserError: if there are too few, or they do not hold what they are to hold, with the remedy.
     """
     _check_number(recipe, devices)
-    trainer = _trainer(recipe, profile, devices, host_gpus)
+    trainer = _trainer(recipe, profile, devices, host_gpus, remedy)
     left = {kind: count - trainer.get(kind, 0) for kind, count in devices.items()}
-    rollout = _rollout(recipe, profile, left)
+    rollout = _rollout(recipe, profile, left, remedy)
     schedule = recipe.run_schedule
     if recipe.schedule.mode == "colocated":
         return Own(Split({}, _sum(trainer, rollout)), schedule)
@@ -50,7 +56,9 @@ def _trains(recipe: Recipe) -> tuple[str, int]:
     return "trainer.devices", trainer.devices
 
 
-def _trainer(recipe: Recipe, profile: Profile, devices: Devices, host_gpus: int) -> Devices:
+def _trainer(
+    recipe: Recipe, profile: Profile, devices: Devices, host_gpus: int, remedy: Remedy
+) -> Devices:
     key, number = _trains(recipe)
     if key == "trainer.devices" and number > host_gpus:
         raise UserError(
@@ -62,11 +70,12 @@ def _trainer(recipe: Recipe, profile: Profile, devices: Devices, host_gpus: int)
         raise UserError(f"{key}: {number} of one kind, which {words(devices)} are not")
     able = [kind for kind in enough if fits(profile, kind, "trainer") is None]
     if not able:
-        raise UserError(f"{key}: {fits(profile, enough[0], 'trainer')}")
+        reason = fits(profile, enough[0], "trainer")
+        raise UserError(f"{key}: {reason}{_and(remedy(enough[0], 'trainer'))}")
     return {max(able, key=lambda kind: profile.devices[kind].training_speed): number}
 
 
-def _rollout(recipe: Recipe, profile: Profile, devices: Devices) -> Devices:
+def _rollout(recipe: Recipe, profile: Profile, devices: Devices, remedy: Remedy) -> Devices:
     wanted, chosen = recipe.rollout.workers, dict[str, int]()
     able = [kind for kind in devices if fits(profile, kind, "rollout") is None]
     for kind in sorted(able, key=lambda kind: -profile.devices[kind].generation_speed):
@@ -74,13 +83,18 @@ def _rollout(recipe: Recipe, profile: Profile, devices: Devices) -> Devices:
         if taken:
             chosen[kind] = taken
     if sum(chosen.values()) < wanted:
-        reason = next(
-            reason
+        kind, reason = next(
+            (kind, reason)
             for kind, count in devices.items()
             if count and (reason := fits(profile, kind, "rollout")) is not None
         )
-        raise UserError(f"rollout.workers: {wanted} are to generate; {reason}")
+        fit = _and(remedy(kind, "rollout"))
+        raise UserError(f"rollout.workers: {wanted} are to generate; {reason}{fit}")
     return chosen
+
+
+def _and(remedy: str) -> str:
+    return f"; {remedy}" if remedy else ""
 
 
 def _sum(one: Devices, other: Devices) -> Devices:

@@ -7,7 +7,8 @@ from typing import Literal
 
 from services.scheduler.core.supply import full_size
 from services.scheduler.costs.memory import Use
-from services.scheduler.costs.profile import Profile, Shape
+from services.scheduler.costs.profile import Profile, Rollout, Shape
+from services.scheduler.costs.sizes import Size, Work, forward_tflop, rho
 from services.scheduler.sim.profiled import steady_plan
 from shared.devices.chunks import make_tuner
 from shared.errors import UserError
@@ -30,7 +31,11 @@ def profile_of(recipe: Recipe, known: Iterable[str]) -> str:
 
 
 def with_shape_of(profile: Profile, recipe: Recipe) -> Profile:
-    """The same costs for this recipe's batch. Resolution and frames stay those of the profile."""
+    """The same costs for this recipe's batch, its samples' size and its training passes.
+
+    Seconds of a call scale with the operations of the network, those of decoding with the pixels;
+    both stay as they are if the profile does not count operations.
+    """
     guided = recipe.model.guidance > 1 and not profile.embeds_guidance
     forwards: Literal[1, 2] = 2 if guided else 1
     shape = Shape(
@@ -40,8 +45,45 @@ def with_shape_of(profile: Profile, recipe: Recipe) -> Profile:
         trained_steps=recipe.sampling.window,
         updates=recipe.trainer.updates,
     )
-    variant = profile.variant.model_copy(update={"forwards_per_step": forwards})
-    return profile.model_copy(update={"shape": shape, "variant": variant})
+    changes: dict[str, object] = {"forwards_per_step": forwards}
+    rollout = profile.rollout
+    if profile.work is not None:
+        size = _size_of(recipe, profile.work)
+        rollout = _scaled(rollout, profile.work, size)
+        changes["rho"] = _rho_of(recipe, profile.work, size)
+    variant = profile.variant.model_copy(update=changes)
+    return profile.model_copy(update={"shape": shape, "variant": variant, "rollout": rollout})
+
+
+def _size_of(recipe: Recipe, work: Work) -> Size:
+    model = recipe.model
+    return Size(
+        height=model.height,
+        width=model.width,
+        frames=model.frames,
+        text_tokens=model.text_tokens or work.text_tokens,
+    )
+
+
+def _scaled(rollout: Rollout, work: Work, size: Size) -> Rollout:
+    pixels = size.height * size.width * size.frames / (work.height * work.width * work.frames)
+    operations = forward_tflop(work, size) / forward_tflop(work, work.size)
+    return rollout.model_copy(
+        update={
+            "sample_seconds": rollout.sample_seconds * operations,
+            "decode_seconds": rollout.decode_seconds * pixels,
+        }
+    )
+
+
+def _rho_of(recipe: Recipe, work: Work, size: Size) -> float:
+    return rho(
+        work,
+        size,
+        full=recipe.model.trained == "full",
+        recomputes=recipe.trainer.gradient_checkpointing,
+        kl=recipe.algorithm.kl_beta > 0,
+    )
 
 
 def fragment_of(recipe: Recipe) -> int:
@@ -72,6 +114,7 @@ def use_of(recipe: Recipe, profile: Profile, *, fragment: int) -> Use:
         helps=recipe.trainer_may_help,
         can_train=recipe.rollout.can_train,
         averages=trainer.ema is not None,
+        encodes="text" in recipe.generating_parts,
     )
 
 

@@ -35,7 +35,8 @@ class RunView(View):
 
     model_config = example(
         run="digits", phase="running", step=12, steps=30, policy_version=12, reward_mean=0.71,
-        seconds_per_step=4.1, eta_seconds=73.8, waiting_for="rollout", missing_workers=[],
+        effective_sample_share=1.0, seconds_per_step=4.1, eta_seconds=73.8, waiting_for="rollout",
+        missing_workers=[],
         num_workers={"rollout": 2, "reward": 1, "trainer": 1}, num_quarantined=0, failure=None,
     )  # fmt: skip
 
@@ -51,6 +52,8 @@ class RunView(View):
     """The newest committed version; null before the first."""
     reward_mean: float | None
     """Mean reward of the newest committed batch."""
+    effective_sample_share: float | None
+    """Share of its number that the newest committed batch's samples count as, by their weights."""
     seconds_per_step: float | None
     """Median over the newest steps."""
     eta_seconds: float | None

@@ -44,6 +44,7 @@ def run_view(scheduler: Scheduler) -> RunView:
         steps=plan.num_batches,
         policy_version=None if state.policy is None else state.policy.version,
         reward_mean=newest.get("reward_mean"),
+        effective_sample_share=newest.get("effective_sample_share"),
         seconds_per_step=pace,
         eta_seconds=None if pace is None else pace * (plan.num_batches - step),
         waiting_for=waiting_for(state),

@@ -155,7 +155,9 @@ def helpers(profile: Profile, trainer: Devices) -> int:
 def help_seconds(profile: Profile, trainer: Devices, samples: int) -> float:
     """Returns seconds of a fragment on a trainer device; unequal ones count at their mean speed."""
     rates = [
-        count / fragment_seconds(profile, kind, samples) for kind, count in trainer.items() if count
+        count / fragment_seconds(profile, kind, samples, "trainer")
+        for kind, count in trainer.items()
+        if count
     ]
     return helpers(profile, trainer) / sum(rates) if sum(rates) else float("inf")
 

@@ -72,7 +72,7 @@ class RankedTraining(TrainingOnThreads):
         self._remote.into(self._first)
         for link in self._links:
             self._first.add({}, link.ask(Message("tally")).values)
-        self._first.check_on_policy()  # before the others wait for this rank's gradient
+        self._first.check_rows()  # before the others wait for this rank's gradient
         self._send_all(Message("step", {"batch": batch, "scale": scale}))
         with _together():
             metrics = self._first.step(batch, scale)

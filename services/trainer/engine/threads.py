@@ -133,7 +133,7 @@ class ReplicatedTraining(TrainingOnThreads):
             self._first.add(engine.gradient(), engine.tally)
             engine.begin()
         self._remote.into(self._first)
-        self._first.check_on_policy()
+        self._first.check_rows()
         metrics = self._first.step(batch, scale)
         for engine in self._others:
             engine.num_steps = self._first.num_steps

@@ -3,6 +3,7 @@
 import os
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from logging import ERROR, getLogger
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Self
@@ -11,9 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from shared.diffusion.models import Conditions, Part
+from shared.diffusion.quantisation import network_dtype, quantisation
 from shared.errors import UserError
-from shared.models.catalogue import PartConfig
+from shared.models.catalogue import PartConfig, network_folders
 from shared.models.families import EXPERTS, FamilySpec
+from shared.models.memory import AS_TRAINED, Holding
 
 NEGATIVE = "negative_"
 """Prefix of the names of the empty prompt's conditions, for classifier-free guidance."""
@@ -69,8 +72,14 @@ class Family(ABC):
         device: torch.device,
         dtype: torch.dtype,
         text_tokens: int,
+        holding: Holding = AS_TRAINED,
     ) -> Self:
-        """Loads some parts of a folder; raises UserError if they are incomplete."""
+        """Loads some parts of a folder, the network as ``holding`` says: one that is to be streamed
+        stays on the host.
+
+        Raises:
+            UserError: if they are incomplete, or if a package that ``holding`` needs is missing.
+        """
         diffusers = _quiet_diffusers()
         pipeline_class = getattr(diffusers, spec.pipeline)
         known = pipeline_class._get_signature_keys(pipeline_class)[0]
@@ -82,24 +91,29 @@ class Family(ABC):
             left_out |= {"vae": None}
         if "transformer" not in parts:
             left_out |= {name: None for name in EXPERTS.values() if name in known}
+        networks = [each.name for each in network_folders(folder) if "transformer" in parts]
+        computes_in = network_dtype(holding.weights, dtype)
+        quantised = quantisation(holding.weights, networks, computes_in) if networks else {}
+        types = {"vae": decoder_dtype(dtype), "default": dtype}
+        types |= dict.fromkeys(networks, computes_in)
         try:
             pipeline = pipeline_class.from_pretrained(
-                folder,
-                dtype={"vae": decoder_dtype(dtype), "default": dtype},
-                local_files_only=True,
-                **left_out,
+                folder, dtype=types, local_files_only=True, **quantised, **left_out
             )
         except (OSError, ValueError) as error:
             reason = str(error).splitlines()[0]
             raise UserError(f"model.folder: cannot load {folder}: {reason}") from error
         pipeline.set_progress_bar_config(disable=True)
-        pipeline.to(device)
-        if "transformer" in parts:
+        for name, part in pipeline.components.items():
+            stays = name in networks and holding.memory == "streamed"
+            if isinstance(part, nn.Module) and not stays:
+                part.to(device)
+        if networks:
             pipeline.transformer.requires_grad_(False).eval()
         else:  # without its T5, Stable Diffusion 3 fills in zeros as wide as the network says
             config = PartConfig(folder / "transformer" / "config.json")
             pipeline.transformer = SimpleNamespace(config=SimpleNamespace(**config))
-        return cls(pipeline, spec, device=device, dtype=dtype, text_tokens=text_tokens)
+        return cls(pipeline, spec, device=device, dtype=computes_in, text_tokens=text_tokens)
 
     @property
     def lora_targets(self) -> tuple[str, ...]:
@@ -213,7 +227,10 @@ def _at_least_float32(velocity: Tensor) -> Tensor:
 
 def _quiet_diffusers() -> Any:
     """Imports diffusers without progress bars and warnings, which do not belong in a log."""
-    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # read when it is imported
+    for library in ("DIFFUSERS", "TRANSFORMERS"):  # read when they are imported
+        os.environ.setdefault(f"{library}_VERBOSITY", "error")
+    for library in ("torchao", "torch.utils._pytree"):  # which warn while torchao is imported
+        getLogger(library).setLevel(ERROR)
 
     import diffusers
     from diffusers.utils import logging as diffusers_logging

@@ -25,7 +25,7 @@ from shared.devices.chunks import Chunk, Measurement, make_tuner
 from shared.diffusion.device import device_bytes, fits
 from shared.diffusion.models import Conditions, ModelAdapter, taken
 from shared.diffusion.policy import LoadedPolicy
-from shared.diffusion.training.objective import evaluate
+from shared.diffusion.training.objective import Behaviour, evaluate
 from shared.diffusion.training.rows import Rows, TrainingGroup
 from shared.diffusion.training.tally import Tally
 from shared.diffusion.weights import local_shard, trained_parameters
@@ -43,6 +43,8 @@ class GradientTransaction:
     num_rows: int
     """Rows of an optimizer step: the one denominator of every row's loss."""
     guidance: float
+    largest_weight: float | None = None
+    """`Tables.largest_weight`"""
     tally: Tally = field(default_factory=Tally)
     """Metrics of the rows that were trained."""
     num_skipped: int = 0
@@ -58,6 +60,7 @@ class GradientTransaction:
             algorithm=recipe.algorithm,
             num_rows=rows // recipe.trainer.updates,
             guidance=recipe.model.guidance,
+            largest_weight=recipe.largest_weight,
         )
 
     def begin(self) -> None:
@@ -77,6 +80,13 @@ class GradientTransaction:
         everything.skip(self.num_skipped)
         return everything.metrics()
 
+    def check(self) -> None:
+        """Raises BatchFailed if the rows so far are not what these weights can be trained on."""
+        if self.largest_weight is None:
+            self.tally.check_on_policy()
+        else:
+            self.tally.check_weights(self.largest_weight)
+
     def accumulate(self, group: TrainingGroup, chunk: Chunk) -> None:
         """Adds the gradient of one group, or a part of one, a chunk at a time.
 
@@ -92,8 +102,9 @@ class GradientTransaction:
                 self._accumulate_rows(rows, group.staleness + self.num_steps)
 
     def _accumulate_rows(self, rows: Rows, staleness: int) -> None:
+        behaviour = Behaviour(staleness == 0, self.largest_weight)
         with taken(Untrainable):
-            found = evaluate(self.algorithm, rows, self, on_policy=staleness == 0)
+            found = evaluate(self.algorithm, rows, self, behaviour)
         per_row = found.surrogate.per_row
         if found.divergence is not None:
             per_row = per_row + self.algorithm.kl_beta * found.divergence

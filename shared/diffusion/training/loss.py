@@ -5,6 +5,8 @@ whole batch, a constant; so the gradient of a batch does not depend on how its r
 
 Three policies take part: the one that generated a sample and stored its log-probs (behaviour), the
 trainer's weights at the start of the batch (proximal), and those that the gradient is taken at.
+Where rollout computes with other weights than the trainer's (`rollout.weights`), the behaviour
+policy is another one for fresh rows as well, and every row is weighted (`decoupled_surrogate`).
 
 For rows of staleness 0, before the first optimizer step of their batch, all three are the same and
 the ratio is 1. It is not computed from the stored log-prob, which differs by rounding where a
@@ -78,25 +80,21 @@ def decoupled_surrogate(
     *,
     clip_range: float,
     advantage_clip: float,
-    weight_cap: float,
+    largest_weight: float,
 ) -> Surrogate:
     """Returns decoupled PPO's loss per row from log-probs and advantages (B,):
-    min(proximal / behaviour, cap) x clipped(current / proximal).
+    min(proximal / behaviour, largest weight) x clipped(current / proximal).
 
     After Hilton et al. 2021 (arXiv 2110.00641), with truncated weights. A batch makes one optimizer
     step, so the proximal policy is the current one, with the same log-probs without gradient: no
     further forward pass is needed, and the clip does not act.
-
-    The cap is 1 + weight_cap x clip_range. The constant of 2 that language models are trained with
-    is for log-probs of tokens; ours are means over a sample's elements, where a whole optimizer
-    step moves a ratio by 1e-5 to 1e-3, and 2 would never bind. The clip range is on that scale.
     """
     proximal = log_prob.detach()
     clipped = clipped_surrogate(
         log_prob, proximal, advantage, clip_range=clip_range, advantage_clip=advantage_clip
     )
     ratio = torch.exp(proximal - behaviour_log_prob)
-    weight = ratio.clamp(max=1 + weight_cap * clip_range)
+    weight = ratio.clamp(max=largest_weight)
     return Surrogate(weight * clipped.per_row, ratio, clipped.clipped_ratio, weight)
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pkgutil import resolve_name
 from typing import Any, Protocol
 
@@ -34,6 +35,17 @@ class Network(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class Behaviour:
+    """Says what is known of the policy that generated some rows."""
+
+    on_policy: bool
+    """Whether it is the version whose weights are in use."""
+    largest_weight: float | None = None
+    """Largest weight of a row, if it may have computed with other weights than the trainer's own
+    of that version (`Tables.largest_weight`)."""
+
+
+@dataclass(frozen=True, slots=True)
 class LossTerms:
     surrogate: Surrogate
     divergence: Tensor | None
@@ -41,24 +53,38 @@ class LossTerms:
 
 
 def clipped(
-    algorithm: Algorithm, rows: TransitionRows, network: Network, *, on_policy: bool
+    algorithm: Algorithm, rows: TransitionRows, network: Network, behaviour: Behaviour
 ) -> LossTerms:
     """Returns PPO's loss of the steps that were taken: Flow-GRPO, CPS, DanceGRPO, MixGRPO."""
     taken = _taken(rows, network)
     old, advantage = _like(rows.behaviour_log_prob, taken), _like(rows.advantage, taken)
-    limits = {"clip_range": algorithm.clip_range, "advantage_clip": algorithm.advantage_limit}
-    if on_policy:
-        surrogate = onpolicy_surrogate(taken.log_prob, old, advantage, **limits)
-    elif algorithm.stale_loss == "decoupled":
-        limits["weight_cap"] = algorithm.weight_cap
-        surrogate = decoupled_surrogate(taken.log_prob, old, advantage, **limits)
-    else:
-        surrogate = clipped_surrogate(taken.log_prob, old, advantage, **limits)
+    surrogate = _surrogate(algorithm, behaviour)(
+        taken.log_prob, old, advantage,
+        clip_range=algorithm.clip_range, advantage_clip=algorithm.advantage_limit,
+    )  # fmt: skip
     return LossTerms(surrogate, _divergence(algorithm, rows, taken, network))
 
 
+def _surrogate(algorithm: Algorithm, behaviour: Behaviour) -> Callable[..., Surrogate]:
+    """Returns the loss of steps by their current log-prob, the stored one and the advantage.
+
+    The cap of stale rows is 1 + weight_cap x clip_range. The constant of 2 that language models
+    are trained with is for log-probs of tokens; ours are means over a sample's elements, where a
+    whole optimizer step moves a ratio by 1e-5 to 1e-3, and 2 would never bind. The clip range is on
+    that scale. Ratios to quantised weights are further from 1, and have a cap of their own.
+    """
+    if behaviour.largest_weight is not None:
+        return partial(decoupled_surrogate, largest_weight=behaviour.largest_weight)
+    if behaviour.on_policy:
+        return onpolicy_surrogate
+    if algorithm.stale_loss == "decoupled":
+        cap = 1 + algorithm.weight_cap * algorithm.clip_range
+        return partial(decoupled_surrogate, largest_weight=cap)
+    return clipped_surrogate
+
+
 def guarded(
-    algorithm: Algorithm, rows: TransitionRows, network: Network, *, on_policy: bool
+    algorithm: Algorithm, rows: TransitionRows, network: Network, behaviour: Behaviour
 ) -> LossTerms:
     """Returns the loss of GRPO-Guard."""
     taken = _taken(rows, network)
@@ -70,16 +96,16 @@ def guarded(
         _like(rows.advantage, taken),
         clip_range=algorithm.clip_range,
         advantage_clip=algorithm.advantage_limit,
-        on_policy=on_policy,
+        on_policy=behaviour.on_policy,
     )
     return LossTerms(surrogate, _divergence(algorithm, rows, taken, network))
 
 
 def nft(
-    algorithm: Algorithm, rows: NoisedSamples, network: Network, *, on_policy: bool
+    algorithm: Algorithm, rows: NoisedSamples, network: Network, behaviour: Behaviour
 ) -> LossTerms:
     """Returns the loss of DiffusionNFT without its old policy: supervised, on finished samples,
-    towards good ones and away from bad ones. It has no ratio, so ``on_policy`` is not used."""
+    towards good ones and away from bad ones. It has no ratio, whoever generated them."""
     velocity = network.velocity(rows.noised, rows.sigma, rows.conditions)
     surrogate = branches(velocity, rows, advantage_clip=algorithm.advantage_clip)
     if not algorithm.kl_beta:
@@ -88,11 +114,10 @@ def nft(
     return LossTerms(surrogate, ((velocity - reference) ** 2).flatten(1).mean(1))
 
 
-def evaluate(algorithm: Algorithm, rows: Any, network: Network, *, on_policy: bool) -> LossTerms:
-    """Returns the loss of rows that are the algorithm's. ``on_policy`` says that the weights in use
-    generated them."""
+def evaluate(algorithm: Algorithm, rows: Any, network: Network, behaviour: Behaviour) -> LossTerms:
+    """Returns the loss of rows that are the algorithm's."""
     objective: Callable[..., LossTerms] = resolve_name(ALGORITHMS[algorithm.name].objective)
-    return objective(algorithm, rows, network, on_policy=on_policy)
+    return objective(algorithm, rows, network, behaviour)
 
 
 def _taken(rows: TransitionRows, network: Network) -> Transition:

@@ -15,6 +15,13 @@ EXTREMES = {
 }  # fmt: skip
 """How two tallies become one, where they do not add up."""
 
+LATER = {"weight_square_sum": "weight_sum"}
+"""Fields that tallies of earlier releases do not have, and the field that stands for each: weights
+were 1, but for what an optimizer step moves a ratio by."""
+
+MIN_EFFECTIVE_SHARE = 0.5
+"""Effective share of rows below which a batch is not trained."""
+
 MIN_RATIO = 1e-300
 """A ratio that has underflowed still has a logarithm."""
 
@@ -32,6 +39,7 @@ class Tally:
     stale_ratio_error: float = 0.0
     num_stale: int = 0
     weight_sum: float = 0.0
+    weight_square_sum: float = 0.0
     num_clipped_low: int = 0
     num_clipped_high: int = 0
     num_zero_advantage: int = 0
@@ -55,7 +63,9 @@ class Tally:
         self.approx_kl_sum += float((wide - 1 - wide.clamp(min=MIN_RATIO).log()).sum())
         self.ratio_min = min(self.ratio_min, float(ratio.min()))
         self.ratio_max = max(self.ratio_max, float(ratio.max()))
-        self.weight_sum += float(surrogate.weight.double().sum())
+        weight = surrogate.weight.double()
+        self.weight_sum += float(weight.sum())
+        self.weight_square_sum += float((weight**2).sum())
         self.num_clipped_low += int(((clipped < 1 - clip_range) & (advantage < 0)).sum())
         self.num_clipped_high += int(((clipped > 1 + clip_range) & (advantage > 0)).sum())
         self.num_zero_advantage += int((advantage == 0).sum())
@@ -77,6 +87,28 @@ class Tally:
                 "of torch and diffusers on all hosts"
             )
 
+    def check_weights(self, largest: float) -> None:
+        """Raises BatchFailed if weights up to ``largest`` cannot make up for how far the network
+        that generated these rows is from the one that trains."""
+        seen = self.num_rows - self.num_skipped
+        ratio, share = self.ratio_sum / max(1, seen), self.effective_share
+        too_far = ratio < 1 / largest or ratio > largest
+        if seen and (too_far or share < MIN_EFFECTIVE_SHARE):
+            raise BatchFailed(
+                "rollout.weights: the network that generates is too far from the one that trains: "
+                f"the mean ratio is {ratio:.3g} ({1 / largest:.3g} to {largest:g} is allowed), and "
+                f"by their weights the samples count as {share:.0%} of their number "
+                f"({MIN_EFFECTIVE_SHARE:.0%} are needed); leave it out, or use more bits"
+            )
+
+    @property
+    def effective_share(self) -> float:
+        """Kish's effective number of the rows that were trained, over their number."""
+        seen = self.num_rows - self.num_skipped
+        if not seen:
+            return 1.0
+        return self.weight_sum**2 / (seen * self.weight_square_sum or inf)
+
     def as_dict(self) -> dict[str, float]:
         """Returns the tally for a message; finite if at least one row was trained."""
         return {field.name: float(getattr(self, field.name)) for field in fields(self)}
@@ -88,6 +120,7 @@ class Tally:
             ContractError: if it is no tally; this one is then unchanged.
         """
         names = {field.name for field in fields(self)}
+        other = {new: other.get(old, 0.0) for new, old in LATER.items()} | {**other}
         if other.keys() != names:
             raise ContractError(f"not a tally: {sorted(names ^ other.keys())[0]}")
         for name in names:
@@ -111,6 +144,7 @@ class Tally:
             "stale_ratio_error": self.stale_ratio_error,
             "stale_fraction": self.num_stale / each,
             "weight_mean": self.weight_sum / each if seen else 1.0,
+            "effective_sample_share": self.effective_share,
             "clip_fraction_low": self.num_clipped_low / rows,
             "clip_fraction_high": self.num_clipped_high / rows,
             "zero_advantage_fraction": self.num_zero_advantage / rows,

@@ -38,8 +38,43 @@ def test_the_recipe_gives_the_batch_and_the_profile_the_costs() -> None:
     assert with_shape_of(profile, _recipe(model__guidance=1.0)).variant.forwards_per_step == 1
     told = with_shape_of(load_profile("flux1-dev"), _recipe(model__guidance=3.5))
     assert told.variant.forwards_per_step == 1, "FLUX.1 is told the guidance"
-    assert shaped.rollout == profile.rollout
-    assert shaped.training_work > shaped.shape.samples * 5 * 3 * 2 * profile.rollout.sample_seconds
+    assert shaped.training_work > shaped.shape.samples * 5 * 3 * 2 * shaped.rollout.sample_seconds
+
+
+def test_seconds_are_those_of_the_recipe_s_size() -> None:
+    """FLUX.1's profile is of 720 px and 512 tokens of text."""
+    profile = load_profile("flux1-dev")
+    size = {"model__height": 720, "model__width": 720, "model__text_tokens": 512}
+    assert with_shape_of(profile, _recipe(**size)).rollout == profile.rollout
+    small = with_shape_of(profile, _recipe(**size | {"model__height": 512, "model__width": 512}))
+    assert small.rollout.call_seconds == profile.rollout.call_seconds
+    assert small.rollout.sample_seconds / profile.rollout.sample_seconds == pytest.approx(
+        21.5 / 37.3, rel=0.01
+    )
+    assert small.rollout.decode_seconds == pytest.approx(
+        profile.rollout.decode_seconds * (512 / 720) ** 2
+    )
+    short = with_shape_of(profile, _recipe(**size | {"model__text_tokens": 128}))
+    assert short.rollout.sample_seconds < profile.rollout.sample_seconds
+
+
+def test_trained_rows_take_the_passes_that_the_recipe_asks_for() -> None:
+    profile = load_profile("wan2.1-14b")
+
+    def rho(**changes: object) -> float:
+        size = {"model__height": 240, "model__width": 416, "model__frames": 33}
+        return with_shape_of(profile, _recipe(**size | changes)).variant.rho
+
+    checkpointed = {"trainer__gradient_checkpointing": True}
+    assert rho(**checkpointed, algorithm__kl_beta=0.004) == pytest.approx(4.15, rel=0.02)
+    assert rho(**checkpointed, algorithm__kl_beta=0.0) == pytest.approx(3.15, rel=0.02)
+    assert rho(algorithm__kl_beta=0.0) == pytest.approx(2.15, rel=0.02)
+
+
+def test_a_profile_that_counts_no_operations_keeps_its_seconds() -> None:
+    plain = load_profile("flux1-dev").model_copy(update={"work": None})
+    found = with_shape_of(plain, _recipe())
+    assert found.rollout == plain.rollout and found.variant.rho == plain.variant.rho
 
 
 def test_what_is_open_is_for_the_planner() -> None:

@@ -2,7 +2,8 @@
 
     python -m tests.shared.diffusion.ratio_error
 
-prints the largest of each, in float32 and in bfloat16.
+prints the largest of each, in float32 and in bfloat16; then for networks in float32 the ratios to
+samples of the same network in other forms, as `rollout.weights` makes them.
 """
 
 import sys
@@ -16,9 +17,11 @@ from torch import Tensor
 
 from shared.diffusion.models import Conditions, ModelAdapter, load_model, repeat_rows
 from shared.diffusion.policy import LoraSpec, attach_lora
-from shared.diffusion.sampler import Denoising, SamplingPlan, denoise
+from shared.diffusion.sampler import Denoising, SamplingPlan, Trajectory, denoise
+from shared.diffusion.streaming import stream
 from shared.diffusion.transition import transition
 from shared.diffusion.weights import trained_parameters
+from shared.models.memory import AS_TRAINED, Form, Holding, Part
 from tests import tiny_models
 
 Trained = Literal["lora", "full"]
@@ -29,6 +32,8 @@ GUIDANCES = {
     "wan22": (1.0, 4.0),
 }  # fmt: skip
 """With classifier-free guidance, where the family has it, and without."""
+FORMS: tuple[Form, ...] = ("bf16", "int8", "fp8")
+CPU = torch.device("cpu")
 SIZE, FRAMES = 32, 5
 PLAN = SamplingPlan(sigmas=(1.0, 0.8, 0.5, 0.2, 0.0), window=range(3), noise_level=0.7)
 
@@ -38,30 +43,47 @@ def measure(
 ) -> dict[tuple[float, int], float]:
     """Largest |ratio - 1| by guidance and by rows of the replay; four samples are generated."""
     model = load_moved(tiny_models.save(family, folder), trained, dtype)
-    frames = FRAMES if family in tiny_models.VIDEO else 1
-    shape = model.latent_shape(height=SIZE, width=SIZE, frames=frames)
     found = {}
     for guidance in GUIDANCES[family]:
         conditions = model.encode(tiny_models.PROMPT, guidance=guidance)
-        denoising = Denoising(PLAN, seeds=[1, 2, 3, 4], shape=shape, device=torch.device("cpu"))
-        four = repeat_rows(conditions, 4)
-        denoise(partial(_velocity, model, four, guidance), denoising)
-        path = denoising.trajectory()
+        path = sample(family, model, conditions, guidance)
         for rows in ROWS:
             errors = [
-                _error(
-                    model, path.latents[:rows], path.log_probs[:rows], step, conditions, guidance
-                )
+                float((_ratios(model, path, rows, step, conditions, guidance) - 1).abs().max())
                 for step in PLAN.window
             ]
             found[guidance, rows] = max(errors)
     return found
 
 
-def load_moved(folder: Path, trained: Trained, dtype: torch.dtype) -> ModelAdapter:
-    """With trained weights that are not those of the beginning."""
-    cpu = torch.device("cpu")
-    model = load_model(folder, {"transformer", "text", "decoder"}, device=cpu, dtype=dtype)
+def ratios(family: str, folder: Path, dtype: torch.dtype, form: Form | None) -> Tensor:
+    """Ratios (rows,) of the trainer's network to one in another form, which has sampled."""
+    tiny_models.save(family, folder)
+    trainer = load_moved(folder, "lora", dtype)
+    rollout = load_moved(folder, "lora", dtype, Holding(form))
+    found = []
+    for guidance in GUIDANCES[family]:
+        conditions = trainer.encode(tiny_models.PROMPT, guidance=guidance)
+        path = sample(family, rollout, conditions, guidance)
+        found += [_ratios(trainer, path, 4, step, conditions, guidance) for step in PLAN.window]
+    return torch.cat(found)
+
+
+def sample(family: str, model: ModelAdapter, conditions: Conditions, guidance: float) -> Trajectory:
+    """Four samples of one prompt."""
+    frames = FRAMES if family in tiny_models.VIDEO else 1
+    shape = model.latent_shape(height=SIZE, width=SIZE, frames=frames)
+    denoising = Denoising(PLAN, seeds=[1, 2, 3, 4], shape=shape, device=CPU)
+    denoise(partial(_velocity, model, repeat_rows(conditions, 4), guidance), denoising)
+    return denoising.trajectory()
+
+
+def load_moved(
+    folder: Path, trained: Trained, dtype: torch.dtype, holding: Holding = AS_TRAINED
+) -> ModelAdapter:
+    """With trained weights that are not those of the beginning, the same however it is held."""
+    parts: set[Part] = {"transformer", "text", "decoder"}
+    model = load_model(folder, parts, device=CPU, dtype=dtype, holding=holding)
     if trained == "full":
         model.transformer.requires_grad_(True)
     else:
@@ -75,6 +97,8 @@ def load_moved(folder: Path, trained: Trained, dtype: torch.dtype) -> ModelAdapt
         for parameter in trained_parameters(model.transformer).values():
             noise = torch.randn(parameter.shape, generator=generator)
             parameter.add_(0.05 * noise.to(parameter.dtype))
+    if holding.memory == "streamed":
+        stream(model.transformer, CPU)
     return model
 
 
@@ -84,21 +108,20 @@ def _velocity(
     return model.velocity(latents, sigma, conditions, guidance=guidance)
 
 
-def _error(
+def _ratios(
     model: ModelAdapter,
-    latents: Tensor,
-    log_probs: Tensor,
+    path: Trajectory,
+    rows: int,
     step: int,
     conditions: Conditions,
     guidance: float,
-) -> float:
-    """Replays as the trainer does, with gradients."""
-    rows = len(latents)
+) -> Tensor:
+    """Replays the first ``rows`` samples as the trainer does, with gradients: ratios (rows,)."""
     where = PLAN.step(torch.full((rows,), step))
-    before, arrived = latents[:, step], latents[:, step + 1]
+    before, arrived = path.latents[:rows, step], path.latents[:rows, step + 1]
     velocity = _velocity(model, repeat_rows(conditions, rows), guidance, before, where.sigma)
     again = transition(velocity, before, where, arrived=arrived).log_prob.detach()
-    return float((torch.exp(again - log_probs[:, step]) - 1).abs().max())
+    return torch.exp(again - path.log_probs[:rows, step])
 
 
 def main() -> None:
@@ -110,6 +133,15 @@ def main() -> None:
                     worst = max(measure(family, Path(folder), trained, dtype).values())
                 name = str(dtype).removeprefix("torch.")
                 echo(f"{name:9} {family:14} {trained:5} {worst:.1e}\n")
+    for form in FORMS:
+        for family in tiny_models.FAMILIES:
+            with tempfile.TemporaryDirectory() as folder:
+                found = ratios(family, Path(folder), torch.float32, form)
+            worst, mean = float((found - 1).abs().max()), float(found.mean())
+            share = float(found.sum() ** 2 / (len(found) * (found**2).sum()))
+            echo(
+                f"{form:9} {family:14} largest {worst:.1e} mean {mean - 1:+.1e} share {share:.6f}\n"
+            )
 
 
 if __name__ == "__main__":

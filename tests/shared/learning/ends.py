@@ -13,7 +13,7 @@ from shared.diffusion.models import Conditions, repeat_rows
 from shared.diffusion.sampler import Denoising
 from shared.diffusion.tensors import pack, unpack, unpack_conditions
 from shared.diffusion.training.loss import Surrogate
-from shared.diffusion.training.objective import LossTerms, Network
+from shared.diffusion.training.objective import Behaviour, LossTerms, Network
 from shared.diffusion.training.rows import (
     RowKind,
     check_alike,
@@ -58,7 +58,9 @@ class EndGroup:
             yield EndRows(ends, advantage, repeat_rows(self.conditions, len(ends)))
 
 
-def regress(algorithm: Algorithm, rows: EndRows, network: Network, *, on_policy: bool) -> LossTerms:
+def regress(
+    algorithm: Algorithm, rows: EndRows, network: Network, behaviour: Behaviour
+) -> LossTerms:
     sigma = torch.full((len(rows.ends),), 0.5)
     velocity = network.velocity(0.5 * rows.ends, sigma, rows.conditions)
     error = ((0.5 * rows.ends - 0.5 * velocity - rows.ends) ** 2).flatten(1).mean(1)

@@ -10,7 +10,7 @@ from safetensors import safe_open
 from shared.diffusion.device import held_bytes
 from shared.errors import UserError
 from shared.messages.workers import Device
-from shared.models.memory import Part, adapter_bytes, weight_bytes
+from shared.models.memory import Holding, Part, adapter_bytes, network_bytes, weight_bytes
 from shared.recipe.recipe import load_recipe, override
 from tests.paths import ROOT
 
@@ -64,6 +64,21 @@ def test_a_whole_download_counts_what_diffusers_loads_of_it_and_nothing_twice(
     weights(tmp_path / "vae" / "diffusion_pytorch_model.safetensors", conv=[10, 3, 3])
     assert weight_bytes(tmp_path, "bfloat16", ALL) == 2 * 2000 + 2 * 500 + 4 * 90
     assert weight_bytes(tmp_path, "bfloat16", ["transformer"]) == 2 * 2000
+
+
+def test_a_streamed_network_counts_its_two_largest_blocks_and_what_is_outside_of_them() -> None:
+    tensors = [
+        ("x_embedder.weight", [10, 4]), ("norm_out.linear.weight", [6, 10]),
+        ("blocks.0.attn.to_q.weight", [20, 10]), ("blocks.0.norm.weight", [20]),
+        ("blocks.1.attn.to_q.weight", [30, 10]), ("single_blocks.0.proj.weight", [5, 10]),
+    ]  # fmt: skip
+    outside, largest, every = 40 + 60, 300, 220 + 300 + 50
+    assert network_bytes(tensors, "bfloat16") == 2 * (outside + every)
+    streamed = Holding(memory="streamed")
+    assert network_bytes(tensors, "bfloat16", streamed) == 2 * (outside + 2 * largest)
+    assert network_bytes(tensors, "float32", Holding("bf16")) == 2 * (outside + every)
+    both = Holding("int8", "streamed")
+    assert network_bytes(tensors, "bfloat16", both) == 2 * outside + 2 * (300 + 5 * 30)
 
 
 def test_an_adapter_counts_the_matrices_that_it_changes(tmp_path: Path) -> None:

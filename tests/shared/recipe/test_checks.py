@@ -54,6 +54,30 @@ def test_what_an_algorithm_cannot_do_is_refused(
             {"model.trained": "full", "algorithm.kl_beta": 0.0, "rollout.can_train": True},
             "rollout.can_train: gradients of all weights",
         ),
+        (
+            {"rollout.memory": "streamed", "rollout.can_train": True},
+            "rollout.can_train: a gradient",
+        ),
+        (
+            {"rollout.memory": "streamed", "model.trained": "full", "algorithm.kl_beta": 0.0},
+            "rollout.memory: weights that are trained stay on the device",
+        ),
+        (
+            {"rollout.weights": "int8", "model.trained": "full", "algorithm.kl_beta": 0.0},
+            'rollout.weights: every version of all weights would be made "int8" anew',
+        ),
+        ({"rollout.weights": "int8", "rollout.can_train": True}, "gradient of another network"),
+        (
+            {"rollout.weights": "int8", "algorithm.name": "grpo-guard"},
+            "rollout.weights: grpo-guard",
+        ),
+        (
+            {"rollout.weights": "int8", "schedule.max_staleness": 1},
+            'stale_loss: "bypass" would clip',
+        ),
+        ({"rollout.weights": "bf16", "trainer.updates": 2}, 'use "decoupled"'),
+        ({"rollout.weights": "int4"}, "rollout.weights"),
+        ({"rollout.weights": "int8", "rollout.weight_cap": 1.0}, "rollout.weight_cap"),
         ({"trainer.updates": 3}, "trainer.updates: 3 does not divide batch.groups (10)"),
         ({"trainer.updates": 2, "rollout.can_train": True}, "trainer.updates: rollout devices"),
         (
@@ -144,3 +168,28 @@ def test_a_group_that_no_message_takes_is_refused_with_the_largest_that_one_take
     found = re.search(r"at most (\d+)", str(refused.value))
     assert found is not None
     override(plain, {"batch.group_size": int(found[1]), "schedule.fragment_size": "auto"})
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"rollout.weights": "int8", "rollout.memory": "streamed"},
+        {
+            "rollout.weights": "int8",
+            "schedule.max_staleness": 1,
+            "algorithm.stale_loss": "decoupled",
+        },
+        {"rollout.weights": "int8", "schedule.max_staleness": 1, "algorithm.name": "diffusion-nft"},
+        {"rollout.weights": "bf16", "model.dtype": "bfloat16", "rollout.can_train": True},
+    ],
+)
+def test_what_weights_of_rollout_go_with(changes: dict[str, Any]) -> None:
+    override(load_recipe(DIGITS), changes)
+
+
+def test_rows_are_weighted_only_where_rollout_computes_with_other_weights() -> None:
+    recipe = load_recipe(DIGITS)
+    assert recipe.largest_weight is None
+    half = override(recipe, {"rollout.weights": "bf16", "rollout.weight_cap": 3.0})
+    assert half.largest_weight == 3.0
+    assert override(half, {"model.dtype": "bfloat16"}).largest_weight is None

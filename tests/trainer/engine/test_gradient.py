@@ -51,7 +51,10 @@ def row_loss(
     behaviour = path.log_probs[sample, position].double()
     clip, advantage = recipe.algorithm.clip_range, group.advantages[sample]
     proximal, weight = behaviour, 1.0
-    if not staleness:
+    if recipe.largest_weight is not None:
+        proximal = log_prob.detach()
+        weight = min(math.exp(float(proximal - behaviour)), recipe.largest_weight)
+    elif not staleness:
         proximal = log_prob.detach()  # the weights that generated it, whatever was stored
     elif recipe.algorithm.stale_loss == "decoupled":
         proximal = log_prob.detach()
@@ -135,6 +138,7 @@ def accumulate(
         algorithm=recipe.algorithm,
         num_rows=batch.groups * batch.group_size * sampling.window,
         guidance=recipe.model.guidance,
+        largest_weight=recipe.largest_weight,
     )
     transaction.begin()
     for group, cut, chunk, staleness in groups:
@@ -237,6 +241,39 @@ def test_rounding_of_a_fresh_sample_s_log_prob_takes_no_row_s_gradient(
     assert metrics["clip_fraction_low"] + metrics["clip_fraction_high"] > 0.1, "a stale one may"
 
 
+@pytest.mark.parametrize("staleness", [0, 1])
+def test_rows_of_quantised_weights_are_weighted_up_to_a_cap_of_their_own(
+    recipe: Recipe, loaded: LoadedPolicy, staleness: int
+) -> None:
+    """Fresh and stale ones alike; the clip acts on none."""
+    cap = 1 + OFF_POLICY
+    changes = {"rollout.weights": "int8", "rollout.weight_cap": cap, "algorithm.kl_beta": 0.0}
+    quantised = override(recipe, changes)
+    groups = make_batch(quantised, loaded=loaded, off_policy=OFF_POLICY)
+    found, metrics = accumulate(
+        quantised, loaded.model, [(g, (4,), Chunk(3, 2), staleness) for g in groups]
+    )
+    parts = [one_shot_reference(loaded.model, quantised, group, staleness) for group in groups]
+    wanted = {name: torch.stack([part[name] for part in parts]).sum(0) for name in parts[0]}
+    assert relative_error(found, wanted) <= TOLERANCE["float32"]
+    assert metrics["ratio_min"] < metrics["weight_mean"] < cap < metrics["ratio_max"]
+    assert metrics["clip_fraction_low"] == metrics["clip_fraction_high"] == 0
+    assert 1 - 1e-4 < metrics["effective_sample_share"] < 1
+
+
+def test_quantised_weights_fail_no_batch_for_their_ratio_but_for_too_few_samples_that_count(
+    recipe: Recipe, loaded: LoadedPolicy
+) -> None:
+    quantised = override(recipe, {"rollout.weights": "int8"})
+    engine = TrainerEngine(quantised, loaded)
+    for moved, said in ((0.3, None), (3.0, "samples count as"), (0.3, None)):
+        engine.begin()
+        for group in make_batch(quantised, loaded=loaded, off_policy=moved):
+            train_group(engine, group.cut([4]), group.conditions, group.advantages)
+        with pytest.raises(BatchFailed, match=said) if said else nullcontext():
+            engine.check_rows()
+
+
 def test_samples_of_other_weights_than_they_name_fail_the_batch(
     recipe: Recipe, loaded: LoadedPolicy
 ) -> None:
@@ -246,7 +283,7 @@ def test_samples_of_other_weights_than_they_name_fail_the_batch(
         for group in make_batch(recipe, loaded=loaded, off_policy=moved):
             train_group(engine, group.cut([4]), group.conditions, group.advantages)
         with pytest.raises(BatchFailed, match="off by") if fails else nullcontext():
-            engine.check_on_policy()
+            engine.check_rows()
 
 
 def test_stale_rows_have_a_ratio_error_of_their_own(

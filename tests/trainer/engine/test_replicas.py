@@ -1,6 +1,7 @@
 """The update does not depend on where gradients are computed, or whether zeros are."""
 
 import asyncio
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
 import pytest
@@ -17,7 +18,7 @@ from shared.diffusion.tensors import pack, unpack
 from shared.diffusion.training.group_gradient import WEIGHTS, GroupGradients
 from shared.diffusion.training.tally import Tally
 from shared.diffusion.weights import load_weights, trained_tensors
-from shared.errors import ContractError
+from shared.errors import BatchFailed, ContractError
 from shared.recipe.recipe import Recipe, override
 from tests.trainer.batches import make_batch
 
@@ -225,6 +226,39 @@ def test_tallies_of_parts_add_up_to_that_of_all_rows() -> None:
         num_rows=8, ratio_sum=7.8, ratio_min=0.7, ratio_max=1.4,
         onpolicy_ratio_error=0.4, num_stale=5, loss=2.0,
     )  # fmt: skip
+
+
+def test_a_tally_of_an_earlier_release_is_added() -> None:
+    """It does not have what was not measured then; all weights were 1."""
+    earlier = Tally(num_rows=5, weight_sum=5.0).as_dict()
+    del earlier["weight_square_sum"]
+    both = Tally(num_rows=3, weight_sum=3.0, weight_square_sum=3.0)
+    both.merge(earlier)
+    assert both == Tally(num_rows=8, weight_sum=8.0, weight_square_sum=8.0)
+    with pytest.raises(ContractError, match="not a tally"):
+        both.merge({"weight_square_sum": 1.0})
+
+
+def test_the_effective_share_is_the_same_however_rows_are_tallied() -> None:
+    """Of weights 1, 1, 1 and 3, of which two tallies have two each: 6^2 / (4 x 12)."""
+    one = Tally(num_rows=2, weight_sum=2.0, weight_square_sum=2.0)
+    one.merge(Tally(num_rows=2, weight_sum=4.0, weight_square_sum=10.0).as_dict())
+    assert one.effective_share == pytest.approx(0.75)
+    one.skip(10)
+    assert one.effective_share == pytest.approx(0.75), "rows without advantage have no weight"
+    assert Tally().effective_share == 1
+
+
+@pytest.mark.parametrize(("ratio", "fails"), [(0.4, True), (0.6, False), (1.9, False), (2.1, True)])
+def test_ratios_that_are_all_too_far_from_one_fail_a_batch_whose_weights_are_equal(
+    ratio: float, fails: bool
+) -> None:
+    weight = min(ratio, 2.0)
+    tally = Tally(
+        num_rows=8, ratio_sum=8 * ratio, weight_sum=8 * weight, weight_square_sum=8 * weight**2
+    )
+    with pytest.raises(BatchFailed, match=f"mean ratio is {ratio}") if fails else nullcontext():
+        tally.check_weights(2.0)
 
 
 @pytest.fixture(scope="module")
