@@ -1,7 +1,7 @@
 """Builds a model of configuration files alone: network and decoder of fake tensors, with the
 project's own adapter of the family and its own policy."""
 
-from collections import Counter
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -141,22 +141,24 @@ def text_bytes(folder: Path, dtype: str) -> dict[str, int]:
     return found
 
 
-def block_bytes(network: nn.Module) -> tuple[int, int]:
-    """Returns the bytes of a network without its adapter that stay on a device to which its blocks
-    come one after the other (all but the blocks, and two of the largest), and those of the blocks'
-    matrices."""
-    adapter = set(trained_parameters(network).values()) if is_adapter(network) else set()
-    outside, matrices, blocks = num_bytes(network.buffers()), 0, Counter[str]()
-    for name, weight in network.named_parameters():
-        if weight in adapter:
-            continue
-        size, found = num_bytes([weight]), BLOCK.match(name)
-        if not found:
-            outside += size
-            continue
-        blocks[found[0]] += size
-        matrices += size if weight.dim() == 2 and name.endswith(".weight") else 0
-    return outside + 2 * max(blocks.values(), default=0), matrices
+def linear_bytes(network: nn.Module, dtype: str) -> int:
+    """Returns the bytes of the matrices of a network's blocks, held as ``dtype``."""
+    counts = (
+        math.prod(shape)
+        for name, shape in base_shapes(network)
+        if len(shape) == 2 and name.endswith(".weight") and BLOCK.match(name)
+    )
+    return sum(counts) * ITEM_BYTES[dtype]
+
+
+def base_shapes(network: nn.Module) -> list[tuple[str, tuple[int, ...]]]:
+    """Returns names and shapes of a network's weights, without its adapter."""
+    trained = set(trained_parameters(network).values()) if is_adapter(network) else set()
+    return [
+        (name.replace(".base_layer.", "."), tuple(each.shape))
+        for name, each in network.named_parameters()
+        if each not in trained
+    ]
 
 
 def num_bytes(tensors: Iterable[Any]) -> int:

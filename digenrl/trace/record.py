@@ -42,8 +42,8 @@ class Weights(Record):
     network: Count
     """Without what is trained, if that is an adapter."""
     streamed: Count
-    """Part of the network that stays on a device to which its blocks come one after the other."""
-    matrices: Count
+    """Part of the network that a device holds at a time if its blocks are streamed."""
+    linear: Count
     """Part of the network that can be quantised: the matrices of its blocks."""
     trained: Count
     """Adapter, or the whole network once more where all of it is trained."""
@@ -170,7 +170,7 @@ class Trace(Record):
 
     def memory(self, *, fragment: int) -> Memory:
         """Returns a cost profile's memory table. Its figures are exact for fragments of so many
-        samples, at this shape."""
+        samples, at this shape; those of decoding are in tiles if the recipe decodes so."""
         shape, weights = self.shape, self.weights
         scale = ITEM_BYTES[shape.dtype] / FIGURES_BYTES
         fixed, row = affine([(each.rows, each.peak_bytes) for each in self.training.passes])
@@ -183,14 +183,14 @@ class Trace(Record):
             forwards=shape.forwards,
             network_gib=weights.network / scale / GIB,
             streamed_gib=max(weights.streamed, 1) / scale / GIB,
-            linear_gib=max(weights.matrices, 1) / scale / GIB,
+            linear_gib=max(weights.linear, 1) / scale / GIB,
             text_gib=max(sum(weights.text.values()), 1) / scale / GIB,
             decoder_gib=weights.decoder / GIB,
             adapter_gib=weights.trained / GIB,
             adapter_rank=shape.rank or 1,
             denoise_gib=self.denoise_peak(fragment) / fragment / scale / GIB,
             decode_gib=self.decode.peak_bytes / GIB,
-            tiled_gib=self.decode.peak_bytes / GIB,  # traced as the recipe decodes
+            tiled_gib=self.decode.peak_bytes / GIB,
             train_gib=fixed / GIB,
             row_gib=row / scale / GIB,
         )

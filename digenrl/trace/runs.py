@@ -22,8 +22,9 @@ from digenrl.trace.fakes import (
     DIGEST,
     FakeModel,
     UnreadWeights,
-    block_bytes,
+    base_shapes,
     fake_model,
+    linear_bytes,
     num_bytes,
     text_bytes,
 )
@@ -51,6 +52,7 @@ from shared.diffusion.training.rows import TrainingGroup, read_group, row_kind
 from shared.diffusion.training.tally import Tally
 from shared.diffusion.weights import is_adapter, trained_parameters
 from shared.messages.contracts import Fragment, GenerateFragment, Policy, Prompt
+from shared.models.memory import Holding, network_bytes
 from shared.recipe.recipe import Recipe
 
 Say = Callable[[str], None]
@@ -111,7 +113,7 @@ def trace(recipe: Recipe, setting: Setting, *, is_published: bool, say: Say) -> 
         model=table.folder.name,
         is_published=is_published,
         shape=_shape(recipe, traced.model),
-        weights=_weights(traced.model, text),
+        weights=_weights(traced.model, table.dtype, text),
         denoise=steps,
         decode=decoded,
         train=train,
@@ -302,15 +304,14 @@ def _shape(recipe: Recipe, model: FakeModel) -> Shape:
     )
 
 
-def _weights(model: FakeModel, text: dict[str, int]) -> Weights:
+def _weights(model: FakeModel, dtype: str, text: dict[str, int]) -> Weights:
     network = model.network
     trained = num_bytes(trained_parameters(network).values())
     whole = num_bytes([*network.parameters(), *network.buffers()])
-    streamed, matrices = block_bytes(network)
     return Weights(
         network=whole - trained if is_adapter(network) else whole,
-        streamed=streamed,
-        matrices=matrices,
+        streamed=network_bytes(base_shapes(network), dtype, Holding(memory="streamed")),
+        linear=linear_bytes(network, dtype),
         trained=trained,
         text=text,
         decoder=num_bytes([*model.decoder.parameters(), *model.decoder.buffers()]),
