@@ -7,15 +7,19 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from services.rollout.encoder import EncoderApp
+from services.rollout.service import _encode
 from shared.bus.bus import Bus
+from shared.errors import UserError
 from shared.learning.prompts import PromptOrder, read_prompts
 from shared.messages.contracts import PolicyPublished
 from shared.process.worker import Worker, WorkerContext
+from shared.process.worker_process import WorkerProcess
 from shared.recipe.recipe import Recipe, load_recipe, override
 from shared.run.commits import CommitRecord, commit
 from shared.run.conditions import forget_conditions, read_conditions
@@ -223,3 +227,9 @@ async def test_a_run_that_goes_on_longer_has_more_batches_to_encode(start: Start
         assert run.devices[0].done == run.prompts(0, 1), "there is no batch 2"
         await store_recipe(run.store, override(run.recipe, {"run.steps": 3}))
         await run.has(2)
+
+
+async def test_an_encoder_that_nobody_would_ask_says_which_key_to_set() -> None:
+    process = SimpleNamespace(settings=None, recipe=load_recipe(DIGITS))
+    with pytest.raises(UserError, match=r"^encoder\.workers: 0, .* set it to the number"):
+        await _encode(cast(WorkerProcess, process))

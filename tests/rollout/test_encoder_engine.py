@@ -116,9 +116,12 @@ from pathlib import Path
 import psutil
 from services.rollout.rollout_engine import RolloutEngine
 from shared.recipe.recipe import load_recipe
+from tests.rollout.test_encoder_engine import made
 engine = RolloutEngine(load_recipe(Path(sys.argv[1])))
+made(engine, Path(sys.argv[2]).read_bytes() if len(sys.argv) > 2 else None)
 sys.stdout.write(str(psutil.Process().memory_info().rss))
 """
+"""Generates a fragment, from conditions if there are any, and prints the resident bytes."""
 
 
 @pytest.mark.slow
@@ -134,14 +137,15 @@ def test_a_rollout_process_without_text_encoders_is_smaller_by_their_size(tmp_pa
     text = weight_bytes(tmp_path / "model", "float32", {"text"})
     assert text > 300 * MIB
 
-    def resident(workers: int) -> int:
+    conditions = tmp_path / "conditions"
+    conditions.write_bytes(encoded(recipe))
+
+    def resident(workers: int, *given: Path) -> int:
         path = tmp_path / f"{workers}.json"
         path.write_text(override(recipe, {"encoder.workers": workers}).model_dump_json())
-        answer = subprocess.run(
-            [sys.executable, "-c", RESIDENT, str(path)], capture_output=True, text=True, check=True
-        )
-        return int(answer.stdout)
+        program = [sys.executable, "-c", RESIDENT, str(path), *map(str, given)]
+        return int(subprocess.run(program, capture_output=True, check=True).stdout)
 
-    saved = resident(0) - resident(1)
+    saved = resident(0) - resident(1, conditions)
     sys.stdout.write(f"text {text / MIB:.0f} MiB, saved {saved / MIB:.0f} MiB\n")
     assert 0.95 * text < saved < 1.3 * text
