@@ -84,7 +84,7 @@ async def test_what_is_faulty_is_refused_until_it_is_made_anew(
         case "no record":
             await folder_store.write(key, b'{"conditions": 1}')
         case _:
-            foreign = found.ref.model_copy(update={"key": f"{RUN}/weights/{'0' * 64}.safetensors"})
+            foreign = await folder_store.put(f"{RUN}/weights", b"packed", suffix=".safetensors")
             record = f'{{"conditions":{foreign.model_dump_json()},"prompt":"","worker":"e"}}'
             await folder_store.write(key, record.encode())
     with pytest.raises(FaultyConditions):
