@@ -21,7 +21,7 @@ from shared.recipe.recipe import Recipe, load_recipe, override
 from tests import tiny_models
 from tests.paths import DIGITS
 
-GUIDANCES = {"sd3": 4.0, "flux": 3.5, "qwen-image": 4.0, "wan": 4.0, "hunyuan-video": 3.5}
+OTHERS = [pytest.param(family, marks=pytest.mark.slow) for family in tiny_models.OTHERS]
 MIB = 1 << 20
 
 
@@ -30,8 +30,8 @@ def recipe_of(family: str, folder: Path, **changes: object) -> Recipe:
     return override(load_recipe(DIGITS), {
         "model.folder": folder, "model.height": 32, "model.width": 32,
         "model.frames": 5 if family in tiny_models.VIDEO else 1,
-        "model.guidance": GUIDANCES[family], "sampling.steps": 4, "sampling.window": 2,
-        "sampling.first_window_starts": (0, 0), **given,
+        "model.guidance": 4.0 if family in tiny_models.CFG else 3.5,
+        "sampling.steps": 4, "sampling.window": 2, "sampling.first_window_starts": (0, 0), **given,
     })  # fmt: skip
 
 
@@ -58,7 +58,7 @@ def encoded(recipe: Recipe) -> bytes:
 
 
 @pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("family", tiny_models.FAMILIES)
+@pytest.mark.parametrize("family", [*tiny_models.FAMILIES, *OTHERS])
 def test_a_device_without_text_encoders_makes_the_same_samples(
     family: str, dtype: str, tmp_path: Path
 ) -> None:
