@@ -20,7 +20,7 @@ def slow(family: str) -> Any:
     return pytest.param(family, marks=pytest.mark.slow)
 
 
-EVERY = ["sd3", *(slow(family) for family in tiny_models.FAMILIES if family != "sd3")]
+EVERY = ["sd3", *(slow(family) for family in tiny_models.MODELS if family != "sd3")]
 
 
 @pytest.fixture(scope="module", autouse=True)
