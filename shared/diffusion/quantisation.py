@@ -47,8 +47,7 @@ def _torchao(form: Form) -> Any:
     from torchao.quantization import Float8WeightOnlyConfig, FqnToConfig, Int8WeightOnlyConfig
 
     kind = Int8WeightOnlyConfig if form == "int8" else Float8WeightOnlyConfig
-    # Otherwise torchao sets the precision of float32 products for the whole process.
-    weights = kind(set_inductor_config=False)
+    weights = kind(set_inductor_config=False)  # nothing is compiled
     return TorchAoConfig(FqnToConfig({f"re:{BLOCK.pattern}.*": weights}))
 
 

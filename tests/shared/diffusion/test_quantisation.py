@@ -69,12 +69,6 @@ def test_its_ratio_to_the_trainers_network_is_near_one_and_not_rounding(
                        torch.ones_like(ratios))  # fmt: skip
 
 
-def test_it_leaves_the_precision_of_float32_products_alone(tmp_path: Path) -> None:
-    before = torch.get_float32_matmul_precision()
-    loaded("sd3", tiny_models.save("sd3", tmp_path), "int8")
-    assert torch.get_float32_matmul_precision() == before
-
-
 @pytest.mark.parametrize(("form", "extra"), [("int8", "quantised"), ("nf4", "nf4")])
 def test_a_missing_package_is_named_with_its_extra(
     form: Form, extra: str, monkeypatch: pytest.MonkeyPatch

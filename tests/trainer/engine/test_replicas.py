@@ -261,6 +261,15 @@ def test_ratios_that_are_all_too_far_from_one_fail_a_batch_whose_weights_are_equ
         tally.check_weights(2.0)
 
 
+def test_too_few_rows_that_count_fail_a_batch_whose_mean_ratio_is_well() -> None:
+    """Of 8 rows, 3 have the largest weight and the others none; 4 would do."""
+    for counting, fails in ((3, True), (4, False)):
+        sums = 2.0 * counting
+        tally = Tally(num_rows=8, ratio_sum=sums, weight_sum=sums, weight_square_sum=4.0 * counting)
+        with pytest.raises(BatchFailed, match="count as 38%") if fails else nullcontext():
+            tally.check_weights(2.0)
+
+
 @pytest.fixture(scope="module")
 def without_kl(recipe: Recipe) -> Recipe:
     return override(recipe, {"algorithm.kl_beta": 0.0})
