@@ -131,8 +131,9 @@ class Rollout(Table):
     other."""
     weights: Form | None = None
     """Form of the network's weights where it only generates; without it, the trainer's."""
-    weight_cap: Annotated[float, Field(gt=1)] = 2.0
-    """Largest weight of a row of samples that such weights have generated."""
+    weight_cap: Annotated[float, Field(gt=1)] = 1.1
+    """Largest weight of a row of samples that such weights have generated; a batch whose mean ratio
+    is further from 1 fails."""
 
 
 class Encoder(Table):

@@ -266,7 +266,7 @@ def test_quantised_weights_fail_no_batch_for_their_ratio_but_for_too_few_samples
 ) -> None:
     quantised = override(recipe, {"rollout.weights": "int8"})
     engine = TrainerEngine(quantised, loaded)
-    for moved, said in ((0.3, None), (3.0, "samples count as"), (0.3, None)):
+    for moved, said in ((0.1, None), (3.0, "samples count as"), (0.1, None)):
         engine.begin()
         for group in make_batch(quantised, loaded=loaded, off_policy=moved):
             train_group(engine, group.cut([4]), group.conditions, group.advantages)

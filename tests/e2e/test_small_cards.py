@@ -1,0 +1,46 @@
+"""Runs whose rollout holds another network than the trainer's, or holds it elsewhere."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shared.recipe.recipe import load_recipe, override
+from tests.e2e.local_run import SMALL, StartRun
+from tests.paths import DIGITS
+
+pytestmark = pytest.mark.run
+
+
+def recipe_of(folder: Path, changes: dict[str, Any]) -> Path:
+    path = folder / "recipe.json"
+    path.write_text(override(load_recipe(DIGITS), changes).model_dump_json())
+    return path
+
+
+@pytest.mark.slow
+def test_int8_rollout_trains_with_its_ratios_measured_fresh_and_stale(
+    tmp_path: Path, start_run: StartRun
+) -> None:
+    changes = SMALL | {
+        "rollout.weights": "int8",
+        "rollout.memory": "streamed",
+        "schedule.max_staleness": 1,
+        "schedule.tag": 1,
+        "algorithm.stale_loss": "decoupled",
+    }
+    run = start_run("--steps", "4", recipe=recipe_of(tmp_path, changes))
+    summary = run.finish()
+    assert summary["commits"] == 4
+    assert 1e-6 < summary["onpolicy_ratio_error_max"] < 1e-2, "that of the trainer is rounding"
+    assert 0.99 < summary["effective_sample_share_min"] <= 1
+    assert summary["warnings"] == []
+
+
+@pytest.mark.night
+@pytest.mark.timeout(1800)
+def test_int8_rollout_learns_the_digits(tmp_path: Path, start_run: StartRun) -> None:
+    """docs/large-models.md has three seeds, beside those of a rollout in float32."""
+    summary = start_run(recipe=recipe_of(tmp_path, {"rollout.weights": "int8"})).finish()
+    assert summary["gold_accuracy_after"] >= 0.95
+    assert summary["effective_sample_share_min"] > 0.99
