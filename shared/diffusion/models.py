@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from shared.diffusion.device import is_out_of_memory
+from shared.diffusion.loading import Place, Progress, no_progress
 from shared.errors import ContractError, UserError
 from shared.models.attention import check_device
 from shared.models.catalogue import checked_family_of, text_tokens
@@ -78,13 +79,16 @@ def load_model(
     guidance_2: float | None = None,
     attention: str | None = None,
     holding: Holding = AS_TRAINED,
+    place: Place | None = None,
+    progress: Progress = no_progress,
 ) -> ModelAdapter:
     """Loads a diffusers folder with the adapter of the family that ``model_index.json`` names.
 
     ``max_text_tokens`` replaces the family's own length of a prompt, ``guidance_2`` the guidance
-    of a second network, and ``attention`` torch's choice of an attention back end. Of a model that
-    is loaded without its network, nothing but `encode` works. ``holding`` gives the network its
-    form; one that is to be streamed stays on the host.
+    of a second network, and ``attention`` torch's choice of an attention back end. ``holding``
+    gives the network its form; one that is to be streamed stays on the host. ``place`` puts it
+    elsewhere; ``progress`` is told of every part and piece. Of a model that is loaded without its
+    network, nothing but `encode` works.
 
     Raises:
         UserError: if the folder is not a diffusers model, or of a family without an adapter, or
@@ -94,8 +98,9 @@ def load_model(
     spec, tokens = checked_family_of(folder), text_tokens(folder, max_text_tokens)
     check_device(attention, on_gpu=device.type == "cuda")
     loaded: ModelAdapter = resolve_name(spec.adapter).load(
-        folder, spec, parts, device=device, dtype=dtype, text_tokens=tokens, holding=holding
-    )
+        folder, spec, parts, device=device, dtype=dtype, text_tokens=tokens,
+        holding=holding, place=place, progress=progress,
+    )  # fmt: skip
     loaded.guidance_2 = guidance_2
     if attention is not None:
         _attend_by(loaded.transformer, attention)

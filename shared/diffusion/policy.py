@@ -1,11 +1,19 @@
 """From a recipe to the network that rollout and trainer both hold, with its LoRA adapter."""
 
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
+import structlog
 import torch
 from torch import nn
 
 from shared.diffusion.device import fits
+from shared.diffusion.families.base import Family
+from shared.diffusion.loading import Place, Progress
+from shared.diffusion.masters import MastersPlace, ShardsPlace, TrainedWeights
 from shared.diffusion.models import ModelAdapter, Part, load_model
 from shared.diffusion.sampler import SamplingPlan
 from shared.diffusion.streaming import stream
@@ -14,10 +22,15 @@ from shared.errors import UserError
 from shared.learning.algorithms import ALGORITHMS
 from shared.learning.seeds import derive
 from shared.models import sigmas
-from shared.models.memory import AS_TRAINED, Holding
+from shared.models.memory import AS_TRAINED, Holding, file_bytes
 from shared.recipe.networks import check_networks, frozen_layers
 from shared.recipe.recipe import Recipe
 from shared.recipe.sampling import Sampling
+
+Tell = Callable[[float], None]
+"""Gets the share of a model that is loaded, from 0 to 1."""
+
+log = structlog.get_logger()
 
 REMEDY = (
     'use a GPU with more memory, model.dtype = "bfloat16" or, to generate, rollout.memory = '
@@ -83,16 +96,46 @@ class LoadedPolicy:
     device: torch.device
     in_use: WeightsInUse
     """Trained weights: one object for all who use this network, so that it is digested once."""
+    trained: TrainedWeights
+    """What an optimizer trains of it."""
+
+
+def copy_policy(policy: LoadedPolicy, index: int) -> LoadedPolicy:
+    """Copies a policy to the host's GPU of this index, or without any GPU once more to the CPU: as
+    if it were loaded there, without reading a file.
+
+    Raises:
+        OutOfMemory: if it does not fit.
+    """
+    device = torch.device(f"cuda:{index}" if torch.cuda.is_available() else "cpu")
+    with fits(device, "a copy of the model", REMEDY):
+        assert isinstance(policy.model, Family), "only what was loaded is copied"
+        model = policy.model.copy_to(device)
+        masters = {
+            name: nn.Parameter(each.detach().to(device, copy=True))
+            for name, each in policy.trained.masters.items()
+        }
+        network = model.transformer
+        return LoadedPolicy(model, device, WeightsInUse(network), TrainedWeights(network, masters))
 
 
 def load_policy(
-    recipe: Recipe, parts: set[Part], index: int = 0, holding: Holding = AS_TRAINED
+    recipe: Recipe,
+    parts: set[Part],
+    index: int = 0,
+    holding: Holding = AS_TRAINED,
+    *,
+    trains: bool = False,
+    tell: Tell | None = None,
 ) -> LoadedPolicy:
     """Loads the recipe's base model, with a fresh adapter if one is trained: the same in every
     process.
 
     ``index`` is that of the host's GPU; without any GPU, networks share the CPU. ``holding`` says
-    how the network is held where it only generates.
+    how the network is held where it only generates. ``trains`` says that an optimizer will train
+    it: with float32 masters of what is trained in half precision, and with a shard of the weights
+    if the recipe says so, so that all ranks have to load at the same time. ``tell`` gets the share
+    that is loaded, again and again.
 
     Raises:
         OutOfMemory: if it does not fit.
@@ -101,34 +144,83 @@ def load_policy(
     device = torch.device(f"cuda:{index}" if torch.cuda.is_available() else "cpu")
     set_matmul_precision(recipe, device)
     with fits(device, f"loading {', '.join(sorted(parts))} of the model", REMEDY):
-        return _loaded(recipe, parts, device, holding)
+        place = _place(recipe, device) if trains else None
+        policy = _loaded(recipe, parts, device, holding, place, tell)
+        if holding.memory == "streamed":
+            stream(policy.model.transformer, device)
+        return policy
 
 
 def _loaded(
-    recipe: Recipe, parts: set[Part], device: torch.device, holding: Holding
+    recipe: Recipe,
+    parts: set[Part],
+    device: torch.device,
+    holding: Holding,
+    place: Place | None,
+    tell: Tell | None,
 ) -> LoadedPolicy:
     table = recipe.model
     check_networks(recipe)
-    model = load_model(
-        table.folder,
-        parts,
-        device=device,
-        dtype=getattr(torch, table.dtype),
-        max_text_tokens=table.text_tokens,
-        guidance_2=table.guidance_2,
-        attention=table.attention,
-        holding=holding,
-    )
-    policy = policy_of(recipe, model, device)
-    if holding.memory == "streamed":
-        stream(model.transformer, device)
-    return policy
+    with loading(table.folder, parts, device, place, tell) as progress:
+        model = load_model(
+            table.folder,
+            parts,
+            device=device,
+            dtype=getattr(torch, table.dtype),
+            max_text_tokens=table.text_tokens,
+            guidance_2=table.guidance_2,
+            attention=table.attention,
+            holding=holding,
+            place=place,
+            progress=progress,
+        )
+    return policy_of(recipe, model, device, place)
 
 
-def policy_of(recipe: Recipe, model: ModelAdapter, device: torch.device) -> LoadedPolicy:
-    """Makes a policy of a base model whose weights are on ``device``, or are fake: marks what the
-    recipe trains, attaching a fresh adapter if that is one."""
-    table, network = recipe.model, model.transformer
+@contextmanager
+def loading(
+    folder: Path,
+    parts: set[Part],
+    device: torch.device,
+    place: Place | None,
+    tell: Tell | None,
+) -> Iterator[Progress]:
+    """Surrounds the loading of a model, and logs it; gives what is to be called with the number of
+    bytes that have been read."""
+    total = file_bytes(folder, parts - {"transformer"})
+    if "transformer" in parts:
+        share = 1.0 if place is None else place.share
+        total += int(share * file_bytes(folder, {"transformer"}))
+    began, done = time.monotonic(), 0
+
+    def progress(num_bytes: int) -> None:
+        nonlocal done
+        done += num_bytes
+        if tell is not None:
+            tell(min(1.0, done / max(1, total)))
+
+    about = {"model": str(folder), "parts": sorted(parts), "device": str(device)}
+    log.info("loading_model", **about, gigabytes=round(total / 1e9, 3))
+    yield progress
+    seconds = time.monotonic() - began
+    log.info("model_loaded", **about, gigabytes=round(done / 1e9, 3), seconds=round(seconds, 2))
+
+
+def _place(recipe: Recipe, device: torch.device) -> Place:
+    """Returns where the trainer's network is put."""
+    dtype = getattr(torch, recipe.model.dtype)
+    has_masters = recipe.model.trained == "full" and dtype.itemsize < torch.float32.itemsize
+    if recipe.trainer.sharded:
+        return ShardsPlace(device, masters_of=dtype if has_masters else None)
+    return MastersPlace(device) if has_masters else Place(device)
+
+
+def policy_of(
+    recipe: Recipe, model: ModelAdapter, device: torch.device, place: Place | None = None
+) -> LoadedPolicy:
+    """Makes a policy of a base model whose weights ``place`` has put on ``device``, or are fake:
+    marks what the recipe trains, attaching a fresh adapter if that is one."""
+    table, network, place = recipe.model, model.transformer, place or Place(device)
     if table.trained == "full":
         network.requires_grad_(True)
     else:
@@ -142,7 +234,12 @@ def policy_of(recipe: Recipe, model: ModelAdapter, device: torch.device) -> Load
         attach_lora(network, lora)
     if recipe.trainer.gradient_checkpointing:
         network.enable_gradient_checkpointing()  # type: ignore[operator]
-    return LoadedPolicy(model, device, WeightsInUse(network))
+    return LoadedPolicy(
+        model,
+        device,
+        WeightsInUse(network, place.types),
+        TrainedWeights(network, place.masters, place.types),
+    )
 
 
 def set_matmul_precision(recipe: Recipe, device: torch.device) -> None:

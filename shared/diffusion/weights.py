@@ -53,13 +53,18 @@ def trained_tensors(network: nn.Module) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def load_weights(network: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    """Overwrites the trained weights in place.
+    """Overwrites the trained weights in place. Float32 ones, such as averages, are rounded to what
+    the network holds.
 
     Raises:
         IntegrityError: if names, shapes or types are not those of the network's.
     """
     parameters = trained_parameters(network)
-    _check_fit(parameters, tensors)
+    wide = {name for name, tensor in tensors.items() if tensor.dtype == torch.float32}
+    types = {
+        n: torch.float32 if n in wide and is_half(p) else p.dtype for n, p in parameters.items()
+    }
+    check_fit(parameters, tensors, types)
     for name, parameter in parameters.items():
         parameter.copy_(shard_like(parameter, tensors[name]))
 
@@ -94,7 +99,7 @@ def stage_weights(network: nn.Module, tensors: Mapping[str, Tensor]) -> StagedTe
         IntegrityError: if names, shapes or types are not those of the network.
     """
     parameters = trained_parameters(network)
-    _check_fit(parameters, tensors)
+    check_fit(parameters, tensors)
     device = next(iter(parameters.values())).device
     with _stream_of_its_own(device):
         copies = {name: tensors[name].detach().to(device, copy=True) for name in parameters}
@@ -113,8 +118,15 @@ def _stream_of_its_own(device: torch.device) -> Iterator[None]:
     stream.synchronize()
 
 
-def _check_fit(parameters: Mapping[str, nn.Parameter], tensors: Mapping[str, Tensor]) -> None:
-    wanted = {(name, tuple(p.shape), p.dtype) for name, p in parameters.items()}
+def check_fit(
+    parameters: Mapping[str, Tensor],
+    tensors: Mapping[str, Tensor],
+    types: Mapping[str, torch.dtype] | None = None,
+) -> None:
+    """Raises IntegrityError unless the names and shapes of ``tensors`` are those of the parameters,
+    and so are their types, or ``types`` if they are given."""
+    types = types or {name: p.dtype for name, p in parameters.items()}
+    wanted = {(name, tuple(p.shape), types[name]) for name, p in parameters.items()}
     given = {(name, tuple(t.shape), t.dtype) for name, t in tensors.items()}
     if wanted != given:
         name, shape, dtype = min(wanted ^ given, key=str)
@@ -123,11 +135,20 @@ def _check_fit(parameters: Mapping[str, nn.Parameter], tensors: Mapping[str, Ten
         )
 
 
-def weights_digest(tensors: Mapping[str, Tensor]) -> str:
-    """Returns a sha256 over names, shapes, types and values, however the weights are stored."""
+def is_half(tensor: Tensor) -> bool:
+    """Says whether a tensor holds fewer bits than float32."""
+    return tensor.dtype.itemsize < torch.float32.itemsize
+
+
+def weights_digest(
+    tensors: Mapping[str, Tensor], types: Mapping[str, torch.dtype] | None = None
+) -> str:
+    """Returns a sha256 over names, shapes, types and values, however the weights are stored; over
+    the values in other ``types``, if they are given."""
     digest = hashlib.sha256()
     for name in sorted(tensors):
-        tensor = full_tensor(tensors[name].detach()).cpu().contiguous()
+        held = tensors[name].detach()
+        tensor = full_tensor(held if types is None else held.to(types[name])).cpu().contiguous()
         digest.update(f"{name}|{tensor.dtype}|{tuple(tensor.shape)}|".encode())
         digest.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
@@ -138,15 +159,17 @@ class WeightsInUse:
     has changed. Sharded weights are gathered for it, which all ranks have to do together.
     """
 
-    def __init__(self, network: nn.Module) -> None:
+    def __init__(self, network: nn.Module, types: Mapping[str, torch.dtype] | None = None) -> None:
+        """``types``: those in which the weights are used, if the network holds them in others."""
         self._parameters = trained_parameters(network)
+        self._types = types
         self._seen: tuple[tuple[int, int], ...] = ()
         self._digest = ""
 
     def digest(self) -> str:
         state = self._state()
         if state != self._seen:
-            self._digest = weights_digest(self._parameters)
+            self._digest = weights_digest(self._parameters, self._types)
             self._seen = state
         return self._digest
 

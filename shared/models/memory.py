@@ -112,6 +112,18 @@ def num_weights(folder: Path, part: Part) -> int:
     return sum(math.prod(shape) for _, shape in _tensors(folder, part))
 
 
+def file_bytes(folder: Path, parts: Collection[Part]) -> int:
+    """Returns the size of the weight files of these parts; raises UserError if the folder is no
+    model."""
+    return sum(
+        file.stat().st_size
+        for part in parts
+        for name in part_folders(folder, part)
+        for file in weight_files(folder / name)
+        if file.is_file()
+    )
+
+
 def adapter_bytes(
     folder: Path, rank: int, targets: Sequence[str], excluded: Sequence[str] = ()
 ) -> int:
@@ -133,17 +145,18 @@ def adapter_bytes(
 def _tensors(folder: Path, part: Part) -> Iterator[tuple[str, list[int]]]:
     """Yields the names and shapes of a part's tensors. If it has several folders, the names begin
     with theirs."""
-    names = _names(folder, part)
+    names = part_folders(folder, part)
     for name in names:
         prefix = f"{name}." if len(names) > 1 else ""
         for file in weight_files(folder / name):
-            for tensor, entry in _header(file).items():
+            for tensor, entry in read_header(file)[0].items():
                 if tensor != "__metadata__":
                     yield prefix + tensor, entry["shape"]
 
 
-def _names(folder: Path, part: Part) -> list[str]:
-    """Returns the folders of a part that model_index.json names."""
+def part_folders(folder: Path, part: Part) -> list[str]:
+    """Returns the folders of a part that model_index.json names; raises UserError if the folder is
+    no model."""
     index = folder / "model_index.json"
     try:
         plain: dict[str, Any] = json.loads(index.read_text())
@@ -177,13 +190,19 @@ def _pieces(index: Path) -> list[Path]:
     return [index.parent / str(name) for name in sorted(names)]
 
 
-def _header(file: Path) -> dict[str, dict[str, list[int]]]:
+def read_header(file: Path) -> tuple[dict[str, dict[str, Any]], int]:
+    """Returns what the header of a safetensors file says of each tensor, and at which byte of the
+    file the tensors begin.
+
+    Raises:
+        UserError: if it is no safetensors file.
+    """
     try:
         with file.open("rb") as stream:
             (size,) = struct.unpack("<Q", stream.read(8))
             if size > MAX_HEADER:
                 raise ValueError("its header is too long")
-            header: dict[str, dict[str, list[int]]] = json.loads(stream.read(size))
-            return header
+            header: dict[str, dict[str, Any]] = json.loads(stream.read(size))
+            return header, 8 + size
     except (OSError, ValueError, struct.error) as error:
         raise UserError(f"model.folder: {file} is not a safetensors file: {error}") from error

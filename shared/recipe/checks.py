@@ -111,10 +111,10 @@ def _check_updates(tables: Tables) -> None:
 def _check_full(tables: Tables) -> None:
     if tables.model.trained == "lora":
         return
-    if tables.model.dtype not in ("float32", "float64"):
+    if tables.model.dtype == "float16":
         raise ValueError(
-            f"model.dtype: all weights are trained in float32, not {tables.model.dtype}; use "
-            '"float32", or model.trained "lora"'
+            "model.dtype: gradients of all weights underflow in float16; use "
+            '"bfloat16" or "float32", or model.trained "lora"'
         )
     if tables.algorithm.kl_beta:
         raise ValueError(

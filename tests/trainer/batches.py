@@ -72,15 +72,48 @@ def make_batch(
     return groups
 
 
+def fresh_groups(recipe: Recipe, loaded: LoadedPolicy) -> list[GroupData]:
+    """Return groups by the network as it is, in fragments of `Schedule.fragment_size` samples."""
+    size, fragment = recipe.batch.group_size, recipe.schedule.fragment_size
+    assert isinstance(fragment, int)
+    groups = []
+    for number, prompt in enumerate(PROMPTS[: recipe.batch.groups]):
+        conditions = loaded.model.encode(prompt, guidance=recipe.model.guidance)
+        made = [
+            generate(
+                recipe,
+                loaded,
+                conditions,
+                window_start=number,
+                seeds=range(first, first + fragment),
+            )
+            for first in range(number * size, (number + 1) * size, fragment)
+        ]
+        groups.append(
+            GroupData(
+                trajectories=tuple(map(pack_trajectory, made)),
+                conditions=pack(conditions),
+                advantages=tuple((-1.0) ** sample for sample in range(size)),
+            )
+        )
+    return groups
+
+
 def generate(
-    recipe: Recipe, loaded: LoadedPolicy, conditions: Conditions, *, window_start: int
+    recipe: Recipe,
+    loaded: LoadedPolicy,
+    conditions: Conditions,
+    *,
+    window_start: int,
+    seeds: Sequence[int] = (),
 ) -> Trajectory:
-    """A group's samples by the network as it is."""
+    """A group's samples, or those of these seeds, by the network as it is."""
     size = recipe.batch.group_size
-    rows = repeat_rows(conditions, size)
+    seeds = seeds or range(window_start * size, (window_start + 1) * size)
+    rows = repeat_rows(conditions, len(seeds))
     denoising = Denoising(
         sampling_plan(recipe, window_start=window_start),
-        seeds=range(window_start * size, (window_start + 1) * size),
+        seeds=seeds,
         shape=loaded.model.latent_shape(height=recipe.model.height, width=recipe.model.width),
         device=loaded.device,
     )

@@ -3,7 +3,7 @@ broker."""
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
@@ -17,9 +17,8 @@ from services.trainer.engine.world import local_rank, num_ranks, this_rank
 from shared.devices.chunks import Chunk
 from shared.devices.protocols import GroupData
 from shared.devices.slices import GroupSlice
-from shared.diffusion.policy import load_policy
+from shared.diffusion.policy import Tell, load_policy
 from shared.diffusion.training.rows import TrainingGroup
-from shared.diffusion.weights import WeightsInUse
 from shared.errors import ContractError, OutOfMemory, Untrainable
 from shared.recipe.recipe import Recipe
 
@@ -114,19 +113,12 @@ def follow() -> None:
         raise SystemExit(1) from None
 
 
-def load_engine(recipe: Recipe) -> TrainerEngine:
-    """Load this rank's network and optimizer: all of it, or its shard."""
-    loaded = load_policy(recipe, {"transformer"}, local_rank())
-    num_samples = recipe.batch.group_size // num_ranks()
-    if recipe.trainer.sharded:
-        from shared.diffusion.sharding import shard
-
-        network = loaded.model.transformer
-        shard(network)
-        # What is sharded are other parameters than there were before.
-        loaded = replace(loaded, in_use=WeightsInUse(network))
-        return TrainerEngine(recipe, loaded, num_samples=num_samples)
-    return TrainerEngine(recipe, loaded, num_samples=max(1, num_samples))
+def load_engine(recipe: Recipe, tell: Tell | None = None) -> TrainerEngine:
+    """Load this rank's network and optimizer: all of it, or its shard. ``tell`` gets the share that
+    is loaded."""
+    loaded = load_policy(recipe, {"transformer"}, local_rank(), trains=True, tell=tell)
+    num_samples = max(1, recipe.batch.group_size // num_ranks())
+    return TrainerEngine(recipe, loaded, num_samples=num_samples)
 
 
 @dataclass(slots=True)

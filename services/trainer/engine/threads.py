@@ -22,7 +22,7 @@ from services.trainer.engine.trainer_engine import (
 from shared.devices.protocols import GroupGradient, WeightsBlob
 from shared.devices.slices import slice_size
 from shared.diffusion.models import Part
-from shared.diffusion.policy import LoadedPolicy, load_policy
+from shared.diffusion.policy import LoadedPolicy, Tell, copy_policy, load_policy
 from shared.diffusion.training.tally import Tally
 from shared.errors import ContractError, UserError
 from shared.recipe.recipe import Recipe
@@ -145,13 +145,16 @@ class ReplicatedTraining(TrainingOnThreads):
             engine.copy_weights(self._first)
 
 
-def load_replicas(recipe: Recipe, parts: set[Part]) -> list[LoadedPolicy]:
-    """Load the policy on each of the trainer's devices.
+def load_replicas(recipe: Recipe, parts: set[Part], tell: Tell | None = None) -> list[LoadedPolicy]:
+    """Load the policy on the first of the trainer's devices, and copy it to the others. ``tell``
+    gets the share that is loaded.
 
     Raises:
         UserError: if this host has fewer GPUs than the recipe says.
+        OutOfMemory: if it does not fit.
     """
     count, wanted = torch.cuda.device_count(), recipe.trainer.devices
     if 0 < count < wanted:
         raise UserError(f"trainer.devices: {wanted}, but this host has {count}")
-    return [load_policy(recipe, parts, index) for index in range(wanted)]
+    first = load_policy(recipe, parts, trains=True, tell=tell)
+    return [first, *(copy_policy(first, index) for index in range(1, wanted))]

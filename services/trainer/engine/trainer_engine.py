@@ -11,18 +11,17 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.optim import AdamW
 
-from services.trainer.engine.checkpoint import checkpoint_tensors, restore_checkpoint
+from services.trainer.engine.checkpoint import checkpoint_tensors, masters_of, restore_checkpoint
 from shared.devices.chunks import Chunk
 from shared.devices.protocols import GroupData, GroupGradient, WeightsBlob
 from shared.devices.slices import GroupSlice
 from shared.diffusion.device import fits
 from shared.diffusion.policy import LoadedPolicy, load_policy
-from shared.diffusion.sharding import sum_gradients
+from shared.diffusion.sharding import clip_gradients, sum_gradients
 from shared.diffusion.tensors import pack, unpack
 from shared.diffusion.training.gradient import AutoChunkedGradient
 from shared.diffusion.training.group_gradient import add_gradient, read_gradient
 from shared.diffusion.training.rows import TrainingGroup, read_group
-from shared.diffusion.weights import full_tensor, load_weights, trained_parameters, trained_tensors
 from shared.recipe.recipe import Recipe
 from shared.recipe.tables import Trainer
 
@@ -63,8 +62,9 @@ class TrainerEngine:
         at a time, by default all of them."""
         torch.set_num_threads(recipe.trainer.threads)
         self._recipe = recipe
-        self._loaded = loaded or load_policy(recipe, {"transformer"})
-        self._parameters = trained_parameters(self._loaded.model.transformer)
+        self._loaded = loaded or load_policy(recipe, {"transformer"}, trains=True)
+        self._trained = self._loaded.trained
+        self._parameters = self._trained.parameters
         table = recipe.trainer
         self._optimizer = AdamW(
             self._parameters.values(),
@@ -94,22 +94,23 @@ class TrainerEngine:
         """Pack the trained weights and the optimizer as they stand."""
         return WeightsBlob(
             digest=self.weights_digest(),
-            adapter=pack(trained_tensors(self._loaded.model.transformer)),
-            checkpoint=pack(checkpoint_tensors(self._optimizer, self._parameters, self._averages)),
+            adapter=pack(self._trained.published()),
+            checkpoint=pack(checkpoint_tensors(self._optimizer, self._trained, self._averages)),
         )
 
     def restore(self, adapter: bytes, checkpoint: bytes) -> None:
-        load_weights(self._loaded.model.transformer, unpack(adapter))
+        state = unpack(checkpoint)
+        self._trained.load(unpack(adapter), masters_of(state))
         if self._averages:
             self._averages = self._copies()
-        restore_checkpoint(self._optimizer, self._parameters, self._averages, unpack(checkpoint))
+        restore_checkpoint(self._optimizer, self._parameters, self._averages, state)
 
     def _copies(self) -> dict[str, Tensor]:
         return {name: each.detach().clone() for name, each in self._parameters.items()}
 
     def copy_weights(self, other: "TrainerEngine") -> None:
         """Put the weights of another device in use, in place."""
-        load_weights(self._loaded.model.transformer, other._parameters)
+        self._trained.copy(other._trained)
 
     @property
     def num_steps(self) -> int:
@@ -123,6 +124,8 @@ class TrainerEngine:
     def begin(self) -> None:
         """Start a batch: no gradient is left of any other."""
         self._transaction.begin()
+        for parameter in self._parameters.values():
+            parameter.grad = None
 
     def read(self, group: GroupData) -> TrainingGroup:
         """Unpack a whole group; touches no device.
@@ -185,11 +188,15 @@ class TrainerEngine:
         if self._recipe.trainer.ranks > 1:
             sum_gradients(self._parameters.values())
         self._scale_gradient(scale)
-        norm = self._clip_gradient(table.max_grad_norm)
+        norm = clip_gradients(
+            (each.grad for each in self._parameters.values() if each.grad is not None),
+            table.max_grad_norm,
+        )
         finite = math.isfinite(norm)
         if finite:
             with fits(self._loaded.device, "the optimizer step", STEP_REMEDY):
                 self._optimizer.step()
+                self._trained.put_in_use()
                 self._average(batch * table.updates + self._transaction.num_steps)
         self._transaction.num_steps += 1
         self._optimizer.zero_grad(set_to_none=True)
@@ -207,11 +214,6 @@ class TrainerEngine:
         weight = 1 - average_decay(self._recipe.trainer, step)
         for name, average in self._averages.items():
             average.lerp_(self._parameters[name], weight)
-
-    def _clip_gradient(self, limit: float) -> float:
-        """Clip the gradient; return its norm before."""
-        norm = torch.nn.utils.clip_grad_norm_(self._parameters.values(), limit)
-        return float(full_tensor(norm))
 
     def _scale_gradient(self, scale: float) -> None:
         if scale != 1.0:

@@ -1,5 +1,6 @@
 """The part that all adapters of model families share: a diffusers pipeline, loaded in part."""
 
+import copy
 import os
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -11,12 +12,13 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
+from shared.diffusion.loading import Place, Progress, build_network, load_networks, no_progress
 from shared.diffusion.models import Conditions, Part
 from shared.diffusion.quantisation import network_dtype, quantisation
 from shared.errors import UserError
-from shared.models.catalogue import PartConfig, network_folders
-from shared.models.families import EXPERTS, FamilySpec
-from shared.models.memory import AS_TRAINED, Holding
+from shared.models.catalogue import PartConfig
+from shared.models.families import FamilySpec
+from shared.models.memory import AS_TRAINED, Holding, file_bytes, part_folders
 
 NEGATIVE = "negative_"
 """Prefix of the names of the empty prompt's conditions, for classifier-free guidance."""
@@ -73,47 +75,67 @@ class Family(ABC):
         dtype: torch.dtype,
         text_tokens: int,
         holding: Holding = AS_TRAINED,
+        place: Place | None = None,
+        progress: Progress = no_progress,
     ) -> Self:
         """Loads some parts of a folder, the network as ``holding`` says: one that is to be streamed
-        stays on the host.
+        stays on the host. ``place`` puts it elsewhere, unless it is quantised.
 
         Raises:
             UserError: if they are incomplete, or if a package that ``holding`` needs is missing.
         """
         diffusers = _quiet_diffusers()
         pipeline_class = getattr(diffusers, spec.pipeline)
-        known = pipeline_class._get_signature_keys(pipeline_class)[0]
-        index = PartConfig(folder / "model_index.json")
-        left_out = {name: None for name in known if index.get(name) == [None, None]}
-        if "text" not in parts:
-            left_out |= {name: None for name in (*_TEXT, *_TOKENIZERS) if name in known}
-        if "decoder" not in parts:
-            left_out |= {"vae": None}
-        if "transformer" not in parts:
-            left_out |= {name: None for name in EXPERTS.values() if name in known}
-        networks = [each.name for each in network_folders(folder) if "transformer" in parts]
+        names = part_folders(folder, "transformer") if "transformer" in parts else []
         computes_in = network_dtype(holding.weights, dtype)
-        quantised = quantisation(holding.weights, networks, computes_in) if networks else {}
-        types = {"vae": decoder_dtype(dtype), "default": dtype}
-        types |= dict.fromkeys(networks, computes_in)
+        quantised = quantisation(holding.weights, names, computes_in) if names else {}
+        types = {"vae": decoder_dtype(dtype), "default": dtype} | dict.fromkeys(names, computes_in)
         try:
+            # What is quantised is loaded by diffusers.
+            built = names if not quantised else []
+            networks = {name: build_network(folder / name, computes_in) for name in built}
             pipeline = pipeline_class.from_pretrained(
-                folder, dtype=types, local_files_only=True, **quantised, **left_out
+                folder,
+                dtype=types,
+                local_files_only=True,
+                **quantised,
+                **networks,
+                **_left_out(pipeline_class, folder, parts),
             )
         except (OSError, ValueError) as error:
             reason = str(error).splitlines()[0]
             raise UserError(f"model.folder: cannot load {folder}: {reason}") from error
         pipeline.set_progress_bar_config(disable=True)
-        for name, part in pipeline.components.items():
-            stays = name in networks and holding.memory == "streamed"
-            if isinstance(part, nn.Module) and not stays:
-                part.to(device)
-        if networks:
-            pipeline.transformer.requires_grad_(False).eval()
-        else:  # without its T5, Stable Diffusion 3 fills in zeros as wide as the network says
+        home = torch.device("cpu") if holding.memory == "streamed" else device
+        for name, component in pipeline.components.items():
+            if isinstance(component, nn.Module) and name not in networks:
+                component.to(home if name in names else device)
+        if (
+            not names
+        ):  # without its T5, Stable Diffusion 3 fills in zeros as wide as the network says
             config = PartConfig(folder / "transformer" / "config.json")
             pipeline.transformer = SimpleNamespace(config=SimpleNamespace(**config))
-        return cls(pipeline, spec, device=device, dtype=computes_in, text_tokens=text_tokens)
+        progress(file_bytes(folder, parts - ({"transformer"} if networks else set())))
+        made = cls(pipeline, spec, device=device, dtype=computes_in, text_tokens=text_tokens)
+        if networks:
+            load_networks(folder, networks, made.transformer, place or Place(home), progress)
+        elif names:
+            made.transformer.requires_grad_(False).eval()
+        return made
+
+    def copy_to(self, device: torch.device) -> Self:
+        """Copies the model, with all that is attached to its networks, to another device: from
+        device to device, without a second copy on either."""
+        modules = [
+            each for each in self.pipeline.components.values() if isinstance(each, nn.Module)
+        ]
+        memo: dict[int, Any] = {id(self.spec): self.spec}
+        for module in (*modules, self.transformer):
+            memo |= {id(each): _copied(each, device) for each in module.parameters()}
+            memo |= {id(each): each.to(device, copy=True) for each in module.buffers()}
+        made = copy.deepcopy(self, memo)
+        made.device = device
+        return made
 
     @property
     def lora_targets(self) -> tuple[str, ...]:
@@ -200,6 +222,20 @@ class Family(ABC):
         """Decodes latents (B, ...) to images (B, C, H, W) or videos (B, F, C, H, W) in [-1, 1]."""
 
 
+def _left_out(pipeline_class: Any, folder: Path, parts: set[Part]) -> dict[str, None]:
+    """Returns the components of a pipeline that are not loaded."""
+    known = pipeline_class._get_signature_keys(pipeline_class)[0]
+    index = PartConfig(folder / "model_index.json")
+    left_out = [name for name in known if index.get(name) == [None, None]]
+    if "text" not in parts:
+        left_out += [name for name in (*_TEXT, *_TOKENIZERS) if name in known]
+    if "decoder" not in parts:
+        left_out.append("vae")
+    if "transformer" not in parts:
+        left_out += part_folders(folder, "transformer")
+    return dict.fromkeys(left_out)
+
+
 def decoder_dtype(dtype: torch.dtype) -> torch.dtype:
     """Returns the decoder's type beside a network of ``dtype``: at least float32, as half precision
     changes its pixels."""
@@ -223,6 +259,10 @@ def _joined(one: Conditions, other: Conditions) -> Conditions:
 
 def _at_least_float32(velocity: Tensor) -> Tensor:
     return velocity.to(torch.promote_types(velocity.dtype, torch.float32))
+
+
+def _copied(parameter: nn.Parameter, device: torch.device) -> nn.Parameter:
+    return nn.Parameter(parameter.detach().to(device, copy=True), parameter.requires_grad)
 
 
 def _quiet_diffusers() -> Any:

@@ -8,7 +8,9 @@ code in ``PIPES/answers-RANK``.
 
 In the job ``train`` the first rank reads ``recipe.json`` and, if they are there, ``adapter`` and
 ``checkpoint`` of the job's folder, trains ``job.json``'s batches, and writes what it has before and
-after each. In the job ``count`` each rank writes how many exchanges a batch takes.
+after each. In the job ``follow_policy`` it generates batches itself, by the weights that are
+published, and writes what they and their ratios are. In the job ``count`` each rank writes how many
+exchanges a batch takes.
 """
 
 import asyncio
@@ -16,7 +18,9 @@ import json
 import os
 import sys
 import traceback
+from collections.abc import Callable, Coroutine
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,10 +33,12 @@ from services.trainer.engine.trainer_engine import TrainerEngine
 from services.trainer.engine.world import this_rank
 from shared.devices.protocols import GroupData, Training, WeightsBlob
 from shared.devices.slices import GroupSlice, slice_group
-from shared.diffusion.policy import load_policy
+from shared.diffusion.policy import LoadedPolicy, load_policy
+from shared.diffusion.tensors import unpack
+from shared.diffusion.weights import stage_weights
 from shared.recipe.recipe import Recipe, load_recipe
 from tests.paths import DIGITS
-from tests.trainer.batches import make_batch
+from tests.trainer.batches import fresh_groups, make_batch
 
 
 class Exchanges(TorchDispatchMode):
@@ -91,6 +97,30 @@ async def work(folder: Path, recipe: Recipe, training: RankedTraining) -> None:
         save(folder, batch + 1, await train_batch(training, groups, batch))
 
 
+async def generate_and_train(
+    recipe: Recipe, training: Training, generating: LoadedPolicy, batch: int
+) -> dict[str, Any]:
+    """Train a batch that the published weights have generated; return what is known of it."""
+    weights = await training.weights()
+    staged = stage_weights(generating.model.transformer, unpack(weights.adapter))
+    digests = [weights.digest, generating.in_use.adopt(staged), training.weights_digest()]
+    training.begin()
+    [device] = training.devices
+    for group in fresh_groups(recipe, generating):
+        await device.accumulate(group, GroupSlice(range(recipe.batch.group_size)))
+    return {"digests": digests, **await training.step(batch)}
+
+
+async def follow_policy(folder: Path, recipe: Recipe, training: Training) -> None:
+    generating = load_policy(recipe, {"transformer", "text", "decoder"})
+    seen = [await generate_and_train(recipe, training, generating, batch) for batch in range(2)]
+    (folder / "seen.json").write_text(json.dumps(seen))
+    saved = await training.weights()
+    save(folder, 2, saved)
+    await training.restore(saved.adapter, saved.checkpoint)
+    save(folder, 3, await training.weights())
+
+
 def save(folder: Path, version: int, weights: WeightsBlob) -> None:
     (folder / f"{version}.adapter").write_bytes(weights.adapter)
     (folder / f"{version}.checkpoint").write_bytes(weights.checkpoint)
@@ -109,13 +139,16 @@ def exchanges_of_a_batch(engine: TrainerEngine, groups: list[GroupData]) -> list
     return [*counts, step.count]
 
 
-def train(folder: Path) -> None:
+def as_ranks(
+    do: Callable[[Path, Recipe, RankedTraining], Coroutine[Any, Any, None]], folder: Path
+) -> None:
+    """Do a job on the first rank; the other follows."""
     if this_rank():
         follow()
         return
     recipe = load_recipe(folder / "recipe.json")
     training = start_ranks(recipe)
-    asyncio.run(work(folder, recipe, training))
+    asyncio.run(do(folder, recipe, training))
     training.end()
 
 
@@ -137,7 +170,12 @@ class Job(NamedTuple):
 
 def do(job: Job) -> None:
     os.environ |= {"MASTER_PORT": str(job.port), "TORCHELASTIC_USE_AGENT_STORE": "False"}
-    {"train": train, "count": count}[job.what](Path(job.folder))
+    jobs: dict[str, Callable[[Path], None]] = {
+        "train": partial(as_ranks, work),
+        "follow_policy": partial(as_ranks, follow_policy),
+        "count": count,
+    }
+    jobs[job.what](Path(job.folder))
 
 
 def forked(job: Job) -> int:

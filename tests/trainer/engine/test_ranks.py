@@ -2,28 +2,21 @@
 
 import asyncio
 import json
-import os
-import select
-import subprocess
-import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from torch import Tensor
 
-from digenrl.local.ports import free_ports
 from services.trainer.engine.threads import ReplicatedTraining
 from shared.devices.protocols import WeightsBlob
 from shared.diffusion.policy import load_policy
 from shared.diffusion.tensors import unpack
 from shared.recipe.recipe import Recipe, override
-from tests.trainer.engine.ranked_program import Job, groups_of, train_batch
+from tests.trainer.engine.ranked_program import groups_of, train_batch
+from tests.trainer.engine.ranks import RANKS, Ranks
 
-RANKS = 2
 TOLERANCE = 1e-5
-PATIENCE_S = 240
 LORA = {"model.trained": "lora", "trainer.sharded": False}
 KINDS = {
     "replicated": LORA,
@@ -59,47 +52,6 @@ class Versions:
         """After the first batch: its gradient, times a constant."""
         tensors = unpack(self.weights[version].checkpoint)
         return {name: t for name, t in tensors.items() if name.startswith("exp_avg/")}
-
-
-class Ranks:
-    """Two ranks that torchrun has started, and that are given one job after the other."""
-
-    def __init__(self, folder: Path) -> None:
-        self.log = folder / "log"
-        names = [f"{kind}-{rank}" for kind in ("jobs", "answers") for rank in range(RANKS)]
-        for name in names:
-            os.mkfifo(folder / name)
-        command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-        program = ["--nproc-per-node", str(RANKS), "-m", "tests.trainer.engine.ranked_program"]
-        with self.log.open("wb") as log:
-            self.process = subprocess.Popen(
-                [*command, *program, str(folder)], stdout=log, stderr=subprocess.STDOUT
-            )
-        # A pipe is opened for both directions, so that nobody waits for a rank that has died.
-        opened = {name: os.open(folder / name, os.O_RDWR) for name in names}
-        self._jobs = [opened[f"jobs-{rank}"] for rank in range(RANKS)]
-        self._answers = [opened[f"answers-{rank}"] for rank in range(RANKS)]
-
-    def do(self, what: str, folder: Path) -> None:
-        job = json.dumps(Job(what, str(folder), free_ports(1)[0])).encode() + b"\n"
-        for jobs in self._jobs:
-            os.write(jobs, job)
-        for answers in self._answers:
-            ready, _, _ = select.select([answers], [], [], PATIENCE_S)
-            assert ready and os.read(answers, 100) == b"0\n", self.log.read_text()
-
-    def end(self) -> None:
-        self.process.terminate()
-        self.process.wait()
-        for pipe in [*self._jobs, *self._answers]:
-            os.close(pipe)
-
-
-@pytest.fixture(scope="session")
-def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
-    started = Ranks(tmp_path_factory.mktemp("pipes"))
-    yield started
-    started.end()
 
 
 def on_two(

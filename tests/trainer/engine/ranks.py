@@ -1,0 +1,48 @@
+"""Two ranks that torchrun has started, for all tests that need some."""
+
+import json
+import os
+import select
+import subprocess
+import sys
+from pathlib import Path
+
+from digenrl.local.ports import free_ports
+from tests.trainer.engine.ranked_program import Job
+
+RANKS = 2
+PATIENCE_S = 240
+
+
+class Ranks:
+    """Two ranks that torchrun has started, and that are given one job after the other."""
+
+    def __init__(self, folder: Path) -> None:
+        self.log = folder / "log"
+        names = [f"{kind}-{rank}" for kind in ("jobs", "answers") for rank in range(RANKS)]
+        for name in names:
+            os.mkfifo(folder / name)
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+        program = ["--nproc-per-node", str(RANKS), "-m", "tests.trainer.engine.ranked_program"]
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(
+                [*command, *program, str(folder)], stdout=log, stderr=subprocess.STDOUT
+            )
+        # A pipe is opened for both directions, so that nobody waits for a rank that has died.
+        opened = {name: os.open(folder / name, os.O_RDWR) for name in names}
+        self._jobs = [opened[f"jobs-{rank}"] for rank in range(RANKS)]
+        self._answers = [opened[f"answers-{rank}"] for rank in range(RANKS)]
+
+    def do(self, what: str, folder: Path) -> None:
+        job = json.dumps(Job(what, str(folder), free_ports(1)[0])).encode() + b"\n"
+        for jobs in self._jobs:
+            os.write(jobs, job)
+        for answers in self._answers:
+            ready, _, _ = select.select([answers], [], [], PATIENCE_S)
+            assert ready and os.read(answers, 100) == b"0\n", self.log.read_text()
+
+    def end(self) -> None:
+        self.process.terminate()
+        self.process.wait()
+        for pipe in [*self._jobs, *self._answers]:
+            os.close(pipe)

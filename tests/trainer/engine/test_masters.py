@@ -1,0 +1,190 @@
+"""All weights of a network in bfloat16 are trained by float32 masters; their rounded values sample.
+
+Wan keeps some of its weights in float32, on both sides.
+"""
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from services.trainer.engine.checkpoint import masters_of
+from services.trainer.engine.threads import ReplicatedTraining, load_replicas
+from shared.devices.slices import GroupSlice
+from shared.diffusion.models import ModelAdapter, load_model
+from shared.diffusion.policy import load_policy
+from shared.diffusion.tensors import pack, unpack
+from shared.errors import IntegrityError
+from shared.recipe.recipe import Recipe, override
+from tests import tiny_models
+from tests.trainer.batches import fresh_groups
+from tests.trainer.engine.ranked_program import generate_and_train
+from tests.trainer.engine.ranks import RANKS, Ranks
+
+BF16, F32 = torch.bfloat16, torch.float32
+
+
+@pytest.fixture(scope="session")
+def wan(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_models.save("wan", tmp_path_factory.mktemp("models") / "wan")
+
+
+@pytest.fixture(scope="session")
+def full(recipe: Recipe, wan: Path) -> Recipe:
+    """Passes take as many rows as were generated at once, so that the kernels are equal."""
+    return override(
+        recipe,
+        {
+            "model.folder": str(wan), "model.trained": "full", "model.dtype": "bfloat16",
+            "model.height": 32, "model.width": 32, "algorithm.kl_beta": 0.0,
+            "trainer.micro_batch": 2, "schedule.tsp_steps": 1, "schedule.fragment_size": 2,
+            "trainer.learning_rate": 1e-4,
+        },
+    )  # fmt: skip
+
+
+def types_of(tensors: dict[str, Tensor]) -> dict[str, torch.dtype]:
+    return {name: tensor.dtype for name, tensor in tensors.items()}
+
+
+def on_one(recipe: Recipe) -> tuple[list[dict[str, Any]], ReplicatedTraining]:
+    training = ReplicatedTraining(recipe, load_replicas(recipe, {"transformer"}))
+    generating = load_policy(recipe, {"transformer", "text", "decoder"})
+
+    async def train() -> list[dict[str, Any]]:
+        return [await generate_and_train(recipe, training, generating, n) for n in range(2)]
+
+    return asyncio.run(train()), training
+
+
+@pytest.fixture(scope="module")
+def alone(full: Recipe) -> tuple[list[dict[str, Any]], ReplicatedTraining]:
+    return on_one(full)
+
+
+def check_followed(seen: list[dict[str, Any]]) -> None:
+    assert [each["onpolicy_ratio_error"] for each in seen] == [0.0, 0.0]
+    assert all(len(set(each["digests"])) == 1 for each in seen)
+    assert seen[0]["digests"] != seen[1]["digests"]
+    assert all(each["grad_norm"] > 0 for each in seen)
+
+
+def test_one_device_trains_what_its_published_weights_have_generated(
+    alone: tuple[list[dict[str, Any]], ReplicatedTraining],
+) -> None:
+    check_followed(alone[0])
+
+
+def test_two_ranks_train_what_their_published_weights_have_generated(
+    ranks: Ranks,
+    full: Recipe,
+    alone: tuple[list[dict[str, Any]], ReplicatedTraining],
+    tmp_path: Path,
+) -> None:
+    two = override(full, {"trainer.ranks": RANKS, "trainer.sharded": True})
+    (tmp_path / "recipe.json").write_text(two.model_dump_json())
+    ranks.do("follow_policy", tmp_path)
+    seen = json.loads((tmp_path / "seen.json").read_text())
+    check_followed(seen)
+    assert seen[0]["digests"] == alone[0][0]["digests"], "the first version is another"
+    assert seen[0]["grad_norm"] == pytest.approx(alone[0][0]["grad_norm"], rel=1e-2)
+    for name in ("adapter", "checkpoint"):
+        before, after = ((tmp_path / f"{n}.{name}").read_bytes() for n in (2, 3))
+        assert before == after, "a rank that goes on from its checkpoint has another one"
+    published = unpack((tmp_path / "2.adapter").read_bytes())
+    masters = masters_of(unpack((tmp_path / "2.checkpoint").read_bytes()))
+    check_masters(published, masters)
+
+
+def check_masters(published: dict[str, Tensor], masters: dict[str, Tensor]) -> None:
+    """What is published is the masters, rounded; Wan's float32 weights are float32 there too."""
+    assert set(types_of(masters).values()) == {F32}
+    assert masters.keys() == {n for n, dtype in types_of(published).items() if dtype == BF16}
+    assert all(torch.equal(published[n], master.to(BF16)) for n, master in masters.items())
+    assert any(not torch.equal(published[n].float(), master) for n, master in masters.items())
+    kept = published.keys() - masters.keys()
+    assert any("scale_shift_table" in name for name in kept)
+    assert {published[name].dtype for name in kept} == {F32}
+
+
+async def test_one_device_goes_on_from_its_checkpoint_to_the_last_bit(
+    full: Recipe, alone: tuple[list[dict[str, Any]], ReplicatedTraining]
+) -> None:
+    _, training = alone
+    saved = await training.weights()
+    check_masters(unpack(saved.adapter), masters_of(unpack(saved.checkpoint)))
+    fresh = ReplicatedTraining(full, load_replicas(full, {"transformer"}))
+    await fresh.restore(saved.adapter, saved.checkpoint)
+    assert await fresh.weights() == saved
+    groups = fresh_groups(full, load_policy(full, {"transformer", "text", "decoder"}))
+    for each in (training, fresh):
+        each.begin()
+        await each.devices[0].accumulate(groups[0], slice_of(full))
+        await each.step(2)
+    assert await fresh.weights() == await training.weights()
+
+
+def slice_of(recipe: Recipe) -> GroupSlice:
+    return GroupSlice(range(recipe.batch.group_size))
+
+
+async def test_masters_of_other_weights_are_refused(full: Recipe) -> None:
+    training = ReplicatedTraining(full, load_replicas(full, {"transformer"}))
+    saved = await training.weights()
+    state = unpack(saved.checkpoint)
+    name = next(name for name in state if name.startswith("master/"))
+    others = {**state, name: state[name] + 1}
+    with pytest.raises(IntegrityError, match="masters"):
+        await training.restore(saved.adapter, pack(others))
+    del others[name]
+    with pytest.raises(IntegrityError):
+        await training.restore(saved.adapter, pack(others))
+
+
+def test_replicas_hold_equal_bytes_and_take_the_step_of_one(
+    full: Recipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second is copied: its files are read once."""
+    read: list[Path] = []
+
+    def load(folder: Path, *args: Any, **options: Any) -> ModelAdapter:
+        read.append(folder)
+        return load_model(folder, *args, **options)
+
+    monkeypatch.setattr("shared.diffusion.policy.load_model", load)
+    two = load_replicas(override(full, {"trainer.devices": 2}), {"transformer", "text", "decoder"})
+    assert len(read) == 1
+    first, second = (each.model for each in two)
+    theirs = dict(second.transformer.state_dict())
+    for name, tensor in first.transformer.state_dict().items():
+        assert torch.equal(tensor, theirs[name])
+        assert tensor.data_ptr() != theirs[name].data_ptr()
+    assert two[0].in_use.digest() == two[1].in_use.digest()
+    prompt = first.encode("a handwritten five", guidance=1.0)
+    for name, tensor in second.encode("a handwritten five", guidance=1.0).items():
+        assert torch.equal(prompt[name], tensor)
+    with torch.no_grad():
+        next(iter(two[0].trained.parameters.values())).add_(1)
+        two[0].trained.put_in_use()
+    assert two[0].in_use.digest() != two[1].in_use.digest(), "they share memory"
+
+
+async def test_a_step_that_is_lost_in_rounding_moves_the_masters(full: Recipe) -> None:
+    small = override(full, {"trainer.learning_rate": 1e-7})
+    training = ReplicatedTraining(small, load_replicas(small, {"transformer"}))
+    before = await training.weights()
+    training.begin()
+    groups = fresh_groups(small, load_policy(small, {"transformer", "text", "decoder"}))
+    await training.devices[0].accumulate(groups[0], slice_of(small))
+    await training.step(0)
+    after = await training.weights()
+    masters, moved = (masters_of(unpack(each.checkpoint)) for each in (before, after))
+    changed = [name for name in masters if not torch.equal(masters[name], moved[name])]
+    held, now = unpack(before.adapter), unpack(after.adapter)
+    same = [name for name in changed if torch.equal(held[name], now[name])]
+    assert len(changed) > 0.9 * len(masters)
+    assert same
