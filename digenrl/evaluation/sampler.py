@@ -14,6 +14,7 @@ from shared.diffusion.models import Conditions, ModelAdapter, repeat_rows
 from shared.diffusion.policy import LoadedPolicy, load_policy, sampling_plan
 from shared.diffusion.sampler import Denoising, Velocity, denoise
 from shared.learning.seeds import derive
+from shared.models.memory import Holding
 from shared.recipe.recipe import Recipe
 
 Media = npt.NDArray[np.uint8]
@@ -39,7 +40,8 @@ class Sampler:
         *,
         progress: OnProgress | None = None,
     ) -> None:
-        """Load the recipe's network, text encoders and decoder.
+        """Load the recipe's network, text encoders and decoder; the network is streamed where
+        rollout streams it, which changes no sample.
 
         Args:
             stopping: when it is set, `sample` raises `Stopped`, also in another thread.
@@ -47,7 +49,11 @@ class Sampler:
         """
         torch.set_num_threads(recipe.rollout.threads)
         self._recipe = recipe
-        self._policy: LoadedPolicy = load_policy(recipe, {"transformer", "text", "decoder"})
+        self._policy: LoadedPolicy = load_policy(
+            recipe,
+            {"transformer", "text", "decoder"},
+            holding=Holding(memory=recipe.holding.memory),
+        )
         self._stopping = stopping or threading.Event()
         self._progress = progress or (lambda done, all_of_them: None)
 

@@ -199,7 +199,7 @@ def _keys(advice: Advice, choice: Choice) -> dict[str, Any]:
     host_gpus = planned.host_gpus or HOST_GPUS
     return {
         **recipe_keys(planned.profile, choice.split, choice.schedule, host_gpus=host_gpus),
-        **advice.way.recipe_keys(choice.split),
+        **advice.way.recipe_keys(choice.split, choice.schedule),
     }
 
 

@@ -70,9 +70,19 @@ def test_a_header_says_what_is_published_and_what_is_not(model: str) -> None:
 @pytest.mark.parametrize("model", MODELS)
 def test_a_mixed_recipe_says_which_cards_hold_it(model: str) -> None:
     header = (RECIPES / f"{model}.mixed.toml").read_text().split("\nbase =")[0]
-    holds_on_48_gb = model not in ("qwen-image", "hunyuanvideo")
-    assert ("GPUs of 48 GB" in header) == holds_on_48_gb
-    assert ("GPUs of 80 GB" in header) != holds_on_48_gb
+    assert "GPUs of 48 GB" in header
+
+
+@pytest.mark.parametrize("name", ["flux1-dev.24gb", "qwen-image.48gb", "hunyuanvideo.48gb"])
+def test_a_recipe_for_small_cards_says_how_it_is_started_and_what_its_host_needs(name: str) -> None:
+    header = (RECIPES / f"{name}.toml").read_text().split("\nbase =")[0]
+    assert f"digenrl up recipes/{name}.toml" in header
+    recipe = recipe_of(name)
+    memory = costs_of(recipe).memory
+    assert memory is not None and recipe.encoder.device == "cpu"
+    said = [round(memory.text_gib)]
+    said += [round(memory.network_gib)] * (recipe.rollout.memory == "streamed")
+    assert all(f" {gib} " in header for gib in said)
 
 
 def test_flux_has_the_published_window_text_and_layers() -> None:

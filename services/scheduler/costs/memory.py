@@ -6,10 +6,10 @@ scale with the number of latents, those of another type with its size.
 
 from collections.abc import Collection
 from dataclasses import dataclass, replace
-from typing import Literal
 
 from services.scheduler.costs.profile import Profile, Streaming
 from services.scheduler.costs.sizes import Memory
+from shared.models.memory import Form
 
 FIGURES_BYTES = 2
 """Bytes of a weight in a profile's figures of network and text encoders."""
@@ -20,8 +20,6 @@ QUANTISED_BYTES = {"int8": 1.004, "fp8": 1.004, "nf4": 0.5625}
 MEMORY_SHARE = 0.92
 """Share of a device that an estimate may fill: it leaves out what allocator and kernels take."""
 GIB_TO_GB = 2**30 / 1e9
-
-Weights = Literal["bf16", "int8", "fp8", "nf4"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,8 +53,10 @@ class Use:
     """Whether samples are decoded in tiles."""
     streams: bool = False
     """Whether the network's blocks come to rollout devices one after the other."""
-    weights: Weights | None = None
-    """Type of the network on rollout devices, if it is not that of the model."""
+    weights: Form | None = None
+    """Form of the network on rollout devices, if it is not that of the model."""
+    can_weigh: bool = True
+    """Whether rows of samples by other weights than the trainer's can be weighted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

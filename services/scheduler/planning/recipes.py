@@ -12,6 +12,7 @@ from services.scheduler.costs.sizes import Size, Work, forward_tflop, rho
 from services.scheduler.sim.profiled import steady_plan
 from shared.devices.chunks import make_tuner
 from shared.errors import UserError
+from shared.learning.algorithms import ALGORITHMS
 from shared.models.memory import ITEM_BYTES
 from shared.recipe.recipe import Recipe
 from shared.recipe.schedule import RunSchedule
@@ -100,7 +101,7 @@ def fragment_of(recipe: Recipe) -> int:
 
 def use_of(recipe: Recipe, profile: Profile, *, fragment: int) -> Use:
     """What memory depends on. Training passes are of as few rows as the recipe allows."""
-    model, trainer = recipe.model, recipe.trainer
+    model, trainer, method = recipe.model, recipe.trainer, ALGORITHMS[recipe.algorithm.name]
     return Use(
         height=model.height,
         width=model.width,
@@ -115,6 +116,9 @@ def use_of(recipe: Recipe, profile: Profile, *, fragment: int) -> Use:
         can_train=recipe.rollout.can_train,
         averages=trainer.ema is not None,
         encodes="text" in recipe.generating_parts,
+        streams=recipe.holding.memory == "streamed",
+        weights=recipe.holding.weights,
+        can_weigh=method.corrects_staleness or not method.has_ratio,
     )
 
 

@@ -53,7 +53,8 @@ def generating(use: Use) -> Iterator[Use]:
     yield replace(apart, tiles=True)
     if use.can_train or not use.rank or use.streams or use.weights is not None:
         return
-    for held in (replace(apart, streams=True), replace(apart, weights="int8")):
+    quantised = (replace(apart, weights="int8"),) if use.can_weigh else ()
+    for held in (replace(apart, streams=True), *quantised):
         yield held
         yield replace(held, tiles=True)
 

@@ -38,18 +38,22 @@ class Way:
     keys: Mapping[str, Any]
     """What to write into a recipe besides the split."""
 
-    def recipe_keys(self, split: Split) -> dict[str, Any]:
-        """Return the keys that a split needs; `rollout.memory` if all that generate stream."""
-        kinds = self._streaming(split)
-        if kinds and kinds == [kind for kind, count in split.rollout.items() if count]:
-            return {**self.keys, "rollout.memory": "streamed"}
-        return dict(self.keys)
+    def recipe_keys(self, split: Split, schedule: RunSchedule) -> dict[str, Any]:
+        """Return the keys that a split needs: `rollout.memory` if all that generate stream, and how
+        the clip treats stale samples of quantised weights."""
+        keys = dict(self.keys)
+        if self._streaming(split) and not self.environment(split):
+            keys["rollout.memory"] = "streamed"
+        if "rollout.weights" in keys and schedule.staleness_limit:
+            keys["algorithm.stale_loss"] = "decoupled"
+        return keys
 
     def environment(self, split: Split) -> dict[str, dict[str, str]]:
         """Return variables for the workers of some kinds, where not all that generate stream."""
-        if "rollout.memory" in self.recipe_keys(split):
+        kinds = self._streaming(split)
+        if kinds == [kind for kind, count in split.rollout.items() if count]:
             return {}
-        return {kind: {STREAMED: "streamed"} for kind in self._streaming(split)}
+        return {kind: {STREAMED: "streamed"} for kind in kinds}
 
     def _streaming(self, split: Split) -> list[str]:
         if self.use is None or self.use.streams:  # the recipe says it already
@@ -171,7 +175,7 @@ def _pace(profile: Profile, kind: str, planned: Planned) -> str:
 
 def _not_taken(way: Way, planned: Planned, best: Planned) -> str:
     seconds, least = planned.best.step_seconds, best.best.step_seconds
-    keys = way.recipe_keys(planned.best.split)
+    keys = way.recipe_keys(planned.best.split, planned.best.schedule)
     name = f"with {as_toml(keys)}" if keys else "as it is"
     told = (
         "slower" if seconds > least else "no faster" if seconds > WORTHWHILE * least else "faster"

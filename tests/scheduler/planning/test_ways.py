@@ -55,19 +55,32 @@ def test_what_a_recipe_has_already_is_not_advised() -> None:
     (way,) = found_ways(FLUX, "H100", "4090", streams=True, encodes=False)
     assert way.keys == {} and set(way.profile.streaming) == set(FLUX.devices)
     split = Split({"4090": 2}, {"H100": 2})
-    assert way.recipe_keys(split) == {} and way.environment(split) == {}
+    assert way.recipe_keys(split, STRICT) == {} and way.environment(split) == {}
 
 
 def test_devices_that_compute_gradients_hold_exact_weights() -> None:
     assert [way.keys for way in found_ways(FLUX, "H100", "4090", can_train=True)] == [{}]
 
 
+def test_weights_are_quantised_only_where_an_algorithm_can_weigh_them() -> None:
+    plain, streamed = found_ways(FLUX, "H100", "4090", can_weigh=False)
+    assert plain.keys == {} and streamed.keys == ENCODER
+
+
+def test_stale_samples_of_quantised_weights_need_a_clip_of_their_own() -> None:
+    quantised = found_ways(FLUX, "H100", "4090")[2]
+    split = Split({"4090": 2}, {"H100": 2})
+    keys = quantised.recipe_keys(split, STRICT.changed(max_staleness=1))
+    assert keys["algorithm.stale_loss"] == "decoupled"
+    assert "algorithm.stale_loss" not in quantised.recipe_keys(split, STRICT)
+
+
 def test_a_recipe_says_streamed_if_all_that_generate_stream_and_else_their_workers_do() -> None:
     streamed = found_ways(FLUX, "H100", "4090")[1]
     alone, mixed = Split({"4090": 4}, {"H100": 2}), Split({"4090": 4, "H100": 1}, {"H100": 1})
-    assert streamed.recipe_keys(alone) == {**ENCODER, "rollout.memory": "streamed"}
+    assert streamed.recipe_keys(alone, STRICT) == {**ENCODER, "rollout.memory": "streamed"}
     assert streamed.environment(alone) == {}
-    assert streamed.recipe_keys(mixed) == ENCODER
+    assert streamed.recipe_keys(mixed, STRICT) == ENCODER
     assert streamed.environment(mixed) == {"4090": {"DIGENRL_ROLLOUT_MEMORY": "streamed"}}
 
 
