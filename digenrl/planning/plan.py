@@ -81,8 +81,8 @@ def plan(
     """
     if variant == "full":
         raise UserError(
-            "--variant: the costs of training all weights are those of bfloat16, but a run trains "
-            "them in float32; leave it out, or simulate one split with digenrl sim"
+            "--variant: what all weights take of a device depends on the ranks that share them, "
+            "which no plan chooses; leave it out, or simulate one split with digenrl sim"
         )
     if recipe is None:
         if profile is None:
@@ -114,8 +114,8 @@ def costs_of(recipe: Recipe, profile: str, *, fragment: int = 1) -> Profile:
 def _shaped(recipe: Recipe, profile: str, *, fragment: int) -> tuple[Profile, Use]:
     if recipe.model.trained == "full":
         raise UserError(
-            "model.trained: the costs of training all weights are those of bfloat16, but a run "
-            'trains them in float32; only "lora" can be planned'
+            'model.trained: only "lora" can be planned; what all weights take of a device depends '
+            "on the ranks that share them, which no plan chooses"
         )
     costs = with_shape_of(load_profile(profile), recipe)
     return costs, use_of(recipe, costs, fragment=fragment)

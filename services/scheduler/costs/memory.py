@@ -114,19 +114,21 @@ def trainer_needs(memory: Memory, use: Use) -> Needed:
     """Return what a training device needs: a peak has the gradient, Adam keeps two moments.
 
     Ranks that share the weights hold a part each, and gather one block after the other. Weights
-    that are trained are kept in float32 beside those that a run computes with, if these are not.
+    that are all trained are kept in float32: the parts of ranks are these, and gathered as
+    `model.dtype`; a device alone holds them beside those that it computes with.
     """
     peak = _train(memory, use)
     if use.helps:
         peak = max(peak, _denoise(memory, use), _decode(memory, use))
-    averages = float(use.averages)
+    network, averages = _network(memory, use) / use.ranks, float(use.averages)
     if use.rank:
         trained = (3.0 + averages) * _adapter(memory, use)
     else:
-        masters = 1.0 if use.item_bytes < TRAINED_BYTES else 0.0
-        trained = (2.0 + averages + masters) * _trained_weights(memory, use)
+        masters, beside = _trained_weights(memory, use), use.item_bytes < TRAINED_BYTES
+        network = masters if use.ranks > 1 else network
+        trained = (2.0 + averages + (beside and use.ranks == 1)) * masters
     return Needed(
-        network=_network(memory, use) / use.ranks,
+        network=network,
         text=_text(memory, use) if use.helps and use.encodes else 0.0,
         decoder=memory.decoder_gib if use.helps else 0.0,
         trained=trained,
