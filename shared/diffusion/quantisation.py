@@ -11,6 +11,7 @@ from typing import Any
 import structlog
 import torch
 
+from shared.errors import UserError
 from shared.models.memory import BLOCK, Form
 from shared.models.quantised import UNTESTED, check_installed
 
@@ -27,11 +28,13 @@ def quantisation(form: Form | None, networks: list[str], dtype: torch.dtype) -> 
     ``dtype`` is the type that they compute in.
 
     Raises:
-        UserError: if the package that quantises so is not installed.
+        UserError: if the package that quantises so is not installed, or needs a GPU.
     """
     check_installed(form)
     if form is None or form == "bf16":
         return {}
+    if form == "nf4" and not torch.cuda.is_available():
+        raise UserError('rollout.weights: "nf4" needs a GPU; use "int8", or leave it out')
     if form in UNTESTED:
         log.warning("untested_weights", weights=form, hint="no report from a GPU: watch the ratios")
     from diffusers import PipelineQuantizationConfig

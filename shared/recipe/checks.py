@@ -135,6 +135,11 @@ def _check_streamed(tables: Tables) -> None:
             "rollout.can_train: a gradient needs the whole network on the device; set it to "
             'false, or rollout.memory to "resident"'
         )
+    if tables.rollout.weights == "nf4":
+        raise ValueError(
+            'rollout.memory: the scales of "nf4" would not move with their weights; set it to '
+            '"resident", or rollout.weights to "int8"'
+        )
     if tables.model.trained == "full":
         raise ValueError(
             "rollout.memory: weights that are trained stay on the device, and all are; set it to "

@@ -78,6 +78,13 @@ def test_a_missing_package_is_named_with_its_extra(
         quantisation(form, ["transformer"], torch.bfloat16)
 
 
+def test_nf4_without_a_gpu_is_refused_with_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shared.models.quantised.find_spec", lambda package: package)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(UserError, match=r'^rollout\.weights: "nf4" needs a GPU; use "int8"'):
+        quantisation("nf4", ["transformer"], torch.bfloat16)
+
+
 def test_a_form_that_nobody_has_reported_on_says_so() -> None:
     with capture_logs() as lines:
         quantisation("fp8", ["transformer"], torch.bfloat16)

@@ -59,6 +59,10 @@ def test_what_an_algorithm_cannot_do_is_refused(
             "rollout.can_train: a gradient",
         ),
         (
+            {"rollout.memory": "streamed", "rollout.weights": "nf4"},
+            'rollout.memory: the scales of "nf4" would not move',
+        ),
+        (
             {"rollout.memory": "streamed", "model.trained": "full", "algorithm.kl_beta": 0.0},
             "rollout.memory: weights that are trained stay on the device",
         ),
