@@ -48,7 +48,7 @@ def test_what_an_algorithm_cannot_do_is_refused(
             {"trainer.ranks": 2, "schedule.mode": "colocated", "rollout.workers": 0},
             "trainer.ranks: ranks do not generate",
         ),
-        ({"model.trained": "full", "model.dtype": "bfloat16"}, "model.dtype: all weights are"),
+        ({"model.trained": "full", "model.dtype": "float16"}, "model.dtype: gradients of all"),
         ({"model.trained": "full", "algorithm.kl_beta": 0.1}, "algorithm.kl_beta: the reference"),
         (
             {"model.trained": "full", "algorithm.kl_beta": 0.0, "rollout.can_train": True},
