@@ -126,7 +126,7 @@ def test_memory_is_what_was_traced_with_the_decoder_in_float32() -> None:
     assert found is not None
     needed = found.needed["generate"]
     assert needed.held == pytest.approx(39.0 + 0.46 + 0.41, abs=0.05)  # and a version that is next
-    assert needed.peak == pytest.approx(2 * 8.52)
+    assert needed.peak == pytest.approx(2 * 8.52, rel=0.01)
     assert found.needed["train"].held == pytest.approx(39.0 + 0.46 + 2 * 0.41, abs=0.05)
 
 

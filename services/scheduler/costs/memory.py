@@ -260,9 +260,11 @@ def _decode(memory: Memory, use: Use) -> float:
 
 
 def _train(memory: Memory, use: Use) -> float:
-    gradients = 0.0 if use.rank else _trained_weights(memory, use)
+    """Return the peak of a training pass; figures have the gradient of an adapter."""
+    gradients = _adapter(memory, use) if use.rank else _trained_weights(memory, use)
+    fixed = max(0.0, memory.train_gib - memory.adapter_gib)
     rows = use.rows * memory.row_gib * _activations(memory, use)
-    return gradients + memory.train_gib + rows + _gathered(memory, use)
+    return gradients + fixed + rows + _gathered(memory, use)
 
 
 def _gathered(memory: Memory, use: Use) -> float:
