@@ -206,7 +206,7 @@ def test_all_weights_are_counted_in_float32_and_their_steps_not_forecast(tmp_pat
     found = checked.forecast
     assert found is not None and found.simulated is None
     assert "the step time is unknown" in checked.lines[2]
-    network = 2 * 4.59
+    network = 2 * 4.6
     assert found.needed["generate"].network == pytest.approx(network)
     assert found.needed["generate"].trained == pytest.approx(network), "the version that is next"
     assert found.needed["train"].total > 4 * network

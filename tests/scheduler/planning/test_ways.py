@@ -110,7 +110,7 @@ def test_a_device_that_gains_nothing_is_left_out_with_what_would_let_it_take_par
     advice = advised(FLUX, {"H100": 16, "4090": 1})
     assert advice.way.keys == {}
     (line,) = advice.left_out
-    assert line.startswith("flux1-dev needs 33.67 GiB on a rollout device; 4090 has 23 GiB; ")
+    assert line.startswith("flux1-dev needs 33.68 GiB on a rollout device; 4090 has 23 GiB; ")
     assert line.endswith('with encoder.workers = 1, rollout.memory = "streamed"')
 
 
@@ -137,7 +137,7 @@ def test_what_no_key_makes_fit_is_said() -> None:
     tiny = FLUX.devices["4090"].model_copy(update={"memory_gib": 2.0})
     profile = FLUX.model_copy(update={"devices": {"4090": tiny}})
     said = would_fit(profile, use_of(FLUX), "4090", "rollout")
-    assert said == "no key makes it fit, 3.79 GiB are the least"
+    assert said == "no key makes it fit, 3.8 GiB are the least"
 
 
 def test_smaller_fragments_are_tried_before_anything_that_costs() -> None:
@@ -151,6 +151,6 @@ def test_smaller_fragments_are_tried_before_anything_that_costs() -> None:
 def test_a_lent_trainer_gives_up_the_text_encoders_before_it_is_no_longer_lent() -> None:
     tiles = would_fit(HUNYUAN, use_of(HUNYUAN), "L40S", "trainer")
     assert tiles.endswith("with encoder.workers = 1, model.vae_tiling = true")
-    card = QWEN.devices["L40S"].model_copy(update={"memory_gib": 49.0})
+    card = QWEN.devices["L40S"].model_copy(update={"memory_gib": 51.1})
     profile = QWEN.model_copy(update={"devices": {"L40S": card}})
     assert would_fit(profile, use_of(QWEN), "L40S", "trainer").endswith('with schedule.tag = "off"')
