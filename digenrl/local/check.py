@@ -115,11 +115,16 @@ def check(
         check_here(recipe)
         check_inputs(recipe)
     expected = None
-    if devices is not None:
-        expected = forecast(
-            recipe, devices, profile,
-            host_gpus=host_gpus, streamed=streamed, timing=timing, trace=found,
-        )  # fmt: skip
+    try:
+        if devices is not None:
+            expected = forecast(
+                recipe, devices, profile, host_gpus=host_gpus, streamed=streamed, timing=timing,
+                trace=found,
+            )  # fmt: skip
+    except UserError:
+        for line in trace_lines(found, recipe) if found else ():
+            say(line)  # what took a while, and says why
+        raise
     return Checked(path, recipe, elsewhere, expected, found)
 
 

@@ -175,7 +175,9 @@ class Trace(Record):
         scale = ITEM_BYTES[shape.dtype] / FIGURES_BYTES
         fixed, row = affine([(each.rows, each.peak_bytes) for each in self.training.passes])
         if shape.trained == "full":
-            fixed = max(0.0, fixed - self.training.gradients)
+            fixed -= self.training.gradients
+        if self.sharded:  # the table's figures are those of whole weights
+            fixed -= weights.streamed * (1 - 1 / self.sharded.ranks)
         return Memory(
             height=shape.height,
             width=shape.width,
@@ -191,7 +193,7 @@ class Trace(Record):
             denoise_gib=self.denoise_peak(fragment) / fragment / scale / GIB,
             decode_gib=self.decode.peak_bytes / GIB,
             tiled_gib=self.decode.peak_bytes / GIB,
-            train_gib=fixed / GIB,
+            train_gib=max(0.0, fixed) / GIB,
             row_gib=row / scale / GIB,
         )
 

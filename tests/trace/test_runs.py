@@ -1,6 +1,7 @@
 """A trace is what a run does, without values."""
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,8 +9,9 @@ from typer.testing import CliRunner
 
 from digenrl.cli import app
 from digenrl.trace.published import PUBLISHED, configuration_of
-from digenrl.trace.record import Trace, affine
+from digenrl.trace.record import GIB, Trace, affine
 from digenrl.trace.runs import setting_of, trace
+from services.scheduler.costs.memory import rollout_needs, trainer_needs, usual
 from services.trainer.engine.trainer_engine import TrainerEngine
 from shared.diffusion.generation import Generator
 from shared.diffusion.tensors import unpack
@@ -65,6 +67,20 @@ def test_peaks_and_arithmetic_grow_with_rows(digits: Trace) -> None:
     assert digits.training.peak_bytes(large.rows) == pytest.approx(large.peak_bytes)
     assert 2 < digits.rho < 4
     assert Trace.model_validate_json(digits.model_dump_json()) == digits
+
+
+def test_a_profile_s_arithmetic_gives_back_what_was_traced(digits: Trace) -> None:
+    memory, weights = digits.memory(fragment=FRAGMENT), digits.weights
+    training = digits.training
+    last = training.passes[-1]
+    use = replace(usual(memory), item_bytes=4, fragment=FRAGMENT, rows=last.rows)
+    held = weights.network + sum(weights.text.values()) + weights.decoder
+    generates, trains = rollout_needs(memory, use), trainer_needs(memory, use)
+    work = max(digits.denoise[-1].peak_bytes, digits.decode.peak_bytes)
+    assert generates.total * GIB == pytest.approx(held + 2 * weights.trained + work)
+    held += weights.trained + training.optimizer
+    assert trains.held * GIB == pytest.approx(held, rel=1e-3)  # the optimizer counts its steps
+    assert trains.peak * GIB == pytest.approx(max(last.peak_bytes, work + training.gradients))
 
 
 def test_two_points_are_a_line_that_begins_above_zero() -> None:

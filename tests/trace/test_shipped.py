@@ -1,0 +1,67 @@
+"""Every shipped recipe fits the cards that it says, by traces: one of each model at each shape of
+its samples, and the recipes of that shape by arithmetic on it."""
+
+from pathlib import Path
+
+import pytest
+
+from digenrl.planning.forecast import forecast
+from digenrl.trace.published import configuration_of
+from digenrl.trace.record import Trace
+from digenrl.trace.runs import setting_of, trace
+from services.scheduler.costs.memory import MEMORY_SHARE
+from services.scheduler.planning.recipes import fragment_of
+from services.scheduler.planning.runnable import HOST_GPUS
+from shared.recipe.recipe import Recipe, load_recipe, with_folder
+from tests.local.test_check import SHIPPED, stated_devices
+from tests.paths import RECIPES
+
+Key = tuple[object, ...]
+
+
+def recipe_of(name: str) -> Recipe:
+    recipe = load_recipe(RECIPES / f"{name}.toml")
+    return with_folder(recipe, configuration_of(recipe.model.folder).folder)
+
+
+def folder_of(name: str) -> str:
+    return load_recipe(RECIPES / f"{name}.toml").model.folder.name
+
+
+def key_of(recipe: Recipe) -> Key:
+    """Recipes with the same key share a trace."""
+    ranks = recipe.trainer.ranks if recipe.trainer.sharded else 1
+    return (
+        recipe.model.model_dump_json(),
+        recipe.trainer.gradient_checkpointing,
+        recipe.trainer.ema,
+        recipe.algorithm.name,
+        recipe.algorithm.kl_beta > 0,
+        ranks,
+    )
+
+
+@pytest.mark.night
+@pytest.mark.parametrize("model", sorted({folder_of(name) for name in SHIPPED}))
+def test_recipes_fit_the_cards_that_they_are_for(model: str) -> None:
+    traces: dict[Key, Trace] = {}
+    for name in [name for name in SHIPPED if folder_of(name) == model]:
+        recipe = recipe_of(name)
+        key = key_of(recipe)
+        if key not in traces:
+            setting = setting_of(recipe, fragment_of(recipe))
+            traces[key] = trace(recipe, setting, is_published=True, say=lambda _: None)
+        found = forecast(
+            recipe, stated_devices(name), None,
+            host_gpus=HOST_GPUS, timing=False, trace=traces[key],
+        )  # fmt: skip
+        assert found.needs
+        for need in found.needs:
+            for kind in need.pool:
+                has = found.profile.devices[kind].memory_gib
+                assert need.needed.total <= MEMORY_SHARE * has, (name, need)
+
+
+def test_every_recipe_has_a_published_configuration() -> None:
+    for name in SHIPPED:
+        assert Path(configuration_of(recipe_of(name).model.folder).folder / "vae").is_dir()
