@@ -111,17 +111,15 @@ def rollout_needs(memory: Memory, use: Use) -> Needed:
 
 
 def trainer_needs(memory: Memory, use: Use) -> Needed:
-    """Return what a training device needs: a peak has the gradient, Adam keeps two moments, and
-    takes a root of all of one at a time. A device that is lent keeps its gradient meanwhile.
+    """Return what a training device needs: a peak has the gradient, Adam keeps two moments.
 
     Ranks that share the weights hold a part each, and gather one block after the other. Weights
     that are all trained are kept in float32: the parts of ranks are these, and gathered as
     `model.dtype`; a device alone holds them beside those that it computes with.
     """
-    gradients = _gradients(memory, use)
-    peak = max(_train(memory, use), 2 * gradients)
+    peak = _train(memory, use)
     if use.helps:
-        peak = max(peak, gradients + max(_denoise(memory, use), _decode(memory, use)))
+        peak = max(peak, _denoise(memory, use), _decode(memory, use))
     network, averages = _network(memory, use) / use.ranks, float(use.averages)
     if use.rank:
         trained = (3.0 + averages) * _adapter(memory, use)
@@ -236,10 +234,6 @@ def _trained_weights(memory: Memory, use: Use) -> float:
     """Return a rank's share of the weights where all are trained, as they are kept."""
     item_bytes = max(use.item_bytes, TRAINED_BYTES)
     return memory.network_gib * item_bytes / FIGURES_BYTES / use.ranks
-
-
-def _gradients(memory: Memory, use: Use) -> float:
-    return _adapter(memory, use) if use.rank else _trained_weights(memory, use)
 
 
 def _latents(memory: Memory, use: Use) -> float:

@@ -76,7 +76,7 @@ def test_bf16_on_rollout_devices_halves_a_float32_network() -> None:
 
 def test_ranks_that_share_the_weights_hold_a_part_and_gather_blocks() -> None:
     """What one rank loads is its own part, so no whole copy is in the sum."""
-    alone = replace(USUAL, helps=False, rows=4)
+    alone = replace(USUAL, helps=False)
     one, four = trainer_needs(TABLE, alone), trainer_needs(TABLE, replace(alone, ranks=4))
     assert four.network == TABLE.network_gib / 4
     assert four.trained == one.trained
