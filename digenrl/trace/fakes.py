@@ -12,11 +12,14 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed.device_mesh import DeviceMesh
 
 from shared.diffusion.families.base import NEGATIVE, Family, decoder_dtype
+from shared.diffusion.masters import TrainedWeights
 from shared.diffusion.models import Conditions
 from shared.diffusion.policy import LoadedPolicy, policy_of
-from shared.diffusion.weights import WeightsInUse, is_adapter, trained_parameters
+from shared.diffusion.sharding import shard
+from shared.diffusion.weights import WeightsInUse, is_adapter, is_half, trained_parameters
 from shared.errors import UserError
 from shared.models.catalogue import (
     PartConfig,
@@ -128,8 +131,32 @@ def fake_model(
         policy = policy_of(recipe, model, CPU)
     with fakes:
         _materialise(network)
-    policy = replace(policy, in_use=UnreadWeights(network))
+        trained = TrainedWeights(network, _masters(recipe, network))
+    policy = replace(policy, in_use=UnreadWeights(network), trained=trained)
     return FakeModel(policy, network, decoder, tokens, forwards)
+
+
+def _masters(recipe: Recipe, network: nn.Module) -> dict[str, nn.Parameter]:
+    """Makes float32 masters of what is trained in half precision, where they stand beside the
+    network."""
+    if recipe.model.trained == "lora" or recipe.trainer.sharded:
+        return {}
+    return {
+        name: nn.Parameter(torch.empty_like(each, dtype=torch.float32))
+        for name, each in trained_parameters(network).items()
+        if is_half(each)
+    }
+
+
+def shard_fakes(recipe: Recipe, model: FakeModel, mesh: DeviceMesh) -> FakeModel:
+    """Shards a fake network as the recipe says; of all weights, the shards are float32 masters."""
+    network, dtype = model.network, getattr(torch, recipe.model.dtype)
+    is_rounded = recipe.model.trained == "full" and dtype.itemsize < torch.float32.itemsize
+    types = {name: each.dtype for name, each in trained_parameters(network).items()}
+    shard(network, mesh, passes_in=dtype if is_rounded else None)
+    trained = TrainedWeights(network, types=types if is_rounded else None)
+    policy = replace(model.policy, in_use=UnreadWeights(network), trained=trained)
+    return replace(model, policy=policy)
 
 
 def text_bytes(folder: Path, dtype: str) -> dict[str, int]:

@@ -82,7 +82,7 @@ class Training(Record):
     gradients: Count
     """Bytes of the gradients, which are part of the peaks."""
     optimizer: Count
-    """Bytes that are held besides the weights: moments, averages."""
+    """Bytes that are held besides the weights: masters, moments, averages."""
     step_peak: Count
     """Most that lives at a time in an optimizer step, beyond weights, gradients and optimizer."""
 

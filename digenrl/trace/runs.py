@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch import distributed as dist
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.device_mesh import init_device_mesh
@@ -21,11 +21,11 @@ from digenrl.trace.fakes import (
     CPU,
     DIGEST,
     FakeModel,
-    UnreadWeights,
     base_shapes,
     fake_model,
     linear_bytes,
     num_bytes,
+    shard_fakes,
     text_bytes,
 )
 from digenrl.trace.meter import Meter, Section
@@ -46,7 +46,6 @@ from shared.devices.slices import slice_size
 from shared.diffusion.generation import Generator
 from shared.diffusion.policy import LoadedPolicy, sampling_plan
 from shared.diffusion.sampler import Denoising, denoise
-from shared.diffusion.sharding import shard
 from shared.diffusion.tensors import pack
 from shared.diffusion.training.rows import TrainingGroup, read_group, row_kind
 from shared.diffusion.training.tally import Tally
@@ -140,7 +139,9 @@ class FakeRun:
     @contextmanager
     def running(self) -> Iterator[Meter]:
         """Surrounds work with the model, whose weights count as nothing."""
-        self.meter.hold(self.model.network, self.model.decoder)
+        masters = self.model.policy.trained.masters.values()
+        for held in (self.model.network, self.model.decoder, nn.ParameterList(masters)):
+            self.meter.hold(held)
         with self.fakes, self.meter:
             yield self.meter
 
@@ -189,6 +190,7 @@ def _task(samples: int) -> GenerateFragment:
 def _training(recipe: Recipe, setting: Setting, run: FakeRun) -> Training:
     groups = [_group(_narrowed(recipe, chunk), run, chunk) for chunk in setting.chunks]
     policy = run.model.policy
+    masters = 0 if recipe.trainer.sharded else num_bytes(policy.trained.masters.values())
     with run.running() as meter:
         before = meter.live
         engine = TrainerEngine(recipe, policy)
@@ -210,7 +212,7 @@ def _training(recipe: Recipe, setting: Setting, run: FakeRun) -> Training:
     return Training(
         passes=tuple(passes),
         gradients=gradients,
-        optimizer=optimizer,
+        optimizer=optimizer + masters,
         step_peak=max(step.peak_bytes, gradients),  # on a GPU, AdamW takes a root of all at once
     )
 
@@ -227,7 +229,7 @@ def _training_pass(rows: int, section: Section) -> TrainingPass:
 
 def _seed(engine: TrainerEngine, policy: LoadedPolicy) -> None:
     """Gives every trained weight a gradient, as an earlier pass does."""
-    parameters = trained_parameters(policy.model.transformer)
+    parameters = policy.trained.parameters
     zeros = {name: torch.zeros_like(each.detach()) for name, each in parameters.items()}
     engine.add(zeros, Tally().as_dict())
 
@@ -273,11 +275,9 @@ def _sharded(recipe: Recipe, setting: Setting) -> Sharded:
     try:
         mesh = init_device_mesh(CPU.type, (ranks,))
         run = FakeRun.of(recipe, setting)
-        network = run.model.network
         with run.fakes:
-            shard(network, mesh)
-        policy = replace(run.model.policy, in_use=UnreadWeights(network))
-        run = replace(run, model=replace(run.model, policy=policy))
+            run = replace(run, model=shard_fakes(recipe, run.model, mesh))
+        network = run.model.network
         return Sharded(
             ranks=ranks,
             network=num_bytes([*network.parameters(), *network.buffers()]),

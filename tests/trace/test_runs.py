@@ -126,16 +126,31 @@ def test_check_traces_a_recipe_and_says_so() -> None:
     assert "training passes of" in said.stderr
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("trained", ["lora", "full"])
-def test_a_rank_holds_its_share_of_the_network(digits: Trace, trained: str) -> None:
+def test_a_rank_holds_its_share_of_the_network(digits: Trace, trained: str, dtype: str) -> None:
     ranks = {"trainer.ranks": 2, "trainer.sharded": True, "algorithm.kl_beta": 0.0}
-    found = traced(override(load_recipe(DIGITS), {**ranks, "model.trained": trained}))
+    changes = {**ranks, "model.trained": trained, "model.dtype": dtype}
+    found = traced(override(load_recipe(DIGITS), changes))
     assert found.train is None and found.sharded is not None
-    whole = found.weights.network + (found.weights.trained if trained == "lora" else 0)
-    kept_whole = found.weights.trained if trained == "lora" else 0
-    shared = whole - kept_whole
-    assert found.sharded.network == pytest.approx(kept_whole + shared / 2, rel=0.02)
-    each = found.sharded.training.optimizer / (2 * found.weights.trained)
-    assert each == pytest.approx(1.0 if trained == "lora" else 0.5, rel=0.02)
-    small, large = found.sharded.training.passes
+    training, adapter = found.sharded.training, digits.weights.trained
+    whole = digits.weights.network
+    if trained == "lora":
+        size = 1.0 if dtype == "float32" else 0.5
+        assert found.sharded.network == pytest.approx(adapter + size * whole / 2, rel=0.05)
+        assert training.optimizer == pytest.approx(2 * adapter, rel=0.02)
+    else:  # float32 masters, and their moments
+        assert found.sharded.network == pytest.approx(whole / 2, rel=0.05)
+        assert training.optimizer == pytest.approx(whole, rel=0.05)
+        assert training.gradients == pytest.approx(whole / 2, rel=0.05)
+    small, large = training.passes
     assert large.flops == 2 * small.flops
+
+
+def test_all_weights_in_half_precision_have_masters(digits: Trace) -> None:
+    changes = {"algorithm.kl_beta": 0.0, "model.trained": "full", "model.dtype": "bfloat16"}
+    found = traced(override(load_recipe(DIGITS), changes))
+    whole = digits.weights.network
+    assert found.weights.network == whole / 2
+    assert found.training.optimizer == pytest.approx(3 * whole, rel=0.02)
+    assert found.training.gradients == pytest.approx(whole, rel=0.02)
