@@ -111,7 +111,8 @@ def rollout_needs(memory: Memory, use: Use) -> Needed:
 
 
 def trainer_needs(memory: Memory, use: Use) -> Needed:
-    """Return what a training device needs: a peak has the gradient, Adam keeps two moments.
+    """Return what a training device needs: a peak has the gradient, Adam keeps two moments. A
+    device that is lent keeps its gradient meanwhile.
 
     Ranks that share the weights hold a part each, and gather one block after the other. Weights
     that are all trained are kept in float32: the parts of ranks are these, and gathered as
@@ -119,7 +120,8 @@ def trainer_needs(memory: Memory, use: Use) -> Needed:
     """
     peak = _train(memory, use)
     if use.helps:
-        peak = max(peak, _denoise(memory, use), _decode(memory, use))
+        gradients = _adapter(memory, use) if use.rank else _trained_weights(memory, use)
+        peak = max(peak, gradients + max(_denoise(memory, use), _decode(memory, use)))
     network, averages = _network(memory, use) / use.ranks, float(use.averages)
     if use.rank:
         trained = (3.0 + averages) * _adapter(memory, use)
