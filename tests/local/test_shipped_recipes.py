@@ -1,6 +1,7 @@
 """What the recipes of published models say of themselves is so."""
 
 import json
+from itertools import product
 
 import pytest
 
@@ -14,6 +15,7 @@ from shared.recipe.recipe import Recipe, load_recipe
 from tests.paths import RECIPES
 
 MODELS = ("sd35-medium", "flux1-dev", "qwen-image", "wan2.1-14b", "hunyuanvideo")
+IN_ONE_SIZE = ("sd35-large", "wan2.1-1.3b", "wan2.2-a14b")
 DEVICES = {"": "h100=8", ".1-gpu": "h100=1", ".mixed": "h100=8,a100=16"}
 OCR_SECONDS = 0.2
 """CPU time that RapidOCR takes for an image of 512 x 512 pixels."""
@@ -31,8 +33,10 @@ def costs_of(recipe: Recipe) -> Profile:
     return with_shape_of(load_profile(profile_of(recipe, known_profiles())), recipe)
 
 
-@pytest.mark.parametrize("size", DEVICES)
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize(
+    ("model", "size"),
+    [*product(MODELS, DEVICES), *((model, "") for model in IN_ONE_SIZE)],
+)
 def test_reward_workers_keep_up_with_the_fastest_step_there_can_be(model: str, size: str) -> None:
     recipe = recipe_of(f"{model}{size}")
     if not any(scorer.type == "ocr" for scorer in recipe.reward.scorers):
@@ -45,7 +49,10 @@ def test_reward_workers_keep_up_with_the_fastest_step_there_can_be(model: str, s
     assert work / recipe.reward.workers <= BUSY * step
 
 
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize(
+    "model",
+    [*MODELS, *(pytest.param(model, marks=pytest.mark.slow) for model in IN_ONE_SIZE)],
+)
 def test_eight_gpus_are_split_as_the_planner_would(model: str) -> None:
     recipe = recipe_of(model)
     costs = costs_of(recipe)
