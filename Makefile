@@ -6,7 +6,7 @@ ARGS ?=
 UV_EXTRA ?=
 SOURCES := pyproject.toml constraints.txt
 
-.PHONY: install demo bench bench-quick test test-fast test-all check lint types compose-up compose-down clean
+.PHONY: install demo bench bench-quick gpu-day test test-fast test-all check lint types compose-up compose-down clean
 
 install: $(VENV)/.installed
 demo: $(VENV)/.installed
@@ -19,6 +19,11 @@ bench: $(VENV)/.installed
 
 bench-quick: $(VENV)/.installed
 	$(VENV)/bin/python -m bench all --quick --results runs/bench-quick --pictures runs/bench-quick $(ARGS)
+
+# On a machine with a GPU, once: within an hour, to one report in docs/gpu-day. ARGS="--cpu --tiny"
+# rehearses it anywhere.
+gpu-day: $(VENV)/.installed
+	$(VENV)/bin/python -m bench gpu-day $(ARGS)
 
 # Whole runs wait much of their time, so they are run beside the rest. What asserts seconds comes
 # after it, alone.

@@ -24,6 +24,8 @@ JsonFile = Annotated[Path | None, typer.Option("--json", help="write figures her
 Plot = Annotated[Path | None, typer.Option(help="draw bars and timelines here")]
 ClusterFolder = Annotated[Path, typer.Option(help="for the brokers' data and logs")]
 CLUSTER_FOLDER = Path("runs/bench-cluster")
+DayFolder = Annotated[Path, typer.Option(help="for models, logs and what is found")]
+DAY_FOLDER = Path("runs/gpu-day")
 
 
 class Workload(StrEnum):
@@ -243,6 +245,52 @@ def unequal_workers(
     from bench.unequal_workers import measure
 
     _print(measure(slowdown, steps))
+
+
+@bench.command("full-size")
+def full_size(
+    model: Annotated[Path, typer.Option(help="folder for random weights of SD3.5-M, 6.4 GB; kept")],
+    folder: Annotated[Path, typer.Option(help="for the run, its recipe and its logs")] = Path(
+        "runs/full-size"
+    ),
+    out: Annotated[Path | None, typer.Option(help="write the report here, as Markdown")] = None,
+    json_file: JsonFile = None,
+    minutes: Annotated[float, typer.Option(min=1, help="limit of the whole run")] = 60,
+    tiny: Annotated[bool, typer.Option("--tiny", help="a tiny network, to try it out")] = False,
+) -> None:
+    """Train SD3.5-M at full size with random weights on the CPU: one group of two samples."""
+    from bench.full_size.on_cpu import measure
+
+    measure(model, folder.resolve(), _console(), out=out, json_file=json_file,
+            limit_s=60 * minutes, tiny=tiny)  # fmt: skip
+
+
+@bench.command("gpu-day")
+def gpu_day(
+    cpu: Annotated[bool, typer.Option("--cpu", help="rehearse on the CPU, with --tiny")] = False,
+    tiny: Annotated[bool, typer.Option("--tiny", help="tiny networks, in minutes")] = False,
+    again: Annotated[bool, typer.Option("--again", help="also what was done before")] = False,
+    part: Annotated[list[str] | None, typer.Option(help="only this part; repeatable")] = None,
+    folder: DayFolder = DAY_FOLDER,
+    out: Annotated[Path | None, typer.Option(help="the report goes into this folder")] = None,
+) -> None:
+    """Measure what needs a GPU, within an hour, and write one report; goes on where it was."""
+    from bench.gpu_day.day import Day, run_day
+
+    day = Day(folder.resolve(), cpu=cpu, tiny=tiny)
+    out = out or (day.folder if tiny else Path("docs/gpu-day"))
+    if not run_day(day, out, _console(), again=again, only=tuple(part or ())):
+        raise typer.Exit(1)
+
+
+@bench.command("gpu-day-part", hidden=True)
+def gpu_day_part(
+    name: str, folder: DayFolder = DAY_FOLDER, cpu: bool = False, tiny: bool = False
+) -> None:
+    """Do one part of it in this process."""
+    from bench.gpu_day.day import Day, do_part
+
+    do_part(name, Day(folder, cpu=cpu, tiny=tiny))
 
 
 def _console() -> "Console":

@@ -1,0 +1,80 @@
+"""The day on a GPU, rehearsed: parts are apart, what is done is kept, a report says it all."""
+
+import json
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from bench.gpu_day import day
+from bench.gpu_day.day import Day, Part, run_day
+from bench.gpu_day.report import markdown
+from shared.errors import UserError
+from tests.paths import ROOT
+
+
+def test_without_a_gpu_it_ends_in_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    console = Console(quiet=True)
+    with pytest.raises(UserError, match="no CUDA device here; --cpu --tiny rehearses"):
+        run_day(Day(tmp_path), tmp_path, console, again=False, only=())
+    with pytest.raises(UserError, match="--cpu: takes hours at full size; add --tiny"):
+        run_day(Day(tmp_path, cpu=True), tmp_path, console, again=False, only=())
+    with pytest.raises(UserError, match="--part: speed is none of families-cpu"):
+        run_day(Day(tmp_path), tmp_path, console, again=False, only=("speed",))
+
+
+def test_a_part_that_fails_or_hangs_takes_nothing_from_the_others_and_is_tried_again(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(day, "PARTS", {
+        "families": Part(title="F", work="-", minutes=2),
+        "memory": Part(title="M", work="-", minutes=2),
+        "profile": Part(title="P", work="-", minutes=0.001),
+    })  # fmt: skip
+    monkeypatch.setattr(day, "argv_of", lambda name, given: [
+        "/bin/sh", "-c", f"cd {ROOT} && {SHELL[name].format(folder=given.folder)}"
+    ])  # fmt: skip
+    rehearsed = Day(tmp_path, cpu=True, tiny=True)
+    console = Console(quiet=True)
+    for _ in range(2):
+        assert not run_day(rehearsed, tmp_path / "out", console, again=False, only=())
+    report = (tmp_path / "out" / "cpu.md").read_text()
+    assert "| F | **failed**: status 1 |" in report
+    assert "| M | done |" in report and "All within 10%: yes." in report
+    assert "| P | **failed**: not done within 0 minutes |" in report
+    content = json.loads((tmp_path / "out" / "cpu.json").read_text())
+    assert content["parts"]["families"]["log"] == ["illegal memory access"]
+    assert (tmp_path / "count").read_text() == "1\n", "what is done is not done again"
+    assert (tmp_path / "tries").read_text() == "1\n1\n", "what has failed is"
+
+
+SHELL = {
+    "families": "echo 1 >> {folder}/tries; echo illegal memory access; exit 1",
+    "memory": (
+        'echo 1 >> {folder}/count; echo \'{{"rows": {{}}, "within": 0.1, "passed": true}}\' '
+        "> {folder}/parts/memory.found"
+    ),
+    "profile": "sleep 600",
+}
+
+
+def test_a_report_can_be_written_before_any_part_has_run() -> None:
+    names = ("families-cpu", "families", "memory", "profile", "services")
+    content = {"device": "NVIDIA H100", "tiny": False, "parts": {name: {} for name in names}}
+    text = markdown(content, {name: name for name in names})
+    assert text.count("| not run |") == len(names)
+
+
+@pytest.mark.night
+@pytest.mark.timeout(1500)
+def test_the_whole_day_in_miniature_on_the_cpu(tmp_path: Path) -> None:
+    rehearsed = Day(tmp_path / "day", cpu=True, tiny=True)
+    assert run_day(rehearsed, tmp_path, Console(quiet=True), again=False, only=())
+    found = json.loads((tmp_path / "cpu.json").read_text())["parts"]
+    for family, types in found["families"]["found"].items():
+        if family != "device":
+            assert max(types["float32"]["ratio_error"].values()) <= 1e-6, family
+            assert max(types["bfloat16"]["ratio_error"].values()) <= 1e-2, family
+    assert found["services"]["found"]["commits"] == 2
+    assert found["memory"]["found"]["passed"] is None, "a CPU counts nothing"
