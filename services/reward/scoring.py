@@ -3,18 +3,14 @@
 from dataclasses import dataclass
 from typing import Self
 
-import safetensors.numpy
 import structlog
-from safetensors import SafetensorError
 
 from services.reward.scorer import Media, Metadata, WeightedScorer
 from shared.errors import ContractError, ScorerUnavailable, ScoringError
 from shared.messages.contracts import MAX_SCORE
 from shared.recipe.recipe import Recipe
-from shared.store.tensor_header import check_header
+from shared.store.media import Shape, read
 from shared.telemetry import SAMPLES_FAILED
-
-NAME = "images"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,33 +28,32 @@ class MediaSize:
 
 
 def read_media(data: bytes, num_samples: int, size: MediaSize | None = None) -> Media:
-    """Reads images (n, C, H, W) or videos (n, F, C, H, W) of so many samples, of ``size`` if given.
+    """Reads images (n, C, H, W) or videos (n, F, C, H, W) of so many samples, of ``size`` if given;
+    nothing of any other size is unpacked.
 
     Raises:
         ContractError: if the object holds anything else.
     """
-    check_header(data, dtypes=("U8",))
-    try:
-        media: Media = safetensors.numpy.load(data)[NAME]
-    except (SafetensorError, KeyError, ValueError) as error:
-        raise ContractError(f"these media hold no {NAME}") from error
-    if media.ndim not in (4, 5) or len(media) != num_samples or 0 in media.shape:
-        raise ContractError(
-            f"media of shape {list(media.shape)} are no images or videos of {num_samples} samples"
-        )
-    if size is not None:
-        _check_size(media, size)
-    return media
+
+    def check(shape: Shape) -> None:
+        if len(shape) not in (4, 5) or shape[0] != num_samples or 0 in shape:
+            raise ContractError(
+                f"media of shape {list(shape)} are no images or videos of {num_samples} samples"
+            )
+        if size is not None:
+            _check_size(shape, size)
+
+    return read(data, check)
 
 
-def _check_size(media: Media, size: MediaSize) -> None:
-    frames = media.shape[1] if media.ndim == 5 else 1
-    found = (*media.shape[-2:], frames)
+def _check_size(shape: Shape, size: MediaSize) -> None:
+    frames = shape[1] if len(shape) == 5 else 1
+    found = (*shape[-2:], frames)
     wanted = (size.height, size.width, size.frames)
-    if found != wanted or media.shape[-3] not in (1, 3, 4):
+    if found != wanted or shape[-3] not in (1, 3, 4):
         raise ContractError(
-            f"media of shape {list(media.shape)}; the recipe makes {size.height} x {size.width} "
-            f"pixels, {size.frames} frames"
+            f"media of shape {list(shape)}; the recipe makes {size.height} x {size.width} pixels, "
+            f"{size.frames} frames"
         )
 
 
