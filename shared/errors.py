@@ -11,6 +11,7 @@ DigenRLError
     CommitConflict        another trainer has committed this batch already
     BatchFailed           a batch cannot be trained: trying again would end in the same way
     OutOfMemory           work does not fit the memory of a device
+    RanksLost             it does not fit one of several ranks, and the others wait for that one
     ScoringError          a scorer could not score, or returned something that is no score
         ScorerUnavailable a scorer that runs elsewhere does not answer
     Unavailable           a broker or store does not answer (yet)
@@ -61,10 +62,20 @@ class BatchFailed(DigenRLError):
 class OutOfMemory(DigenRLError):
     """Work does not fit the memory of a device; the message has sizes and the remedy."""
 
-    def __init__(self, reason: str, *, smaller: bool = False) -> None:
-        """``smaller``: the next attempt needs less memory."""
+    def __init__(
+        self, reason: str, *, smaller: bool = False, what: str = "", remedy: str = ""
+    ) -> None:
+        """``smaller``: the next attempt needs less memory. ``what`` did not fit, and ``remedy``
+        names the keys that avoid it."""
         super().__init__(reason)
         self.smaller = smaller
+        self.what = what or reason
+        self.remedy = remedy
+
+
+class RanksLost(DigenRLError):
+    """One of several ranks has no memory for what all of them do at once: the others wait for it,
+    so that all have to be started again."""
 
 
 class ScoringError(DigenRLError):

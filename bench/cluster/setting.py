@@ -94,7 +94,11 @@ def recipe_of(setting: Setting, folder: Path) -> Recipe:
         sampling=Sampling(steps=shape.steps, window=shape.trained_steps),
         batch=tables.Batch(groups=shape.groups, group_size=shape.group_size),
         trainer=Trainer(learning_rate=1e-4, devices=setting.num_trainer),
-        rollout=tables.Rollout(workers=setting.num_rollout, can_train=setting.can_train),
+        rollout=tables.Rollout(
+            workers=setting.num_rollout,
+            can_train=setting.can_train,
+            media="raw",  # there are no pixels
+        ),
         encoder=tables.Encoder(workers=setting.encoders),
         reward=Reward(scorers=(ScorerTable(name="emulated", type="emulated"),)),
         schedule=Schedule.model_validate(

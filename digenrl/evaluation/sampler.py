@@ -9,7 +9,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from shared.diffusion.generation import to_uint8
+from shared.diffusion.device import RowsAtOnce, fits
+from shared.diffusion.generation import SMALLER, decoded
 from shared.diffusion.models import Conditions, ModelAdapter, repeat_rows
 from shared.diffusion.policy import LoadedPolicy, load_policy, sampling_plan
 from shared.diffusion.sampler import Denoising, Velocity, denoise
@@ -54,6 +55,7 @@ class Sampler:
             {"transformer", "text", "decoder"},
             holding=Holding(memory=recipe.holding.memory),
         )
+        self._at_once = RowsAtOnce(self._policy.device)
         self._stopping = stopping or threading.Event()
         self._progress = progress or (lambda done, all_of_them: None)
 
@@ -68,7 +70,8 @@ class Sampler:
         for first in range(0, len(prompts), PROMPTS_AT_ONCE):
             self._progress(first, len(prompts))
             some = prompts[first : first + PROMPTS_AT_ONCE]
-            chunks.append(self._sample(some, first, num_each, seed))
+            with fits(self._policy.device, "sampling for an evaluation", SMALLER):
+                chunks.append(self._sample(some, first, num_each, seed))
         self._progress(len(prompts), len(prompts))
         return np.concatenate(chunks)
 
@@ -102,7 +105,7 @@ class Sampler:
             device=self._policy.device,
         )
         latents = denoise(self._velocity(rows), denoising)
-        return np.asarray(to_uint8(model.decode(latents)).numpy(), dtype=np.uint8)
+        return np.asarray(decoded(model, latents, self._policy.device).numpy(), dtype=np.uint8)
 
     def _velocity(self, rows: Conditions) -> Velocity:
         guidance = self._recipe.model.guidance
@@ -110,13 +113,22 @@ class Sampler:
         def velocity(latents: Tensor, sigma: Tensor) -> Tensor:
             if self._stopping.is_set():
                 raise Stopped
-            return self.model.velocity(latents, sigma, rows, guidance=guidance)
+            return self._at_once.of(
+                len(latents),
+                lambda some: self.model.velocity(
+                    latents[some], sigma[some], _some(rows, some), guidance=guidance
+                ),
+            )
 
         return velocity
 
 
 def _shapes(conditions: Conditions) -> list[tuple[str, torch.Size]]:
     return sorted((name, tensor.shape) for name, tensor in conditions.items())
+
+
+def _some(conditions: Conditions, rows: slice) -> Conditions:
+    return {name: tensor[rows] for name, tensor in conditions.items()}
 
 
 def noise_seed(seed: int, prompt: int, index: int) -> int:

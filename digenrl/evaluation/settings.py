@@ -42,8 +42,9 @@ def settings_digest(recipe: Recipe, prompts: Sequence[Prompt]) -> str:
     the same digest are comparable."""
     evaluated, table = as_evaluated(recipe), recipe.evaluation
     scorers = {"reward": recipe.reward.scorers, "gold": table.scorers}
+    left_out = {"device"} if evaluated.model.vae_tiling else {"device", "vae_tiling"}
     deciding = {
-        "model": evaluated.model.model_dump(mode="json", exclude_none=True, exclude={"device"}),
+        "model": evaluated.model.model_dump(mode="json", exclude_none=True, exclude=left_out),
         "sampling": evaluated.sampling.model_dump(
             mode="json", include={"steps", "sigmas", "shift"}
         ),

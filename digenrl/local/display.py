@@ -26,6 +26,8 @@ class Display:
     """Whether samples are weighted, as `rollout.weights` are not the trainer's."""
     note: str = "starting"
     rewards: list[float] = field(default_factory=list)
+    _shortages: dict[str, str] = field(default_factory=dict)
+    """Newest shortage of memory of each worker, as it was shown."""
     _last_step: int = -1
     _live: Live | None = None
     _progress: Progress = field(
@@ -57,6 +59,7 @@ class Display:
         self.console.print(line, style="bold red", highlight=False)
 
     def update(self, run: dict[str, Any], workers: list[dict[str, Any]]) -> None:
+        self._warn_of_shortages(workers)
         stepped = run["step"] != self._last_step
         if stepped and run["reward_mean"] is not None and run["step"] > 0:
             self.rewards.append(run["reward_mean"])
@@ -73,6 +76,13 @@ class Display:
     def _share(self, run: dict[str, Any]) -> str:
         share = run["effective_sample_share"] if self.weighted else None
         return "" if share is None else f"samples count {share:.0%}  "
+
+    def _warn_of_shortages(self, workers: list[dict[str, Any]]) -> None:
+        for worker in workers:
+            line = shortage_of(worker)
+            if line and self._shortages.get(worker["worker"]) != line:
+                self._shortages[worker["worker"]] = line
+                self.warn(f"{worker['worker']} was out of memory: {line}")
 
     def _render(self, run: dict[str, Any], workers: list[dict[str, Any]]) -> Group:
         if not run:
@@ -113,7 +123,18 @@ def doing(worker: dict[str, Any]) -> str:
     waits = worker["activity"].startswith("waiting") and not worker["note"]
     use: str = worker["use"] if waits and worker["use"] else worker["activity"]
     lent = worker["lent"] and worker["service"] == "trainer"
-    return use.replace("_", " ") + (" (lent)" if lent else "")
+    shortage = worker["memory_shortage"]
+    since = f" (out of memory: {shortage['since']})" if shortage else ""
+    return use.replace("_", " ") + (" (lent)" if lent else "") + since
+
+
+def shortage_of(worker: dict[str, Any]) -> str:
+    """Describe what did not fit a worker's memory, what it does since and the remedy; empty if
+    everything has fitted."""
+    shortage = worker["memory_shortage"]
+    if not shortage:
+        return ""
+    return f"{shortage['what']}; since then {shortage['since']}; {shortage['remedy']}"
 
 
 def sparkline(values: list[float]) -> str:

@@ -82,6 +82,9 @@ class UnencodedModel:
     ) -> Tensor:
         return self.family.velocity(latents, sigma, conditions, guidance=guidance)
 
+    def decode_in_tiles(self) -> None:
+        self.family.decode_in_tiles()
+
     def decode(self, latents: Tensor) -> Tensor:
         return self.family.decode(latents)
 

@@ -40,8 +40,10 @@ class RolloutApp:
         *,
         max_staleness: int,
         encoded: EncodedConditions | None = None,
+        lossless: bool = False,
     ) -> None:
-        """``encoded``: where conditions come from, if the device does not encode."""
+        """``encoded``: where conditions come from, if the device does not encode. ``lossless``:
+        media are stored coded (`Rollout.media`)."""
         self._device = device
         self._bus = context.bus
         self._worker = context.worker
@@ -49,7 +51,7 @@ class RolloutApp:
         self._work_available = asyncio.Event()
         """Set when there may be work for the device."""
         self._loader = PolicyLoader(device, context, index)
-        self._publisher = FragmentPublisher(device, context, encoded=encoded)
+        self._publisher = FragmentPublisher(device, context, encoded=encoded, lossless=lossless)
         self._gradients = Gradients(
             device, self._loader, context,
             max_staleness=max_staleness, wake=self._work_available.set,

@@ -17,7 +17,7 @@ from pydantic import ValidationError
 
 from services.rollout.policy_loader import PolicyLoader
 from shared.devices.protocols import GroupData, GroupGradient, RolloutDevice
-from shared.errors import ContractError, DigenRLError
+from shared.errors import ContractError, DigenRLError, OutOfMemory
 from shared.messages import subjects
 from shared.messages.contracts import (
     ComputeGradient,
@@ -26,6 +26,7 @@ from shared.messages.contracts import (
     GroupGradientRef,
 )
 from shared.messages.staleness import check_admission
+from shared.messages.workers import MemoryShortage
 from shared.process.worker import WorkerContext, patiently
 from shared.run.commits import admissible_versions
 from shared.run.layout import batch_folder
@@ -84,8 +85,11 @@ class Gradients:
                 part = await self._device.gradient(fetched.data)
             seconds = time.monotonic() - began
         except DigenRLError as error:
+            if isinstance(error, OutOfMemory):
+                self._worker.note_shortage(MemoryShortage.of(error, "computes no gradients"))
             await self._fail(command, error)
             return
+        self._worker.note_shortage(part.shortage)
         tasks.create_task(self._publish(command, part, seconds))
 
     async def drain(self) -> None:

@@ -56,6 +56,7 @@ async def _work(process: WorkerProcess, *, build_device: BuildDevice | None) -> 
         app = RolloutApp(
             device, context, index, max_staleness=recipe.schedule.staleness_limit,
             encoded=await encoded_conditions(process.store, recipe),
+            lossless=recipe.rollout.media == "lossless",
         )  # fmt: skip
         await process.run(app.run(), context)
 

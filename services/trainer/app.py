@@ -36,6 +36,7 @@ from shared.errors import (
     DigenRLError,
     IntegrityError,
     OutOfMemory,
+    RanksLost,
     Untrainable,
 )
 from shared.learning.advantages import batch_scale
@@ -43,10 +44,13 @@ from shared.learning.metrics import ALARMING_RATIO_ERROR
 from shared.messages import subjects
 from shared.messages.contracts import OperatorRequest, Policy, RunFailed
 from shared.messages.staleness import Admissible
+from shared.messages.workers import MemoryShortage
+from shared.process.service import end_soon
 from shared.process.worker import WorkerContext
 from shared.recipe.recipe import Recipe
 from shared.run.commits import CommitRecord, admissible_versions, newest_commit
 
+AGAIN = {True: "the batch begins again, in smaller passes", False: "the batch begins again"}
 ATTEMPTS = 2
 """Number of attempts at a batch that is out of memory and cannot be trained in smaller passes: what
 another process on the device has taken may be given back by then."""
@@ -109,10 +113,13 @@ class TrainerApp:
         self._exact = recipe.largest_weight is None
         """Whether everybody computes with the same weights."""
         self._scales_batches = recipe.algorithm.advantage_std == "batch"
-        cache = TrajectoryCache()
+        cache, lossless = TrajectoryCache(), recipe.rollout.media == "lossless"
         loanable = [
             LoanableGenerator(
-                each, FragmentPublisher(each, context, encoded=encoded, keep=cache.keep)
+                each,
+                FragmentPublisher(
+                    each, context, encoded=encoded, lossless=lossless, keep=cache.keep
+                ),
             )
             for each in generators
         ]
@@ -126,20 +133,30 @@ class TrainerApp:
         self._fetcher = GroupFetcher(recipe, context, cache, check)
         self._batches = BatchTraining(training, self._pool, self._fetcher, recipe, context)
         self._failures = Failures()
+        self._batch = 0
+        """Number of the batch in training."""
         self._stepped_at = 0.0
         """Monotonic seconds at the last optimizer step, or at the beginning."""
 
     async def run(self) -> None:
         await self._bus.wait_for_streams()
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._worker.report(self._bus))
-            tasks.create_task(self._train())
-            tasks.create_task(self._pool.run())
-            if self._agent is not None:
-                tasks.create_task(self._agent.run())
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._worker.report(self._bus))
+                tasks.create_task(self._train())
+                tasks.create_task(self._pool.run())
+                if self._agent is not None:
+                    tasks.create_task(self._agent.run())
+        except* RanksLost as lost:
+            error = first_of(lost)
+            await self._bus.publish(self._failure(self._batch, error))
+            end_soon()  # a thread of this process waits for the other ranks
+            raise error from None
 
     async def _train(self) -> None:
         parent: ParentVersion | None = None
+        newest = await newest_commit(self._store, self._bus.run)
+        await self._wait_if_failed(0 if newest is None else newest.policy.version)
         while True:
             try:
                 parent = await (self._recover() if parent is None else self._train_batch(parent))
@@ -151,26 +168,56 @@ class TrainerApp:
                 parent = None
             except (BatchFailed, OutOfMemory) as error:
                 batch = 0 if parent is None else parent.policy.version
-                parent = None
-                if self._failures.is_final(batch, error):
+                parent, is_final = None, self._failures.is_final(batch, error)
+                if isinstance(error, OutOfMemory):
+                    since = "the run has failed" if is_final else AGAIN[error.smaller]
+                    self._worker.note_shortage(MemoryShortage.of(error, since))
+                if is_final:
                     await self._fail_run(batch, error)
 
-    async def _fail_run(self, batch: int, error: DigenRLError) -> None:
-        """Report why the run cannot go on, and wait until somebody resumes it."""
+    def _failure(self, batch: int, error: DigenRLError) -> RunFailed:
         self._worker.activity = self._worker.idle
         failed = RunFailed(batch=batch, worker=self._worker.address, reason=str(error)[:4000])
         log.error("run_failed", batch=batch, reason=failed.reason)
+        return failed
+
+    async def _fail_run(self, batch: int, error: DigenRLError) -> None:
+        """Report why the run cannot go on, and wait until somebody resumes it."""
+        failed = self._failure(batch, error)
         await self._bus.publish(failed)
-        kinds = ("run_failed", "operator_request")
-        wanted = [subjects.event_subject(self._bus.run, kind) for kind in kinds]
+        await self._wait_for_resume(failed)
+
+    async def _wait_for_resume(self, failed: RunFailed) -> None:
         told = False
+        wanted = self._of_failures
         async with contextlib.aclosing(self._bus.follow(subjects.EVT, wanted)) as events:
             async for received in events:
                 told = told or received.message == failed
                 event = received.message
                 if told and isinstance(event, OperatorRequest) and event.action == "resume":
-                    log.info("resumed", batch=batch)
+                    log.info("resumed", batch=failed.batch)
                     return
+
+    @property
+    def _of_failures(self) -> list[str]:
+        kinds = ("run_failed", "operator_request")
+        return [subjects.event_subject(self._bus.run, kind) for kind in kinds]
+
+    async def _wait_if_failed(self, version: int) -> None:
+        """Wait until somebody resumes a run whose next batch has failed before this process was
+        started: it would fail once more."""
+        told, _ = await self._bus.stored(subjects.EVT, self._of_failures)
+        failed: RunFailed | None = None
+        for received in told:
+            event = received.message
+            if isinstance(event, RunFailed):
+                failed = event
+            elif isinstance(event, OperatorRequest) and event.action == "resume":
+                failed = None
+        if failed is not None and failed.batch == version:
+            log.warning("waits_for_resume", batch=failed.batch, reason=failed.reason)
+            self._worker.activity = self._worker.idle
+            await self._wait_for_resume(failed)
 
     async def _recover(self) -> ParentVersion:
         """Go back to the newest commit, or make the first one; announce it either way."""
@@ -212,6 +259,7 @@ class TrainerApp:
             CommitConflict: if another trainer has made version k, or k + 1.
         """
         self._worker.activity = self._worker.idle
+        self._batch = parent.policy.version
         batch = self._batches.open(parent.policy.version)
         groups = self._fetcher.groups(parent.admissible, batch.counted, parent.committed)
         await self._batches.run(batch, groups, parent_commit=parent.committed)
@@ -243,6 +291,14 @@ class TrainerApp:
     def _use(self, policy: Policy) -> None:
         if self._agent is not None:
             self._agent.use(policy)
+
+
+def first_of(group: BaseExceptionGroup[RanksLost]) -> RanksLost:
+    error: BaseException = group
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    assert isinstance(error, RanksLost)
+    return error
 
 
 def _watch_ratio(metrics: Mapping[str, float]) -> None:

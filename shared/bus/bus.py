@@ -204,9 +204,11 @@ class Bus:
         quarantined."""
         return Queue(self.jetstream, self.run, stream, service, of)
 
-    async def stored(self, stream: Stream) -> tuple[list[Received], int]:
+    async def stored(
+        self, stream: Stream, filters: Sequence[str] | None = None
+    ) -> tuple[list[Received], int]:
         """Return what the run has in ``stream``, in order, and the last one's sequence number."""
-        wanted = subjects.run_subjects(self.run, stream)
+        wanted = list(filters or subjects.run_subjects(self.run, stream))
         while True:
             try:
                 found, last = [], 0

@@ -5,13 +5,14 @@ A rollout worker and a trainer's device that is lent to generation do it alike.
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Literal
 
 import structlog
 
 from shared.devices.conditions import EncodedConditions
 from shared.devices.protocols import Generated, GeneratingDevice
-from shared.errors import DigenRLError, FaultyConditions, SlotPoisoned
+from shared.errors import DigenRLError, FaultyConditions, OutOfMemory, SlotPoisoned
 from shared.messages.contracts import (
     FragmentFailed,
     FragmentGenerated,
@@ -20,9 +21,11 @@ from shared.messages.contracts import (
     ObjectRef,
     Trajectories,
 )
+from shared.messages.workers import MemoryShortage
 from shared.process.worker import WorkerContext, patiently
 from shared.run.conditions import StoredConditions
 from shared.run.layout import batch_folder, conditions_folder
+from shared.store.media import coded
 from shared.telemetry import FRAGMENTS, STAGE_SECONDS
 
 KEPT_CONDITIONS = 64
@@ -39,10 +42,13 @@ class FragmentPublisher:
         context: WorkerContext,
         *,
         encoded: EncodedConditions | None = None,
+        lossless: bool = False,
         keep: Callable[[ObjectRef, bytes], None] | None = None,
     ) -> None:
-        """``encoded``: where conditions come from, if the device does not encode; ``keep``: takes
-        each trajectory that is stored."""
+        """``encoded``: where conditions come from, if the device does not encode; ``lossless``:
+        codes media, beside what the device does next; ``keep``: takes each trajectory that is
+        stored."""
+        self._lossless = lossless
         self._device = device
         self._bus = context.bus
         self._store = context.store
@@ -66,8 +72,12 @@ class FragmentPublisher:
         Args:
             given: the conditions that it was begun with, if the device did not encode its prompt.
         """
+        self._worker.note_shortage(generated.shortage)
         STAGE_SECONDS.labels(stage="rollout").observe(generated.seconds)
         slot = str(task.fragment.slot)
+        if self._lossless:
+            media = await asyncio.to_thread(coded, generated.media)
+            generated = replace(generated, media=media)
         try:
             await patiently(
                 lambda: self._publish(task, generated, given), "store_unavailable", slot=slot
@@ -145,6 +155,8 @@ class FragmentPublisher:
             stage = "delivery"
         if isinstance(error, FaultyConditions) and self._encoded is not None:
             await self._encoded.forget(task.prompt.text)
+        if isinstance(error, OutOfMemory):
+            self._worker.note_shortage(MemoryShortage.of(error, "the fragment has failed"))
         log.error("fragment_failed", stage=stage, slot=str(task.fragment.slot), error=str(error))
         FRAGMENTS.labels(stage="rollout", outcome="failed").inc()
         await self._bus.publish(

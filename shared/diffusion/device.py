@@ -2,12 +2,16 @@
 
 import gc
 import os
-from collections.abc import Collection, Iterator
+import traceback
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import torch
+from torch import Tensor
 
 from shared.errors import OutOfMemory
 from shared.messages.workers import Device
@@ -22,6 +26,8 @@ SIGNS = ("out of memory", "not enough memory", "can't allocate memory")
 CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 MAX_REASON = 300
 """Characters quoted of the allocator's message."""
+
+T = TypeVar("T")
 
 
 def this_device(
@@ -111,10 +117,69 @@ def fits(device: torch.device, what: str, remedy: str) -> Iterator[None]:
         if not is_out_of_memory(error):
             raise
         reason = " ".join(str(error).split())[:MAX_REASON]
+        forget_frames(error)
     if reason is not None:
         has = f"{device} has {_gib(device_bytes(device))}" if device.type == "cuda" else str(device)
         release(device)
-        raise OutOfMemory(f"out of memory: {what} ({has}: {reason}); {remedy}")
+        raise OutOfMemory(
+            f"out of memory: {what} ({has}: {reason}); {remedy}", what=what, remedy=remedy
+        )
+
+
+def tried_again(device: torch.device, work: Callable[[], T]) -> T:
+    """Returns what ``work`` returns. If it does not fit, it is done once more when everything that
+    nobody holds is given back: what is free lies in pieces otherwise."""
+    try:
+        return work()
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        forget_frames(error)
+    release(device)
+    return work()
+
+
+class RowsAtOnce:
+    """Takes as many rows at a time through a network as fit; half as many from when they do not."""
+
+    def __init__(self, device: torch.device, most: int | None = None) -> None:
+        """``most`` rows at a time; without it, all that there are."""
+        self._device = device
+        self.most = most
+
+    def of(self, rows: int, work: Callable[[slice], Tensor]) -> Tensor:
+        """Returns what ``work`` makes of ``rows`` rows, a slice at a time, joined along the rows.
+
+        Raises:
+            RuntimeError: the allocator's, if not even one row fits, also when tried again.
+        """
+        while True:
+            size = min(self.most or rows, rows)
+            if size == 1:
+                return _joined([tried_again(self._device, part) for part in _parts(rows, 1, work)])
+            try:
+                return _joined([part() for part in _parts(rows, size, work)])
+            except (RuntimeError, MemoryError) as error:
+                if not is_out_of_memory(error):
+                    raise
+                forget_frames(error)
+            release(self._device)
+            self.most = (size + 1) // 2
+
+
+def _parts(rows: int, size: int, work: Callable[[slice], T]) -> list[Callable[[], T]]:
+    return [partial(work, slice(first, first + size)) for first in range(0, rows, size)]
+
+
+def _joined(parts: list[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def forget_frames(error: BaseException | None) -> None:
+    """Empties the frames that an error has gone through: they hold the tensors of the work."""
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__context__
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -11,13 +11,12 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import lru_cache, partial
 
-import structlog
 import torch
 from torch import Tensor
 
 from shared.devices.protocols import Generated
-from shared.diffusion.device import fits, is_out_of_memory, release
-from shared.diffusion.models import Conditions, repeat_rows, taken
+from shared.diffusion.device import RowsAtOnce, fits, tried_again
+from shared.diffusion.models import Conditions, ModelAdapter, repeat_rows, taken
 from shared.diffusion.policy import LoadedPolicy, sampling_plan
 from shared.diffusion.sampler import Denoising
 from shared.diffusion.tensors import pack, unpack, unpack_conditions
@@ -26,12 +25,16 @@ from shared.diffusion.weights import StagedTensors, stage_weights
 from shared.errors import ContractError, FaultyConditions, IntegrityError
 from shared.learning.seeds import sample_seed
 from shared.messages.contracts import GenerateFragment
+from shared.messages.workers import MemoryShortage
 from shared.recipe.recipe import Recipe
 
+SMALLER = (
+    "use a GPU with more memory, a smaller model.height, width or frames, or model.dtype "
+    '= "bfloat16"'
+)
+DECODE_LESS = f"set model.vae_tiling = true, or {SMALLER}"
 CACHED_PROMPTS = 64
 """Prompts whose conditions stay on the device: fragments of a group follow one another soon."""
-
-log = structlog.get_logger()
 
 
 @dataclass(slots=True, kw_only=True)
@@ -48,6 +51,8 @@ class GenerationInProgress:
     """Whether an encoder has made the conditions, of which the network has seen nothing yet."""
     seconds: float = 0.0
     """Seconds that the device was busy with it."""
+    shortage: MemoryShortage | None = None
+    """What did not fit at first, if anything."""
 
     @property
     def done(self) -> bool:
@@ -71,8 +76,8 @@ class Generator:
         self._shape = self._model.latent_shape(
             height=size.height, width=size.width, frames=size.frames
         )
-        self._at_once: int | None = None
-        """Samples per denoising step, once a whole fragment did not fit; None before that."""
+        self._at_once = RowsAtOnce(self._device)
+        """Samples per denoising step: all of a fragment, until one does not fit."""
         self._encoded = lru_cache(maxsize=CACHED_PROMPTS)(self._encode)
 
     @property
@@ -115,23 +120,26 @@ class Generator:
             FaultyConditions: if they are none.
             OutOfMemory: if there is no room to begin it.
         """
-        prompt = task.prompt.text
         with fits(self._device, "beginning a fragment", "use a GPU with more memory"):
-            return GenerationInProgress(
-                task=task,
-                weights_digest=self._weights.digest(),
-                denoising=Denoising(
-                    sampling_plan(self._recipe, window_start=task.window_start),
-                    seeds=self._seeds(task),
-                    shape=self._shape,
-                    device=self._device,
-                ),
-                conditions=repeat_rows(
-                    self._encoded(prompt) if conditions is None else self._read(conditions),
-                    task.fragment.num_samples,
-                ),
-                given=conditions is not None,
-            )
+            return tried_again(self._device, partial(self._begun, task, conditions))
+
+    def _begun(self, task: GenerateFragment, conditions: bytes | None) -> GenerationInProgress:
+        prompt = task.prompt.text
+        return GenerationInProgress(
+            task=task,
+            weights_digest=self._weights.digest(),
+            denoising=Denoising(
+                sampling_plan(self._recipe, window_start=task.window_start),
+                seeds=self._seeds(task),
+                shape=self._shape,
+                device=self._device,
+            ),
+            conditions=repeat_rows(
+                self._encoded(prompt) if conditions is None else self._read(conditions),
+                task.fragment.num_samples,
+            ),
+            given=conditions is not None,
+        )
 
     def advance(self, work: GenerationInProgress) -> None:
         """Takes one denoising step; the device has done it when this returns.
@@ -143,8 +151,8 @@ class Generator:
         """
         self._check_weights(work)
         began = time.monotonic()
-        with self._fits("a denoising step of", work), _takes_conditions(work):
-            work.denoising.advance(partial(self._velocity, work.conditions))
+        with self._fits("a denoising step of", work, SMALLER), _takes_conditions(work):
+            work.denoising.advance(partial(self._velocity, work))
             self._wait()
         work.seconds += time.monotonic() - began
 
@@ -161,7 +169,9 @@ class Generator:
             raise ValueError("this fragment has denoising steps left")
         self._check_weights(work)
         began = time.monotonic()
-        with self._fits("decoding", work):
+        table = self._recipe.model
+        remedy = DECODE_LESS if table.frames > 1 and not table.vae_tiling else SMALLER
+        with self._fits("decoding", work, remedy):
             images = self.decoded(work.denoising.latents)
         work.seconds += time.monotonic() - began
         return Generated(
@@ -169,6 +179,7 @@ class Generator:
             media=pack({"images": images}),
             weights_digest=work.weights_digest,
             seconds=work.seconds,
+            shortage=work.shortage,
         )
 
     def generate(self, task: GenerateFragment) -> Generated:
@@ -179,44 +190,42 @@ class Generator:
         return self.finish(work)
 
     def decoded(self, latents: Tensor) -> Tensor:
-        """Decodes latents (B, ...) to images or videos on the host, one sample at a time: decoding
-        a video takes more memory than the network, and a batch is no faster."""
-        return torch.cat([to_uint8(self._model.decode(one)) for one in latents.split(1)])
+        """Decodes latents (B, ...) to images or videos on the host."""
+        return decoded(self._model, latents, self._device)
 
-    def _velocity(self, conditions: Conditions, latents: Tensor, sigma: Tensor) -> Tensor:
-        """Returns velocities (B, ...), for as many samples at a time as fit; for half as many from
-        when they do not. Every sample has its own noise, so it changes only by rounding."""
-        guidance = self._recipe.model.guidance
-        while True:
-            size = min(self._at_once or len(latents), len(latents))
-            try:
-                if size == len(latents):
-                    return self._model.velocity(latents, sigma, conditions, guidance=guidance)
-                parts = [
-                    self._model.velocity(
-                        latents[rows], sigma[rows], _rows(conditions, rows), guidance=guidance
-                    )
-                    for first in range(0, len(latents), size)
-                    for rows in [slice(first, first + size)]
-                ]
-                return torch.cat(parts)
-            except RuntimeError as error:
-                if not is_out_of_memory(error) or size == 1:
-                    raise
-            release(self._device)
-            self._at_once = (size + 1) // 2
-            log.warning("generates_fewer_at_a_time", samples=self._at_once, of=len(latents))
+    def _velocity(self, work: GenerationInProgress, latents: Tensor, sigma: Tensor) -> Tensor:
+        """Returns velocities (B, ...), for as many samples at a time as fit. Every sample has its
+        own noise, so it changes only by rounding."""
+        guidance, conditions = self._recipe.model.guidance, work.conditions
+        before = self._at_once.most
 
-    def _fits(self, what: str, work: GenerationInProgress) -> AbstractContextManager[None]:
-        size = self._recipe.model
-        shape = f"{size.height} x {size.width} x {size.frames}"
-        of = work.task.fragment.num_samples
-        return fits(
-            self._device,
-            f"{what} one sample of {shape} (fragment of {of})",
-            "use a GPU with more memory, a smaller model.height, width or frames, or model.dtype "
-            '= "bfloat16"',
+        def velocity(rows: slice) -> Tensor:
+            told = {name: tensor[rows] for name, tensor in conditions.items()}
+            return self._model.velocity(latents[rows], sigma[rows], told, guidance=guidance)
+
+        found = self._at_once.of(len(latents), velocity)
+        if self._at_once.most != before:
+            work.shortage = self._halved(len(latents) if before is None else before)
+        return found
+
+    def _halved(self, before: int) -> MemoryShortage:
+        most = self._at_once.most
+        return MemoryShortage(
+            what=f"a denoising step of {before} samples of {self._sample}",
+            since=f"{most} at a time, which takes longer",
+            remedy=f"schedule.fragment_size of at most {most}",
         )
+
+    @property
+    def _sample(self) -> str:
+        size = self._recipe.model
+        return f"{size.height} x {size.width} x {size.frames}"
+
+    def _fits(
+        self, what: str, work: GenerationInProgress, remedy: str
+    ) -> AbstractContextManager[None]:
+        of = work.task.fragment.num_samples
+        return fits(self._device, f"{what} one sample of {self._sample} (fragment of {of})", remedy)
 
     def _seeds(self, task: GenerateFragment) -> list[int]:
         fragment, seed = task.fragment, self._recipe.run.seed
@@ -254,8 +263,11 @@ def _takes_conditions(work: GenerationInProgress) -> AbstractContextManager[None
     return taken(FaultyConditions) if is_first else nullcontext()
 
 
-def _rows(conditions: Conditions, rows: slice) -> Conditions:
-    return {name: tensor[rows] for name, tensor in conditions.items()}
+def decoded(model: ModelAdapter, latents: Tensor, device: torch.device) -> Tensor:
+    """Decodes latents (B, ...) to bytes of images or videos on the host, one sample at a time:
+    decoding a video takes more memory than the network, and a batch is no faster."""
+    one_by_one = RowsAtOnce(device, most=1)
+    return one_by_one.of(len(latents), lambda rows: to_uint8(model.decode(latents[rows])))
 
 
 def to_uint8(images: Tensor) -> Tensor:

@@ -64,6 +64,14 @@ class ModelAdapter(Protocol):
         different lengths: the same in sampling and in training, so that a replay equals its sample.
         """
 
+    def decode_in_tiles(self) -> None:
+        """Decodes in overlapping tiles from now on, where samples are larger than one: in less
+        memory, to pixels that differ a little.
+
+        Raises:
+            UserError: if the decoder cannot.
+        """
+
     def decode(self, latents: Tensor) -> Tensor:
         """Decodes latents (B, ...) to images (B, C, H, W) or videos (B, F, C, H, W), float32 in
         [0, 1]."""

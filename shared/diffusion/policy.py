@@ -221,6 +221,8 @@ def policy_of(
     """Makes a policy of a base model whose weights ``place`` has put on ``device``, or are fake:
     marks what the recipe trains, attaching a fresh adapter if that is one."""
     table, network, place = recipe.model, model.transformer, place or Place(device)
+    if table.vae_tiling:
+        model.decode_in_tiles()
     if table.trained == "full":
         network.requires_grad_(True)
     else:

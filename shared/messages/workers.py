@@ -3,11 +3,15 @@
 They are not stored, and lost while the broker is away.
 """
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 from pydantic import Field
 
+from shared.errors import OutOfMemory
 from shared.messages.records import Count, Record, Seconds, Text, Token, wire_name
+
+MAX_WORDS = 1000
+"""Characters of each part of a report of too little memory."""
 
 DeviceMode = Literal["train", "generate"]
 Service = Literal["rollout", "encoder", "reward", "trainer", "scheduler"]
@@ -52,6 +56,25 @@ class DeviceLoan(Record):
     mode: DeviceMode
 
 
+class MemoryShortage(Record):
+    """Reports that work did not fit the memory of a device, and what the device does since."""
+
+    what: Text
+    """What did not fit, such as "a denoising step of 8 samples of 1024 x 1024 x 1"."""
+    since: Text
+    """What the device does since then, such as "4 samples at a time"."""
+    remedy: Text
+    """Recipe keys that avoid it."""
+    count: Annotated[int, Field(ge=1, lt=2**63)] = 1
+    """How often this worker ran out of memory since its start."""
+
+    @classmethod
+    def of(cls, error: OutOfMemory, since: str) -> Self:
+        """Return the report of an error, with what the device does since."""
+        what, remedy = (text[:MAX_WORDS] for text in (error.what, error.remedy))
+        return cls(what=what, since=since[:MAX_WORDS], remedy=remedy)
+
+
 class WorkerStatus(Record):
     kind: Literal["worker_status"] = "worker_status"
     service: Service
@@ -73,6 +96,8 @@ class WorkerStatus(Record):
     """Address of its probes and metrics, such as http://10.0.0.3:8000; empty if it serves none."""
     note: Text = ""
     """What it lacks and which setting decides that, in words; empty if it lacks nothing."""
+    memory_shortage: MemoryShortage | None = None
+    """The newest shortage of memory; None if everything has fitted."""
 
 
 class WorkerRefused(Record):

@@ -161,7 +161,7 @@ async def serve(
     # ours in place that second signal would kill the process before `work` could clean up.
     loop = asyncio.get_running_loop()
     for signum in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(signum, _end_soon)
+        loop.add_signal_handler(signum, end_soon)
 
     config = uvicorn.Config(
         Guard(app, own_names(listener.host, allowed_hosts), bodies),
@@ -186,12 +186,14 @@ async def serve(
 
 class Server(uvicorn.Server):
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        _end_soon()
+        end_soon()
         super().handle_exit(sig, frame)
 
 
-def _end_soon() -> None:
-    """A thread that reads weights, or waits for a device, cannot be interrupted and would keep the
+def end_soon() -> None:
+    """End this process within `LAST_S`, whatever its threads do.
+
+    A thread that reads weights, or waits for a device, cannot be interrupted and would keep the
     process; what it holds can be made anew."""
     timer = threading.Timer(LAST_S, os._exit, (EXIT_KILLED,))
     timer.daemon = True

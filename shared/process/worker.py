@@ -19,6 +19,7 @@ from shared.messages.workers import (
     Activity,
     Device,
     DeviceLoan,
+    MemoryShortage,
     Service,
     WorkerRefused,
     WorkerStatus,
@@ -60,6 +61,7 @@ class Worker:
     """Address of its probes, once they are served."""
     policy_version: int | None = None
     loan: DeviceLoan | None = None
+    memory_shortage: MemoryShortage | None = None
     num_done: int = 0
     busy_seconds: float = 0.0
     seconds: dict[Activity, float] = field(default_factory=dict)
@@ -119,6 +121,16 @@ class Worker:
     def _waits_for(self) -> Activity:
         return self._lacks[0][0] if self._lacks else self.idle
 
+    def note_shortage(self, shortage: MemoryShortage | None) -> None:
+        """Report a shortage of memory, if there was one, and log it."""
+        if shortage is None:
+            return
+        before = self.memory_shortage
+        count = shortage.count if before is None else before.count + shortage.count
+        self.memory_shortage = shortage.model_copy(update={"count": count})
+        log.warning("out_of_memory", **shortage.model_dump(exclude={"count"}), count=count)
+        self.report_now()
+
     def report_now(self) -> None:
         """Report at once, because something has changed that the scheduler should know."""
         self._changed.set()
@@ -157,6 +169,7 @@ class Worker:
             seconds={activity: round(spent, 3) for activity, spent in self.seconds.items()},
             device=self.device,
             loan=self.loan,
+            memory_shortage=self.memory_shortage,
             host=self.host,
             url=self.url,
             note="" if self._doing or not self._lacks else self._lacks[0][1],

@@ -98,6 +98,9 @@ class Model(Table):
     attention: str | None = None
     """Back end of the network's attention by the name that diffusers has for it, in sampling and
     training; by default torch's own choice."""
+    vae_tiling: bool = False
+    """Whether samples are decoded in overlapping tiles: less memory for videos, and pixels that
+    differ a little. Everything that decodes samples of the run does it alike."""
     trained: Literal["lora", "full"] = "lora"
     """An adapter beside frozen weights, or all weights of the network."""
     lora: Lora = Lora()
@@ -124,6 +127,8 @@ class Rollout(Table):
     workers: NonNegative = 1
     """Number of workers that `digenrl up` starts; 0 where all devices are the trainer's."""
     threads: Positive = 1
+    media: Literal["lossless", "raw"] = "lossless"
+    """How pixels are stored: coded without loss, in half of the bytes or less, or as they are."""
     can_train: bool = False
     """Whether rollout devices compute gradients of whole groups while the trainer is behind."""
     memory: Residence = "resident"

@@ -19,8 +19,9 @@ from shared.run.layout import recipe_key
 from shared.store import ObjectStore
 
 MAY_CHANGE = {
-    "run.steps", "run.keep_last", "run.keep_every", "model.device",
-    "rollout.workers", "rollout.threads", "rollout.can_train", "rollout.memory", "trainer.devices",
+    "run.steps", "run.keep_last", "run.keep_every", "model.device", "model.vae_tiling",
+    "rollout.workers", "rollout.threads", "rollout.can_train", "rollout.memory", "rollout.media",
+    "trainer.devices",
     "encoder.workers", "encoder.threads", "encoder.ahead", "encoder.device",
     "trainer.ranks", "trainer.sharded",
     "reward.workers", "reward.threads",

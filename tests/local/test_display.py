@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.console import Console
 
-from digenrl.local.display import Display
+from digenrl.local.display import Display, doing
 from digenrl.local.up import EXIT_INTERRUPTED, run_to_end
 
 RUN = {
@@ -22,6 +22,7 @@ WORKER = {
     "worker": "rollout-0", "host": "alpha", "device": "NVIDIA H100", "gpu": "5",
     "service": "rollout", "activity": "generating", "use": None, "refused": None, "lent": False,
     "note": "", "policy_version": 2, "num_done": 4, "busy_seconds": 7.0, "seconds_per_sample": 0.25,
+    "memory_shortage": None,
 }  # fmt: skip
 
 
@@ -57,6 +58,26 @@ def test_with_quantised_weights_a_line_says_how_much_the_samples_count() -> None
     with display.shown():
         display.update(RUN | {"effective_sample_share": 0.974}, [])
     assert "reward 0.500  samples count 97%  waiting for rollout" in plain.getvalue()
+
+
+def test_a_shortage_of_memory_is_said_once_with_what_the_device_does_since_and_the_remedy() -> None:
+    plain = io.StringIO()
+    display = Display(Console(file=plain, width=300), "url", "logs")
+    short: dict[str, Any] = WORKER | {
+        "memory_shortage": {
+            "what": "a denoising step of 8 samples of 512 x 512 x 1", "since": "4 at a time",
+            "remedy": "schedule.fragment_size of at most 4", "count": 1,
+        }
+    }  # fmt: skip
+    with display.shown():
+        display.update(RUN, [WORKER])
+        display.update(RUN, [short])
+        display.update(RUN, [short])
+    assert plain.getvalue().splitlines()[1:] == [
+        "rollout-0 was out of memory: a denoising step of 8 samples of 512 x 512 x 1; since then "
+        "4 at a time; schedule.fragment_size of at most 4"
+    ]
+    assert doing(short) == "generating (out of memory: 4 at a time)"
 
 
 async def test_ctrl_c_ends_the_evaluation_at_the_end_at_once() -> None:

@@ -28,6 +28,7 @@ def recipe() -> Recipe:
         "schedule.tsp_steps": 3,
         "sampling.window": 3,
         "algorithm.kl_beta": 0.02,
+        "rollout.media": "raw",  # devices without torch make none
     }
     return override(load_recipe(DIGITS), changes)
 

@@ -70,6 +70,28 @@ class RunView(View):
     """Why the run has failed, if it has."""
 
 
+A_SHORTAGE = {
+    "what": "a denoising step of 8 samples of 1024 x 1024 x 1",
+    "since": "4 at a time, which takes longer", "remedy": "schedule.fragment_size of at most 4",
+    "count": 1,
+}  # fmt: skip
+
+
+class MemoryShortageView(View):
+    """A worker whose device ran out of memory."""
+
+    model_config = example(**A_SHORTAGE)
+
+    what: str
+    """What did not fit."""
+    since: str
+    """What the device does since."""
+    remedy: str
+    """Recipe keys that avoid it."""
+    count: int
+    """How often the worker ran out of memory since its start."""
+
+
 class WorkerView(View):
     """A live worker, and what it does."""
 
@@ -79,7 +101,7 @@ class WorkerView(View):
         memory_bytes=85_000_000_000, activity="generating", use="generating", policy_version=12,
         note="", num_done=96, busy_seconds=310.2, num_quarantined=0, refused=None, lent=False,
         seconds_per_sample=0.42, num_in_hand=2, trains_group=None, seconds_per_gradient=None,
-        seconds_since_seen=0.3,
+        seconds_since_seen=0.3, memory_shortage=None,
     )  # fmt: skip
 
     worker: str
@@ -126,6 +148,8 @@ class WorkerView(View):
     """Measured seconds per group; null if it has not computed a gradient."""
     seconds_since_seen: float
     """Seconds since its newest report."""
+    memory_shortage: MemoryShortageView | None
+    """The newest shortage of its device's memory; null if everything has fitted."""
 
 
 class TagDecisionView(View):

@@ -21,6 +21,7 @@ from shared.devices.protocols import (
 from shared.devices.publisher import FragmentPublisher
 from shared.devices.slices import GroupSlice
 from shared.messages.contracts import GenerateFragment
+from shared.messages.workers import MemoryShortage
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,10 +77,11 @@ class TrainerDevice:
             with self._use.use("training"):
                 yield
 
-    async def train(self, group: GroupData, group_slice: GroupSlice) -> None:
-        """Add the gradient of a slice. The caller holds the device."""
+    async def train(self, group: GroupData, group_slice: GroupSlice) -> MemoryShortage | None:
+        """Add the gradient of a slice; return what did not fit at first, if anything. The caller
+        holds the device."""
         with self._use.use("training"):
-            await self._trains.accumulate(group, group_slice)
+            return await self._trains.accumulate(group, group_slice)
 
     @property
     def publisher(self) -> FragmentPublisher:

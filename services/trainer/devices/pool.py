@@ -150,7 +150,8 @@ class DevicePool:
         taken = None if generates and len(self._devices) > 1 else self._slices.take()
         if taken is not None:
             with self._worker.doing("training"), taken.training():
-                await device.train(taken.group.data, taken.group_slice)
+                shortage = await device.train(taken.group.data, taken.group_slice)
+                self._worker.note_shortage(shortage)
         elif agent is not None and generates:
             await agent.go_on(device)
         return taken is not None or generates

@@ -108,6 +108,9 @@ def follow() -> None:
     try:
         while (message := link.receive()).name != "end":
             link.send(follower.answer(message))
+            if follower.is_lost:
+                log.error("rank_lost", rank=this_rank(), of=message.name)
+                link.receive()  # the first rank says why the run has failed, and ends
     except RuntimeError as error:
         log.warning("first_rank_gone", rank=this_rank(), error=str(error).splitlines()[0])
         raise SystemExit(1) from None
@@ -124,6 +127,8 @@ def load_engine(recipe: Recipe, tell: Tell | None = None) -> TrainerEngine:
 @dataclass(slots=True)
 class Follower:
     engine: TrainerEngine
+    is_lost: bool = False
+    """Whether other ranks wait for something that this one had no memory for."""
     _groups: deque[tuple[int, TrainingGroup]] = field(
         default_factory=lambda: deque(maxlen=KEPT_GROUPS)
     )
@@ -138,9 +143,9 @@ class Follower:
         except ContractError as error:
             return Message("refused", {"reason": str(error)})
         except OutOfMemory as error:
-            if self.engine.is_sharded or message.name != "train":
-                raise  # the other ranks are at the same, wait for this one, and cannot go on
-            return Message("out_of_memory", {"reason": str(error), "smaller": error.smaller})
+            self.is_lost = self.engine.is_sharded or message.name != "train"
+            about = {"smaller": error.smaller, "what": error.what, "remedy": error.remedy}
+            return Message("out_of_memory", {"reason": str(error), **about})
 
     def _restore(self, message: Message) -> Message:
         self.engine.restore(*message.blobs)
@@ -154,8 +159,8 @@ class Follower:
             return Message("unknown")
         self.engine.num_steps = values["num_steps"]
         chunk = values["chunk"] and Chunk(*values["chunk"])
-        self.engine.train(group.sliced(read_slice(values["cut"])), chunk)
-        return Message("trained")
+        shortage = self.engine.train(group.sliced(read_slice(values["cut"])), chunk)
+        return Message("trained", {"shortage": shortage and shortage.model_dump()})
 
     def _tally(self, message: Message) -> Message:
         return Message("tally", self.engine.tally)

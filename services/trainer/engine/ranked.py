@@ -8,10 +8,15 @@ same time.
 
 import asyncio
 import itertools
+import queue
 from collections import deque
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
+from threading import Thread
+from typing import Any, TypeVar, cast
+
+import torch
 
 from services.trainer.engine.follower import (
     KEPT_GROUPS,
@@ -28,11 +33,19 @@ from services.trainer.engine.trainer_engine import (
     ParsedGroups,
     TrainerEngine,
 )
-from services.trainer.engine.world import num_ranks
+from services.trainer.engine.world import local_rank, num_ranks
 from shared.devices.chunks import Chunk
 from shared.devices.protocols import GroupData, TrainingDevice, WeightsBlob
 from shared.devices.slices import GroupSlice
-from shared.errors import ContractError, IntegrityError, OutOfMemory, Untrainable, UserError
+from shared.errors import (
+    ContractError,
+    IntegrityError,
+    OutOfMemory,
+    RanksLost,
+    Untrainable,
+    UserError,
+)
+from shared.messages.workers import MemoryShortage
 from shared.recipe.recipe import Recipe
 
 
@@ -74,11 +87,10 @@ class RankedTraining(TrainingOnThreads):
             self._first.add({}, link.ask(Message("tally")).values)
         self._first.check_rows()  # before the others wait for this rank's gradient
         self._send_all(Message("step", {"batch": batch, "scale": scale}))
-        with _together():
-            metrics = self._first.step(batch, scale)
-        for link in self._links:
-            link.receive()
-        return metrics
+        return together(
+            lambda: self._first.step(batch, scale),
+            others=[partial(answer_of, link) for link in self._links],
+        )
 
     def _weights(self) -> WeightsBlob:
         self._send_all(Message("weights"))
@@ -99,14 +111,48 @@ class RankedTraining(TrainingOnThreads):
                 raise IntegrityError(f"ranks hold weights {self._digest[:12]} and {theirs[:12]}")
 
 
-@contextmanager
-def _together() -> Iterator[None]:
-    """Goes around what all ranks do at once: if this one cannot do it, the others would wait for it
-    for ever, so that all of them have to be started again."""
-    try:
-        yield
-    except (OutOfMemory, Untrainable) as error:
-        raise RuntimeError(str(error)) from error
+T = TypeVar("T")
+
+
+def together(mine: Callable[[], T], *, others: Sequence[Callable[[], object]]) -> T:
+    """Does this rank's part of what all ranks do at once, while ``others`` wait for their answers;
+    returns what ``mine`` does.
+
+    A rank that has no memory for its part leaves the rest waiting for it, in exchanges that nothing
+    interrupts. So each part has a thread of its own, which ends with this process at the latest.
+
+    Raises:
+        RanksLost: as soon as one rank says so.
+        RuntimeError: if the network cannot take the tensors of a group, on any rank.
+    """
+    done: queue.SimpleQueue[tuple[int, T | None, BaseException | None]] = queue.SimpleQueue()
+
+    def do(number: int, part: Callable[[], Any]) -> None:
+        if torch.cuda.is_available():
+            torch.cuda.set_device(local_rank())  # a thread begins with the first GPU
+        try:
+            done.put((number, part(), None))
+        except BaseException as error:
+            done.put((number, None, error))
+
+    parts = [mine, *others]
+    for number, part in enumerate(parts):
+        Thread(target=do, args=(number, part), daemon=True).start()
+    results = dict[int, T | None]()
+    for _ in parts:
+        number, result, error = done.get()
+        if error is not None:
+            raise _as_lost(error, number)
+        results[number] = result
+    return cast(T, results[0])
+
+
+def _as_lost(error: BaseException, rank: int) -> BaseException:
+    """Returns what an error of one rank means for all of them."""
+    if isinstance(error, OutOfMemory):
+        return RanksLost(f"{error} (on rank {rank})")
+    # It took part of the group already, as the others did: all begin again.
+    return RuntimeError(str(error)) if isinstance(error, Untrainable) else error
 
 
 @dataclass(slots=True)
@@ -120,13 +166,13 @@ class FollowingRank:
     _asked: tuple[Message, GroupData] = field(init=False)
     _numbers: "itertools.count[int]" = field(default_factory=itertools.count)
 
-    async def accumulate(self, group: GroupData, group_slice: GroupSlice) -> None:
-        await asyncio.to_thread(self.train, group, group_slice)
+    async def accumulate(self, group: GroupData, group_slice: GroupSlice) -> MemoryShortage | None:
+        return await asyncio.to_thread(self.train, group, group_slice)
 
-    def train(self, group: GroupData, group_slice: GroupSlice, chunk: Chunk | None = None) -> None:
+    def train(self, group: GroupData, group_slice: GroupSlice) -> MemoryShortage | None:
         """Raises ContractError if the fragments do not make up a group of this run."""
-        self.begin(group, group_slice, chunk)
-        self.finish()
+        self.begin(group, group_slice)
+        return self.finish()
 
     def begin(self, group: GroupData, group_slice: GroupSlice, chunk: Chunk | None = None) -> None:
         number, blobs = self._blobs(group)
@@ -142,18 +188,15 @@ class FollowingRank:
         self._asked = (message, group)
         self.link.send(message)
 
-    def finish(self) -> None:
+    def finish(self) -> MemoryShortage | None:
+        """Receive the answer: what did not fit at first, if anything."""
         answer = self.link.receive()
         if answer.name == "unknown":  # it was refused when its first slice came
             message, group = self._asked
             self.link.send(replace(message, blobs=_blobs_of(group)))
             answer = self.link.receive()
-        if answer.name == "refused":
-            raise ContractError(answer.values["reason"])
-        if answer.name == "untrainable":
-            raise Untrainable(answer.values["reason"])
-        if answer.name == "out_of_memory":
-            raise OutOfMemory(answer.values["reason"], smaller=answer.values["smaller"])
+        shortage = raised(answer).values.get("shortage")
+        return None if shortage is None else MemoryShortage.model_validate(shortage)
 
     def _blobs(self, group: GroupData) -> tuple[int, tuple[bytes, ...]]:
         """Return the group's number there, and its content if it is not there yet."""
@@ -163,6 +206,26 @@ class FollowingRank:
         number = next(self._numbers)
         self._known.append((number, group))
         return number, _blobs_of(group)
+
+
+def answer_of(link: Link) -> Message:
+    """Receive what another rank answers, or raise what it says has gone wrong."""
+    return raised(link.receive())
+
+
+def raised(answer: Message) -> Message:
+    """Return an answer, unless it says what has gone wrong on its rank, which is raised here."""
+    values = answer.values
+    if answer.name == "refused":
+        raise ContractError(values["reason"])
+    if answer.name == "untrainable":
+        raise Untrainable(values["reason"])
+    if answer.name == "out_of_memory":
+        raise OutOfMemory(
+            values["reason"], smaller=values["smaller"], what=values["what"],
+            remedy=values["remedy"],
+        )  # fmt: skip
+    return answer
 
 
 def _blobs_of(group: GroupData) -> tuple[bytes, ...]:
@@ -185,10 +248,10 @@ class ShardedRanks:
             chunk = self.engine.chunk
             for rank, share in zip(self.others, theirs, strict=True):
                 rank.begin(group, share, chunk)
-            with _together():
-                self.engine.train(read.sliced(mine))
-            for rank in self.others:
-                rank.finish()
+            together(
+                lambda: self.engine.train(read.sliced(mine)),
+                others=[rank.finish for rank in self.others],
+            )
 
         await asyncio.to_thread(train)
 

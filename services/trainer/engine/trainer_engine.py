@@ -19,9 +19,10 @@ from shared.diffusion.device import fits
 from shared.diffusion.policy import LoadedPolicy, load_policy
 from shared.diffusion.sharding import clip_gradients, sum_gradients
 from shared.diffusion.tensors import pack, unpack
-from shared.diffusion.training.gradient import AutoChunkedGradient
+from shared.diffusion.training.gradient import REMEDY, AutoChunkedGradient, words_of
 from shared.diffusion.training.group_gradient import add_gradient, read_gradient
 from shared.diffusion.training.rows import TrainingGroup, read_group
+from shared.messages.workers import MemoryShortage
 from shared.recipe.recipe import Recipe
 from shared.recipe.tables import Trainer
 
@@ -135,13 +136,18 @@ class TrainerEngine:
         """
         return read_group(self._recipe, group)
 
-    def train(self, group: TrainingGroup, chunk: Chunk | None = None) -> None:
+    def train(self, group: TrainingGroup, chunk: Chunk | None = None) -> MemoryShortage | None:
         """Add the gradient of a group, or of a slice of one, in chunks of the best size found, or
-        of this one."""
+        of this one; return what did not fit at first, if anything.
+
+        Raises:
+            OutOfMemory: if the batch has to be begun again.
+        """
         if chunk is None:
-            self._tuned.accumulate(group)
-        else:
+            return self._tuned.accumulate(group)
+        with fits(self._loaded.device, f"training {words_of(chunk)} in one pass", REMEDY):
             self._transaction.accumulate(group, chunk)
+        return None
 
     def skip(self, num_samples: int) -> None:
         """Count samples of a group whose gradient is zero."""
@@ -235,9 +241,9 @@ class EngineDevice:
     engine: TrainerEngine
     groups: "ParsedGroups"
 
-    async def accumulate(self, group: GroupData, group_slice: GroupSlice) -> None:
+    async def accumulate(self, group: GroupData, group_slice: GroupSlice) -> MemoryShortage | None:
         read = await self.groups.read(group)
-        await asyncio.to_thread(self.engine.train, read.sliced(group_slice))
+        return await asyncio.to_thread(self.engine.train, read.sliced(group_slice))
 
 
 class ParsedGroups:

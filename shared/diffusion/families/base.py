@@ -212,6 +212,19 @@ class Family(ABC):
         """Combines the velocities (B, ...) of the empty prompt and of the prompt into (B, ...)."""
         return unconditional + guidance * (conditional - unconditional)
 
+    def decode_in_tiles(self) -> None:
+        """Raises UserError if the decoder cannot; does nothing if none is loaded."""
+        decoder = self.pipeline.vae
+        if decoder is None:
+            return
+        try:
+            decoder.enable_tiling()
+        except (AttributeError, NotImplementedError) as error:
+            raise UserError(
+                f"model.vae_tiling: {type(decoder).__name__} does not decode in tiles; set it to "
+                "false"
+            ) from error
+
     @torch.no_grad()
     def decode(self, latents: Tensor) -> Tensor:
         pixels = self.decode_latents(latents.to(self.pipeline.vae.dtype))

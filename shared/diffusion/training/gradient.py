@@ -13,9 +13,10 @@ The sizes of its chunks are measured while it goes on, until the best is known.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Self
 
 import torch
 from torch import Tensor, nn
@@ -30,6 +31,7 @@ from shared.diffusion.training.rows import Rows, TrainingGroup
 from shared.diffusion.training.tally import Tally
 from shared.diffusion.weights import local_shard, trained_parameters
 from shared.errors import OutOfMemory, Untrainable
+from shared.messages.workers import MemoryShortage
 from shared.recipe.recipe import Recipe
 from shared.recipe.sampling import Algorithm
 
@@ -143,6 +145,46 @@ class GradientTransaction:
                 module.enable_adapters(enabled)
 
 
+@dataclass(frozen=True, slots=True)
+class GradientBefore:
+    """Holds a gradient in main memory, and what had happened to its rows, to go back to."""
+
+    transaction: GradientTransaction
+    parameters: Mapping[str, Tensor]
+    """Those that the optimizer steps: the network's, or their masters."""
+    gradients: Mapping[str, Tensor | None]
+    tally: Tally
+
+    @classmethod
+    def of(cls, transaction: GradientTransaction, parameters: Mapping[str, Tensor]) -> Self:
+        gradients = {
+            name: None if parameter.grad is None else parameter.grad.detach().to("cpu", copy=True)
+            for name, parameter in parameters.items()
+        }
+        return cls(transaction, parameters, gradients, replace(transaction.tally))
+
+    @torch.no_grad()
+    def restore(self) -> None:
+        for name, held in trained_parameters(self.transaction.model.transformer).items():
+            if held is not self.parameters[name]:
+                held.grad = None  # on its way to the master
+        for name, parameter in self.parameters.items():
+            kept = self.gradients[name]
+            if kept is None or parameter.grad is None:
+                parameter.grad = None if kept is None else kept.to(parameter.device)
+            else:
+                parameter.grad.copy_(kept)
+        self.transaction.tally = replace(self.tally)
+
+
+TRIES_OF_SMALLEST = 2
+"""Number of attempts at the smallest size, in the first of which memory may lie in pieces."""
+
+
+def words_of(chunk: Chunk) -> str:
+    return f"{chunk.samples} samples x {chunk.steps} steps"
+
+
 REMEDY = (
     "make trainer.micro_batch or schedule.tsp_steps smaller, set trainer.gradient_checkpointing, "
     "or give trainer.memory_gib what the trainer may take"
@@ -162,27 +204,55 @@ class AutoChunkedGradient:
         self._num_samples = num_samples or recipe.batch.group_size
         self._num_steps = recipe.sampling.window
         self._tuner = make_tuner(recipe, device_bytes(loaded.device), self._num_samples)
+        self._is_shared = recipe.trainer.sharded
+        """Whether several ranks take every pass together, in chunks that the first one says."""
 
     @property
     def chunk(self) -> Chunk:
         """Chunk in which the next group is trained."""
         return self._tuner.chunk
 
-    def accumulate(self, group: TrainingGroup) -> None:
-        """Adds the gradient of a group, or of a part of one.
+    def accumulate(self, group: TrainingGroup) -> MemoryShortage | None:
+        """Adds the gradient of a group, or of a part of one; returns what did not fit at first.
+
+        While sizes are tried, one that does not fit is a measurement: the gradient is as it was
+        before, and the group is trained in smaller chunks.
 
         Raises:
-            OutOfMemory: if it does not fit. The batch then has to be begun again, for a part of the
+            OutOfMemory: if the smallest size does not fit, or one that has fitted before, or the
+                one that the recipe fixes. The batch then has to be begun again, for a part of the
                 gradient may be added already; the next chunks are smaller, if there are any.
         """
+        shortage, again = None, TRIES_OF_SMALLEST
+        while True:
+            before = self._before_trial()
+            try:
+                self._try(group)
+                return shortage
+            except OutOfMemory as error:
+                again -= not error.smaller
+                if before is None or not again:
+                    raise
+                shortage = MemoryShortage.of(error, f"passes of {words_of(self.chunk)}")
+            before.restore()
+
+    def _before_trial(self) -> "GradientBefore | None":
+        """Keeps the gradient while a size is tried, unless other ranks take the same passes."""
+        if self._tuner.settled or self._is_shared:
+            return None
+        return GradientBefore.of(self.transaction, self._loaded.trained.parameters)
+
+    def _try(self, group: TrainingGroup) -> None:
         chunk = self.chunk
-        what = f"training {chunk.samples} samples x {chunk.steps} steps in one pass"
         try:
-            with fits(self._loaded.device, what, REMEDY):
+            with fits(self._loaded.device, f"training {words_of(chunk)} in one pass", REMEDY):
                 self._accumulate(group, chunk)
         except OutOfMemory as error:
             before, self._tuner = self._tuner, self._tuner.without(chunk)
-            raise OutOfMemory(str(error), smaller=self._tuner is not before) from None
+            smaller = self._tuner is not before
+            raise OutOfMemory(
+                str(error), smaller=smaller, what=error.what, remedy=error.remedy
+            ) from None
 
     def _accumulate(self, group: TrainingGroup, chunk: Chunk) -> None:
         train = partial(self.transaction.accumulate, group, chunk)

@@ -12,10 +12,11 @@ from torch import Tensor, nn
 from shared.devices.protocols import GroupData, GroupGradient
 from shared.diffusion.policy import LoadedPolicy
 from shared.diffusion.tensors import pack, unpack
-from shared.diffusion.training.gradient import AutoChunkedGradient
+from shared.diffusion.training.gradient import AutoChunkedGradient, words_of
 from shared.diffusion.training.rows import TrainingGroup, read_group
 from shared.diffusion.weights import trained_parameters
 from shared.errors import ContractError, OutOfMemory
+from shared.messages.workers import MemoryShortage
 from shared.recipe.recipe import Recipe
 
 WEIGHTS = "weights_digest"
@@ -42,27 +43,33 @@ class GroupGradients:
         read = read_group(self._recipe, group)
         if len(group.advantages) != self._recipe.batch.group_size:
             raise ContractError(f"{len(group.advantages)} samples are no whole group of this run")
-        gradient = self._gradient(read)
+        gradient, shortage = self._gradient(read)
         _check_finite(gradient)
         digest = bytes.fromhex(self._loaded.in_use.digest())
         gradient[WEIGHTS] = torch.tensor(list(digest), dtype=torch.uint8)
         return GroupGradient(
-            gradient=pack(gradient), tally=self._chunked.transaction.tally.as_dict()
+            gradient=pack(gradient),
+            tally=self._chunked.transaction.tally.as_dict(),
+            shortage=shortage,
         )
 
-    def _gradient(self, group: TrainingGroup) -> dict[str, Tensor]:
-        """Returns a gradient per parameter, of its shape; tries smaller chunks until they fit."""
+    def _gradient(self, group: TrainingGroup) -> tuple[dict[str, Tensor], MemoryShortage | None]:
+        """Returns a gradient per parameter, of its shape, and what did not fit at first; tries
+        smaller chunks until they fit."""
+        before: MemoryShortage | None = None
         while True:
             self._chunked.transaction.begin()
             try:
-                self._chunked.accumulate(group)
-                return {
+                shortage = self._chunked.accumulate(group) or before
+                found = {
                     name: torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
                     for name, parameter in self._parameters.items()
                 }
+                return found, shortage
             except OutOfMemory as error:
                 if not error.smaller:
                     raise
+                before = MemoryShortage.of(error, f"passes of {words_of(self._chunked.chunk)}")
             finally:
                 for parameter in self._parameters.values():
                     parameter.grad = None

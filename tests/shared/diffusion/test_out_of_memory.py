@@ -1,10 +1,13 @@
 """A device whose memory does not suffice: less at a time, and then a failure that says so."""
 
+import weakref
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor
 
-from shared.diffusion.device import fits, is_out_of_memory
+from shared.diffusion.device import fits, is_out_of_memory, tried_again
 from shared.diffusion.generation import Generator
 from shared.diffusion.models import Conditions
 from shared.diffusion.policy import LoadedPolicy, load_policy, set_matmul_precision
@@ -57,6 +60,90 @@ def test_a_sample_that_does_not_fit_alone_is_a_failure_with_its_size_and_the_rem
         with pytest.raises(OutOfMemory, match=said):
             generator.generate(task())
     generator.generate(task(1))
+
+
+PARTS = ("encode", "velocity", "decode")
+
+
+def no_memory_at(policy: LoadedPolicy, patch: pytest.MonkeyPatch, *, call: int) -> list[int]:
+    """One call of the model's parts, of that number, finds no memory. Returns the rows of those of
+    the network, as they are made."""
+    seen, rows = [0], list[int]()
+
+    def watched(whole: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        def part(first: Tensor, *rest: object, **named: object) -> Tensor:
+            seen[0] += 1
+            if seen[0] == call:
+                raise torch.OutOfMemoryError("tried to allocate 20 GiB")
+            if whole.__name__ == "velocity":
+                rows.append(len(first))
+            return whole(first, *rest, **named)
+
+        return part
+
+    for name in PARTS:
+        patch.setattr(policy.model, name, watched(getattr(policy.model, name)))
+    return rows
+
+
+@pytest.mark.parametrize("call", range(1, 20))
+def test_wherever_memory_is_short_the_samples_have_the_same_bytes_and_half_is_generated_from_then(
+    policy: LoadedPolicy, monkeypatch: pytest.MonkeyPatch, call: int
+) -> None:
+    whole = Generator(RECIPE, policy).generate(task(num_samples=8))
+    generator = Generator(RECIPE, policy)
+    rows = no_memory_at(policy, monkeypatch, call=call)
+    made = generator.generate(task(num_samples=8))
+    assert (made.trajectory, made.media) == (whole.trajectory, whole.media)
+    in_a_step = 1 < call < 12  # the prompt comes before, and decoding after ten steps
+    before = call - 2 if in_a_step else 10
+    assert rows == [8] * before + [4, 4] * (10 - before)
+    rows.clear()
+    following = generator.generate(task(1, num_samples=8))
+    assert max(rows) == (4 if in_a_step else 8)
+    assert following.shortage is None, "it was said before"
+    if in_a_step:
+        assert made.shortage is not None
+        assert made.shortage.what == "a denoising step of 8 samples of 8 x 8 x 1"
+        assert made.shortage.since == "4 at a time, which takes longer"
+        assert made.shortage.remedy == "schedule.fragment_size of at most 4"
+
+
+def test_what_the_work_held_is_free_when_the_cache_is_emptied(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    held: list[weakref.ref[Tensor]] = []
+
+    def work() -> None:
+        activations = torch.zeros(3)
+        held.append(weakref.ref(activations))
+        raise torch.OutOfMemoryError("tried to allocate 20 GiB")
+
+    freed: list[bool] = []
+    monkeypatch.setattr(
+        "shared.diffusion.device.release", lambda _: freed.append(held[-1]() is None)
+    )
+    with pytest.raises(OutOfMemory), fits(torch.device("cpu"), "work", "remedy"):
+        work()
+    with pytest.raises(torch.OutOfMemoryError):
+        tried_again(torch.device("cpu"), work)
+    assert freed == [True, True]
+
+
+def test_a_video_that_cannot_be_decoded_names_tiles_as_the_remedy(
+    policy: LoadedPolicy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def none_left(latents: Tensor) -> Tensor:
+        raise torch.OutOfMemoryError("tried to allocate 60 GiB")
+
+    monkeypatch.setattr(policy.model, "decode", none_left)
+    video = RECIPE.model_copy(update={"model": RECIPE.model.model_copy(update={"frames": 53})})
+    with pytest.raises(OutOfMemory, match=r"decoding one sample of 8 x 8 x 53.*vae_tiling = true"):
+        Generator(video, policy).generate(task())
+    tiled = override(RECIPE, {"model.vae_tiling": True})
+    with pytest.raises(OutOfMemory) as told:
+        Generator(tiled, policy).generate(task())
+    assert "vae_tiling" not in str(told.value)
 
 
 def test_decoding_takes_one_sample_at_a_time(

@@ -31,7 +31,7 @@ from shared.messages.contracts import (
     TrainGroup,
     Trajectories,
 )
-from shared.messages.workers import Device, DeviceLoan, WorkerStatus
+from shared.messages.workers import Device, DeviceLoan, MemoryShortage, WorkerStatus
 from tests import examples
 
 counts = st.integers(0, 2**63 - 1)
@@ -74,6 +74,8 @@ messages: st.SearchStrategy[Message] = st.one_of(
         device=st.builds(Device, kind=st.text(max_size=50), memory_bytes=counts, concurrency=small),
         loan=st.none()
         | st.builds(DeviceLoan, generation=counts, mode=st.sampled_from(["train", "generate"])),
+        memory_shortage=st.none()
+        | st.builds(MemoryShortage, what=st.text(), since=st.text(), remedy=st.text()),
     ),
     st.builds(
         SetDevice,

@@ -3,16 +3,19 @@
 import pytest
 import structlog.testing
 
+from shared.errors import OutOfMemory
 from shared.messages.contracts import (
     FragmentFailed,
     FragmentGenerated,
     FragmentReleased,
     GroupTrained,
 )
+from shared.messages.workers import MemoryShortage
 from shared.run.conditions import store_conditions
 from tests import examples
 from tests.examples import ENCODING
 from tests.trainer.cluster import RUN, Start
+from tests.trainer.fakes import FakeGeneration
 
 
 def fine(group: str) -> list[str]:
@@ -166,3 +169,30 @@ async def test_a_lent_device_trains_while_no_encoder_has_stored_a_fragment_s_con
         assert failed.slot.group == 6 and "is not in the store" in failed.reason
         await run.send(0, 1)
         await run.commit(1)
+
+
+async def test_a_lent_device_without_memory_for_a_fragment_fails_that_one_and_goes_on(
+    trainer: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = FakeGeneration.advance
+
+    async def advance(work: FakeGeneration) -> None:
+        if work.task.fragment.group == 5 and work.steps_left == 1:
+            raise OutOfMemory("70 GiB of 79", what="a denoising step", remedy="make it smaller")
+        await whole(work)
+
+    monkeypatch.setattr(FakeGeneration, "advance", advance)
+    async with trainer() as run:
+        run.run_freely()
+        await run.lend(1)
+        await run.generate(0, 5, 6)
+        [failed] = await run.told(FragmentFailed)
+        assert (failed.slot.group, failed.stage) == (5, "rollout")
+        assert failed.reason == "70 GiB of 79"
+        [made] = await run.told(FragmentGenerated)
+        assert made.fragment.group == 6
+        await run.send(0, 0, 1)
+        await run.commit(1)
+        assert run.worker.memory_shortage == MemoryShortage(
+            what="a denoising step", since="the fragment has failed", remedy="make it smaller"
+        )

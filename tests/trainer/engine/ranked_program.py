@@ -10,7 +10,7 @@ In the job ``train`` the first rank reads ``recipe.json`` and, if they are there
 ``checkpoint`` of the job's folder, trains ``job.json``'s batches, and writes what it has before and
 after each. In the job ``follow_policy`` it generates batches itself, by the weights that are
 published, and writes what they and their ratios are. In the job ``count`` each rank writes how many
-exchanges a batch takes.
+exchanges a batch takes, and in the job ``lack`` one of them has no memory for its part.
 """
 
 import asyncio
@@ -36,6 +36,7 @@ from shared.devices.slices import GroupSlice, slice_group
 from shared.diffusion.policy import LoadedPolicy, load_policy
 from shared.diffusion.tensors import unpack
 from shared.diffusion.weights import stage_weights
+from shared.errors import OutOfMemory, RanksLost
 from shared.recipe.recipe import Recipe, load_recipe
 from tests.paths import DIGITS
 from tests.trainer.batches import fresh_groups, make_batch
@@ -152,6 +153,35 @@ def as_ranks(
     training.end()
 
 
+def lack(folder: Path) -> None:
+    """Let the rank that job.json names find no memory, in a pass or in the optimizer step; the
+    first one writes what it raises."""
+    where, lost = json.loads((folder / "job.json").read_text())
+    if this_rank() == lost:
+        whole = getattr(TrainerEngine, where)
+
+        def short(engine: TrainerEngine, *what: Any) -> Any:
+            if where == "train":  # the others are in the middle of it
+                engine._loaded.model.velocity = no_memory  # type: ignore[method-assign]
+                return whole(engine, *what)
+            raise OutOfMemory("out of memory: the optimizer step; train fewer weights")
+
+        setattr(TrainerEngine, where, short)
+    if this_rank():
+        follow()
+        return
+    recipe = load_recipe(folder / "recipe.json")
+    training = start_ranks(recipe)
+    try:
+        asyncio.run(train_batch(training, groups_of(recipe), 0))
+    except RanksLost as error:
+        (folder / "lost").write_text(str(error))
+
+
+def no_memory(*_: Any, **__: Any) -> Any:
+    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.")
+
+
 def count(folder: Path) -> None:
     join()
     recipe = load_recipe(folder / "recipe.json")
@@ -174,6 +204,7 @@ def do(job: Job) -> None:
         "train": partial(as_ranks, work),
         "follow_policy": partial(as_ranks, follow_policy),
         "count": count,
+        "lack": lack,
     }
     jobs[job.what](Path(job.folder))
 

@@ -33,13 +33,14 @@ class Ranks:
         self._jobs = [opened[f"jobs-{rank}"] for rank in range(RANKS)]
         self._answers = [opened[f"answers-{rank}"] for rank in range(RANKS)]
 
-    def do(self, what: str, folder: Path) -> None:
+    def do(self, what: str, folder: Path, *, codes: tuple[int, ...] = (0,) * RANKS) -> None:
+        """``codes``: with which each rank has to end."""
         job = json.dumps(Job(what, str(folder), free_ports(1)[0])).encode() + b"\n"
         for jobs in self._jobs:
             os.write(jobs, job)
-        for answers in self._answers:
+        for answers, code in zip(self._answers, codes, strict=True):
             ready, _, _ = select.select([answers], [], [], PATIENCE_S)
-            assert ready and os.read(answers, 100) == b"0\n", self.log.read_text()
+            assert ready and os.read(answers, 100) == b"%d\n" % code, self.log.read_text()
 
     def end(self) -> None:
         self.process.terminate()

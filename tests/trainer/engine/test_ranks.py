@@ -136,3 +136,19 @@ def test_what_lies_whole_on_every_rank_is_exchanged_once_per_batch(
         assert in_passes > 0  # whole gradients would not fit
     else:
         assert (in_passes, in_step) == (0, 1)
+
+
+@pytest.mark.parametrize("lost", range(RANKS))
+@pytest.mark.parametrize("where", ["train", pytest.param("step", marks=pytest.mark.slow)])
+def test_when_one_rank_has_no_memory_the_first_says_why_and_nobody_waits_for_it(
+    ranks: Ranks, kind: str, two: Recipe, tmp_path: Path, where: str, lost: int
+) -> None:
+    if kind != "sharded":
+        pytest.skip("ranks with all weights train on their own")
+    (tmp_path / "recipe.json").write_text(two.model_dump_json())
+    (tmp_path / "job.json").write_text(json.dumps([where, lost]))
+    ranks.do("lack", tmp_path, codes=(0, 1))  # without the first, the second ends as well
+    reason = (tmp_path / "lost").read_text()
+    assert f"(on rank {lost})" in reason
+    wanted = "Tried to allocate 20.00 GiB" if where == "train" else "the optimizer step"
+    assert wanted in reason and "train" in reason
