@@ -117,5 +117,10 @@ def _shaped(recipe: Recipe, profile: str, *, fragment: int) -> tuple[Profile, Us
             'model.trained: only "lora" can be planned; what all weights take of a device depends '
             "on the ranks that share them, which no plan chooses"
         )
+    if recipe.trainer.sharded:
+        raise UserError(
+            "trainer.sharded: what gathering shared weights takes is in no profile, so such steps "
+            "are not planned; digenrl check says what the recipe's own split needs"
+        )
     costs = with_shape_of(load_profile(profile), recipe)
     return costs, use_of(recipe, costs, fragment=fragment)

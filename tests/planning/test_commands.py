@@ -11,9 +11,10 @@ from digenrl.planning.plan import parse_devices
 from services.scheduler.costs.profile import load_profile
 from shared.errors import UserError
 from shared.recipe.recipe import load_recipe, override
-from tests.paths import DIGITS
+from tests.paths import DIGITS, RECIPES
 
 QWEN = load_profile("qwen-image")
+SHARED = RECIPES / "flux1-dev.24gb.toml"
 
 
 def _run(*words: str) -> str:
@@ -58,6 +59,7 @@ def test_other_bad_input_is_refused_in_one_line() -> None:
         ("plan", "--devices", "h100=2", "--profile", "sdxl"): "no cost profile sdxl; known are",
         ("plan", "no.toml", "--devices", "h100=2"): "cannot read the recipe no.toml",
         ("plan", str(DIGITS), "--devices", "h100=2"): "--profile: no cost profile is named like",
+        ("plan", str(SHARED), "--devices", "4090=8"): "trainer.sharded: what gathering shared",
         ("plan", "--profile", "qwen-image", "--devices", "h100=1"): "one device cannot be split",
         (*sim, "--tag", "some"): "--tag: 'some' is neither a number nor auto nor off",
         (*sim, "--tag", "99"): "--tag: 99 groups of 32; at most all of them",
