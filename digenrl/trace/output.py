@@ -30,7 +30,7 @@ def lines(found: Trace, recipe: Recipe) -> Iterator[str]:
 def _peaks(found: Trace, training: Training) -> dict[str, str]:
     peaks = {
         **{f"denoising {_several(e.rows, 'sample')}": e.peak_bytes for e in found.denoise},
-        f"decoding {found.decode.rows}": found.decode.peak_bytes,
+        f"decoding {_several(found.decode.rows, 'sample')}": found.decode.peak_bytes,
         **{f"training {_several(e.rows, 'row')}": e.peak_bytes for e in training.passes},
     }
     return {name: f"{size / GIB:.2f}" for name, size in peaks.items()}

@@ -7,6 +7,7 @@ trainer, gradients of an earlier pass are there, as they are from the second pas
 """
 
 import math
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -108,7 +109,7 @@ def trace(recipe: Recipe, setting: Setting, *, is_published: bool, say: Say) -> 
         rows = " and ".join(str(chunk.rows) for chunk in setting.chunks)
         say(f"training passes of {rows} rows")
         train = _training(recipe, setting, traced)
-    found = Trace(
+    return Trace(
         model=table.folder.name,
         is_published=is_published,
         shape=_shape(recipe, traced.model),
@@ -119,7 +120,6 @@ def trace(recipe: Recipe, setting: Setting, *, is_published: bool, say: Say) -> 
         sharded=sharded,
         stored=_stored(recipe, traced, media),
     )
-    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,10 +278,13 @@ def _sharded(recipe: Recipe, setting: Setting) -> Sharded:
         with run.fakes:
             run = replace(run, model=shard_fakes(recipe, run.model, mesh))
         network = run.model.network
+        with warnings.catch_warnings():  # views that no operation changes in place
+            warnings.filterwarnings("ignore", message="FSDP2-wrapped module")
+            training = _training(recipe, setting, run)
         return Sharded(
             ranks=ranks,
             network=num_bytes([*network.parameters(), *network.buffers()]),
-            training=_training(recipe, setting, run),
+            training=training,
         )
     finally:
         dist.destroy_process_group()
