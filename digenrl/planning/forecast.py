@@ -192,9 +192,13 @@ def better_keys(found: Forecast) -> dict[str, Any]:
 
 
 def with_trace(profile: Profile, trace: Trace, use: Use) -> Profile:
-    """Return the profile with what was traced in place of its own figures."""
+    """Return the profile with what was traced in place of its own figures; what tiles would save of
+    a decoder that was traced without them is the profile's estimate."""
     variant = profile.variant.model_copy(update={"rho": trace.rho})
     memory = trace.memory(fragment=use.fragment)
+    if profile.memory is not None and not use.tiles:
+        ratio = profile.memory.tiled_gib / profile.memory.decode_gib
+        memory = memory.model_copy(update={"tiled_gib": memory.tiled_gib * ratio})
     return profile.model_copy(update={"memory": memory, "variant": variant})
 
 

@@ -36,12 +36,12 @@ def test_what_does_not_fit_is_refused_in_one_line_with_what_would() -> None:
     with pytest.raises(UserError) as refused:
         forecast_on("l40s=8")
     (line,) = str(refused.value).splitlines()
-    assert " GiB" in line and "encoder.workers = 1" in line
+    assert "L40S has 44 GiB; it would take " in line and line.endswith('schedule.tag = "off"')
 
 
 def test_eight_percent_of_a_card_stay_free() -> None:
     card = 79 * GIB
-    here = round(forecast_on("h100=8").needed["generate"].total * GIB)
+    here = round(forecast_on("h100=8").needed["train"].total * GIB)
     for share, fits in ((0.91, True), (0.93, False)):
         peak = TRACE.decode.peak_bytes + round(share * card) - here
         decode = TRACE.decode.model_copy(update={"peak_bytes": peak})
@@ -51,6 +51,13 @@ def test_eight_percent_of_a_card_stay_free() -> None:
         else:
             with pytest.raises(UserError, match="92%"):
                 forecast_on("h100=8", found)
+
+
+def test_tiles_are_advised_where_they_help() -> None:
+    sizes = {"schedule.fragment_size": 1, "trainer.devices": 1, "rollout.workers": 1}
+    recipe = override(RECIPE, sizes)
+    with pytest.raises(UserError, match=r"encoder.workers = 1, model.vae_tiling = true$"):
+        forecast(recipe, "h100=1,l40s=1", None, host_gpus=HOST_GPUS, timing=False, trace=TRACE)
 
 
 def test_a_trace_is_a_table_of_four_rows() -> None:
