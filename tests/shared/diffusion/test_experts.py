@@ -16,6 +16,7 @@ from digenrl.report.export import FILES, HIGH, LOW, export_adapter
 from services.trainer.engine.trainer_engine import TrainerEngine
 from shared.devices.protocols import GroupData
 from shared.diffusion.device import held_bytes
+from shared.diffusion.masters import TrainedWeights
 from shared.diffusion.models import Conditions, ModelAdapter, repeat_rows
 from shared.diffusion.policy import LoadedPolicy, load_policy, sampling_plan
 from shared.diffusion.sampler import Denoising, denoise
@@ -255,7 +256,8 @@ def test_sharded_networks_have_the_same_gradient(
             shard(network)
             blocks = [network.get_submodule(f"{name}.blocks.0") for name in (HIGH, LOW)]
             assert all(isinstance(each, FSDPModule) for each in (network, *blocks))
-        engine = TrainerEngine(changed, replace(loaded, in_use=WeightsInUse(network)))
+            loaded = replace(loaded, in_use=WeightsInUse(network), trained=TrainedWeights(network))
+        engine = TrainerEngine(changed, loaded)
         engine.begin()
         engine.train(engine.read(group))
         return {name: full_tensor(tensor) for name, tensor in engine.gradient().items()}
