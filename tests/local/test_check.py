@@ -20,6 +20,7 @@ IN_ONE_SIZE = ("sd35-large", "wan2.1-1.3b", "wan2.2-a14b")
 SMALL_CARDS = {
     "flux1-dev.24gb": "4090=8",
     "qwen-image.48gb": "l40s=8",
+    "hunyuanvideo.48gb": "l40s=8",
 }
 SHIPPED = [
     *(f"{model}{size}" for model in MODELS for size in ("", ".1-gpu", ".mixed")),
@@ -65,8 +66,7 @@ def stated_devices(name: str) -> str:
         return SMALL_CARDS[name]
     model = next(model for model in (*MODELS, *IN_ONE_SIZE) if name.startswith(model))
     size = name.removeprefix(model)
-    small = size == ".mixed" and model != "hunyuanvideo"
-    return CARDS_OF_48 if small else CARDS_OF_80[size]
+    return CARDS_OF_48 if size == ".mixed" else CARDS_OF_80[size]
 
 
 @pytest.mark.parametrize("name", SHIPPED)
@@ -84,6 +84,13 @@ def test_what_a_recipe_holds_and_its_peak_fit_the_cards_that_it_is_for(name: str
         assert need.pool or need.role == "encode"
         for kind in need.pool:
             assert need.needed.total <= 0.92 * found.profile.devices[kind].memory_gib
+
+
+def test_eight_cards_of_48_gb_hold_what_eight_of_80_gb_do_with_the_keys_that_are_named() -> None:
+    """The recipe for small cards differs from that for large ones by what a refusal names."""
+    with pytest.raises(UserError, match=r"encoder\.workers = 1, model\.vae_tiling = true"):
+        check(RECIPES / "hunyuanvideo.toml", "l40s=8", elsewhere=True)
+    assert check(RECIPES / "hunyuanvideo.48gb.toml", "l40s=8", elsewhere=True, timing=False).lines
 
 
 NEEDED = {

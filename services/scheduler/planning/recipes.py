@@ -116,6 +116,7 @@ def use_of(recipe: Recipe, profile: Profile, *, fragment: int) -> Use:
         can_train=recipe.rollout.can_train,
         averages=trainer.ema is not None,
         encodes="text" in recipe.generating_parts,
+        tiles=model.vae_tiling,
         streams=recipe.holding.memory == "streamed",
         weights=recipe.holding.weights,
         can_weigh=method.corrects_staleness or not method.has_ratio,

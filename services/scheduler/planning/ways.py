@@ -19,7 +19,7 @@ from services.scheduler.planning.splits import Devices, Split
 from shared.errors import UserError
 from shared.recipe.schedule import RunSchedule
 
-ROLES: tuple[Role, Role] = ("rollout", "trainer")
+WORDS: Mapping[Role, str] = {"rollout": "generate", "trainer": "train"}
 WORTHWHILE = 0.97
 """A way is taken if its step takes less than this share of the one before: simulations of few
 batches differ by a per cent."""
@@ -122,7 +122,7 @@ def ways(costs: Profile, use: Use | None, devices: Devices) -> Iterator[Way]:
     streamed = False
     for wanted in (use, *generating(use)):
         profile, held = _on(costs, use, wanted, kinds)
-        able = {(kind, role) for kind in kinds for role in ROLES if speed(profile, kind, role)}
+        able = {(kind, role) for kind in kinds for role in WORDS if speed(profile, kind, role)}
         quantised = held.weights != use.weights
         if wanted is use or able > most or (streamed and quantised and able == most):
             most, streamed = able, bool(profile.streaming) and not use.streams
@@ -190,10 +190,13 @@ def _left_out(planned: Planned, costs: Profile, use: Use | None) -> Iterator[str
 
 
 def _with_remedies(reason: str, costs: Profile, use: Use | None, devices: Devices) -> str:
-    """Add what would let the largest kind train, where none can."""
+    """Add what would let the largest kind generate or train, where none can."""
     kinds = [kind for kind, count in devices.items() if count and kind in costs.devices]
-    if use is None or any(speed(with_memory(costs, use), kind, "trainer") for kind in kinds):
+    if use is None or not kinds:
         return reason
-    largest = max(kinds, key=lambda kind: costs.devices[kind].memory_gib)
-    remedy = would_fit(costs, use, largest, "trainer")
-    return f"{reason}; to train on {largest}, {remedy}" if remedy else reason
+    held, largest = with_memory(costs, use), max(kinds, key=lambda k: costs.devices[k].memory_gib)
+    for role, words in WORDS.items():
+        remedy = would_fit(costs, use, largest, role)
+        if remedy and not any(speed(held, kind, role) for kind in kinds):
+            reason += f"; to {words} on {largest}, {remedy}"
+    return reason
