@@ -45,22 +45,22 @@ NO_GPU = {"CUDA_VISIBLE_DEVICES": ""}
 PARTS: Mapping[str, Part] = {
     "families-cpu": Part(
         title="Tiny networks of every family on the CPU, to compare with",
-        work="bench.gpu_day.families:measure", minutes=10, environment=NO_GPU,
+        work="bench.gpu_day.families:measure", minutes=5, environment=NO_GPU,
     ),
     "families": Part(
         title="Tiny networks of every family: sampled, trained, ratios",
-        work="bench.gpu_day.families:measure", minutes=10,
+        work="bench.gpu_day.families:measure", minutes=5,
     ),
     "memory": Part(
         title="Traced against measured memory, SD3.5-M", work="bench.gpu_day.memory:measure",
-        minutes=20,
+        minutes=12,
     ),
     "profile": Part(
-        title="Profile of the device, SD3.5-M", work="bench.gpu_day.profiled:measure", minutes=15
+        title="Profile of the device, SD3.5-M", work="bench.gpu_day.profiled:measure", minutes=10
     ),
     "services": Part(
         title="SD3.5-M with random weights through all services",
-        work="bench.gpu_day.services:measure", minutes=30,
+        work="bench.gpu_day.services:measure", minutes=26,
     ),
 }  # fmt: skip
 
