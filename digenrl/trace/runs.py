@@ -44,7 +44,7 @@ from services.trainer.engine.trainer_engine import TrainerEngine
 from shared.devices.chunks import Chunk, make_tuner
 from shared.devices.protocols import GroupData
 from shared.devices.slices import slice_size
-from shared.diffusion.generation import Generator
+from shared.diffusion.generation import GenerationInProgress, Generator, to_uint8
 from shared.diffusion.policy import LoadedPolicy, sampling_plan
 from shared.diffusion.sampler import Denoising, denoise
 from shared.diffusion.tensors import pack
@@ -150,22 +150,34 @@ def _generation(
     recipe: Recipe, setting: Setting, run: FakeRun
 ) -> tuple[tuple[Pass, ...], Pass, int]:
     """Returns denoising steps, the decoding of samples, and the bytes of a sample's media."""
+    model = run.model.policy.model
     generator = Generator(recipe, run.model.policy)
-    steps = []
     with run.running() as meter:
-        for size in sorted({1, setting.fragment}):
-            base = meter.live
-            work = generator.begin(_task(size))
-            steps_left = len(sampling_plan(recipe, window_start=0).sigmas) - 1
-            for _ in range(steps_left - 1):
-                work.denoising.advance(_answer)
-            with meter.section(base) as step:
-                generator.advance(work)
-            steps.append(_pass(size, step))
+        smaller = {1, setting.fragment} - {setting.fragment}
+        steps = [_step(recipe, generator, size, meter)[0] for size in smaller]
+        base = meter.live
+        step, work = _step(recipe, generator, setting.fragment, meter)
+        latents = work.denoising.latents[: setting.decoded]
         with meter.section(base) as decoding:
-            images = generator.decoded(work.denoising.latents[: setting.decoded])
-        decoded = _pass(setting.decoded, decoding)
-        return tuple(steps), decoded, images.numel() * images.element_size() // len(images)
+            if setting.decoded == 1:
+                images = generator.decoded(latents)
+            else:
+                images = to_uint8(model.decode(latents))
+        media = images.numel() * images.element_size() // len(images)
+        return (*steps, step), _pass(setting.decoded, decoding), media
+
+
+def _step(
+    recipe: Recipe, generator: Generator, samples: int, meter: Meter
+) -> tuple[Pass, GenerationInProgress]:
+    """Takes all steps of a fragment; returns its last one, when all that it keeps is there."""
+    base = meter.live
+    work = generator.begin(_task(samples))
+    for _ in range(len(sampling_plan(recipe, window_start=0).sigmas) - 2):
+        work.denoising.advance(_answer)
+    with meter.section(base) as section:
+        generator.advance(work)
+    return _pass(samples, section), work
 
 
 def _answer(latents: Tensor, sigma: Tensor) -> Tensor:
