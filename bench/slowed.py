@@ -24,6 +24,7 @@ from shared.devices.protocols import (
 )
 from shared.messages.contracts import GenerateFragment
 from shared.recipe.recipe import Recipe
+from shared.run.manifest import StoredTensors
 from shared.telemetry import configure_logs
 
 
@@ -74,7 +75,7 @@ class SlowedDevice:
     async def conditions(self, prompt: str) -> bytes:
         return await self.device.conditions(prompt)
 
-    async def stage(self, weights: bytes) -> Staged:
+    async def stage(self, weights: StoredTensors) -> Staged:
         return await self.device.stage(weights)
 
     async def gradient(self, group: GroupData) -> GroupGradient:

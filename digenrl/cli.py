@@ -9,6 +9,7 @@ import typer
 from digenrl.commands.check import check
 from digenrl.commands.evaluate import evaluate
 from digenrl.commands.follow import follow
+from digenrl.commands.gc import gc
 from digenrl.commands.generate import generate
 from digenrl.commands.model import model
 from digenrl.commands.plan import plan
@@ -32,7 +33,7 @@ app = typer.Typer(
     rich_markup_mode=None,  # importing rich takes longer than everything else together
 )
 app.command("profile")(profile)
-for command in (report, follow, evaluate, up, check, serve, generate, serve_scorer, plan, sim):
+for command in (report, follow, evaluate, gc, up, check, serve, generate, serve_scorer, plan, sim):
     app.command()(command)
 app.add_typer(model, name="model")
 

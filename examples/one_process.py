@@ -43,9 +43,10 @@ class Loop:
     def steps(self, count: int) -> Iterator[dict[str, float]]:
         """Take ``count`` optimizer steps; gives the metrics of each."""
         for batch in range(count):
-            weights = self.trainer.weights()
-            policy = Policy(version=batch, weights_digest=self._rollout.load(weights.adapter))
-            assert policy.weights_digest == weights.digest
+            made = self.trainer.weights()
+            [weights] = made.weights
+            policy = Policy(version=batch, weights_digest=self._rollout.load(weights.pack()))
+            assert policy.weights_digest == made.digest
             self.trainer.begin()
             rewards: list[float] = []
             for group in range(self.recipe.batch.groups):

@@ -11,13 +11,14 @@ import json
 import random
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import NamedTuple
 
 from shared.errors import ContractError, FaultyConditions
 from shared.learning.seeds import sample_seed
 from shared.messages.contracts import GenerateFragment
+from shared.run.manifest import Pieces, StoredTensors
 
 DIGEST_BYTES = 64
 _MIB = 1 << 20
@@ -80,6 +81,28 @@ def check_conditions(conditions: bytes, prompt: str) -> None:
     """Raises FaultyConditions unless these are the conditions of the prompt."""
     if conditions != conditions_blob(prompt, len(conditions)):
         raise FaultyConditions(f"these are not the conditions of {prompt!r}")
+
+
+@dataclass(frozen=True, slots=True)
+class BytesPart:
+    """A part of a version that is nothing but bytes: it has no pieces of tensors."""
+
+    data: bytes
+    pieces: Pieces = field(default_factory=dict)
+
+    def pack(self) -> bytes:
+        return self.data
+
+
+def parts_of(data: bytes, number: int) -> list[BytesPart]:
+    """Returns ``data`` in so many parts of equal size."""
+    size = -(-len(data) // number)
+    return [BytesPart(data[at : at + size]) for at in range(0, len(data), size)]
+
+
+async def joined(stored: StoredTensors) -> bytes:
+    """Fetches what `parts_of` has cut."""
+    return b"".join([part.data async for part in stored.parts()])
 
 
 def adapter_blob(digest: str, size: int) -> bytes:

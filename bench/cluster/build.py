@@ -80,6 +80,7 @@ def training(emulation: Emulation) -> EmulatedTraining:
         sizes=emulation.sizes,
         weights_in_use=weights,
         ledger=ledger,
+        shard_bytes=setting.shard_bytes,
     )
 
 

@@ -8,6 +8,7 @@ from bench.cluster.blobs import (
     conditions_blob,
     digest_of,
     gradient_blob,
+    joined,
     media_blob,
     samples_of,
     trajectory_blob,
@@ -19,6 +20,7 @@ from services.scheduler.costs.profile import Profile, fragment_seconds, train_gr
 from shared.devices.protocols import Generated, Generation, GroupData, GroupGradient, Staged
 from shared.errors import ContractError, IntegrityError
 from shared.messages.contracts import GenerateFragment
+from shared.run.manifest import StoredTensors
 
 
 @dataclass(slots=True)
@@ -100,8 +102,8 @@ class EmulatedGeneration:
 class EmulatedRollout(EmulatedDevice):
     """A rollout device: takes published weights, and computes gradients of whole groups."""
 
-    async def stage(self, weights: bytes) -> Staged:
-        return EmulatedStaged(self, digest_of(weights))
+    async def stage(self, weights: StoredTensors) -> Staged:
+        return EmulatedStaged(self, digest_of(await joined(weights)))
 
     async def gradient(self, group: GroupData) -> GroupGradient:
         check_group(self.profile, group)

@@ -41,6 +41,8 @@ class Setting(Record):
     """Number of batches."""
     seed: int = 0
     schedule: RunSchedule = RunSchedule(tag="off")
+    shard_bytes: int = Field(default=1 << 30, gt=0)
+    """Most bytes of a stored object of weights; a checkpoint is in as many."""
 
     @property
     def num_rollout(self) -> int:

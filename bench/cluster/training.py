@@ -1,6 +1,7 @@
 """The emulated trainer: devices that train samples, and what they have added up together."""
 
 import asyncio
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -9,6 +10,8 @@ from bench.cluster.blobs import (
     adapter_blob,
     digest_of,
     filled,
+    joined,
+    parts_of,
     read_gradient,
 )
 from bench.cluster.generation import EmulatedDevice, check_group
@@ -16,9 +19,10 @@ from bench.cluster.hold import Held
 from bench.cluster.ledger import Ledger, entries_of
 from bench.cluster.payloads import Scaled
 from services.scheduler.costs.profile import Profile, train_group_seconds
-from shared.devices.protocols import GroupData, GroupGradient, WeightsBlob
+from shared.devices.protocols import GroupData, GroupGradient, Snapshot
 from shared.devices.slices import GroupSlice
 from shared.errors import ContractError
+from shared.run.manifest import StoredTensors
 
 CHECKPOINT_BYTES = 1024
 """The optimizer's state is not moved: a trainer that only restarts never reads it."""
@@ -57,14 +61,17 @@ class EmulatedTraining:
     sizes: Scaled
     weights_in_use: EmulatedWeights
     ledger: Ledger
+    shard_bytes: int
+    """Most bytes of a stored object of weights; a checkpoint is in as many."""
 
     def weights_digest(self) -> str:
         return self.weights_in_use.digest
 
-    async def restore(self, adapter: bytes, checkpoint: bytes) -> None:
-        if digest_of(checkpoint) != digest_of(adapter):
+    async def restore(self, weights: StoredTensors, checkpoint: StoredTensors) -> None:
+        digest = digest_of(await joined(weights))
+        if digest_of(await joined(checkpoint)) != digest:
             raise ContractError("the checkpoint is not that of these weights")
-        self._use(EmulatedWeights(digest_of(adapter)))
+        self._use(EmulatedWeights(digest))
 
     def begin(self) -> None:
         self.ledger.clear()
@@ -87,13 +94,12 @@ class EmulatedTraining:
         self._use(EmulatedWeights(after))
         return {"onpolicy_ratio_error": 0.0, "grad_norm": 1.0}
 
-    async def weights(self) -> WeightsBlob:
+    async def weights(self) -> Snapshot:
         digest = self.weights_in_use.digest
-        return WeightsBlob(
-            digest=digest,
-            adapter=adapter_blob(digest, self.sizes.adapter),
-            checkpoint=filled(digest.encode(), CHECKPOINT_BYTES),
-        )
+        adapter = adapter_blob(digest, self.sizes.adapter)
+        number = math.ceil(len(adapter) / self.shard_bytes)
+        checkpoint = filled(digest.encode(), CHECKPOINT_BYTES)
+        return Snapshot(digest, parts_of(adapter, number), parts_of(checkpoint, number))
 
     def _use(self, weights: EmulatedWeights) -> None:
         self.weights_in_use = weights

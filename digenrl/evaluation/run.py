@@ -3,21 +3,24 @@
 import asyncio
 import threading
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+from torch import Tensor
 
 from digenrl.evaluation.media import as_mp4, as_png
 from digenrl.evaluation.records import EvaluationRecord, Evaluations, KeptSample, Quality, alarms
 from digenrl.evaluation.sampler import OnProgress
 from digenrl.evaluation.samples import Judges, PromptSampler, Samples
 from digenrl.evaluation.settings import settings_digest
-from services.trainer.engine.checkpoint import averaged
-from shared.diffusion.tensors import pack, unpack
+from services.trainer.engine.checkpoint import AVERAGE
+from shared.diffusion.shards import whole_tensors
 from shared.learning.prompts import read_prompts
 from shared.recipe.recipe import Recipe
 from shared.run.commits import CommitRecord
+from shared.run.shards import open_tensors
 from shared.store import ObjectStore
 
 PUTS_AT_ONCE = 8
@@ -96,7 +99,7 @@ class RunEvaluator:
             seconds=round(time.monotonic() - began, 3),
         )
 
-    def _measure(self, weights: bytes) -> JudgedSamples:
+    def _measure(self, weights: Mapping[str, Tensor]) -> JudgedSamples:
         self._evaluator = self._evaluator or PromptSampler(
             self.recipe, self._stopping, progress=self._progress
         )
@@ -130,8 +133,17 @@ class RunEvaluator:
         )
 
 
-async def weights_to_use(store: ObjectStore, recipe: Recipe, record: CommitRecord) -> bytes:
-    """Return the weights of a version to evaluate and export: its own, or their moving average."""
+async def weights_to_use(
+    store: ObjectStore, recipe: Recipe, record: CommitRecord
+) -> dict[str, Tensor]:
+    """Return the weights of a version to evaluate and export: its own, or their moving average.
+
+    Raises:
+        IntegrityError: if they are not in the store, or differ from what the record says.
+    """
+    digest = record.policy.weights_digest
     if recipe.trainer.ema is None:
-        return await store.get(record.weights)
-    return pack(averaged(unpack(await store.get(record.checkpoint))))
+        return await whole_tensors(await open_tensors(store, record.weights, digest))
+    stored = await open_tensors(store, record.checkpoint, digest)
+    averages = await whole_tensors(stored, AVERAGE)
+    return {name.removeprefix(AVERAGE): each for name, each in averages.items()}

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+from torch import Tensor
 
 from digenrl.evaluation.records import Quality
 from digenrl.evaluation.sampler import Media, OnProgress, Sampler
 from digenrl.evaluation.settings import as_evaluated
 from services.reward.scorer import WeightedScorer, build_scorers, scorer_inputs
 from services.reward.scoring import scores_of
-from shared.diffusion.tensors import unpack
 from shared.diffusion.weights import load_weights
 from shared.learning.prompts import read_prompts
 from shared.recipe.recipe import Recipe
@@ -48,9 +48,9 @@ class PromptSampler:
         self._sampler = Sampler(as_evaluated(recipe), stopping, progress=progress)
         self._prompts = read_prompts(recipe.evaluation.prompts or recipe.data.prompts)
 
-    def sample(self, weights: bytes) -> Samples:
+    def sample(self, weights: Mapping[str, Tensor]) -> Samples:
         """Sample with these weights; prompts and noise are the same for all weights."""
-        load_weights(self._sampler.model.transformer, unpack(weights))
+        load_weights(self._sampler.model.transformer, weights)
         texts, num_each = [prompt.text for prompt in self._prompts], self._table.samples_per_prompt
         repeated = [prompt for prompt in self._prompts for _ in range(num_each)]
         return Samples(

@@ -31,8 +31,8 @@ from shared.models.memory import ITEM_BYTES, adapter_bytes, num_weights
 from shared.models.quantised import check_installed
 from shared.recipe.networks import check_networks, frozen_layers
 from shared.recipe.recipe import Recipe, load_recipe, override, stored_recipe
-from shared.run.commits import stored_bytes
 from shared.run.files import FileRecord, matching, records_of
+from shared.run.retention import stored_bytes
 from shared.run.run_recipe import FILES, check_same_run
 
 FILES_JSON = "files.json"

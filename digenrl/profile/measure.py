@@ -31,10 +31,11 @@ from digenrl.profile.ladder import (
 )
 from digenrl.profile.network import Network
 from shared.diffusion.sampler import Denoising, SamplingPlan
-from shared.diffusion.tensors import pack, unpack
+from shared.diffusion.tensors import pack
 from shared.diffusion.transition import transition
-from shared.diffusion.weights import WeightsInUse, stage_weights, trained_tensors
+from shared.diffusion.weights import Staging, WeightsInUse, trained_tensors
 from shared.models.sigmas import linear_sigmas
+from shared.run.manifest import Fetched
 from shared.store import StoreSettings, open_store
 
 Work = Callable[[], None]
@@ -62,9 +63,9 @@ class Publication:
     store_seconds: float
     """Digest, write and flush, to a folder."""
     fetch_seconds: float
-    """Read, verify, unpack."""
+    """Read and verify."""
     stage_seconds: float
-    """To the device, and digested there; beside generation."""
+    """Unpack, to the device, and digested there; beside generation."""
     pause_seconds: float
     """Between two fragments: the exchange of pointers."""
 
@@ -118,9 +119,11 @@ def _published(network: Network) -> Publication:
         packed = watch.lap()
         ref = asyncio.run(store.put("adapter", data, suffix=".safetensors"))
         stored = watch.lap()
-        tensors = unpack(asyncio.run(store.get(ref)))
+        fetched_data = asyncio.run(store.get(ref))
         fetched = watch.lap()
-        staged = stage_weights(network.transformer, tensors)
+        staging = Staging(network.transformer)
+        staging.add(Fetched(fetched_data, None))
+        staged = staging.finish()
         prepared = watch.lap()
         in_use.adopt(staged)
         paused = watch.lap()

@@ -32,6 +32,8 @@ from shared.run.run_recipe import read_recipe
 from shared.store import ObjectStore, open_store
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from digenrl.evaluation.run import RunEvaluator
 
 
@@ -122,7 +124,6 @@ async def _measure(
     from digenrl.report.card import write_card
     from digenrl.report.export import export_adapter, export_network
     from digenrl.report.pictures import draw_curve, draw_evaluations, draw_gallery, draw_progress
-    from shared.diffusion.tensors import unpack
 
     began = time.monotonic()
     with EvaluationBar(console) as shown:
@@ -133,14 +134,13 @@ async def _measure(
         chain, after, weights = await _newest(store, recipe, evaluator, chain)
     last = chain[-1].policy.version
     evaluated = [each for each in await evaluator.evaluations.read_all() if each.version <= last]
-    trained = unpack(weights)
     export = export_network if recipe.model.trained == "full" else export_adapter
     summary = summarise(
         recipe,
         chain,
         await read_schedule(store, chain),
         evaluated,
-        adapter_sha256=export(out / "adapter", trained, recipe),
+        adapter_sha256=export(out / "adapter", weights, recipe),
         wall_seconds=wall_seconds,
         report_seconds=time.monotonic() - began,
     )
@@ -156,7 +156,7 @@ async def _measure(
 
 async def _newest(
     store: ObjectStore, recipe: Recipe, evaluator: "RunEvaluator", chain: list[CommitRecord]
-) -> tuple[list[CommitRecord], EvaluationRecord, bytes]:
+) -> "tuple[list[CommitRecord], EvaluationRecord, dict[str, Tensor]]":
     """Return the commits up to the newest version, its evaluation and its weights. If the run goes
     on and deletes these weights meanwhile, use the next newest version."""
     from digenrl.evaluation.run import weights_to_use

@@ -23,10 +23,11 @@ from redis.exceptions import RedisError
 from shared.devices.protocols import RolloutDevice, Staged
 from shared.errors import ContractError, DigenRLError, IntegrityError, Unavailable
 from shared.messages import subjects
-from shared.messages.contracts import ObjectRef, Policy, PolicyPublished
+from shared.messages.contracts import Policy, PolicyPublished
 from shared.process.worker import RETRY_S, WorkerContext, patiently
 from shared.run.commits import CommitRecord, newest_commit, read_commit
-from shared.run.versions import VersionIndex
+from shared.run.shards import open_tensors
+from shared.run.versions import Version, VersionIndex
 from shared.telemetry import (
     ANNOUNCEMENTS_REFUSED,
     WEIGHTS_LOAD_SECONDS,
@@ -74,7 +75,7 @@ class PolicyLoader:
         self.newest = record.policy.version
         if self._staging is not None:
             self._staging[1].cancel()
-        self._staging = record.policy, asyncio.create_task(self._stage(record.weights))
+        self._staging = record.policy, asyncio.create_task(self._stage(record))
 
     async def _read(
         self, read: Callable[[], Awaitable[CommitRecord | None]]
@@ -133,16 +134,17 @@ class PolicyLoader:
                 log.warning("staging_failed", version=policy.version, error=str(error))
         elif staging is not None:
             self._staging = staging
-        return await self._stage(await self._weights_of(policy))
+        return await self._stage(await self._version(policy))
 
-    async def _stage(self, weights: ObjectRef) -> Staged:
+    async def _stage(self, version: CommitRecord | Version) -> Staged:
         began = time.monotonic()
-        data = await self._store.get(weights)
-        staged = await self._device.stage(data)
+        digest = version.policy.weights_digest
+        weights = await open_tensors(self._store, version.weights, digest)
+        staged = await self._device.stage(weights)
         WEIGHTS_LOAD_SECONDS.observe(time.monotonic() - began)
         return staged
 
-    async def _weights_of(self, policy: Policy) -> ObjectRef:
+    async def _version(self, policy: Policy) -> CommitRecord | Version:
         """Look its weights up in the index, or in the commit record if the index cannot say."""
         try:
             found = await self._index.lookup(policy.version)
@@ -152,4 +154,4 @@ class PolicyLoader:
         record = found or await read_commit(self._store, self._bus.run, policy.version)
         if record is None or record.policy != policy:
             raise IntegrityError(f"version {policy.version} is not a committed one")
-        return record.weights
+        return record

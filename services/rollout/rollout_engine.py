@@ -12,6 +12,7 @@ from shared.diffusion.generation import Generator, LocalGenerator
 from shared.diffusion.policy import LoadedPolicy, load_policy
 from shared.diffusion.weights import StagedTensors
 from shared.recipe.recipe import Recipe
+from shared.run.manifest import StoredTensors
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +37,8 @@ class RolloutEngine(LocalGenerator):
         super().__init__(Generator(recipe, loaded))
         self._gradient = _gradient(recipe, loaded) if recipe.rollout.can_train else None
 
-    async def stage(self, weights: bytes) -> StagedWeights:
-        adapter = await asyncio.to_thread(self._generator.stage, weights)
-        return StagedWeights(self._generator, adapter)
+    async def stage(self, weights: StoredTensors) -> StagedWeights:
+        return StagedWeights(self._generator, await self._generator.fetch(weights))
 
     async def gradient(self, group: GroupData) -> GroupGradient:
         """Compute the gradient of one whole group, at the weights in use; only if the recipe lets

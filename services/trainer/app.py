@@ -9,7 +9,7 @@ those of the version before may be trained, and are there. The next optimizer st
 
                      begin     groups, in slices     step               begin     groups
     devices       ---|---------|=====|=====|=====|---|---|--------------|---------|=====|---
-    store and bus -------------------------------------- adapter, commit record, announcement
+    store and bus ---------------------------------------- shards, manifests, commit record, news
 """
 
 import asyncio
@@ -49,6 +49,7 @@ from shared.process.service import end_soon
 from shared.process.worker import WorkerContext
 from shared.recipe.recipe import Recipe
 from shared.run.commits import CommitRecord, admissible_versions, newest_commit
+from shared.run.shards import open_tensors
 
 AGAIN = {True: "the batch begins again, in smaller passes", False: "the batch begins again"}
 ATTEMPTS = 2
@@ -229,19 +230,12 @@ class TrainerApp:
             record = await newest_commit(self._store, self._bus.run)
             assert record is not None
         try:
-            adapter = await self._store.get(record.weights)
-            checkpoint = await self._store.get(record.checkpoint)
+            await self._restore(record)
         except IntegrityError:  # deleted meanwhile, if another trainer has made newer ones
             newest = await newest_commit(self._store, self._bus.run)
             if newest is None or newest.policy.version == record.policy.version:
                 raise
             return await self._recover()
-        async with self._pool.all_held():
-            await self._training.restore(adapter, checkpoint)
-            if self._training.weights_digest() != record.policy.weights_digest:
-                version = record.policy.version
-                raise IntegrityError(f"version {version}: its weights have another digest")
-            self._use(record.policy)
         log.info("recovered", version=record.policy.version)
         await self._versions.announce(record)
         self._stepped_at = time.monotonic()
@@ -251,6 +245,18 @@ class TrainerApp:
             self._store, self._bus.run, record.policy, self._max_staleness
         )
         return ParentVersion(admissible, committed)
+
+    async def _restore(self, record: CommitRecord) -> None:
+        """Put a version in use; raises IntegrityError if it is not what its record says."""
+        digest = record.policy.weights_digest
+        weights = await open_tensors(self._store, record.weights, digest)
+        checkpoint = await open_tensors(self._store, record.checkpoint, digest)
+        async with self._pool.all_held():
+            await self._training.restore(weights, checkpoint)
+            if self._training.weights_digest() != digest:
+                version = record.policy.version
+                raise IntegrityError(f"version {version}: its weights have another digest")
+            self._use(record.policy)
 
     async def _train_batch(self, parent: ParentVersion) -> ParentVersion:
         """Train batch k from version k, and make version k + 1.

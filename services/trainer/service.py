@@ -23,7 +23,7 @@ async def run(settings: ServiceSettings) -> None:
     else:
         from services.trainer.engine.follower import follow  # torch
 
-        await asyncio.to_thread(follow)
+        await asyncio.to_thread(follow, settings.store)
 
 
 async def _work(process: WorkerProcess) -> None:

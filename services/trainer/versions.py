@@ -6,11 +6,13 @@ from dataclasses import dataclass
 
 import structlog
 
-from shared.devices.protocols import WeightsBlob
-from shared.messages.contracts import Policy, PolicyPublished
+from shared.devices.protocols import Snapshot
+from shared.messages.contracts import ObjectRef, Policy, PolicyPublished
 from shared.process.worker import WorkerContext
 from shared.run.commits import CommitRecord, TrainedGroup, commit
 from shared.run.layout import checkpoints_folder, weights_folder
+from shared.run.shards import store_manifest, store_version_parts
+from shared.store import ObjectStore
 from shared.telemetry import STAGE_SECONDS
 
 log = structlog.get_logger()
@@ -20,7 +22,7 @@ log = structlog.get_logger()
 class NewVersion:
     """Weights that an optimizer step has made of its parent; the first version has none."""
 
-    weights: WeightsBlob
+    weights: Snapshot
     parent: CommitRecord | None = None
     trained: tuple[TrainedGroup, ...] = ()
     metrics: dict[str, float] | None = None
@@ -50,17 +52,13 @@ class Versions:
 
     async def commit(self, new: NewVersion) -> CommitRecord:
         """Raises CommitConflict if the version exists already."""
-        run, weights = self._bus.run, new.weights
-        adapter, checkpoint = await asyncio.gather(
-            self._store.put(weights_folder(run), weights.adapter, suffix=".safetensors"),
-            self._store.put(checkpoints_folder(run), weights.checkpoint, suffix=".safetensors"),
-        )
+        weights, checkpoint = await store_version(self._store, self._bus.run, new.weights)
         metrics = new.metrics or {}
         record = CommitRecord(
-            run=run,
+            run=self._bus.run,
             policy=new.policy,
             parent=None if new.parent is None else new.parent.digest(),
-            weights=adapter,
+            weights=weights,
             checkpoint=checkpoint,
             trained=new.trained,
             metrics=metrics,
@@ -80,3 +78,20 @@ class Versions:
                 seconds=seconds,
             )
         )
+
+
+async def store_version(
+    store: ObjectStore, run: str, snapshot: Snapshot
+) -> tuple[ObjectRef, ObjectRef]:
+    """Store weights and checkpoint, all ranks at once, and then what names their shards; return
+    what the commit record names."""
+    parts = await asyncio.gather(
+        store_version_parts(store, run, snapshot.weights, snapshot.checkpoint),
+        *(store_elsewhere() for store_elsewhere in snapshot.elsewhere),
+    )
+    weights = [shard for each in parts for shard in each.weights]
+    checkpoint = [shard for each in parts for shard in each.checkpoint]
+    return await asyncio.gather(
+        store_manifest(store, weights_folder(run), weights, snapshot.digest),
+        store_manifest(store, checkpoints_folder(run), checkpoint, snapshot.digest),
+    )

@@ -5,13 +5,14 @@ one device they are made one at a time. Real devices are in `shared.diffusion` a
 `services.trainer`; an emulated one is busy for the time that a cost profile says.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from shared.devices.slices import GroupSlice
 from shared.messages.contracts import GenerateFragment
 from shared.messages.workers import MemoryShortage
+from shared.run.manifest import Part, StoredParts, StoredTensors
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,12 +103,12 @@ class GroupGradient:
 
 
 class RolloutDevice(GeneratingDevice, Protocol):
-    async def stage(self, weights: bytes) -> Staged:
-        """Prepare weights for use, beside other work.
+    async def stage(self, weights: StoredTensors) -> Staged:
+        """Fetch weights and prepare them for use, object by object, beside other work.
 
         Raises:
             ContractError: if they are no tensors.
-            IntegrityError: if they are those of another adapter.
+            IntegrityError: if they are those of another adapter, or not in the store.
         """
 
     async def gradient(self, group: GroupData) -> GroupGradient:
@@ -119,12 +120,15 @@ class RolloutDevice(GeneratingDevice, Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class WeightsBlob:
-    """The trained weights and the optimizer's state, packed for the store."""
+class Snapshot:
+    """The trained weights and the optimizer's state as they stood, copied to the host: they are
+    packed and stored while the devices go on."""
 
     digest: str
-    adapter: bytes
-    checkpoint: bytes
+    weights: Sequence[Part]
+    checkpoint: Sequence[Part]
+    elsewhere: Sequence[Callable[[], Awaitable[StoredParts]]] = ()
+    """What other processes hold of it: each call stores one's part and returns what it stored."""
 
 
 class TrainingDevice(Protocol):
@@ -149,8 +153,12 @@ class Training(Protocol):
 
     def weights_digest(self) -> str: ...
 
-    async def restore(self, adapter: bytes, checkpoint: bytes) -> None:
-        """Go back to a committed version."""
+    async def restore(self, weights: StoredTensors, checkpoint: StoredTensors) -> None:
+        """Go back to a committed version.
+
+        Raises:
+            IntegrityError: if it is one of other weights, or not in the store.
+        """
 
     def begin(self) -> None:
         """Start a batch: no gradient is left of any other."""
@@ -176,5 +184,5 @@ class Training(Protocol):
             RanksLost: as `TrainingDevice.accumulate`.
         """
 
-    async def weights(self) -> WeightsBlob:
-        """Return the adapter and the optimizer as they stand."""
+    async def weights(self) -> Snapshot:
+        """Copy the trained weights and the optimizer as they stand."""

@@ -19,14 +19,15 @@ from shared.diffusion.device import RowsAtOnce, fits, tried_again
 from shared.diffusion.models import Conditions, ModelAdapter, repeat_rows, taken
 from shared.diffusion.policy import LoadedPolicy, sampling_plan
 from shared.diffusion.sampler import Denoising
-from shared.diffusion.tensors import pack, unpack, unpack_conditions
+from shared.diffusion.tensors import pack, unpack_conditions
 from shared.diffusion.training.rows import row_kind
-from shared.diffusion.weights import StagedTensors, stage_weights
+from shared.diffusion.weights import StagedTensors, Staging
 from shared.errors import ContractError, FaultyConditions, IntegrityError
 from shared.learning.seeds import sample_seed
 from shared.messages.contracts import GenerateFragment
 from shared.messages.workers import MemoryShortage
 from shared.recipe.recipe import Recipe
+from shared.run.manifest import Fetched, StoredTensors
 
 SMALLER = (
     "use a GPU with more memory, a smaller model.height, width or frames, or model.dtype "
@@ -85,15 +86,29 @@ class Generator:
         return self._device
 
     def stage(self, weights: bytes) -> StagedTensors:
-        """Prepares weights for `adopt`, in any thread and at any time.
+        """Prepares weights that are one object for `adopt`, in any thread and at any time.
 
         Raises:
-            ContractError: if they are no tensors.
+            ContractError: if it holds no tensors.
             IntegrityError: if they belong to another adapter.
             OutOfMemory: if there is no room for both.
         """
-        with fits(self._device, "weights beside those in use", "use a GPU with more memory"):
-            return stage_weights(self._model.transformer, unpack(weights))
+        with self._fits_beside():
+            staging = Staging(self._model.transformer)
+            staging.add(Fetched(weights, None))
+            return staging.finish()
+
+    async def fetch(self, weights: StoredTensors) -> StagedTensors:
+        """Fetches weights and prepares them for `adopt`, one object after the other, in other
+        threads; raises as `stage`, and IntegrityError if an object is not in the store."""
+        with self._fits_beside():
+            staging = await asyncio.to_thread(Staging, self._model.transformer)
+            async for part in weights.parts():
+                await asyncio.to_thread(staging.add, part)
+            return await asyncio.to_thread(staging.finish)
+
+    def _fits_beside(self) -> AbstractContextManager[None]:
+        return fits(self._device, "weights beside those in use", "use a GPU with more memory")
 
     def adopt(self, staged: StagedTensors) -> str:
         """Puts staged weights in use, once and in no time; returns their digest."""

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-from shared.diffusion.weights import local_shard
+from shared.diffusion.ranks import local_shard
 from shared.errors import UserError
 from shared.models.catalogue import PartConfig
 from shared.models.memory import read_header, weight_files

@@ -19,14 +19,7 @@ from torch import Tensor, nn
 
 from shared.diffusion.loading import Place, materialize, stored_tensors
 from shared.diffusion.sharding import ranks_mesh, shard
-from shared.diffusion.weights import (
-    check_fit,
-    full_tensor,
-    is_half,
-    shard_like,
-    trained_parameters,
-)
-from shared.errors import IntegrityError
+from shared.diffusion.weights import is_half, trained_parameters
 
 
 class TrainedWeights:
@@ -50,36 +43,10 @@ class TrainedWeights:
         for name, master in masters.items():
             self._held[name].register_post_accumulate_grad_hook(partial(_move_gradient, master))
 
-    @torch.no_grad()
-    def published(self) -> dict[str, Tensor]:
-        """Copies the weights to the CPU in their full shapes, in the types of `types`."""
-        return {
-            name: full_tensor(each.detach().to(self.types[name])).to("cpu", copy=True)
-            for name, each in self.parameters.items()
-        }
-
     @property
     def masters(self) -> dict[str, nn.Parameter]:
         """The weights that are published in another type than the one that is trained."""
         return {n: each for n, each in self.parameters.items() if each.dtype != self.types[n]}
-
-    @torch.no_grad()
-    def load(self, published: Mapping[str, Tensor], masters: Mapping[str, Tensor]) -> None:
-        """Overwrites the weights, with masters where there are some.
-
-        Raises:
-            IntegrityError: if names, shapes or types are not those of these weights, or the masters
-                are not those of what was published.
-        """
-        check_fit(self.parameters, published, self.types)
-        own = self.masters
-        check_fit(own, masters)
-        for name, tensor in masters.items():
-            if not torch.equal(tensor.to(self.types[name]), published[name]):
-                raise IntegrityError(f"these masters are those of other weights: {name}")
-        for name, parameter in self.parameters.items():
-            parameter.copy_(shard_like(parameter, (masters if name in own else published)[name]))
-        self.put_in_use()
 
     def copy(self, other: "TrainedWeights") -> None:
         """Puts the weights of another device's network in use, in place."""

@@ -10,7 +10,8 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.utils import get_total_norm
 
-from shared.diffusion.weights import full_tensor, is_adapter, local_shard, trained_parameters
+from shared.diffusion.ranks import full_tensor, local_shard
+from shared.diffusion.weights import is_adapter, trained_parameters
 
 
 def ranks_mesh(device: torch.device) -> DeviceMesh:

@@ -9,7 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
+from shared.diffusion.ranks import full_tensor, local_shard
+from shared.diffusion.shards import Assembly, read_part
 from shared.errors import IntegrityError
+from shared.run.manifest import Fetched
 
 ADAPTER = "default"
 MARKER = f".{ADAPTER}."
@@ -34,17 +37,6 @@ def _adapts(name: str) -> bool:
     return MARKER in name and "lora_" in name
 
 
-def full_tensor(tensor: Tensor) -> Tensor:
-    """Gathers a sharded tensor in its full shape, which all ranks have to do together; returns
-    others as they are."""
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-
-
-def local_shard(tensor: Tensor) -> Tensor:
-    """Returns this rank's part of a sharded tensor, whose shape is smaller; others as they are."""
-    return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
-
-
 def trained_tensors(network: nn.Module) -> dict[str, Tensor]:
     """Copies the trained weights to the CPU, in their full shapes and by their exported names."""
     parameters = trained_parameters(network)
@@ -64,7 +56,7 @@ def load_weights(network: nn.Module, tensors: Mapping[str, Tensor]) -> None:
     types = {
         n: torch.float32 if n in wide and is_half(p) else p.dtype for n, p in parameters.items()
     }
-    check_fit(parameters, tensors, types)
+    _check_fit(parameters, tensors, types)
     for name, parameter in parameters.items():
         parameter.copy_(shard_like(parameter, tensors[name]))
 
@@ -88,22 +80,43 @@ class StagedTensors:
     """Tensors by exported name. Empty once adopted: from then on they belong to the network."""
 
 
-@torch.no_grad()
-def stage_weights(network: nn.Module, tensors: Mapping[str, Tensor]) -> StagedTensors:
-    """Prepares weights for `WeightsInUse.adopt`: all of the work, on copies of ``tensors``.
+class Staging:
+    """Prepares weights for `WeightsInUse.adopt`, one object after the other, as copies on the
+    network's device.
 
-    It reads only names, shapes, types and devices of the network, so it may run in another thread
+    It reads only names, shapes, types and devices of the network, so it may go on in other threads
     while the network generates.
-
-    Raises:
-        IntegrityError: if names, shapes or types are not those of the network.
     """
-    parameters = trained_parameters(network)
-    check_fit(parameters, tensors)
-    device = next(iter(parameters.values())).device
-    with _stream_of_its_own(device):
-        copies = {name: tensors[name].detach().to(device, copy=True) for name in parameters}
-        return StagedTensors(digest=weights_digest(copies), tensors=copies)
+
+    def __init__(self, network: nn.Module) -> None:
+        parameters = trained_parameters(network)
+        self._device = next(iter(parameters.values())).device
+        self._assembly = Assembly()
+        with _stream_of_its_own(self._device):
+            self._copies = {
+                name: torch.empty_like(each.detach()) for name, each in parameters.items()
+            }
+        for name, copy in self._copies.items():
+            self._assembly.expect(name, copy)
+
+    @torch.no_grad()
+    def add(self, part: Fetched) -> None:
+        """Copies what an object holds.
+
+        Raises:
+            ContractError: if it holds no tensors, or others than it must.
+            IntegrityError: if names, shapes or types are not those of the network.
+        """
+        with _stream_of_its_own(self._device):
+            for name, tensor, piece in read_part(part):
+                self._assembly.add(name, tensor, piece)
+
+    @torch.no_grad()
+    def finish(self) -> StagedTensors:
+        """Returns the weights with their digest; raises IntegrityError if some are missing."""
+        self._assembly.finish()
+        with _stream_of_its_own(self._device):
+            return StagedTensors(digest=weights_digest(self._copies), tensors=self._copies)
 
 
 @contextmanager
@@ -118,7 +131,7 @@ def _stream_of_its_own(device: torch.device) -> Iterator[None]:
     stream.synchronize()
 
 
-def check_fit(
+def _check_fit(
     parameters: Mapping[str, Tensor],
     tensors: Mapping[str, Tensor],
     types: Mapping[str, torch.dtype] | None = None,

@@ -29,7 +29,17 @@ def check_tables(tables: Tables) -> None:
     _check_at_most(tables.schedule.tag, tables.batch.groups, "schedule.tag", "batch.groups")
     _check_devices(tables)
     _check_variant(tables)
+    _check_best(tables)
     check_evaluation(tables.evaluation, tables.sampling)
+
+
+def _check_best(tables: Tables) -> None:
+    table = tables.evaluation
+    if tables.run.keep_best and not (table.every and (table.scorers or table.digits)):
+        raise ValueError(
+            "run.keep_best: compares versions by gold rewards measured during the run; set "
+            "evaluation.every and [[evaluation.scorers]]"
+        )
 
 
 def _check_variant(tables: Tables) -> None:

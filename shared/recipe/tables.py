@@ -61,6 +61,11 @@ class Run(Table):
     """Newest versions whose weights and checkpoint are kept."""
     keep_every: Positive | None = None
     """Versions from one that is kept for good to the next."""
+    keep_best: Positive | None = None
+    """Versions that are kept as well because no evaluated one is better, by the gold rewards."""
+    shard_bytes: Positive = 1 << 30
+    """Bytes of tensors in one stored object of weights or of a checkpoint; what is larger is stored
+    in shards."""
 
 
 class Lora(Table):

@@ -3,8 +3,9 @@
 <run>/recipe.json                    the resolved recipe that every service reads (run_recipe.py)
 <run>/files/<key>.json               digests of the model and the rewards (files.py)
 <run>/commits/<version>.json         the commit records (commits.py)
-<run>/weights/<sha256>.safetensors   a policy version's weights, while it is kept (commits.py)
+<run>/weights/<sha256>.safetensors   a policy version's weights, while it is kept (retention.py)
 <run>/checkpoints/<sha256>...        its optimizer and random state, as long
+    .../<sha256>.manifest.json       which shards it consists of, if there are several (manifest.py)
 <run>/conditions/<sha256>...         the conditioning of each prompt
 <run>/conditions/by/<digest>.json    which of them encoders have made of a prompt (conditions.py)
 <run>/usage/<batch>.json             what the devices did in that batch, and what TAG decided
@@ -62,6 +63,10 @@ async def stored_batches(store: ObjectStore, run: str) -> list[int]:
     folder = _batches_folder(run)
     keys = await store.keys(folder)
     return sorted({int(key.removeprefix(f"{folder}/").split("/")[0]) for key in keys})
+
+
+KEPT_BATCHES = 2
+"""Number of committed batches whose messages and trajectories are kept for inspection."""
 
 
 def _batches_folder(run: str) -> str:

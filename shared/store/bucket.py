@@ -24,6 +24,7 @@ from obstore.exceptions import (
 from obstore.store import from_url
 
 from shared.errors import Unavailable, UserError
+from shared.store.objects import StoredObject
 from shared.store.settings import StoreSettings
 
 CONNECT = timedelta(seconds=10)
@@ -92,6 +93,18 @@ class BucketBackend:
         with _as_unavailable():
             pages = obstore.list(self._store, prefix=prefix)
             return [entry["path"] async for page in pages for entry in page]
+
+    async def entries(self, prefix: str) -> list[StoredObject]:
+        with _as_unavailable():
+            pages = obstore.list(self._store, prefix=prefix)
+            return [
+                StoredObject(entry["path"], entry["size"], entry["last_modified"].timestamp())
+                async for page in pages
+                for entry in page
+            ]
+
+    async def unfinished(self, prefix: str) -> list[StoredObject]:
+        return []
 
     async def delete(self, keys: list[str]) -> None:
         if not keys:

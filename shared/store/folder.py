@@ -5,12 +5,19 @@ create is a hard link, which fails if the name exists.
 """
 
 import asyncio
+import contextlib
 import os
+import stat
 import uuid
 from collections.abc import Callable, Coroutine
 from functools import wraps
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
+
+from shared.store.objects import StoredObject
+
+TEMPORARY = ".tmp-"
+"""Beginning of the name of a file that is being written."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -53,7 +60,7 @@ class FolderBackend:
     def _temporary(self, path: Path, data: bytes) -> Path:
         """Write ``data`` to disk beside ``path``; the name starts with a dot, as no key does."""
         self._make_folder(path.parent)
-        temporary = path.parent / f".tmp-{uuid.uuid4().hex}"
+        temporary = path.parent / f"{TEMPORARY}{uuid.uuid4().hex}"
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o640)
         with os.fdopen(descriptor, "wb") as file:
             file.write(data)
@@ -95,9 +102,31 @@ class FolderBackend:
         ]
 
     @in_thread
+    def entries(self, prefix: str) -> list[StoredObject]:
+        return [each for each in self._files(prefix) if not _is_temporary(each.key)]
+
+    @in_thread
+    def unfinished(self, prefix: str) -> list[StoredObject]:
+        return [each for each in self._files(prefix) if _is_temporary(each.key)]
+
+    def _files(self, prefix: str) -> list[StoredObject]:
+        found = []
+        for path in (self._root / prefix).rglob("*"):
+            with contextlib.suppress(FileNotFoundError):  # it may be deleted at this moment
+                status = path.stat()
+                if stat.S_ISREG(status.st_mode):
+                    key = path.relative_to(self._root).as_posix()
+                    found.append(StoredObject(key, status.st_size, status.st_mtime))
+        return found
+
+    @in_thread
     def delete(self, keys: list[str]) -> None:
         for key in keys:
             (self._root / key).unlink(missing_ok=True)
+
+
+def _is_temporary(key: str) -> bool:
+    return key.rsplit("/", 1)[-1].startswith(TEMPORARY)
 
 
 def _sync_folder(folder: Path) -> None:

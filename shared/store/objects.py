@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 from urllib.parse import urlsplit
 
 from shared.errors import ContractError, IntegrityError, UserError
@@ -22,6 +22,13 @@ LARGE = 1 << 19
 """Size in bytes from which hashing takes longer than a hop to a thread."""
 
 
+class StoredObject(NamedTuple):
+    key: str
+    size: int
+    modified: float
+    """Unix seconds of its last write, by the store's clock."""
+
+
 class Backend(Protocol):
     async def write(self, key: str, data: bytes) -> None:
         """Store durably and atomically: a reader sees the whole object or none."""
@@ -35,6 +42,11 @@ class Backend(Protocol):
         """Return the bytes of the object, None if there is none."""
 
     async def keys(self, prefix: str) -> list[str]: ...
+    async def entries(self, prefix: str) -> list[StoredObject]: ...
+
+    async def unfinished(self, prefix: str) -> list[StoredObject]:
+        """Return what writers have left that were killed: it is no object, and takes space."""
+
     async def delete(self, keys: list[str]) -> None: ...
 
 
@@ -80,6 +92,18 @@ class ObjectStore:
     async def keys(self, folder: str) -> list[str]:
         """Return every key under ``folder``, sorted."""
         return sorted(await self.backend.keys(checked_key(folder) + "/"))
+
+    async def entries(self, folder: str) -> list[StoredObject]:
+        """Return every object under ``folder``, sorted by its key."""
+        return sorted(await self.backend.entries(checked_key(folder) + "/"))
+
+    async def unfinished(self, folder: str) -> list[StoredObject]:
+        """Return what writers that were killed have left under ``folder``, which is no object.
+        Buckets do not say; their own rules delete it."""
+        return await self.backend.unfinished(checked_key(folder) + "/")
+
+    async def delete_unfinished(self, found: Collection[StoredObject]) -> None:
+        await self.backend.delete([each.key for each in found])
 
     async def delete(self, keys: Collection[str]) -> None:
         """Delete ``keys``; a key that does not exist is no error."""

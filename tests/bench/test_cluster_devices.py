@@ -34,6 +34,7 @@ from shared.errors import ContractError, IntegrityError
 from shared.messages.contracts import Fragment, GenerateFragment, Policy, Prompt
 from shared.recipe.schedule import RunSchedule
 from shared.store.folder import FolderBackend
+from tests.stored import one_object, packed, read_back
 
 SCALE = 500.0
 SETTING = Setting(
@@ -206,14 +207,14 @@ async def test_adopted_weights_are_those_that_the_trainer_published() -> None:
     trained.skip(512)
     await trained.step(0)
     published = await trained.weights()
-    staged = await device.stage(published.adapter)
+    staged = await device.stage(read_back(published.weights))
     before = device.weights_digest()
     await staged.adopt()
     assert device.weights_digest() == staged.digest == published.digest == trained.weights_digest()
     assert before != published.digest
-    assert digest_of(published.adapter) == published.digest
+    assert digest_of(packed(published.weights)) == published.digest
     with pytest.raises(ContractError):
-        await device.stage(b"no adapter" * 100)
+        await device.stage(one_object(b"no adapter" * 100))
 
 
 async def test_storing_an_adapter_takes_what_its_publication_takes(tmp_path: Path) -> None:

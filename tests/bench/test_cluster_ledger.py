@@ -20,6 +20,7 @@ from shared.learning.advantages import group_advantages
 from shared.messages.contracts import Fragment, GenerateFragment, Policy, Prompt
 from shared.recipe.schedule import RunSchedule
 from tests.profile.tiny import tiny_profile
+from tests.stored import Given, one_object, read_back
 
 GROUPS, SIZE, STEPS = 4, 4, 2
 WINDOW, MEDIA = 256, 256
@@ -203,8 +204,11 @@ async def test_every_batch_is_in_all_later_weights(emulation: Emulation) -> None
         await engine.step(0)
     assert one.weights_digest() != other.weights_digest()
     with pytest.raises(ContractError, match="checkpoint"):
-        await one.restore(_stored(EmulatedWeights.first(1))[0], (await one.weights()).checkpoint)
+        await one.restore(
+            _stored(EmulatedWeights.first(1))[0], read_back((await one.weights()).checkpoint)
+        )
 
 
-def _stored(weights: EmulatedWeights) -> tuple[bytes, bytes]:
-    return weights.digest.encode(), weights.digest.encode()
+def _stored(weights: EmulatedWeights) -> tuple[Given, Given]:
+    stored = one_object(weights.digest.encode())
+    return stored, stored

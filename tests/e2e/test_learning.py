@@ -9,9 +9,11 @@ import torch
 from digenrl.evaluation.records import Quality
 from digenrl.evaluation.samples import Judges, PromptSampler
 from examples.one_process import Advantages, Loop
+from shared.diffusion.tensors import unpack
 from shared.learning.advantages import group_advantages
 from shared.recipe.recipe import Recipe, load_recipe, override
 from tests.paths import DIGITS
+from tests.stored import packed
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -27,7 +29,12 @@ def trained(recipe: Recipe, advantages: Advantages) -> Quality:
     loop = Loop(recipe, advantages=advantages)
     for _ in loop.steps(STEPS):
         pass
-    return Judges(recipe).quality(PromptSampler(recipe).sample(loop.trainer.weights().adapter))
+    return measured(recipe, loop)
+
+
+def measured(recipe: Recipe, loop: Loop) -> Quality:
+    weights = unpack(packed(loop.trainer.weights().weights))
+    return Judges(recipe).quality(PromptSampler(recipe).sample(weights))
 
 
 def test_held_out_accuracy_rises_and_with_shuffled_advantages_it_does_not(recipe: Recipe) -> None:
@@ -39,8 +46,7 @@ def test_held_out_accuracy_rises_and_with_shuffled_advantages_it_does_not(recipe
         return advantages
 
     torch.manual_seed(0)
-    untrained = Loop(recipe).trainer.weights().adapter
-    base = Judges(recipe).quality(PromptSampler(recipe).sample(untrained))
+    base = measured(recipe, Loop(recipe))
     taught, control = trained(recipe, group_advantages), trained(recipe, shuffled)
     assert base.gold_accuracy and taught.gold_accuracy and control.gold_accuracy
     assert taught.gold_accuracy > base.gold_accuracy + 0.1

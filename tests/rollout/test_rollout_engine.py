@@ -15,6 +15,7 @@ from shared.process.settings import ServiceSettings
 from shared.recipe.recipe import override
 from tests.shared.diffusion.digits import PROMPT, adapter, load_digits
 from tests.shared.diffusion.digits import RECIPE as DIGITS
+from tests.stored import one_object
 
 CHANGES = {
     "rollout.can_train": True,
@@ -64,23 +65,23 @@ async def test_staged_weights_are_in_use_once_they_are_adopted(
     engine: RolloutEngine, versions: list[bytes]
 ) -> None:
     data, before = versions[1], engine.weights_digest()
-    staged = await engine.stage(data)
+    staged = await engine.stage(one_object(data))
     assert staged.digest == weights_digest(unpack(data)) != before
     assert engine.weights_digest() == before
     await staged.adopt()
     assert engine.weights_digest() == staged.digest
     assert (await generated(engine)).weights_digest == staged.digest
     with pytest.raises(ContractError):
-        await engine.stage(b"no tensors")
+        await engine.stage(one_object(b"no tensors"))
     with pytest.raises(IntegrityError, match="another adapter"):
-        await engine.stage(pack({"other": torch.zeros(1)}))
+        await engine.stage(one_object(pack({"other": torch.zeros(1)})))
     assert engine.weights_digest() == staged.digest
 
 
 async def test_a_gradient_is_that_of_the_weights_in_use_and_leaves_no_trace(
     engine: RolloutEngine, versions: list[bytes]
 ) -> None:
-    await (await engine.stage(versions[0])).adopt()
+    await (await engine.stage(one_object(versions[0]))).adopt()
     before, digest = await generated(engine), engine.weights_digest()
     data, first = await whole_group(engine)
     again = await engine.gradient(data)
@@ -89,7 +90,7 @@ async def test_a_gradient_is_that_of_the_weights_in_use_and_leaves_no_trace(
     after = await generated(engine)
     assert (after.trajectory, after.media) == (before.trajectory, before.media)
     assert engine.weights_digest() == digest
-    await (await engine.stage(versions[1])).adopt()
+    await (await engine.stage(one_object(versions[1]))).adopt()
     assert (await engine.gradient(data)).gradient != first.gradient
 
 

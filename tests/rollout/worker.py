@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from bench.cluster.blobs import joined
 from services.rollout.app import RolloutApp
 from shared.bus.bus import Bus
 from shared.devices.conditions import EncodedConditions
@@ -26,6 +27,7 @@ from shared.messages.workers import Device
 from shared.process.worker import Worker, WorkerContext
 from shared.run.commits import CommitRecord, commit
 from shared.run.conditions import Encoding
+from shared.run.manifest import StoredTensors
 from shared.store import ObjectStore
 from shared.store.folder import FolderBackend
 from tests import examples
@@ -104,11 +106,11 @@ class FakeDevice:
     async def conditions(self, prompt: str) -> bytes:
         return prompt.encode()
 
-    async def stage(self, weights: bytes) -> FakeStaged:
+    async def stage(self, weights: StoredTensors) -> FakeStaged:
         fault, self.staging_fault = self.staging_fault, None
         if fault is not None:
             raise fault
-        return FakeStaged(self, weights.decode())
+        return FakeStaged(self, (await joined(weights)).decode())
 
     async def gradient(self, group: GroupData) -> GroupGradient:
         self.groups.append(group)

@@ -1,24 +1,30 @@
 """Judges by its commit records and their objects whether a run has trained what it should have."""
 
 import signal
+import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-from bench.cluster.blobs import check_conditions, digest_of
+from bench.cluster.blobs import check_conditions, digest_of, joined
 from bench.cluster.processes import ENCODING
-from shared.errors import FaultyConditions, IntegrityError
+from shared.errors import DigenRLError, FaultyConditions, IntegrityError
 from shared.messages.contracts import ObjectRef
 from shared.run.commits import CommitRecord, TrainedGroup
 from shared.run.conditions import ConditionsRecord
+from shared.run.garbage import delete_garbage, find_garbage
 from shared.run.layout import conditions_key
+from shared.run.retention import Manifests, named_by, retention_of, version_folders
+from shared.run.shards import open_tensors
 from shared.store import ObjectStore
 from tests.storm.cluster import Cluster
 from tests.storm.reference import Expected, versions
 
 KEPT = 3
 """Newest versions whose objects must be there."""
+CLOCK_S = 60.0
+"""Seconds by which a store's clock may differ."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +50,7 @@ async def violations_of(run: Cluster) -> list[str]:
     found += await judge_objects(records, run.store)
     if run.setting.encoders:
         found += await judge_conditions(run.store, run.recipe.run.name)
-    return found
+    return found + await judge_garbage(records, run)
 
 
 def judge(records: Sequence[CommitRecord], rules: Rules) -> list[str]:
@@ -133,9 +139,32 @@ async def _fault_of(
     if not must_be_there and await store.read(ref.key) is None:
         return None
     try:
-        digest = digest_of(await store.get(ref))
-    except IntegrityError as error:
+        opened = await open_tensors(store, ref, record.policy.weights_digest)
+        shards = [shard.object.key for shard in opened.shards or ()]
+        if not must_be_there and None in [await store.backend.size(key) for key in shards]:
+            return None  # it is being deleted, shards first
+        digest = digest_of(await joined(opened))
+    except DigenRLError as error:
         return str(error)
     if digest != record.policy.weights_digest:
         return f"{ref.key} is of other weights than the record says"
     return None
+
+
+async def judge_garbage(records: Sequence[CommitRecord], run: Cluster) -> list[str]:
+    """What is wrong with what `digenrl gc` leaves: it must be the versions that are kept, whole.
+
+    It is asked after everything that stores was stopped, so that what is young is garbage as well.
+    """
+    store, name = run.store, run.recipe.run.name
+    for each in await find_garbage(store, name, now=time.time() + CLOCK_S, min_age=0.0):
+        await delete_garbage(store, each)
+    there = {key for folder in version_folders(name) for key in await store.keys(folder)}
+    kept = retention_of(run.recipe).kept(len(records) - 1)
+    wanted = [record for record in records if record.policy.version in kept]
+    shards = await Manifests(store).shards(wanted, there, kept)
+    named = named_by(wanted, shards)
+    return [
+        *(f"{key} is left, and no kept version has it" for key in sorted(there - named)),
+        *(f"{key} of a kept version is gone" for key in sorted(named - there)),
+    ]

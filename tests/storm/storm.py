@@ -20,6 +20,8 @@ GAP_S = (0.5, 1.5)
 """Seconds between two faults."""
 FROZEN_S = (0.5, 6.5)
 """Seconds that a process is stopped; at most longer than a worker's lease."""
+SHARD_BYTES = 600_000
+"""Bytes of a shard: every version's weights and checkpoint have four."""
 CALM_STEPS = 3
 """Steps that the run takes after the last fault."""
 CALM_S = 40.0
@@ -124,7 +126,7 @@ async def through(folder: Path, seed: int, number: int, *, max_staleness: int = 
     encoder."""
     setting = small(
         folder, groups=8, rollout={"H100": 3}, trainer={"H100": 2}, tag=1, gradient_help=True,
-        max_staleness=max_staleness, steps=10_000, encoders=1,
+        max_staleness=max_staleness, steps=10_000, encoders=1, shard_bytes=SHARD_BYTES,
     )  # fmt: skip
     async with cluster(folder / "run", setting, stores_in="s3") as run:
         await run.until_step(1)

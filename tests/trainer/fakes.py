@@ -8,10 +8,12 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from fractions import Fraction
 
-from shared.devices.protocols import Generated, GroupData, GroupGradient, WeightsBlob
+from bench.cluster.blobs import BytesPart, joined
+from shared.devices.protocols import Generated, GroupData, GroupGradient, Snapshot
 from shared.devices.slices import GroupSlice
 from shared.errors import ContractError, DigenRLError, IntegrityError
 from shared.messages.contracts import GenerateFragment
+from shared.run.manifest import StoredTensors
 
 SIZE = 4
 """Samples of a group."""
@@ -113,9 +115,10 @@ class FakeTraining:
     def weights_digest(self) -> str:
         return digest_of(self.adapter)
 
-    async def restore(self, adapter: bytes, checkpoint: bytes) -> None:
+    async def restore(self, weights: StoredTensors, checkpoint: StoredTensors) -> None:
         assert not any(device.used_for for device in self.devices)
-        assert checkpoint == b"of " + adapter
+        adapter = await joined(weights)
+        assert await joined(checkpoint) == b"of " + adapter
         self.adapter = adapter
         self.log.append(f"restore {adapter.decode()}")
 
@@ -143,5 +146,6 @@ class FakeTraining:
         self.counted.clear()
         return {"loss": 1.0, "grad_norm": float(total), "skipped_not_finite": 0.0}
 
-    async def weights(self) -> WeightsBlob:
-        return WeightsBlob(self.weights_digest(), self.adapter, b"of " + self.adapter)
+    async def weights(self) -> Snapshot:
+        weights, checkpoint = BytesPart(self.adapter), BytesPart(b"of " + self.adapter)
+        return Snapshot(self.weights_digest(), [weights], [checkpoint])

@@ -47,8 +47,9 @@ from shared.messages.contracts import (
     TrainGroup,
 )
 from shared.process.service import Health
-from shared.run.commits import CommitRecord, Retention, commit_chain, read_commit
+from shared.run.commits import CommitRecord, commit_chain, read_commit
 from shared.run.layout import usage_key
+from shared.run.retention import Retention
 from shared.run.versions import Version, VersionIndex
 from shared.store import ObjectStore
 from shared.telemetry import ANNOUNCEMENTS_REFUSED

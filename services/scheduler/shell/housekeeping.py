@@ -3,7 +3,7 @@ messages and trajectories of old batches and weights of old versions."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar
 
@@ -12,26 +12,19 @@ from redis.exceptions import RedisError
 
 from shared.bus.bus import Bus
 from shared.bus.streams import StreamState
-from shared.errors import DigenRLError, Unavailable
+from shared.errors import DigenRLError, IntegrityError, Unavailable
 from shared.messages import subjects
 from shared.process.service import Health
-from shared.run.commits import CommitRecord, Retention, deletable
-from shared.run.layout import (
-    batch_folder,
-    checkpoints_folder,
-    evaluation_interval,
-    measured_versions,
-    stored_batches,
-    weights_folder,
-)
+from shared.run.commits import CommitRecord
+from shared.run.evaluations import GoldFigures
+from shared.run.layout import KEPT_BATCHES, batch_folder, stored_batches
+from shared.run.retention import Manifests, Retention, deletable, kept_now, version_folders
 from shared.store import ObjectStore
 
 RETRY_S = 0.5
 WATCH_S = 1.0
 """Seconds between two looks at the streams."""
 NEARLY_FULL = 0.9
-KEPT_BATCHES = 2
-"""Number of committed batches whose messages and trajectories are kept for inspection."""
 FORGET_AFTER_S = 1.0
 """Seconds of delay after a commit, in which devices wait for the next batch's first fragments."""
 LOOK_S = 5.0
@@ -136,7 +129,7 @@ class BatchCleanup:
             await retry(partial(self._store.delete_folder, folder))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class VersionCleanup:
     """Deletes weights and checkpoints of versions that are no longer needed."""
 
@@ -146,6 +139,12 @@ class VersionCleanup:
     chain: Callable[[], Sequence[CommitRecord]]
     in_use: Callable[[], Collection[int]]
     """Versions that workers report to use."""
+    _manifests: Manifests = field(init=False)
+    _gold: GoldFigures = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._manifests = Manifests(self.store)
+        self._gold = GoldFigures(self.store, self.run, self.retention.gold_weights)
 
     async def look_for_ever(self) -> None:
         seen = 0
@@ -155,8 +154,8 @@ class VersionCleanup:
                 seen = len(self.chain())
                 try:
                     await self.look()
-                except Unavailable as error:
-                    log.warning("store_unavailable", error=str(error))
+                except (IntegrityError, Unavailable) as error:
+                    log.warning("old_versions_left", error=str(error))
                     seen = 0
 
     async def look(self) -> None:
@@ -164,14 +163,12 @@ class VersionCleanup:
         chain = list(self.chain())
         if not chain:
             return
-        wanted = await evaluation_interval(self.store, self.run)
-        retention = replace(self.retention, evaluate_every=wanted or self.retention.evaluate_every)
-        measured = await measured_versions(self.store, self.run)
-        in_use = self.in_use()
-        kept = retention.kept(chain[-1].policy.version, in_use=in_use, measured=measured)
-        folders = (weights_folder(self.run), checkpoints_folder(self.run))
+        newest, in_use = chain[-1].policy.version, self.in_use()
+        kept = await kept_now(self.retention, self._gold, newest, in_use)
+        folders = version_folders(self.run)
         there = {key for folder in folders for key in await self.store.keys(folder)}
-        old = sorted(there & deletable(chain, kept))
-        if old:
-            await self.store.delete(old)
-            log.info("old_versions_deleted", objects=len(old), kept=len(kept))
+        shards = await self._manifests.shards(chain, there, kept)
+        for old in deletable(chain, kept, shards):
+            if old & there:
+                await self.store.delete(sorted(old & there))
+                log.info("old_versions_deleted", objects=len(old & there), kept=len(kept))

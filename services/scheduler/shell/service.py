@@ -9,7 +9,7 @@ from shared.learning.prompts import PromptOrder, read_prompts
 from shared.process.service import Health, listen, serve
 from shared.process.settings import ServiceSettings
 from shared.recipe.recipe import Recipe
-from shared.run.commits import retention_of
+from shared.run.retention import retention_of
 from shared.run.run_recipe import store_recipe
 from shared.store import open_store
 

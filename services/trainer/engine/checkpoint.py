@@ -1,82 +1,124 @@
-"""Packs optimizer, averages and random state as tensors: what a trainer needs to resume to the last
-bit."""
+"""What a version is stored as, and how a trainer goes back to one, to the last bit.
+
+A checkpoint holds ``<state>/<parameter>`` for each state of each parameter: the optimizer's
+(``exp_avg``, ``exp_avg_sq``, ``step``), its moving ``average``, the float32 ``master`` of weights
+that are published in another type; and the random generator's state. Every rank stores and reads
+only its own part of what is sharded, so that any number of ranks goes on from any other.
+"""
 
 from collections.abc import Mapping
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import AdamW
 
 from shared.diffusion.masters import TrainedWeights
-from shared.diffusion.weights import full_tensor, shard_like
+from shared.diffusion.shards import Assembly, local_part, read_part
 from shared.errors import IntegrityError
+from shared.run.manifest import Fetched, Piece
 
 RNG = "rng"
-AVERAGE = "average"
-MASTER = "master"
+AVERAGE = "average/"
+MASTER = "master/"
+STEP = "step"
 
 
 def checkpoint_tensors(
     optimizer: AdamW, trained: TrainedWeights, averages: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
-    """Return ``<state>/<parameter>`` for each state of each parameter, with masters of weights that
-    are published in half precision, and the generator's state.
-
-    The tensors are full, however many ranks share them, so that any number of ranks goes on from
-    them.
-    """
+    """Return what a checkpoint holds, sharded where the parameters are."""
     states = {
         f"{state}/{name}": torch.as_tensor(value)
         for name, parameter in trained.parameters.items()
         for state, value in optimizer.state[parameter].items()
     }
-    states |= {f"{AVERAGE}/{name}": average for name, average in averages.items()}
-    states |= {f"{MASTER}/{name}": master for name, master in trained.masters.items()}
-    # Sorted: every rank has to ask for the same one at the same time.
-    tensors = {k: full_tensor(states[k].detach()).to("cpu", copy=True) for k in sorted(states)}
-    return {**tensors, RNG: torch.get_rng_state()}
+    states |= {f"{AVERAGE}{name}": average for name, average in averages.items()}
+    states |= {f"{MASTER}{name}": master for name, master in trained.masters.items()}
+    return {**states, RNG: torch.get_rng_state()}
 
 
-@torch.no_grad()
-def restore_checkpoint(
-    optimizer: AdamW,
-    parameters: Mapping[str, nn.Parameter],
-    averages: Mapping[str, Tensor],
-    tensors: Mapping[str, Tensor],
-) -> None:
-    """Put a checkpoint in use; it overwrites as many of ``averages`` as it has.
+class Restoration:
+    """Puts a committed version in use, one object after the other."""
 
-    Raises:
-        IntegrityError: if the checkpoint belongs to other parameters.
-    """
-    states = {
-        key: value for key, value in tensors.items() if key != RNG and key.split("/")[0] != MASTER
-    }
-    unknown = {key.split("/", 1)[1] for key in states} - set(parameters)
-    if unknown or RNG not in tensors:
-        raise IntegrityError(f"this checkpoint belongs to another adapter: {sorted(unknown)[:1]}")
-    optimizer.state.clear()
-    for key, value in states.items():
-        state, name = key.split("/", 1)
-        parameter = parameters[name]
-        here = value if state == "step" else shard_like(parameter, value)
-        if state != AVERAGE:
-            optimizer.state[parameter][state] = here.clone()
-        elif name in averages:
-            averages[name].copy_(here)
-    torch.set_rng_state(tensors[RNG])
+    def __init__(
+        self, optimizer: AdamW, trained: TrainedWeights, averages: Mapping[str, Tensor]
+    ) -> None:
+        self._optimizer, self._trained, self._averages = optimizer, trained, averages
+        self._parameters, self._masters = trained.parameters, trained.masters
+        self._weights, self._states = Assembly(), Assembly()
+        for name, parameter in trained.parameters.items():
+            if name in self._masters:
+                self._states.expect(f"{MASTER}{name}", parameter.detach())
+            else:
+                self._weights.expect(name, parameter.detach())
+        self._moments: dict[str, Tensor] = {}
+        """States of the optimizer, as far as they have come."""
+        self._rng: Tensor | None = None
 
+    def wants_weights(self, name: str, piece: Piece) -> bool:
+        """Return whether it needs a piece of the weights: not of those that have masters."""
+        return name not in self._parameters or self._weights.wants(name, piece)
 
-def averaged(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return a checkpoint's averages by the parameters' names; empty if it has none."""
-    return _of_kind(AVERAGE, tensors)
+    def wants_states(self, name: str, piece: Piece) -> bool:
+        """Return whether it needs a piece of the checkpoint: what this rank holds of a parameter it
+        holds of its states."""
+        parameter = self._parameters.get(name.partition("/")[2])
+        if parameter is None or not piece.whole:
+            return True
+        mine = local_part(parameter)[1]
+        return mine.whole != piece.whole or mine.overlaps(piece)
 
+    @torch.no_grad()
+    def add_weights(self, part: Fetched) -> None:
+        """Raises IntegrityError if the weights are those of another adapter."""
+        for name, tensor, piece in read_part(part):
+            if name not in self._masters:
+                self._weights.add(name, tensor, piece)
 
-def masters_of(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return a checkpoint's masters by the parameters' names; empty if it has none."""
-    return _of_kind(MASTER, tensors)
+    @torch.no_grad()
+    def add_states(self, part: Fetched) -> None:
+        """Raises IntegrityError if the checkpoint belongs to another adapter."""
+        for name, tensor, piece in read_part(part):
+            if name == RNG:
+                self._rng = tensor
+            elif name.startswith(AVERAGE) and not self._averages:
+                continue
+            else:
+                if name not in self._states:
+                    self._states.expect(name, self._target(name, tensor))
+                self._states.add(name, tensor, piece)
 
+    def _target(self, name: str, tensor: Tensor) -> Tensor:
+        """Return where a state belongs; masters are expected from the beginning."""
+        state, _, of = name.partition("/")
+        parameter = self._parameters.get(of)
+        if parameter is None or name.startswith(MASTER):
+            raise IntegrityError(f"this checkpoint belongs to another adapter: {name[:80]}")
+        if name.startswith(AVERAGE):
+            return self._averages[of]
+        like = tensor if state == STEP else parameter.detach()
+        self._moments[name] = torch.zeros_like(like, memory_format=torch.preserve_format)
+        return self._moments[name]
 
-def _of_kind(kind: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    prefix = f"{kind}/"
-    return {n.removeprefix(prefix): each for n, each in tensors.items() if n.startswith(prefix)}
+    @torch.no_grad()
+    def finish(self) -> None:
+        """Put the states in use; averages that the checkpoint lacks begin at the weights.
+
+        Raises:
+            IntegrityError: if something is missing.
+        """
+        self._weights.finish()
+        self._states.finish()
+        if self._rng is None:
+            raise IntegrityError("this checkpoint has no random state")
+        self._optimizer.state.clear()
+        for name, value in self._moments.items():
+            state, _, of = name.partition("/")
+            self._optimizer.state[self._parameters[of]][state] = value
+        for name, average in self._averages.items():
+            if f"{AVERAGE}{name}" not in self._states:
+                average.copy_(self._parameters[name])
+        # Shards are written in place: whoever watches the parameters must see a new version.
+        torch.autograd.graph.increment_version(list(self._parameters.values()))
+        self._trained.put_in_use()
+        torch.set_rng_state(self._rng)

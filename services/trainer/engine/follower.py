@@ -1,8 +1,11 @@
 """Runs a rank other than the first: it does what the first one asks for, over gloo, and knows no
-broker."""
+broker. Of sharded weights it stores and reads its own part."""
 
+import asyncio
+import threading
 from collections import deque
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -11,16 +14,22 @@ import msgpack
 import structlog
 import torch
 import torch.distributed as dist
+from pydantic import TypeAdapter
 
+from services.trainer.engine.checkpoint import Restoration
 from services.trainer.engine.trainer_engine import TrainerEngine
 from services.trainer.engine.world import local_rank, num_ranks, this_rank
 from shared.devices.chunks import Chunk
-from shared.devices.protocols import GroupData
+from shared.devices.protocols import GroupData, Snapshot
 from shared.devices.slices import GroupSlice
 from shared.diffusion.policy import Tell, load_policy
 from shared.diffusion.training.rows import TrainingGroup
-from shared.errors import ContractError, OutOfMemory, Untrainable
+from shared.errors import ContractError, DigenRLError, OutOfMemory, Untrainable
+from shared.messages.contracts import ObjectRef
 from shared.recipe.recipe import Recipe
+from shared.run.manifest import Fetched, Piece
+from shared.run.shards import open_tensors, store_version_parts
+from shared.store import ObjectStore, StoreSettings, open_store
 
 FOR_EVER = timedelta(days=365)
 """Timeout of a rank that waits for its next message: nothing may be ready for long, and the
@@ -72,8 +81,16 @@ class Link:
         return data.numpy().tobytes()
 
 
-def join() -> list[Link]:
-    """Meet the other ranks. Rank 0 gets a link to each, the others get one to rank 0."""
+@dataclass(frozen=True, slots=True)
+class Links:
+    """Two connections to another rank, so that it stores beside its training."""
+
+    training: Link
+    storing: Link
+
+
+def join() -> list[Links]:
+    """Meet the other ranks. Rank 0 gets links to each, the others get theirs to rank 0."""
     on_gpus = torch.cuda.is_available()
     if on_gpus:
         torch.cuda.set_device(local_rank())
@@ -82,9 +99,12 @@ def join() -> list[Link]:
     for other in range(1, num_ranks()):
         # Each pair has connections of its own, which no other thread uses. All ranks have to name
         # all groups, in the same order.
-        group = dist.new_group([0, other], timeout=FOR_EVER, backend="gloo")
+        training, storing = (
+            dist.new_group([0, other], timeout=FOR_EVER, backend="gloo") for _ in range(2)
+        )
         if this_rank() in (0, other):
-            links.append(Link(group, other if this_rank() == 0 else 0))
+            peer = other if this_rank() == 0 else 0
+            links.append(Links(Link(training, peer), Link(storing, peer)))
     return links
 
 
@@ -92,6 +112,7 @@ def _as_tensor(data: bytes) -> torch.Tensor:
     return torch.frombuffer(bytearray(data), dtype=torch.uint8)
 
 
+PIECES = TypeAdapter(dict[str, Piece] | None)
 KEPT_GROUPS = 2
 """Number of sliced groups that a rank keeps, so that each is sent once. Both ends forget the older
 one at the same time."""
@@ -99,12 +120,14 @@ one at the same time."""
 log = structlog.get_logger()
 
 
-def follow() -> None:
+def follow(settings: StoreSettings) -> None:
     """Answer the first rank until it says that it is over, or is gone."""
-    [link] = join()
-    begin = link.receive()
-    engine = load_engine(Recipe.model_validate_json(begin.blobs[0]))
-    follower = Follower(engine)
+    [links] = join()
+    link = links.training
+    recipe = Recipe.model_validate_json(link.receive().blobs[0])
+    follower = Follower(load_engine(recipe), recipe.run.name, open_store(settings))
+    storing = threading.Thread(target=follower.store, args=(links.storing,), daemon=True)
+    storing.start()
     try:
         while (message := link.receive()).name != "end":
             link.send(follower.answer(message))
@@ -114,6 +137,7 @@ def follow() -> None:
     except RuntimeError as error:
         log.warning("first_rank_gone", rank=this_rank(), error=str(error).splitlines()[0])
         raise SystemExit(1) from None
+    storing.join()
 
 
 def load_engine(recipe: Recipe, tell: Tell | None = None) -> TrainerEngine:
@@ -127,8 +151,13 @@ def load_engine(recipe: Recipe, tell: Tell | None = None) -> TrainerEngine:
 @dataclass(slots=True)
 class Follower:
     engine: TrainerEngine
+    run: str
+    objects: ObjectStore
     is_lost: bool = False
     """Whether other ranks wait for something that this one had no memory for."""
+    _snapshots: dict[int, Snapshot] = field(default_factory=dict)
+    """This rank's part of versions that are to be stored, by the first rank's number."""
+    _restoration: Restoration | None = None
     _groups: deque[tuple[int, TrainingGroup]] = field(
         default_factory=lambda: deque(maxlen=KEPT_GROUPS)
     )
@@ -147,8 +176,59 @@ class Follower:
             about = {"smaller": error.smaller, "what": error.what, "remedy": error.remedy}
             return Message("out_of_memory", {"reason": str(error), **about})
 
+    def store(self, link: Link) -> None:
+        """Store this rank's part of each version, beside its training, until it is over."""
+        with suppress(RuntimeError):  # the first rank is gone: the other thread says so
+            while (message := link.receive()).name != "end":
+                link.send(self._stored(message))
+
+    def _stored(self, message: Message) -> Message:
+        snapshot = self._snapshots.pop(message.values["number"])
+        parts = snapshot.weights, snapshot.checkpoint
+        try:
+            stored = asyncio.run(store_version_parts(self.objects, self.run, *parts))
+        except (DigenRLError, OSError) as error:  # the first rank waits for an answer
+            return Message("unstored", {"reason": f"rank {this_rank()}: {error}"})
+        return Message("stored", blobs=(stored.model_dump_json().encode(),))
+
+    def _read(self, message: Message) -> Message:
+        """Go back to a version whose weights are sharded: every rank reads its own part."""
+        weights, checkpoint = (
+            ObjectRef.model_validate(message.values[name]) for name in ("weights", "checkpoint")
+        )
+
+        async def read() -> None:
+            await self.engine.restore(
+                await open_tensors(self.objects, weights),
+                await open_tensors(self.objects, checkpoint),
+            )
+
+        try:
+            asyncio.run(read())
+        except (DigenRLError, OSError) as error:  # the first rank tells the others
+            return Message("unread", {"reason": f"rank {this_rank()}: {error}"})
+        return Message("read")
+
     def _restore(self, message: Message) -> Message:
-        self.engine.restore(*message.blobs)
+        """Go back to a version that the first rank reads and sends, part by part."""
+        self._restoration = self.engine.restoration()
+        return Message("restoring")
+
+    def _part(self, message: Message) -> Message:
+        assert self._restoration is not None
+        data, pieces = message.blobs
+        part = Fetched(data, PIECES.validate_json(pieces))
+        if message.values["of"] == "weights":
+            self._restoration.add_weights(part)
+        else:
+            self._restoration.add_states(part)
+        return Message("added")
+
+    def _restored(self, message: Message) -> Message:
+        """End the restoration that was begun, if there is one, and begin a batch."""
+        if self._restoration is not None:
+            self._restoration.finish()
+        self._restoration = None
         self.engine.begin()
         return self._digest()
 
@@ -173,7 +253,9 @@ class Follower:
 
     def _weights(self, message: Message) -> Message:
         if self.engine.is_sharded:
-            self.engine.weights()  # the first rank cannot gather them alone
+            abandoned = message.values["number"] - 2
+            self._snapshots.pop(abandoned, None)
+            self._snapshots[message.values["number"]] = self.engine.weights()
         return self._digest()
 
     def _digest(self) -> Message:

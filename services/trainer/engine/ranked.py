@@ -9,8 +9,9 @@ same time.
 import asyncio
 import itertools
 import queue
+import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from threading import Thread
@@ -20,7 +21,9 @@ import torch
 
 from services.trainer.engine.follower import (
     KEPT_GROUPS,
+    PIECES,
     Link,
+    Links,
     Message,
     join,
     load_engine,
@@ -35,28 +38,33 @@ from services.trainer.engine.trainer_engine import (
 )
 from services.trainer.engine.world import local_rank, num_ranks
 from shared.devices.chunks import Chunk
-from shared.devices.protocols import GroupData, TrainingDevice, WeightsBlob
+from shared.devices.protocols import GroupData, Snapshot, TrainingDevice
 from shared.devices.slices import GroupSlice
 from shared.errors import (
     ContractError,
     IntegrityError,
     OutOfMemory,
     RanksLost,
+    Unavailable,
     Untrainable,
     UserError,
 )
+from shared.messages.contracts import ObjectRef
 from shared.messages.workers import MemoryShortage
 from shared.recipe.recipe import Recipe
+from shared.run.manifest import Fetched, StoredParts, StoredTensors, Wanted
 
 
 class RankedTraining(TrainingOnThreads):
-    def __init__(self, recipe: Recipe, engine: TrainerEngine, links: Sequence[Link]) -> None:
-        """``engine``: this rank's. ``links``: one to each of the others, which follow."""
+    def __init__(self, recipe: Recipe, engine: TrainerEngine, links: Sequence[Links]) -> None:
+        """``engine``: this rank's. ``links``: to each of the others, which follow."""
         super().__init__(recipe, engine)
-        self._links = links
+        self._links = [each.training for each in links]
+        self._storing = [StoringRank(each.storing) for each in links]
+        self._numbers = itertools.count()
         self._groups = ParsedGroups(engine.read, CACHED_GROUPS)
         mine = EngineDevice(engine, self._groups)
-        others = [FollowingRank(link, engine) for link in links]
+        others = [FollowingRank(link, engine) for link in self._links]
         self.devices: tuple[TrainingDevice, ...] = (mine, *others)
         if recipe.trainer.sharded:
             self.devices = (ShardedRanks(engine, self._groups, others),)
@@ -72,12 +80,35 @@ class RankedTraining(TrainingOnThreads):
 
     def end(self) -> None:
         """Let the other ranks go."""
-        for link in self._links:
+        for link in (*(each.link for each in self._storing), *self._links):
             link.send(Message("end"))
 
-    def _restore(self, adapter: bytes, checkpoint: bytes) -> None:
-        self._send_all(Message("restore", blobs=(adapter, checkpoint)))
-        self._first.restore(adapter, checkpoint)
+    async def restore(self, weights: StoredTensors, checkpoint: StoredTensors) -> None:
+        """Whole weights are read by this rank, for all; of sharded ones every rank reads its own
+        part."""
+        if self._first.is_sharded:
+            await self._restore_sharded(weights, checkpoint)
+        else:
+            await asyncio.to_thread(self._ask_all, Message("restore"))
+            await self._first.restore(
+                SentToAll(weights, "weights", self._ask_all),
+                SentToAll(checkpoint, "states", self._ask_all),
+            )
+        await asyncio.to_thread(self._restored)
+
+    async def _restore_sharded(self, weights: StoredTensors, checkpoint: StoredTensors) -> None:
+        refs = {"weights": weights.ref.model_dump(), "checkpoint": checkpoint.ref.model_dump()}
+        self._send_all(Message("read", refs))
+        try:
+            await self._first.restore(weights, checkpoint)
+        finally:  # or they would be in the way of the next attempt
+            answers = await asyncio.to_thread(self._receive_all)
+        for answer in answers:
+            if answer.name != "read":
+                raise IntegrityError(answer.values["reason"])
+
+    def _restored(self) -> None:
+        self._send_all(Message("restored"))
         self._digest = self._first.weights_digest()
         self._check_digests()
 
@@ -92,16 +123,27 @@ class RankedTraining(TrainingOnThreads):
             others=[partial(answer_of, link) for link in self._links],
         )
 
-    def _weights(self) -> WeightsBlob:
-        self._send_all(Message("weights"))
-        weights = self._first.weights()
-        self._digest = weights.digest
+    def _weights(self) -> Snapshot:
+        number = next(self._numbers)
+        self._send_all(Message("weights", {"number": number}))
+        snapshot = self._first.weights()
+        self._digest = snapshot.digest
         self._check_digests()
-        return weights
+        if not self._first.is_sharded:
+            return snapshot
+        elsewhere = [partial(asyncio.to_thread, each.store, number) for each in self._storing]
+        return replace(snapshot, elsewhere=elsewhere)
 
     def _send_all(self, message: Message) -> None:
         for link in self._links:
             link.send(message)
+
+    def _receive_all(self) -> list[Message]:
+        return [link.receive() for link in self._links]
+
+    def _ask_all(self, message: Message) -> None:
+        self._send_all(message)
+        self._receive_all()
 
     def _check_digests(self) -> None:
         """Receive the digests that the others were just asked for."""
@@ -109,6 +151,43 @@ class RankedTraining(TrainingOnThreads):
             theirs = link.receive().values["digest"]
             if theirs != self._digest:
                 raise IntegrityError(f"ranks hold weights {self._digest[:12]} and {theirs[:12]}")
+
+
+@dataclass(frozen=True, slots=True)
+class StoringRank:
+    """Stores its part of versions in another process, one after the other."""
+
+    link: Link
+    _asking: threading.Lock = field(default_factory=threading.Lock)
+
+    def store(self, number: int) -> StoredParts:
+        """Raises Unavailable if the store does not take it."""
+        with self._asking:
+            answer = self.link.ask(Message("store", {"number": number}))
+        if answer.name != "stored":
+            raise Unavailable(answer.values["reason"])
+        return StoredParts.model_validate_json(answer.blobs[0])
+
+
+@dataclass(frozen=True, slots=True)
+class SentToAll:
+    """Tensors of which every part that is read here is sent to the other ranks."""
+
+    stored: StoredTensors
+    of: str
+    """What they are: weights, or states."""
+    ask_all: Callable[[Message], None]
+
+    @property
+    def ref(self) -> ObjectRef:
+        return self.stored.ref
+
+    async def parts(self, wanted: Wanted | None = None) -> AsyncIterator[Fetched]:
+        async for part in self.stored.parts(wanted):
+            pieces = None if part.pieces is None else dict(part.pieces)
+            message = Message("part", {"of": self.of}, (part.data, PIECES.dump_json(pieces)))
+            await asyncio.to_thread(self.ask_all, message)
+            yield part
 
 
 T = TypeVar("T")
@@ -277,6 +356,6 @@ def start_ranks(recipe: Recipe) -> RankedTraining:
             f"{num_ranks()}; start it with torchrun --nproc-per-node {recipe.trainer.ranks}"
         )
     links = join()
-    for link in links:
-        link.send(Message("begin", blobs=(recipe.model_dump_json().encode(),)))
+    for each in links:
+        each.training.send(Message("begin", blobs=(recipe.model_dump_json().encode(),)))
     return RankedTraining(recipe, load_engine(recipe), links)

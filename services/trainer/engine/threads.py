@@ -19,13 +19,14 @@ from services.trainer.engine.trainer_engine import (
     ParsedGroups,
     TrainerEngine,
 )
-from shared.devices.protocols import GroupGradient, WeightsBlob
+from shared.devices.protocols import GroupGradient, Snapshot
 from shared.devices.slices import slice_size
 from shared.diffusion.models import Part
 from shared.diffusion.policy import LoadedPolicy, Tell, copy_policy, load_policy
 from shared.diffusion.training.tally import Tally
 from shared.errors import ContractError, UserError
 from shared.recipe.recipe import Recipe
+from shared.run.manifest import StoredTensors
 
 
 class RemoteGradientSum:
@@ -83,23 +84,20 @@ class TrainingOnThreads(ABC):
     async def add(self, part: GroupGradient) -> None:
         await self._remote.add(part)
 
-    async def restore(self, adapter: bytes, checkpoint: bytes) -> None:
-        await asyncio.to_thread(self._restore, adapter, checkpoint)
-
     async def step(self, batch: int, scale: float = 1.0) -> dict[str, float]:
         return await asyncio.to_thread(self._step, batch, scale)
 
-    async def weights(self) -> WeightsBlob:
+    async def weights(self) -> Snapshot:
         return await asyncio.to_thread(self._weights)
 
     @abstractmethod
-    def _restore(self, adapter: bytes, checkpoint: bytes) -> None: ...
+    async def restore(self, weights: StoredTensors, checkpoint: StoredTensors) -> None: ...
 
     @abstractmethod
     def _step(self, batch: int, scale: float) -> dict[str, float]: ...
 
     @abstractmethod
-    def _weights(self) -> WeightsBlob: ...
+    def _weights(self) -> Snapshot: ...
 
 
 class ReplicatedTraining(TrainingOnThreads):
@@ -121,11 +119,11 @@ class ReplicatedTraining(TrainingOnThreads):
             engine.begin()
         self._groups.forget()
 
-    def _restore(self, adapter: bytes, checkpoint: bytes) -> None:
-        self._first.restore(adapter, checkpoint)
-        self._copy_weights()
+    async def restore(self, weights: StoredTensors, checkpoint: StoredTensors) -> None:
+        await self._first.restore(weights, checkpoint)
+        await asyncio.to_thread(self._copy_weights)
 
-    def _weights(self) -> WeightsBlob:
+    def _weights(self) -> Snapshot:
         return self._first.weights()
 
     def _step(self, batch: int, scale: float) -> dict[str, float]:

@@ -11,20 +11,22 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.optim import AdamW
 
-from services.trainer.engine.checkpoint import checkpoint_tensors, masters_of, restore_checkpoint
+from services.trainer.engine.checkpoint import Restoration, checkpoint_tensors
+from services.trainer.engine.world import this_rank
 from shared.devices.chunks import Chunk
-from shared.devices.protocols import GroupData, GroupGradient, WeightsBlob
+from shared.devices.protocols import GroupData, GroupGradient, Snapshot
 from shared.devices.slices import GroupSlice
 from shared.diffusion.device import fits
 from shared.diffusion.policy import LoadedPolicy, load_policy
 from shared.diffusion.sharding import clip_gradients, sum_gradients
-from shared.diffusion.tensors import pack, unpack
+from shared.diffusion.shards import HostPart, host_parts
 from shared.diffusion.training.gradient import REMEDY, AutoChunkedGradient, words_of
 from shared.diffusion.training.group_gradient import add_gradient, read_gradient
 from shared.diffusion.training.rows import TrainingGroup, read_group
 from shared.messages.workers import MemoryShortage
 from shared.recipe.recipe import Recipe
 from shared.recipe.tables import Trainer
+from shared.run.manifest import StoredTensors
 
 CACHED_GROUPS = 2
 """Groups are trained one after the other: at most two at the same time, one just begun."""
@@ -91,20 +93,38 @@ class TrainerEngine:
     def weights_digest(self) -> str:
         return self._loaded.in_use.digest()
 
-    def weights(self) -> WeightsBlob:
-        """Pack the trained weights and the optimizer as they stand."""
-        return WeightsBlob(
+    def weights(self) -> Snapshot:
+        """Copy the trained weights and the optimizer as they stand: of what is sharded, this rank's
+        part; what is whole on every rank is the first rank's."""
+        states = checkpoint_tensors(self._optimizer, self._trained, self._averages)
+        return Snapshot(
             digest=self.weights_digest(),
-            adapter=pack(self._trained.published()),
-            checkpoint=pack(checkpoint_tensors(self._optimizer, self._trained, self._averages)),
+            weights=self._copied(self._parameters, self._trained.types),
+            checkpoint=self._copied(states, {}),
         )
 
-    def restore(self, adapter: bytes, checkpoint: bytes) -> None:
-        state = unpack(checkpoint)
-        self._trained.load(unpack(adapter), masters_of(state))
-        if self._averages:
-            self._averages = self._copies()
-        restore_checkpoint(self._optimizer, self._parameters, self._averages, state)
+    def _copied(
+        self, tensors: Mapping[str, Tensor], types: Mapping[str, torch.dtype]
+    ) -> list[HostPart]:
+        size, is_first = self._recipe.run.shard_bytes, this_rank() == 0
+        return host_parts(tensors, types, shard_bytes=size, is_first=is_first)
+
+    def restoration(self) -> Restoration:
+        """Begin to put a committed version in use."""
+        return Restoration(self._optimizer, self._trained, self._averages)
+
+    async def restore(self, weights: StoredTensors, checkpoint: StoredTensors) -> None:
+        """Go back to a committed version. Reads of what is sharded only this rank's part.
+
+        Raises:
+            IntegrityError: if it is one of other weights, or an object is missing.
+        """
+        version = self.restoration()
+        async for part in weights.parts(version.wants_weights):
+            await asyncio.to_thread(version.add_weights, part)
+        async for part in checkpoint.parts(version.wants_states):
+            await asyncio.to_thread(version.add_states, part)
+        await asyncio.to_thread(version.finish)
 
     def _copies(self) -> dict[str, Tensor]:
         return {name: each.detach().clone() for name, each in self._parameters.items()}

@@ -26,10 +26,11 @@ from shared.devices.chunks import Chunk, Measurement, make_tuner
 from shared.diffusion.device import device_bytes, fits
 from shared.diffusion.models import Conditions, ModelAdapter, taken
 from shared.diffusion.policy import LoadedPolicy
+from shared.diffusion.ranks import local_shard
 from shared.diffusion.training.objective import Behaviour, evaluate
 from shared.diffusion.training.rows import Rows, TrainingGroup
 from shared.diffusion.training.tally import Tally
-from shared.diffusion.weights import local_shard, trained_parameters
+from shared.diffusion.weights import trained_parameters
 from shared.errors import OutOfMemory, Untrainable
 from shared.messages.workers import MemoryShortage
 from shared.recipe.recipe import Recipe

@@ -10,13 +10,14 @@ from services.scheduler.shell.app import Scheduler
 from shared.bus.bus import Bus
 from shared.messages.workers import WorkerStatus
 from shared.process.service import Health
-from shared.run.commits import CommitRecord, Retention, commit
+from shared.run.commits import CommitRecord, commit
 from shared.run.layout import (
     checkpoints_folder,
     evaluations_folder,
     set_evaluation_interval,
     weights_folder,
 )
+from shared.run.retention import Retention
 from shared.run.versions import VersionIndex
 from shared.store import ObjectStore
 from tests import examples

@@ -19,13 +19,13 @@ from shared.diffusion.device import held_bytes
 from shared.diffusion.masters import TrainedWeights
 from shared.diffusion.models import Conditions, ModelAdapter, repeat_rows
 from shared.diffusion.policy import LoadedPolicy, load_policy, sampling_plan
+from shared.diffusion.ranks import full_tensor
 from shared.diffusion.sampler import Denoising, denoise
 from shared.diffusion.sharding import shard
 from shared.diffusion.tensors import pack, pack_trajectory, unpack
 from shared.diffusion.training.group_gradient import GroupGradients
 from shared.diffusion.weights import (
     WeightsInUse,
-    full_tensor,
     trained_parameters,
     trained_tensors,
 )
@@ -34,6 +34,7 @@ from shared.models.memory import weight_bytes
 from shared.recipe.networks import check_networks
 from shared.recipe.recipe import Recipe, load_recipe, override
 from tests import tiny_models
+from tests.stored import packed
 from tests.tiny_models import BOUNDARY, PROMPT
 
 CPU = torch.device("cpu")
@@ -184,7 +185,7 @@ def test_a_batch_trains_the_experts_that_its_steps_ask(
     changed = trains(recipe, experts)
     loaded = load(changed)
     engine = TrainerEngine(changed, loaded)
-    before = unpack(engine.weights().adapter)
+    before = unpack(packed(engine.weights().weights))
     engine.begin()
     engine.train(engine.read(group_at(changed, loaded, window_start)))
     metrics = engine.step(0)
@@ -193,7 +194,7 @@ def test_a_batch_trains_the_experts_that_its_steps_ask(
     adapted = {"both": {HIGH, LOW}, "high": {HIGH}, "low": {LOW}}[experts]
     assert (metrics["grad_norm"] > 0) == bool(asked & adapted)
     decay = 1 - changed.trainer.learning_rate * changed.trainer.weight_decay
-    for name, tensor in unpack(engine.weights().adapter).items():
+    for name, tensor in unpack(packed(engine.weights().weights)).items():
         is_still = torch.allclose(tensor, decay * before[name], rtol=0, atol=1e-7)
         assert is_still != (name.split(".")[0] in asked), name
 

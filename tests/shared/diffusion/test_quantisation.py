@@ -9,11 +9,12 @@ from structlog.testing import capture_logs
 
 from shared.diffusion.models import ModelAdapter
 from shared.diffusion.quantisation import quantisation
-from shared.diffusion.weights import WeightsInUse, stage_weights, trained_tensors, weights_digest
+from shared.diffusion.weights import WeightsInUse, trained_tensors, weights_digest
 from shared.errors import UserError
 from shared.models.memory import Form, Holding, weight_bytes
 from tests import tiny_models
 from tests.shared.diffusion import ratio_error
+from tests.stored import staged
 
 
 def slow(family: str) -> Any:
@@ -39,9 +40,9 @@ def test_it_takes_the_trainers_adapter_and_the_bytes_that_are_said(
     tiny_models.save(family, tmp_path)
     trainer, rollout = (loaded(family, tmp_path, form) for form in (None, "int8"))
     tensors = trained_tensors(trainer.transformer)
-    staged = stage_weights(rollout.transformer, {name: 2 * t for name, t in tensors.items()})
+    twice = staged(rollout.transformer, {name: 2 * t for name, t in tensors.items()})
     doubled = weights_digest({name: 2 * tensor for name, tensor in tensors.items()})
-    assert WeightsInUse(rollout.transformer).adopt(staged) == doubled
+    assert WeightsInUse(rollout.transformer).adopt(twice) == doubled
 
     frozen = [p for p in rollout.transformer.parameters() if not p.requires_grad]
     held = sum(map(held_bytes, frozen))

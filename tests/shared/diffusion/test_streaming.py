@@ -24,7 +24,6 @@ from shared.diffusion.policy import load_policy
 from shared.diffusion.streaming import offloaded_groups
 from shared.diffusion.weights import (
     WeightsInUse,
-    stage_weights,
     trained_parameters,
     trained_tensors,
     weights_digest,
@@ -32,6 +31,7 @@ from shared.diffusion.weights import (
 from shared.models.memory import Form, Holding, Part
 from tests import tiny_models
 from tests.shared.diffusion import digits, ratio_error
+from tests.stored import staged
 
 STREAMED = Holding(memory="streamed")
 ALL: set[Part] = {"transformer", "text", "decoder"}
@@ -147,12 +147,12 @@ class StagedBeside:
         tensors = {name: 0.1 * torch.randn(s, generator=generator) for name, s in shapes.items()}
         self._in_use = WeightsInUse(network)
         self._digest = weights_digest(tensors)
-        self._staging = ThreadPoolExecutor(1).submit(stage_weights, network, tensors)
+        self._staging = ThreadPoolExecutor(1).submit(staged, network, tensors)
 
     def adopt(self) -> None:
-        staged = self._staging.result(timeout=10)
-        if staged.tensors:
-            assert self._in_use.adopt(staged) == self._digest
+        ready = self._staging.result(timeout=10)
+        if ready.tensors:
+            assert self._in_use.adopt(ready) == self._digest
         assert self._in_use.digest() == self._digest
 
 

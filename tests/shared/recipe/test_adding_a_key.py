@@ -22,7 +22,7 @@ RECIPE_KEY: Edits = {
             "    keep_first: NonNegative = 0\n    keep_every: Positive | None = None\n",
         ),
     ),
-    "shared/run/commits.py": (
+    "shared/run/retention.py": (
         ("    keep_last: int = 3\n", "    keep_last: int = 3\n    keep_first: int = 0\n"),
         ("wanted = {0, ", "wanted = {0, *range(self.keep_first), "),
         ("return Retention(\n", "return Retention(\n        keep_first=recipe.run.keep_first,\n"),
@@ -30,7 +30,7 @@ RECIPE_KEY: Edits = {
 }
 RECIPE_PROGRAM = """
 from shared.recipe.recipe import load_recipe
-from shared.run.commits import retention_of
+from shared.run.retention import retention_of
 
 recipe = load_recipe(Path("recipe.toml"))
 print(sorted(retention_of(recipe).kept(9)))

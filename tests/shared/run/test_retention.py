@@ -7,8 +7,10 @@ from hypothesis import strategies as st
 
 from shared.messages.contracts import ObjectRef, Policy
 from shared.recipe.recipe import Recipe, load_recipe, override
-from shared.run.commits import CommitRecord, Retention, deletable, stored_bytes
+from shared.run.commits import CommitRecord
 from shared.run.layout import checkpoints_folder, weights_folder
+from shared.run.manifest import MANIFEST
+from shared.run.retention import Retention, deletable, named_by, stored_bytes
 from tests import examples
 from tests.paths import DIGITS
 
@@ -19,7 +21,8 @@ def record(version: int, content: int) -> CommitRecord:
     """Versions of the same content have the same weights, as after a step that was skipped."""
 
     def ref(folder: str) -> ObjectRef:
-        return ObjectRef(key=f"{folder}/{content:08d}", sha256=examples.digest(content), size=1)
+        key = f"{folder}/{content:08d}{MANIFEST}"
+        return ObjectRef(key=key, sha256=examples.digest(content), size=1)
 
     return CommitRecord(
         run=RUN,
@@ -31,6 +34,14 @@ def record(version: int, content: int) -> CommitRecord:
     )
 
 
+def shards_of(record: CommitRecord) -> dict[str, list[str]]:
+    """Two of each object's shards are also those of the version before, or after."""
+    content = int(record.weights.key.removesuffix(MANIFEST)[-8:])
+    names = [content, f"{content // 2}-even", f"{(content + 1) // 2}-odd"]
+    keys = (record.weights.key, record.checkpoint.key)
+    return {key: [f"{key.rsplit('/', 1)[0]}/{name}" for name in names] for key in keys}
+
+
 @dataclass
 class History:
     """A run, and everybody who reads what it has stored."""
@@ -40,15 +51,18 @@ class History:
     there: set[str] = field(default_factory=set)
     in_use: dict[str, int] = field(default_factory=dict)
     measured: set[int] = field(default_factory=set)
+    gold: dict[int, float] = field(default_factory=dict)
+    shards: dict[str, list[str]] = field(default_factory=dict)
 
     @property
     def newest(self) -> int:
         return len(self.chain) - 1
 
     def commit(self, *, changed: bool) -> None:
-        content = self.newest + 1 if changed or not self.chain else int(self._weights(-1)[-8:])
+        content = self.newest + 1 if changed or not self.chain else self.content(-1)
         made = record(self.newest + 1, content)
-        self.there |= {made.weights.key, made.checkpoint.key}
+        self.shards |= shards_of(made)
+        self.there |= named_by([made], self.shards)
         self.chain.append(made)
 
     def adopt(self, worker: str, back: int) -> None:
@@ -62,14 +76,16 @@ class History:
         for version in [each for each in due if each not in self.measured][:1]:
             self.must_have(version)
             self.measured.add(version)
+            self.gold[version] = float(version * 7 % 5)
 
     def look(self) -> None:
-        kept = self.retention.kept(self.newest, in_use=self.in_use.values(), measured=self.measured)
-        deleted = deletable(self.chain, kept) & self.there
-        self.there -= deleted
-        assert len({self._weights(each) for each in kept} & self.there) == len(
-            {self._weights(each) for each in kept}
+        kept = self.retention.kept(
+            self.newest, in_use=self.in_use.values(), measured=self.measured, gold=[self.gold]
         )
+        shards, naming = deletable(self.chain, kept, self.shards)
+        assert not any(key.endswith(MANIFEST) for key in shards)
+        self.there -= shards | naming
+        assert self.there == named_by((self.chain[each] for each in kept), self.shards)
         for version in (0, self.newest, *self.in_use.values()):  # report, trainer, workers
             self.must_have(version)
         for back in range(min(self.retention.keep_last, self.newest + 1)):
@@ -77,16 +93,17 @@ class History:
 
     def must_have(self, version: int) -> None:
         wanted = self.chain[version]
-        assert {wanted.weights.key, wanted.checkpoint.key} <= self.there, version
+        assert named_by([wanted], self.shards) <= self.there, version
 
-    def _weights(self, version: int) -> str:
-        return self.chain[version].weights.key
+    def content(self, version: int) -> int:
+        return int(self.chain[version].weights.key.removesuffix(MANIFEST)[-8:])
 
 
 retentions = st.builds(
     Retention,
     keep_last=st.integers(1, 4),
     keep_every=st.none() | st.integers(1, 5),
+    keep_best=st.none() | st.integers(1, 3),
     max_staleness=st.integers(0, 1),
     evaluate_every=st.none() | st.integers(1, 5),
 )
@@ -131,12 +148,24 @@ def test_what_is_left_does_not_grow_with_the_number_of_steps() -> None:
             history.evaluate()
         history.look()
     kept = {0, 40, 80, 120, 160, 198, 199}
-    assert {int(key[-8:]) for key in history.there} == kept
+    named = [key for key in history.there if key.endswith(MANIFEST)]
+    assert {int(key.removesuffix(MANIFEST)[-8:]) for key in named} == kept
+    assert len(history.there) <= 2 * 4 * len(kept)
+
+
+def test_the_best_versions_stay_and_of_equal_ones_the_older() -> None:
+    gold = {0: 0.1, 5: 0.9, 10: 0.4, 15: 0.9, 20: 0.3}
+    best = Retention(keep_last=1, keep_best=2)
+    assert best.kept(100, gold=[gold]) == {0, 5, 15, 100}
+    assert Retention(keep_last=1, keep_best=1).kept(100, gold=[gold]) == {0, 5, 100}
+    assert best.kept(100, gold=[{5: 0.9}, {7: 0.2, 9: 0.1, 11: 0.3}]) == {0, 5, 7, 11, 100}
+    assert Retention(keep_last=1).kept(100, gold=[gold]) == {0, 100}
 
 
 def test_an_object_that_is_in_no_folder_of_the_run_is_never_deleted() -> None:
     forged = record(1, 1).model_copy(update={"weights": examples.ref("recipe.json")})
-    assert deletable([record(0, 0), forged, record(2, 2)], {0, 2}) == {forged.checkpoint.key}
+    found = deletable([record(0, 0), forged, record(2, 2)], {0, 2}, {})
+    assert found == (set(), {forged.checkpoint.key})
 
 
 def recipe_of(changes: dict[str, int]) -> Recipe:

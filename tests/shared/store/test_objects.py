@@ -1,6 +1,7 @@
 """What both backends promise; the same cases on a folder and on a real S3 server."""
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -65,6 +66,17 @@ async def folders_are_listed_and_deleted(store: ObjectStore) -> None:
     assert await store.delete_folder("run/nothing") == 0
 
 
+async def sizes_and_ages_are_listed(store: ObjectStore) -> None:
+    began = time.time()
+    await store.write("run/weights/a", b"12345")
+    await store.write("run/other", b"")
+    [found] = await store.entries("run/weights")
+    assert (found.key, found.size) == ("run/weights/a", 5)
+    assert began - CLOCK_S < found.modified < time.time() + CLOCK_S
+    assert await store.entries("run/nothing") == []
+    assert await store.unfinished("run") == []
+
+
 CASES = [
     content_comes_back,
     a_name_can_be_created_once,
@@ -72,7 +84,10 @@ CASES = [
     a_wrong_or_missing_object_is_refused,
     what_is_there_whole_is_not_sent_again,
     folders_are_listed_and_deleted,
+    sizes_and_ages_are_listed,
 ]
+CLOCK_S = 2.0
+"""Seconds by which a store's clock, or what it writes of it, may differ."""
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
@@ -101,6 +116,12 @@ async def test_an_interrupted_write_is_no_object(folder_store: ObjectStore, tmp_
     await folder_store.write("run/a", b"whole")
     (tmp_path / "objects" / "run" / ".tmp-1234").write_bytes(b"ha")
     assert await folder_store.keys("run") == ["run/a"]
+    assert [each.key for each in await folder_store.entries("run")] == ["run/a"]
+    unfinished = await folder_store.unfinished("run")
+    assert [(each.key, each.size) for each in unfinished] == [("run/.tmp-1234", 2)]
+    await folder_store.delete_unfinished(unfinished)
+    assert await folder_store.unfinished("run") == []
+    assert await folder_store.read("run/a") == b"whole"
 
 
 def test_a_url_of_no_known_kind_is_refused() -> None:

@@ -6,40 +6,52 @@ Importing takes most of the time, so the two ranks serve many jobs, each in proc
 that they fork. A rank reads jobs from the pipe ``PIPES/jobs-RANK`` and answers each with an exit
 code in ``PIPES/answers-RANK``.
 
-In the job ``train`` the first rank reads ``recipe.json`` and, if they are there, ``adapter`` and
-``checkpoint`` of the job's folder, trains ``job.json``'s batches, and writes what it has before and
-after each. In the job ``follow_policy`` it generates batches itself, by the weights that are
-published, and writes what they and their ratios are. In the job ``count`` each rank writes how many
+In the job ``train`` the first rank reads ``recipe.json`` of the job's folder, goes back to the
+newest commit in its store, if there is one, trains ``job.json``'s batches and commits each; it
+writes to ``versions.json`` what it had before the first, and after each; ``kill.json`` may say
+when a rank is killed meanwhile. In the job
+``follow_policy`` it generates batches itself, by the weights that are published, and writes what
+they and their ratios are. In the job ``count`` each rank writes how many
 exchanges a batch takes, and in the job ``lack`` one of them has no memory for its part.
 """
 
 import asyncio
+import itertools
 import json
 import os
 import sys
 import traceback
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from pydantic import TypeAdapter
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from services.trainer.engine.follower import follow, join, load_engine
 from services.trainer.engine.ranked import RankedTraining, start_ranks
 from services.trainer.engine.trainer_engine import TrainerEngine
 from services.trainer.engine.world import this_rank
-from shared.devices.protocols import GroupData, Training, WeightsBlob
+from services.trainer.versions import NewVersion, store_version
+from shared.devices.protocols import GroupData, Snapshot, Training
 from shared.devices.slices import GroupSlice, slice_group
 from shared.diffusion.policy import LoadedPolicy, load_policy
-from shared.diffusion.tensors import unpack
-from shared.diffusion.weights import stage_weights
+from shared.diffusion.weights import Staging
 from shared.errors import OutOfMemory, RanksLost
+from shared.messages.contracts import ObjectRef
 from shared.recipe.recipe import Recipe, load_recipe
+from shared.run.commits import CommitRecord, commit, newest_commit
+from shared.run.shards import open_tensors
+from shared.store import ObjectStore, StoreSettings, open_store
+from shared.store.folder import FolderBackend
 from tests.paths import DIGITS
 from tests.trainer.batches import fresh_groups, make_batch
+
+VERSIONS = TypeAdapter(list[CommitRecord])
+STORED = TypeAdapter(list[tuple[ObjectRef, ObjectRef]])
 
 
 class Exchanges(TorchDispatchMode):
@@ -68,7 +80,7 @@ def groups_of(recipe: Recipe) -> list[GroupData]:
     ]
 
 
-async def train_batch(training: Training, groups: list[GroupData], batch: int) -> WeightsBlob:
+async def train_batch(training: Training, groups: list[GroupData], batch: int) -> Snapshot:
     """Train a batch: slices go to the devices in turn, several at a time."""
     training.begin()
     for number, group in enumerate(groups):
@@ -87,24 +99,67 @@ async def train_batch(training: Training, groups: list[GroupData], batch: int) -
     return await training.weights()
 
 
-async def work(folder: Path, recipe: Recipe, training: RankedTraining) -> None:
-    if (folder / "adapter").is_file():
-        parts = [(folder / name).read_bytes() for name in ("adapter", "checkpoint")]
-        await training.restore(*parts)
-    save(folder, 0, await training.weights())
+async def train_batches(
+    training: Training, store: ObjectStore, recipe: Recipe, batches: Sequence[int]
+) -> list[CommitRecord]:
+    """Go on from the newest commit, and commit each batch. First comes the record of where it
+    begins, with what these ranks store of it when they have restored it."""
     groups = groups_of(recipe)
-    first, last = json.loads((folder / "job.json").read_text())
-    for batch in range(first, last):
-        save(folder, batch + 1, await train_batch(training, groups, batch))
+    record = await newest_commit(store, recipe.run.name)
+    if record is None:
+        record = await commit_next(store, recipe.run.name, None, await training.weights())
+    else:
+        digest = record.policy.weights_digest
+        await training.restore(
+            await open_tensors(store, record.weights, digest),
+            await open_tensors(store, record.checkpoint, digest),
+        )
+        assert training.weights_digest() == digest
+    weights, checkpoint = await store_version(store, recipe.run.name, await training.weights())
+    records = [record.model_copy(update={"weights": weights, "checkpoint": checkpoint})]
+    for batch in batches:
+        snapshot = await train_batch(training, groups, batch)
+        record = await commit_next(store, recipe.run.name, record, snapshot)
+        records.append(record)
+    return records
+
+
+async def commit_next(
+    store: ObjectStore, run: str, parent: CommitRecord | None, snapshot: Snapshot
+) -> CommitRecord:
+    new = NewVersion(snapshot, parent)
+    weights, checkpoint = await store_version(store, run, snapshot)
+    record = CommitRecord(
+        run=run,
+        policy=new.policy,
+        parent=None if parent is None else parent.digest(),
+        weights=weights,
+        checkpoint=checkpoint,
+        worker="trainer",
+    )
+    await commit(store, record)
+    return record
+
+
+def store_in(folder: Path) -> ObjectStore:
+    return open_store(settings_in(folder))
+
+
+def settings_in(folder: Path) -> StoreSettings:
+    return StoreSettings(url=f"file://{folder}/objects")
 
 
 async def generate_and_train(
-    recipe: Recipe, training: Training, generating: LoadedPolicy, batch: int
+    recipe: Recipe, training: Training, generating: LoadedPolicy, batch: int, store: ObjectStore
 ) -> dict[str, Any]:
     """Train a batch that the published weights have generated; return what is known of it."""
-    weights = await training.weights()
-    staged = stage_weights(generating.model.transformer, unpack(weights.adapter))
-    digests = [weights.digest, generating.in_use.adopt(staged), training.weights_digest()]
+    snapshot = await training.weights()
+    weights, _ = await store_version(store, recipe.run.name, snapshot)
+    staging = Staging(generating.model.transformer)
+    async for part in (await open_tensors(store, weights, snapshot.digest)).parts():
+        staging.add(part)
+    adopted = generating.in_use.adopt(staging.finish())
+    digests = [snapshot.digest, adopted, training.weights_digest()]
     training.begin()
     [device] = training.devices
     for group in fresh_groups(recipe, generating):
@@ -113,18 +168,22 @@ async def generate_and_train(
 
 
 async def follow_policy(folder: Path, recipe: Recipe, training: Training) -> None:
-    generating = load_policy(recipe, {"transformer", "text", "decoder"})
-    seen = [await generate_and_train(recipe, training, generating, batch) for batch in range(2)]
+    """Write what is stored at the end as well, and again after it was restored."""
+    generating, store = load_policy(recipe, {"transformer", "text", "decoder"}), store_in(folder)
+    seen = [
+        await generate_and_train(recipe, training, generating, batch, store) for batch in range(2)
+    ]
     (folder / "seen.json").write_text(json.dumps(seen))
-    saved = await training.weights()
-    save(folder, 2, saved)
-    await training.restore(saved.adapter, saved.checkpoint)
-    save(folder, 3, await training.weights())
+    before = await store_version(store, recipe.run.name, await training.weights())
+    await training.restore(*[await open_tensors(store, ref) for ref in before])
+    after = await store_version(store, recipe.run.name, await training.weights())
+    (folder / "stored.json").write_bytes(STORED.dump_json([before, after]))
 
 
-def save(folder: Path, version: int, weights: WeightsBlob) -> None:
-    (folder / f"{version}.adapter").write_bytes(weights.adapter)
-    (folder / f"{version}.checkpoint").write_bytes(weights.checkpoint)
+async def train(folder: Path, recipe: Recipe, training: Training) -> None:
+    batches = range(*json.loads((folder / "job.json").read_text()))
+    records = await train_batches(training, store_in(folder), recipe, batches)
+    (folder / "versions.json").write_bytes(VERSIONS.dump_json(records))
 
 
 def exchanges_of_a_batch(engine: TrainerEngine, groups: list[GroupData]) -> list[int]:
@@ -145,7 +204,7 @@ def as_ranks(
 ) -> None:
     """Do a job on the first rank; the other follows."""
     if this_rank():
-        follow()
+        follow(settings_in(folder))
         return
     recipe = load_recipe(folder / "recipe.json")
     training = start_ranks(recipe)
@@ -168,7 +227,7 @@ def lack(folder: Path) -> None:
 
         setattr(TrainerEngine, where, short)
     if this_rank():
-        follow()
+        follow(settings_in(folder))
         return
     recipe = load_recipe(folder / "recipe.json")
     training = start_ranks(recipe)
@@ -198,10 +257,36 @@ class Job(NamedTuple):
     """The ranks of this job meet there."""
 
 
+def die_as_told(folder: Path) -> None:
+    """End this process like a SIGKILL at a write to the store, if ``kill.json`` says so: with rank,
+    part of the key, how many such writes come before, and whether this one is done first."""
+    told = folder / "kill.json"
+    rank, part, number, after = json.loads(told.read_text()) if told.is_file() else (-1, "", 0, 0)
+    if rank != this_rank():
+        return
+    seen = itertools.count()
+
+    def dying(write: Callable[..., Any]) -> Callable[..., Any]:
+        async def written(self: FolderBackend, key: str, data: bytes) -> Any:
+            dies = part in key and next(seen) == number
+            if dies and not after:
+                os._exit(9)
+            made = await write(self, key, data)
+            if dies:
+                os._exit(9)
+            return made
+
+        return written
+
+    for name in ("write", "create"):
+        setattr(FolderBackend, name, dying(getattr(FolderBackend, name)))
+
+
 def do(job: Job) -> None:
+    die_as_told(Path(job.folder))
     os.environ |= {"MASTER_PORT": str(job.port), "TORCHELASTIC_USE_AGENT_STORE": "False"}
     jobs: dict[str, Callable[[Path], None]] = {
-        "train": partial(as_ranks, work),
+        "train": partial(as_ranks, train),
         "follow_policy": partial(as_ranks, follow_policy),
         "count": count,
         "lack": lack,

@@ -25,6 +25,7 @@ from shared.learning.advantages import batch_scale, centred, group_advantages, p
 from shared.messages.contracts import Fragment, GenerateFragment, Policy, Prompt
 from shared.recipe.recipe import Recipe, load_recipe, override
 from tests.paths import DIGITS
+from tests.stored import packed
 
 RECIPE = load_recipe(DIGITS)
 PROMPT = "a handwritten three"
@@ -304,7 +305,7 @@ def test_a_gradient_of_centred_advantages_is_scaled_when_all_rewards_are_known(
             )
             engine.train(engine.read(replace(group(recipe, policy), advantages=advantages)))
         metrics = engine.step(0, batch_scale(everything) if streamed else 1.0)
-        stepped.append((engine.weights().adapter, metrics["grad_norm"]))
+        stepped.append((packed(engine.weights().weights), metrics["grad_norm"]))
     (one, norm), (other, wanted) = stepped
     assert norm == pytest.approx(wanted, rel=1e-5)
     assert error(unpack(one), unpack(other)) < 1e-5

@@ -12,8 +12,10 @@ from shared.devices.protocols import GroupData
 from shared.devices.slices import GroupSlice
 from shared.errors import ContractError
 from shared.recipe.recipe import Recipe
+from shared.store import StoreSettings, open_store
 from tests.trainer.engine.ranked_program import groups_of
 
+NO_OBJECTS = open_store(StoreSettings(url="file:///nowhere"))
 HALVES = (GroupSlice(range(2)), GroupSlice(range(2, 4)))
 
 
@@ -37,7 +39,7 @@ class Direct:
 def linked(recipe: Recipe) -> tuple[FollowingRank, TrainerEngine, Direct]:
     engine = TrainerEngine(recipe)
     engine.begin()
-    link = Direct(Follower(engine))
+    link = Direct(Follower(engine, recipe.run.name, NO_OBJECTS))
     return FollowingRank(link, engine), engine, link  # type: ignore[arg-type]
 
 

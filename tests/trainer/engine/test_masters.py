@@ -12,20 +12,25 @@ import pytest
 import torch
 from torch import Tensor
 
-from services.trainer.engine.checkpoint import masters_of
+from services.trainer.engine.checkpoint import MASTER
 from services.trainer.engine.threads import ReplicatedTraining, load_replicas
 from shared.devices.slices import GroupSlice
 from shared.diffusion.models import ModelAdapter, load_model
 from shared.diffusion.policy import load_policy
+from shared.diffusion.shards import whole_tensors
 from shared.diffusion.tensors import pack, unpack
 from shared.errors import IntegrityError
 from shared.recipe.recipe import Recipe, override
+from shared.run.manifest import MANIFEST
+from shared.run.shards import open_tensors
 from tests import tiny_models
+from tests.stored import as_bytes, one_object, packed, read_back
 from tests.trainer.batches import fresh_groups
-from tests.trainer.engine.ranked_program import generate_and_train
+from tests.trainer.engine.ranked_program import STORED, generate_and_train, store_in
 from tests.trainer.engine.ranks import RANKS, Ranks
 
 BF16, F32 = torch.bfloat16, torch.float32
+SHARD_BYTES = 1 << 14
 
 
 @pytest.fixture(scope="session")
@@ -51,19 +56,26 @@ def types_of(tensors: dict[str, Tensor]) -> dict[str, torch.dtype]:
     return {name: tensor.dtype for name, tensor in tensors.items()}
 
 
-def on_one(recipe: Recipe) -> tuple[list[dict[str, Any]], ReplicatedTraining]:
+def masters_of(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {n.removeprefix(MASTER): each for n, each in tensors.items() if n.startswith(MASTER)}
+
+
+def on_one(recipe: Recipe, folder: Path) -> tuple[list[dict[str, Any]], ReplicatedTraining]:
     training = ReplicatedTraining(recipe, load_replicas(recipe, {"transformer"}))
     generating = load_policy(recipe, {"transformer", "text", "decoder"})
+    store = store_in(folder)
 
     async def train() -> list[dict[str, Any]]:
-        return [await generate_and_train(recipe, training, generating, n) for n in range(2)]
+        return [await generate_and_train(recipe, training, generating, n, store) for n in range(2)]
 
     return asyncio.run(train()), training
 
 
 @pytest.fixture(scope="module")
-def alone(full: Recipe) -> tuple[list[dict[str, Any]], ReplicatedTraining]:
-    return on_one(full)
+def alone(
+    full: Recipe, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[list[dict[str, Any]], ReplicatedTraining]:
+    return on_one(full, tmp_path_factory.mktemp("alone"))
 
 
 def check_followed(seen: list[dict[str, Any]]) -> None:
@@ -85,19 +97,24 @@ def test_two_ranks_train_what_their_published_weights_have_generated(
     alone: tuple[list[dict[str, Any]], ReplicatedTraining],
     tmp_path: Path,
 ) -> None:
-    two = override(full, {"trainer.ranks": RANKS, "trainer.sharded": True})
+    sharded = {"trainer.ranks": RANKS, "trainer.sharded": True, "run.shard_bytes": SHARD_BYTES}
+    two = override(full, sharded)
     (tmp_path / "recipe.json").write_text(two.model_dump_json())
     ranks.do("follow_policy", tmp_path)
     seen = json.loads((tmp_path / "seen.json").read_text())
     check_followed(seen)
     assert seen[0]["digests"] == alone[0][0]["digests"], "the first version is another"
     assert seen[0]["grad_norm"] == pytest.approx(alone[0][0]["grad_norm"], rel=1e-2)
-    for name in ("adapter", "checkpoint"):
-        before, after = ((tmp_path / f"{n}.{name}").read_bytes() for n in (2, 3))
-        assert before == after, "a rank that goes on from its checkpoint has another one"
-    published = unpack((tmp_path / "2.adapter").read_bytes())
-    masters = masters_of(unpack((tmp_path / "2.checkpoint").read_bytes()))
-    check_masters(published, masters)
+    before, after = STORED.validate_json((tmp_path / "stored.json").read_bytes())
+    assert before == after, "a rank that goes on from its checkpoint has another one"
+    assert all(ref.key.endswith(MANIFEST) for ref in before)
+
+    async def read() -> list[dict[str, Tensor]]:
+        store = store_in(tmp_path)
+        return [await whole_tensors(await open_tensors(store, ref)) for ref in before]
+
+    published, states = asyncio.run(read())
+    check_masters(published, masters_of(states))
 
 
 def check_masters(published: dict[str, Tensor], masters: dict[str, Tensor]) -> None:
@@ -116,33 +133,33 @@ async def test_one_device_goes_on_from_its_checkpoint_to_the_last_bit(
 ) -> None:
     _, training = alone
     saved = await training.weights()
-    check_masters(unpack(saved.adapter), masters_of(unpack(saved.checkpoint)))
+    check_masters(unpack(packed(saved.weights)), masters_of(unpack(packed(saved.checkpoint))))
     fresh = ReplicatedTraining(full, load_replicas(full, {"transformer"}))
-    await fresh.restore(saved.adapter, saved.checkpoint)
-    assert await fresh.weights() == saved
+    await fresh.restore(read_back(saved.weights), read_back(saved.checkpoint))
+    assert as_bytes(await fresh.weights()) == as_bytes(saved)
     groups = fresh_groups(full, load_policy(full, {"transformer", "text", "decoder"}))
     for each in (training, fresh):
         each.begin()
         await each.devices[0].accumulate(groups[0], slice_of(full))
         await each.step(2)
-    assert await fresh.weights() == await training.weights()
+    assert as_bytes(await fresh.weights()) == as_bytes(await training.weights())
 
 
 def slice_of(recipe: Recipe) -> GroupSlice:
     return GroupSlice(range(recipe.batch.group_size))
 
 
-async def test_masters_of_other_weights_are_refused(full: Recipe) -> None:
+async def test_masters_of_other_weights_are_seen_and_missing_ones_refused(full: Recipe) -> None:
     training = ReplicatedTraining(full, load_replicas(full, {"transformer"}))
     saved = await training.weights()
-    state = unpack(saved.checkpoint)
+    state, weights = unpack(packed(saved.checkpoint)), read_back(saved.weights)
     name = next(name for name in state if name.startswith("master/"))
     others = {**state, name: state[name] + 1}
-    with pytest.raises(IntegrityError, match="masters"):
-        await training.restore(saved.adapter, pack(others))
+    await training.restore(weights, one_object(pack(others)))
+    assert training.weights_digest() != saved.digest, "the trainer would go on from them"
     del others[name]
-    with pytest.raises(IntegrityError):
-        await training.restore(saved.adapter, pack(others))
+    with pytest.raises(IntegrityError, match=name):
+        await training.restore(weights, one_object(pack(others)))
 
 
 def test_replicas_hold_equal_bytes_and_take_the_step_of_one(
@@ -182,9 +199,9 @@ async def test_a_step_that_is_lost_in_rounding_moves_the_masters(full: Recipe) -
     await training.devices[0].accumulate(groups[0], slice_of(small))
     await training.step(0)
     after = await training.weights()
-    masters, moved = (masters_of(unpack(each.checkpoint)) for each in (before, after))
+    masters, moved = (masters_of(unpack(packed(each.checkpoint))) for each in (before, after))
     changed = [name for name in masters if not torch.equal(masters[name], moved[name])]
-    held, now = unpack(before.adapter), unpack(after.adapter)
+    held, now = (unpack(packed(each.weights)) for each in (before, after))
     same = [name for name in changed if torch.equal(held[name], now[name])]
     assert len(changed) > 0.9 * len(masters)
     assert same

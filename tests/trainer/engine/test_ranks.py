@@ -2,26 +2,33 @@
 
 import asyncio
 import json
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import torch
 from torch import Tensor
 
 from services.trainer.engine.threads import ReplicatedTraining
-from shared.devices.protocols import WeightsBlob
 from shared.diffusion.policy import load_policy
-from shared.diffusion.tensors import unpack
+from shared.diffusion.shards import whole_tensors
+from shared.messages.contracts import ObjectRef
 from shared.recipe.recipe import Recipe, override
-from tests.trainer.engine.ranked_program import groups_of, train_batch
+from shared.run.commits import CommitRecord
+from shared.run.layout import commit_key
+from shared.run.shards import open_tensors
+from tests.trainer.engine.ranked_program import VERSIONS, store_in, train_batches
 from tests.trainer.engine.ranks import RANKS, Ranks
 
 TOLERANCE = 1e-5
 LORA = {"model.trained": "lora", "trainer.sharded": False}
+FULL = {"model.trained": "full", "algorithm.kl_beta": 0.0, "trainer.sharded": True}
+SHARD_BYTES = 1 << 18
 KINDS = {
     "replicated": LORA,
     "sharded": {**LORA, "trainer.sharded": True},
-    "full, sharded": {"model.trained": "full", "algorithm.kl_beta": 0.0, "trainer.sharded": True},
+    "full, sharded": {**FULL, "trainer.ema": 0.5, "run.shard_bytes": SHARD_BYTES},
 }
 
 
@@ -44,50 +51,49 @@ def two(kind: str, one: Recipe) -> Recipe:
 
 @dataclass(frozen=True)
 class Versions:
-    """0, 1, ...: what was there before the first batch, and after each."""
+    """What was there before the first batch, and after each."""
 
-    weights: list[WeightsBlob]
+    folder: Path
+    records: list[CommitRecord]
+
+    def weights(self, version: int) -> dict[str, Tensor]:
+        record = self.records[version]
+        return self._read(record.weights, record.policy.weights_digest)
+
+    def checkpoint(self, version: int) -> dict[str, Tensor]:
+        record = self.records[version]
+        return self._read(record.checkpoint, record.policy.weights_digest)
 
     def moments(self, version: int) -> dict[str, Tensor]:
         """After the first batch: its gradient, times a constant."""
-        tensors = unpack(self.weights[version].checkpoint)
+        tensors = self.checkpoint(version)
         return {name: t for name, t in tensors.items() if name.startswith("exp_avg/")}
 
+    def _read(self, ref: ObjectRef, digest: str) -> dict[str, Tensor]:
+        async def read() -> dict[str, Tensor]:
+            return await whole_tensors(await open_tensors(store_in(self.folder), ref, digest))
 
-def on_two(
-    ranks: Ranks,
-    recipe: Recipe,
-    folder: Path,
-    batches: tuple[int, int],
-    start: WeightsBlob | None = None,
-) -> Versions:
-    folder.mkdir()
+        return asyncio.run(read())
+
+
+def on_two(ranks: Ranks, recipe: Recipe, folder: Path, batches: tuple[int, int]) -> Versions:
+    """Train on two ranks, from the newest version in the folder's store."""
+    folder.mkdir(exist_ok=True)
     (folder / "recipe.json").write_text(recipe.model_dump_json())
     (folder / "job.json").write_text(json.dumps(batches))
-    if start is not None:
-        (folder / "adapter").write_bytes(start.adapter)
-        (folder / "checkpoint").write_bytes(start.checkpoint)
     ranks.do("train", folder)
-    numbers = (0, *range(batches[0] + 1, batches[1] + 1))
-    return Versions([stored(folder, number) for number in numbers])
+    return Versions(folder, VERSIONS.validate_json((folder / "versions.json").read_bytes()))
 
 
-def stored(folder: Path, version: int) -> WeightsBlob:
-    files = (folder / f"{version}.{name}" for name in ("adapter", "checkpoint"))
-    return WeightsBlob("", *(file.read_bytes() for file in files))
-
-
-def on_one(recipe: Recipe, batches: tuple[int, int], start: WeightsBlob | None = None) -> Versions:
+def on_one(recipe: Recipe, folder: Path, batches: tuple[int, int]) -> Versions:
+    """Train in this process, from the newest version in the folder's store."""
     training = ReplicatedTraining(recipe, [load_policy(recipe, {"transformer"})])
-    groups = groups_of(recipe)
+    work = train_batches(training, store_in(folder), recipe, range(*batches))
+    return Versions(folder, asyncio.run(work))
 
-    async def train() -> list[WeightsBlob]:
-        if start is not None:
-            await training.restore(start.adapter, start.checkpoint)
-        begun = await training.weights()
-        return [begun, *[await train_batch(training, groups, batch) for batch in range(*batches)]]
 
-    return Versions(asyncio.run(train()))
+def equal(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> bool:
+    return found.keys() == wanted.keys() and all(torch.equal(found[n], wanted[n]) for n in wanted)
 
 
 def distance(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> float:
@@ -102,26 +108,31 @@ def trained(ranks: Ranks, two: Recipe, tmp_path_factory: pytest.TempPathFactory)
     return on_two(ranks, two, tmp_path_factory.mktemp("ranks") / "first", (0, 2))
 
 
-def test_two_ranks_have_the_gradient_of_one(one: Recipe, trained: Versions) -> None:
-    alone = on_one(one, (0, 1))
+def test_two_ranks_have_the_gradient_of_one(one: Recipe, trained: Versions, tmp_path: Path) -> None:
+    alone = on_one(one, tmp_path, (0, 1))
     assert distance(trained.moments(1), alone.moments(1)) <= TOLERANCE
-    assert distance(unpack(trained.weights[0].adapter), unpack(alone.weights[0].adapter)) == 0
+    assert distance(trained.weights(0), alone.weights(0)) == 0
+    assert trained.records[0].policy == alone.records[0].policy
 
 
 def test_one_rank_goes_on_where_two_were_and_two_where_one_was(
     ranks: Ranks, one: Recipe, two: Recipe, trained: Versions, tmp_path: Path
 ) -> None:
-    before = trained.weights[1]
-    alone = on_one(one, (1, 2), before)
-    assert alone.weights[0].checkpoint == before.checkpoint, "the optimizer state was changed"
-    assert alone.weights[0].adapter == before.adapter
+    folder = tmp_path / "run"
+    shutil.copytree(trained.folder, folder)
+    (folder / "objects" / commit_key(one.run.name, 2)).unlink()
+    alone = on_one(one, folder, (1, 2))
+    assert equal(alone.checkpoint(0), trained.checkpoint(1)), "the optimizer state was changed"
+    assert equal(alone.weights(0), trained.weights(1))
     assert distance(alone.moments(1), trained.moments(2)) <= TOLERANCE
 
-    back = on_two(ranks, two, tmp_path / "back", (2, 3), alone.weights[1])
-    assert back.weights[0].checkpoint == alone.weights[1].checkpoint
-    assert back.weights[0].adapter == alone.weights[1].adapter
-    moved = distance(unpack(back.weights[1].adapter), unpack(back.weights[0].adapter))
+    back = on_two(ranks, two, folder, (2, 3))
+    assert equal(back.checkpoint(0), alone.checkpoint(1))
+    assert equal(back.weights(0), alone.weights(1))
+    moved = distance(back.weights(1), back.weights(0))
     assert moved > 0
+    same = on_two(ranks, two, folder, (3, 3)).records[0]
+    assert same == back.records[1], "the same ranks store what they have restored as other objects"
 
 
 def test_what_lies_whole_on_every_rank_is_exchanged_once_per_batch(

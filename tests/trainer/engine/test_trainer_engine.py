@@ -1,14 +1,16 @@
 """Commit and restore: what a resumed trainer does is what it would have done."""
 
+import asyncio
 import math
 from functools import partial
 
 import pytest
 import torch
 
-from services.trainer.engine.checkpoint import averaged
+from services.trainer.engine.checkpoint import AVERAGE
 from services.trainer.engine.trainer_engine import TrainerEngine, average_decay, learning_rate
 from shared.devices.chunks import Chunk
+from shared.devices.protocols import Snapshot
 from shared.diffusion.policy import load_policy
 from shared.diffusion.tensors import pack, unpack
 from shared.diffusion.training.gradient import measured
@@ -16,6 +18,7 @@ from shared.diffusion.weights import WeightsInUse
 from shared.errors import ContractError, IntegrityError
 from shared.learning.metrics import STEP_METRICS
 from shared.recipe.recipe import Recipe, override
+from tests.stored import as_bytes, one_object, packed, read_back
 from tests.trainer.batches import Group, make_batch, train_group
 
 
@@ -31,6 +34,10 @@ def train(engine: TrainerEngine, groups: list[Group], batch: int) -> dict[str, f
     return engine.step(batch)
 
 
+def restore(engine: TrainerEngine, saved: Snapshot) -> None:
+    asyncio.run(engine.restore(read_back(saved.weights), read_back(saved.checkpoint)))
+
+
 def test_a_restored_trainer_goes_on_to_the_last_bit(recipe: Recipe, groups: list[Group]) -> None:
     straight = TrainerEngine(recipe)
     for batch in range(3):
@@ -40,10 +47,10 @@ def test_a_restored_trainer_goes_on_to_the_last_bit(recipe: Recipe, groups: list
 
     resumed = TrainerEngine(recipe)
     train(resumed, groups[:1], 0)  # something else was in its memory
-    resumed.restore(saved.adapter, saved.checkpoint)
+    restore(resumed, saved)
     assert resumed.weights_digest() == saved.digest
     train(resumed, groups, 2)
-    assert resumed.weights() == straight.weights()
+    assert as_bytes(resumed.weights()) == as_bytes(straight.weights())
 
 
 def test_a_step_changes_the_digest_of_the_weights_in_use(
@@ -70,11 +77,11 @@ def test_a_checkpoint_of_another_adapter_is_refused(recipe: Recipe, groups: list
     saved = engine.weights()
     wider = TrainerEngine(override(recipe, {"model.lora": {"rank": 8, "alpha": 8.0}}))
     with pytest.raises(IntegrityError):
-        wider.restore(saved.adapter, saved.checkpoint)
-    tensors = unpack(saved.checkpoint)
+        restore(wider, saved)
+    tensors = unpack(packed(saved.checkpoint))
     foreign = {key.replace("lora_A", "lora_X"): value for key, value in tensors.items()}
     with pytest.raises(IntegrityError):
-        engine.restore(saved.adapter, pack(foreign))
+        asyncio.run(engine.restore(read_back(saved.weights), one_object(pack(foreign))))
 
 
 def test_a_trajectory_of_another_schedule_is_refused(recipe: Recipe, groups: list[Group]) -> None:
@@ -171,7 +178,7 @@ def test_the_random_state_is_part_of_a_checkpoint(recipe: Recipe) -> None:
     saved = engine.weights()
     expected = torch.rand(3)
     torch.manual_seed(12345)
-    engine.restore(saved.adapter, saved.checkpoint)
+    restore(engine, saved)
     assert torch.equal(torch.rand(3), expected)
 
 
@@ -194,20 +201,22 @@ def test_an_average_follows_the_weights_and_survives_a_restart(
 ) -> None:
     averaging = override(recipe, {"trainer.ema": 0.75, "trainer.ema_warmup": warmup})
     engine = TrainerEngine(averaging)
-    wanted = unpack(engine.weights().adapter)
+    wanted = unpack(packed(engine.weights().weights))
     for batch, decay in enumerate(decays):
         train(engine, groups, batch)
         saved = engine.weights()
-        new = unpack(saved.adapter)
+        new = unpack(packed(saved.weights))
         wanted = {name: decay * wanted[name] + (1 - decay) * new[name] for name in new}
         if batch == 1:
             engine = TrainerEngine(averaging)
-            engine.restore(saved.adapter, saved.checkpoint)
-    found = averaged(unpack(saved.checkpoint))
+            restore(engine, saved)
+    stored = unpack(packed(saved.checkpoint))
+    found = {n.removeprefix(AVERAGE): each for n, each in stored.items() if n.startswith(AVERAGE)}
     assert found.keys() == wanted.keys()
     for name, tensor in wanted.items():
         torch.testing.assert_close(found[name], tensor, rtol=1e-5, atol=1e-8)
-    assert not averaged(unpack(TrainerEngine(recipe).weights().checkpoint))
+    without = unpack(packed(TrainerEngine(recipe).weights().checkpoint))
+    assert not any(name.startswith(AVERAGE) for name in without)
 
 
 def test_every_update_of_a_batch_has_a_denominator_of_its_own(

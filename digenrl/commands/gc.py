@@ -1,0 +1,77 @@
+"""`digenrl gc`: deletes what a run's folder holds and nobody needs."""
+
+import asyncio
+import sys
+import time
+from typing import Annotated
+
+import typer
+
+from digenrl.commands.options import RUNS, RunArgument, RunOption, Runs, named
+from shared.errors import UserError
+
+
+def gc(
+    name: RunArgument = "",
+    run: RunOption = "",
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="say what would be deleted, and delete nothing")
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="delete without asking")] = False,
+    hours: Annotated[
+        float | None,
+        typer.Option(
+            min=0,
+            help="age of what is deleted; by default 24, and 0 for a run of `digenrl up`, which "
+            "nothing stores into meanwhile",
+        ),
+    ] = None,
+    runs: Runs = RUNS,
+) -> None:
+    """Delete a run's objects that no commit, no open batch and no evaluation names, and versions
+    that are not kept."""
+    from digenrl.local.store import store_of
+    from shared.process.settings import ServiceSettings
+    from shared.run.garbage import SAFE_AGE_S, delete_garbage, find_garbage
+    from shared.store import open_store
+
+    wanted = named(name, run)
+    with store_of(runs / wanted) as is_alone:
+        store = open_store(ServiceSettings(run=wanted).store)
+        by_default = 0.0 if is_alone else SAFE_AGE_S
+        age = by_default if hours is None else 3600 * hours
+        found = asyncio.run(find_garbage(store, wanted, now=time.time(), min_age=age))
+        for each in found:
+            typer.echo(f"{len(each.found):8d} objects {size(each.num_bytes):>10}  {each.kind}")
+        if not found:
+            typer.echo("nothing to delete")
+            return
+        if dry_run or not (yes or _agreed()):
+            typer.echo("nothing was deleted")
+            return
+
+        async def delete() -> int:
+            return sum([await delete_garbage(store, each) for each in found])
+
+        typer.echo(f"deleted {asyncio.run(delete())} objects")
+
+
+def _agreed() -> bool:
+    """Ask; raises UserError if nobody is there to answer."""
+    if not sys.stdin.isatty():
+        raise UserError("--yes: needed where nobody can be asked; --dry-run only lists")
+    return typer.confirm("delete them?")
+
+
+def size(num_bytes: int) -> str:
+    """Return a number of bytes for people.
+
+    >>> [size(each) for each in (0, 999, 1536, 5 << 30)]
+    ['0 B', '999 B', '1.5 KiB', '5.0 GiB']
+    """
+    number, units = float(num_bytes), ("B", "KiB", "MiB", "GiB", "TiB")
+    for unit in units:
+        if number < 1024 or unit == units[-1]:
+            break
+        number /= 1024
+    return f"{number:.0f} B" if unit == "B" else f"{number:.1f} {unit}"

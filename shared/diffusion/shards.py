@@ -1,0 +1,215 @@
+"""Cuts tensors into the parts of a version, on every rank its own, and puts parts together again.
+
+A sharded tensor's part is what this rank holds of it; no rank gathers any. Who reads may have other
+parts of the tensors than who wrote them: of every piece it copies the elements that are its own.
+"""
+
+import asyncio
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import get_args
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+from shared.diffusion.tensors import pack, unpack
+from shared.errors import ContractError, IntegrityError
+from shared.run.manifest import DType, Fetched, Piece, Pieces, StoredTensors, cut
+
+ALIGNED = 16
+"""Bytes; every tensor of a part's buffer begins at a multiple."""
+DTYPES = dict(zip(
+    get_args(DType),
+    (
+        torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32,
+        torch.int16, torch.int8, torch.uint8, torch.bool,
+    ),
+    strict=True,
+))  # fmt: skip
+_NAMES: dict[torch.dtype, DType] = {dtype: name for name, dtype in DTYPES.items()}
+
+
+def local_part(tensor: Tensor) -> tuple[Tensor, Piece]:
+    """Returns what this rank holds of a tensor, and which box of it that is: all of it, unless it
+    is sharded."""
+    dtype = _NAMES[tensor.dtype]
+    if not isinstance(tensor, DTensor):
+        shape = tuple(tensor.shape)
+        return tensor, Piece(dtype=dtype, whole=shape, offset=(0,) * len(shape), shape=shape)
+    shape, offset = compute_local_shape_and_global_offset(
+        tensor.shape, tensor.device_mesh, tensor.placements
+    )
+    piece = Piece(dtype=dtype, whole=tuple(tensor.shape), offset=offset, shape=tuple(shape))
+    return tensor.to_local(), piece
+
+
+@dataclass(frozen=True, slots=True)
+class HostPart:
+    """Implements `shared.run.manifest.Part`: tensors of one shard, in host memory."""
+
+    pieces: Pieces
+    tensors: dict[str, Tensor]
+
+    def pack(self) -> bytes:
+        return pack(self.tensors)
+
+
+@torch.no_grad()
+def host_parts(
+    tensors: Mapping[str, Tensor],
+    dtypes: Mapping[str, torch.dtype],
+    *,
+    shard_bytes: int,
+    is_first: bool,
+) -> list[HostPart]:
+    """Copies what this rank has to store of ``tensors`` to the host: its part of sharded ones; what
+    lies whole on every rank only if it ``is_first``.
+
+    ``dtypes``: types to store tensors in, where these are not their own.
+    """
+    named = {name: tensors[name].detach() for name in sorted(tensors)}
+    sharded = {name: each for name, each in named.items() if isinstance(each, DTensor)}
+    whole = {name: each for name, each in named.items() if name not in sharded} if is_first else {}
+    parts = []
+    # Not in one object: every rank reads what is whole, and only its own part of the rest.
+    for group in (whole, sharded):
+        mine = {name: _as_stored(each, dtypes.get(name)) for name, each in group.items()}
+        sizes = {
+            name: piece.num_bytes
+            for name, (_, piece) in mine.items()
+            if piece.num_elements or (is_first and 0 in piece.whole)
+        }
+        for names in cut(sizes, shard_bytes):
+            parts.append(_copied({name: mine[name] for name in names}))
+    return parts
+
+
+def _as_stored(tensor: Tensor, dtype: torch.dtype | None) -> tuple[Tensor, Piece]:
+    local, piece = local_part(tensor)
+    if dtype is not None:
+        piece = piece.model_copy(update={"dtype": _NAMES[dtype]})
+    return local, piece
+
+
+def _copied(mine: Mapping[str, tuple[Tensor, Piece]]) -> HostPart:
+    """Copies to one buffer, pinned if the tensors are on a GPU: all copies are then under way at
+    once, and the next version's buffer is this one again."""
+    starts, total = {}, 0
+    for name, (_, piece) in mine.items():
+        starts[name] = total
+        total += -(-piece.num_bytes // ALIGNED) * ALIGNED
+    gpus = {tensor.device for tensor, _ in mine.values() if tensor.is_cuda}
+    buffer = torch.empty(total, dtype=torch.uint8, pin_memory=bool(gpus))
+    copies = {}
+    for name, (tensor, piece) in mine.items():
+        dtype = DTYPES[piece.dtype]
+        room = buffer[starts[name] : starts[name] + piece.num_bytes]
+        copies[name] = room.view(dtype).view(piece.shape)
+        copies[name].copy_(tensor.to(dtype), non_blocking=True)
+    for gpu in gpus:
+        torch.cuda.synchronize(gpu)
+    return HostPart({name: piece for name, (_, piece) in mine.items()}, copies)
+
+
+def read_part(part: Fetched) -> Iterator[tuple[str, Tensor, Piece]]:
+    """Reads the tensors of an object, and which boxes of the whole ones they are.
+
+    Raises:
+        ContractError: if it is no safetensors object, or holds other tensors than it must.
+    """
+    found = unpack(part.data)
+    pieces = {n: local_part(t)[1] for n, t in found.items()} if part.pieces is None else part.pieces
+    wanted = {(name, each.shape, DTYPES[each.dtype]) for name, each in pieces.items()}
+    given = {(name, tuple(tensor.shape), tensor.dtype) for name, tensor in found.items()}
+    if wanted != given:
+        name, shape, dtype = min(wanted ^ given, key=str)
+        raise ContractError(
+            f"a shard does not hold what its manifest says: {name[:80]} {list(shape)} {dtype}"
+        )
+    for name, tensor in found.items():
+        yield name, tensor, pieces[name]
+
+
+@torch.no_grad()
+def place(target: Tensor, tensor: Tensor, piece: Piece) -> int:
+    """Copies the elements of a piece that are this rank's into ``target``, which has the shape of
+    the whole tensor; returns their number."""
+    local, mine = local_part(target)
+    boxes = list(zip(mine.offset, mine.shape, piece.offset, piece.shape, strict=True))
+    both = [(max(a, b), min(a + n, b + m)) for a, n, b, m in boxes]
+    if any(first >= last for first, last in both):
+        return 0
+    to = tuple(slice(i - a, j - a) for (i, j), (a, *_) in zip(both, boxes, strict=True))
+    of = tuple(slice(i - b, j - b) for (i, j), (_, _, b, _) in zip(both, boxes, strict=True))
+    local[to].copy_(tensor[of])
+    return math.prod(last - first for first, last in both)
+
+
+class Assembly:
+    """Puts the pieces of tensors where they belong, and knows what is missing."""
+
+    def __init__(self) -> None:
+        self._targets: dict[str, Tensor] = {}
+        self._mine: dict[str, Piece] = {}
+        self._missing: dict[str, int] = {}
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._targets
+
+    def expect(self, name: str, target: Tensor) -> None:
+        """Take pieces of ``name``, and put them into ``target``, until it is complete."""
+        self._targets[name] = target
+        self._mine[name] = local_part(target)[1]
+        self._missing[name] = self._mine[name].num_elements
+
+    def wants(self, name: str, piece: Piece) -> bool:
+        """Returns whether this rank has elements of this piece."""
+        mine = self._mine.get(name)
+        return mine is not None and mine.whole == piece.whole and mine.overlaps(piece)
+
+    def add(self, name: str, tensor: Tensor, piece: Piece) -> None:
+        """Raises IntegrityError if it is no piece of the tensor of that name."""
+        target = self._targets.get(name)
+        if target is None or (piece.whole, tensor.dtype) != (tuple(target.shape), target.dtype):
+            raise _foreign(name, piece.whole, tensor.dtype)
+        self._missing[name] -= place(target, tensor, piece)
+
+    def finish(self) -> None:
+        """Raises IntegrityError if a tensor is not complete."""
+        for name, number in self._missing.items():
+            if number:
+                target = self._targets[name]
+                raise _foreign(name, target.shape, target.dtype)
+
+
+def _foreign(name: str, shape: Sequence[int], dtype: torch.dtype) -> IntegrityError:
+    return IntegrityError(
+        f"these weights belong to another adapter or model: {name} {list(shape)} {dtype}"
+    )
+
+
+async def whole_tensors(stored: StoredTensors, prefix: str = "") -> dict[str, Tensor]:
+    """Fetches the tensors whose names begin with ``prefix``, whole, into the host's memory.
+
+    Raises:
+        ContractError: if an object holds no tensors, or others than it must.
+        IntegrityError: if an object is missing, or a tensor is not complete.
+    """
+    found: dict[str, Tensor] = {}
+    assembly = Assembly()
+
+    def add(part: Fetched) -> None:
+        for name, tensor, piece in read_part(part):
+            if name.startswith(prefix):
+                if name not in found:
+                    found[name] = torch.empty(piece.whole, dtype=tensor.dtype)
+                    assembly.expect(name, found[name])
+                assembly.add(name, tensor, piece)
+
+    async for part in stored.parts(lambda name, _: name.startswith(prefix)):
+        await asyncio.to_thread(add, part)
+    assembly.finish()
+    return found
