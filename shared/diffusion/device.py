@@ -16,7 +16,7 @@ from torch import Tensor
 from shared.errors import OutOfMemory
 from shared.messages.workers import Device
 from shared.models.catalogue import checked_family_of
-from shared.models.memory import AS_TRAINED, Holding, Part, adapter_bytes, weight_bytes
+from shared.models.memory import AS_TRAINED, ITEM_BYTES, Holding, Part, adapter_bytes, weight_bytes
 from shared.process.worker import host_memory
 from shared.recipe.networks import frozen_layers
 from shared.recipe.recipe import Recipe
@@ -87,13 +87,23 @@ def held_bytes(
         return held
     if model.trained == "full":
         network = weight_bytes(model.folder, model.dtype, {"transformer"})
-        if not trains:
-            return held + network
-        shared_by = trainer.ranks if trainer.sharded else 1
-        return max(held, held - network + 4 * network // shared_by)  # loaded first, then sharded
+        return held + (_beside_all_weights(recipe, network) if trains else network)
+    if trains and trainer.sharded:  # a rank reads its share alone, of a network that is not trained
+        network = weight_bytes(model.folder, model.dtype, {"transformer"})
+        held -= network - network // trainer.ranks
     targets = model.lora.targets or checked_family_of(model.folder).lora_targets
     adapter = adapter_bytes(model.folder, model.lora.rank, targets, frozen_layers(recipe))
     return held + adapter * (4 if trains else 2)
+
+
+def _beside_all_weights(recipe: Recipe, network: int) -> int:
+    """Returns the bytes that a trainer of all weights holds beside a network of so many: masters of
+    half precision, the gradient and two moments. Of ranks that share them, each holds its part of
+    all, with masters in place of the network, so that it is less than nothing if they are many."""
+    in_float32 = network * max(1, 4 // ITEM_BYTES[recipe.model.dtype])
+    if recipe.trainer.sharded:
+        return 4 * in_float32 // recipe.trainer.ranks - network
+    return (3 if in_float32 == network else 4) * in_float32
 
 
 def visible(count: int, used: int) -> str:

@@ -1,7 +1,7 @@
 """From a recipe to the network that rollout and trainer both hold, with its LoRA adapter."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,8 +27,7 @@ from shared.recipe.networks import check_networks, frozen_layers
 from shared.recipe.recipe import Recipe
 from shared.recipe.sampling import Sampling
 
-Tell = Callable[[float], None]
-"""Gets the share of a model that is loaded, from 0 to 1."""
+SAY_EVERY_S = 5.0
 
 log = structlog.get_logger()
 
@@ -126,7 +125,6 @@ def load_policy(
     holding: Holding = AS_TRAINED,
     *,
     trains: bool = False,
-    tell: Tell | None = None,
 ) -> LoadedPolicy:
     """Loads the recipe's base model, with a fresh adapter if one is trained: the same in every
     process.
@@ -134,8 +132,7 @@ def load_policy(
     ``index`` is that of the host's GPU; without any GPU, networks share the CPU. ``holding`` says
     how the network is held where it only generates. ``trains`` says that an optimizer will train
     it: with float32 masters of what is trained in half precision, and with a shard of the weights
-    if the recipe says so, so that all ranks have to load at the same time. ``tell`` gets the share
-    that is loaded, again and again.
+    if the recipe says so, so that all ranks have to load at the same time.
 
     Raises:
         OutOfMemory: if it does not fit.
@@ -145,7 +142,7 @@ def load_policy(
     set_matmul_precision(recipe, device)
     with fits(device, f"loading {', '.join(sorted(parts))} of the model", REMEDY):
         place = _place(recipe, device) if trains else None
-        policy = _loaded(recipe, parts, device, holding, place, tell)
+        policy = _loaded(recipe, parts, device, holding, place)
         if holding.memory == "streamed":
             stream(policy.model.transformer, device)
         return policy
@@ -157,11 +154,10 @@ def _loaded(
     device: torch.device,
     holding: Holding,
     place: Place | None,
-    tell: Tell | None,
 ) -> LoadedPolicy:
     table = recipe.model
     check_networks(recipe)
-    with loading(table.folder, parts, device, place, tell) as progress:
+    with loading(table.folder, parts, device, place) as progress:
         model = load_model(
             table.folder,
             parts,
@@ -183,21 +179,22 @@ def loading(
     parts: set[Part],
     device: torch.device,
     place: Place | None,
-    tell: Tell | None,
 ) -> Iterator[Progress]:
-    """Surrounds the loading of a model, and logs it; gives what is to be called with the number of
-    bytes that have been read."""
+    """Surrounds the loading of a model: logs what is loaded, every few seconds how much of it is
+    there, and how long it took. Gives what is to be called with numbers of bytes that are read."""
     total = file_bytes(folder, parts - {"transformer"})
     if "transformer" in parts:
         share = 1.0 if place is None else place.share
         total += int(share * file_bytes(folder, {"transformer"}))
-    began, done = time.monotonic(), 0
+    began = said = time.monotonic()
+    done = 0
 
     def progress(num_bytes: int) -> None:
-        nonlocal done
+        nonlocal done, said
         done += num_bytes
-        if tell is not None:
-            tell(min(1.0, done / max(1, total)))
+        if time.monotonic() >= said + SAY_EVERY_S:
+            said = time.monotonic()
+            log.info("model_loads", percent=min(99, round(100 * done / max(1, total))))
 
     about = {"model": str(folder), "parts": sorted(parts), "device": str(device)}
     log.info("loading_model", **about, gigabytes=round(total / 1e9, 3))

@@ -22,7 +22,7 @@ from services.trainer.engine.world import local_rank, num_ranks, this_rank
 from shared.devices.chunks import Chunk
 from shared.devices.protocols import GroupData, Snapshot
 from shared.devices.slices import GroupSlice
-from shared.diffusion.policy import Tell, load_policy
+from shared.diffusion.policy import load_policy
 from shared.diffusion.training.rows import TrainingGroup
 from shared.errors import ContractError, DigenRLError, OutOfMemory, Untrainable
 from shared.messages.contracts import ObjectRef
@@ -140,10 +140,9 @@ def follow(settings: StoreSettings) -> None:
     storing.join()
 
 
-def load_engine(recipe: Recipe, tell: Tell | None = None) -> TrainerEngine:
-    """Load this rank's network and optimizer: all of it, or its shard. ``tell`` gets the share that
-    is loaded."""
-    loaded = load_policy(recipe, {"transformer"}, local_rank(), trains=True, tell=tell)
+def load_engine(recipe: Recipe) -> TrainerEngine:
+    """Load this rank's network and optimizer: all of it, or its shard."""
+    loaded = load_policy(recipe, {"transformer"}, local_rank(), trains=True)
     num_samples = max(1, recipe.batch.group_size // num_ranks())
     return TrainerEngine(recipe, loaded, num_samples=num_samples)
 

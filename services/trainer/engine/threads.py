@@ -22,7 +22,7 @@ from services.trainer.engine.trainer_engine import (
 from shared.devices.protocols import GroupGradient, Snapshot
 from shared.devices.slices import slice_size
 from shared.diffusion.models import Part
-from shared.diffusion.policy import LoadedPolicy, Tell, copy_policy, load_policy
+from shared.diffusion.policy import LoadedPolicy, copy_policy, load_policy
 from shared.diffusion.training.tally import Tally
 from shared.errors import ContractError, UserError
 from shared.recipe.recipe import Recipe
@@ -143,9 +143,8 @@ class ReplicatedTraining(TrainingOnThreads):
             engine.copy_weights(self._first)
 
 
-def load_replicas(recipe: Recipe, parts: set[Part], tell: Tell | None = None) -> list[LoadedPolicy]:
-    """Load the policy on the first of the trainer's devices, and copy it to the others. ``tell``
-    gets the share that is loaded.
+def load_replicas(recipe: Recipe, parts: set[Part]) -> list[LoadedPolicy]:
+    """Load the policy on the first of the trainer's devices, and copy it to the others.
 
     Raises:
         UserError: if this host has fewer GPUs than the recipe says.
@@ -154,5 +153,5 @@ def load_replicas(recipe: Recipe, parts: set[Part], tell: Tell | None = None) ->
     count, wanted = torch.cuda.device_count(), recipe.trainer.devices
     if 0 < count < wanted:
         raise UserError(f"trainer.devices: {wanted}, but this host has {count}")
-    first = load_policy(recipe, parts, trains=True, tell=tell)
+    first = load_policy(recipe, parts, trains=True)
     return [first, *(copy_policy(first, index) for index in range(1, wanted))]
