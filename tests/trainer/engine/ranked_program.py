@@ -6,6 +6,7 @@ Importing takes most of the time, so the two ranks serve many jobs, each in proc
 that they fork. A rank reads jobs from the pipe ``PIPES/jobs-RANK`` and answers each with an exit
 code in ``PIPES/answers-RANK``.
 
+<<<<<<< ours
 In the job ``train`` the first rank reads ``recipe.json`` of the job's folder, goes back to the
 newest commit in its store, if there is one, trains ``job.json``'s batches and commits each; it
 writes to ``versions.json`` what it had before the first, and after each; ``kill.json`` may say
@@ -13,12 +14,21 @@ when a rank is killed meanwhile. In the job
 ``follow_policy`` it generates batches itself, by the weights that are published, and writes what
 they and their ratios are. In the job ``count`` each rank writes how many
 exchanges a batch takes, and in the job ``lack`` one of them has no memory for its part.
+=======
+In the job ``train`` the first rank reads ``recipe.json`` and, if they are there, ``adapter`` and
+``checkpoint`` of the job's folder, trains ``job.json``'s batches, and writes what it has before and
+after each. In the job ``follow_policy`` it generates batches itself, by the weights that are
+published, and writes what they and their ratios are. In the job ``count`` each rank writes how many
+exchanges a batch takes. In ``lack`` one of them has no memory for its part; ``load_in`` loads
+in little memory.
+>>>>>>> theirs
 """
 
 import asyncio
 import itertools
 import json
 import os
+import resource
 import sys
 import traceback
 from collections.abc import Callable, Coroutine, Sequence
@@ -248,6 +258,32 @@ def count(folder: Path) -> None:
     (folder / f"exchanges-{this_rank()}.json").write_text(json.dumps(counts))
 
 
+def memory(name: str) -> int:
+    """Bytes that the kernel counts for this process."""
+    status = Path("/proc/self/status").read_text()
+    [line] = [each for each in status.splitlines() if each.startswith(f"{name}:")]
+    return 1024 * int(line.split()[1])
+
+
+def limit_memory(num_bytes: int) -> None:
+    hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
+    resource.setrlimit(resource.RLIMIT_DATA, (num_bytes, hard))
+
+
+def load_in(folder: Path) -> None:
+    """Load in so many bytes beside those that this rank began with, which is what was imported."""
+    import peft  # noqa: F401 -- as the next: what is imported does not count
+    from diffusers import WanPipeline, WanTransformer3DModel  # noqa: F401
+
+    recipe = load_recipe(folder / "recipe.json")
+    join()
+    limit_memory(memory("VmData") + int((folder / "limit").read_text()))
+    engine = load_engine(recipe)
+    limit_memory(resource.RLIM_INFINITY)
+    found = {"digest": engine.weights_digest()}
+    (folder / f"loaded-{this_rank()}.json").write_text(json.dumps(found))
+
+
 class Job(NamedTuple):
     """A line in a rank's pipe of jobs."""
 
@@ -290,6 +326,7 @@ def do(job: Job) -> None:
         "follow_policy": partial(as_ranks, follow_policy),
         "count": count,
         "lack": lack,
+        "load_in": load_in,
     }
     jobs[job.what](Path(job.folder))
 

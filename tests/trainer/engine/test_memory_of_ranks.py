@@ -1,0 +1,84 @@
+"""Ranks that share a network load it in memory in which no rank could hold all of it."""
+
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from shared.diffusion.loading import build_network
+from shared.diffusion.policy import load_policy
+from shared.recipe.recipe import Recipe, override
+from tests import tiny_models
+from tests.trainer.engine.ranks import RANKS, Ranks
+
+SHARD = "diffusion_pytorch_model-{:05}.safetensors"
+INDEX = "diffusion_pytorch_model.safetensors.index.json"
+HEAD = 64
+
+
+@dataclass(frozen=True)
+class Width:
+    """Width of a network whose weights are mostly those of its blocks."""
+
+    heads: int
+    blocks: int
+    shards: int
+    """Number of its files."""
+
+
+SMALL = Width(heads=4, blocks=16, shards=3)
+
+
+def write_wan(folder: Path, width: Width) -> int:
+    """Write a pipeline with a random Wan network of this width; return the network's bytes."""
+    tiny_models.save("wan", folder)
+    network = folder / "transformer"
+    config = json.loads((network / "config.json").read_text())
+    config |= {
+        "num_attention_heads": width.heads, "attention_head_dim": HEAD,
+        "num_layers": width.blocks, "ffn_dim": 4 * width.heads * HEAD,
+    }  # fmt: skip
+    for file in network.glob("*"):
+        file.unlink()
+    (network / "config.json").write_text(json.dumps(config))
+    shapes = {
+        name: each.shape
+        for name, each in build_network(network, torch.float32).state_dict().items()
+    }
+    values = 0.02 * torch.randn(max(shape.numel() for shape in shapes.values()))
+    files: dict[str, str] = {}
+    names = list(shapes)
+    each = math.ceil(len(names) / width.shards)
+    for number in range(width.shards):
+        part = names[number * each : (number + 1) * each]
+        tensors = {n: values[: shapes[n].numel()].reshape(shapes[n]).clone() for n in part}
+        save_file(tensors, network / SHARD.format(number), metadata={"format": "pt"})
+        files |= dict.fromkeys(part, SHARD.format(number))
+    (network / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": files}))
+    return sum(4 * int(shape.numel()) for shape in shapes.values())
+
+
+@pytest.mark.parametrize("trained", ["full", "lora"])
+def test_ranks_load_in_less_memory_than_a_whole_copy(
+    ranks: Ranks, recipe: Recipe, tmp_path: Path, trained: str
+) -> None:
+    whole = write_wan(tmp_path / "wan", SMALL)
+    one = override(
+        recipe,
+        {
+            "model.folder": str(tmp_path / "wan"), "model.trained": trained,
+            "model.height": 16, "model.width": 16, "algorithm.kl_beta": 0.0,
+        },
+    )  # fmt: skip
+    two = override(one, {"trainer.ranks": RANKS, "trainer.sharded": True})
+    (tmp_path / "recipe.json").write_text(two.model_dump_json())
+    (tmp_path / "limit").write_text(str(int(0.9 * whole)))
+    ranks.do("load_in", tmp_path)
+    wanted = load_policy(one, {"transformer"}).in_use.digest()
+    for rank in range(RANKS):
+        found = json.loads((tmp_path / f"loaded-{rank}.json").read_text())
+        assert found["digest"] == wanted
