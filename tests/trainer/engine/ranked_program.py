@@ -6,12 +6,13 @@ Importing takes most of the time, so the two ranks serve many jobs, each in proc
 that they fork. A rank reads jobs from the pipe ``PIPES/jobs-RANK`` and answers each with an exit
 code in ``PIPES/answers-RANK``.
 
-In the job ``train`` the first rank reads ``recipe.json`` and, if they are there, ``adapter`` and
-``checkpoint`` of the job's folder, trains ``job.json``'s batches, and writes what it has before and
-after each. In the job ``follow_policy`` it generates batches itself, by the weights that are
-published, and writes what they and their ratios are. In the job ``count`` each rank writes how many
-exchanges a batch takes. In ``lack`` one of them has no memory for its part; ``load_in`` loads
-in little memory.
+In the job ``train`` the first rank reads ``recipe.json`` of the job's folder, goes back to the
+newest commit in its store, if there is one, trains ``job.json``'s batches and commits each; it
+writes to ``versions.json`` what it had before the first, and after each; ``kill.json`` may say
+when a rank is killed meanwhile. In the job ``follow_policy`` it generates batches itself, by the
+weights that are published, and writes what they and their ratios are. In the job ``count`` each
+rank writes how many exchanges a batch takes, in the job ``lack`` one of them has no memory for its
+part, and in the job ``load_in`` they load in little memory.
 """
 
 import asyncio
