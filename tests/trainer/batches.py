@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
+from typing import Any
 
 import torch
 
@@ -99,6 +100,26 @@ def fresh_groups(recipe: Recipe, loaded: LoadedPolicy) -> list[GroupData]:
     return groups
 
 
+def noise_group(recipe: Recipe, loaded: LoadedPolicy) -> GroupData:
+    """Return a group that all ranks generate at the same time, each all of it, by a network of Wan
+    that lies on all of them, without text encoders and decoder: its prompt is noise."""
+    config: Any = loaded.model.transformer.config
+    conditions = {
+        "text": torch.randn(1, 4, config.text_dim, generator=torch.Generator().manual_seed(5))
+    }
+    shape = (config.in_channels, 1, recipe.model.height // 8, recipe.model.width // 8)
+    seeds = range(recipe.batch.group_size)
+    made = [
+        generate(recipe, loaded, conditions, window_start=0, seeds=[seed], shape=shape)
+        for seed in seeds
+    ]
+    return GroupData(
+        trajectories=tuple(map(pack_trajectory, made)),
+        conditions=pack(conditions),
+        advantages=tuple((-1.0) ** seed for seed in seeds),
+    )
+
+
 def generate(
     recipe: Recipe,
     loaded: LoadedPolicy,
@@ -106,6 +127,7 @@ def generate(
     *,
     window_start: int,
     seeds: Sequence[int] = (),
+    shape: tuple[int, ...] | None = None,
 ) -> Trajectory:
     """A group's samples, or those of these seeds, by the network as it is."""
     size = recipe.batch.group_size
@@ -114,7 +136,8 @@ def generate(
     denoising = Denoising(
         sampling_plan(recipe, window_start=window_start),
         seeds=seeds,
-        shape=loaded.model.latent_shape(height=recipe.model.height, width=recipe.model.width),
+        shape=shape
+        or loaded.model.latent_shape(height=recipe.model.height, width=recipe.model.width),
         device=loaded.device,
     )
     denoise(

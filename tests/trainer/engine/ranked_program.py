@@ -12,7 +12,7 @@ writes to ``versions.json`` what it had before the first, and after each; ``kill
 when a rank is killed meanwhile. In the job ``follow_policy`` it generates batches itself, by the
 weights that are published, and writes what they and their ratios are. In the job ``count`` each
 rank writes how many exchanges a batch takes, in the job ``lack`` one of them has no memory for its
-part, and in the job ``load_in`` they load in little memory.
+part, in the jobs ``load_in`` and ``train_in`` they load, or train, in little memory.
 """
 
 import asyncio
@@ -40,6 +40,7 @@ from services.trainer.versions import NewVersion, store_version
 from shared.devices.protocols import GroupData, Snapshot, Training
 from shared.devices.slices import GroupSlice, slice_group
 from shared.diffusion.policy import LoadedPolicy, load_policy
+from shared.diffusion.ranks import local_shard
 from shared.diffusion.weights import Staging
 from shared.errors import OutOfMemory, RanksLost
 from shared.messages.contracts import ObjectRef
@@ -49,7 +50,7 @@ from shared.run.shards import open_tensors
 from shared.store import ObjectStore, StoreSettings, open_store
 from shared.store.folder import FolderBackend
 from tests.paths import DIGITS
-from tests.trainer.batches import fresh_groups, make_batch
+from tests.trainer.batches import fresh_groups, make_batch, noise_group
 
 VERSIONS = TypeAdapter(list[CommitRecord])
 STORED = TypeAdapter(list[tuple[ObjectRef, ObjectRef]])
@@ -275,6 +276,30 @@ def load_in(folder: Path) -> None:
     (folder / f"loaded-{this_rank()}.json").write_text(json.dumps(found))
 
 
+def train_in(folder: Path) -> None:
+    """Load and train, on all ranks together, a batch that the weights have generated; say how much
+    memory this rank had beside what it began with."""
+    recipe, limits = (
+        load_recipe(folder / "recipe.json"),
+        json.loads((folder / "limits").read_text()),
+    )
+    join()
+    Path("/proc/self/clear_refs").write_text("5")  # forgets the peak
+    resident, data = memory("VmRSS"), memory("VmData")
+    limit_memory(data + limits["loads_in"])
+    engine = load_engine(recipe)
+    loaded = memory("VmHWM") - resident
+    limit_memory(data + limits["trains_in"])
+    first = local_shard(next(iter(engine._parameters.values())).detach())
+    before = first.clone()
+    engine.begin()
+    engine.train(engine.read(noise_group(recipe, engine._loaded)))
+    metrics = engine.step(0)
+    peak, moved = memory("VmHWM") - resident, not torch.equal(first, before)
+    found = {"loaded": loaded, "peak": peak, "moved": moved, **metrics}
+    (folder / f"trained-{this_rank()}.json").write_text(json.dumps(found))
+
+
 class Job(NamedTuple):
     """A line in a rank's pipe of jobs."""
 
@@ -318,6 +343,7 @@ def do(job: Job) -> None:
         "count": count,
         "lack": lack,
         "load_in": load_in,
+        "train_in": train_in,
     }
     jobs[job.what](Path(job.folder))
 

@@ -26,7 +26,13 @@ class Ranks:
         program = ["--nproc-per-node", str(RANKS), "-m", "tests.trainer.engine.ranked_program"]
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
-                [*command, *program, str(folder)], stdout=log, stderr=subprocess.STDOUT
+                [*command, *program, str(folder)],
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env={
+                    **os.environ,
+                    "MALLOC_MMAP_THRESHOLD_": "65536",
+                },  # what is freed is given back
             )
         # A pipe is opened for both directions, so that nobody waits for a rank that has died.
         opened = {name: os.open(folder / name, os.O_RDWR) for name in names}

@@ -30,6 +30,7 @@ class Width:
     """Number of its files."""
 
 
+LARGE = Width(heads=16, blocks=33, shards=9)
 SMALL = Width(heads=4, blocks=16, shards=3)
 
 
@@ -82,3 +83,38 @@ def test_ranks_load_in_less_memory_than_a_whole_copy(
     for rank in range(RANKS):
         found = json.loads((tmp_path / f"loaded-{rank}.json").read_text())
         assert found["digest"] == wanted
+
+
+@pytest.mark.night
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_ranks_train_2_gb_of_weights_in_their_shares_of_them(
+    ranks: Ranks, recipe: Recipe, tmp_path: Path, dtype: str
+) -> None:
+    """Of weights, gradient and optimizer each holds its share, and a fifth more at most; loading
+    alone takes less than a whole copy of the weights."""
+    whole = write_wan(tmp_path / "wan", LARGE)
+    assert whole >= 2 * 10**9
+    allowed = int(1.2 * (whole + whole + 2 * whole) / RANKS)
+    two = override(
+        recipe,
+        {
+            "model.folder": str(tmp_path / "wan"), "model.trained": "full", "model.dtype": dtype,
+            "model.height": 16, "model.width": 16, "algorithm.kl_beta": 0.0,
+            "batch.groups": 1, "batch.group_size": RANKS, "schedule.fragment_size": 1,
+            "sampling.steps": 2, "sampling.window": 1, "sampling.first_window_starts": [0, 0],
+            "trainer.micro_batch": 1, "schedule.tsp_steps": 1, "trainer.learning_rate": 1e-3,
+            "trainer.ranks": RANKS, "trainer.sharded": True,
+        },
+    )  # fmt: skip
+    (tmp_path / "recipe.json").write_text(two.model_dump_json())
+    limits = {"loads_in": int(0.9 * whole), "trains_in": allowed}
+    (tmp_path / "limits").write_text(json.dumps(limits))
+    ranks.do("train_in", tmp_path)
+    for rank in range(RANKS):
+        found = json.loads((tmp_path / f"trained-{rank}.json").read_text())
+        assert found["loaded"] < 0.9 * whole
+        assert found["peak"] <= allowed
+        assert found["onpolicy_ratio_error"] == 0
+        assert found["grad_norm"] > 0
+        assert found["moved"]
