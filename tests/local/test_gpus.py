@@ -61,7 +61,8 @@ def test_a_shipped_recipe_fills_the_gpus_that_it_states(name: str, tmp_path: Pat
     rollouts = [found[f"rollout-{number}"] for number in range(recipe.rollout.workers)]
     assert rollouts == gpus[trained:], "one each, in order, and none is left over"
     assert {found[f"reward-{number}"] for number in range(recipe.reward.workers)} == {""}
-    assert len(found) == 1 + recipe.rollout.workers + recipe.reward.workers
+    workers = recipe.rollout.workers + recipe.reward.workers + recipe.encoder.workers
+    assert len(found) == 1 + workers
 
 
 def test_the_demo_leaves_gpus_alone() -> None:

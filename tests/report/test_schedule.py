@@ -53,7 +53,7 @@ def test_a_run_of_which_nothing_was_seen_has_no_shares() -> None:
 def test_the_display_says_for_whom_a_device_waits_and_why_it_is_refused() -> None:
     view = {
         "activity": "waiting_for_trainer", "use": "tail", "refused": None, "lent": False,
-        "service": "rollout", "note": "",
+        "service": "rollout", "note": "", "memory_shortage": None,
     }  # fmt: skip
     assert doing(view) == "tail"
     lacks = {"activity": "waiting_for_conditions", "use": "generating", "note": "no encoder has"}

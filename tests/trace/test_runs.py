@@ -129,6 +129,7 @@ def test_check_traces_a_recipe_and_says_so() -> None:
     assert "training passes of" in said.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("trained", ["lora", "full"])
 def test_a_rank_holds_its_share_of_the_network(digits: Trace, trained: str, dtype: str) -> None:
@@ -150,6 +151,7 @@ def test_a_rank_holds_its_share_of_the_network(digits: Trace, trained: str, dtyp
     assert large.flops == 2 * small.flops
 
 
+@pytest.mark.slow
 def test_all_weights_in_half_precision_have_masters(digits: Trace) -> None:
     changes = {"algorithm.kl_beta": 0.0, "model.trained": "full", "model.dtype": "bfloat16"}
     found = traced(override(load_recipe(DIGITS), changes))
