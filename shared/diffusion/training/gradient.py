@@ -109,8 +109,10 @@ class GradientTransaction:
         with taken(Untrainable):
             found = evaluate(self.algorithm, rows, self, behaviour)
         per_row = found.surrogate.per_row
+        rest = found.rest(self.algorithm.kl_beta)
+        if rest is not None:
+            per_row = per_row + rest
         if found.divergence is not None:
-            per_row = per_row + self.algorithm.kl_beta * found.divergence
             self.tally.kl += float(found.divergence.detach().sum())
         loss = per_row.sum() / self.num_rows
         if loss.requires_grad:  # not where all rows are of a network that is not trained

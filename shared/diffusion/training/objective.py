@@ -47,9 +47,22 @@ class Behaviour:
 
 @dataclass(frozen=True, slots=True)
 class LossTerms:
+    """The parts of a loss per row, which add up: the surrogate's, the constant one, and kl_beta
+    times the divergence."""
+
     surrogate: Surrogate
-    divergence: Tensor | None
+    """Its loss per row is in proportion to the row's advantage, as long as that keeps its sign."""
+    divergence: Tensor | None = None
     """(B,) divergence from the base model, if the algorithm holds the policy near it."""
+    constant: Tensor | None = None
+    """(B,) what does not depend on the advantage, if there is more than the divergence."""
+
+    def rest(self, kl_beta: float) -> Tensor | None:
+        """Returns the loss (B,) that does not depend on the advantage, if there is any."""
+        if self.divergence is None:
+            return self.constant
+        held = kl_beta * self.divergence
+        return held if self.constant is None else self.constant + held
 
 
 def clipped(
