@@ -83,6 +83,14 @@ def configure_logs(*, service: str, worker: str, run: str) -> None:
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr)
 
 
+def quiet_logs() -> None:
+    """Let a command that prints results log no more than warnings, to stderr."""
+    structlog.configure(
+        wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+    )
+
+
 def public(url: str) -> str:
     """Return the address alone: no user, no password, no query.
 

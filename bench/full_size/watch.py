@@ -43,9 +43,9 @@ class Watched:
     """What was seen of a run; seconds count from its start."""
 
     total: Peak = field(default_factory=Peak)
-    """Of all processes together."""
+    """Memory of all processes together."""
     roles: dict[str, Peak] = field(default_factory=lambda: defaultdict(Peak))
-    """By what a process is; processes of one role count together."""
+    """Memory by what a process is; processes of one role count together."""
     moments: list[Moment] = field(default_factory=list)
     """Changes of what a worker does, and steps of the run."""
     series: list[tuple[float, int]] = field(default_factory=list)

@@ -21,7 +21,9 @@ def generate(
     """Generate images or videos with a recipe's model and a trained adapter."""
     from shared.process.worker_process import prepare_libraries
     from shared.recipe.recipe import load_recipe
+    from shared.telemetry import quiet_logs
 
+    quiet_logs()
     loaded = load_recipe(recipe)
     prepare_libraries(loaded, threads=loaded.rollout.threads)
     from digenrl.report.generate import generate as make

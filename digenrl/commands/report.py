@@ -29,7 +29,9 @@ def report(
     """Evaluate a run's first and last version, draw curves and a gallery, export the adapter."""
     from digenrl.local.store import store_of
     from digenrl.report.make import make_report
+    from shared.telemetry import quiet_logs
 
+    quiet_logs()
     wanted = named(name, run)
     with store_of(runs / wanted):
         making = make_report(

@@ -78,7 +78,7 @@ class TrainingPass(Record):
 
 class Training(Record):
     passes: Annotated[tuple[TrainingPass, ...], Field(min_length=1)]
-    """By ascending rows."""
+    """Passes that were traced, by ascending rows."""
     gradients: Count
     """Bytes of the gradients, which are part of the peaks."""
     optimizer: Count
@@ -102,18 +102,18 @@ class Sharded(Record):
 
 
 class Stored(Record):
-    """Bytes that a run writes to the object store."""
+    """Counts the bytes that a run writes to the object store."""
 
     trajectory: Count
-    """Of one sample."""
+    """Bytes of a sample's denoising path."""
     media: Count
-    """Of one sample, as it is decoded."""
+    """Bytes of a sample as it is decoded."""
     conditions: Count
-    """Of one prompt."""
+    """Bytes of a prompt's conditions."""
     weights: Count
-    """Of one version."""
+    """Bytes of a version's weights."""
     checkpoint: Count
-    """Of one version: what the optimizer needs to go on."""
+    """Bytes of what the optimizer needs to go on from a version."""
 
     def batch(self, groups: int, group_size: int) -> int:
         samples = groups * group_size
@@ -133,7 +133,7 @@ class Trace(Record):
     shape: Shape
     weights: Weights
     denoise: Annotated[tuple[Pass, ...], Field(min_length=1)]
-    """By ascending samples; the last one is of a fragment."""
+    """Denoising steps that were traced, by ascending samples; the last is that of a fragment."""
     decode: Pass
     train: Training | None
     """On a device that holds all weights; None if they are shared."""

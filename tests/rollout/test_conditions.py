@@ -70,8 +70,9 @@ async def test_conditions_are_fetched_while_the_device_is_at_another_fragment(
     async with worker() as cluster:
         await encode(cluster, 0)
         await encode(cluster, 1)
-        await generate(cluster, 0, 1)
+        await generate(cluster, 0)
         await cluster.until(lambda: cluster.device.begun == ["fragment 0"])
+        await generate(cluster, 1)
         await cluster.until(lambda: cluster.app._waiting.has_ready)
         assert cluster.worker.activity == "generating"
         await cluster.store.delete_folder(f"{RUN}/conditions")

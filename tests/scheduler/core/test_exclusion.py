@@ -11,7 +11,7 @@ from services.scheduler.core.exclusion import (
     MIN_DEADLINE_S,
     TIMES_LEARNED,
 )
-from services.scheduler.core.machine import Tick, WorkerInactive
+from services.scheduler.core.machine import Tick, WorkerInactive, WorkerLeft
 from shared.messages.contracts import (
     ComputeGradient,
     FragmentReleased,
@@ -197,3 +197,24 @@ def test_a_device_that_is_about_to_end_is_given_nothing_more() -> None:
     event = FragmentReleased(slot=tasks[0].fragment.slot, worker="a-0", reason="draining")
     assert machine.tasks(event) == []
     assert machine.tasks(joined("a", life=1)) != []
+
+
+def test_a_fragment_that_kills_workers_fails_the_run() -> None:
+    machine = Machine("a", num_groups=1)
+    machine.handle(examples.published(0))
+    for life in range(machine.plan.max_losses):
+        machine.handle(WorkerLeft(f"a-{life}"))
+        machine.handle(joined("a", life=life + 1))
+    assert machine.state.phase == "failed"
+    assert machine.state.failure is not None and "was lost with 5 workers" in machine.state.failure
+
+
+def test_a_fragment_that_only_waited_for_the_workers_that_died_is_not_what_killed_them() -> None:
+    machine = Machine("a", "b", num_groups=2)
+    machine.handle(examples.published(0))
+    for life in range(machine.plan.max_losses - 1):
+        machine.handle(WorkerLeft(f"a-{life}"))
+        machine.handle(joined("a", life=life + 1))
+    losses = [f.num_losses for g in machine.state.batches[0].groups for f in g.fragments]
+    assert machine.state.phase == "running"
+    assert sum(losses) == machine.plan.max_losses - 1

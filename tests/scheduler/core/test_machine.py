@@ -223,27 +223,6 @@ def test_a_worker_that_is_started_again_is_another_one() -> None:
     assert {task.worker for task in again} == {"a-1"}
 
 
-def test_a_fragment_that_kills_workers_fails_the_run() -> None:
-    machine = Machine("a", num_groups=1)
-    machine.handle(examples.published(0))
-    for life in range(machine.plan.max_losses):
-        machine.handle(WorkerLeft(f"a-{life}"))
-        machine.handle(joined("a", life=life + 1))
-    assert machine.state.phase == "failed"
-    assert machine.state.failure is not None and "was lost with 5 workers" in machine.state.failure
-
-
-def test_a_fragment_that_only_waited_for_the_workers_that_died_is_not_what_killed_them() -> None:
-    machine = Machine("a", "b", num_groups=2)
-    machine.handle(examples.published(0))
-    for life in range(machine.plan.max_losses - 1):
-        machine.handle(WorkerLeft(f"a-{life}"))
-        machine.handle(joined("a", life=life + 1))
-    losses = [f.num_losses for g in machine.state.batches[0].groups for f in g.fragments]
-    assert machine.state.phase == "running"
-    assert sum(losses) == machine.plan.max_losses - 1
-
-
 def test_a_paused_run_issues_nothing_until_resumed() -> None:
     machine = Machine(num_groups=10)
     [task, *_] = machine.tasks(examples.published(0))

@@ -16,6 +16,7 @@ from shared.diffusion.families.base import unpack as latents_from
 from shared.diffusion.models import Conditions, ModelAdapter, Part, load_model, repeat_rows
 from shared.diffusion.policy import LoraSpec, attach_lora
 from shared.diffusion.tensors import pack, unpack_conditions
+from shared.diffusion.weights import trained_parameters
 from shared.errors import UserError
 from shared.models import attention
 from shared.models.families import FAMILIES
@@ -50,12 +51,14 @@ def latents_of(name: str, model: ModelAdapter) -> Tensor:
 
 
 def gradient(model: ModelAdapter, name: str, conditions: Conditions) -> Tensor:
-    """Of a trained network with checkpointing; the first layer's, to compare."""
+    """Returns the velocities of two rows, and after them the gradient of every trained weight."""
     sigma, guidance = torch.tensor([0.9, 0.4]), GUIDANCES[name][-1]
     rows = repeat_rows(conditions, 2)
     velocity = model.velocity(latents_of(name, model), sigma, rows, guidance=guidance)
     velocity.square().mean().backward()
-    return velocity.detach()
+    trained = trained_parameters(model.transformer).values()
+    gradients = [each.grad.flatten() for each in trained if each.grad is not None]
+    return torch.cat([velocity.detach().flatten(), *gradients])
 
 
 def adapted(model: ModelAdapter) -> ModelAdapter:
@@ -150,7 +153,7 @@ def test_a_named_back_end_samples_and_trains_with_the_network(named: Named) -> N
     usual = adapted(load(folder, ALL))
     conditions = usual.encode(PROMPT, guidance=GUIDANCES[name][-1])
     if "sd3" in name:
-        return
+        pytest.skip("its network asks torch directly")
     wanted = gradient(usual, name, conditions)
     before = _AttentionBackendRegistry._active_backend
     try:

@@ -100,7 +100,7 @@ def shards(shapes: Shapes, dtype: str) -> Iterator[Shapes]:
 
 
 def write_part(folder: Path, stem: str, shapes: Shapes, dtype: str, variant: str = "") -> None:
-    """As `save_pretrained` does: one file, or shards and their index."""
+    """Writes a part as `save_pretrained` does: one file, or shards and their index."""
     pieces = list(shards(shapes, dtype))
     if len(pieces) == 1:
         write(folder / f"{stem}{variant}.safetensors", shapes, dtype)

@@ -91,7 +91,7 @@ def test_ranks_load_in_less_memory_than_a_whole_copy(
 def test_ranks_train_2_gb_of_weights_in_their_shares_of_them(
     ranks: Ranks, recipe: Recipe, tmp_path: Path, dtype: str
 ) -> None:
-    """Of weights, gradient and optimizer each holds its share, and a fifth more at most; loading
+    """Each holds its share of weights, gradient and optimizer, and a fifth more at most; loading
     alone takes less than a whole copy of the weights."""
     whole = write_wan(tmp_path / "wan", LARGE)
     assert whole >= 2 * 10**9
