@@ -63,6 +63,7 @@ class LocalRun:
         """Wait for the end; returns summary.json."""
         output, _ = self.process.communicate(timeout=PATIENCE_S)
         assert self.process.returncode == 0, output
+        assert "loading_model" not in output, "what services log is in files"
         summary: dict[str, Any] = json.loads((self.folder / "summary.json").read_text())
         return summary
 

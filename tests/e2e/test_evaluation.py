@@ -17,30 +17,29 @@ from shared.process.settings import ServiceSettings
 from shared.recipe.recipe import load_recipe, override
 from shared.store import open_store
 from tests.brokers import StartProgram, program
-from tests.e2e.local_run import SMALL, LocalRun, StartRun, wait_until
+from tests.e2e.local_run import LocalRun, StartRun, wait_until
+from tests.e2e.test_families import GROUPS, SIZE, check_trained, recipe_of
 from tests.e2e.test_schedule import child, logged
-from tests.paths import DIGITS
 
 pytestmark = [pytest.mark.run, pytest.mark.timeout(600)]
 
 STEPS = 5
 DUE = [0, 2, 4, 5]
-CHANGES = SMALL | {
-    "evaluation.every": 2,
-    "evaluation.steps": 14,
-    "evaluation.scorers": [{"name": "smooth", "type": "jpeg-compressibility"}],
-}
+CHANGES = {"run.name": "small", "evaluation.every": 2}
+PICTURES = 4
+"""Pictures of an evaluated version: two prompts, two samples of each."""
 
 
 def test_versions_are_evaluated_and_steps_followed_while_a_run_goes_on_and_it_is_reported(
     start_run: StartRun, start: StartProgram, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "evaluated.json"
-    path.write_text(override(load_recipe(DIGITS), CHANGES).model_dump_json())
+    path.write_text(override(load_recipe(recipe_of("flux", tmp_path)), CHANGES).model_dump_json())
     run = start_run("--steps", str(STEPS), "--tensorboard", str(tmp_path / "tb"), recipe=path)
     wait_until(lambda: bool(run_log(run.folder)), 120)
     child(run, "evaluate").kill()
     summary = run.finish()
+    check_trained("flux", run, summary, steps=STEPS)
     check_evaluations(run, summary)
     check_curves(tmp_path / "tb", summary)
     check_card(run)
@@ -56,7 +55,7 @@ def test_versions_are_evaluated_and_steps_followed_while_a_run_goes_on_and_it_is
     assert {record["worker"] for record in found} == {"evaluator"}
     named = {sample["media"]["key"] for record in found for sample in record["samples"]}
     assert {key for key in keys if key.endswith(".png")} == named
-    assert len(named) > 40, "other pictures by other versions"
+    assert len(named) > PICTURES, "other pictures by other versions"
 
 
 def follow_by_name_alone(run: LocalRun, folder: Path) -> None:
@@ -68,7 +67,7 @@ def follow_by_name_alone(run: LocalRun, folder: Path) -> None:
 def check_evaluations(run: LocalRun, summary: dict[str, Any]) -> None:
     """Each due version was measured once, over both starts of the evaluator, and drawn."""
     assert [each["version"] for each in summary["evaluations"]] == DUE
-    assert all(each["quality"]["num_samples"] == 40 for each in summary["evaluations"])
+    assert all(each["quality"]["num_samples"] == PICTURES for each in summary["evaluations"])
     assert summary["evaluations"][0]["quality"] == summary["before"]
     assert summary["evaluations"][-1]["quality"] == summary["after"]
     for name in ("evaluations.png", "progress.png", "gallery.png", "curve.png"):
@@ -83,7 +82,7 @@ def check_curves(folder: Path, summary: dict[str, Any]) -> None:
     [run] = folder.iterdir()
     curves = EventAccumulator(str(run)).Reload()
     assert set(curves.Tags()["scalars"]) == {
-        *STEP_METRICS, "reward_mean/proxy", "reward_std/proxy"
+        *STEP_METRICS, "reward_mean/texture", "reward_std/texture"
     }  # fmt: skip
     for tag in curves.Tags()["scalars"]:
         assert [event.step for event in curves.Scalars(tag)] == list(range(1, STEPS + 1)), tag
@@ -93,7 +92,7 @@ def check_curves(folder: Path, summary: dict[str, Any]) -> None:
 
 def check_card(run: LocalRun) -> None:
     card = (run.folder / "adapter" / "README.md").read_text()
-    assert f"{STEPS} optimizer steps on {STEPS * 12} samples" in card
+    assert f"{STEPS} optimizer steps on {STEPS * GROUPS * SIZE} samples" in card
     assert (run.folder / "adapter" / "curve.png").stat().st_size > 10_000
 
 

@@ -1,7 +1,11 @@
-"""A small random model of every family through the real services, each with another algorithm."""
+"""A small random model of every family through the real services, each with another algorithm.
+
+Two of them are run every time, where more is asked of a run (test_runs.py, test_evaluation.py).
+"""
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,7 +13,7 @@ from PIL import Image
 from safetensors.numpy import load_file
 
 from tests import tiny_models
-from tests.e2e.local_run import StartRun
+from tests.e2e.local_run import LocalRun, StartRun
 
 pytestmark = [pytest.mark.run, pytest.mark.timeout(900)]
 
@@ -29,8 +33,6 @@ ALGORITHMS = {
     "wan22": 'name = "flow-grpo"\nkl_beta = 0.01',
 }
 BATCHES, GROUPS, SIZE = 2, 2, 4
-EVERY_TIME = ("flux", "wan")
-"""An image and a video family."""
 
 
 def recipe_of(family: str, folder: Path) -> Path:
@@ -95,22 +97,21 @@ weight = 0.1
 """
 
 
-@pytest.mark.parametrize(
-    "family",
-    [
-        pytest.param(family, marks=() if family in EVERY_TIME else pytest.mark.slow)
-        for family in tiny_models.MODELS
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("family", tiny_models.MODELS)
 def test_a_model_of_every_family_is_trained(
     family: str, tmp_path: Path, start_run: StartRun
 ) -> None:
     run = start_run(name=family, recipe=recipe_of(family, tmp_path))
-    summary = run.finish()
-    assert summary["commits"] == BATCHES
-    assert summary["samples_trained"] == BATCHES * GROUPS * SIZE
+    check_trained(family, run, run.finish(), steps=BATCHES)
+
+
+def check_trained(family: str, run: LocalRun, summary: dict[str, Any], *, steps: int) -> None:
+    """Every batch was trained on the policy, and its results can be looked at and used."""
+    assert summary["commits"] == steps
+    assert summary["samples_trained"] == steps * GROUPS * SIZE
     assert summary["onpolicy_ratio_error_max"] <= 1e-6
-    assert len(set(summary["reward_per_step"])) == BATCHES
+    assert len(set(summary["reward_per_step"])) == steps
     assert summary["reward_before"] != summary["reward_after"], "the adapter changes what is made"
     assert summary["after"]["gold"]["smooth"] < 0 < summary["after"]["rewards"]["texture"]
     smooth = [summary[when]["gold"]["smooth"] for when in ("before", "after")]
