@@ -22,14 +22,15 @@ def generate(
     seed: int,
     out: Path,
 ) -> Iterator[Path]:
-    """Sample the prompts with an ODE, write the samples, and yield the path of each file.
+    """Sample the prompts with an ODE and all steps, write the samples, and yield the path of each
+    file.
 
     Raises:
         UserError: if the adapter does not fit the recipe, or ``out`` cannot be written.
     """
     read = read_network if recipe.model.trained == "full" else read_adapter
     tensors = None if adapter is None else read(adapter, networks_in(recipe.model.folder))
-    sampler = Sampler(recipe)
+    sampler = Sampler(recipe.with_whole_grid)
     if tensors is not None:
         try:
             load_weights(sampler.model.transformer, _trained_of(tensors, sampler))

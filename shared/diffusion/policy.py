@@ -21,11 +21,10 @@ from shared.diffusion.weights import ADAPTER, WeightsInUse, trained_parameters
 from shared.errors import UserError
 from shared.learning.algorithms import ALGORITHMS
 from shared.learning.seeds import derive
-from shared.models import sigmas
 from shared.models.memory import AS_TRAINED, Holding, file_bytes
+from shared.recipe.grid import sigmas_of
 from shared.recipe.networks import check_networks, frozen_layers
 from shared.recipe.recipe import Recipe
-from shared.recipe.sampling import Sampling
 
 SAY_EVERY_S = 5.0
 
@@ -255,23 +254,9 @@ def sampling_plan(recipe: Recipe, *, window_start: int | None) -> SamplingPlan:
     if window_start is not None and method.has_window:
         window = range(window_start, window_start + sampling.window)
     return SamplingPlan(
-        sigmas=_sigmas(sampling),
+        sigmas=sigmas_of(sampling),
         window=window,
         noise_level=sampling.noise_level,
         variant=sampling.variant,
         keeps_means=method.keeps_means,
     )
-
-
-def _sigmas(sampling: Sampling) -> sigmas.Sigmas:
-    match sampling.sigmas:
-        case "linear":
-            return sigmas.linear_sigmas(sampling.steps)
-        case "shifted":
-            return sigmas.single_shift_sigmas(sampling.steps, sampling.shift)
-        case "default":
-            return sigmas.default_sigmas(sampling.steps, sampling.shift)
-        case "model":
-            raise ValueError("the model's own sigmas are numbers once the recipe is read")
-        case numbers:
-            return numbers

@@ -29,6 +29,7 @@ def check_tables(tables: Tables) -> None:
     _check_at_most(tables.schedule.tag, tables.batch.groups, "schedule.tag", "batch.groups")
     _check_devices(tables)
     _check_variant(tables)
+    _check_tail(tables)
     _check_best(tables)
     check_evaluation(tables.evaluation, tables.sampling)
 
@@ -48,6 +49,14 @@ def _check_variant(tables: Tables) -> None:
         raise ValueError(
             f"sampling.variant: {tables.algorithm.name} does not sample with "
             f"{tables.sampling.variant!r}; use {' or '.join(map(repr, variants))}"
+        )
+
+
+def _check_tail(tables: Tables) -> None:
+    if tables.sampling.tail is not None and not ALGORITHMS[tables.algorithm.name].has_window:
+        raise ValueError(
+            f"sampling.tail: follows the last window, and {tables.algorithm.name} samples without "
+            "one; leave it out, and set sampling.steps lower"
         )
 
 

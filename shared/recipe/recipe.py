@@ -36,6 +36,11 @@ class Recipe(Tables):
         check_tables(self)
         return self
 
+    @property
+    def with_whole_grid(self) -> Self:
+        """The recipe with all steps of its noise schedule in place of a tail."""
+        return self.model_copy(update={"sampling": self.sampling.model_copy(update={"tail": None})})
+
 
 def load_recipe(path: Path) -> Recipe:
     """Read, check and resolve a recipe: TOML, or the JSON of one that is resolved already.

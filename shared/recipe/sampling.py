@@ -16,6 +16,9 @@ SigmaGrid = Literal["linear", "shifted", "default", "model"] | tuple[Sigma, ...]
 
 
 MIN_FIRST_SIGMA = 0.9
+MIN_CORRELATION = 0.8
+"""Default of `Sampling.tail_correlation`: a gradient whose rewards correlate so with the whole
+schedule's learns from a sample about its square, .64, of what it would."""
 MAX_STEP = 10.0
 """Largest ratio of the second step to the distance of its start from 1: the standard deviation of
 its noise is the noise level times the square root of that. The grids in use have 1 to 3."""
@@ -49,6 +52,22 @@ class Sampling(Table):
     """Batches at each position; of random windows 1, unless the recipe says otherwise."""
     window_batches_last: Positive = 1
     """decay: at the last position; in between linear."""
+    tail: Positive | None = None
+    """Denoising steps from the end of the last window on, in place of those that the schedule has
+    there (docs/coarse-tail.md)."""
+    tail_correlation: Annotated[float, Field(gt=0, le=1)] = MIN_CORRELATION
+    """Least rank correlation of a group's rewards with and without the tail, as `digenrl
+    tail-check` measures it, with which `digenrl up` begins a run."""
+
+    @property
+    def windows_end(self) -> int:
+        """Step at which the last window has ended."""
+        return self.first_window_starts[1] + self.window
+
+    @property
+    def num_steps(self) -> int:
+        """Denoising steps of a sample, with the tail if there is one."""
+        return self.steps if self.tail is None else self.windows_end + self.tail
 
     @property
     def moving_window(self) -> Windows:
@@ -83,6 +102,20 @@ class Sampling(Table):
                 f"the last that may be stochastic of {self.steps}; {remedy}"
             )
         return self
+
+    @model_validator(mode="after")
+    def _tail_is_coarser(self) -> Self:
+        left = self.steps - self.windows_end
+        if self.tail is None or self.tail < left:
+            return self
+        if left < 2:
+            raise ValueError(
+                f"tail: windows reach step {self.windows_end - 1} of {self.steps}, which leaves no "
+                "steps for a tail to replace; end first_window_starts earlier, or leave tail out"
+            )
+        raise ValueError(
+            f"tail: {self.tail} steps in place of {left} are not fewer; at most {left - 1}"
+        )
 
 
 def check_sigmas(field: str, sigmas: tuple[float, ...], steps: int) -> None:

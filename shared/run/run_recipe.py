@@ -20,7 +20,7 @@ from shared.store import ObjectStore
 
 MAY_CHANGE = {
     "run.steps", "run.keep_last", "run.keep_every", "run.keep_best", "run.shard_bytes",
-    "model.device", "model.vae_tiling",
+    "model.device", "model.vae_tiling", "sampling.tail_correlation",
     "rollout.workers", "rollout.threads", "rollout.can_train", "rollout.memory", "rollout.media",
     "trainer.devices",
     "encoder.workers", "encoder.threads", "encoder.ahead", "encoder.device",

@@ -42,7 +42,7 @@ def with_shape_of(profile: Profile, recipe: Recipe) -> Profile:
     shape = Shape(
         groups=recipe.batch.groups,
         group_size=recipe.batch.group_size,
-        steps=recipe.sampling.steps,
+        steps=recipe.sampling.num_steps,
         trained_steps=recipe.sampling.window,
         updates=recipe.trainer.updates,
     )
