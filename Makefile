@@ -6,7 +6,7 @@ ARGS ?=
 UV_EXTRA ?=
 SOURCES := pyproject.toml constraints.txt
 
-.PHONY: install demo bench bench-quick gpu-day test test-fast test-all check lint types compose-up compose-down clean
+.PHONY: install demo bench bench-quick bench-learning gpu-day test test-fast test-all check lint types compose-up compose-down clean
 
 install: $(VENV)/.installed
 demo: $(VENV)/.installed
@@ -19,6 +19,12 @@ bench: $(VENV)/.installed
 
 bench-quick: $(VENV)/.installed
 	$(VENV)/bin/python -m bench all --quick --results runs/bench-quick --pictures runs/bench-quick $(ARGS)
+
+# What each choice of a recipe learns for its work: the main table in an hour, all with ARGS=--all. Goes
+# on where it was stopped.
+bench-learning: $(VENV)/.installed
+	$(VENV)/bin/python -m bench learning $(ARGS)
+	$(VENV)/bin/python -m bench learning-tables
 
 # On a machine with a GPU, once: within an hour, to one report in docs/gpu-day. ARGS="--cpu --tiny"
 # rehearses it anywhere.

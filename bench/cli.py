@@ -293,6 +293,58 @@ def gpu_day_part(
     do_part(name, Day(folder, cpu=cpu, tiny=tiny))
 
 
+LearningResults = Annotated[Path, typer.Option(help="a JSON file per case goes here")]
+LEARNING_RESULTS = Path("bench/learning/results")
+
+
+@bench.command("learning")
+def learning(
+    everything: Annotated[
+        bool, typer.Option("--all", help="every choice on every task, not the main table alone")
+    ] = False,
+    choice: Annotated[list[str] | None, typer.Option(help="only this one; repeatable")] = None,
+    task: Annotated[str | None, typer.Option(help="only this one")] = None,
+    seeds: Annotated[int | None, typer.Option(min=1, help="at most so many of each")] = None,
+    at_once: Annotated[int, typer.Option(min=1, help="processes, each of one thread")] = 2,
+    minutes: Annotated[float | None, typer.Option(help="begin no case after so long")] = None,
+    results: LearningResults = LEARNING_RESULTS,
+    log: Annotated[Path, typer.Option(help="gets a line per case")] = Path(
+        "runs/bench-learning.log"
+    ),
+) -> None:
+    """Measure what each choice of a recipe learns for its work, and write tables and curves.
+
+    Cases that have a result are left out, so that it goes on wherever it was stopped.
+    """
+    import time
+
+    from bench.learning.suite import run_all, wanted
+
+    found = wanted(everything=everything, names=choice or (), task=task, most_seeds=seeds)
+    until = None if minutes is None else time.time() + 60 * minutes
+    whole = run_all(found, results, log, at_once=at_once, until=until)
+    if not whole:
+        raise typer.Exit(1)
+
+
+@bench.command("learning-tables")
+def learning_tables(
+    results: LearningResults = LEARNING_RESULTS,
+    page: Annotated[Path, typer.Option(help="whose tables are written anew")] = Path(
+        "docs/algorithms/README.md"
+    ),
+    curves: Annotated[Path, typer.Option(help="picture of the curves")] = Path(
+        "docs/images/learning-curves.png"
+    ),
+) -> None:
+    """Write the tables and curves of learning results that are there."""
+    from bench.learning.output import draw, with_tables
+    from bench.learning.task import DIGITS
+
+    page.write_text(with_tables(page.read_text(), results))
+    draw(curves, results, DIGITS)
+
+
 def _console() -> "Console":
     from rich.console import Console
 

@@ -1,0 +1,135 @@
+"""One case: a choice on a task with one seed, learned and judged along the way."""
+
+import json
+import tempfile
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bench.learning.choices import NOTHING, Choice
+from bench.learning.task import Task
+from shared.recipe.recipe import Recipe, load_recipe
+
+if TYPE_CHECKING:
+    from digenrl.evaluation.records import Quality
+
+EVERY = 2
+"""Optimizer steps between two evaluations."""
+TWICE = 2
+JUDGED = {
+    "reward": "reward", "proxy_accuracy": "proxy", "gold_accuracy": "gold",
+    "gold_svm_accuracy": "svm", "gold_worst_digit": "worst", "gold_nn": "nn", "gold_div": "div",
+}  # fmt: skip
+"""Fields of `Quality` and their names in results."""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    task: Task
+    choice: Choice
+    seed: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.task.name}/{self.choice.name}/{self.seed}"
+
+    @property
+    def file(self) -> str:
+        return f"{self.task.name}.{self.choice.name}.{self.seed}.json"
+
+    def recipe(self) -> Recipe:
+        """Raises UserError if the recipe does not know a key of the choice."""
+        return recipe_of(self.task, self.choice, self.seed)
+
+
+def recipe_of(task: Task, choice: Choice, seed: int) -> Recipe:
+    """Reads the task's baseline with the choice's keys in it, as a file of its own would say them:
+    what an algorithm's name implies holds where neither says anything."""
+    tables: dict[str, Any] = {}
+    for key, value in {**task.always, **choice.changes, "run.seed": seed}.items():
+        table, field = key.split(".")
+        tables.setdefault(table, {})[field] = value
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "case.json"
+        path.write_text(json.dumps({"base": str(task.recipe), **tables}))
+        return load_recipe(path)
+
+
+def learn(case: Case) -> dict[str, Any]:
+    """Runs a case; returns its result: every evaluation with what it had cost until then."""
+    from bench.learning.loop import Learning
+
+    recipe = case.recipe()
+    learning, judged = Learning(recipe), _judge(case.task)
+    evaluations: list[dict[str, Any]] = []
+
+    def evaluate(version: int) -> None:
+        quality = judged(learning.weights()) if version else _base_quality(case.task)
+        evaluations.append({
+            "version": version,
+            "samples": version * recipe.batch.groups * recipe.batch.group_size,
+            "units": dict(learning.work.units),
+            "seconds": {name: round(s, 3) for name, s in learning.work.seconds.items()},
+            **{name: _rounded(getattr(quality, field)) for field, name in JUDGED.items()},
+            "gold_rewards": {name: _rounded(each) for name, each in quality.gold.items()},
+        })  # fmt: skip
+
+    evaluate(0)
+    steps = []
+    for version, metrics in enumerate(learning.steps(case.choice.steps), 1):
+        steps.append({name: _rounded(metrics[name]) for name in case.choice.kept})
+        if version % EVERY == 0 or version == case.choice.steps:
+            evaluate(version)
+            if case.choice.stops and _is_learned(evaluations, case.task.goals[-1]):
+                break
+    return {
+        "task": case.task.name,
+        "choice": case.choice.name,
+        "seed": case.seed,
+        "changes": dict(case.choice.changes),
+        "wanted_steps": case.choice.steps,
+        "stops": case.choice.stops,
+        "evaluations": evaluations,
+        "steps": steps,
+    }
+
+
+@cache
+def _judge(task: Task) -> "Callable[[bytes], Quality]":
+    """Returns what judges packed weights on the task's fixed noise; loaded once per process."""
+    from digenrl.evaluation.samples import Judges, PromptSampler
+    from shared.diffusion.tensors import unpack
+
+    recipe = recipe_of(task, NOTHING, seed=0)
+    sampler, judges = PromptSampler(recipe), Judges(recipe)
+    return lambda weights: judges.quality(sampler.sample(unpack(weights)))
+
+
+@cache
+def _base_quality(task: Task) -> "Quality":
+    """Returns the figures of the model before training, the same whatever the choice and seed."""
+    from bench.learning.loop import Learning
+
+    return _judge(task)(Learning(recipe_of(task, NOTHING, seed=0)).weights())
+
+
+def reached(evaluation: dict[str, Any]) -> float:
+    """Returns the height of the learning curve: the mean of both judges."""
+    return float((evaluation["gold"] + evaluation["svm"]) / 2)
+
+
+def _is_learned(evaluations: list[dict[str, Any]], goal: float) -> bool:
+    newest = evaluations[-TWICE:]
+    return len(newest) == TWICE and all(reached(each) >= goal for each in newest)
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 5)
+
+
+def settings(case: Case) -> dict[str, Any]:
+    """Returns what a stored result must agree with for the case to be done."""
+    choice = asdict(case.choice)
+    return {"changes": dict(choice["changes"]), "wanted_steps": choice["steps"]}

@@ -1,0 +1,102 @@
+"""What the bench compares: the baseline, each choice alone, and choices together.
+
+A choice is a set of recipe keys and nothing else, so that whoever likes one can type it.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+KEPT = ("reward_mean", "kl", "grad_norm", "clip_fraction_low", "clip_fraction_high")
+"""Metrics of each step that results hold."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    name: str
+    title: str
+    """What it changes, for the table."""
+    changes: Mapping[str, Any]
+    """Keys of the recipe, "table.key", and their values."""
+    steps: int = 30
+    seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
+    is_main: bool = False
+    """Whether `make bench-learning` runs it without --all."""
+    stops: bool = False
+    """Whether a run ends at the second evaluation in a row at the goal. Its last figures are of
+    that moment, which flatters them; the table marks it."""
+    kept: tuple[str, ...] = KEPT
+    tasks: tuple[str, ...] = ("digits",)
+    """Tasks that it is for."""
+
+
+NOTHING = Choice(name="nothing", title="the recipe as it is", changes={})
+
+
+def lr(rate: float, decay_steps: int = 30) -> dict[str, Any]:
+    return {"trainer.learning_rate": rate, "trainer.decay_steps": decay_steps}
+
+
+def window(size: int, first: int = 0, last: int = 2) -> dict[str, Any]:
+    return {"sampling.window": size, "sampling.first_window_starts": [first, last]}
+
+
+def groups(number: int, size: int) -> dict[str, Any]:
+    return {
+        "batch.groups": number, "batch.group_size": size,
+        "schedule.fragment_size": size, "trainer.micro_batch": size,
+    }  # fmt: skip
+
+
+def grid(*sigmas: float) -> dict[str, Any]:
+    return {"sampling.sigmas": list(sigmas), "sampling.steps": len(sigmas) - 1}
+
+
+COARSE_TAIL = grid(1, 0.9, 0.8, 0.7, 0.5, 0.25, 0)
+"""The steps in which windows of 1 at 0..2 lie as they were, and three long ones after them."""
+NO_SHARED = window(1) | COARSE_TAIL | lr(6e-3)
+
+SINGLE = tuple(
+    Choice(name=name, title=title, changes=changes, stops=True)
+    for name, title, changes in (
+        ("lr-6e-3", "learning rate 6e-3", lr(6e-3)),
+        ("lr-1.2e-2", "learning rate 1.2e-2", lr(1.2e-2)),
+        ("window-1", "window 1", window(1)),
+        ("tail", "coarse tail, window 3", grid(1, 0.9, 0.8, 0.7, 0.6, 0.5, 0.25, 0)),
+        ("updates-2", "two updates", {"trainer.updates": 2}),
+        ("kl-0", "KL 0", {"algorithm.kl_beta": 0.0}),
+        ("kl-2.5", "KL 2.5", {"algorithm.kl_beta": 2.5}),
+        ("groups-20x12", "20 groups of 12", groups(20, 12)),
+        ("one-step", "one-step (staleness 1)", {"schedule.max_staleness": 1}),
+        ("ema", "moving average .99", {"trainer.ema": 0.99}),
+    )
+)
+ALGORITHMS = tuple(
+    Choice(name=name, title=title, changes=changes | lr(6e-3), stops=True)
+    for name, title, changes in (
+        ("guard", "grpo-guard", {"algorithm.name": "grpo-guard"}),
+        ("cps", "cps", {"algorithm.name": "cps", "sampling.variant": "cps"}),
+        ("dance", "dance-grpo", {"algorithm.name": "dance-grpo", "sampling.variant": "dance",
+                                 "sampling.noise_level": 0.3}),
+        ("mix", "mix-grpo", {"algorithm.name": "mix-grpo", "sampling.window_batches": 1,
+                             "sampling.first_window_starts": [0, 6]}),
+        ("fast", "flow-grpo-fast", {"algorithm.name": "flow-grpo-fast", "sampling.window": 2,
+                                    "sampling.first_window_starts": [0, 3],
+                                    "sampling.noise_level": 0.8}),
+    )
+)  # fmt: skip
+NFT = (
+    Choice(
+        name="nft", title="diffusion-nft without its old policy", stops=True,
+        changes={"algorithm.name": "diffusion-nft", "algorithm.kl_beta": 1e-3} | lr(6e-3),
+    ),
+)  # fmt: skip
+
+CHOICES: tuple[Choice, ...] = (
+    Choice(name="base", title="baseline: the demo until 2026-11", changes={}, is_main=True),
+    *SINGLE,
+    Choice(name="not-shared", title="window 1, tail, lr 6e-3, KL 1", changes=NO_SHARED, stops=True),
+    *ALGORITHMS,
+    *NFT,
+)
+BY_NAME = {choice.name: choice for choice in CHOICES}
