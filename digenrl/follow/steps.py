@@ -21,7 +21,7 @@ import structlog
 from shared.errors import Unavailable, UserError, how_to_install
 from shared.process.settings import ServiceSettings
 from shared.recipe.recipe import Recipe
-from shared.run.commits import CommitRecord, read_commit
+from shared.run.commits import read_commit, stored_digest
 from shared.run.run_recipe import read_recipe
 from shared.store import ObjectStore, open_store
 
@@ -58,12 +58,13 @@ class Began:
     """Describes a run that has begun."""
 
     recipe: Recipe
-    first: CommitRecord
+    first: str
+    """Digest of its first commit record."""
 
     @property
     def label(self) -> str:
         """The run's name, and digits that distinguish it from other runs of the same name."""
-        return f"{self.recipe.run.name}-{self.first.digest()[:8]}"
+        return f"{self.recipe.run.name}-{self.first[:8]}"
 
 
 def check_installed(targets: Targets) -> None:
@@ -108,9 +109,9 @@ async def _began(store: ObjectStore, run: str, ended: asyncio.Event) -> Began | 
     while True:
         last_look = ended.is_set()
         try:
-            recipe, first = await read_recipe(store, run), await read_commit(store, run, 0)
-            if recipe is not None and first is not None:
-                return Began(recipe, first)
+            recipe = await read_recipe(store, run)
+            if recipe is not None and await read_commit(store, run, 0) is not None:
+                return Began(recipe, await stored_digest(store, run, 0))
         except Unavailable as error:
             log.warning("store_unavailable", error=str(error))
         if last_look:

@@ -9,7 +9,7 @@ import structlog
 from shared.devices.protocols import Snapshot
 from shared.messages.contracts import ObjectRef, Policy, PolicyPublished
 from shared.process.worker import WorkerContext
-from shared.run.commits import CommitRecord, TrainedGroup, commit
+from shared.run.commits import CommitRecord, TrainedGroup, commit, stored_digest
 from shared.run.layout import checkpoints_folder, weights_folder
 from shared.run.shards import store_manifest, store_version_parts
 from shared.store import ObjectStore
@@ -57,7 +57,7 @@ class Versions:
         record = CommitRecord(
             run=self._bus.run,
             policy=new.policy,
-            parent=None if new.parent is None else new.parent.digest(),
+            parent=await self._digest_of(new.parent),
             weights=weights,
             checkpoint=checkpoint,
             trained=new.trained,
@@ -67,6 +67,11 @@ class Versions:
         await commit(self._store, record)
         log.info("committed", version=new.policy.version, **metrics)
         return record
+
+    async def _digest_of(self, parent: CommitRecord | None) -> str | None:
+        if parent is None:
+            return None
+        return await stored_digest(self._store, self._bus.run, parent.policy.version)
 
     async def announce(self, record: CommitRecord, seconds: float = 0.0) -> None:
         self._worker.policy_version = record.policy.version

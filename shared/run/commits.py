@@ -2,13 +2,19 @@
 
 A record is one JSON object per policy version, made by exclusive create: its optimizer step
 happened exactly if the record exists, and of two trainers only one can make it. Each record names
-its parent by digest, so that they form one chain. Records always stay; retention.py says which
-versions keep their weights and checkpoint.
+its parent by the digest of the bytes that are stored of it, so that they form one chain, and a
+release with more fields reads the chains of earlier ones. Records always stay; retention.py says
+which versions keep their weights and checkpoint.
+
+A version may have two sets of weights: those that sample, and those that the optimizer steps, which
+they follow (`CommitRecord.trained_weights`). Whoever samples, or checks samples, goes by the
+record's policy; the trainer, and whoever evaluates or exports, by `CommitRecord.learned`.
 """
 
 import hashlib
+from typing import NamedTuple, Self
 
-from pydantic import Field, FiniteFloat, ValidationError
+from pydantic import Field, FiniteFloat, ValidationError, model_validator
 
 from shared.errors import CommitConflict, ContractError
 from shared.messages.contracts import ObjectRef, Policy
@@ -37,13 +43,29 @@ class TrainedGroup(Record):
     """Address of that device; None if the trainer computed the gradient."""
 
 
+class StoredWeights(NamedTuple):
+    ref: ObjectRef
+    digest: Digest
+    """Of their content, however it is stored."""
+
+
+def _is_none(value: object) -> bool:
+    return value is None
+
+
 class CommitRecord(Record):
     run: Token
     policy: Policy
-    """Version that this commit made: version v + 1 is trained on batch v."""
+    """Version that this commit made, with the digest of the weights that sample: version v + 1 is
+    trained on batch v."""
     parent: Digest | None
     """SHA-256 of the record before it; None for version 0."""
     weights: ObjectRef
+    """Weights that sample."""
+    # A record that does not need them has the bytes that earlier releases gave it.
+    trained_digest: Digest | None = Field(default=None, exclude_if=_is_none)
+    """Digest of the trained weights; None if they are those that sample."""
+    trained_weights: ObjectRef | None = Field(default=None, exclude_if=_is_none)
     checkpoint: ObjectRef
     """Optimizer state and random number generators."""
     trained: tuple[TrainedGroup, ...] = ()
@@ -56,11 +78,33 @@ class CommitRecord(Record):
     def batch(self) -> int | None:
         return self.policy.version - 1 if self.policy.version else None
 
+    @property
+    def learned(self) -> StoredWeights:
+        """The trained weights."""
+        if self.trained_weights is None or self.trained_digest is None:
+            return StoredWeights(self.weights, self.policy.weights_digest)
+        return StoredWeights(self.trained_weights, self.trained_digest)
+
+    @property
+    def objects(self) -> tuple[ObjectRef, ...]:
+        """All that the version is stored as: each of them names objects, or is one."""
+        both = (self.weights, self.trained_weights, self.checkpoint)
+        return tuple(each for each in both if each is not None)
+
+    @model_validator(mode="after")
+    def _names_both(self) -> Self:
+        if (self.trained_digest is None) != (self.trained_weights is None):
+            raise ValueError("trained weights have a digest")
+        return self
+
     def encode(self) -> bytes:
         return self.model_dump_json(indent=1).encode()
 
-    def digest(self) -> str:
-        return hashlib.sha256(self.encode()).hexdigest()
+
+def record_digest(stored: bytes) -> str:
+    """Return what the next record names a record by, from the bytes that are stored of it: encoded
+    anew by another release it may have other bytes."""
+    return hashlib.sha256(stored).hexdigest()
 
 
 async def commit(store: ObjectStore, record: CommitRecord) -> None:
@@ -76,13 +120,28 @@ async def commit(store: ObjectStore, record: CommitRecord) -> None:
 
 
 async def read_commit(store: ObjectStore, run: str, version: int) -> CommitRecord | None:
+    """Raises ContractError if the object is no record."""
     data = await store.read(commit_key(run, version))
-    if data is None:
-        return None
+    return None if data is None else _decoded(data, run, version)
+
+
+def _decoded(data: bytes, run: str, version: int) -> CommitRecord:
     try:
         return CommitRecord.model_validate_json(data)
     except ValidationError as error:
         raise ContractError(f"{commit_key(run, version)} is not a commit record") from error
+
+
+async def stored_digest(store: ObjectStore, run: str, version: int) -> str:
+    """Return the digest of a version's record, which the next record names.
+
+    Raises:
+        ContractError: if the version is not committed.
+    """
+    data = await store.read(commit_key(run, version))
+    if data is None:
+        raise ContractError(f"{commit_key(run, version)} is missing")
+    return record_digest(data)
 
 
 async def newest_commit(store: ObjectStore, run: str) -> CommitRecord | None:
@@ -99,12 +158,14 @@ async def commit_chain(store: ObjectStore, run: str) -> list[CommitRecord]:
         ContractError: if a record is missing or does not name the one before it.
     """
     chain: list[CommitRecord] = []
+    parent: str | None = None
     for version in range(len(await store.keys(commits_folder(run)))):
-        record = await read_commit(store, run, version)
-        parent = chain[-1].digest() if chain else None
-        if record is None or record.parent != parent:
+        data = await store.read(commit_key(run, version))
+        record = None if data is None else _decoded(data, run, version)
+        if data is None or record is None or record.parent != parent:
             raise ContractError(f"the commits of run {run} are broken at version {version}")
         chain.append(record)
+        parent = record_digest(data)
     return chain
 
 

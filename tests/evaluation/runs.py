@@ -9,7 +9,7 @@ from shared.diffusion.tensors import pack
 from shared.diffusion.weights import trained_tensors, weights_digest
 from shared.messages.contracts import Policy
 from shared.recipe.recipe import Recipe, load_recipe, override
-from shared.run.commits import CommitRecord, commit, newest_commit
+from shared.run.commits import CommitRecord, commit, newest_commit, record_digest
 from shared.run.layout import weights_folder
 from shared.run.run_recipe import store_recipe
 from shared.store import ObjectStore
@@ -47,7 +47,7 @@ async def commit_up_to(store: ObjectStore, recipe: Recipe, last: int) -> None:
         record = CommitRecord(
             run=recipe.run.name,
             policy=Policy(version=version, weights_digest=weights_digest(tensors)),
-            parent=None if parent is None else parent.digest(),
+            parent=None if parent is None else record_digest(parent.encode()),
             weights=weights,
             checkpoint=weights,
             worker="trainer-0",

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from shared.process.settings import ServiceSettings
 from shared.recipe.recipe import load_recipe, override
-from shared.run.commits import CommitRecord, commit
+from shared.run.commits import CommitRecord, commit, record_digest
 from shared.run.run_recipe import store_recipe
 from shared.store import ObjectStore
 from shared.store.folder import FolderBackend
@@ -40,7 +40,7 @@ class Run:
             self.head = CommitRecord(
                 run=RUN,
                 policy=examples.policy(version),
-                parent=None if self.head is None else self.head.digest(),
+                parent=None if self.head is None else record_digest(self.head.encode()),
                 weights=examples.ref("weights"),
                 checkpoint=examples.ref("checkpoint"),
                 metrics=metrics_of(version) if version else {},

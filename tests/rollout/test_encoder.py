@@ -21,7 +21,7 @@ from shared.messages.contracts import PolicyPublished
 from shared.process.worker import Worker, WorkerContext
 from shared.process.worker_process import WorkerProcess
 from shared.recipe.recipe import Recipe, load_recipe, override
-from shared.run.commits import CommitRecord, commit
+from shared.run.commits import CommitRecord, commit, record_digest
 from shared.run.conditions import forget_conditions, read_conditions
 from shared.run.run_recipe import store_recipe
 from shared.store import ObjectStore
@@ -83,7 +83,7 @@ class Encoders:
             run=self.run, policy=examples.policy(number), parent=self.parent,
             weights=examples.ref("w"), checkpoint=examples.ref("c"), worker="trainer-0",
         )  # fmt: skip
-        self.parent = record.digest()
+        self.parent = record_digest(record.encode())
         await commit(self.store, record)
         if announce:
             await self.bus.publish(examples.published(number))

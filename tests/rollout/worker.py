@@ -25,7 +25,7 @@ from shared.messages.contracts import (
 )
 from shared.messages.workers import Device
 from shared.process.worker import Worker, WorkerContext
-from shared.run.commits import CommitRecord, commit
+from shared.run.commits import CommitRecord, commit, record_digest
 from shared.run.conditions import Encoding
 from shared.run.manifest import StoredTensors
 from shared.store import ObjectStore
@@ -186,7 +186,7 @@ class Cluster:
             worker="trainer-0",
         )
         await commit(self.store, record)
-        self.parent = record.digest()
+        self.parent = record_digest(record.encode())
         if announce:
             event = PolicyPublished(policy=record.policy, weights=weights, worker="trainer-0")
             await self.bus.publish(event)

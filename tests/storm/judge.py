@@ -11,7 +11,7 @@ from bench.cluster.blobs import check_conditions, digest_of, joined
 from bench.cluster.processes import ENCODING
 from shared.errors import DigenRLError, FaultyConditions, IntegrityError
 from shared.messages.contracts import ObjectRef
-from shared.run.commits import CommitRecord, TrainedGroup
+from shared.run.commits import CommitRecord, TrainedGroup, record_digest
 from shared.run.conditions import ConditionsRecord
 from shared.run.garbage import delete_garbage, find_garbage
 from shared.run.layout import conditions_key
@@ -62,7 +62,7 @@ def judge(records: Sequence[CommitRecord], rules: Rules) -> list[str]:
             found.append(f"version {record.policy.version} is in the place of {number}")
         if record.parent != parent:
             found.append(f"version {number} does not name the record before it")
-        parent = record.digest()
+        parent = record_digest(record.encode())
         if number:
             found += [f"version {number}: {fault}" for fault in _faults(record, rules)]
     return found

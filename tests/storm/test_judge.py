@@ -8,7 +8,7 @@ import pytest
 
 from bench.cluster.setting import recipe_of, write_prompts
 from shared.messages.contracts import ObjectRef, Policy
-from shared.run.commits import CommitRecord, TrainedGroup
+from shared.run.commits import CommitRecord, TrainedGroup, record_digest
 from shared.store import ObjectStore
 from tests.profile.tiny import GROUP_SIZE, GROUPS
 from tests.storm.judge import Rules, compare, judge, judge_objects
@@ -37,7 +37,7 @@ def chain(
         record = CommitRecord(
             run="small",
             policy=Policy(version=version, weights_digest=expected.weights_digest),
-            parent=records[-1].digest() if records else None,
+            parent=record_digest(records[-1].encode()) if records else None,
             weights=REF,
             checkpoint=REF,
             trained=tuple(

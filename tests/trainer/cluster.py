@@ -26,7 +26,7 @@ from shared.messages.contracts import (
 from shared.messages.workers import Device, DeviceMode
 from shared.process.worker import Worker, WorkerContext
 from shared.recipe.recipe import Recipe
-from shared.run.commits import CommitRecord, commit, read_commit
+from shared.run.commits import CommitRecord, commit, read_commit, record_digest
 from shared.run.conditions import Encoding
 from shared.run.layout import batch_folder, commit_key
 from shared.store import ObjectStore
@@ -94,7 +94,7 @@ class Cluster:
         record = CommitRecord(
             run=RUN,
             policy=Policy(version=version, weights_digest=digest_of(adapter)),
-            parent=parent.digest(),
+            parent=record_digest(parent.encode()),
             weights=await self.store.put(f"{RUN}/weights", adapter, suffix=".safetensors"),
             checkpoint=await self.store.put(f"{RUN}/weights", b"of " + adapter, suffix=".x"),
             worker="trainer-1",

@@ -16,7 +16,7 @@ from shared.messages.contracts import (
     PolicyPublished,
     RunFailed,
 )
-from shared.run.commits import CommitRecord, newest_commit
+from shared.run.commits import CommitRecord, newest_commit, record_digest
 from shared.store import ObjectStore
 from tests import examples
 from tests.trainer.cluster import PART, Start
@@ -35,7 +35,7 @@ async def test_one_device_trains_whole_groups_and_commits_once_all_are_in(traine
             "restore fresh", "d0 train 0/1 0-3", "d0 train 0/0 0-3", "step 0",
             "d0 train 1/0 0-3", "d0 train 1/1 0-3", "step 1",
         ]  # fmt: skip
-        assert second.parent == first.digest()
+        assert second.parent == record_digest(first.encode())
         assert [group.group for group in first.trained] == [0, 1]
         assert {group.trained_by for group in first.trained} == {None}
         assert all(event.seconds > 0 for event in await run.told(GroupTrained, 4))
@@ -195,7 +195,7 @@ async def test_the_next_batch_is_trained_while_a_version_is_still_being_stored(
         assert await run.all_told(PolicyPublished) == 1, "announced before its commit"
         run.backend.given.set()
         first, second = await run.commit(1), await run.commit(2)
-        assert second.parent == first.digest()
+        assert second.parent == record_digest(first.encode())
         assert [group.policy_version for group in second.trained] == [0, 0]
         announced = await run.told(PolicyPublished, 2)
         assert [event.policy for event in announced] == [first.policy, second.policy]
@@ -233,7 +233,7 @@ async def test_a_version_that_another_trainer_made_first_ends_what_was_begun_fro
         await run.until(lambda: run.worker.activity == "loading_weights")
         run.run_freely()  # a device is never stopped in the middle
         second = await run.commit(2)
-        assert second.parent == theirs.digest()
+        assert second.parent == record_digest(theirs.encode())
         log = run.training.log
         assert log[log.index("restore another") :] == [
             "restore another", "d0 train 1/0 0-3", "d0 train 1/1 0-3", "step 1",
@@ -256,7 +256,7 @@ async def test_a_version_that_is_deleted_while_the_trainer_fetches_it_is_passed_
         monkeypatch.setattr("services.trainer.app.newest_commit", read)
         await run.send(0, 0, 1)  # its commit comes too late
         await run.send(2, 0, 1)
-        assert (await run.commit(3)).parent == newest.digest()
+        assert (await run.commit(3)).parent == record_digest(newest.encode())
 
 
 @pytest.mark.clock

@@ -10,7 +10,7 @@ from services.scheduler.shell.app import Scheduler
 from shared.bus.bus import Bus
 from shared.messages.workers import WorkerStatus
 from shared.process.service import Health
-from shared.run.commits import CommitRecord, commit
+from shared.run.commits import CommitRecord, commit, record_digest
 from shared.run.layout import (
     checkpoints_folder,
     evaluations_folder,
@@ -35,7 +35,7 @@ class StoringTrainer(Trainer):
         self.head = CommitRecord(
             run=RUN,
             policy=examples.policy(number),
-            parent=None if self.head is None else self.head.digest(),
+            parent=None if self.head is None else record_digest(self.head.encode()),
             weights=await self.store.put(weights_folder(RUN), data, suffix=".safetensors"),
             checkpoint=await self.store.put(checkpoints_folder(RUN), data, suffix=".safetensors"),
             worker="trainer-0",

@@ -12,7 +12,7 @@ from services.scheduler.shell.app import Scheduler
 from shared.bus.bus import Bus
 from shared.messages.contracts import PolicyPublished
 from shared.process.service import Health
-from shared.run.commits import CommitRecord, commit, commit_chain
+from shared.run.commits import CommitRecord, commit, commit_chain, record_digest
 from shared.run.layout import batch_folder, stored_batches
 from shared.run.versions import VersionIndex
 from shared.store import ObjectStore
@@ -36,7 +36,7 @@ class Trainer:
         self.head = CommitRecord(
             run=RUN,
             policy=examples.policy(number),
-            parent=None if self.head is None else self.head.digest(),
+            parent=None if self.head is None else record_digest(self.head.encode()),
             weights=examples.ref(f"weights-{number}"),
             checkpoint=examples.ref("checkpoint"),
             metrics=METRICS if number else {},

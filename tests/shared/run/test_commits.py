@@ -1,7 +1,7 @@
 import pytest
 
 from shared.errors import CommitConflict, ContractError
-from shared.run.commits import CommitRecord, commit, commit_chain, newest_commit
+from shared.run.commits import CommitRecord, commit, commit_chain, newest_commit, record_digest
 from shared.run.layout import commit_key
 from shared.store import ObjectStore
 from tests import examples
@@ -11,7 +11,7 @@ def record(version: int, parent: CommitRecord | None) -> CommitRecord:
     return CommitRecord(
         run="test",
         policy=examples.policy(version),
-        parent=parent.digest() if parent else None,
+        parent=record_digest(parent.encode()) if parent else None,
         weights=examples.ref("weights"),
         checkpoint=examples.ref("checkpoint"),
         worker="trainer-0",

@@ -13,7 +13,7 @@ from services.scheduler.shell.housekeeping import VersionCleanup
 from shared.errors import IntegrityError, UserError
 from shared.messages.contracts import ObjectRef, Policy
 from shared.recipe.recipe import Recipe, load_recipe, override
-from shared.run.commits import CommitRecord, commit
+from shared.run.commits import CommitRecord, commit, record_digest
 from shared.run.garbage import delete_garbage, find_garbage
 from shared.run.layout import (
     batch_folder,
@@ -115,7 +115,7 @@ class Trainer:
         record = CommitRecord(
             run=RUN,
             policy=Policy(version=number, weights_digest=examples.digest(number)),
-            parent=self.chain[-1].digest() if self.chain else None,
+            parent=record_digest(self.chain[-1].encode()) if self.chain else None,
             weights=refs[0],
             checkpoint=refs[1],
             worker="trainer-0",

@@ -45,7 +45,7 @@ from shared.diffusion.weights import Staging
 from shared.errors import OutOfMemory, RanksLost
 from shared.messages.contracts import ObjectRef
 from shared.recipe.recipe import Recipe, load_recipe
-from shared.run.commits import CommitRecord, commit, newest_commit
+from shared.run.commits import CommitRecord, commit, newest_commit, record_digest
 from shared.run.shards import open_tensors
 from shared.store import ObjectStore, StoreSettings, open_store
 from shared.store.folder import FolderBackend
@@ -134,7 +134,7 @@ async def commit_next(
     record = CommitRecord(
         run=run,
         policy=new.policy,
-        parent=None if parent is None else parent.digest(),
+        parent=None if parent is None else record_digest(parent.encode()),
         weights=weights,
         checkpoint=checkpoint,
         worker="trainer",
