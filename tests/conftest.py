@@ -30,11 +30,19 @@ BROKERS = {"brokers", "start_run"}
 """Fixtures that start brokers; the others of brokers ask for these."""
 
 
+RANKS = "ranks"
+"""Fixture of processes that torchrun starts, which takes longer than most of what they do."""
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests whose fixtures start a broker."""
-    for item in items:
-        if BROKERS.intersection(getattr(item, "fixturenames", ())):
+    """Mark the tests whose fixtures start a broker, and those that one process of several has to
+    take: the tests of a file, and all files that ask for ranks."""
+    fixtures = [set(getattr(item, "fixturenames", ())) for item in items]
+    ranked = {item.path for item, named in zip(items, fixtures, strict=True) if RANKS in named}
+    for item, named in zip(items, fixtures, strict=True):
+        if BROKERS & named:
             item.add_marker(pytest.mark.broker)
+        item.add_marker(pytest.mark.xdist_group(RANKS if item.path in ranked else str(item.path)))
 
 
 @pytest.fixture(autouse=True)
