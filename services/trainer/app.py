@@ -128,7 +128,11 @@ class TrainerApp:
         devices = [TrainerDevice(*each) for each in zip_longest(training.devices, loanable)]
         self._agent = LoanAgent(devices, context, encoded) if generators else None
         self._pool = DevicePool(
-            devices, self._worker, self._agent, trained_steps=recipe.sampling.window
+            devices,
+            self._worker,
+            self._agent,
+            trained_steps=recipe.sampling.window,
+            trained_samples=recipe.trained_samples,
         )
         self._versions = Versions(context)
         self._fetcher = GroupFetcher(recipe, context, cache, check)

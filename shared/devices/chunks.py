@@ -116,13 +116,13 @@ class Tuner:
 
 def make_tuner(recipe: Recipe, device_bytes: float, num_samples: int | None = None) -> Tuner:
     """Return the tuner of a recipe's chunks, on a device with so much memory that trains
-    ``num_samples`` of a group at a time, by default all of them.
+    ``num_samples`` of a group at a time, by default all that are trained.
 
     What the recipe fixes stays fixed. In deterministic mode nothing is measured: sums of floats
     depend on how rows are cut, so "auto" is then a whole group with its whole window.
     """
     table, window = recipe.trainer, recipe.sampling.window
-    whole = num_samples or recipe.batch.group_size
+    whole = num_samples or recipe.trained_samples
     samples = _ladder(table.micro_batch, whole, only_last=table.deterministic)
     steps = _ladder(recipe.schedule.tsp_steps, window, only_last=table.deterministic)
     return Tuner(

@@ -35,6 +35,17 @@ def centred(rewards: Sequence[float]) -> tuple[float, ...]:
     return tuple(reward - mean for reward in rewards)
 
 
+def best_and_worst(advantages: Sequence[float], number: int) -> list[int]:
+    """Return which samples of a group are trained if these are ``number`` in all: half of them the
+    best, half the worst. Of equal ones, later samples count as better.
+
+    >>> best_and_worst([0.5, -1.0, 0.0, 1.5], 2)
+    [1, 3]
+    """
+    ascending = sorted(range(len(advantages)), key=lambda sample: (advantages[sample], sample))
+    return sorted([*ascending[: number // 2], *ascending[len(ascending) - number // 2 :]])
+
+
 def population_std(values: Sequence[float]) -> float:
     """Return the standard deviation with the number of values as denominator."""
     mean = math.fsum(values) / len(values)

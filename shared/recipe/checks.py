@@ -12,8 +12,11 @@ from shared.recipe.tables import Tables
 
 def check_tables(tables: Tables) -> None:
     size = tables.batch.group_size
+    best_of = tables.algorithm.best_of
+    if best_of is not None:
+        _check_at_most(best_of, size, "algorithm.best_of", "batch.group_size")
     if isinstance(tables.trainer.micro_batch, int):
-        _check_divides(tables.trainer.micro_batch, size, "trainer.micro_batch", "batch.group_size")
+        _check_trained(tables, tables.trainer.micro_batch, "trainer.micro_batch")
     fragment = tables.schedule.fragment_size
     if isinstance(fragment, int):
         _check_divides(fragment, size, "schedule.fragment_size", "batch.group_size")
@@ -108,7 +111,7 @@ def _check_ranks(tables: Tables) -> None:
             "(trainer.devices are several GPUs of one host)"
         )
     if trainer.sharded:
-        _check_divides(trainer.ranks, tables.batch.group_size, "trainer.ranks", "batch.group_size")
+        _check_trained(tables, trainer.ranks, "trainer.ranks")
 
 
 def _check_updates(tables: Tables) -> None:
@@ -210,6 +213,11 @@ def _check_messages(tables: Tables) -> None:
             f"batch.group_size: {size} samples with {scorers} scores each are more than a message "
             f"takes; at most {most}, or fewer reward.scorers"
         )
+
+
+def _check_trained(tables: Tables, part: int, field: str) -> None:
+    of = "batch.group_size" if tables.algorithm.best_of is None else "algorithm.best_of"
+    _check_divides(part, tables.trained_samples, field, of)
 
 
 def _check_divides(part: int, whole: int, field: str, of: str) -> None:

@@ -154,6 +154,9 @@ class Algorithm(Table):
     advantage_std: Literal["group", "batch"] = "group"
     """Divisor of the differences from the group's mean: the standard deviation of the group's
     rewards, or of all rewards of the batch."""
+    best_of: Annotated[int, Field(ge=2, multiple_of=2)] | None = None
+    """Number of samples of a group that are trained: half of them the best, half the worst, by
+    their advantages among all. Without it, all are."""
     rewards: Literal["sum", "normalised"] = "sum"
     """Way to combine scorers. sum: rewards are weighted sums of scores; normalised: each score
     becomes an advantage of its own, and these are summed by weight."""

@@ -180,6 +180,11 @@ class Tables(Table):
         return self.run_schedule.lends_trainer and self.trainer.ranks == 1
 
     @property
+    def trained_samples(self) -> int:
+        """Number of samples that are trained of each group."""
+        return self.algorithm.best_of or self.batch.group_size
+
+    @property
     def generating_parts(self) -> frozenset[Part]:
         """Parts of the model that a device holds to generate: text is left to encoders."""
         parts: frozenset[Part] = frozenset({"transformer", "decoder"})

@@ -84,6 +84,7 @@ class BatchTraining:
         self._pool = pool
         self._fetcher = fetcher
         self._num_groups = recipe.batch.groups
+        self._trained_samples = recipe.trained_samples
         self._part_size = recipe.batch.groups // recipe.trainer.updates
         self._deterministic = recipe.trainer.deterministic
         self._bus = context.bus
@@ -152,7 +153,7 @@ class BatchTraining:
                 else:
                     tell(Outcome(command))
             case None:
-                self._training.skip(len(command.advantages))
+                self._training.skip(self._trained_samples)
                 tell(Outcome(command))
 
     async def _finish(self, batch: BatchInTraining) -> None:

@@ -73,8 +73,12 @@ class QueuedSlice:
 class QueuedSlices:
     """First in, first out."""
 
-    def __init__(self, num_devices: int, trained_steps: int) -> None:
+    def __init__(
+        self, num_devices: int, trained_steps: int, trained_samples: int | None = None
+    ) -> None:
+        """``trained_samples``: number of samples that are trained of a group; by default all."""
         self._num_devices = num_devices
+        self._trained_samples = trained_samples
         self._trained_steps = trained_steps
         self._waiting: deque[QueuedSlice] = deque()
         self._none_left = asyncio.Event()
@@ -85,7 +89,7 @@ class QueuedSlices:
         await self._none_left.wait()
 
     def put(self, group: QueuedGroup) -> None:
-        size = len(group.data.advantages)
+        size = self._trained_samples or len(group.data.advantages)
         slices = slice_group(size, self._num_devices, self._trained_steps, is_last=group.is_last)
         self._waiting.extend(QueuedSlice(group, each) for each in slices)
         group.num_left += len(slices)
@@ -112,12 +116,13 @@ class DevicePool:
         agent: LoanAgent | None,
         *,
         trained_steps: int,
+        trained_samples: int | None = None,
     ) -> None:
         """``agent``: lends the devices; None if they are never lent."""
         self._devices = devices
         self._worker = worker
         self._agent = agent
-        self._slices = QueuedSlices(len(devices), trained_steps)
+        self._slices = QueuedSlices(len(devices), trained_steps, trained_samples)
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as tasks:

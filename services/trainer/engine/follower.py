@@ -143,7 +143,7 @@ def follow(settings: StoreSettings) -> None:
 def load_engine(recipe: Recipe) -> TrainerEngine:
     """Load this rank's network and optimizer: all of it, or its shard."""
     loaded = load_policy(recipe, {"transformer"}, local_rank(), trains=True)
-    num_samples = max(1, recipe.batch.group_size // num_ranks())
+    num_samples = max(1, recipe.trained_samples // num_ranks())
     return TrainerEngine(recipe, loaded, num_samples=num_samples)
 
 

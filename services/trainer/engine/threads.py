@@ -33,7 +33,7 @@ class RemoteGradientSum:
     """Adds up gradients of groups that were computed elsewhere, until the optimizer step."""
 
     def __init__(self, recipe: Recipe, engine: TrainerEngine) -> None:
-        self._num_rows = recipe.batch.group_size * recipe.sampling.window
+        self._num_rows = recipe.trained_samples * recipe.sampling.window
         """Number of rows of a group."""
         self._engine = engine
         self._total: dict[str, Tensor] = {}
@@ -103,7 +103,7 @@ class TrainingOnThreads(ABC):
 class ReplicatedTraining(TrainingOnThreads):
     def __init__(self, recipe: Recipe, loaded: Sequence[LoadedPolicy]) -> None:
         """``loaded``: the same policy on each device."""
-        num_samples = slice_size(recipe.batch.group_size, len(loaded))
+        num_samples = slice_size(recipe.trained_samples, len(loaded))
         engines = [TrainerEngine(recipe, each, num_samples=num_samples) for each in loaded]
         super().__init__(recipe, engines[0])
         self._others = engines[1:]

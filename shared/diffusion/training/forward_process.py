@@ -60,6 +60,16 @@ class FinishedGroup:
         samples, steps = self.indices.shape
         return samples, steps
 
+    def picked(self, samples: Sequence[int]) -> "FinishedGroup":
+        these = list(samples)
+        return replace(
+            self,
+            samples=self.samples[these],
+            seeds=tuple(self.seeds[sample] for sample in these),
+            indices=self.indices[these],
+            advantages=self.advantages[these],
+        )
+
     def sliced(self, group_slice: GroupSlice) -> "FinishedGroup":
         samples = slice(group_slice.samples.start, group_slice.samples.stop)
         steps = group_slice.steps(self.shape[1])

@@ -57,7 +57,7 @@ class GradientTransaction:
 
     @classmethod
     def of(cls, recipe: Recipe, model: ModelAdapter) -> "GradientTransaction":
-        rows = recipe.batch.groups * recipe.batch.group_size * recipe.sampling.window
+        rows = recipe.batch.groups * recipe.trained_samples * recipe.sampling.window
         return cls(
             model=model,
             algorithm=recipe.algorithm,
@@ -204,7 +204,7 @@ class AutoChunkedGradient:
         """``num_samples`` is how much of a group is accumulated at a time; by default all of it."""
         self.transaction = GradientTransaction.of(recipe, loaded.model)
         self._loaded = loaded
-        self._num_samples = num_samples or recipe.batch.group_size
+        self._num_samples = num_samples or recipe.trained_samples
         self._num_steps = recipe.sampling.window
         self._tuner = make_tuner(recipe, device_bytes(loaded.device), self._num_samples)
         self._is_shared = recipe.trainer.sharded

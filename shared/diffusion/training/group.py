@@ -40,6 +40,19 @@ class PathGroup:
         samples, steps = self.trajectory.log_probs.shape
         return samples, steps
 
+    def picked(self, samples: Sequence[int]) -> "PathGroup":
+        path, these = self.trajectory, list(samples)
+        return replace(
+            self,
+            trajectory=replace(
+                path,
+                latents=path.latents[these],
+                log_probs=path.log_probs[these],
+                means=None if path.means is None else path.means[these],
+            ),
+            advantages=self.advantages[these],
+        )
+
     def sliced(self, group_slice: GroupSlice) -> "PathGroup":
         path = self.trajectory
         samples = slice(group_slice.samples.start, group_slice.samples.stop)

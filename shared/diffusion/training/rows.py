@@ -18,6 +18,7 @@ from shared.devices.slices import GroupSlice
 from shared.diffusion.sampler import Denoising
 from shared.diffusion.tensors import unpack_conditions
 from shared.errors import ContractError
+from shared.learning.advantages import best_and_worst
 from shared.learning.algorithms import ALGORITHMS
 from shared.recipe.recipe import Recipe
 
@@ -40,6 +41,9 @@ class TrainingGroup(Protocol):
     @property
     def shape(self) -> tuple[int, int]:
         """Samples and trained steps."""
+
+    def picked(self, samples: Sequence[int]) -> "TrainingGroup":
+        """These samples alone."""
 
     def sliced(self, group_slice: GroupSlice) -> "TrainingGroup":
         """Some of its samples and steps, without copying."""
@@ -77,8 +81,13 @@ def check_stored(recipe: Recipe, trajectory: bytes, conditions: bytes, num_sampl
 
 
 def read_group(recipe: Recipe, data: GroupData) -> TrainingGroup:
-    """Raises ContractError if the fragments do not make up a group of this run."""
-    return row_kind(recipe).read(recipe, data)
+    """Reads the samples of a group that are trained (`algorithm.best_of`).
+
+    Raises:
+        ContractError: if the fragments do not make up a group of this run.
+    """
+    group, number = row_kind(recipe).read(recipe, data), recipe.algorithm.best_of
+    return group if number is None else group.picked(best_and_worst(data.advantages, number))
 
 
 def chunks(shape: tuple[int, int], chunk: Chunk) -> Iterator[tuple[slice, slice]]:

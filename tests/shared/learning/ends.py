@@ -44,6 +44,11 @@ class EndGroup:
     shape: tuple[int, int]
     staleness: int
 
+    def picked(self, samples: Sequence[int]) -> "EndGroup":
+        these = list(samples)
+        ends, advantages = self.ends[these], self.advantages[these]
+        return replace(self, ends=ends, advantages=advantages, shape=(len(these), self.shape[1]))
+
     def sliced(self, group_slice: GroupSlice) -> "EndGroup":
         samples = slice(group_slice.samples.start, group_slice.samples.stop)
         shape = (len(group_slice.samples), len(group_slice.steps(self.shape[1])))
