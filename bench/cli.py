@@ -327,6 +327,24 @@ def learning(
         raise typer.Exit(1)
 
 
+@bench.command("learning-services")
+def learning_services(
+    seed: Annotated[list[int] | None, typer.Option(help="repeatable; 10 to 14 if none")] = None,
+    old: Annotated[Path, typer.Option(help="a recipe")] = Path("bench/learning/digits.toml"),
+    new: Annotated[Path, typer.Option(help="another")] = Path("recipes/digits.toml"),
+    results: Annotated[Path, typer.Option(help="a JSON file per run goes here")] = Path(
+        "bench/learning/results/services"
+    ),
+    folder: Annotated[Path, typer.Option(help="of the runs")] = Path("runs/bench-learning"),
+) -> None:
+    """Run two recipes by turns through the real services, and compare their device seconds."""
+    from bench.learning.services import compared, measure
+
+    seeds = seed or range(10, 15)
+    measure({"old": old, "new": new}, list(seeds), results, folder.resolve())
+    _print(compared(results, "old", "new"))
+
+
 @bench.command("learning-tables")
 def learning_tables(
     results: LearningResults = LEARNING_RESULTS,

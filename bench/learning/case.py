@@ -2,7 +2,7 @@
 
 import json
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
@@ -47,14 +47,20 @@ class Case:
 def recipe_of(task: Task, choice: Choice, seed: int) -> Recipe:
     """Reads the task's baseline with the choice's keys in it, as a file of its own would say them:
     what an algorithm's name implies holds where neither says anything."""
-    tables: dict[str, Any] = {}
-    for key, value in {**task.always, **choice.changes, "run.seed": seed}.items():
-        table, field = key.split(".")
-        tables.setdefault(table, {})[field] = value
+    tables = as_tables({**task.always, **choice.changes, "run.seed": seed})
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "case.json"
         path.write_text(json.dumps({"base": str(task.recipe), **tables}))
         return load_recipe(path)
+
+
+def as_tables(changes: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Returns keys of a recipe, "table.key", as the tables of a file."""
+    tables: dict[str, dict[str, Any]] = {}
+    for key, value in changes.items():
+        table, field = key.split(".")
+        tables.setdefault(table, {})[field] = value
+    return tables
 
 
 def learn(case: Case) -> dict[str, Any]:
@@ -67,13 +73,14 @@ def learn(case: Case) -> dict[str, Any]:
 
     def evaluate(version: int) -> None:
         quality = judged(learning.weights()) if version else _base_quality(case.task)
+        average = learning.average()
         evaluations.append({
             "version": version,
             "samples": version * recipe.batch.groups * recipe.batch.group_size,
             "units": dict(learning.work.units),
             "seconds": {name: round(s, 3) for name, s in learning.work.seconds.items()},
-            **{name: _rounded(getattr(quality, field)) for field, name in JUDGED.items()},
-            "gold_rewards": {name: _rounded(each) for name, each in quality.gold.items()},
+            **_figures(quality),
+            **({} if average is None else {"average": _figures(judged(average))}),
         })  # fmt: skip
 
     evaluate(0)
@@ -94,6 +101,10 @@ def learn(case: Case) -> dict[str, Any]:
         "evaluations": evaluations,
         "steps": steps,
     }
+
+
+def _figures(quality: "Quality") -> dict[str, float | None]:
+    return {name: _rounded(getattr(quality, field)) for field, name in JUDGED.items()}
 
 
 @cache

@@ -24,7 +24,8 @@ def units(evaluation: Evaluation) -> float:
 
 
 def seconds(evaluation: Evaluation) -> float:
-    """CPU seconds of rollout, with decoding, and of training until an evaluation."""
+    """CPU seconds of rollout, with decoding, and of training until an evaluation; of a run through
+    the services, device seconds."""
     return float(sum(evaluation["seconds"].values()))
 
 

@@ -15,10 +15,12 @@ import safetensors.numpy
 from bench.learning.work import Work
 from services.reward.scorer import build_scorers, scorer_inputs
 from services.reward.scoring import scores_of
+from services.trainer.engine.checkpoint import AVERAGE
 from services.trainer.engine.trainer_engine import TrainerEngine
 from shared.devices.protocols import GroupData
 from shared.diffusion.generation import Generator
 from shared.diffusion.policy import load_policy
+from shared.diffusion.tensors import pack, unpack
 from shared.learning.advantages import batch_scale
 from shared.learning.prompts import PromptOrder, read_prompts
 from shared.messages.contracts import Fragment, GenerateFragment, Policy, Prompt
@@ -129,3 +131,15 @@ class Learning:
         """Packs the weights as they are trained by now."""
         [weights] = self.trainer.weights().weights
         return weights.pack()
+
+    def average(self) -> bytes | None:
+        """Packs their moving average, if the recipe has one."""
+        if self.recipe.trainer.ema is None:
+            return None
+        [checkpoint] = self.trainer.weights().checkpoint
+        states = unpack(checkpoint.pack())
+        return pack({
+            name.removeprefix(AVERAGE): tensor
+            for name, tensor in states.items()
+            if name.startswith(AVERAGE)
+        })  # fmt: skip
