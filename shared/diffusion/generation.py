@@ -23,7 +23,7 @@ from shared.diffusion.tensors import pack, unpack_conditions
 from shared.diffusion.training.rows import row_kind
 from shared.diffusion.weights import StagedTensors, Staging
 from shared.errors import ContractError, FaultyConditions, IntegrityError
-from shared.learning.seeds import sample_seed
+from shared.learning.seeds import group_seed, sample_seed
 from shared.messages.contracts import GenerateFragment
 from shared.messages.workers import MemoryShortage
 from shared.recipe.recipe import Recipe
@@ -148,6 +148,7 @@ class Generator:
                 seeds=self._seeds(task),
                 shape=self._shape,
                 device=self._device,
+                shared_seed=self._shared_seed(task),
             ),
             conditions=repeat_rows(
                 self._encoded(prompt) if conditions is None else self._read(conditions),
@@ -209,8 +210,9 @@ class Generator:
         return decoded(self._model, latents, self._device)
 
     def _velocity(self, work: GenerationInProgress, latents: Tensor, sigma: Tensor) -> Tensor:
-        """Returns velocities (B, ...), for as many samples at a time as fit. Every sample has its
-        own noise, so it changes only by rounding."""
+        """Returns velocities of latents (B, ...), for as many samples at a time as fit. Every
+        sample has its own noise, so it changes only by rounding. A row that samples share is one of
+        them: their conditions are the same."""
         guidance, conditions = self._recipe.model.guidance, work.conditions
         before = self._at_once.most
 
@@ -247,6 +249,13 @@ class Generator:
         return [
             sample_seed(seed, fragment.batch, fragment.group, sample) for sample in fragment.samples
         ]
+
+    def _shared_seed(self, task: GenerateFragment) -> int | None:
+        """Returns the seed of the noise that the samples begin at, if their group shares one."""
+        if not self._recipe.sampling.shared_noise:
+            return None
+        fragment = task.fragment
+        return group_seed(self._recipe.run.seed, fragment.batch, fragment.group)
 
     def _encode(self, prompt: str) -> Conditions:
         return self._model.encode(prompt, guidance=self._recipe.model.guidance)

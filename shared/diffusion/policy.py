@@ -250,12 +250,16 @@ def set_matmul_precision(recipe: Recipe, device: torch.device) -> None:
 def sampling_plan(recipe: Recipe, *, window_start: int | None) -> SamplingPlan:
     """Returns how one group is denoised; without a window, deterministically, as for evaluation."""
     sampling, method = recipe.sampling, ALGORITHMS[recipe.algorithm.name]
-    window = range(0)
+    grid, window = sigmas_of(sampling), range(0)
+    is_drawn = sampling.trained == "random"
     if window_start is not None and method.has_window:
         window = range(window_start, window_start + sampling.window)
+        window = range(len(grid) - 2) if is_drawn else window
     return SamplingPlan(
-        sigmas=sigmas_of(sampling),
+        sigmas=grid,
         window=window,
+        all_stochastic=bool(window) and sampling.stochastic == "all",
+        num_drawn=sampling.window if window and is_drawn else None,
         noise_level=sampling.noise_level,
         variant=sampling.variant,
         keeps_means=method.keeps_means,

@@ -3,6 +3,10 @@
 Steps inside the window are stochastic (their log-probs are trained), the others follow the ODE.
 A sample's noise comes from a generator of its own, so that it does not depend on which worker
 made it, nor on what else was in the fragment.
+
+Samples of a group may begin at one noise, of a seed of its own. They are then one row until the
+first stochastic step, with the network's call there, and part by the noise of that step: which is
+the same as if they had not shared anything before.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,6 +17,7 @@ from torch import Tensor
 
 from shared.diffusion.transition import Step, euler_step, transition
 from shared.learning.algorithms import Variant
+from shared.learning.seeds import permutation
 from shared.models.sigmas import Sigmas
 
 Velocity = Callable[[Tensor, Tensor], Tensor]
@@ -23,11 +28,22 @@ Velocity = Callable[[Tensor, Tensor], Tensor]
 class SamplingPlan:
     sigmas: Sigmas
     window: range
-    """Indices of the stochastic steps. Empty: an ODE sample, for evaluation."""
+    """Indices of the steps that trajectories hold, which are stochastic. Empty: an ODE sample, for
+    evaluation."""
+    all_stochastic: bool = False
+    """Whether all steps but the last are stochastic, and not only those of the window."""
+    num_drawn: int | None = None
+    """Number of steps of the window that each sample is trained at, drawn by its seed; without it,
+    all of them."""
     noise_level: float = 0.0
     variant: Variant = "flow"
     keeps_means: bool = False
     """Whether trajectories hold the means of their stochastic steps."""
+
+    @property
+    def stochastic(self) -> range:
+        """Indices of the stochastic steps."""
+        return range(len(self.sigmas) - 2) if self.all_stochastic else self.window
 
     def step(self, indices: Tensor) -> Step:
         """Returns the step of each row from ``indices`` (B,) on the schedule."""
@@ -46,7 +62,8 @@ class Trajectory:
     """The stored denoising path of B samples over the K steps of their window."""
 
     latents: Tensor
-    """(B, K+1, ...) float32 states: before each trained step, and after the last."""
+    """(B, K+1, ...) float32 states: before each step, and after the last; (B, K, ...) without the
+    one before the first, where ``start`` has it."""
     log_probs: Tensor
     """(B, K) float32, under the policy version that generated them."""
     step_indices: Tensor
@@ -55,10 +72,26 @@ class Trajectory:
     """(T+1,) float32, the schedule itself."""
     means: Tensor | None = None
     """(B, K, ...) float32, of the Gaussians that states were drawn from, where they are kept."""
+    start: Tensor | None = None
+    """(1, ...) float32 state before the first step, where all samples share it."""
+    trained: Tensor | None = None
+    """(B, N) int64: which of the K steps each sample is trained at, ascending; without it, at all
+    of them."""
+
+    @property
+    def states(self) -> Tensor:
+        """(B, K+1, ...) states: before each step, and after the last."""
+        if self.start is None:
+            return self.latents
+        start = self.start.expand(len(self.latents), *self.start.shape[1:])
+        return torch.cat([start[:, None], self.latents], dim=1)
 
 
 class Denoising:
-    """Takes B samples from noise to data; `advance` takes all of them one step further."""
+    """Takes B samples from noise to data; `advance` takes all of them one step further.
+
+    While samples share what they began at, ``latents`` are one row.
+    """
 
     def __init__(
         self,
@@ -67,15 +100,23 @@ class Denoising:
         seeds: Sequence[int],
         shape: Sequence[int],
         device: torch.device,
+        shared_seed: int | None = None,
     ) -> None:
+        """``shared_seed``: of the noise that all begin at; without it, each has its own."""
         self._plan = plan
+        self._seeds = seeds
+        self._shares = shared_seed is not None
         self._shape = tuple(shape)
         self._device = device
         self._generators = [torch.Generator().manual_seed(seed) for seed in seeds]
-        self._states: list[Tensor] = []
+        self._start: Tensor | None = None
+        self._arrived: list[Tensor] = []
         self._log_probs: list[Tensor] = []
         self._means: list[Tensor] = []
-        self.latents = self._noise()
+        begun = self._noise()  # drawn in any case: later noise is the same with and without it
+        if shared_seed is not None:
+            begun = self._drawn([torch.Generator().manual_seed(shared_seed)])
+        self.latents = begun
         self.num_steps_done = 0
 
     @property
@@ -86,22 +127,30 @@ class Denoising:
     def advance(self, velocity: Velocity) -> None:
         """Takes the next step of the (B, ...) latents."""
         index = self.num_steps_done
-        rows = torch.full((len(self._generators),), index)
-        step = self._plan.step(rows)
+        step = self._plan.step(torch.full((len(self.latents),), index))
         sigma = step.sigma.to(self._device)
         speed = velocity(self.latents, sigma)
-        if index in self._plan.window:
-            self._states.append(self.latents)
-            taken = transition(speed, self.latents, step, noise=self._noise())
-            self._log_probs.append(taken.log_prob)
-            if self._plan.keeps_means:
-                self._means.append(taken.mean)
-            self.latents = taken.latents
-            if index == self._plan.window[-1]:
-                self._states.append(self.latents)
+        if index in self._plan.stochastic:
+            self._take(index, speed)
         else:
             self.latents = euler_step(speed, self.latents, sigma, step.sigma_next.to(self._device))
         self.num_steps_done += 1
+
+    def _take(self, index: int, speed: Tensor) -> None:
+        """Takes a stochastic step by velocities (B, ...), from where samples part: (1, ...)."""
+        num, before = len(self._generators), self.latents
+        taken = transition(
+            speed.expand(num, *speed.shape[1:]), before.expand(num, *before.shape[1:]),
+            self._plan.step(torch.full((num,), index)), noise=self._noise(),
+        )  # fmt: skip
+        self.latents = taken.latents
+        if index in self._plan.window:
+            if index == self._plan.window[0]:
+                self._start = before
+            self._arrived.append(taken.latents)
+            self._log_probs.append(taken.log_prob)
+            if self._plan.keeps_means:
+                self._means.append(taken.mean)
 
     def trajectory(self) -> Trajectory:
         """Returns the finished path.
@@ -109,19 +158,33 @@ class Denoising:
         Raises:
             ValueError: before the window's last step is done, or when the window is empty.
         """
-        if len(self._log_probs) < max(1, len(self._plan.window)):
+        if self._start is None or len(self._log_probs) < len(self._plan.window):
             raise ValueError("the trained window of this sample is empty or not done yet")
+        shares = self._shares and self._plan.window[0] == self._plan.stochastic[0]
+        states = self._arrived if shares else [self._start, *self._arrived]
+        latents = torch.stack(states, dim=1).cpu()
         return Trajectory(
-            latents=torch.stack(self._states, dim=1).cpu(),
+            latents=latents,
             log_probs=torch.stack(self._log_probs, dim=1).cpu(),
             step_indices=torch.tensor(list(self._plan.window)),
             sigmas=torch.tensor(self._plan.sigmas, dtype=torch.float32),
             means=torch.stack(self._means, dim=1).cpu() if self._means else None,
+            start=self._start.to(latents) if shares else None,
+            trained=None if self._plan.num_drawn is None else self._trained(self._plan.num_drawn),
         )
 
+    def _trained(self, number: int) -> Tensor:
+        """Draws ``number`` of the window's steps for each sample: (B, number), ascending."""
+        size = len(self._plan.window)
+        drawn = [permutation(seed, size, "trained")[:number] for seed in self._seeds]
+        return torch.tensor([sorted(each) for each in drawn])
+
     def _noise(self) -> Tensor:
-        # Drawn on the CPU in float32, whatever the device: every kind of GPU gets the same noise.
-        drawn = [torch.randn(self._shape, generator=generator) for generator in self._generators]
+        return self._drawn(self._generators)
+
+    def _drawn(self, generators: Sequence[torch.Generator]) -> Tensor:
+        # On the CPU in float32, whatever the device: every kind of GPU gets the same noise.
+        drawn = [torch.randn(self._shape, generator=generator) for generator in generators]
         return torch.stack(drawn).to(self._device)
 
 

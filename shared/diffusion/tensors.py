@@ -70,7 +70,9 @@ def unpack_trajectory(data: bytes) -> Trajectory:
 def check_trajectory(trajectory: Trajectory) -> None:
     """Raises ContractError unless its tensors fit each other and hold sane values."""
     _check_shapes(trajectory)
-    values = {"latents": trajectory.latents, "means": trajectory.means}
+    values = {
+        "latents": trajectory.latents, "start": trajectory.start, "means": trajectory.means,
+    }  # fmt: skip
     for name, tensor in values.items():
         if tensor is not None:
             check_latents(name, tensor)
@@ -93,13 +95,16 @@ def check_latents(name: str, latents: Tensor) -> None:
 
 def _check_shapes(trajectory: Trajectory) -> None:
     latents, log_probs, means = trajectory.latents, trajectory.log_probs, trajectory.means
-    indices, sigmas = trajectory.step_indices, trajectory.sigmas
+    indices, sigmas, start = trajectory.step_indices, trajectory.sigmas, trajectory.start
     samples, steps = log_probs.shape if log_probs.dim() == 2 else (0, 0)
     fits = (
         samples * steps > 0
         and latents.dim() >= 4
-        and latents.shape[:2] == (samples, steps + 1)
+        and latents.shape[:2] == (samples, steps + (start is None))
         and latents.numel() > 0
+        and (start is None or start.shape == (1, *latents.shape[2:]))
+        and (start is None or start.dtype == latents.dtype)
+        and _are_drawn(trajectory.trained, samples, steps)
         and indices.shape == (steps,)
         and indices.dtype == torch.int64
         and sigmas.dim() == 1
@@ -113,3 +118,18 @@ def _check_shapes(trajectory: Trajectory) -> None:
             if (tensor := getattr(trajectory, field.name)) is not None
         }
         raise ContractError(f"not a trajectory: these do not fit each other: {shapes}")
+
+
+def _are_drawn(trained: Tensor | None, samples: int, steps: int) -> bool:
+    """Says whether each of the samples is trained at some of the steps, in their order."""
+    if trained is None:
+        return True
+    return (
+        trained.dtype == torch.int64
+        and trained.dim() == 2
+        and len(trained) == samples
+        and 0 < trained.shape[1] <= steps
+        and bool((trained.diff(dim=1) > 0).all())
+        and int(trained.min()) >= 0
+        and int(trained.max()) < steps
+    )

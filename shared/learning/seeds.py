@@ -24,6 +24,11 @@ def sample_seed(seed: int, batch: int, group: int, sample: int) -> int:
     return derive(seed, "sample", batch, group, sample)
 
 
+def group_seed(seed: int, batch: int, group: int) -> int:
+    """Returns the seed of the noise that all samples of a group begin at, where they share it."""
+    return derive(seed, "group", batch, group)
+
+
 def permutation(seed: int, size: int, *path: int | str) -> list[int]:
     """Return the indices 0..size-1 in a random order that depends on the path."""
     return sorted(range(size), key=lambda index: derive(seed, "order", *path, index))

@@ -33,6 +33,7 @@ def check_tables(tables: Tables) -> None:
     _check_devices(tables)
     _check_variant(tables)
     _check_tail(tables)
+    _check_noise(tables)
     _check_best(tables)
     check_evaluation(tables.evaluation, tables.sampling)
 
@@ -60,6 +61,33 @@ def _check_tail(tables: Tables) -> None:
         raise ValueError(
             f"sampling.tail: follows the last window, and {tables.algorithm.name} samples without "
             "one; leave it out, and set sampling.steps lower"
+        )
+    if tables.sampling.tail is not None and tables.sampling.stochastic == "all":
+        raise ValueError(
+            'sampling.tail: its long steps are without noise, and with stochastic = "all" they '
+            'would have it; leave it out, or set sampling.stochastic to "trained"'
+        )
+
+
+def _check_noise(tables: Tables) -> None:
+    """What is stochastic can be said only where something is. Without it, samples that begin at one
+    noise are all the same."""
+    name, sampling = tables.algorithm.name, tables.sampling
+    without = {
+        "shared_noise": sampling.shared_noise,
+        "stochastic": sampling.stochastic == "all",
+    }
+    if not ALGORITHMS[name].has_window:
+        for key in (key for key, is_set in without.items() if is_set):
+            raise ValueError(
+                f"sampling.{key}: {name} samples without stochastic steps; leave it out, or choose "
+                "another algorithm.name"
+            )
+    if tables.trainer.sharded and tables.sampling.trained == "random" and sampling.shared_noise:
+        raise ValueError(
+            "trainer.sharded: ranks take the same passes, and samples that are trained at steps of "
+            "their own share their first one or not; set it to false, or sampling.shared_noise to "
+            "false"
         )
 
 

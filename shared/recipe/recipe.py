@@ -19,7 +19,7 @@ from shared.recipe.checks import check_tables
 from shared.recipe.errors import describe
 from shared.recipe.files import read_tables
 from shared.recipe.rewards import Evaluation, Reward
-from shared.recipe.sampling import SigmaGrid
+from shared.recipe.sampling import WINDOW_KEYS, SigmaGrid
 from shared.recipe.tables import Tables
 
 
@@ -162,8 +162,19 @@ def with_implied(plain: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _implied(method: Method, sampling: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """ "table.key" and its value."""
+    """ "table.key" and its value; nothing of windows where there are none."""
+    trained = sampling.get("trained", method.implies.get("sampling.trained"))
+    has_windows = trained != "random"
     yield "sampling.variant", method.variants[0]
+    if has_windows:
+        yield from _of_windows(method, sampling)
+    for key, value in method.implies.items():
+        if has_windows or key.removeprefix("sampling.") not in WINDOW_KEYS:
+            yield key, value
+
+
+def _of_windows(method: Method, sampling: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """ "table.key" and its value."""
     yield "sampling.windows", method.moves
     steps, window = sampling.get("steps", 10), sampling.get("window")
     if isinstance(steps, int) and isinstance(window, int) and method.starts != "fixed":
@@ -171,7 +182,6 @@ def _implied(method: Method, sampling: Mapping[str, Any]) -> Iterator[tuple[str,
         yield "sampling.first_window_starts", (0, max(0, last))
     if sampling.get("windows", method.moves) == "random":
         yield "sampling.window_batches", 1
-    yield from method.implies.items()
 
 
 def stored_recipe(data: bytes) -> Recipe:

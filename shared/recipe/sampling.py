@@ -36,8 +36,16 @@ class Sampling(Table):
     noise_level: Annotated[float, Field(gt=0, le=10)] = 0.7
     """Noise of the stochastic steps; by default the algorithm's."""
     window: Positive
-    """Denoising steps that are stochastic and trained; for an algorithm without stochastic steps,
-    number of the schedule's sigmas at which a sample is trained."""
+    """Denoising steps that are trained; for an algorithm without stochastic steps, number of the
+    schedule's sigmas at which a sample is trained."""
+    shared_noise: bool = False
+    """Whether the samples of a group begin at one noise. What they then have in common is computed
+    once: the steps before the first stochastic one, its call of the network, and its gradient."""
+    stochastic: Literal["trained", "all"] = "trained"
+    """Steps with noise: those that are trained, or all but the last, which is never stochastic."""
+    trained: Literal["window", "random"] = "window"
+    """Steps that are trained. window: those of the group's window. random: as many as the window
+    has, drawn among the stochastic ones for each sample by its seed."""
     first_window_starts: tuple[NonNegative, NonNegative] = (0, 0)
     """First and last step at which windows start."""
     windows: Moves = "group"
@@ -82,6 +90,20 @@ class Sampling(Table):
             rolls_back=self.roll_back,
         )
 
+    @property
+    def shared_steps(self) -> float:
+        """The mean number of denoising steps that a fragment computes once for all its samples."""
+        if not self.shared_noise:
+            return 0.0
+        return 1.0 if self.stochastic == "all" else sum(self.first_window_starts) / 2 + 1
+
+    @property
+    def merged_steps(self) -> int:
+        """The number of trained steps that a group computes once for all samples: 1 where every
+        window begins at the first stochastic step of a shared noise."""
+        begins_there = self.stochastic == "trained" or self.first_window_starts == (0, 0)
+        return int(self.shared_noise and begins_there)
+
     @model_validator(mode="after")
     def _sigmas_descend(self) -> Self:
         if not isinstance(self.sigmas, str):
@@ -116,6 +138,30 @@ class Sampling(Table):
         raise ValueError(
             f"tail: {self.tail} steps in place of {left} are not fewer; at most {left - 1}"
         )
+
+    @model_validator(mode="after")
+    def _drawn_steps_have_no_window(self) -> Self:
+        if self.trained == "window":
+            return self
+        if self.stochastic != "all":
+            raise ValueError(
+                'trained: "random" draws among the stochastic steps, which have to be more; set '
+                'stochastic to "all"'
+            )
+        for key in sorted(WINDOW_KEYS):
+            if getattr(self, key) != type(self).model_fields[key].default:
+                raise ValueError(
+                    f'{key}: says where windows are, and with trained = "random" there are none; '
+                    'leave it out, or set trained to "window"'
+                )
+        return self
+
+
+WINDOW_KEYS = frozenset({
+    "first_window_starts", "windows", "window_stride", "roll_back", "window_batches",
+    "window_batches_last",
+})  # fmt: skip
+"""Keys of `Sampling` that say where windows are."""
 
 
 def check_sigmas(field: str, sigmas: tuple[float, ...], steps: int) -> None:

@@ -35,6 +35,7 @@ class Group:
                     latents=path.latents[each],
                     log_probs=path.log_probs[each],
                     means=None if path.means is None else path.means[each],
+                    trained=None if path.trained is None else path.trained[each],
                 )
             )
             for each in samples
@@ -139,10 +140,14 @@ def generate(
         shape=shape
         or loaded.model.latent_shape(height=recipe.model.height, width=recipe.model.width),
         device=loaded.device,
+        shared_seed=window_start if recipe.sampling.shared_noise else None,
     )
     denoise(
         lambda latents, sigma: loaded.model.velocity(
-            latents, sigma, rows, guidance=recipe.model.guidance
+            latents,
+            sigma,
+            {name: each[: len(latents)] for name, each in rows.items()},
+            guidance=recipe.model.guidance,
         ),
         denoising,
     )

@@ -1,6 +1,14 @@
-"""Groups of stored denoising paths, whose rows are the stochastic steps that were taken."""
+"""Groups of stored denoising paths, whose rows are the stochastic steps that were taken.
 
-from collections.abc import Iterator, Sequence
+Samples that began at one noise have one state, and one call of the network, at their first
+stochastic step. The rows of a group that begin there at the same bytes are merged: the network
+computes the state once, forward and backward, and every row has its own log-prob, ratio and
+advantage by that. Whether states are the same is seen by their bytes alone: fragments of unlike
+devices may differ in the last bit, and are then apart.
+"""
+
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -26,77 +34,129 @@ from shared.recipe.recipe import Recipe
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PathGroup:
-    """Holds K denoising steps that were taken of each of G samples."""
+    """Holds K stored denoising steps of each of the G samples of a group, and says which of them
+    are trained here: some samples, and of the N steps that each is trained at some."""
 
-    trajectory: Trajectory
+    latents: Tensor
+    """(G, K+1, ...) states: before each step, and after the last; (G, K, ...) without the one
+    before the first, if samples share it."""
+    starts: Tensor | None
+    """(U, ...) unlike states that samples begin at, if they share them."""
+    start_of: Tensor | None
+    """(G,) which of these each sample begins at."""
+    log_probs: Tensor
+    """(G, K)"""
+    means: Tensor | None
+    """(G, K, ...)"""
+    step_indices: Tensor
+    """(K,) on the schedule."""
+    trained: Tensor
+    """(G, N) which of the K steps each sample is trained at, ascending."""
     advantages: Tensor
     """(G,)"""
     conditions: Conditions
     plan: SamplingPlan
+    samples: Tensor
+    """(S,) those of the G samples that are trained here."""
+    steps: range
+    """Those of the N steps that are trained here."""
     staleness: int = 0
 
     @property
     def shape(self) -> tuple[int, int]:
-        samples, steps = self.trajectory.log_probs.shape
-        return samples, steps
+        return len(self.samples), len(self.steps)
+
+    @property
+    def num_states(self) -> int:
+        """Number of states that rows are merged at here; 0 if none are."""
+        return 0 if self.starts is None or 0 not in self.steps else len(self.starts)
 
     def picked(self, samples: Sequence[int]) -> "PathGroup":
-        path, these = self.trajectory, list(samples)
-        return replace(
-            self,
-            trajectory=replace(
-                path,
-                latents=path.latents[these],
-                log_probs=path.log_probs[these],
-                means=None if path.means is None else path.means[these],
-            ),
-            advantages=self.advantages[these],
-        )
+        return replace(self, samples=self.samples[list(samples)])
 
     def sliced(self, group_slice: GroupSlice) -> "PathGroup":
-        path = self.trajectory
-        samples = slice(group_slice.samples.start, group_slice.samples.stop)
-        inside = group_slice.steps(self.shape[1])
-        steps = slice(inside.start, inside.stop)
-        return replace(
-            self,
-            trajectory=replace(
-                path,
-                latents=path.latents[samples, steps.start : steps.stop + 1],
-                log_probs=path.log_probs[samples, steps],
-                step_indices=path.step_indices[steps],
-                means=None if path.means is None else path.means[samples, steps],
-            ),
-            advantages=self.advantages[samples],
-        )
+        samples = self.samples[group_slice.samples.start : group_slice.samples.stop]
+        steps = group_slice.steps(len(self.steps))
+        return replace(self, samples=samples, steps=self.steps[steps.start : steps.stop])
 
     def rows(self, chunk: Chunk, device: torch.device) -> "Iterator[TransitionRows]":
-        conditions = {name: tensor.to(device) for name, tensor in self.conditions.items()}
-        for samples, steps in chunks(self.shape, chunk):
-            yield self._rows(samples, steps, conditions, device)
+        """Yields every row once: those that begin at shared states first, in passes of their own,
+        and the others in chunks. A pass has as many rows of the network as a chunk at most."""
+        here = replace(self, conditions={n: each.to(device) for n, each in self.conditions.items()})
+        yield from here._merged(chunk.rows, device)
+        steps = self.steps
+        if self.num_states and not bool(self.trained[self.samples, 0].any()):
+            steps = steps[1:]  # the first is merged, of all samples
+        for samples, inside in chunks((len(self.samples), len(steps)), chunk):
+            found = here._apart(self.samples[samples], steps[inside])
+            if len(found[0]):
+                yield here._rows(*found, device)
+
+    def _merged(self, most: int, device: torch.device) -> "Iterator[TransitionRows]":
+        """Yields the rows that begin at shared states, ``most`` states at a time.
+
+        A state without rows here is computed all the same: ranks that share weights have to take
+        the same passes, and each has samples of its own.
+        """
+        if self.starts is None or self.start_of is None or not self.num_states:
+            return
+        merged = self.samples[self.trained[self.samples, 0] == 0]
+        for first in range(0, len(self.starts), most):
+            before = self.starts[first : first + most]
+            state_of = self.start_of[merged] - first
+            inside = (state_of >= 0) & (state_of < len(before))
+            samples = merged[inside]
+            rows = self._rows(samples, torch.zeros_like(samples), device, before=before)
+            yield replace(rows, state_of=state_of[inside].to(device))
+
+    def _apart(self, samples: Tensor, steps: range) -> tuple[Tensor, Tensor]:
+        """Returns the rows (B,) that are not merged, the steps of a sample side by side: the sample
+        of each, and its place among the K steps."""
+        places = self.trained[samples][:, steps.start : steps.stop].flatten()
+        each = samples.repeat_interleave(len(steps))
+        apart = places >= (1 if self.num_states else 0)
+        return each[apart], places[apart]
 
     def _rows(
-        self, samples: slice, steps: slice, conditions: Conditions, device: torch.device
+        self,
+        samples: Tensor,
+        places: Tensor,
+        device: torch.device,
+        before: Tensor | None = None,
     ) -> "TransitionRows":
-        path = self.trajectory
-        latents = path.latents[samples, steps.start : steps.stop + 1]
-        num_samples, num_steps = latents.shape[0], latents.shape[1] - 1
-        means = None if path.means is None else path.means[samples, steps].flatten(0, 1)
+        """Returns rows of these samples, at these places among the K steps; ``before`` are states
+        that rows share, all at the first step."""
+        after = places + (self.starts is None)
+        step = self.plan.step(self.step_indices[places])
+        sigma = step.sigma
+        if before is None:
+            before = self.latents[samples, after - 1]
+        else:
+            sigma = self.plan.step(self.step_indices[:1].repeat(len(before))).sigma
         return TransitionRows(
-            before=latents[:, :-1].flatten(0, 1).to(device),
-            arrived=latents[:, 1:].flatten(0, 1).to(device),
-            step=self.plan.step(path.step_indices[steps].repeat(num_samples)),
-            behaviour_log_prob=path.log_probs[samples, steps].flatten().to(device),
-            behaviour_mean=None if means is None else means.to(device),
-            advantage=self.advantages[samples].repeat_interleave(num_steps).to(device),
-            conditions=repeat_rows(conditions, num_samples * num_steps),
+            before=before.to(device),
+            sigma=sigma,
+            arrived=self.latents[samples, after].to(device),
+            step=step,
+            behaviour_log_prob=self.log_probs[samples, places].to(device),
+            behaviour_mean=None if self.means is None else self.means[samples, places].to(device),
+            advantage=self.advantages[samples].to(device),
+            conditions=repeat_rows(self.conditions, len(before)),
         )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransitionRows:
+    """Holds B rows, which begin at U states: each at its own, or several at one."""
+
     before: Tensor
-    """(B, ...)"""
+    """(U, ...) unlike states."""
+    sigma: Tensor
+    """(U,) where these stand."""
+    conditions: Conditions
+    """Conditioning of U rows of the network."""
+    state_of: Tensor | None = None
+    """(B,) the state that each row begins at; without it, U is B, and each has its own."""
     arrived: Tensor
     """(B, ...)"""
     step: Step
@@ -106,25 +166,38 @@ class TransitionRows:
     """(B, ...) mean of the Gaussian that ``arrived`` was drawn from, if the algorithm needs it."""
     advantage: Tensor
     """(B,)"""
-    conditions: Conditions
-    """Conditioning of B rows."""
+
+    def of_rows(self, values: Tensor) -> Tensor:
+        """Returns for each row (B, ...) what belongs to its state, of ``values`` (U, ...)."""
+        return values if self.state_of is None else values[self.state_of]
+
+    def velocities(self, network: Callable[[Tensor, Tensor, Conditions], Tensor]) -> Tensor:
+        """Returns the velocity of each row (B, ...), by one row of the network for each state."""
+        return self.of_rows(network(self.before, self.sigma, self.conditions))
 
 
 def check_path(recipe: Recipe, path: Trajectory) -> None:
     """Raises ContractError unless a path covers a window of the recipe's noise schedule."""
     plan = sampling_plan(recipe, window_start=0)
+    num_steps = len(plan.sigmas) - 1
     indices = path.step_indices.tolist()
-    if len(indices) != recipe.sampling.window:
+    if len(indices) != len(plan.window):
         raise ContractError("a trajectory does not hold the window that the recipe trains")
     first = indices[0]
-    last = len(plan.sigmas) - 2 - len(indices)  # noise of the last step would stay in the sample
+    last = num_steps - 1 - len(indices)  # noise of the last step would stay in the sample
     if indices != list(range(first, first + len(indices))) or not 0 <= first <= last:
-        raise ContractError(f"steps {indices} are no window of {len(plan.sigmas) - 1} steps")
+        raise ContractError(f"steps {indices} are no window of {num_steps} steps")
     sigmas = path.sigmas.new_tensor(plan.sigmas)
     if path.sigmas.shape != sigmas.shape or bool((path.sigmas != sigmas).any()):
         raise ContractError("a trajectory was generated with other sigmas than the recipe's")
     if (path.means is not None) != plan.keeps_means:
         raise ContractError("a trajectory does not hold what the algorithm needs of it: means")
+    drawn = None if path.trained is None else path.trained.shape[1]
+    if drawn != plan.num_drawn:
+        raise ContractError(f"samples are trained at {drawn} drawn steps, not {plan.num_drawn}")
+    shares = recipe.sampling.shared_noise and (first == 0 or not plan.all_stochastic)
+    if (path.start is not None) != shares:
+        raise ContractError("a trajectory has a shared start where samples have none, or has none")
 
 
 def read_paths(recipe: Recipe, data: GroupData) -> PathGroup:
@@ -133,35 +206,60 @@ def read_paths(recipe: Recipe, data: GroupData) -> PathGroup:
     Raises:
         ContractError: if the fragments do not make up a group of this run.
     """
-    plan = sampling_plan(recipe, window_start=0)
     paths = [unpack_trajectory(each) for each in data.trajectories]
     for path in paths:
         check_path(recipe, path)
-    trajectory = _joined(paths, plan)
-    check_size(len(trajectory.log_probs), data)
+    first = paths[0]
+    check_alike([path.latents for path in paths])
+    if any(not torch.equal(path.step_indices, first.step_indices) for path in paths):
+        raise ContractError("fragments of one group do not share their steps")
+    size = sum(len(path.log_probs) for path in paths)
+    check_size(size, data)
+    starts, start_of = merged_starts(paths)
+    trained = _joined([path.trained for path in paths])
+    if trained is None:
+        trained = torch.arange(len(first.step_indices)).expand(size, -1)
     return PathGroup(
-        trajectory=trajectory,
+        latents=torch.cat([path.latents for path in paths]),
+        starts=starts,
+        start_of=start_of,
+        log_probs=torch.cat([path.log_probs for path in paths]),
+        means=_joined([path.means for path in paths]),
+        step_indices=first.step_indices,
+        trained=trained,
         advantages=torch.tensor(data.advantages, dtype=torch.float64),
         conditions=unpack_conditions(data.conditions),
-        plan=plan,
+        plan=sampling_plan(recipe, window_start=0),
+        samples=torch.arange(size),
+        steps=range(trained.shape[1]),
         staleness=data.staleness,
     )
 
 
-def _joined(parts: Sequence[Trajectory], plan: SamplingPlan) -> Trajectory:
-    first = parts[0]
-    check_alike([part.latents for part in parts])
-    if any(not torch.equal(part.step_indices, first.step_indices) for part in parts):
-        raise ContractError("fragments of one group do not share their steps")
-    return Trajectory(
-        latents=torch.cat([part.latents for part in parts]),
-        log_probs=torch.cat([part.log_probs for part in parts]),
-        step_indices=first.step_indices,
-        sigmas=first.sigmas,
-        means=torch.cat([part.means for part in parts if part.means is not None])
-        if plan.keeps_means
-        else None,
-    )
+def merged_starts(paths: Sequence[Trajectory]) -> tuple[Tensor | None, Tensor | None]:
+    """Returns the unlike states (U, ...) that fragments of a group begin at, and which of them each
+    sample (G,) begins at; None if every sample has its own.
+
+    States are the same if their bytes are: a difference in one bit keeps fragments apart.
+    """
+    starts: list[Tensor] = []
+    places: dict[bytes, int] = {}
+    start_of: list[int] = []
+    for path in paths:
+        if path.start is None:
+            return None, None
+        digest = hashlib.sha256(path.start.view(torch.uint8).numpy().tobytes()).digest()
+        if digest not in places:
+            places[digest] = len(starts)
+            starts.append(path.start)
+        start_of += [places[digest]] * len(path.log_probs)
+    return torch.cat(starts), torch.tensor(start_of)
+
+
+def _joined(parts: Sequence[Tensor | None]) -> Tensor | None:
+    """Joins tensors (n, ...) of all fragments, which have them or not (`check_path`)."""
+    given = [part for part in parts if part is not None]
+    return torch.cat(given) if given else None
 
 
 def _pack_path(denoising: Denoising, seeds: Sequence[int]) -> bytes:

@@ -134,8 +134,8 @@ def evaluate(algorithm: Algorithm, rows: Any, network: Network, behaviour: Behav
 
 
 def _taken(rows: TransitionRows, network: Network) -> Transition:
-    velocity = network.velocity(rows.before, rows.step.sigma, rows.conditions)
-    return transition(velocity, rows.before, rows.step, arrived=rows.arrived)
+    velocity = rows.velocities(network.velocity)
+    return transition(velocity, rows.of_rows(rows.before), rows.step, arrived=rows.arrived)
 
 
 def _divergence(
@@ -143,8 +143,9 @@ def _divergence(
 ) -> Tensor | None:
     if not algorithm.kl_beta:
         return None
-    reference = network.reference_velocity(rows.before, rows.step.sigma, rows.conditions)
-    mean = transition(reference, rows.before, rows.step, arrived=rows.arrived).mean
+    reference = rows.velocities(network.reference_velocity)
+    before = rows.of_rows(rows.before)
+    mean = transition(reference, before, rows.step, arrived=rows.arrived).mean
     return reference_kl(taken, mean)
 
 
