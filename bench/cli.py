@@ -18,7 +18,7 @@ MIN_COLUMNS = 170
 PLAIN_ROWS = 9
 """Samples of a pass of the plain loop, in sampling and training: what Flow-GRPO's published
 configuration of SD3.5-M takes, of 24 per prompt."""
-TWO_DEVICES_RECIPE = Path("recipes/digits.toml")
+TWO_DEVICES_RECIPE = Path("bench/learning/digits.toml")
 
 JsonFile = Annotated[Path | None, typer.Option("--json", help="write figures here")]
 Plot = Annotated[Path | None, typer.Option(help="draw bars and timelines here")]

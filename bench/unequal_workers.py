@@ -22,7 +22,7 @@ from bench import FROM_CLONE, ROOT
 from digenrl.local.ports import free_ports
 from shared.recipe.recipe import load_recipe, override
 
-DIGITS = ROOT / "recipes" / "digits.toml"
+DIGITS = ROOT / "bench" / "learning" / "digits.toml"
 CHANGES = {
     "sampling.steps": 40, "sampling.window": 1, "schedule.tsp_steps": 1, "schedule.tag": "off",
     "schedule.fragment_size": "auto", "evaluation.samples_per_prompt": 1,

@@ -79,8 +79,8 @@ def learn(case: Case) -> dict[str, Any]:
             "samples": version * recipe.batch.groups * recipe.batch.group_size,
             "units": dict(learning.work.units),
             "seconds": {name: round(s, 3) for name, s in learning.work.seconds.items()},
-            **_figures(quality),
-            **({} if average is None else {"average": _figures(judged(average))}),
+            **_figures(case.task, quality),
+            **({} if average is None else {"average": _figures(case.task, judged(average))}),
         })  # fmt: skip
 
     evaluate(0)
@@ -103,8 +103,9 @@ def learn(case: Case) -> dict[str, Any]:
     }
 
 
-def _figures(quality: "Quality") -> dict[str, float | None]:
-    return {name: _rounded(getattr(quality, field)) for field, name in JUDGED.items()}
+def _figures(task: Task, quality: "Quality") -> dict[str, float | None]:
+    judged = {name: _rounded(getattr(quality, field)) for field, name in JUDGED.items()}
+    return {"height": _rounded(task.height(quality)), **judged}
 
 
 @cache
@@ -126,14 +127,9 @@ def _base_quality(task: Task) -> "Quality":
     return _judge(task)(Learning(recipe_of(task, NOTHING, seed=0)).weights())
 
 
-def reached(evaluation: dict[str, Any]) -> float:
-    """Returns the height of the learning curve: the mean of both judges."""
-    return float((evaluation["gold"] + evaluation["svm"]) / 2)
-
-
 def _is_learned(evaluations: list[dict[str, Any]], goal: float) -> bool:
     newest = evaluations[-TWICE:]
-    return len(newest) == TWICE and all(reached(each) >= goal for each in newest)
+    return len(newest) == TWICE and all(each["height"] >= goal for each in newest)
 
 
 def _rounded(value: float | None) -> float | None:

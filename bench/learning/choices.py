@@ -92,11 +92,18 @@ NFT = (
     ),
 )  # fmt: skip
 
+BOTH = ("digits", "small-files")
+
 CHOICES: tuple[Choice, ...] = (
-    Choice(name="base", title="baseline: the demo until 2026-11", changes={}, is_main=True),
+    Choice(
+        name="base", title="baseline: the demo until 2026-11", changes={}, is_main=True, tasks=BOTH
+    ),
     *SINGLE,
-    Choice(name="not-shared", title="window 1, tail, lr 6e-3, KL 1", changes=NO_SHARED, stops=True),
+    Choice(
+        name="not-shared", title="window 1, tail, lr 6e-3, KL 1", changes=NO_SHARED, stops=True,
+        tasks=BOTH,
+    ),
     *ALGORITHMS,
     *NFT,
-)
+)  # fmt: skip
 BY_NAME = {choice.name: choice for choice in CHOICES}

@@ -8,8 +8,6 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from bench.learning.case import reached as reached
-
 Result = Mapping[str, Any]
 Evaluation = Mapping[str, Any]
 Quantity = Callable[[Evaluation], float]
@@ -50,7 +48,7 @@ def cost_of(result: Result, goal: float, quantity: Quantity) -> float | None:
     """Returns what it had cost when the curve first crossed ``goal``, linear between evaluations;
     None if it never did."""
     for before, after in pairwise(result["evaluations"]):
-        low, high = reached(before), reached(after)
+        low, high = float(before["height"]), float(after["height"])
         if low < goal <= high:
             share = (goal - low) / (high - low)
             return quantity(before) + share * (quantity(after) - quantity(before))
@@ -76,8 +74,8 @@ def area(result: Result, until: float) -> float:
     for before, after in pairwise(result["evaluations"]):
         begin, end = samples(before), min(until, samples(after))
         if end > begin:
-            slope = (reached(after) - reached(before)) / (samples(after) - begin)
-            total += (end - begin) * (reached(before) + slope * (end - begin) / 2)
+            slope = (after["height"] - before["height"]) / (samples(after) - begin)
+            total += (end - begin) * (before["height"] + slope * (end - begin) / 2)
     return total / until
 
 
@@ -92,14 +90,19 @@ class Guards:
     smallest_div: float
     worst_at_end: float
     """Accuracy of the worst digit at the end: before training it is below any limit."""
+    lost_accuracy: float
+    """Most that the judges' mean was ever below the base's."""
 
-    @property
-    def hold(self) -> bool:
-        return (
-            self.largest_nn <= self.base_nn
-            and self.smallest_div >= MIN_DIV
-            and self.worst_at_end >= MIN_WORST
-        )
+    def hold(self, *, keeps_accuracy: bool = False) -> bool:
+        """Whether all of them hold; of a task that is not about accuracy, accuracy itself in place
+        of the worst digit's."""
+        right = self.lost_accuracy <= 0 if keeps_accuracy else self.worst_at_end >= MIN_WORST
+        return right and self.largest_nn <= self.base_nn and self.smallest_div >= MIN_DIV
+
+
+def accuracy(evaluation: Evaluation) -> float:
+    """The mean of both judges."""
+    return float(evaluation["gold"] + evaluation["svm"]) / 2
 
 
 def guards(result: Result) -> Guards:
@@ -109,6 +112,7 @@ def guards(result: Result) -> Guards:
         largest_nn=max(each["nn"] for each in later),
         smallest_div=min(each["div"] for each in later),
         worst_at_end=later[-1]["worst"],
+        lost_accuracy=max(accuracy(first) - accuracy(each) for each in later),
     )
 
 

@@ -40,7 +40,7 @@ def any_of(task: Task, folder: Path) -> bool:
 def table(task: Task, folder: Path) -> str:
     """Returns the table of a task: a row per choice that has results, as Markdown."""
     found = figures.read_results(folder, task.name)
-    goals = [f"{goal:.2f}".lstrip("0") for goal in task.goals]
+    goals = task.goal_words
     head = [
         "choice", "seeds", *(f"kFE to {goal}" for goal in goals),
         *(f"CPU s to {goal}" for goal in goals[-1:]), *BESIDES,
@@ -69,8 +69,12 @@ def _row(task: Task, choice: Choice, results: Sequence[Result]) -> list[str]:
         _range([each.largest_nn for each in kept]),
         _range([each.smallest_div for each in kept]),
         _range([each.worst_at_end for each in kept]),
-        "hold" if all(each.hold for each in kept) else f"{sum(not k.hold for k in kept)} broken",
+        _kept([each.hold(keeps_accuracy=task.keeps_accuracy) for each in kept]),
     ]
+
+
+def _kept(holds: Sequence[bool]) -> str:
+    return "hold" if all(holds) else f"broken in {holds.count(False)}"
 
 
 def _spread(values: Sequence[float | None], scale: float = 1.0) -> str:
@@ -114,7 +118,7 @@ def draw(path: Path, folder: Path, task: Task) -> None:
         for number, result in enumerate(found[choice.name]):
             work = [figures.units(each) / 1e3 for each in result["evaluations"]]
             label = choice.title if number == 0 else None
-            height = [figures.reached(each) for each in result["evaluations"]]
+            height = [each["height"] for each in result["evaluations"]]
             distance = [each["nn"] for each in result["evaluations"]]
             panels[0].plot(work, height, color=colour, lw=1.2, alpha=0.8, label=label)
             panels[1].plot(work, distance, color=colour, lw=1.2, alpha=0.8)

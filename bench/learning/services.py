@@ -18,7 +18,7 @@ from typing import Any
 
 from bench.learning import figures
 from bench.learning.case import EVERY, JUDGED, as_tables
-from bench.learning.task import EVALUATED
+from bench.learning.task import DIGITS, EVALUATED
 from digenrl.evaluation.records import Evaluations
 from digenrl.evaluation.settings import settings_digest
 from digenrl.local.store import store_of
@@ -90,6 +90,7 @@ async def _evaluations(recipe: Recipe, name: str) -> list[dict[str, Any]]:
             "version": each.version,
             "samples": each.version * size,
             "seconds": device_seconds(used, each.version),
+            "height": DIGITS.height(each.quality),
             **{name: getattr(each.quality, field) for field, name in JUDGED.items()},
         }
         for each in records
@@ -142,7 +143,7 @@ def compared(out: Path, old: str, new: str) -> dict[str, Any]:
             for name, results in found.items()
         },
         "guards_hold": {
-            name: all(figures.guards(each).hold for each in results)
+            name: all(figures.guards(each).hold() for each in results)
             for name, results in found.items()
         },
     }

@@ -25,7 +25,7 @@ SMALL = {
     "trainer.micro_batch": 4,
     "evaluation.samples_per_prompt": 1,
 }
-"""Changes that cut the demo's recipe down to batches of a second."""
+"""Changes that cut the plain recipe of the digits down to batches of a second."""
 
 
 @dataclass

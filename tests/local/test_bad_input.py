@@ -25,8 +25,7 @@ def up(*arguments: str) -> "subprocess.CompletedProcess[str]":
 
 
 def recipe_with(tmp_path: Path, old: str, new: str) -> Path:
-    text = DIGITS.read_text().replace('"../models', f'"{ROOT}/models')
-    text = text.replace('"digits.prompts', f'"{ROOT}/recipes/digits.prompts')
+    text = DIGITS.read_text().replace('"../../', f'"{ROOT}/')
     assert old in text
     path = tmp_path / "recipe.toml"
     path.write_text(text.replace(old, new, 1))

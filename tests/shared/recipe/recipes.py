@@ -1,4 +1,4 @@
-"""Recipes that are the demo's but for some lines."""
+"""Recipes that are the plain one of the digits but for some lines."""
 
 from pathlib import Path
 
@@ -26,7 +26,7 @@ def fault(path: Path) -> str:
 
 
 def with_algorithm(tmp_path: Path, lines: str, sampling: str = "") -> Path:
-    """The demo's recipe with another algorithm table, and a sampling table of these lines."""
+    """The plain recipe with another algorithm table, and a sampling table of these lines."""
     head, _, rest = DIGITS.read_text().partition("[sampling]")
     after = rest[rest.index("\n[") :]
     while "[algorithm]" in after:
@@ -39,7 +39,7 @@ def with_algorithm(tmp_path: Path, lines: str, sampling: str = "") -> Path:
 
 
 def with_evaluation(tmp_path: Path, lines: str, sampling: str = "") -> Path:
-    """The demo's recipe with these lines in its evaluation, and these instead of its sigmas."""
+    """The plain recipe with these lines in its evaluation, and these instead of its sigmas."""
     text = DIGITS.read_text().replace("[evaluation]", f"[evaluation]\n{lines}", 1)
     if sampling:
         text = text.replace('sigmas = "linear"', sampling, 1)

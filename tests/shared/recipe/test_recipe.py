@@ -27,7 +27,7 @@ def test_a_base_in_another_folder_reads_the_files_beside_it(tmp_path: Path) -> N
     path = tmp_path / "mine" / "recipe.toml"
     path.parent.mkdir()
     (tmp_path / "there").symlink_to(ROOT)
-    path.write_text('base = "../there/recipes/digits.toml"\n[run]\nname = "mine"')
+    path.write_text('base = "../there/bench/learning/digits.toml"\n[run]\nname = "mine"')
     recipe, base = load_recipe(path), load_recipe(DIGITS)
     assert recipe.run.name == "mine"
     assert recipe.model_copy(update={"run": base.run}) == base
