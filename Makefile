@@ -35,7 +35,7 @@ gpu-day: $(VENV)/.installed
 # after it, alone; its files are named, because to import all tests takes longer than to run it.
 # Some machines never write bytecode; then every start of pytest would compile all tests anew.
 PYTEST = PYTHONDONTWRITEBYTECODE= $(TEST_VENV)/bin/python -m pytest $(ARGS)
-CLOCKED = $(shell grep -rl --include="*.py" "mark\.clock" tests)
+CLOCKED = $(if $(ARGS),,$(shell grep -rl --include="*.py" "mark\.clock" tests))
 SIDE_BY_SIDE = --numprocesses 2 --dist loadgroup --no-loadscope-reorder
 NOTHING_FOUND = 5
 
