@@ -147,7 +147,7 @@ def test_devices_draw_as_the_simulator_s_do() -> None:
     setting = SETTING.model_copy(update={"rollout": {"H100": 2, "A100": 1}})
     emulation = Emulation.of(setting)
     cluster = build(
-        steady_plan(groups=2, group_size=4, batches=1, schedule=RunSchedule(tag=0)),
+        steady_plan(emulation.profile.shape, batches=1, schedule=RunSchedule(tag=0)),
         timing_of(emulation.profile, setting.trainer),
         rollout=setting.rollout, trainer_slots=4, lanes=["H100"] * 4,
     )  # fmt: skip

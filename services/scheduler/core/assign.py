@@ -205,16 +205,17 @@ class PooledAssigner:
 
     def _takes_part(self, state: State, worker: WorkerState, now: Round) -> bool:
         """Whether ``worker`` would finish this fragment before the others finished everything."""
-        seconds = self._queues.seconds(state, worker) * now.size
+        size = state.costs.whole_samples(now.size)
+        seconds = self._queues.seconds(state, worker) * size
         finish = self._queues.free_at(state, worker) + seconds
         rate = self._rate_of(state, now)
-        if (finish - self._now) * rate < 0.999 * (self._samples - now.size):
+        if (finish - self._now) * rate < 0.999 * (self._samples - now.size) * size / now.size:
             return True  # even if the others had nothing else to do
         if now.schedule is None:
             places = range(len(self._addresses) + now.with_trainer)
             devices = [self._device(state, place) for place in places]
             queues = [queue for device in devices for queue in self._queues.of(state, device)]
-            now.schedule = ListSchedule(queues, now.size, math.ceil(self._samples / now.size))
+            now.schedule = ListSchedule(queues, size, math.ceil(self._samples / now.size))
         return now.schedule.has(worker.address)
 
     def _rate_of(self, state: State, now: Round) -> float:

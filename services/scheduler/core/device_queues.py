@@ -13,7 +13,7 @@ class DeviceQueue:
 
     free_at: float
     seconds: float
-    """Seconds per sample."""
+    """Seconds per sample of a whole group."""
     address: str
 
 
@@ -27,12 +27,13 @@ def queues_of(
         free_at = now
         for place, held in enumerate(worker.assigned):
             elapsed = 0.0 if place else now - held.since
-            free_at += max(0.0, held.num_samples * seconds - elapsed)
+            free_at += max(0.0, state.costs.whole_samples(held.num_samples) * seconds - elapsed)
         return [DeviceQueue(free_at, seconds, worker.address)]
     free = [now] * worker.concurrency  # a heap
     for place, held in enumerate(worker.assigned):
         elapsed = now - held.since if place < worker.concurrency else 0.0
-        heapq.heapreplace(free, free[0] + max(0.0, held.num_samples * seconds - elapsed))
+        needed = state.costs.whole_samples(held.num_samples) * seconds
+        heapq.heapreplace(free, free[0] + max(0.0, needed - elapsed))
     if worker.gradient_task is not None:
         heapq.heapreplace(free, free[0] + _gradient_left(state, worker, now))
     return [DeviceQueue(at, seconds, worker.address) for at in free]
@@ -48,7 +49,7 @@ def seconds_left(
         worker.assigned if everything else worker.assigned[: worker.concurrency]
     ):
         elapsed = now - held.since if place < worker.concurrency else 0.0
-        left += max(0.0, held.num_samples * seconds - elapsed)
+        left += max(0.0, state.costs.whole_samples(held.num_samples) * seconds - elapsed)
     computing = _gradient_left(state, worker, now) if everything and worker.gradient_task else 0.0
     return left / worker.concurrency + computing
 
@@ -60,7 +61,7 @@ def _gradient_left(state: State, worker: WorkerState, now: float) -> float:
 
 
 def sample_seconds(state: State, worker: WorkerState) -> float:
-    """Seconds per sample: as learned, else as the other devices take, else 1."""
+    """Seconds per sample of a whole group: as learned, else as the other devices take, else 1."""
     costs = state.costs
     known = costs.help_seconds() if worker.service == "trainer" else None
     return known or costs.rollout_seconds(worker.address) or 1.0
@@ -111,7 +112,8 @@ class ListSchedule:
     The schedule is computed only as far as it is needed.
     """
 
-    def __init__(self, queues: Sequence[DeviceQueue], size: int, num_fragments: int) -> None:
+    def __init__(self, queues: Sequence[DeviceQueue], size: float, num_fragments: int) -> None:
+        """``size``: samples of a whole group that take as long as a fragment."""
         self._queues = queues
         self._size = size
         self._left = num_fragments

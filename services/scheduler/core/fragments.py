@@ -109,7 +109,7 @@ def learn_generation(state: State, event: FragmentGenerated) -> State:
     worker = state.workers.get(event.worker)
     if worker is None or event.seconds <= 0:
         return state
-    each = event.seconds / event.fragment.num_samples
+    each = event.seconds / state.costs.whole_samples(event.fragment.num_samples)
     if worker.service == "trainer":
         return replace(state, costs=state.costs.observe("help", each))
     return replace(state, costs=state.costs.observe_rollout(worker.address, each))

@@ -104,7 +104,7 @@ def tag_inputs(plan: Plan, state: State, trainer: WorkerState) -> TagInputs:
     size = full_size(plan, sum(w.concurrency for w in state.rollout) + trainer.concurrency)
     costs = state.costs
     rollout = tuple(
-        sample_seconds(state, worker) * size
+        sample_seconds(state, worker) * costs.whole_samples(size)
         for worker in state.rollout
         for _ in range(worker.concurrency)
     )
@@ -113,7 +113,7 @@ def tag_inputs(plan: Plan, state: State, trainer: WorkerState) -> TagInputs:
         fragments_per_group=-(-plan.group_size // size),
         rollout=rollout,
         trainer_queues=trainer.concurrency,
-        help=sample_seconds(state, trainer) * size,
+        help=sample_seconds(state, trainer) * costs.whole_samples(size),
         train=costs.train.seconds,
         switch=costs.switch.seconds,
         ready=costs.ready.seconds,

@@ -38,6 +38,11 @@ class Plan:
     seed: int
     advantages: Advantages = field(default_factory=Advantages)
     schedule: RunSchedule = field(default_factory=RunSchedule)
+    shared_share: float = 0.0
+    """Share of the denoising steps that a fragment computes once for all its samples."""
+    trained_steps: int = 1
+    merged_steps: int = 0
+    """Trained steps that a group computes once for all its samples."""
     needs_encoder: bool = False
     """Whether devices that generate leave the encoding of prompts to encoders."""
     max_attempts: int = 3
@@ -328,4 +333,5 @@ def first_state(plan: Plan) -> State:
         controller = Controller(mode="auto")
     else:
         controller = Controller(mode="fixed", groups=groups)
-    return State(recovering=True, tag=LoanState(controller=controller))
+    costs = Costs(shared_share=plan.shared_share, group_size=plan.group_size)
+    return State(recovering=True, costs=costs, tag=LoanState(controller=controller))

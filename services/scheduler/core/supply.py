@@ -72,17 +72,35 @@ def full_size(plan: Plan, num_queues: int) -> int:
     most = max(_min_size(plan), min(share, plan.group_size))
     divisors = [n for n in range(1, plan.group_size + 1) if plan.group_size % n == 0]
     fitting = [n for n in divisors if _min_size(plan) <= n <= most]
-    return max(fitting) if fitting else min(n for n in divisors if n >= most)
+    size = max(fitting) if fitting else min(n for n in divisors if n >= most)
+    if not plan.shared_share:
+        return size
+    return min((n for n in divisors if n >= size), key=lambda n: _rounds(plan, n, num_queues))
+
+
+def _rounds(plan: Plan, size: int, num_queues: int) -> float:
+    """How long a batch takes in fragments of so many samples that share some of their steps, in
+    units of a sample alone: larger ones share more, and in the end a device waits for half of one.
+    """
+    each = plan.shared_share + size * (1 - plan.shared_share)
+    return plan.num_groups * plan.group_size / size * each / max(1, num_queues) + each / 2
 
 
 def next_size(plan: Plan, full: int, samples: int, num_queues: int) -> int:
     """Samples of the next fragment: towards the end of a batch, half a fair share of what is left.
 
     If the next batch follows at once there is no tail, and small fragments cost more per sample.
+    Where samples share steps, a group is cut in equal parts: a small rest would pay them alone.
     """
     if plan.schedule.fixed_fragment is not None or plan.early_groups:
         return full
-    share = math.ceil(samples / (2 * max(1, num_queues)))
+    size = _size_at_end(plan, full, math.ceil(samples / (2 * max(1, num_queues))))
+    if not plan.shared_share:
+        return size
+    return -(-plan.group_size // (plan.group_size // size))  # as equal parts as can be
+
+
+def _size_at_end(plan: Plan, full: int, share: int) -> int:
     return max(_min_size(plan), full // MIN_PART, min(full, share))
 
 

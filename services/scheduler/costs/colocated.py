@@ -68,7 +68,7 @@ def _training(profile: Profile, devices: Mapping[str, int], *, tuned: bool) -> f
     if not tuned:
         samples, passes = math.ceil(samples), passes + 1
     slowest = min(speed(profile, kind, "trainer") for kind in devices)
-    return samples * profile.shape.trained_steps * passes * profile.forward_seconds / slowest
+    return samples * profile.shape.rows_per_sample * passes * profile.forward_seconds / slowest
 
 
 def _swaps(profile: Profile, *, tuned: bool) -> float:

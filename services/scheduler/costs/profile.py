@@ -3,46 +3,32 @@
 One file per model in the folder profiles calibrates planner, simulator and emulated cluster alike;
 its README.md says what each field means. Seconds are those of an H100, GB are 1e9 bytes.
 
-    generating n samples:   steps x forwards x (o + c n) + n (decode + reward)
-    training one sample:    trained steps x forwards x rho x (o / G + c)
+    generating n samples:   forwards x (s (o + c) + (T - s) (o + c n)) + n (decode + reward)
+    training n samples:     (m + n (K - m)) x forwards x rho x (o / G + c)
 
 with o the seconds of a call however many samples it has, c those of each sample in it, G the group
-size, forwards 2 with classifier-free guidance, and rho the forward and backward pass of a trained
-step over a step of a rollout that generates whole groups.
+size, T and K the denoising steps that are taken and trained, forwards 2 with classifier-free
+guidance, and rho the forward and backward pass of a trained step over a step of a rollout that
+generates whole groups. Samples of one group may share s of their steps, which a fragment then
+computes once, and m of their trained steps, which a group computes once; as a rule both are 0.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError
 
+from services.scheduler.costs.shape import Shape
 from services.scheduler.costs.sizes import Factor, Memory, Positive, Work
 from shared.errors import UserError
-from shared.messages.contracts import MAX_GROUP_SIZE
 from shared.messages.records import Record, Seconds, Text, Token
 
 PROFILES = Path(__file__).parent / "profiles"
 
 Role = Literal["rollout", "trainer"]
 VariantName = Literal["lora", "full"]
-
-
-class Shape(Record):
-    """What a batch consists of."""
-
-    groups: Positive
-    group_size: Annotated[int, Field(gt=0, le=MAX_GROUP_SIZE)]
-    steps: Positive
-    """Denoising steps of a rollout."""
-    trained_steps: Positive
-    updates: Positive
-    """Times that a batch runs the optimizer."""
-
-    @property
-    def samples(self) -> int:
-        return self.groups * self.group_size
 
 
 class Rollout(Record):
@@ -284,12 +270,20 @@ def train_group_seconds(
     it whole samples, so that 16 samples on 10 devices take as long as on 8. Several groups that
     are ready at once are sliced finer. Infinite if no device can hold the model.
     """
-    samples = groups * profile.shape.group_size
-    rows = profile.shape.trained_steps if tsp else 1
+    shape, row = profile.shape, row_seconds(profile)
     rates = {kind: speed(profile, kind, "trainer") for kind in devices}
-    each = {kind: _training_seconds(profile) / rows / rate for kind, rate in rates.items() if rate}
-    shares = whole_shares(samples * rows, devices, each)
-    return max((share * each[kind] for kind, share in shares.items()), default=math.inf)
+    if tsp:
+        items = [(groups * shape.trained_rows(shape.group_size), 1)]
+    else:
+        each_alone = shape.trained_steps - shape.merged_steps
+        items = [(groups * shape.group_size, each_alone), (groups * shape.merged_steps, 1)]
+
+    def seconds(number: int, rows: int) -> float:
+        each = {kind: rows * row / rate for kind, rate in rates.items() if rate}
+        shares = whole_shares(number, devices, each)
+        return max((share * each[kind] for kind, share in shares.items()), default=math.inf)
+
+    return sum(seconds(number, rows) for number, rows in items if number and rows)
 
 
 def gradient_seconds(profile: Profile, kind: str, samples: int) -> float:
@@ -298,7 +292,14 @@ def gradient_seconds(profile: Profile, kind: str, samples: int) -> float:
     Infinite if the device cannot hold the model.
     """
     rate = speed(profile, kind, "trainer")
-    return samples * _training_seconds(profile) / rate if rate else math.inf
+    if not rate:
+        return math.inf
+    return profile.shape.trained_rows(samples) * row_seconds(profile) / rate
+
+
+def row_seconds(profile: Profile) -> float:
+    """Return the seconds of a trained row, guidance included, on an H100."""
+    return profile.variant.rho * profile.forward_seconds
 
 
 def whole_shares(
@@ -322,15 +323,27 @@ def whole_shares(
 def _generation_seconds(profile: Profile, samples: int) -> float:
     rollout = profile.rollout
     per_sample = rollout.decode_seconds + rollout.reward_seconds
-    return profile.shape.steps * profile.step_seconds(samples) + samples * per_sample
+    steps = _over_steps(profile, samples, profile.step_seconds)
+    return steps + samples * per_sample
+
+
+def _over_steps(profile: Profile, samples: int, seconds: Callable[[int], float]) -> float:
+    """Return the sum over all denoising steps of a fragment, from the seconds of a call of so many
+    samples: of one in the steps that its samples share."""
+    shape = profile.shape
+    alone = (shape.steps - shape.shared_steps) * seconds(samples)
+    return alone + shape.shared_steps * seconds(1) if shape.shared_steps else alone
 
 
 def _streaming_seconds(profile: Profile, kind: str, samples: int) -> float:
     """Return the seconds of a fragment whose steps take as long as their weights do to come."""
     found, waits = device(profile, kind), _transfer_seconds(profile, kind)
-    computes = profile.step_seconds(samples) / found.generation_speed
+
+    def waited(called: int) -> float:
+        return max(0.0, waits - profile.step_seconds(called) / found.generation_speed)
+
     seconds = _generation_seconds(profile, samples) / found.generation_speed
-    return seconds + profile.shape.steps * max(0.0, waits - computes)
+    return seconds + _over_steps(profile, samples, waited)
 
 
 def _transfer_seconds(profile: Profile, kind: str) -> float:
@@ -338,5 +351,5 @@ def _transfer_seconds(profile: Profile, kind: str) -> float:
 
 
 def _training_seconds(profile: Profile) -> float:
-    """Return the training seconds of one sample on an H100."""
-    return profile.shape.trained_steps * profile.variant.rho * profile.forward_seconds
+    """Return the training seconds of one sample of a whole group on an H100."""
+    return profile.shape.rows_per_sample * profile.variant.rho * profile.forward_seconds

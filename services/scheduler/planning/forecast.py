@@ -14,6 +14,7 @@ from statistics import NormalDist
 
 from services.scheduler.core.tag.makespan import TagInputs, best_groups, makespan
 from services.scheduler.costs.profile import Profile, fragment_seconds, gradient_seconds
+from services.scheduler.costs.shape import Shape
 from services.scheduler.planning import independent
 from services.scheduler.planning.splits import Split
 from services.scheduler.sim.profiled import (
@@ -111,13 +112,23 @@ def _pool(
     return independent.IndependentPool(
         tag_inputs=tag_inputs,
         num_trainer=number,
-        last=tag_inputs.train * number / size / min(FINE_PARTS, profile.shape.trained_steps),
+        last=tag_inputs.train * number * _last_part(profile.shape),
         gradient=tuple(
             gradient_seconds(profile, kind, size) if kind in able else math.inf
             for kind, count in split.rollout.items()
             for _ in range(count)
         ),
     )
+
+
+def _last_part(shape: Shape) -> float:
+    """The share of a group's rows in the largest piece of one of a batch's last groups: a part of a
+    sample's trained steps, or those that the group computes once."""
+    own = shape.trained_steps - shape.merged_steps
+    if not shape.merged_steps:
+        return 1 / shape.group_size / min(FINE_PARTS, own)
+    fine = own / min(FINE_PARTS, own) if own else 0.0
+    return max(shape.merged_steps, fine) / shape.trained_rows(shape.group_size)
 
 
 def _of_independent(pool: independent.IndependentPool, schedule: RunSchedule) -> Forecast:

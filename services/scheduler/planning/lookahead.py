@@ -137,13 +137,15 @@ def _timing(
     rollout = {**seconds, TRAINER: help_seconds}
     group = {**gradient, TRAINER: costs.train.seconds * trainer.concurrency}
     return Timing(
-        fragment=lambda kind, samples: rollout[kind] * samples,
+        fragment=lambda kind, samples: rollout[kind] * costs.whole_samples(samples),
         gradient=lambda kind, samples: group[kind] * samples / plan.group_size,
-        help=lambda samples: help_seconds * samples,
+        help=lambda samples: help_seconds * costs.whole_samples(samples),
         score=lambda _: costs.ready.seconds,
         train=lambda _: costs.train.seconds,
         commit=costs.commit.seconds,
         adopt=0.0,
+        trained_steps=plan.trained_steps if plan.merged_steps else 1,
+        merged_steps=plan.merged_steps,
         steps=STEPS,
         switch=costs.switch.seconds,
     )

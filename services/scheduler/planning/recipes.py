@@ -7,7 +7,8 @@ from typing import Literal
 
 from services.scheduler.core.supply import full_size
 from services.scheduler.costs.memory import Use
-from services.scheduler.costs.profile import Profile, Rollout, Shape
+from services.scheduler.costs.profile import Profile, Rollout
+from services.scheduler.costs.shape import Shape
 from services.scheduler.costs.sizes import Size, Work, forward_tflop, rho
 from services.scheduler.sim.profiled import steady_plan
 from shared.devices.chunks import make_tuner
@@ -39,13 +40,7 @@ def with_shape_of(profile: Profile, recipe: Recipe) -> Profile:
     """
     guided = recipe.model.guidance > 1 and not profile.embeds_guidance
     forwards: Literal[1, 2] = 2 if guided else 1
-    shape = Shape(
-        groups=recipe.batch.groups,
-        group_size=recipe.batch.group_size,
-        steps=recipe.sampling.num_steps,
-        trained_steps=recipe.sampling.window,
-        updates=recipe.trainer.updates,
-    )
+    shape = shape_of(recipe)
     changes: dict[str, object] = {"forwards_per_step": forwards}
     rollout = profile.rollout
     if profile.work is not None:
@@ -54,6 +49,19 @@ def with_shape_of(profile: Profile, recipe: Recipe) -> Profile:
         changes["rho"] = _rho_of(recipe, profile.work, size)
     variant = profile.variant.model_copy(update=changes)
     return profile.model_copy(update={"shape": shape, "variant": variant, "rollout": rollout})
+
+
+def shape_of(recipe: Recipe) -> Shape:
+    """What the recipe's batch consists of."""
+    return Shape(
+        groups=recipe.batch.groups,
+        group_size=recipe.batch.group_size,
+        steps=recipe.sampling.num_steps,
+        trained_steps=recipe.sampling.window,
+        updates=recipe.trainer.updates,
+        shared_steps=getattr(recipe.sampling, "shared_steps", 0.0),
+        merged_steps=getattr(recipe.sampling, "merged_steps", 0),
+    )
 
 
 def _size_of(recipe: Recipe, work: Work) -> Size:
@@ -89,12 +97,7 @@ def _rho_of(recipe: Recipe, work: Work, size: Size) -> float:
 
 def fragment_of(recipe: Recipe) -> int:
     """Samples per fragment while there is plenty, on as many devices as the recipe starts."""
-    plan = steady_plan(
-        groups=recipe.batch.groups,
-        group_size=recipe.batch.group_size,
-        batches=1,
-        schedule=recipe.run_schedule,
-    )
+    plan = steady_plan(shape_of(recipe), batches=1, schedule=recipe.run_schedule)
     lent = recipe.trainer.devices if recipe.trainer_may_help else 0
     return full_size(plan, recipe.rollout.workers + lent)
 

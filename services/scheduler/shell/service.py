@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from services.scheduler.core.state import Plan, first_state
+from services.scheduler.planning.recipes import shape_of
 from services.scheduler.shell.api import create_app
 from services.scheduler.shell.app import Scheduler
 from shared.learning.prompts import PromptOrder, read_prompts
@@ -15,7 +16,11 @@ from shared.store import open_store
 
 
 def plan_of(recipe: Recipe) -> Plan:
+    shape = shape_of(recipe)
     return Plan(
+        shared_share=shape.shared_share,
+        trained_steps=shape.trained_steps,
+        merged_steps=shape.merged_steps,
         prompts=PromptOrder(read_prompts(recipe.data.prompts), recipe.run.seed),
         num_batches=recipe.run.steps,
         num_groups=recipe.batch.groups,

@@ -15,8 +15,9 @@ from dataclasses import dataclass, field
 
 from services.scheduler.sim.batches import Trainer
 from services.scheduler.sim.devices import result_of
+from services.scheduler.sim.timing import Timing
 from shared.devices.loan import may_generate
-from shared.devices.slices import LAST_GROUPS, GroupSlice, slice_group
+from shared.devices.slices import LAST_GROUPS, slice_group
 from shared.messages.contracts import GenerateFragment, Message, TrainGroup
 
 
@@ -36,13 +37,35 @@ class Lane:
     since: float = 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Some rows of a group, which one device trains."""
+
+    samples: range
+    num_rows: int
+    num_parts: int
+    """Pieces that each of these samples is in."""
+
+
+def pieces_of(size: int, num_devices: int, timing: Timing, *, is_last: bool) -> list[Piece]:
+    """Cut a group as the trainer does: trained steps that it computes once are the first piece."""
+    merged, own = timing.merged_steps, timing.trained_steps - timing.merged_steps
+    slices = slice_group(size, num_devices, own, is_last=is_last) if own else []
+    apart = [
+        Piece(each.samples, len(each.samples) * len(each.steps(own)), each.num_parts + bool(merged))
+        for each in slices
+    ]
+    num_parts = apart[0].num_parts if apart else 1
+    return [Piece(range(size), merged, num_parts), *apart] if merged else apart
+
+
 @dataclass(slots=True)
 class Share:
     """A group that is being trained."""
 
     group: TrainGroup
-    waiting: deque[GroupSlice]
-    """Slices that no device has begun."""
+    waiting: deque[Piece]
+    """Pieces that no device has begun."""
     parts: Counter[int] = field(default_factory=Counter)
     """Sample -> parts of its gradient that are added up."""
     added: int = 0
@@ -50,12 +73,15 @@ class Share:
     seconds: float = 0.0
     """Device-seconds spent on it."""
 
-    def add(self, group_slice: GroupSlice) -> Iterator[range]:
+    def add(self, piece: Piece) -> Iterator[range]:
         """Gives the samples whose gradient is complete now."""
-        self.parts.update(group_slice.samples)
-        if self.parts[group_slice.samples.start] == group_slice.num_parts:
-            self.added += len(group_slice.samples)
-            yield group_slice.samples
+        self.parts.update(piece.samples)
+        whole = [sample for sample in piece.samples if self.parts[sample] == piece.num_parts]
+        self.added += len(whole)
+        if len(whole) == len(piece.samples):
+            yield piece.samples
+        else:
+            yield from (range(sample, sample + 1) for sample in whole)
 
 
 @dataclass(slots=True)
@@ -87,8 +113,8 @@ class IndependentTrainer(Trainer):
     def _take(self, group: TrainGroup) -> None:
         if group.contribution is None:
             is_last = self.plan.num_groups - len(self._ready) <= LAST_GROUPS
-            steps = self.timing.trained_steps
-            pieces = slice_group(self.plan.group_size, len(self.lanes), steps, is_last=is_last)
+            size = self.plan.group_size
+            pieces = pieces_of(size, len(self.lanes), self.timing, is_last=is_last)
             self._shares.append(Share(group, deque(pieces)))
         Trainer._take(self, group)
 
@@ -130,17 +156,14 @@ class IndependentTrainer(Trainer):
 
     def _train(self, lane: Lane, share: Share) -> None:
         """The next piece of a group."""
-        group_slice = share.waiting.popleft()
+        piece = share.waiting.popleft()
         if not share.waiting:
             self._shares.popleft()
-        steps = self.timing.trained_steps
-        part = len(group_slice.steps(steps)) / steps
-        whole = self.timing.gradient(lane.kind, len(group_slice.samples))
-        seconds = self.history.drawn(lane.drawn_as, part * whole)
+        seconds = self.history.drawn(lane.drawn_as, self._seconds(lane.kind, piece))
 
         def done() -> None:
             self.history.worked(lane.name, "train", lane.since)
-            for samples in share.add(group_slice):
+            for samples in share.add(piece):
                 self.history.added(self.address, share.group, samples)
             share.seconds += seconds
             if share.added == self.plan.group_size:
@@ -152,6 +175,12 @@ class IndependentTrainer(Trainer):
                 self._next(lane)
 
         self._occupy(lane, seconds, done)
+
+    def _seconds(self, kind: str, piece: Piece) -> float:
+        merged = self.timing.merged_steps
+        samples = self.plan.group_size if merged else len(piece.samples)
+        num_rows = merged + samples * (self.timing.trained_steps - merged)
+        return piece.num_rows / num_rows * self.timing.gradient(kind, samples)
 
     def _occupy(self, lane: Lane, seconds: float, done: Callable[[], None]) -> None:
         lane.use += 1

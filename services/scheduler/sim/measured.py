@@ -253,7 +253,8 @@ def _under_way(cluster: Cluster) -> float:
     state, now, samples = cluster.scheduler.state, cluster.world.now, 0.0
     for worker in state.rollout:
         for held in worker.assigned[: worker.concurrency]:
-            done = (now - held.since) / (held.num_samples * sample_seconds(state, worker))
+            needed = state.costs.whole_samples(held.num_samples) * sample_seconds(state, worker)
+            done = (now - held.since) / needed
             samples += held.num_samples * min(1.0, done)
     return samples
 

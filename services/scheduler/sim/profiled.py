@@ -23,6 +23,7 @@ from services.scheduler.costs.profile import (
     speed,
     train_group_seconds,
 )
+from services.scheduler.costs.shape import Shape
 from services.scheduler.sim.cluster import Cluster, build
 from services.scheduler.sim.measured import Pools, Simulated, Watch, measure
 from services.scheduler.sim.scheduler import LookAhead
@@ -90,13 +91,16 @@ def prime(cluster: Cluster, costs: Costs) -> None:
     cluster.scheduler.state = replace(cluster.scheduler.state, costs=costs)
 
 
-def steady_plan(*, groups: int, group_size: int, batches: int, schedule: RunSchedule) -> Plan:
+def steady_plan(shape: Shape, *, batches: int, schedule: RunSchedule) -> Plan:
     """A run's plan with nothing in it but its shape."""
     return Plan(
         prompts=PromptOrder((Prompt(text="simulated"),), 0),
         num_batches=batches,
-        num_groups=groups,
-        group_size=group_size,
+        num_groups=shape.groups,
+        group_size=shape.group_size,
+        shared_share=shape.shared_share,
+        trained_steps=shape.trained_steps,
+        merged_steps=shape.merged_steps,
         windows=Windows(first=0, last=0),
         seed=0,
         schedule=schedule,
@@ -129,6 +133,7 @@ def timing_of(
         publish=variant.publish_seconds,
         adopt=variant.adopt_seconds,
         trained_steps=shape.trained_steps,
+        merged_steps=shape.merged_steps,
         steps=shape.steps,
         switch=2 * variant.switch_seconds,
         noise=profile.rollout.noise_cv if noise else 0.0,
@@ -186,12 +191,8 @@ def _cluster(
     lanes = [kind for kind, n in trainer.items() for _ in range(n)] if independent else []
     slots = helpers(profile, trainer) if schedule.lends_trainer or independent else 0
     can_train = gradient_helpers(profile, rollout, schedule)
-    plan = steady_plan(
-        groups=shape.groups,
-        group_size=shape.group_size,
-        batches=batches + 1,  # the last one measured is followed by another
-        schedule=schedule,
-    )
+    # The last batch that is measured is followed by another.
+    plan = steady_plan(shape, batches=batches + 1, schedule=schedule)
     cluster = build(
         plan, timing, rollout=rollout, trainer_slots=slots, seed=seed or 0, delay=lambda: hop,
         first_state=first_state(plan),
@@ -200,12 +201,18 @@ def _cluster(
     )  # fmt: skip
     size = full_size(plan, sum(rollout.values()) + slots)
 
-    def each(seconds: float, samples: int = 1) -> Estimate:
-        return Estimate(value=seconds / samples)
+    costs = cluster.scheduler.state.costs
 
-    prime(cluster, Costs(
-        rollout={kind: each(timing.fragment(kind, size), size) for kind in rollout},
-        help=each(timing.help(size), size) if slots else Estimate(),
+    def each(seconds: float) -> Estimate:
+        return Estimate(value=seconds)
+
+    def sample(seconds: float) -> Estimate:
+        return Estimate(value=seconds / costs.whole_samples(size))
+
+    prime(cluster, replace(
+        costs,
+        rollout={kind: sample(timing.fragment(kind, size)) for kind in rollout},
+        help=sample(timing.help(size)) if slots else Estimate(),
         train=each(timing.train(shape.group_size)),
         gradient={kind: each(timing.gradient(kind, shape.group_size)) for kind in can_train},
         switch=each(0.0 if independent else timing.switch),

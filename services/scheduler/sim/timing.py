@@ -26,6 +26,8 @@ class Timing:
     """Loading a version before the first fragment by it, where it was not staged."""
     trained_steps: int = 1
     """Trained steps of a sample, which is the most parts that its gradient is computed in."""
+    merged_steps: int = 0
+    """Of these, how many a group computes once, as one piece of work."""
     steps: int
     """Denoising steps of a fragment: where a borrowed device can be called back."""
     switch: float = 0.0

@@ -1,5 +1,7 @@
 """A scheduler's state at the opening of a batch, as it is after some batches of a profile's run."""
 
+from dataclasses import replace
+
 from services.scheduler.core.state import Plan, State, WorkerState, new_batch
 from services.scheduler.core.tag.estimates import Costs, Estimate
 from services.scheduler.costs.profile import Profile, fragment_seconds
@@ -20,12 +22,15 @@ def _costs(profile: Profile, split: Split, size: int, addresses: dict[str, str])
     def known(seconds: float) -> Estimate:
         return Estimate(value=seconds, count=3)
 
-    return Costs(
+    shape = profile.shape
+    shared = Costs(shared_share=shape.shared_share, group_size=shape.group_size)
+    return replace(
+        shared,
         rollout={
-            address: known(fragment_seconds(profile, kind, size) / size)
+            address: known(fragment_seconds(profile, kind, size) / shared.whole_samples(size))
             for address, kind in addresses.items()
         },
-        help=known(help_seconds(profile, split.trainer, size) / size),
+        help=known(help_seconds(profile, split.trainer, size) / shared.whole_samples(size)),
         train=known(timing.train(profile.shape.group_size)),
         switch=known(timing.switch),
         ready=known(profile.rollout.handoff_seconds),
@@ -38,12 +43,7 @@ def opening(
 ) -> tuple[Plan, State]:
     """In fragments of `size` samples, with all costs learned."""
     schedule = RunSchedule(tag=0, fragment_size=size, max_staleness=1 if max_staleness else 0)
-    plan = steady_plan(
-        groups=profile.shape.groups,
-        group_size=profile.shape.group_size,
-        batches=10,
-        schedule=schedule,
-    )
+    plan = steady_plan(profile.shape, batches=10, schedule=schedule)
     addresses = {
         f"{kind}-{number}": kind for kind, count in split.rollout.items() for number in range(count)
     }

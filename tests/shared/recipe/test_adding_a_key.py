@@ -51,13 +51,15 @@ SCHEDULE_PROGRAM = """
 from services.scheduler.core.supply import next_size
 from services.scheduler.costs.profile import load_profile
 from services.scheduler.planning.planner import plan_split
+from services.scheduler.planning.recipes import shape_of
 from services.scheduler.shell.service import plan_of
 from services.scheduler.sim.profiled import simulate, steady_plan
 from shared.recipe.recipe import load_recipe
 
 recipe = load_recipe(Path("recipe.toml"))
 schedule = recipe.run_schedule
-plans = plan_of(recipe), steady_plan(groups=4, group_size=24, batches=1, schedule=schedule)
+shape = shape_of(recipe)
+plans = plan_of(recipe), steady_plan(shape, batches=1, schedule=schedule)
 sizes = [next_size(plan, full=8, samples=2, num_queues=8) for plan in plans]
 pools = {"rollout": {"H100": 2}, "trainer": {"H100": 2}}
 simulate(load_profile("flux1-dev"), **pools, schedule=schedule, batches=1)

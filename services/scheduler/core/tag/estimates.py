@@ -57,8 +57,12 @@ class Estimate:
 class Costs:
     """Holds the learned costs of a run's work, in seconds."""
 
+    shared_share: float = 0.0
+    """Share of the denoising steps that a fragment computes once for all its samples. It is known
+    from the recipe, and so is the next."""
+    group_size: int = 1
     rollout: Mapping[str, Estimate] = field(default_factory=dict)
-    """Seconds per sample, by worker."""
+    """Seconds per sample of a whole group, by worker."""
     help: Estimate = Estimate()
     """Seconds per sample on the trainer's device."""
     train: Estimate = Estimate()
@@ -83,9 +87,22 @@ class Costs:
         """Seconds per sample of the trainer's device; before it has helped, of a rollout device."""
         return _median(self.rollout) if self.help.value is None else self.help.value
 
+    def whole_samples(self, samples: float) -> float:
+        """How many samples of a whole group take as long as a fragment of so many: as many, or more
+        if fewer share the steps that it computes once.
+
+        >>> Costs(shared_share=0.5, group_size=4).whole_samples(1)
+        1.6
+        """
+        share, group = self.shared_share, self.group_size
+        if not share:
+            return samples
+        return group * (share + samples * (1 - share)) / (share + group * (1 - share))
+
     def as_measured(self) -> "Costs":
         """The costs that the last batch met: the newest observation of each."""
-        return Costs(
+        return replace(
+            self,
             rollout={worker: each.newest() for worker, each in self.rollout.items()},
             help=self.help.newest(),
             train=self.train.newest(),

@@ -1,0 +1,65 @@
+"""What a batch consists of, and the network's calls that it takes: counts, without any seconds."""
+
+from typing import Annotated, Self
+
+from pydantic import Field, model_validator
+
+from services.scheduler.costs.sizes import Positive
+from shared.messages.contracts import MAX_GROUP_SIZE
+from shared.messages.records import Record
+
+BACKWARD = 2
+"""Forward passes that a backward pass counts as, where work is counted and not measured."""
+
+
+class Shape(Record):
+    """What a batch consists of."""
+
+    groups: Positive
+    group_size: Annotated[int, Field(gt=0, le=MAX_GROUP_SIZE)]
+    steps: Positive
+    """Denoising steps of a rollout."""
+    trained_steps: Positive
+    updates: Positive
+    """Times that a batch runs the optimizer."""
+    shared_steps: Annotated[float, Field(ge=0)] = 0.0
+    """Denoising steps that a fragment computes once for all its samples, on average."""
+    merged_steps: Annotated[int, Field(ge=0)] = 0
+    """Trained steps that a group computes once for all its samples."""
+
+    @property
+    def samples(self) -> int:
+        return self.groups * self.group_size
+
+    @property
+    def shared_share(self) -> float:
+        """Share of the denoising steps that a fragment computes once."""
+        return self.shared_steps / self.steps
+
+    def trained_rows(self, samples: int) -> int:
+        """Return the rows in which so many samples of one group are trained."""
+        return self.merged_steps + samples * (self.trained_steps - self.merged_steps)
+
+    @property
+    def rows_per_sample(self) -> float:
+        """Trained rows per sample of a whole group: the trained steps, if none are merged."""
+        return self.trained_rows(self.group_size) / self.group_size
+
+    @model_validator(mode="after")
+    def _parts_are_parts(self) -> Self:
+        if self.shared_steps > self.steps:
+            raise ValueError(f"shared_steps: {self.shared_steps} of {self.steps} steps")
+        if self.merged_steps > self.trained_steps:
+            raise ValueError(f"merged_steps: {self.merged_steps} of {self.trained_steps} trained")
+        return self
+
+
+def rollout_equivalents(shape: Shape, fragment: int) -> float:
+    """Return the rows of the network per sample of a fragment of so many, guidance aside."""
+    return shape.steps - shape.shared_steps + shape.shared_steps / fragment
+
+
+def training_equivalents(shape: Shape, *, kl: bool) -> float:
+    """Return the forward passes of a row that training a sample of a whole group counts as: one,
+    the backward pass, and with ``kl`` one of the base model."""
+    return shape.rows_per_sample * (1 + BACKWARD + kl)
