@@ -8,9 +8,9 @@ from services.scheduler.core.supply import full_size, next_size
 from services.scheduler.core.tag.estimates import Costs
 from services.scheduler.costs.colocated import colocated_seconds
 from services.scheduler.costs.floor import floor_seconds
-from services.scheduler.costs.memory import Streaming
 from services.scheduler.costs.profile import (
     Profile,
+    Streaming,
     fragment_seconds,
     gradient_seconds,
     load_profile,
