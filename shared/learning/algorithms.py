@@ -18,6 +18,8 @@ Starts = Literal["fixed", "half", "all"]
 DEFAULT = "flow-grpo"
 
 _OBJECTIVE = "shared.diffusion.training.objective"
+_MATCHING = "shared.diffusion.training.matching"
+_FINISHED = "shared.diffusion.training.forward_process:FINISHED"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +47,10 @@ class Method:
     corrects_staleness: bool = False
     """Whether a weight per row makes up for samples of another policy: for stale ones
     (`algorithm.stale_loss = "decoupled"`) and for those of `rollout.weights`."""
+    pairs: bool = False
+    """Whether a group is trained as one pair, its best and its worst sample."""
+    needs_base: bool = False
+    """Whether its loss compares the network with the base model, whatever `algorithm.kl_beta`."""
     linear_in_advantage: bool = True
     """Whether its gradient is in proportion to the advantages while none is cut off."""
 
@@ -75,7 +81,15 @@ ALGORITHMS: Mapping[str, Method] = {
     ),
     "diffusion-nft": Method(
         f"{_OBJECTIVE}:nft", _POLICY_GRADIENT,
-        rows="shared.diffusion.training.forward_process:FINISHED", has_window=False,
+        rows=_FINISHED, has_window=False,
         has_ratio=False, linear_in_advantage=False,
+    ),
+    "awm": Method(
+        f"{_MATCHING}:awm", _POLICY_GRADIENT, rows=_FINISHED, has_window=False, has_ratio=False,
+        implies={"algorithm.advantage_clip": 1.0},
+    ),
+    "dpo": Method(
+        f"{_MATCHING}:dpo", _POLICY_GRADIENT, rows=f"{_MATCHING}:PAIRS", has_window=False,
+        has_ratio=False, pairs=True, needs_base=True,
     ),
 }  # fmt: skip

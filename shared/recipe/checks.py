@@ -15,6 +15,11 @@ def check_tables(tables: Tables) -> None:
     best_of = tables.algorithm.best_of
     if best_of is not None:
         _check_at_most(best_of, size, "algorithm.best_of", "batch.group_size")
+        if ALGORITHMS[tables.algorithm.name].pairs:
+            raise ValueError(
+                f"algorithm.best_of: {tables.algorithm.name} trains one pair of each group; leave "
+                "it out"
+            )
     if isinstance(tables.trainer.micro_batch, int):
         _check_trained(tables, tables.trainer.micro_batch, "trainer.micro_batch")
     fragment = tables.schedule.fragment_size
@@ -166,6 +171,11 @@ def _check_full(tables: Tables) -> None:
             "model.dtype: gradients of all weights underflow in float16; use "
             '"bfloat16" or "float32", or model.trained "lora"'
         )
+    if ALGORITHMS[tables.algorithm.name].needs_base:
+        raise ValueError(
+            f"model.trained: {tables.algorithm.name} compares the model with what it was, which "
+            'is the model without its adapter; use "lora"'
+        )
     if tables.algorithm.kl_beta:
         raise ValueError(
             "algorithm.kl_beta: the reference is the model without its adapter; set it to 0, or "
@@ -245,6 +255,8 @@ def _check_messages(tables: Tables) -> None:
 
 def _check_trained(tables: Tables, part: int, field: str) -> None:
     of = "batch.group_size" if tables.algorithm.best_of is None else "algorithm.best_of"
+    if ALGORITHMS[tables.algorithm.name].pairs:
+        of = f"the one pair of a group that {tables.algorithm.name} trains"
     _check_divides(part, tables.trained_samples, field, of)
 
 

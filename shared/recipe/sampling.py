@@ -15,6 +15,8 @@ SigmaGrid = Literal["linear", "shifted", "default", "model"] | tuple[Sigma, ...]
 """Names of noise schedules, or numbers; `Sampling.sigmas` explains them."""
 
 
+MatchingWeight = Literal["uniform", "sigma", "ghuber"]
+
 MIN_FIRST_SIGMA = 0.9
 MIN_CORRELATION = 0.8
 """Default of `Sampling.tail_correlation`: a gradient whose rewards correlate so with the whole
@@ -203,6 +205,11 @@ class Algorithm(Table):
     best_of: Annotated[int, Field(ge=2, multiple_of=2)] | None = None
     """Number of samples of a group that are trained: half of them the best, half the worst, by
     their advantages among all. Without it, all are."""
+    awm_weight: MatchingWeight = "ghuber"
+    """awm: weight of a sample's error, with sigma s. uniform: e; sigma: s e; ghuber: about
+    4 s e^(1/4)."""
+    dpo_beta: Annotated[float, Field(gt=0)] = 2000.0
+    """dpo: how strongly a pair is preferred for what both errors have gained on the base model."""
     rewards: Literal["sum", "normalised"] = "sum"
     """Way to combine scorers. sum: rewards are weighted sums of scores; normalised: each score
     becomes an advantage of its own, and these are summed by weight."""

@@ -6,6 +6,7 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from shared.learning.advantages import Advantages
+from shared.learning.algorithms import ALGORITHMS
 from shared.messages.contracts import MAX_GROUP_SIZE
 from shared.messages.records import Token
 from shared.models.attention import check_backend
@@ -181,7 +182,9 @@ class Tables(Table):
 
     @property
     def trained_samples(self) -> int:
-        """Number of samples that are trained of each group."""
+        """Number of samples that are trained of each group; a pair counts as one."""
+        if ALGORITHMS[self.algorithm.name].pairs:
+            return 1
         return self.algorithm.best_of or self.batch.group_size
 
     @property

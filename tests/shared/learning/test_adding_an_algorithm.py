@@ -58,5 +58,5 @@ def test_its_row_decides_what_a_recipe_may_ask_of_it() -> None:
 
 
 def test_an_algorithm_that_has_no_row_is_unknown() -> None:
-    with pytest.raises(UserError, match=rf"algorithm\.name: .*'diffusion-nft', not '{NAME}'"):
+    with pytest.raises(UserError, match=rf"algorithm\.name: .*or 'dpo', not '{NAME}'"):
         recipe_of(NAME)

@@ -30,7 +30,7 @@ from tests.stored import packed
 RECIPE = load_recipe(DIGITS)
 PROMPT = "a handwritten three"
 SIZE, WINDOW = 4, 3
-NAMES = ("flow-grpo", "cps", "dance-grpo", "grpo-guard", "diffusion-nft")
+NAMES = ("flow-grpo", "cps", "dance-grpo", "grpo-guard", "diffusion-nft", "awm", "dpo")
 
 
 def recipe_of(name: str, **changes: object) -> Recipe:
