@@ -122,10 +122,11 @@ def digest_of(adapter: bytes) -> str:
     return head.decode()
 
 
-def trajectory_blob(samples: Sequence[Sample], size: int) -> bytes:
-    """Returns ``size`` bytes for each sample, at least 64."""
+def trajectory_blob(samples: Sequence[Sample], size: int, start: int = 0) -> bytes:
+    """Returns ``size`` bytes for each sample, at least 64, and ``start`` for all of them."""
     heads = (_TRAJECTORY.pack(*sample.origin, sample.key) for sample in samples)
-    return b"".join(part for head in heads for part in (head, *_filling(size - _TRAJECTORY.size)))
+    each = (part for head in heads for part in (head, *_filling(size - _TRAJECTORY.size)))
+    return b"".join([*each, *_filling(start)])
 
 
 def read_origin(trajectory: bytes | memoryview) -> Origin:

@@ -75,7 +75,14 @@ def training(emulation: Emulation) -> EmulatedTraining:
     ]
     return EmulatedTraining(
         profile=profile,
-        devices=lanes(profile, pool, setting.trainer, ledger, tsp=setting.schedule.tsp),
+        devices=lanes(
+            profile,
+            pool,
+            setting.trainer,
+            ledger,
+            start=emulation.sizes.start,
+            tsp=setting.schedule.tsp,
+        ),
         generating=generating if setting.schedule.lends_trainer else (),
         sizes=emulation.sizes,
         weights_in_use=weights,

@@ -91,7 +91,7 @@ class EmulatedGeneration:
             raise IntegrityError(f"{self.device.held.name}: other weights are in use")
         samples, sizes = samples_of(self.task, self.digest), self.device.sizes
         return Generated(
-            trajectory=trajectory_blob(samples, sizes.window),
+            trajectory=trajectory_blob(samples, sizes.window, sizes.start),
             media=media_blob(samples, sizes.media),
             weights_digest=self.digest,
             seconds=self.seconds,
@@ -110,7 +110,8 @@ class EmulatedRollout(EmulatedDevice):
         seconds = train_group_seconds(self.profile, {self.kind: 1})
         size, weights = len(group.advantages), self.weights
         # Beside the hold, so that it takes none of the device's time.
-        reading = asyncio.create_task(asyncio.to_thread(entries_of, group, range(size)))
+        start = self.sizes.start
+        reading = asyncio.create_task(asyncio.to_thread(entries_of, group, range(size), start))
         await self.held.hold(self.held.drawn(seconds), "train")
         entry = group_entry(await reading)
         return GroupGradient(

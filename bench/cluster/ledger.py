@@ -34,13 +34,14 @@ class Entry(NamedTuple):
     digest: bytes
 
 
-def entries_of(group: GroupData, samples: range) -> list[Entry]:
-    """Makes the entries of some samples of a group, from the bytes of its trajectories.
+def entries_of(group: GroupData, samples: range, start: int = 0) -> list[Entry]:
+    """Makes the entries of some samples of a group, from the bytes of its trajectories, of which
+    the last ``start`` of each fragment are those that its samples have in common.
 
     Raises:
         ContractError: if the bytes are no emulated trajectories of so many samples.
     """
-    rows = _rows(group)
+    rows = _rows(group, start)
     has_gradient = any(group.advantages)
     entries = []
     for sample in samples:
@@ -132,13 +133,13 @@ class Ledger:
             yield group_entry(samples)
 
 
-def _rows(group: GroupData) -> list[memoryview]:
+def _rows(group: GroupData, start: int) -> list[memoryview]:
     """Returns the bytes of each sample; all are as long as one another."""
-    total, number = sum(map(len, group.trajectories)), len(group.advantages)
+    views = [memoryview(data)[: len(data) - start] for data in group.trajectories]
+    total, number = sum(map(len, views)), len(group.advantages)
     size, rest = divmod(total, number)
-    if rest or not size or any(len(data) % size for data in group.trajectories):
+    if rest or not size or any(len(view) % size for view in views):
         raise ContractError(f"{total} bytes are not the trajectories of {number} samples")
-    views = [memoryview(data) for data in group.trajectories]
     return [view[at : at + size] for view in views for at in range(0, len(view), size)]
 
 

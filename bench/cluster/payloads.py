@@ -1,6 +1,7 @@
 """What moves between the services for one model, in bytes, at full scale.
 
-Window states are the trained steps' latents and one more (K + 1), in bf16; media are what the
+Window states are the trained steps' latents and one more (K + 1), in bf16; where the samples of a
+group begin at one state, a fragment has that one once, and each sample K. Media are what the
 decoder gives, one byte per channel; conditions are the prompt's embeddings in bf16.
 
 | model | latent | window | media | conditions |
@@ -39,6 +40,8 @@ class Payload:
 
     window: int
     """One sample's states in the trained window."""
+    start: int
+    """One fragment's state that all its samples begin the window at; 0 if each has its own."""
     media: int
     """One sample's pixels."""
     conditions: int
@@ -61,8 +64,10 @@ def payload_of(profile: Profile) -> Payload:
     )
     shapes = family.condition_shapes(network, PROMPT_TOKENS[profile.name])
     embeddings = sum(map(math.prod, shapes.values()))
+    state, shape = math.prod(latents) * BF16, profile.shape
     return Payload(
-        window=(profile.shape.trained_steps + 1) * math.prod(latents) * BF16,
+        window=(shape.trained_steps + (0 if shape.merged_steps else 1)) * state,
+        start=state if shape.merged_steps else 0,
         media=size.frames * 3 * size.height * size.width,
         conditions=family.forwards(GUIDANCE) * embeddings * BF16,
     )
@@ -73,6 +78,7 @@ class Scaled:
     """Whole bytes in the emulated cluster."""
 
     window: int
+    start: int
     media: int
     conditions: int
     adapter: int
@@ -90,6 +96,7 @@ def scaled(profile: Profile, scale: float, hosts: int) -> Scaled:
 
     return Scaled(
         window=whole(payload.window / scale),
+        start=whole(payload.start / scale) if payload.start else 0,
         media=whole(payload.media / scale),
         conditions=whole(payload.conditions / scale),
         adapter=whole(adapter),

@@ -8,6 +8,7 @@ from pydantic import Field
 
 from services.scheduler.costs.floor import floor_seconds
 from services.scheduler.costs.profile import Profile, VariantName, load_profile
+from services.scheduler.costs.shape import Shape
 from shared.messages.records import Record, Token
 from shared.recipe import tables
 from shared.recipe.recipe import Recipe
@@ -93,7 +94,7 @@ def recipe_of(setting: Setting, folder: Path) -> Recipe:
         run=tables.Run(name=setting.run, seed=setting.seed, steps=setting.steps),
         model=tables.Model(folder=folder / "no-model", height=8, width=8),
         data=tables.Data(prompts=folder / "prompts.jsonl"),
-        sampling=Sampling(steps=shape.steps, window=shape.trained_steps),
+        sampling=_sampling(shape),
         batch=tables.Batch(groups=shape.groups, group_size=shape.group_size),
         trainer=Trainer(learning_rate=1e-4, devices=setting.num_trainer),
         rollout=tables.Rollout(
@@ -106,6 +107,17 @@ def recipe_of(setting: Setting, folder: Path) -> Recipe:
         schedule=Schedule.model_validate(
             setting.schedule.model_dump(include=set(Schedule.model_fields) - {"tsp_steps"})
         ),
+    )
+
+
+def _sampling(shape: Shape) -> Sampling:
+    """Returns sampling that takes as many steps, alone and together, as the profile says."""
+    start = max(0, round(shape.shared_steps) - 1)
+    return Sampling(
+        steps=shape.steps,
+        window=shape.trained_steps,
+        first_window_starts=(start, start),
+        shared_noise=shape.merged_steps > 0,
     )
 
 

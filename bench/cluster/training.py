@@ -19,6 +19,7 @@ from bench.cluster.hold import Held
 from bench.cluster.ledger import Ledger, entries_of
 from bench.cluster.payloads import Scaled
 from services.scheduler.costs.profile import Profile, train_group_seconds
+from services.scheduler.costs.shape import Shape
 from shared.devices.protocols import GroupData, GroupGradient, Snapshot
 from shared.devices.slices import GroupSlice
 from shared.errors import ContractError
@@ -34,20 +35,28 @@ class TrainingLane:
 
     profile: Profile
     held: Held
-    seconds_per_sample: float
+    seconds_per_row: float
     """On an unscaled clock."""
+    start: int
+    """Bytes that the samples of a fragment have in common."""
     ledger: Ledger
     """The account of the batch, which all lanes share."""
 
     async def accumulate(self, group: GroupData, group_slice: GroupSlice) -> None:
         check_group(self.profile, group)
-        trained_steps = self.profile.shape.trained_steps
-        samples = len(group_slice.samples) * len(group_slice.steps(trained_steps)) / trained_steps
-        seconds = self.held.drawn(samples * self.seconds_per_sample)
+        samples, rows = group_slice.samples, rows_of(group_slice, self.profile.shape)
+        seconds = self.held.drawn(rows * self.seconds_per_row)
         # Beside the hold, so that it takes none of the device's time.
-        reading = asyncio.create_task(asyncio.to_thread(entries_of, group, group_slice.samples))
+        reading = asyncio.create_task(asyncio.to_thread(entries_of, group, samples, self.start))
         await self.held.hold(seconds, "train")
         self.ledger.take(await reading, group_slice)
+
+
+def rows_of(group_slice: GroupSlice, shape: Shape) -> int:
+    """Returns the rows of a slice: one for all its samples in a step that a group computes once."""
+    steps = group_slice.steps(shape.trained_steps)
+    merged = sum(step < shape.merged_steps for step in steps)
+    return merged + len(group_slice.samples) * (len(steps) - merged)
 
 
 @dataclass(slots=True)
@@ -113,15 +122,14 @@ def lanes(
     devices: Mapping[str, int],
     ledger: Ledger,
     *,
+    start: int,
     tsp: bool,
 ) -> list[TrainingLane]:
     """Makes one lane for each (kind, device) of the pool; without TSP one for all, which takes a
     group in the time of its slowest share."""
-    size = profile.shape.group_size
+    rows = profile.shape.trained_rows(profile.shape.group_size)
     if tsp:
-        return [
-            TrainingLane(profile, held, train_group_seconds(profile, {kind: 1}) / size, ledger)
-            for kind, held in pool
-        ]
+        seconds = {kind: train_group_seconds(profile, {kind: 1}) / rows for kind, _ in pool}
+        return [TrainingLane(profile, held, seconds[kind], start, ledger) for kind, held in pool]
     whole = train_group_seconds(profile, devices, tsp=False)
-    return [TrainingLane(profile, pool[0][1], whole / size, ledger)]
+    return [TrainingLane(profile, pool[0][1], whole / rows, start, ledger)]

@@ -1,6 +1,7 @@
 """Emulated devices: how long they are held, what they give, and one thing at a time."""
 
 import asyncio
+import json
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -13,14 +14,16 @@ from bench.cluster.blobs import digest_of, samples_of, trajectory_blob
 from bench.cluster.build import Emulation, named, nodes, rollout_devices, training
 from bench.cluster.generation import EmulatedRollout
 from bench.cluster.hold import Held, overshoot
+from bench.cluster.ledger import entries_of
 from bench.cluster.payloads import Payload, payload_of, scaled
 from bench.cluster.scoring import EmulatedScorer
-from bench.cluster.setting import Setting
+from bench.cluster.setting import Setting, recipe_of
 from bench.cluster.stores import NodeStore, PublishingStore
-from bench.cluster.training import EmulatedTraining
+from bench.cluster.training import EmulatedTraining, rows_of
 from bench.runner.figures import Interval
 from services.scheduler.costs.noise import Noise
 from services.scheduler.costs.profile import (
+    PROFILES,
     fragment_seconds,
     load_profile,
     train_group_seconds,
@@ -269,8 +272,43 @@ async def test_training_takes_what_the_profile_says(tsp: bool) -> None:
     [interval] = trained.devices[0].held.intervals
     pool = {"H100": 1} if tsp else {"H100": 4}
     mean = train_group_seconds(profile, pool, tsp=tsp)
-    assert 16 * trained.devices[0].seconds_per_sample == pytest.approx(mean)
+    rows = 16 * profile.shape.trained_steps
+    assert rows * trained.devices[0].seconds_per_row == pytest.approx(mean)
     assert interval.end - interval.begin >= 0.85 * mean / SCALE  # a busy machine sleeps longer
+
+
+SHARED = SETTING.load_profile().shape.model_copy(update={"shared_steps": 2.0, "merged_steps": 1})
+SECOND = Fragment(batch=0, group=1, first_sample=4, num_samples=4)
+
+
+def test_a_step_that_a_group_computes_once_takes_one_row() -> None:
+    profile = SETTING.load_profile().model_copy(update={"shape": SHARED})
+    lane = training(replace(Emulation.of(SETTING), profile=profile)).devices[0]
+    assert rows_of(GroupSlice(range(16)), SHARED) == 17 == SHARED.trained_rows(16)
+    assert rows_of(GroupSlice(range(4), 1, 2), SHARED) == 4
+    assert 17 * lane.seconds_per_row == pytest.approx(train_group_seconds(profile, {"H100": 1}))
+
+
+def test_a_state_that_samples_share_is_stored_once_in_a_fragment() -> None:
+    profile = SETTING.load_profile().model_copy(update={"shape": SHARED})
+    alone, shared = payload_of(SETTING.load_profile()), payload_of(profile)
+    assert alone.window == 3 * shared.start and shared.window == 2 * shared.start
+    fragments = [task(4), task(4).model_copy(update={"fragment": SECOND})]
+    blobs = [trajectory_blob(samples_of(each, "0" * 64), 256, 64) for each in fragments]
+    group = GroupData(trajectories=tuple(blobs), conditions=b"", advantages=(1.0,) * 8)
+    entries = entries_of(group, range(8), 64)
+    assert [entry.origin.sample for entry in entries] == list(range(8))
+    with pytest.raises(ContractError):
+        entries_of(group, range(8), 63)
+
+
+def test_the_recipe_of_an_emulated_run_shares_what_its_profile_shares(tmp_path: Path) -> None:
+    path = tmp_path / "shared.json"
+    plain = json.loads((PROFILES / "qwen-image.json").read_text())
+    plain["shape"] |= {"shared_steps": 2.0, "merged_steps": 1}
+    path.write_text(json.dumps(plain))
+    sampling = recipe_of(SETTING.model_copy(update={"profile": str(path)}), tmp_path).sampling
+    assert (sampling.shared_steps, sampling.merged_steps) == (2.0, 1)
 
 
 async def test_a_group_that_is_not_whole_is_refused() -> None:
@@ -288,10 +326,12 @@ def test_scores_follow_from_the_samples() -> None:
 
 
 PAYLOADS = {
-    "qwen-image": Payload(3 * 16 * 64 * 64 * 2, 3 * 512 * 512, 2 * 150 * 3584 * 2),
-    "flux1-dev": Payload(10 * 16 * 90 * 90 * 2, 3 * 720 * 720, (512 * 4096 + 768) * 2),
-    "wan2.1-14b": Payload(11 * 16 * 9 * 30 * 52 * 2, 33 * 3 * 240 * 416, 2 * 512 * 4096 * 2),
-    "hunyuanvideo": Payload(10 * 16 * 14 * 60 * 60 * 2, 53 * 3 * 480 * 480, (256 * 4096 + 768) * 2),
+    "qwen-image": Payload(3 * 16 * 64 * 64 * 2, 0, 3 * 512 * 512, 2 * 150 * 3584 * 2),
+    "flux1-dev": Payload(10 * 16 * 90 * 90 * 2, 0, 3 * 720 * 720, (512 * 4096 + 768) * 2),
+    "wan2.1-14b": Payload(11 * 16 * 9 * 30 * 52 * 2, 0, 33 * 3 * 240 * 416, 2 * 512 * 4096 * 2),
+    "hunyuanvideo": Payload(
+        10 * 16 * 14 * 60 * 60 * 2, 0, 53 * 3 * 480 * 480, (256 * 4096 + 768) * 2
+    ),
 }
 
 

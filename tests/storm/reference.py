@@ -54,11 +54,11 @@ def versions(setting: Setting, recipe: Recipe) -> Iterator[Expected]:
             images = safetensors.numpy.load(media_blob(samples, sizes.media))["images"]
             scores = EmulatedScorer().score(images, [{}] * len(whole))
             data = GroupData(
-                trajectories=(trajectory_blob(samples, sizes.window),),
+                trajectories=(trajectory_blob(samples, sizes.window, sizes.start),),
                 conditions=b"",
                 advantages=recipe.advantages.of(scores, {"emulated": scores}),
             )
-            ledger.take(entries_of(data, whole), GroupSlice(whole))
+            ledger.take(entries_of(data, whole, sizes.start), GroupSlice(whole))
             rewards.append(tuple(scores))
         weights = ledger.close(batch, shape.samples, weights)
         batch += 1

@@ -273,10 +273,11 @@ def train_group_seconds(
     shape, row = profile.shape, row_seconds(profile)
     rates = {kind: speed(profile, kind, "trainer") for kind in devices}
     if tsp:
-        items = [(groups * shape.trained_rows(shape.group_size), 1)]
+        items = [(groups * round(shape.trained_rows(shape.group_size)), 1)]
     else:
         each_alone = shape.trained_steps - shape.merged_steps
-        items = [(groups * shape.group_size, each_alone), (groups * shape.merged_steps, 1)]
+        samples = groups * round(shape.group_size * shape.trained_share)
+        items = [(samples, each_alone), (groups * shape.merged_steps, 1)]
 
     def seconds(number: int, rows: int) -> float:
         each = {kind: rows * row / rate for kind, rate in rates.items() if rate}

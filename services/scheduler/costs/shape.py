@@ -26,6 +26,8 @@ class Shape(Record):
     """Denoising steps that a fragment computes once for all its samples, on average."""
     merged_steps: Annotated[int, Field(ge=0)] = 0
     """Trained steps that a group computes once for all its samples."""
+    trained_samples: Annotated[int, Field(ge=0)] = 0
+    """Samples of a group that are trained; 0: all."""
 
     @property
     def samples(self) -> int:
@@ -36,9 +38,16 @@ class Shape(Record):
         """Share of the denoising steps that a fragment computes once."""
         return self.shared_steps / self.steps
 
-    def trained_rows(self, samples: int) -> int:
-        """Return the rows in which so many samples of one group are trained."""
-        return self.merged_steps + samples * (self.trained_steps - self.merged_steps)
+    @property
+    def trained_share(self) -> float:
+        """Share of a group's samples that are trained."""
+        return (self.trained_samples or self.group_size) / self.group_size
+
+    def trained_rows(self, samples: int) -> float:
+        """Return the rows in which those of so many samples of one group are trained that are, on
+        average."""
+        apart = self.trained_steps - self.merged_steps
+        return self.merged_steps + samples * self.trained_share * apart
 
     @property
     def rows_per_sample(self) -> float:
@@ -51,6 +60,8 @@ class Shape(Record):
             raise ValueError(f"shared_steps: {self.shared_steps} of {self.steps} steps")
         if self.merged_steps > self.trained_steps:
             raise ValueError(f"merged_steps: {self.merged_steps} of {self.trained_steps} trained")
+        if self.trained_samples > self.group_size:
+            raise ValueError(f"trained_samples: {self.trained_samples} of {self.group_size}")
         return self
 
 

@@ -126,7 +126,7 @@ def _last_part(shape: Shape) -> float:
     sample's trained steps, or those that the group computes once."""
     own = shape.trained_steps - shape.merged_steps
     if not shape.merged_steps:
-        return 1 / shape.group_size / min(FINE_PARTS, own)
+        return 1 / (shape.group_size * shape.trained_share) / min(FINE_PARTS, own)
     fine = own / min(FINE_PARTS, own) if own else 0.0
     return max(shape.merged_steps, fine) / shape.trained_rows(shape.group_size)
 

@@ -59,8 +59,9 @@ def shape_of(recipe: Recipe) -> Shape:
         steps=recipe.sampling.num_steps,
         trained_steps=recipe.sampling.window,
         updates=recipe.trainer.updates,
-        shared_steps=getattr(recipe.sampling, "shared_steps", 0.0),
-        merged_steps=getattr(recipe.sampling, "merged_steps", 0),
+        shared_steps=recipe.sampling.shared_steps,
+        merged_steps=recipe.sampling.merged_steps,
+        trained_samples=recipe.trained_samples,
     )
 
 

@@ -42,7 +42,8 @@ class Piece:
     """Some rows of a group, which one device trains."""
 
     samples: range
-    num_rows: int
+    num_rows: float
+    """On average, where not all samples are trained."""
     num_parts: int
     """Pieces that each of these samples is in."""
 
@@ -52,7 +53,11 @@ def pieces_of(size: int, num_devices: int, timing: Timing, *, is_last: bool) -> 
     merged, own = timing.merged_steps, timing.trained_steps - timing.merged_steps
     slices = slice_group(size, num_devices, own, is_last=is_last) if own else []
     apart = [
-        Piece(each.samples, len(each.samples) * len(each.steps(own)), each.num_parts + bool(merged))
+        Piece(
+            each.samples,
+            timing.trained_share * len(each.samples) * len(each.steps(own)),
+            each.num_parts + bool(merged),
+        )
         for each in slices
     ]
     num_parts = apart[0].num_parts if apart else 1
@@ -179,7 +184,8 @@ class IndependentTrainer(Trainer):
     def _seconds(self, kind: str, piece: Piece) -> float:
         merged = self.timing.merged_steps
         samples = self.plan.group_size if merged else len(piece.samples)
-        num_rows = merged + samples * (self.timing.trained_steps - merged)
+        apart = self.timing.trained_steps - merged
+        num_rows = merged + self.timing.trained_share * samples * apart
         return piece.num_rows / num_rows * self.timing.gradient(kind, samples)
 
     def _occupy(self, lane: Lane, seconds: float, done: Callable[[], None]) -> None:

@@ -134,6 +134,7 @@ def timing_of(
         adopt=variant.adopt_seconds,
         trained_steps=shape.trained_steps,
         merged_steps=shape.merged_steps,
+        trained_share=shape.trained_share,
         steps=shape.steps,
         switch=2 * variant.switch_seconds,
         noise=profile.rollout.noise_cv if noise else 0.0,
