@@ -70,10 +70,13 @@ ALGORITHMS: Mapping[str, Method] = {
     "flow-grpo": _clipped(_POLICY_GRADIENT, implies=_published(0.7, 1e-4)),
     "flow-grpo-fast": _clipped(_POLICY_GRADIENT, implies=_published(0.8, 1e-5), starts="half"),
     "cps": _clipped(("cps",), implies=_published(0.8, 1e-5)),
-    "dance-grpo": _clipped(("dance",), implies=_published(0.3, 1e-4)),
+    "dance-grpo": _clipped(
+        ("dance",),
+        implies=_published(0.3, 1e-4, shared_noise=True, stochastic="all", trained="random"),
+    ),
     "mix-grpo": _clipped(
-        _POLICY_GRADIENT, implies=_published(0.7, 1e-4, window_stride=1, roll_back=True),
-        starts="all", moves="progressive",
+        _POLICY_GRADIENT, starts="all", moves="progressive",
+        implies=_published(0.7, 1e-4, window_stride=1, roll_back=True, shared_noise=True),
     ),
     # The log-prob of cps has no scale that the ratio could be freed of.
     "grpo-guard": Method(

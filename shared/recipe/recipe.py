@@ -184,6 +184,12 @@ def _of_windows(method: Method, sampling: Mapping[str, Any]) -> Iterator[tuple[s
         yield "sampling.window_batches", 1
 
 
+SAMPLED_BEFORE = {
+    "roll_back": False, "shared_noise": False, "stochastic": "trained", "trained": "window",
+}  # fmt: skip
+"""How runs have sampled that were begun before an algorithm's name implied these keys."""
+
+
 def stored_recipe(data: bytes) -> Recipe:
     """Reads the recipe of a run that this release or an earlier one has stored, as it meant it: a
     run keeps what it began with. Tables are read under the names of this release, with the values
@@ -203,7 +209,8 @@ def stored_recipe(data: bytes) -> Recipe:
         for renamed in getattr(field.annotation, "RENAMED", ()):
             renamed.apply(_of(tables, name))
     algorithm.pop("nft_beta", None)
-    sampling.setdefault("roll_back", False)
+    for key, value in SAMPLED_BEFORE.items():
+        sampling.setdefault(key, value)
     if trainer.get("ema") is not None:
         trainer.setdefault("ema_warmup", False)
     return Recipe.model_validate(tables)

@@ -1,10 +1,11 @@
 """An algorithm's name implies keys of the recipe."""
 
+import json
 from pathlib import Path
 
 import pytest
 
-from shared.recipe.recipe import implied_values, load_recipe
+from shared.recipe.recipe import implied_values, load_recipe, stored_recipe
 from tests.shared.recipe.recipes import fault, with_algorithm
 
 
@@ -70,6 +71,37 @@ def test_mix_grpo_moves_by_one_step_and_begins_again(tmp_path: Path) -> None:
     assert starts[21 * 25 :] == [batch // 25 for batch in range(75)]
 
 
+@pytest.mark.parametrize(
+    ("name", "shared", "stochastic", "trained"),
+    [
+        ("flow-grpo", False, "trained", "window"),
+        ("dance-grpo", True, "all", "random"),
+        ("mix-grpo", True, "trained", "window"),
+    ],
+)
+def test_a_name_stands_for_the_noise_that_its_paper_s_groups_share(
+    tmp_path: Path, name: str, shared: bool, stochastic: str, trained: str
+) -> None:
+    sampling = load_recipe(with_algorithm(tmp_path, f'name = "{name}"')).sampling
+    found = (sampling.shared_noise, sampling.stochastic, sampling.trained)
+    assert found == (shared, stochastic, trained)
+    said = 'shared_noise = false\nstochastic = "trained"\ntrained = "window"'
+    sampling = load_recipe(with_algorithm(tmp_path, f'name = "{name}"', said)).sampling
+    assert (sampling.shared_noise, sampling.trained) == (False, "window")
+
+
+@pytest.mark.parametrize("name", ["dance-grpo", "mix-grpo"])
+def test_a_run_that_was_begun_before_goes_on_with_noise_of_each_sample(
+    tmp_path: Path, name: str
+) -> None:
+    plain = load_recipe(with_algorithm(tmp_path, f'name = "{name}"')).model_dump(mode="json")
+    for key in ("shared_noise", "stochastic", "trained"):
+        del plain["sampling"][key]
+    sampling = stored_recipe(json.dumps(plain).encode()).sampling
+    found = (sampling.shared_noise, sampling.stochastic, sampling.trained)
+    assert found == (False, "trained", "window")
+
+
 def test_a_random_window_is_drawn_for_every_batch(tmp_path: Path) -> None:
     lines = 'name = "mix-grpo"'
     drawn = load_recipe(with_algorithm(tmp_path, lines, 'windows = "random"')).sampling
@@ -83,7 +115,8 @@ def test_what_a_name_stands_for_is_told_beside_what_the_recipe_has(tmp_path: Pat
     path = with_algorithm(tmp_path, 'name = "dance-grpo"', "noise_level = 0.25")
     told = {each.key: each for each in implied_values(load_recipe(path))}
     assert told.keys() == {
-        "sampling.variant", "sampling.windows", "sampling.noise_level", "algorithm.clip_range",
+        "sampling.variant", "sampling.noise_level", "algorithm.clip_range",
+        "sampling.shared_noise", "sampling.stochastic", "sampling.trained",
     }  # fmt: skip
     assert {key for key, each in told.items() if each.is_overridden} == {"sampling.noise_level"}
     noise = told["sampling.noise_level"]
