@@ -17,6 +17,7 @@ from digenrl.commands.report import report
 from digenrl.commands.serve import serve
 from digenrl.commands.serve_scorer import serve_scorer
 from digenrl.commands.sim import sim
+from digenrl.commands.tail_check import tail_check
 from digenrl.commands.up import up
 from digenrl.profile.command import command as profile
 from shared.errors import DigenRLError, UserError
@@ -33,6 +34,7 @@ app = typer.Typer(
     rich_markup_mode=None,  # importing rich takes longer than everything else together
 )
 app.command("profile")(profile)
+app.command("tail-check")(tail_check)
 for command in (report, follow, evaluate, gc, up, check, serve, generate, serve_scorer, plan, sim):
     app.command()(command)
 app.add_typer(model, name="model")

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from digenrl.local.preflight import check_inputs, check_rest, versions_bytes
 from digenrl.planning.forecast import Forecast, as_dict, forecast, lines
+from digenrl.tail.results import tail_line
 from digenrl.trace.output import lines as trace_lines
 from digenrl.trace.published import configuration_of
 from digenrl.trace.record import Trace
@@ -17,6 +18,8 @@ from shared.errors import UserError
 from shared.models.quantised import UNTESTED
 from shared.recipe.recipe import Recipe, implied_values, load_recipe, with_folder
 
+RUNS = Path("runs")
+"""Folder in which `digenrl up` looks for results of tail checks, unless it is told another."""
 Say = Callable[[str], None]
 
 
@@ -55,6 +58,8 @@ class Checked:
             yield "the model and the rewards were not checked: they are on other hosts"
         if recipe.holding.weights in UNTESTED:
             yield f'rollout.weights: nobody has reported on "{recipe.holding.weights}" from a GPU'
+        if recipe.sampling.tail is not None and not self.elsewhere:
+            yield tail_line(recipe, self.path, RUNS)
         if self.trace is not None:
             yield from trace_lines(self.trace, recipe)
         if self.forecast is not None:

@@ -17,6 +17,7 @@ from digenrl.follow.steps import Targets
 from digenrl.follow.steps import check_installed as check_targets
 from digenrl.local.gpus import Assignment, assign_gpus, visible_gpus
 from digenrl.local.ports import free_ports, hold_port
+from digenrl.tail.results import check_tail
 from services.reward.scorer import check_packages, kind_of
 from shared.errors import UserError
 from shared.learning.prompts import read_prompts
@@ -86,6 +87,8 @@ def prepare(request: Request) -> LocalRun:
     recipe = override(load_recipe(request.recipe), request.overrides)
     check_inputs(recipe)
     check_targets(request.targets)
+    if not request.resume:
+        check_tail(recipe, request.recipe, request.runs)
     gpus = assign_gpus(recipe, () if recipe.model.device == "cpu" else visible_gpus())
     if request.port and not hold_port(request.port):
         raise UserError(f"--port: {request.port} is occupied; choose another, or 0 for a free one")

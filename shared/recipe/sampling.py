@@ -18,9 +18,9 @@ SigmaGrid = Literal["linear", "shifted", "default", "model"] | tuple[Sigma, ...]
 MatchingWeight = Literal["uniform", "sigma", "ghuber"]
 
 MIN_FIRST_SIGMA = 0.9
-MIN_CORRELATION = 0.8
+MIN_CORRELATION = 0.9
 """Default of `Sampling.tail_correlation`: a gradient whose rewards correlate so with the whole
-schedule's learns from a sample about its square, .64, of what it would."""
+schedule's learns from a sample about its square, .81, of what it would."""
 MAX_STEP = 10.0
 """Largest ratio of the second step to the distance of its start from 1: the standard deviation of
 its noise is the noise level times the square root of that. The grids in use have 1 to 3."""

@@ -1,0 +1,1 @@
+"""Measures what a coarse tail (`sampling.tail`) costs: how it ranks a group's samples."""

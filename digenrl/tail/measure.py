@@ -1,0 +1,127 @@
+"""Samples a recipe's prompts with all steps and with a coarse tail, and compares their rewards.
+
+Both are made by the generator of rollout, from the same noise: up to the end of the last window a
+sample is the same in both.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from digenrl.tail.agreement import agreement
+from digenrl.tail.results import TailCheck, digest_of_tail
+from services.reward.scorer import Media, WeightedScorer, build_scorers, scorer_inputs
+from services.reward.scoring import scores_of
+from shared.diffusion.generation import Generator
+from shared.diffusion.policy import load_policy
+from shared.diffusion.tensors import unpack
+from shared.learning.prompts import PromptOrder, read_prompts
+from shared.messages.contracts import Fragment, GenerateFragment, Policy, Prompt
+from shared.models.memory import Holding
+from shared.recipe.recipe import Recipe
+
+Scores = Sequence[float | None]
+OnProgress = Callable[[int, int], None]
+"""Gets the number of prompts done, and of all prompts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Holds the scores of a prompt's samples."""
+
+    parts: Mapping[str, Scores]
+    """Scorer -> scores."""
+    rewards: Scores
+
+
+def tail_check(
+    recipe: Recipe, *, num_prompts: int, num_samples: int, progress: OnProgress
+) -> TailCheck:
+    """Sample the base model with the recipe's tail and without, and compare the rewards of both.
+
+    The prompts are those that the run begins with.
+
+    Raises:
+        ScoringError: if a scorer fails.
+        UserError: if something that the recipe names is missing.
+    """
+    order, batch = PromptOrder(read_prompts(recipe.data.prompts), recipe.run.seed), 0
+    num_prompts = min(num_prompts, len(order.prompts))
+    scorers = build_scorers(recipe.reward.scorers)
+    loaded = load_policy(
+        recipe, {"transformer", "text", "decoder"}, holding=Holding(memory=recipe.holding.memory)
+    )
+    generators = [Generator(each, loaded) for each in (recipe.with_whole_grid, recipe)]
+    groups: list[list[Group]] = [[], []]
+    for number in range(num_prompts):
+        progress(number, num_prompts)
+        prompt = order.of_group(batch, number, num_prompts)
+        task = _task(recipe, prompt, number, num_samples, generators[0].weights_digest())
+        for made, generator in zip(groups, generators, strict=True):
+            images = unpack(generator.generate(task).media)["images"].numpy()
+            made.append(_scored(scorers, images, prompt))
+    progress(num_prompts, num_prompts)
+    return _compared(recipe, *groups, num_samples=num_samples)
+
+
+def _task(
+    recipe: Recipe, prompt: Prompt, group: int, num_samples: int, digest: str
+) -> GenerateFragment:
+    """Returns the task to generate a group, as rollout is given it in the first batch."""
+    return GenerateFragment(
+        fragment=Fragment(batch=0, group=group, first_sample=0, num_samples=num_samples),
+        policy=Policy(version=0, weights_digest=digest),
+        prompt=prompt,
+        window_start=recipe.sampling.moving_window.start(recipe.run.seed, 0, group),
+        worker="tail-check",
+    )
+
+
+def _scored(scorers: Sequence[WeightedScorer], images: Media, prompt: Prompt) -> Group:
+    metadata = [scorer_inputs(prompt)] * len(images)
+    parts = {each.name: scores_of(each, images, metadata, may_all_fail=True) for each in scorers}
+    rewards = [
+        _weighted(scorers, {name: scores[sample] for name, scores in parts.items()})
+        for sample in range(len(images))
+    ]
+    return Group(parts, rewards)
+
+
+def _weighted(
+    scorers: Sequence[WeightedScorer], scores: Mapping[str, float | None]
+) -> float | None:
+    """Returns the reward of a sample; None if a scorer has none."""
+    found = [(each.weight, scores[each.name]) for each in scorers]
+    known = [weight * score for weight, score in found if score is not None]
+    return sum(known) if len(known) == len(found) else None
+
+
+def _compared(
+    recipe: Recipe, whole: Sequence[Group], coarse: Sequence[Group], *, num_samples: int
+) -> TailCheck:
+    def advantages(groups: Sequence[Group]) -> list[Scores]:
+        found: list[Scores] = []
+        for group in groups:
+            each = recipe.advantages.of(group.rewards, group.parts)
+            found.append(
+                [a if r is not None else None for a, r in zip(each, group.rewards, strict=True)]
+            )
+        return found
+
+    rewards = agreement([group.rewards for group in whole], [group.rewards for group in coarse])
+    within = agreement(advantages(whole), advantages(coarse))
+    return TailCheck(
+        digest=digest_of_tail(recipe),
+        model=recipe.model.folder.name,
+        steps=recipe.sampling.steps,
+        num_steps=recipe.sampling.num_steps,
+        prompts=len(whole),
+        samples=num_samples,
+        reward=within.model_copy(update={"overall": rewards.overall}),
+        scorers={
+            scorer.name: agreement(
+                [group.parts[scorer.name] for group in whole],
+                [group.parts[scorer.name] for group in coarse],
+            )
+            for scorer in recipe.reward.scorers
+        },
+    )
