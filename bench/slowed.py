@@ -78,9 +78,9 @@ class SlowedDevice:
     async def stage(self, weights: StoredTensors) -> Staged:
         return await self.device.stage(weights)
 
-    async def gradient(self, group: GroupData) -> GroupGradient:
+    async def gradient(self, group: GroupData, trained: Staged | None = None) -> GroupGradient:
         began = time.monotonic()
-        part = await self.device.gradient(group)
+        part = await self.device.gradient(group, trained)
         await asyncio.sleep((time.monotonic() - began) * (self.factor - 1))
         return part
 

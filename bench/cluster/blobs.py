@@ -186,6 +186,10 @@ class EmulatedWeights:
 
     digest: str
 
+    def following(self, trained: str) -> "EmulatedWeights":
+        """Returns the weights of a policy that follows the trained one, after one more batch."""
+        return EmulatedWeights(hashlib.sha256(f"{self.digest} -> {trained}".encode()).hexdigest())
+
     @classmethod
     def first(cls, seed: int) -> "EmulatedWeights":
         return cls(hashlib.sha256(f"emulated weights/{seed}".encode()).hexdigest())

@@ -86,8 +86,11 @@ def training(emulation: Emulation) -> EmulatedTraining:
         generating=generating if setting.schedule.lends_trainer else (),
         sizes=emulation.sizes,
         weights_in_use=weights,
+        sampling=weights,
         ledger=ledger,
         shard_bytes=setting.shard_bytes,
+        updates=setting.updates,
+        lags=setting.lags,
     )
 
 

@@ -105,10 +105,10 @@ class EmulatedRollout(EmulatedDevice):
     async def stage(self, weights: StoredTensors) -> Staged:
         return EmulatedStaged(self, digest_of(await joined(weights)))
 
-    async def gradient(self, group: GroupData) -> GroupGradient:
+    async def gradient(self, group: GroupData, trained: Staged | None = None) -> GroupGradient:
         check_group(self.profile, group)
         seconds = train_group_seconds(self.profile, {self.kind: 1})
-        size, weights = len(group.advantages), self.weights
+        size, weights = len(group.advantages), self.weights if trained is None else trained.digest
         # Beside the hold, so that it takes none of the device's time.
         start = self.sizes.start
         reading = asyncio.create_task(asyncio.to_thread(entries_of, group, range(size), start))

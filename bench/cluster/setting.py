@@ -13,7 +13,7 @@ from shared.messages.records import Record, Token
 from shared.recipe import tables
 from shared.recipe.recipe import Recipe
 from shared.recipe.rewards import Reward, ScorerTable
-from shared.recipe.sampling import Sampling
+from shared.recipe.sampling import Algorithm, Sampling
 from shared.recipe.schedule import RunSchedule, Schedule
 from shared.recipe.tables import Trainer
 
@@ -42,6 +42,10 @@ class Setting(Record):
     """Number of batches."""
     seed: int = 0
     schedule: RunSchedule = RunSchedule(tag="off")
+    updates: int = Field(default=1, gt=0)
+    """Optimizer steps per batch."""
+    lags: bool = False
+    """Whether another policy generates than the one that is trained."""
     shard_bytes: int = Field(default=1 << 30, gt=0)
     """Most bytes of a stored object of weights; a checkpoint is in as many."""
 
@@ -96,7 +100,8 @@ def recipe_of(setting: Setting, folder: Path) -> Recipe:
         data=tables.Data(prompts=folder / "prompts.jsonl"),
         sampling=_sampling(shape),
         batch=tables.Batch(groups=shape.groups, group_size=shape.group_size),
-        trainer=Trainer(learning_rate=1e-4, devices=setting.num_trainer),
+        algorithm=Algorithm(name="diffusion-nft", nft_decay=1) if setting.lags else Algorithm(),
+        trainer=Trainer(learning_rate=1e-4, devices=setting.num_trainer, updates=setting.updates),
         rollout=tables.Rollout(
             workers=setting.num_rollout,
             can_train=setting.can_train,

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from bench.cluster.blobs import (
+    DIGEST_BYTES,
     EmulatedWeights,
     adapter_blob,
     digest_of,
@@ -20,7 +21,7 @@ from bench.cluster.ledger import Ledger, entries_of
 from bench.cluster.payloads import Scaled
 from services.scheduler.costs.profile import Profile, train_group_seconds
 from services.scheduler.costs.shape import Shape
-from shared.devices.protocols import GroupData, GroupGradient, Snapshot
+from shared.devices.protocols import GroupData, GroupGradient, SamplingWeights, Snapshot
 from shared.devices.slices import GroupSlice
 from shared.errors import ContractError
 from shared.run.manifest import StoredTensors
@@ -61,7 +62,8 @@ def rows_of(group_slice: GroupSlice, shape: Shape) -> int:
 
 @dataclass(slots=True)
 class EmulatedTraining:
-    """A trainer whose weights are an account of what was trained, from the first batch on."""
+    """A trainer whose weights are an account of what was trained, from the first batch on. Those
+    that generate are the same, or follow from all that have been trained before."""
 
     profile: Profile
     devices: Sequence[TrainingLane]
@@ -69,21 +71,35 @@ class EmulatedTraining:
     """The same devices, where they may be lent: all of them have the weights."""
     sizes: Scaled
     weights_in_use: EmulatedWeights
+    """Those that are trained."""
+    sampling: EmulatedWeights
+    """Those that generate."""
     ledger: Ledger
     shard_bytes: int
     """Most bytes of a stored object of weights; a checkpoint is in as many."""
+    updates: int = 1
+    """Optimizer steps per batch."""
+    lags: bool = False
+    """Whether another policy generates than the one that is trained."""
+    _steps: int = 0
+    """Optimizer steps of the batch so far."""
 
     def weights_digest(self) -> str:
         return self.weights_in_use.digest
 
+    def sampling_digest(self) -> str:
+        return self.sampling.digest
+
     async def restore(self, weights: StoredTensors, checkpoint: StoredTensors) -> None:
-        digest = digest_of(await joined(weights))
-        if digest_of(await joined(checkpoint)) != digest:
+        digest, states = digest_of(await joined(weights)), await joined(checkpoint)
+        if digest_of(states) != digest:
             raise ContractError("the checkpoint is not that of these weights")
-        self._use(EmulatedWeights(digest))
+        self.weights_in_use = EmulatedWeights(digest)
+        self._generate_by(EmulatedWeights(digest_of(states[DIGEST_BYTES:])))
 
     def begin(self) -> None:
         self.ledger.clear()
+        self._steps = 0
 
     def skip(self, num_samples: int) -> None:
         self.ledger.num_skipped += num_samples
@@ -94,24 +110,37 @@ class EmulatedTraining:
         self.ledger.add(read_gradient(part.gradient, self.weights_in_use.digest))
 
     async def step(self, batch: int, scale: float = 1.0) -> dict[str, float]:
-        """Raises RuntimeError if not every sample of the batch was trained exactly once."""
-        samples, before = self.profile.shape.samples, self.weights_in_use.digest
-        seconds = self.profile.shape.updates * self.profile.variant.optimizer_seconds
+        """Raises RuntimeError if not every sample of the step was trained exactly once."""
+        samples, before = self.profile.shape.samples // self.updates, self.weights_in_use.digest
+        updates = self.profile.shape.updates / self.updates
+        seconds = updates * self.profile.variant.optimizer_seconds
         steps = (lane.held.hold(seconds, "commit") for lane in self.devices)
         closing = asyncio.to_thread(self.ledger.close, batch, samples, before)
         after, _ = await asyncio.gather(closing, asyncio.gather(*steps))
-        self._use(EmulatedWeights(after))
+        self.weights_in_use = EmulatedWeights(after)
+        self.ledger.clear()
+        self._steps += 1
+        if self._steps == self.updates:
+            follows = self.sampling.following(after) if self.lags else self.weights_in_use
+            self._generate_by(follows)
         return {"onpolicy_ratio_error": 0.0, "grad_norm": 1.0}
 
     async def weights(self) -> Snapshot:
-        digest = self.weights_in_use.digest
+        digest, sampling = self.weights_in_use.digest, self.sampling.digest
         adapter = adapter_blob(digest, self.sizes.adapter)
         number = math.ceil(len(adapter) / self.shard_bytes)
-        checkpoint = filled(digest.encode(), CHECKPOINT_BYTES)
-        return Snapshot(digest, parts_of(adapter, number), parts_of(checkpoint, number))
+        checkpoint = filled(f"{digest}{sampling}".encode(), CHECKPOINT_BYTES)
+        other = None
+        if sampling != digest:
+            other = SamplingWeights(
+                sampling, parts_of(adapter_blob(sampling, self.sizes.adapter), number)
+            )
+        return Snapshot(
+            digest, parts_of(adapter, number), parts_of(checkpoint, number), sampling=other
+        )
 
-    def _use(self, weights: EmulatedWeights) -> None:
-        self.weights_in_use = weights
+    def _generate_by(self, weights: EmulatedWeights) -> None:
+        self.sampling = weights
         for device in self.generating:
             device.weights = weights.digest
 

@@ -136,14 +136,15 @@ class RunEvaluator:
 async def weights_to_use(
     store: ObjectStore, recipe: Recipe, record: CommitRecord
 ) -> dict[str, Tensor]:
-    """Return the weights of a version to evaluate and export: its own, or their moving average.
+    """Return the weights of a version to evaluate and export: the trained ones, or their moving
+    average; never those of an old policy that only generates.
 
     Raises:
         IntegrityError: if they are not in the store, or differ from what the record says.
     """
-    digest = record.policy.weights_digest
+    trained = record.learned
     if recipe.trainer.ema is None:
-        return await whole_tensors(await open_tensors(store, record.weights, digest))
-    stored = await open_tensors(store, record.checkpoint, digest)
+        return await whole_tensors(await open_tensors(store, trained.ref, trained.digest))
+    stored = await open_tensors(store, record.checkpoint, trained.digest)
     averages = await whole_tensors(stored, AVERAGE)
     return {name.removeprefix(AVERAGE): each for name, each in averages.items()}

@@ -216,7 +216,7 @@ def summarise(
         reward_per_step=[round(record.metrics["reward_mean"], 6) for record in trained],
         onpolicy_ratio_error_max=max(r.metrics["onpolicy_ratio_error"] for r in trained),
         adapter_sha256=adapter_sha256,
-        weights_digest=chain[-1].policy.weights_digest,
+        weights_digest=chain[-1].learned.digest,
         alarms=alarms([record.quality for record in evaluated]),
         effective_sample_share_min=None if exact else _smallest_share(trained),
         warnings=ratio_warnings(trained) if exact else [],

@@ -80,9 +80,10 @@ class Gradients:
             if not await self._loader.adopt(command.policy):
                 await self._release(command, "stale")
                 return
+            trained = await self._loader.trained(command.policy)
             began = time.monotonic()
             with self._worker.doing("training"):
-                part = await self._device.gradient(fetched.data)
+                part = await self._device.gradient(fetched.data, trained)
             seconds = time.monotonic() - began
         except DigenRLError as error:
             if isinstance(error, OutOfMemory):

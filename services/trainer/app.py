@@ -252,12 +252,14 @@ class TrainerApp:
 
     async def _restore(self, record: CommitRecord) -> None:
         """Put a version in use; raises IntegrityError if it is not what its record says."""
-        digest = record.policy.weights_digest
-        weights = await open_tensors(self._store, record.weights, digest)
-        checkpoint = await open_tensors(self._store, record.checkpoint, digest)
+        trained = record.learned
+        weights = await open_tensors(self._store, trained.ref, trained.digest)
+        checkpoint = await open_tensors(self._store, record.checkpoint, trained.digest)
+        digests = (trained.digest, record.policy.weights_digest)
         async with self._pool.all_held():
             await self._training.restore(weights, checkpoint)
-            if self._training.weights_digest() != digest:
+            found = (self._training.weights_digest(), self._training.sampling_digest())
+            if found != digests:
                 version = record.policy.version
                 raise IntegrityError(f"version {version}: its weights have another digest")
             self._use(record.policy)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import structlog
 
-from shared.devices.protocols import Snapshot
+from shared.devices.protocols import SamplingWeights, Snapshot
 from shared.messages.contracts import ObjectRef, Policy, PolicyPublished
 from shared.process.worker import WorkerContext
 from shared.run.commits import CommitRecord, TrainedGroup, commit, stored_digest
@@ -32,7 +32,8 @@ class NewVersion:
     @property
     def policy(self) -> Policy:
         version = 0 if self.parent is None else self.parent.policy.version + 1
-        return Policy(version=version, weights_digest=self.weights.digest)
+        sampling = self.weights.sampling or self.weights
+        return Policy(version=version, weights_digest=sampling.digest)
 
 
 class Versions:
@@ -52,13 +53,18 @@ class Versions:
 
     async def commit(self, new: NewVersion) -> CommitRecord:
         """Raises CommitConflict if the version exists already."""
-        weights, checkpoint = await store_version(self._store, self._bus.run, new.weights)
+        run, sampling = self._bus.run, new.weights.sampling
+        trained, checkpoint = await store_version(self._store, run, new.weights)
+        lags = sampling is not None
+        weights = await store_sampling(self._store, run, sampling) if sampling else trained
         metrics = new.metrics or {}
         record = CommitRecord(
             run=self._bus.run,
             policy=new.policy,
             parent=await self._digest_of(new.parent),
             weights=weights,
+            trained_digest=new.weights.digest if lags else None,
+            trained_weights=trained if lags else None,
             checkpoint=checkpoint,
             trained=new.trained,
             metrics=metrics,
@@ -88,8 +94,8 @@ class Versions:
 async def store_version(
     store: ObjectStore, run: str, snapshot: Snapshot
 ) -> tuple[ObjectRef, ObjectRef]:
-    """Store weights and checkpoint, all ranks at once, and then what names their shards; return
-    what the commit record names."""
+    """Store the trained weights and the checkpoint, all ranks at once, and then what names their
+    shards; return what the commit record names."""
     parts = await asyncio.gather(
         store_version_parts(store, run, snapshot.weights, snapshot.checkpoint),
         *(store_elsewhere() for store_elsewhere in snapshot.elsewhere),
@@ -100,3 +106,9 @@ async def store_version(
         store_manifest(store, weights_folder(run), weights, snapshot.digest),
         store_manifest(store, checkpoints_folder(run), checkpoint, snapshot.digest),
     )
+
+
+async def store_sampling(store: ObjectStore, run: str, sampling: SamplingWeights) -> ObjectRef:
+    """Store the weights that generate, where they are not the trained ones."""
+    stored = await store_version_parts(store, run, sampling.weights, ())
+    return await store_manifest(store, weights_folder(run), stored.weights, sampling.digest)

@@ -111,12 +111,21 @@ class RolloutDevice(GeneratingDevice, Protocol):
             IntegrityError: if they are those of another adapter, or not in the store.
         """
 
-    async def gradient(self, group: GroupData) -> GroupGradient:
-        """Compute the gradient of one whole group, at the weights in use.
+    async def gradient(self, group: GroupData, trained: Staged | None = None) -> GroupGradient:
+        """Compute the gradient of one whole group, at the weights in use; or at the ``trained``
+        ones, if those in use only generate.
 
         Raises:
             ContractError: if the fragments do not make up a group of this run.
         """
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingWeights:
+    """The weights that generate, where they are not the trained ones."""
+
+    digest: str
+    weights: Sequence[Part]
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,10 +134,12 @@ class Snapshot:
     packed and stored while the devices go on."""
 
     digest: str
+    """Of the trained weights."""
     weights: Sequence[Part]
     checkpoint: Sequence[Part]
     elsewhere: Sequence[Callable[[], Awaitable[StoredParts]]] = ()
     """What other processes hold of it: each call stores one's part and returns what it stored."""
+    sampling: SamplingWeights | None = None
 
 
 class TrainingDevice(Protocol):
@@ -151,10 +162,15 @@ class Training(Protocol):
     @property
     def devices(self) -> Sequence[TrainingDevice]: ...
 
-    def weights_digest(self) -> str: ...
+    def weights_digest(self) -> str:
+        """Return the digest of the trained weights."""
+
+    def sampling_digest(self) -> str:
+        """Return the digest of the weights that generate on these devices."""
 
     async def restore(self, weights: StoredTensors, checkpoint: StoredTensors) -> None:
-        """Go back to a committed version.
+        """Go back to a committed version: its trained weights and its checkpoint, which holds those
+        that generate if they are others.
 
         Raises:
             IntegrityError: if it is one of other weights, or not in the store.

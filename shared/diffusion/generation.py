@@ -73,6 +73,8 @@ class Generator:
         self._recipe = recipe
         self._model, self._device = loaded.model, loaded.device
         self._weights = loaded.in_use
+        self._beside = loaded.beside
+        """On a trainer's device, where another policy generates than the one that is trained."""
         size = recipe.model
         self._shape = self._model.latent_shape(
             height=size.height, width=size.width, frames=size.frames
@@ -119,7 +121,8 @@ class Generator:
         return self.adopt(self.stage(weights))
 
     def weights_digest(self) -> str:
-        return self._weights.digest()
+        with self._beside.in_use():
+            return self._weights.digest()
 
     def conditions(self, prompt: str) -> bytes:
         """Returns the conditioning of ``prompt``, encoded unless it was used recently."""
@@ -142,7 +145,7 @@ class Generator:
         prompt = task.prompt.text
         return GenerationInProgress(
             task=task,
-            weights_digest=self._weights.digest(),
+            weights_digest=self.weights_digest(),
             denoising=Denoising(
                 sampling_plan(self._recipe, window_start=task.window_start),
                 seeds=self._seeds(task),
@@ -167,7 +170,8 @@ class Generator:
         """
         self._check_weights(work)
         began = time.monotonic()
-        with self._fits("a denoising step of", work, SMALLER), _takes_conditions(work):
+        fits_here = self._fits("a denoising step of", work, SMALLER)
+        with fits_here, _takes_conditions(work), self._beside.in_use():
             work.denoising.advance(partial(self._velocity, work))
             self._wait()
         work.seconds += time.monotonic() - began
@@ -269,7 +273,7 @@ class Generator:
         return {name: tensor.to(self._device, copy=True) for name, tensor in found.items()}
 
     def _check_weights(self, work: GenerationInProgress) -> None:
-        if self._weights.digest() != work.weights_digest:
+        if self.weights_digest() != work.weights_digest:
             raise IntegrityError(
                 f"fragment {work.task.fragment.slot} began with weights that are no longer in use"
             )

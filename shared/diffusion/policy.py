@@ -18,6 +18,7 @@ from shared.diffusion.models import ModelAdapter, Part, load_model
 from shared.diffusion.sampler import SamplingPlan
 from shared.diffusion.streaming import stream
 from shared.diffusion.weights import ADAPTER, WeightsInUse, trained_parameters
+from shared.diffusion.weights_beside import WeightsBeside
 from shared.errors import UserError
 from shared.learning.algorithms import ALGORITHMS
 from shared.learning.seeds import derive
@@ -96,6 +97,8 @@ class LoadedPolicy:
     """Trained weights: one object for all who use this network, so that it is digested once."""
     trained: TrainedWeights
     """What an optimizer trains of it."""
+    beside: WeightsBeside
+    """Weights of the policy that generates, if that is another one than the one that is trained."""
 
 
 def copy_policy(policy: LoadedPolicy, index: int) -> LoadedPolicy:
@@ -114,7 +117,13 @@ def copy_policy(policy: LoadedPolicy, index: int) -> LoadedPolicy:
             for name, each in policy.trained.masters.items()
         }
         network = model.transformer
-        return LoadedPolicy(model, device, WeightsInUse(network), TrainedWeights(network, masters))
+        return LoadedPolicy(
+            model,
+            device,
+            WeightsInUse(network),
+            TrainedWeights(network, masters),
+            WeightsBeside(network),
+        )
 
 
 def load_policy(
@@ -237,6 +246,7 @@ def policy_of(
         device,
         WeightsInUse(network, place.types),
         TrainedWeights(network, place.masters, place.types),
+        WeightsBeside(network),
     )
 
 

@@ -169,22 +169,24 @@ def weights_digest(
 
 class WeightsInUse:
     """Knows the digest of the weights that a network really holds: computed again when one of them
-    has changed. Sharded weights are gathered for it, which all ranks have to do together.
+    has changed, but for the set of weights that it held before. Sharded weights are gathered for
+    it, which all ranks have to do together.
     """
 
     def __init__(self, network: nn.Module, types: Mapping[str, torch.dtype] | None = None) -> None:
         """``types``: those in which the weights are used, if the network holds them in others."""
         self._parameters = trained_parameters(network)
         self._types = types
-        self._seen: tuple[tuple[int, int], ...] = ()
-        self._digest = ""
+        self._seen: dict[tuple[tuple[int, int], ...], str] = {}
+        """Digests of the two newest sets of weights."""
 
     def digest(self) -> str:
         state = self._state()
-        if state != self._seen:
-            self._digest = weights_digest(self._parameters, self._types)
-            self._seen = state
-        return self._digest
+        found = self._seen.get(state)
+        if found is None:
+            found = weights_digest(self._parameters, self._types)
+            self._seen = dict([*list(self._seen.items())[-1:], (state, found)])
+        return found
 
     def adopt(self, staged: StagedTensors) -> str:
         """Puts staged weights in use by exchanging pointers; returns their digest.
@@ -204,7 +206,7 @@ class WeightsInUse:
             parameter.data = tensors[name]
         # Pointers are used again by the allocator: whoever else watches must see a new version.
         torch.autograd.graph.increment_version(list(self._parameters.values()))
-        self._digest, self._seen = staged.digest, self._state()
+        self._seen = {self._state(): staged.digest}
         return staged.digest
 
     def _state(self) -> tuple[tuple[int, int], ...]:

@@ -14,6 +14,7 @@ from shared.learning.windows import Moves
 
 Variant = Literal["flow", "dance", "cps"]
 Starts = Literal["fixed", "half", "all"]
+DecayKind = Literal[0, 1, 2]
 
 DEFAULT = "flow-grpo"
 
@@ -51,6 +52,9 @@ class Method:
     """Whether a group is trained as one pair, its best and its worst sample."""
     needs_base: bool = False
     """Whether its loss compares the network with the base model, whatever `algorithm.kl_beta`."""
+    has_old_policy: bool = False
+    """Whether a moving average of the trained policy generates the samples, and is part of the loss
+    (`old_policy_decay`). Only of an algorithm without a ratio."""
     linear_in_advantage: bool = True
     """Whether its gradient is in proportion to the advantages while none is cut off."""
 
@@ -85,7 +89,8 @@ ALGORITHMS: Mapping[str, Method] = {
     "diffusion-nft": Method(
         f"{_OBJECTIVE}:nft", _POLICY_GRADIENT,
         rows=_FINISHED, has_window=False,
-        has_ratio=False, linear_in_advantage=False,
+        has_ratio=False, has_old_policy=True, linear_in_advantage=False,
+        implies={"algorithm.kl_beta": 1e-4, "algorithm.nft_beta": 1.0, "algorithm.nft_decay": 1},
     ),
     "awm": Method(
         f"{_MATCHING}:awm", _POLICY_GRADIENT, rows=_FINISHED, has_window=False, has_ratio=False,
@@ -96,3 +101,16 @@ ALGORITHMS: Mapping[str, Method] = {
         has_ratio=False, pairs=True, needs_base=True,
     ),
 }  # fmt: skip
+
+
+def old_policy_decay(kind: DecayKind, steps: int) -> float:
+    """Return the decay d of the old policy after so many optimizer steps of the run: after each
+    batch, old <- d old + (1 - d) trained. DiffusionNFT's published types: 0, without memory; 1,
+    min(.001 steps, .5); 2, 0 for 75 steps and then min(.0075 (steps - 75), .999)."""
+    match kind:
+        case 0:
+            return 0.0
+        case 1:
+            return min(0.001 * steps, 0.5)
+        case 2:
+            return min(0.0075 * max(0, steps - 75), 0.999)

@@ -101,6 +101,7 @@ def _check_devices(tables: Tables) -> None:
     _check_ranks(tables)
     _check_full(tables)
     _check_updates(tables)
+    _check_old_policy(tables)
     _check_streamed(tables)
     if tables.largest_weight is not None:
         _check_weights(tables)
@@ -160,6 +161,22 @@ def _check_updates(tables: Tables) -> None:
         raise ValueError(
             'trainer.updates: algorithm.advantage_std "batch" is known after the last group only; '
             'set it to 1, or advantage_std to "group"'
+        )
+
+
+def _check_old_policy(tables: Tables) -> None:
+    if not tables.keeps_old_policy:
+        return
+    key, remedy = "algorithm.nft_decay", "or nft_decay to 0"
+    if not tables.algorithm.nft_decay:
+        key, remedy = "trainer.updates", "or updates to 1"
+    if tables.model.trained == "full":
+        raise ValueError(
+            f'{key}: the old policy is an adapter of its own; set model.trained to "lora", {remedy}'
+        )
+    if tables.trainer.sharded:
+        raise ValueError(
+            f"{key}: the old policy is not shared by ranks; set trainer.sharded to false, {remedy}"
         )
 
 

@@ -208,7 +208,9 @@ def stored_recipe(data: bytes) -> Recipe:
     for name, field in Recipe.model_fields.items():
         for renamed in getattr(field.annotation, "RENAMED", ()):
             renamed.apply(_of(tables, name))
-    algorithm.pop("nft_beta", None)
+    if "nft_decay" not in algorithm:  # there was no old policy, and nft_beta did nothing
+        algorithm.pop("nft_beta", None)
+        algorithm["nft_decay"] = 0
     for key, value in SAMPLED_BEFORE.items():
         sampling.setdefault(key, value)
     if trainer.get("ema") is not None:

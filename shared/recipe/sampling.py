@@ -1,13 +1,12 @@
 """The tables of a recipe that say how samples are made, and what is learned from them."""
 
 import math
-from collections.abc import Mapping
 from itertools import pairwise
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from shared.learning.algorithms import ALGORITHMS, DEFAULT, Method, Variant
+from shared.learning.algorithms import ALGORITHMS, DEFAULT, DecayKind, Method, Variant
 from shared.learning.windows import Moves, Windows
 from shared.recipe.fields import NonNegative, Positive, Rate, Sigma, Table
 
@@ -194,6 +193,13 @@ class Algorithm(Table):
     advantage_clip: Annotated[float, Field(gt=0)] = 5.0
     kl_beta: Rate = 0.0
     """Weight of the KL divergence to the base model; 0 does not compute it."""
+    nft_beta: Annotated[float, Field(gt=0, le=100)] = 1.0
+    """diffusion-nft: distance of its two branches from the old policy, over that of the trained one
+    from it. Published: 1, and .1 for text."""
+    nft_decay: DecayKind = 0
+    """diffusion-nft: how its old policy, which generates, follows the trained one after a batch. 0:
+    it becomes the trained one; 1: an average with the decay min(.001 k, .5) after k optimizer
+    steps; 2: as 0 for 75 optimizer steps, and then with the decay min(.0075 (k - 75), .999)."""
     stale_loss: Literal["bypass", "decoupled"] = "bypass"
     """Loss of samples that are one step stale. bypass: the ratio is to the version that generated
     them; decoupled: to the version that trains, and a truncated weight makes up for the rest."""
@@ -219,16 +225,6 @@ class Algorithm(Table):
         """Limit at which advantages are clipped; those that are still to be scaled are not."""
         return math.inf if self.advantage_std == "batch" else self.advantage_clip
 
-    @model_validator(mode="before")
-    @classmethod
-    def _no_key_does_nothing(cls, plain: Any) -> Any:
-        if isinstance(plain, Mapping) and "nft_beta" in plain:
-            raise ValueError(
-                "nft_beta: it cancels out of the gradient as long as diffusion-nft has no old "
-                "policy of its own (docs/algorithms/diffusion-nft.md); leave it out"
-            )
-        return plain
-
     @model_validator(mode="after")
     def _parts_agree(self) -> Self:
         if self.name not in ALGORITHMS:
@@ -243,7 +239,17 @@ class Algorithm(Table):
             )
         if self.advantage_std == "batch":
             self._check_batch_std(method)
+        if not method.has_old_policy:
+            self._check_no_old_policy()
         return self
+
+    def _check_no_old_policy(self) -> None:
+        for key in ("nft_beta", "nft_decay"):
+            if getattr(self, key) != type(self).model_fields[key].default:
+                raise ValueError(
+                    f"{key}: {self.name} is trained on its own samples, without an old policy; "
+                    'leave it out, or set name to "diffusion-nft"'
+                )
 
     def _check_batch_std(self, method: Method) -> None:
         """Groups are trained before the last reward is known, so the whole gradient is scaled when

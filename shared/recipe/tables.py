@@ -181,6 +181,14 @@ class Tables(Table):
         return self.run_schedule.lends_trainer and self.trainer.ranks == 1
 
     @property
+    def keeps_old_policy(self) -> bool:
+        """Whether devices that train also hold the weights that generate: an average, or those that
+        the batch is trained from while they move."""
+        method = ALGORITHMS[self.algorithm.name]
+        moves = self.algorithm.nft_decay > 0 or self.trainer.updates > 1
+        return method.has_old_policy and moves
+
+    @property
     def trained_samples(self) -> int:
         """Number of samples that are trained of each group; a pair counts as one."""
         if ALGORITHMS[self.algorithm.name].pairs:
@@ -208,9 +216,11 @@ class Tables(Table):
     @property
     def run_schedule(self) -> RunSchedule:
         """The schedule with what other tables imply: the same bytes need the same fragments, and
-        between two optimizer steps of a batch a trainer has weights that are no version."""
+        between two optimizer steps of a batch a trainer has weights that are no version, unless it
+        keeps those that generate."""
         table, pipelined = self.schedule, self.schedule.mode == "pipelined"
-        lends = pipelined and self.trainer.updates == 1 and table.tag != "off"
+        has_version = self.trainer.updates == 1 or self.keeps_old_policy
+        lends = pipelined and has_version and table.tag != "off"
         whole = self.trainer.deterministic and table.fragment_size == "auto"
         return RunSchedule.model_validate({
             **table.model_dump(),

@@ -123,7 +123,7 @@ def named_by(records: Iterable[CommitRecord], shards: Shards) -> set[str]:
 def own_keys(record: CommitRecord) -> list[str]:
     """Return what a record names in its run's own folders: nothing else is ever deleted."""
     folders = tuple(f"{each}/" for each in version_folders(record.run))
-    return [ref.key for ref in (record.weights, record.checkpoint) if ref.key.startswith(folders)]
+    return [ref.key for ref in record.objects if ref.key.startswith(folders)]
 
 
 def version_folders(run: str) -> tuple[str, str]:
@@ -147,7 +147,7 @@ class Manifests:
         """
         self._known = {key: self._known[key] for key in self._known.keys() & set(there)}
         for record in records:
-            for ref in (record.weights, record.checkpoint):
+            for ref in record.objects:
                 if is_manifest(ref) and ref.key in there and ref.key not in self._known:
                     self._known[ref.key] = await self._read(ref, record.policy.version in kept)
         return self._known
@@ -168,10 +168,12 @@ def stored_bytes(recipe: Recipe, trained_bytes: int) -> int:
 
     Args:
         trained_bytes: size of the trained weights in float32. A checkpoint holds AdamW's two
-            moments of each of them, and their average with `trainer.ema`.
+            moments of each of them, their average with `trainer.ema`, and the old policy of
+            `algorithm.nft_decay`, which is also stored by itself.
     """
     retention, steps = retention_of(recipe), recipe.run.steps
     num_kept = len(retention.kept(steps)) + (recipe.run.keep_best or 0)
     num_versions = num_kept + 1  # and the one that is being stored
     num_copies = 1 + 2 + (recipe.trainer.ema is not None)
+    num_copies += 2 * (recipe.algorithm.nft_decay > 0)
     return min(num_versions, steps + 1) * num_copies * trained_bytes

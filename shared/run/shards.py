@@ -110,7 +110,7 @@ async def open_tensors(
 ) -> Stored:
     """Open what a commit record names: weights or a checkpoint.
 
-    ``weights_digest``: of the record's policy.
+    ``weights_digest``: of the weights; a checkpoint has that of the trained ones.
 
     Raises:
         IntegrityError: if it is missing, differs from its reference, or belongs to other weights.

@@ -210,5 +210,31 @@ async def test_every_batch_is_in_all_later_weights(emulation: Emulation) -> None
 
 
 def _stored(weights: EmulatedWeights) -> tuple[Given, Given]:
-    stored = one_object(weights.digest.encode())
-    return stored, stored
+    """Weights that also generate, and their checkpoint."""
+    digest = weights.digest.encode()
+    return one_object(digest), one_object(digest + digest)
+
+
+async def test_what_generates_follows_all_that_was_trained_and_is_stored_with_it(
+    emulation: Emulation,
+) -> None:
+    """With two optimizer steps per batch it stays where it is until the last one."""
+    changes = {"lags": True, "updates": 2}
+    setting = emulation.setting.model_copy(update=changes)
+    engine = training(replace(emulation, setting=setting))
+    first, half = engine.sampling_digest(), GROUPS // 2
+    assert first == engine.weights_digest()
+    engine.begin()
+    for part in (range(half), range(half, GROUPS)):
+        assert engine.sampling_digest() == first
+        for group in part:
+            await engine.devices[0].accumulate(generated(group), GroupSlice(range(SIZE)))
+        await engine.step(0)
+    saved = await engine.weights()
+    assert saved.sampling is not None
+    digests = (saved.digest, saved.sampling.digest)
+    assert len({first, *digests}) == 3
+    assert digests == (engine.weights_digest(), engine.sampling_digest())
+    resumed = training(replace(emulation, setting=setting))
+    await resumed.restore(read_back(saved.weights), read_back(saved.checkpoint))
+    assert (resumed.weights_digest(), resumed.sampling_digest()) == digests

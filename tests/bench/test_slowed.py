@@ -6,7 +6,7 @@ import time
 import pytest
 
 from bench.slowed import SlowedDevice
-from shared.devices.protocols import GroupData, GroupGradient
+from shared.devices.protocols import GroupData, GroupGradient, Staged
 from tests import examples
 from tests.rollout.worker import FakeDevice
 
@@ -16,9 +16,9 @@ GROUP = GroupData(trajectories=(b"0",), conditions=b"", advantages=(1.0,))
 
 
 class Slow(FakeDevice):
-    async def gradient(self, group: GroupData) -> GroupGradient:
+    async def gradient(self, group: GroupData, trained: Staged | None = None) -> GroupGradient:
         await asyncio.sleep(0.05)
-        return await super().gradient(group)
+        return await super().gradient(group, trained)
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from bench.cluster.blobs import joined
 from services.rollout.app import RolloutApp
 from shared.bus.bus import Bus
 from shared.devices.conditions import EncodedConditions
-from shared.devices.protocols import Generated, GroupData, GroupGradient, RolloutDevice
+from shared.devices.protocols import Generated, GroupData, GroupGradient, RolloutDevice, Staged
 from shared.errors import DigenRLError, FaultyConditions, Unavailable
 from shared.messages import subjects
 from shared.messages.contracts import (
@@ -112,7 +112,7 @@ class FakeDevice:
             raise fault
         return FakeStaged(self, (await joined(weights)).decode())
 
-    async def gradient(self, group: GroupData) -> GroupGradient:
+    async def gradient(self, group: GroupData, trained: Staged | None = None) -> GroupGradient:
         self.groups.append(group)
         async with self.used_for(f"gradient of {group.trajectories[0].decode()}"):
             fault, self.fault = self.fault, None

@@ -98,6 +98,8 @@ def compare(records: Sequence[CommitRecord], wanted: Sequence[Expected]) -> list
         version = record.policy.version
         if record.policy.weights_digest != expected.weights_digest:
             found.append(f"version {version}: other weights than those of an undisturbed run")
+        if record.learned.digest != expected.trained_digest:
+            found.append(f"version {version}: trained to others than in an undisturbed run")
         if tuple(group.rewards for group in record.trained) != expected.rewards:
             found.append(f"version {version}: other rewards than those of an undisturbed run")
     return found
@@ -108,8 +110,12 @@ async def judge_objects(records: Sequence[CommitRecord], store: ObjectStore) -> 
     found = []
     for record in records:
         is_new = record.policy.version >= len(records) - KEPT
-        for ref in (record.weights, record.checkpoint):
-            fault = await _fault_of(ref, record, store, must_be_there=is_new)
+        trained = record.learned
+        objects = [(record.checkpoint, trained.digest), trained]
+        if record.trained_weights is not None:
+            objects.append((record.weights, record.policy.weights_digest))
+        for ref, digest in objects:
+            fault = await _fault_of(ref, digest, store, must_be_there=is_new)
             if fault is not None:
                 found.append(f"version {record.policy.version}: {fault}")
     return found
@@ -134,19 +140,19 @@ async def judge_conditions(store: ObjectStore, run: str) -> list[str]:
 
 
 async def _fault_of(
-    ref: ObjectRef, record: CommitRecord, store: ObjectStore, *, must_be_there: bool
+    ref: ObjectRef, weights: str, store: ObjectStore, *, must_be_there: bool
 ) -> str | None:
     if not must_be_there and await store.read(ref.key) is None:
         return None
     try:
-        opened = await open_tensors(store, ref, record.policy.weights_digest)
+        opened = await open_tensors(store, ref, weights)
         shards = [shard.object.key for shard in opened.shards or ()]
         if not must_be_there and None in [await store.backend.size(key) for key in shards]:
             return None  # it is being deleted, shards first
         digest = digest_of(await joined(opened))
     except DigenRLError as error:
         return str(error)
-    if digest != record.policy.weights_digest:
+    if digest != weights:
         return f"{ref.key} is of other weights than the record says"
     return None
 

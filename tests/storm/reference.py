@@ -25,6 +25,8 @@ class Expected:
     """One version."""
 
     weights_digest: str
+    """Of the weights that generate."""
+    trained_digest: str
     rewards: tuple[tuple[float, ...], ...] = ()
     """Rewards of the batch that it was trained from: one row per group."""
 
@@ -35,10 +37,12 @@ def versions(setting: Setting, recipe: Recipe) -> Iterator[Expected]:
     shape, sizes = emulation.profile.shape, emulation.sizes
     prompts = PromptOrder(read_prompts(recipe.data.prompts), recipe.run.seed)
     ledger = Ledger(shape.group_size, shape.trained_steps)
-    whole, weights, batch = range(shape.group_size), EmulatedWeights.first(setting.seed).digest, 0
-    yield Expected(weights)
+    whole, batch = range(shape.group_size), 0
+    part = shape.groups // setting.updates
+    sampling = EmulatedWeights.first(setting.seed)
+    weights, trained = sampling.digest, sampling.digest
+    yield Expected(weights, trained)
     while True:
-        ledger.clear()
         rewards = []
         for group in range(shape.groups):
             task = GenerateFragment(
@@ -60,6 +64,10 @@ def versions(setting: Setting, recipe: Recipe) -> Iterator[Expected]:
             )
             ledger.take(entries_of(data, whole, sizes.start), GroupSlice(whole))
             rewards.append(tuple(scores))
-        weights = ledger.close(batch, shape.samples, weights)
+            if (group + 1) % part == 0:
+                trained = ledger.close(batch, shape.samples // setting.updates, trained)
+                ledger.clear()
+        follows = sampling.following(trained) if setting.lags else EmulatedWeights(trained)
+        sampling, weights = follows, follows.digest
         batch += 1
-        yield Expected(weights, tuple(rewards))
+        yield Expected(weights, trained, tuple(rewards))

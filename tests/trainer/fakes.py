@@ -115,6 +115,9 @@ class FakeTraining:
     def weights_digest(self) -> str:
         return digest_of(self.adapter)
 
+    def sampling_digest(self) -> str:
+        return self.weights_digest()
+
     async def restore(self, weights: StoredTensors, checkpoint: StoredTensors) -> None:
         assert not any(device.used_for for device in self.devices)
         adapter = await joined(weights)

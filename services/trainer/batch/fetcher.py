@@ -75,7 +75,7 @@ class GroupFetcher:
     ) -> None:
         """``check``: looks at each stored fragment, in a thread."""
         self._check = check
-        self._skips_zeros = recipe.algorithm.kl_beta == 0
+        self._skips_zeros = recipe.algorithm.kl_beta == 0 and not recipe.keeps_old_policy
         self._bus = context.bus
         self._store = context.store
         self._cache = cache

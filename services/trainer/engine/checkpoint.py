@@ -1,8 +1,9 @@
 """What a version is stored as, and how a trainer goes back to one, to the last bit.
 
 A checkpoint holds ``<state>/<parameter>`` for each state of each parameter: the optimizer's
-(``exp_avg``, ``exp_avg_sq``, ``step``), its moving ``average``, the float32 ``master`` of weights
-that are published in another type; and the random generator's state. Every rank stores and reads
+(``exp_avg``, ``exp_avg_sq``, ``step``), its moving ``average``, what it is in the ``old`` policy,
+the float32 ``master`` of weights that are published in another type; and the random generator's
+state. Every rank stores and reads
 only its own part of what is sharded, so that any number of ranks goes on from any other.
 """
 
@@ -14,25 +15,32 @@ from torch.optim import AdamW
 
 from shared.diffusion.masters import TrainedWeights
 from shared.diffusion.shards import Assembly, local_part, read_part
+from shared.diffusion.weights_beside import WeightsBeside
 from shared.errors import IntegrityError
 from shared.run.manifest import Fetched, Piece
 
 RNG = "rng"
 AVERAGE = "average/"
 MASTER = "master/"
+OLD = "old/"
 STEP = "step"
 
 
 def checkpoint_tensors(
-    optimizer: AdamW, trained: TrainedWeights, averages: Mapping[str, Tensor]
+    optimizer: AdamW,
+    trained: TrainedWeights,
+    averages: Mapping[str, Tensor],
+    old: Mapping[str, Tensor],
 ) -> dict[str, Tensor]:
-    """Return what a checkpoint holds, sharded where the parameters are."""
+    """Return what a checkpoint holds, sharded where the parameters are; ``old``: the weights of the
+    policy that generates, if that is another one."""
     states = {
         f"{state}/{name}": torch.as_tensor(value)
         for name, parameter in trained.parameters.items()
         for state, value in optimizer.state[parameter].items()
     }
     states |= {f"{AVERAGE}{name}": average for name, average in averages.items()}
+    states |= {f"{OLD}{name}": each for name, each in old.items()}
     states |= {f"{MASTER}{name}": master for name, master in trained.masters.items()}
     return {**states, RNG: torch.get_rng_state()}
 
@@ -41,9 +49,16 @@ class Restoration:
     """Puts a committed version in use, one object after the other."""
 
     def __init__(
-        self, optimizer: AdamW, trained: TrainedWeights, averages: Mapping[str, Tensor]
+        self,
+        optimizer: AdamW,
+        trained: TrainedWeights,
+        averages: Mapping[str, Tensor],
+        beside: WeightsBeside,
     ) -> None:
         self._optimizer, self._trained, self._averages = optimizer, trained, averages
+        self._beside = beside
+        self._following = {AVERAGE: averages, OLD: beside.tensors}
+        """Weights that follow the trained ones, by the beginning of their states' names."""
         self._parameters, self._masters = trained.parameters, trained.masters
         self._weights, self._states = Assembly(), Assembly()
         for name, parameter in trained.parameters.items():
@@ -81,12 +96,14 @@ class Restoration:
         for name, tensor, piece in read_part(part):
             if name == RNG:
                 self._rng = tensor
-            elif name.startswith(AVERAGE) and not self._averages:
-                continue
-            else:
+            elif not self._is_skipped(name):
                 if name not in self._states:
                     self._states.expect(name, self._target(name, tensor))
                 self._states.add(name, tensor, piece)
+
+    def _is_skipped(self, name: str) -> bool:
+        """Return whether the state is of weights that this run does not have."""
+        return any(name.startswith(of) and not own for of, own in self._following.items())
 
     def _target(self, name: str, tensor: Tensor) -> Tensor:
         """Return where a state belongs; masters are expected from the beginning."""
@@ -94,15 +111,17 @@ class Restoration:
         parameter = self._parameters.get(of)
         if parameter is None or name.startswith(MASTER):
             raise IntegrityError(f"this checkpoint belongs to another adapter: {name[:80]}")
-        if name.startswith(AVERAGE):
-            return self._averages[of]
+        for beginning, weights in self._following.items():
+            if name.startswith(beginning):
+                return weights[of]
         like = tensor if state == STEP else parameter.detach()
         self._moments[name] = torch.zeros_like(like, memory_format=torch.preserve_format)
         return self._moments[name]
 
     @torch.no_grad()
     def finish(self) -> None:
-        """Put the states in use; averages that the checkpoint lacks begin at the weights.
+        """Put the states in use; averages and an old policy that the checkpoint lacks begin at the
+        weights.
 
         Raises:
             IntegrityError: if something is missing.
@@ -115,10 +134,12 @@ class Restoration:
         for name, value in self._moments.items():
             state, _, of = name.partition("/")
             self._optimizer.state[self._parameters[of]][state] = value
-        for name, average in self._averages.items():
-            if f"{AVERAGE}{name}" not in self._states:
-                average.copy_(self._parameters[name])
+        for beginning, weights in self._following.items():
+            for name, tensor in weights.items():
+                if f"{beginning}{name}" not in self._states:
+                    tensor.copy_(self._parameters[name])
         # Shards are written in place: whoever watches the parameters must see a new version.
         torch.autograd.graph.increment_version(list(self._parameters.values()))
         self._trained.put_in_use()
+        self._beside.compare()
         torch.set_rng_state(self._rng)

@@ -245,6 +245,7 @@ class Follower:
         return Message("tally", self.engine.tally)
 
     def _step(self, message: Message) -> Message:
+        self.engine.num_steps = message.values["num_steps"]  # it may have had no group of this part
         self.engine.step(message.values["batch"], message.values["scale"])
         self.engine.begin()
         self._groups.clear()

@@ -117,7 +117,8 @@ class RankedTraining(TrainingOnThreads):
         for link in self._links:
             self._first.add({}, link.ask(Message("tally")).values)
         self._first.check_rows()  # before the others wait for this rank's gradient
-        self._send_all(Message("step", {"batch": batch, "scale": scale}))
+        values = {"batch": batch, "scale": scale, "num_steps": self._first.num_steps}
+        self._send_all(Message("step", values))
         return together(
             lambda: self._first.step(batch, scale),
             others=[partial(answer_of, link) for link in self._links],

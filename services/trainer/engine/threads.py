@@ -84,6 +84,9 @@ class TrainingOnThreads(ABC):
     async def add(self, part: GroupGradient) -> None:
         await self._remote.add(part)
 
+    def sampling_digest(self) -> str:
+        return self._first.sampling_digest()
+
     async def step(self, batch: int, scale: float = 1.0) -> dict[str, float]:
         return await asyncio.to_thread(self._step, batch, scale)
 

@@ -14,7 +14,7 @@ from torch.optim import AdamW
 from services.trainer.engine.checkpoint import Restoration, checkpoint_tensors
 from services.trainer.engine.world import this_rank
 from shared.devices.chunks import Chunk
-from shared.devices.protocols import GroupData, GroupGradient, Snapshot
+from shared.devices.protocols import GroupData, GroupGradient, SamplingWeights, Snapshot
 from shared.devices.slices import GroupSlice
 from shared.diffusion.device import fits
 from shared.diffusion.policy import LoadedPolicy, load_policy
@@ -23,6 +23,7 @@ from shared.diffusion.shards import HostPart, host_parts
 from shared.diffusion.training.gradient import REMEDY, AutoChunkedGradient, words_of
 from shared.diffusion.training.group_gradient import add_gradient, read_gradient
 from shared.diffusion.training.rows import TrainingGroup, read_group
+from shared.learning.algorithms import old_policy_decay
 from shared.messages.workers import MemoryShortage
 from shared.recipe.recipe import Recipe
 from shared.recipe.tables import Trainer
@@ -76,6 +77,13 @@ class TrainerEngine:
             weight_decay=table.weight_decay,
         )
         self._averages = self._copies() if table.ema is not None else {}
+        self._beside = self._loaded.beside
+        if recipe.keeps_old_policy:
+            self._beside.keep()
+        else:
+            self._beside.forget()
+        self._digest: str | None = None
+        """Digest of the trained weights, where others may be in use by turns."""
         self._tuned = AutoChunkedGradient(recipe, self._loaded, num_samples)
         self._transaction = self._tuned.transaction
 
@@ -91,16 +99,29 @@ class TrainerEngine:
         return any(isinstance(each, DTensor) for each in self._parameters.values())
 
     def weights_digest(self) -> str:
+        """Return the digest of the trained weights."""
         return self._loaded.in_use.digest()
+
+    def sampling_digest(self) -> str:
+        """Return the digest of the weights that generate."""
+        with self._beside.in_use():
+            return self._loaded.in_use.digest()
 
     def weights(self) -> Snapshot:
         """Copy the trained weights and the optimizer as they stand: of what is sharded, this rank's
         part; what is whole on every rank is the first rank's."""
-        states = checkpoint_tensors(self._optimizer, self._trained, self._averages)
+        old = self._beside.tensors if self._recipe.algorithm.nft_decay else {}
+        states = checkpoint_tensors(self._optimizer, self._trained, self._averages, old)
+        sampling = None
+        if self._beside.differ:
+            types = self._trained.types
+            copied = self._copied(self._beside.tensors, types)
+            sampling = SamplingWeights(self.sampling_digest(), copied)
         return Snapshot(
             digest=self.weights_digest(),
             weights=self._copied(self._parameters, self._trained.types),
             checkpoint=self._copied(states, {}),
+            sampling=sampling,
         )
 
     def _copied(
@@ -111,7 +132,8 @@ class TrainerEngine:
 
     def restoration(self) -> Restoration:
         """Begin to put a committed version in use."""
-        return Restoration(self._optimizer, self._trained, self._averages)
+        self._digest = None
+        return Restoration(self._optimizer, self._trained, self._averages, self._beside)
 
     async def restore(self, weights: StoredTensors, checkpoint: StoredTensors) -> None:
         """Go back to a committed version. Reads of what is sharded only this rank's part.
@@ -125,6 +147,11 @@ class TrainerEngine:
         async for part in checkpoint.parts(version.wants_states):
             await asyncio.to_thread(version.add_states, part)
         await asyncio.to_thread(version.finish)
+        self._settle()
+
+    def _settle(self) -> None:
+        """Take the digest of the trained weights while nobody else uses the device."""
+        self._digest = self.weights_digest() if self._recipe.keeps_old_policy else None
 
     def _copies(self) -> dict[str, Tensor]:
         return {name: each.detach().clone() for name, each in self._parameters.items()}
@@ -132,6 +159,7 @@ class TrainerEngine:
     def copy_weights(self, other: "TrainerEngine") -> None:
         """Put the weights of another device in use, in place."""
         self._trained.copy(other._trained)
+        self._beside.copy(other._beside)
 
     @property
     def num_steps(self) -> int:
@@ -176,7 +204,7 @@ class TrainerEngine:
     def read_gradient(self, part: GroupGradient) -> dict[str, Tensor]:
         """Unpack the gradient of each parameter that was computed elsewhere, at the weights in use
         here; raises ContractError if it was not."""
-        return read_gradient(part, self._parameters, self.weights_digest())
+        return read_gradient(part, self._parameters, self._digest or self.weights_digest())
 
     def add(self, gradient: Mapping[str, Tensor], tally: Mapping[str, float]) -> None:
         """Add a gradient of other rows of this batch, and what happened to them."""
@@ -225,6 +253,7 @@ class TrainerEngine:
                 self._trained.put_in_use()
                 self._average(batch * table.updates + self._transaction.num_steps)
         self._transaction.num_steps += 1
+        self._move_old_policy(batch)
         self._optimizer.zero_grad(set_to_none=True)
         return {
             **self._transaction.metrics(),
@@ -240,6 +269,19 @@ class TrainerEngine:
         weight = 1 - average_decay(self._recipe.trainer, step)
         for name, average in self._averages.items():
             average.lerp_(self._parameters[name], weight)
+
+    def _move_old_policy(self, batch: int) -> None:
+        """Have the policy that generates stay where it is until the batch's last optimizer step,
+        and then follow the trained one."""
+        if not self._recipe.keeps_old_policy:
+            return
+        updates, done = self._recipe.trainer.updates, self._transaction.num_steps
+        if done < updates:
+            self._beside.differ = True
+        else:
+            kind = self._recipe.algorithm.nft_decay
+            self._beside.follow(old_policy_decay(kind, batch * updates + done))
+        self._settle()
 
     def _scale_gradient(self, scale: float) -> None:
         if scale != 1.0:

@@ -6,12 +6,13 @@ sampling schedule, and the network's velocity v is compared with the old policy'
 branches, of which a good sample strengthens the first and a bad one the second:
 
     v+ = b v + (1 - b) v_old        v- = (1 + b) v_old - b v        x0(v) = x_s - s v
-    loss of a branch = mean |x0(v) - x0|^2 / max(mean |x0(v) - x0|, 1e-5), divisor without gradient
-    loss = c (p loss+ + (1 - p) loss-) / b,    p = 1/2 + A / 2c,  A clipped to +-c
+    L = mean |x0(v) - x0|^2 / max(mean |x0(v) - x0|, 1e-5) of a branch, divisor without gradient
+    loss = c (p L+ + (1 - p) L-) / b = A (L+ - L-) / 2b + c (L+ + L-) / 2b
+    p = 1/2 + A / 2c,   A clipped to +-c
 
-The published old policy is a slow average of the trained one, which generates the samples and
-holds v back. Here there is none: v_old is v without gradient. So b cancels out of the gradient,
-which is A (cut off) times that of a denoising loss, and zero where all rewards are equal.
+The old policy is a slow average of the trained one (`old_policy_decay`). It generates the samples,
+and the second part of the loss holds the trained one near it; where both are the same, that part
+has no gradient, b cancels out of the first one, and v_old needs no pass of its own.
 """
 
 from collections.abc import Iterator, Sequence
@@ -34,8 +35,6 @@ from shared.learning.seeds import derive, permutation
 from shared.recipe.recipe import Recipe
 
 MIN_DISTANCE = 1e-5
-BETA = 1.0
-"""The b above: it scales the reported loss, and no gradient."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,20 +123,37 @@ class NoisedSamples:
     """Conditioning of B rows."""
 
 
+@dataclass(frozen=True, slots=True)
+class Branches:
+    """Holds both parts of the loss."""
+
+    surrogate: Surrogate
+    """What is in proportion to the advantage. It has no ratio, which counts as 1."""
+    constant: Tensor
+    """(B,)"""
+
+
 def branches(
-    velocity: Tensor, rows: NoisedSamples, *, advantage_clip: float, beta: float = BETA
-) -> Surrogate:
-    """Returns the loss of each row from the velocity (B, ...), as the module says. It has no ratio,
-    which counts as 1."""
+    velocity: Tensor,
+    old: Tensor,
+    rows: NoisedSamples,
+    *,
+    beta: float,
+    advantage_clip: float,
+    advantage_limit: float | None = None,
+) -> Branches:
+    """Returns the loss of each row from velocities (B, ...) of the trained and the old policy, as
+    the module says. ``advantage_limit``: that of A, where it is not the c of the formula."""
     velocity = velocity.to(torch.promote_types(velocity.dtype, torch.float32))
-    old = velocity.detach()
-    advantage = rows.advantage.to(velocity).clamp(-advantage_clip, advantage_clip)
-    share = 0.5 + advantage / (2 * advantage_clip)
+    old = old.detach().to(velocity)
+    limit = advantage_clip if advantage_limit is None else advantage_limit
+    advantage = rows.advantage.to(velocity).clamp(-limit, limit)
     good = _branch(beta * velocity + (1 - beta) * old, rows)
     bad = _branch((1 + beta) * old - beta * velocity, rows)
-    per_row = advantage_clip * (share * good + (1 - share) * bad) / beta
+    per_row = advantage * (good - bad) / (2 * beta)
     ones = torch.ones_like(per_row.detach())
-    return Surrogate(per_row, ones, ones, ones)
+    constant = advantage_clip * (good + bad) / (2 * beta)
+    return Branches(Surrogate(per_row, ones, ones, ones), constant)
 
 
 def _branch(velocity: Tensor, rows: NoisedSamples) -> Tensor:

@@ -31,6 +31,7 @@ from shared.diffusion.training.objective import Behaviour, evaluate
 from shared.diffusion.training.rows import Rows, TrainingGroup
 from shared.diffusion.training.tally import Tally
 from shared.diffusion.weights import trained_parameters
+from shared.diffusion.weights_beside import WeightsBeside
 from shared.errors import OutOfMemory, Untrainable
 from shared.messages.workers import MemoryShortage
 from shared.recipe.recipe import Recipe
@@ -48,6 +49,8 @@ class GradientTransaction:
     guidance: float
     largest_weight: float | None = None
     """`Tables.largest_weight`"""
+    beside: WeightsBeside | None = None
+    """Weights of the policy that generated, if they may be others."""
     tally: Tally = field(default_factory=Tally)
     """Metrics of the rows that were trained."""
     num_skipped: int = 0
@@ -56,7 +59,9 @@ class GradientTransaction:
     """Number of optimizer steps since the batch began."""
 
     @classmethod
-    def of(cls, recipe: Recipe, model: ModelAdapter) -> "GradientTransaction":
+    def of(
+        cls, recipe: Recipe, model: ModelAdapter, beside: WeightsBeside | None = None
+    ) -> "GradientTransaction":
         rows = recipe.batch.groups * recipe.trained_samples * recipe.sampling.window
         return cls(
             model=model,
@@ -64,6 +69,7 @@ class GradientTransaction:
             num_rows=rows // recipe.trainer.updates,
             guidance=recipe.model.guidance,
             largest_weight=recipe.largest_weight,
+            beside=beside,
         )
 
     def begin(self) -> None:
@@ -129,6 +135,15 @@ class GradientTransaction:
         """Returns velocities (B, ...) from latents (B, ...), sigma (B,), conditions of B rows."""
         sigma = sigma.to(latents.device)
         return self.model.velocity(latents, sigma, conditions, guidance=self.guidance)
+
+    @torch.no_grad()
+    def old_velocity(self, latents: Tensor, sigma: Tensor, conditions: Conditions) -> Tensor | None:
+        """Returns velocities (B, ...) by the weights that lie beside the network's; None if they
+        are the same."""
+        if self.beside is None or not self.beside.differ:
+            return None
+        with self.beside.in_use():
+            return self.velocity(latents, sigma, conditions)
 
     @torch.no_grad()
     def reference_velocity(self, latents: Tensor, sigma: Tensor, conditions: Conditions) -> Tensor:
@@ -202,7 +217,7 @@ class AutoChunkedGradient:
         self, recipe: Recipe, loaded: LoadedPolicy, num_samples: int | None = None
     ) -> None:
         """``num_samples`` is how much of a group is accumulated at a time; by default all of it."""
-        self.transaction = GradientTransaction.of(recipe, loaded.model)
+        self.transaction = GradientTransaction.of(recipe, loaded.model, loaded.beside)
         self._loaded = loaded
         self._num_samples = num_samples or recipe.trained_samples
         self._num_steps = recipe.sampling.window

@@ -30,6 +30,10 @@ class Network(Protocol):
     def velocity(self, latents: Tensor, sigma: Tensor, conditions: Conditions) -> Tensor:
         """Returns velocities (B, ...) from latents (B, ...) and sigma (B,), with the gradient."""
 
+    def old_velocity(self, latents: Tensor, sigma: Tensor, conditions: Conditions) -> Tensor | None:
+        """Returns velocities (B, ...) of the policy that generated, without gradient, if the one
+        that is trained is another one; None if both are the same."""
+
     def reference_velocity(self, latents: Tensor, sigma: Tensor, conditions: Conditions) -> Tensor:
         """Returns velocities (B, ...) of the network without its adapter, and without gradient."""
 
@@ -117,14 +121,20 @@ def guarded(
 def nft(
     algorithm: Algorithm, rows: NoisedSamples, network: Network, behaviour: Behaviour
 ) -> LossTerms:
-    """Returns the loss of DiffusionNFT without its old policy: supervised, on finished samples,
-    towards good ones and away from bad ones. It has no ratio, whoever generated them."""
-    velocity = network.velocity(rows.noised, rows.sigma, rows.conditions)
-    surrogate = branches(velocity, rows, advantage_clip=algorithm.advantage_clip)
-    if not algorithm.kl_beta:
-        return LossTerms(surrogate, None)
-    reference = network.reference_velocity(rows.noised, rows.sigma, rows.conditions)
-    return LossTerms(surrogate, ((velocity - reference) ** 2).flatten(1).mean(1))
+    """Returns the loss of DiffusionNFT: supervised, on finished samples, towards good ones and away
+    from bad ones. It has no ratio, whoever generated them."""
+    told = rows.noised, rows.sigma, rows.conditions
+    old = network.old_velocity(*told)
+    velocity = network.velocity(*told)
+    found = branches(
+        velocity, velocity.detach() if old is None else old, rows, beta=algorithm.nft_beta,
+        advantage_clip=algorithm.advantage_clip, advantage_limit=algorithm.advantage_limit,
+    )  # fmt: skip
+    divergence = None
+    if algorithm.kl_beta:
+        reference = network.reference_velocity(*told)
+        divergence = ((velocity - reference) ** 2).flatten(1).mean(1)
+    return LossTerms(found.surrogate, divergence, found.constant)
 
 
 def evaluate(algorithm: Algorithm, rows: Any, network: Network, behaviour: Behaviour) -> LossTerms:

@@ -24,7 +24,9 @@ from tests.shared.recipe.recipes import fault, with_algorithm, with_evaluation
             'algorithm.stale_loss: "decoupled" is not defined for grpo-guard; use "bypass"',
         ),
         ('advantage_std = "batch"\nkl_beta = 0.1', "", "set kl_beta to 0"),
-        ('name = "diffusion-nft"\nadvantage_std = "batch"', "", 'use "group"'),
+        ('name = "diffusion-nft"\nkl_beta = 0\nadvantage_std = "batch"', "", 'use "group"'),
+        ("nft_beta = 0.5", "", "algorithm.nft_beta: flow-grpo is trained on its own samples"),
+        ('name = "cps"\nnft_decay = 1', "", 'set name to "diffusion-nft"'),
         ('advantage_std = "batch"\nrewards = "normalised"', "", "advantage_std"),
     ],
 )

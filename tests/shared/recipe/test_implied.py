@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from shared.recipe.recipe import implied_values, load_recipe, stored_recipe
-from tests.shared.recipe.recipes import fault, with_algorithm
+from tests.shared.recipe.recipes import with_algorithm
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,9 @@ def test_what_a_name_stands_for_is_told_beside_what_the_recipe_has(tmp_path: Pat
     assert (noise.implied, noise.value) == (0.3, 0.25)
 
 
-def test_a_key_without_an_effect_is_refused(tmp_path: Path) -> None:
-    path = with_algorithm(tmp_path, 'name = "diffusion-nft"\nnft_beta = 0.1')
-    said = fault(path)
-    assert "algorithm.nft_beta: it cancels out of the gradient" in said and "leave it out" in said
+def test_diffusion_nft_stands_for_its_old_policy(tmp_path: Path) -> None:
+    table = load_recipe(with_algorithm(tmp_path, 'name = "diffusion-nft"')).algorithm
+    assert (table.nft_decay, table.nft_beta, table.kl_beta) == (1, 1.0, 1e-4)
+    said = 'name = "diffusion-nft"\nnft_decay = 2\nnft_beta = 0.1\nkl_beta = 0'
+    table = load_recipe(with_algorithm(tmp_path, said)).algorithm
+    assert (table.nft_decay, table.nft_beta, table.kl_beta) == (2, 0.1, 0.0)

@@ -36,6 +36,15 @@ def test_a_stored_run_keeps_what_it_had(tmp_path: Path) -> None:
     check_same_run(found, Recipe.model_validate(found.model_dump()))
 
 
+def test_a_stored_run_has_the_old_policy_that_it_began_with(tmp_path: Path) -> None:
+    recipe = load_recipe(with_algorithm(tmp_path, 'name = "diffusion-nft"\nnft_beta = 0.1'))
+    assert stored_recipe(recipe.model_dump_json().encode()) == recipe
+    plain = recipe.model_dump(mode="json")
+    del plain["algorithm"]["nft_decay"]  # there was none, and nft_beta did nothing
+    table = stored_recipe(json.dumps(plain).encode()).algorithm
+    assert (table.nft_decay, table.nft_beta) == (0, 1.0)
+
+
 @pytest.mark.parametrize(
     ("line", "said"),
     [

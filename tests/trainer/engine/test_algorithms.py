@@ -90,7 +90,7 @@ def group(recipe: Recipe, policy: LoadedPolicy, cut: tuple[int, ...] = (SIZE,)) 
 def gradient(
     recipe: Recipe, policy: LoadedPolicy, data: GroupData, chunk: Chunk
 ) -> tuple[dict[str, Tensor], dict[str, float]]:
-    transaction = GradientTransaction.of(recipe, policy.model)
+    transaction = GradientTransaction.of(recipe, policy.model, policy.beside)
     transaction.begin()
     transaction.accumulate(read_group(recipe, data), chunk)
     parameters = policy.model.transformer.named_parameters()
@@ -226,9 +226,10 @@ def test_the_nft_loss_is_its_formula() -> None:
         return clip * (share * good + (1 - share) * bad) / beta
 
     at = old.clone().requires_grad_()
-    found = branches(at, rows, beta=beta, advantage_clip=clip)
-    torch.testing.assert_close(found.per_row.detach(), written_out(old), rtol=1e-9, atol=0)
-    found.per_row.sum().backward()
+    found = branches(at, old, rows, beta=beta, advantage_clip=clip)
+    whole = found.surrogate.per_row + found.constant
+    torch.testing.assert_close(whole.detach(), written_out(old), rtol=1e-9, atol=0)
+    whole.sum().backward()
     assert at.grad is not None
     torch.testing.assert_close(at.grad, differences(written_out, old), rtol=1e-5, atol=1e-8)
     # What the module says of it: A times the gradient of a denoising loss.

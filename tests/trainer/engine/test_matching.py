@@ -51,6 +51,9 @@ class Fixed:
     def reference_velocity(self, latents: Tensor, sigma: Tensor, conditions: Conditions) -> Tensor:
         return BASE
 
+    def old_velocity(self, latents: Tensor, sigma: Tensor, conditions: Conditions) -> None:
+        return None
+
 
 def squares(v: Tensor) -> Tensor:
     """Mean square of what v is off from noise - x0."""
