@@ -52,9 +52,15 @@ def grid(*sigmas: float) -> dict[str, Any]:
     return {"sampling.sigmas": list(sigmas), "sampling.steps": len(sigmas) - 1}
 
 
+SHARED = {"sampling.shared_noise": True}
 COARSE_TAIL = grid(1, 0.9, 0.8, 0.7, 0.5, 0.25, 0)
 """The steps in which windows of 1 at 0..2 lie as they were, and three long ones after them."""
 NO_SHARED = window(1) | COARSE_TAIL | lr(6e-3)
+KL = "algorithm.kl_beta"
+ONE_UPDATE = SHARED | window(1) | COARSE_TAIL | groups(20, 12) | {KL: 2.5} | lr(6e-3, 26)
+BEST = ONE_UPDATE | {"trainer.updates": 2}
+"""What the demo does, seed for seed."""
+BEST_STEPS = 20
 
 SINGLE = tuple(
     Choice(name=name, title=title, changes=changes, stops=True)
@@ -95,16 +101,64 @@ NFT = (
 
 BOTH = ("digits", "small-files")
 
+WINDOW_2 = window(2) | grid(1, 0.9, 0.8, 0.7, 0.6, 0.3, 0)
+CHAIN = (
+    Choice(name="shared", title="shared noise", changes=SHARED, stops=True),
+    Choice(name="shared-lr", title="shared noise, lr 6e-3", changes=SHARED | lr(6e-3), stops=True),
+    Choice(
+        name="shared-tail-2", title="shared noise, lr 6e-3, window 2, tail",
+        changes=SHARED | lr(6e-3) | WINDOW_2, stops=True,
+    ),
+    Choice(
+        name="shared-tail-1", title="shared noise, lr 6e-3, window 1, tail",
+        changes=SHARED | NO_SHARED, stops=True,
+    ),
+)  # fmt: skip
+
+
+def _near(name: str, title: str, changes: dict[str, Any], **more: Any) -> Choice:
+    """Returns the best choice but for some keys."""
+    return Choice(
+        name=f"best-{name}",
+        title=f"best, {title}",
+        changes=BEST | changes,
+        steps=BEST_STEPS,
+        **more,
+    )
+
+
+NEAR = (
+    _near("1-update", "one update", {"trainer.updates": 1}),
+    _near("kl-1", "KL 1", {KL: 1.0}),
+    _near("kl-5", "KL 5", {KL: 5.0}),
+    _near("lr-3e-3", "lr 3e-3", lr(3e-3, 26)),
+    _near("lr-1e-2", "lr 1e-2", lr(1e-2, 26)),
+    _near("not-shared", "noise not shared", {"sampling.shared_noise": False}),
+    _near("no-tail", "ten equal steps", {"sampling.sigmas": "linear", "sampling.steps": 10}),
+    _near("10x24", "10 groups of 24", groups(10, 24)),
+    _near("window-2", "window 2", WINDOW_2),
+    _near("one-step", "one-step", {"schedule.max_staleness": 1}),
+    _near("one-step-lr-3e-3", "one-step, lr 3e-3", {"schedule.max_staleness": 1} | lr(3e-3, 26)),
+    _near("guard", "grpo-guard", {"algorithm.name": "grpo-guard"}),
+    _near("ema", "moving average .99", {"trainer.ema": 0.99}),
+)
+
 CHOICES: tuple[Choice, ...] = (
     Choice(
         name="base", title="baseline: the demo until 2026-11", changes={}, is_main=True, tasks=BOTH
     ),
     *SINGLE,
+    *CHAIN,
     Choice(
         name="not-shared", title="window 1, tail, lr 6e-3, KL 1", changes=NO_SHARED, stops=True,
         tasks=BOTH,
     ),
     *ALGORITHMS,
     *NFT,
+    Choice(
+        name="best", title="**best: the demo**", changes=BEST, steps=BEST_STEPS, is_main=True,
+        tasks=BOTH,
+    ),
+    *NEAR,
 )  # fmt: skip
 BY_NAME = {choice.name: choice for choice in CHOICES}

@@ -99,6 +99,14 @@ class RunEvaluator:
             seconds=round(time.monotonic() - began, 3),
         )
 
+    async def quality_of(self, weights: Mapping[str, Tensor]) -> Quality:
+        """Compute the figures of any weights of the run's network; they are stored nowhere.
+
+        Raises:
+            ScoringError: if a scorer fails.
+        """
+        return (await asyncio.to_thread(self._measure, weights)).quality
+
     def _measure(self, weights: Mapping[str, Tensor]) -> JudgedSamples:
         self._evaluator = self._evaluator or PromptSampler(
             self.recipe, self._stopping, progress=self._progress
@@ -142,9 +150,14 @@ async def weights_to_use(
     Raises:
         IntegrityError: if they are not in the store, or differ from what the record says.
     """
-    trained = record.learned
     if recipe.trainer.ema is None:
-        return await whole_tensors(await open_tensors(store, trained.ref, trained.digest))
-    stored = await open_tensors(store, record.checkpoint, trained.digest)
+        return await trained_weights(store, record)
+    stored = await open_tensors(store, record.checkpoint, record.learned.digest)
     averages = await whole_tensors(stored, AVERAGE)
     return {name.removeprefix(AVERAGE): each for name, each in averages.items()}
+
+
+async def trained_weights(store: ObjectStore, record: CommitRecord) -> dict[str, Tensor]:
+    """Return the weights that the optimizer made of a version; raises as `weights_to_use`."""
+    trained = record.learned
+    return await whole_tensors(await open_tensors(store, trained.ref, trained.digest))

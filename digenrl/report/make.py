@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from digenrl.evaluation.records import EvaluationRecord, alarms
+from digenrl.evaluation.records import EvaluationRecord, Quality, alarms
 from digenrl.report.stills import first_of_prompts, side_of, stills_of
 from digenrl.report.summary import (
     EvaluatedVersion,
@@ -97,7 +97,7 @@ async def make_report(run: str, out: Path, *, scheduler: str, wall_seconds: floa
     console.print("evaluating before and after at the same seeds ...", highlight=False)
     summary = await _measure(store, recipe, chain, out, console, wall_seconds=wall_seconds)
     await asyncio.to_thread((out / "summary.json").write_text, summary.model_dump_json(indent=1))
-    console.print(_table(summary, rows_of(recipe)))
+    console.print(table_of(summary, rows_of(recipe)))
     for alarm in summary.alarms:
         console.print(f"reward hacking? {alarm}", style="bold red")
     for warning in summary.warnings:
@@ -132,6 +132,7 @@ async def _measure(
         before = await evaluator.record_of(chain[0])
         shown.version(chain[-1].policy.version)
         chain, after, weights = await _newest(store, recipe, evaluator, chain)
+        not_averaged = await _not_averaged(store, recipe, evaluator, chain[-1])
     last = chain[-1].policy.version
     evaluated = [each for each in await evaluator.evaluations.read_all() if each.version <= last]
     export = export_network if recipe.model.trained == "full" else export_adapter
@@ -143,6 +144,7 @@ async def _measure(
         adapter_sha256=export(out / "adapter", weights, recipe),
         wall_seconds=wall_seconds,
         report_seconds=time.monotonic() - began,
+        not_averaged=not_averaged,
     )
     draw_curve(out / "curve.png", chain, summary)
     write_card(out / "adapter", recipe, summary, out / "curve.png", rows_of(recipe))
@@ -172,6 +174,18 @@ async def _newest(
             chain = newer
 
 
+async def _not_averaged(
+    store: ObjectStore, recipe: Recipe, evaluator: "RunEvaluator", newest: CommitRecord
+) -> Quality | None:
+    """Return the figures of the newest version's trained weights themselves, where its record, and
+    what is exported, are of their moving average."""
+    from digenrl.evaluation.run import trained_weights
+
+    if recipe.trainer.ema is None:
+        return None
+    return await evaluator.quality_of(await trained_weights(store, newest))
+
+
 async def _save_videos(
     store: ObjectStore, folder: Path, sides: Mapping[str, EvaluationRecord]
 ) -> None:
@@ -195,8 +209,14 @@ def summarise(
     adapter_sha256: str,
     wall_seconds: float,
     report_seconds: float,
+    not_averaged: Quality | None = None,
 ) -> Summary:
-    """Build the summary; ``evaluated`` begins with the first version and ends with the last."""
+    """Build the summary; ``evaluated`` begins with the first version and ends with the last.
+
+    Args:
+        not_averaged: figures of the last version's trained weights, if it is their moving average
+            that is evaluated.
+    """
     before, after = evaluated[0].quality, evaluated[-1].quality
     trained = [record for record in chain if record.trained]
     exact = recipe.largest_weight is None
@@ -229,6 +249,7 @@ def summarise(
         schedule=schedule,
         before=before,
         after=after,
+        after_not_averaged=not_averaged,
         **pairs,
     )
 
@@ -249,21 +270,23 @@ def ratio_warnings(trained: Sequence[CommitRecord]) -> list[str]:
     ]
 
 
-def _table(summary: Summary, rows: Mapping[str, str]) -> Table:
+def table_of(summary: Summary, rows: Mapping[str, str]) -> Table:
     table = Table(title=f"{summary.run}: {summary.steps} optimizer steps, {summary.wall_s:.0f} s")
     table.add_column("", no_wrap=True)
-    for column in ("before", "after", "change"):
+    raw = summary.after_not_averaged
+    for column in ("before", "after", "change", *(["not averaged"] if raw else [])):
         table.add_column(column, justify="right")
+    versions = (summary.before, summary.after, raw or summary.after)
     figures = {
-        label: (getattr(summary.before, name), getattr(summary.after, name))
-        for label, name in rows.items()
+        label: [getattr(quality, name) for quality in versions] for label, name in rows.items()
     } | {
-        f"gold: {name} (never trained on)": (summary.before.gold[name], after)
-        for name, after in summary.after.gold.items()
+        f"gold: {name} (never trained on)": [quality.gold[name] for quality in versions]
+        for name in summary.after.gold
     }
-    for label, (before, after) in figures.items():
+    for label, (before, after, itself) in figures.items():
         if before is not None:
-            table.add_row(label, f"{before:.3f}", f"{after:.3f}", f"{after - before:+.3f}")
+            last = [f"{itself:.3f}"] if raw else []
+            table.add_row(label, f"{before:.3f}", f"{after:.3f}", f"{after - before:+.3f}", *last)
     error, share = summary.onpolicy_ratio_error_max, summary.effective_sample_share_min
     table.add_row("largest on-policy |ratio - 1|", "", f"{error:.1e}", "")
     if share is not None:

@@ -102,6 +102,8 @@ class Summary(BaseModel):
     schedule: ScheduleSummary
     before: Quality
     after: Quality
+    after_not_averaged: Quality | None = None
+    """Figures of the trained weights themselves, if `after` is of their moving average."""
 
 
 async def read_schedule(store: ObjectStore, chain: list[CommitRecord]) -> ScheduleSummary:

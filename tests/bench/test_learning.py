@@ -10,13 +10,14 @@ import pytest
 
 from bench.learning import figures
 from bench.learning.case import Case, learn, recipe_of
-from bench.learning.choices import CHOICES, NOTHING, Choice
+from bench.learning.choices import BY_NAME, CHOICES, NOTHING, Choice
 from bench.learning.output import BEGIN, END, with_tables
 from bench.learning.suite import cases, is_done, wanted
 from bench.learning.task import DIGITS, TASKS
 from bench.stored import write_result
 from shared.errors import UserError
 from shared.recipe.recipe import load_recipe
+from tests.paths import DEMO
 
 TINY = {
     "batch.groups": 2, "batch.group_size": 3, "schedule.fragment_size": 3, "trainer.micro_batch": 3,
@@ -39,6 +40,17 @@ def test_the_baseline_is_the_demo_as_it_was() -> None:
     assert (trainer.learning_rate, trainer.decay_steps, trainer.updates) == (3e-3, 30, 1)
     assert (trainer.ema, recipe.schedule.staleness_limit, recipe.rollout.workers) == (None, 0, 2)
     assert recipe.model.lora.rank == 16 and recipe.evaluation.samples_per_prompt == 20
+
+
+def test_the_demo_is_the_benchs_best_choice() -> None:
+    demo, best = load_recipe(DEMO), recipe_of(DIGITS, BY_NAME["best"], seed=0)
+    for table in ("model", "data", "sampling", "batch", "algorithm", "reward"):
+        assert getattr(demo, table) == getattr(best, table)
+    same = {"deterministic": True}  # how the bench runs, not what is learned
+    assert demo.trainer.model_copy(update=same) == best.trainer
+    assert demo.run.steps == BY_NAME["best"].steps
+    for key in ("steps", "sigmas", "digits"):
+        assert getattr(demo.evaluation, key) == getattr(best.evaluation, key)
 
 
 def test_every_choice_is_a_recipe_that_can_run() -> None:

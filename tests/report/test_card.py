@@ -1,6 +1,7 @@
 """The model card says what the run was and what came of it, and its code works."""
 
 import hashlib
+import io
 import json
 import re
 import tomllib
@@ -11,13 +12,14 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from rich.console import Console
 
 from digenrl.evaluation.records import EvaluationRecord, Quality
 from digenrl.evaluation.sampler import Sampler
 from digenrl.evaluation.settings import as_evaluated
 from digenrl.report.card import write_card
 from digenrl.report.export import export_adapter
-from digenrl.report.make import rows_of, summarise
+from digenrl.report.make import rows_of, summarise, table_of
 from digenrl.report.summary import Summary, summarise_schedule
 from shared.diffusion.weights import load_weights, trained_tensors
 from shared.recipe.recipe import Recipe, load_recipe, override
@@ -176,3 +178,15 @@ def test_its_code_draws_the_evaluation_s_own_first_sample(
         drawn = np.asarray(seen["image"]).transpose(2, 0, 1)
     np.testing.assert_allclose(drawn, wanted, atol=1)  # of 255, which are rounded
     assert np.std(wanted) > 1, "something is to be seen"
+
+
+@pytest.mark.parametrize("averaged", [False, True])
+def test_the_table_shows_the_weights_themselves_beside_their_average(averaged: bool) -> None:
+    digits, screen = load_recipe(DIGITS), io.StringIO()
+    itself = AFTER.model_copy(update={"gold_accuracy": 0.875}) if averaged else None
+    summary = summary_of(digits).model_copy(update={"after_not_averaged": itself})
+    Console(file=screen, width=200).print(table_of(summary, rows_of(digits)))
+    [row] = [line for line in screen.getvalue().splitlines() if "held-out MLP" in line]
+    figures = ["0.500", "0.938", "+0.438", *(["0.875"] if averaged else [])]
+    assert re.findall(r"[+\d.]{5,}", row) == figures
+    assert ("not averaged" in screen.getvalue()) == averaged
