@@ -34,6 +34,9 @@ SMALLER = (
     '= "bfloat16"'
 )
 DECODE_LESS = f"set model.vae_tiling = true, or {SMALLER}"
+DECODED_AT_ONCE = 24 * 64
+"""Numbers in the latents of samples that are decoded together, for those of 8 x 8 pixels: a model's
+smallest images have ten times as many."""
 CACHED_PROMPTS = 64
 """Prompts whose conditions stay on the device: fragments of a group follow one another soon."""
 
@@ -292,10 +295,11 @@ def _takes_conditions(work: GenerationInProgress) -> AbstractContextManager[None
 
 
 def decoded(model: ModelAdapter, latents: Tensor, device: torch.device) -> Tensor:
-    """Decodes latents (B, ...) to bytes of images or videos on the host, one sample at a time:
-    decoding a video takes more memory than the network, and a batch is no faster."""
-    one_by_one = RowsAtOnce(device, most=1)
-    return one_by_one.of(len(latents), lambda rows: to_uint8(model.decode(latents[rows])))
+    """Decodes latents (B, ...) to bytes of images or videos on the host, one sample at a time but
+    for the tiniest: decoding a video takes more memory than the network, and a batch is no faster.
+    """
+    some = RowsAtOnce(device, most=max(1, DECODED_AT_ONCE // max(1, latents[0].numel())))
+    return some.of(len(latents), lambda rows: to_uint8(model.decode(latents[rows])))
 
 
 def to_uint8(images: Tensor) -> Tensor:

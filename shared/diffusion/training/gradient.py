@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -57,6 +57,8 @@ class GradientTransaction:
     """Number of rows that were not trained, because their gradient is zero."""
     num_steps: int = 0
     """Number of optimizer steps since the batch began."""
+    _adapter: list[Any] | None = None
+    """The adapter's layers, once they are known: looking for them takes a small pass's time."""
 
     @classmethod
     def of(
@@ -105,7 +107,7 @@ class GradientTransaction:
         network = self.model.transformer
         network.eval()  # as it samples: a replay equals its sample
         self._enable_adapter(True)
-        device = next(iter(trained_parameters(network).values())).device
+        device = next(each.device for each in network.parameters() if each.requires_grad)
         for rows in group.rows(chunk, device):
             with torch.enable_grad():
                 self._accumulate_rows(rows, group.staleness + self.num_steps)
@@ -156,11 +158,13 @@ class GradientTransaction:
 
     def _enable_adapter(self, enabled: bool) -> None:
         """Switches the adapter; its parameters require gradients only while it is on."""
-        from peft.tuners.tuners_utils import BaseTunerLayer
+        if self._adapter is None:
+            from peft.tuners.tuners_utils import BaseTunerLayer
 
-        for module in self.model.transformer.modules():
-            if isinstance(module, BaseTunerLayer):
-                module.enable_adapters(enabled)
+            modules = self.model.transformer.modules()
+            self._adapter = [each for each in modules if isinstance(each, BaseTunerLayer)]
+        for layer in self._adapter:
+            layer.enable_adapters(enabled)
 
 
 @dataclass(frozen=True, slots=True)

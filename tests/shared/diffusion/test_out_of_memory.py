@@ -86,7 +86,7 @@ def no_memory_at(policy: LoadedPolicy, patch: pytest.MonkeyPatch, *, call: int) 
     return rows
 
 
-@pytest.mark.parametrize("call", range(1, 20))
+@pytest.mark.parametrize("call", range(1, 13))
 def test_wherever_memory_is_short_the_samples_have_the_same_bytes_and_half_is_generated_from_then(
     policy: LoadedPolicy, monkeypatch: pytest.MonkeyPatch, call: int
 ) -> None:
@@ -146,9 +146,16 @@ def test_a_video_that_cannot_be_decoded_names_tiles_as_the_remedy(
     assert "vae_tiling" not in str(told.value)
 
 
-def test_decoding_takes_one_sample_at_a_time(
-    policy: LoadedPolicy, generator: Generator, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("numbers", "together"), [(None, [3]), (128, [2, 1]), (63, [1, 1, 1])])
+def test_decoding_takes_one_sample_at_a_time_but_for_the_tiniest(
+    policy: LoadedPolicy,
+    generator: Generator,
+    monkeypatch: pytest.MonkeyPatch,
+    numbers: int | None,
+    together: list[int],
 ) -> None:
+    if numbers is not None:
+        monkeypatch.setattr("shared.diffusion.generation.DECODED_AT_ONCE", numbers)
     decode, sizes = policy.model.decode, []
 
     def noted(latents: Tensor) -> Tensor:
@@ -157,7 +164,7 @@ def test_decoding_takes_one_sample_at_a_time(
 
     monkeypatch.setattr(policy.model, "decode", noted)
     generator.generate(task(num_samples=3))
-    assert sizes == [1, 1, 1]
+    assert sizes == together
 
 
 def test_matrices_are_rounded_on_a_gpu_if_the_recipe_does_not_say_otherwise(
