@@ -46,8 +46,8 @@ class Learning:
         self._rollout = Generator(recipe, sampled)
         self._scorers = build_scorers(recipe.reward.scorers)
         self._order = PromptOrder(read_prompts(recipe.data.prompts), recipe.run.seed)
-        self._published = [self.weights()]
-        """The newest versions, the oldest first."""
+        self._published = [self._sampling_weights()]
+        """What samples of the newest versions, the oldest first."""
 
     def steps(self, count: int) -> Iterator[dict[str, float]]:
         """Trains so many batches; gives the metrics of each, once it is trained."""
@@ -59,7 +59,7 @@ class Learning:
         groups = self._generate(batch, staleness)
         rewards = [reward for group in groups for reward in group.rewards]
         metrics = self._train(batch, groups, rewards)
-        self._published = [*self._published[-1:], self.weights()]
+        self._published = [*self._published[-1:], self._sampling_weights()]
         return {**metrics, "reward_mean": sum(rewards) / len(rewards)}
 
     def _generate(self, batch: int, staleness: int) -> list[GeneratedGroup]:
@@ -122,7 +122,9 @@ class Learning:
         return metrics
 
     def _train_group(self, data: GroupData) -> None:
-        if self.recipe.algorithm.kl_beta == 0 and not any(data.advantages):
+        recipe = self.recipe
+        zeros_count = recipe.algorithm.kl_beta > 0 or recipe.keeps_old_policy
+        if not (zeros_count or any(data.advantages)):
             self.trainer.skip(len(data.advantages))
         else:
             self.trainer.train(self.trainer.read(data))
@@ -130,6 +132,12 @@ class Learning:
     def weights(self) -> bytes:
         """Packs the weights as they are trained by now."""
         [weights] = self.trainer.weights().weights
+        return weights.pack()
+
+    def _sampling_weights(self) -> bytes:
+        """Packs what generates: the trained weights, but for an algorithm with an old policy."""
+        snapshot = self.trainer.weights()
+        [weights] = (snapshot.sampling or snapshot).weights
         return weights.pack()
 
     def average(self) -> bytes | None:
