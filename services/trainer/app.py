@@ -133,6 +133,7 @@ class TrainerApp:
             self._agent,
             trained_steps=recipe.sampling.window,
             trained_samples=recipe.trained_samples,
+            merged_steps=recipe.sampling.merged_steps,
         )
         self._versions = Versions(context)
         self._fetcher = GroupFetcher(recipe, context, cache, check)

@@ -45,6 +45,9 @@ class Measurement:
     peak_bytes: int
     resident_bytes: int = 0
     """Part of the peak that was there before the pass, and does not grow with its rows."""
+    network_rows: int = 1
+    """Rows that the network computed with a gradient: fewer than samples x steps where some begin
+    at one state, of which fragments of unlike devices have more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,8 +108,9 @@ class Tuner:
         """Return the fastest measured within the budget; a larger one only if it is worth it."""
         too_large = {m.chunk for m in self.measured if m.peak_bytes > self.budget_bytes}
         seconds: dict[Chunk, float] = {}
-        for m in self.measured:  # all groups of a run have the same number of rows
-            seconds[m.chunk] = min(m.seconds, seconds.get(m.chunk, m.seconds))
+        for m in self.measured:
+            per_row = m.seconds / m.network_rows
+            seconds[m.chunk] = min(per_row, seconds.get(m.chunk, per_row))
         best = self.candidates[0]
         for chunk in seconds:
             if chunk not in too_large and seconds[chunk] * WORTHWHILE < seconds[best]:
@@ -119,12 +123,14 @@ def make_tuner(recipe: Recipe, device_bytes: float, num_samples: int | None = No
     ``num_samples`` of a group at a time, by default all that are trained.
 
     What the recipe fixes stays fixed. In deterministic mode nothing is measured: sums of floats
-    depend on how rows are cut, so "auto" is then a whole group with its whole window.
+    depend on how rows are cut, so "auto" is then a whole group with its whole window. A merged step
+    has passes of its own, and chunks are of the others.
     """
     table, window = recipe.trainer, recipe.sampling.window
+    later = max(1, window - recipe.sampling.merged_steps)
     whole = num_samples or recipe.trained_samples
     samples = _ladder(table.micro_batch, whole, only_last=table.deterministic)
-    steps = _ladder(recipe.schedule.tsp_steps, window, only_last=table.deterministic)
+    steps = _ladder(recipe.schedule.tsp_steps, later, only_last=table.deterministic)
     return Tuner(
         candidates=(
             *(Chunk(samples[0], k) for k in steps),

@@ -2,7 +2,8 @@
 
 One device takes whole groups. Several take a few samples at a time while there is plenty; of a
 batch's last groups they take single samples, and only some of their trained steps at a time,
-because then every device waits for the last slice.
+because then every device waits for the last slice. A step that all samples of a group begin at one
+state is computed once for all of them, so it is one slice, whatever the others are.
 """
 
 from dataclasses import dataclass
@@ -20,27 +21,49 @@ class GroupSlice:
     samples: range
     part: int = 0
     num_parts: int = 1
+    first: int = 0
+    """Trained step that the parts begin with: those before are another slice's."""
+    end: int | None = None
+    """Trained step that the parts end before; without it, after the last."""
 
     def steps(self, trained_steps: int) -> range:
         """Return the indices of this part's steps among the trained ones."""
-        ends = [trained_steps * part // self.num_parts for part in (self.part, self.part + 1)]
+        end = trained_steps if self.end is None else self.end
+        length = end - self.first
+        ends = [self.first + length * part // self.num_parts for part in (self.part, self.part + 1)]
         return range(*ends)
 
 
 def slice_group(
-    group_size: int, num_devices: int, trained_steps: int, *, is_last: bool
+    group_size: int,
+    num_devices: int,
+    trained_steps: int,
+    *,
+    is_last: bool,
+    merged_steps: int = 0,
 ) -> list[GroupSlice]:
-    """Return slices that hold every (sample, step) of a group once."""
+    """Return slices that hold every (sample, step) of a group once.
+
+    The first ``merged_steps`` of the trained steps are those of `Sampling.merged_steps`.
+    """
+    merged = []
+    if num_devices > 1 and merged_steps:
+        merged = [GroupSlice(range(group_size), end=merged_steps)]
+    else:
+        merged_steps = 0  # all is one slice
+    later = trained_steps - merged_steps
+    if not later:
+        return merged
     if num_devices > 1 and is_last:
-        return [
-            GroupSlice(range(sample, sample + 1), part, num_parts)
-            for num_parts in [min(FINE_PARTS, trained_steps)]
+        return merged + [
+            GroupSlice(range(sample, sample + 1), part, num_parts, merged_steps)
+            for num_parts in [min(FINE_PARTS, later)]
             for sample in range(group_size)
             for part in range(num_parts)
         ]
     size = slice_size(group_size, num_devices)
-    return [
-        GroupSlice(range(first, min(first + size, group_size)))
+    return merged + [
+        GroupSlice(range(first, min(first + size, group_size)), first=merged_steps)
         for first in range(0, group_size, size)
     ]
 

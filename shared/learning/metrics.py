@@ -31,6 +31,10 @@ STEP_METRICS: Mapping[str, Metric] = {
     "advantage_min": Metric("1", "smallest, before `algorithm.advantage_clip`"),
     "advantage_max": Metric("1", "largest, before `algorithm.advantage_clip`"),
     "zero_advantage_fraction": Metric("0..1", "rows with advantage 0: they change nothing"),
+    "states_per_group": Metric(
+        "states", "unlike states that the samples of a group begin at, mean over groups, with "
+        "`sampling.shared_noise`: 1, or more where its devices compute unlike; 0 without",
+    ),
     "loss": Metric("1", "sum over rows, divided by the number of rows in the batch"),
     "kl": Metric("1", "mean divergence from the base model; 0 if `algorithm.kl_beta` is 0"),
     "approx_kl": Metric(

@@ -74,10 +74,16 @@ class QueuedSlices:
     """First in, first out."""
 
     def __init__(
-        self, num_devices: int, trained_steps: int, trained_samples: int | None = None
+        self,
+        num_devices: int,
+        trained_steps: int,
+        trained_samples: int | None = None,
+        merged_steps: int = 0,
     ) -> None:
-        """``trained_samples``: number of samples that are trained of a group; by default all."""
+        """``trained_samples``: number of samples that are trained of a group; by default all.
+        ``merged_steps``: `Sampling.merged_steps`."""
         self._num_devices = num_devices
+        self._merged_steps = merged_steps
         self._trained_samples = trained_samples
         self._trained_steps = trained_steps
         self._waiting: deque[QueuedSlice] = deque()
@@ -90,7 +96,13 @@ class QueuedSlices:
 
     def put(self, group: QueuedGroup) -> None:
         size = self._trained_samples or len(group.data.advantages)
-        slices = slice_group(size, self._num_devices, self._trained_steps, is_last=group.is_last)
+        slices = slice_group(
+            size,
+            self._num_devices,
+            self._trained_steps,
+            is_last=group.is_last,
+            merged_steps=self._merged_steps,
+        )
         self._waiting.extend(QueuedSlice(group, each) for each in slices)
         group.num_left += len(slices)
         self._none_left.clear()
@@ -117,12 +129,13 @@ class DevicePool:
         *,
         trained_steps: int,
         trained_samples: int | None = None,
+        merged_steps: int = 0,
     ) -> None:
         """``agent``: lends the devices; None if they are never lent."""
         self._devices = devices
         self._worker = worker
         self._agent = agent
-        self._slices = QueuedSlices(len(devices), trained_steps, trained_samples)
+        self._slices = QueuedSlices(len(devices), trained_steps, trained_samples, merged_steps)
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as tasks:

@@ -280,16 +280,18 @@ class Follower:
         return read
 
 
-def slice_values(group_slice: GroupSlice) -> list[int]:
+def slice_values(group_slice: GroupSlice) -> list[int | None]:
     """Return a slice as values of a message; `read_slice` reads them."""
     return [
         group_slice.samples.start,
         group_slice.samples.stop,
         group_slice.part,
         group_slice.num_parts,
+        group_slice.first,
+        group_slice.end,
     ]
 
 
 def read_slice(values: list[Any]) -> GroupSlice:
-    first, last, part, num_parts = values
-    return GroupSlice(range(first, last), part, num_parts)
+    first, last, *steps = values
+    return GroupSlice(range(first, last), *steps)

@@ -28,7 +28,7 @@ from shared.diffusion.models import Conditions, ModelAdapter, taken
 from shared.diffusion.policy import LoadedPolicy
 from shared.diffusion.ranks import local_shard
 from shared.diffusion.training.objective import Behaviour, evaluate
-from shared.diffusion.training.rows import Rows, TrainingGroup
+from shared.diffusion.training.rows import MergesRows, Rows, TrainingGroup
 from shared.diffusion.training.tally import Tally
 from shared.diffusion.weights import trained_parameters
 from shared.diffusion.weights_beside import WeightsBeside
@@ -57,6 +57,8 @@ class GradientTransaction:
     """Number of rows that were not trained, because their gradient is zero."""
     num_steps: int = 0
     """Number of optimizer steps since the batch began."""
+    num_network_rows: int = 0
+    """Number of rows that the network has computed with a gradient, ever."""
     _adapter: list[Any] | None = None
     """The adapter's layers, once they are known: looking for them takes a small pass's time."""
 
@@ -108,6 +110,8 @@ class GradientTransaction:
         network.eval()  # as it samples: a replay equals its sample
         self._enable_adapter(True)
         device = next(each.device for each in network.parameters() if each.requires_grad)
+        if isinstance(group, MergesRows):
+            self.tally.note_states(group.num_states)
         for rows in group.rows(chunk, device):
             with torch.enable_grad():
                 self._accumulate_rows(rows, group.staleness + self.num_steps)
@@ -135,6 +139,7 @@ class GradientTransaction:
 
     def velocity(self, latents: Tensor, sigma: Tensor, conditions: Conditions) -> Tensor:
         """Returns velocities (B, ...) from latents (B, ...), sigma (B,), conditions of B rows."""
+        self.num_network_rows += len(latents) * torch.is_grad_enabled()
         sigma = sigma.to(latents.device)
         return self.model.velocity(latents, sigma, conditions, guidance=self.guidance)
 
@@ -224,7 +229,7 @@ class AutoChunkedGradient:
         self.transaction = GradientTransaction.of(recipe, loaded.model, loaded.beside)
         self._loaded = loaded
         self._num_samples = num_samples or recipe.trained_samples
-        self._num_steps = recipe.sampling.window
+        self._usual = usual_shapes(recipe, self._num_samples)
         self._tuner = make_tuner(recipe, device_bytes(loaded.device), self._num_samples)
         self._is_shared = recipe.trainer.sharded
         """Whether several ranks take every pass together, in chunks that the first one says."""
@@ -278,12 +283,23 @@ class AutoChunkedGradient:
 
     def _accumulate(self, group: TrainingGroup, chunk: Chunk) -> None:
         train = partial(self.transaction.accumulate, group, chunk)
-        usual = group.shape == (self._num_samples, self._num_steps)
-        if self._tuner.settled or not usual:
+        if self._tuner.settled or group.shape not in self._usual:
             train()
             return
         network, device = self._loaded.model.transformer, self._loaded.device
-        self._tuner = self._tuner.observe(measured(train, chunk, network, device))
+        before = self.transaction.num_network_rows
+        found = measured(train, chunk, network, device)
+        rows = self.transaction.num_network_rows - before
+        self._tuner = self._tuner.observe(replace(found, network_rows=max(1, rows)))
+
+
+def usual_shapes(recipe: Recipe, num_samples: int) -> set[tuple[int, int]]:
+    """Returns the samples and steps of what is accumulated most often, ``num_samples`` at a time:
+    whole groups, or slices of some samples, which are without a merged step if there is one."""
+    sampling = recipe.sampling
+    later = sampling.window - sampling.merged_steps
+    alone = (num_samples, later) if later else (recipe.trained_samples, sampling.window)
+    return {(num_samples, sampling.window), alone}
 
 
 def measured(

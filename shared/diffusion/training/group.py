@@ -80,10 +80,9 @@ class PathGroup:
         return replace(self, samples=samples, steps=self.steps[steps.start : steps.stop])
 
     def rows(self, chunk: Chunk, device: torch.device) -> "Iterator[TransitionRows]":
-        """Yields every row once: those that begin at shared states first, in passes of their own,
-        and the others in chunks. A pass has as many rows of the network as a chunk at most."""
+        """Yields every row once: in chunks, and then those that begin at shared states, in passes
+        of their own. A pass has as many rows of the network as a chunk at most."""
         here = replace(self, conditions={n: each.to(device) for n, each in self.conditions.items()})
-        yield from here._merged(chunk.rows, device)
         steps = self.steps
         if self.num_states and not bool(self.trained[self.samples, 0].any()):
             steps = steps[1:]  # the first is merged, of all samples
@@ -91,6 +90,7 @@ class PathGroup:
             found = here._apart(self.samples[samples], steps[inside])
             if len(found[0]):
                 yield here._rows(*found, device)
+        yield from here._merged(chunk.rows, device)
 
     def _merged(self, most: int, device: torch.device) -> "Iterator[TransitionRows]":
         """Yields the rows that begin at shared states, ``most`` states at a time.

@@ -7,7 +7,7 @@ that was taken (`training.group`), or a finished sample with new noise (`trainin
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pkgutil import resolve_name
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -50,6 +50,15 @@ class TrainingGroup(Protocol):
 
     def rows(self, chunk: Chunk, device: torch.device) -> Iterator[Rows]:
         """Every row once."""
+
+
+@runtime_checkable
+class MergesRows(Protocol):
+    """A group whose rows the network computes together where they begin at one state."""
+
+    @property
+    def num_states(self) -> int:
+        """Number of unlike states that its merged rows begin at; 0 if it has none."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,9 +15,11 @@ EXTREMES = {
 }  # fmt: skip
 """How two tallies become one, where they do not add up."""
 
-LATER = {"weight_square_sum": "weight_sum"}
-"""Fields that tallies of earlier releases do not have, and the field that stands for each: weights
-were 1, but for what an optimizer step moves a ratio by."""
+LATER: Mapping[str, str | None] = {
+    "weight_square_sum": "weight_sum", "num_states": None, "num_merged_groups": None,
+}  # fmt: skip
+"""Fields that tallies of earlier releases do not have, and the field that stands for each, or None
+for 0: weights were 1, but for what an optimizer step moves a ratio by, and no rows were merged."""
 
 MIN_EFFECTIVE_SHARE = 0.5
 """Effective share of rows below which a batch is not trained."""
@@ -45,11 +47,23 @@ class Tally:
     num_zero_advantage: int = 0
     num_skipped: int = 0
     """Rows that were not trained, because their gradient is zero."""
+    num_states: int = 0
+    """Unlike states that merged rows began at."""
+    num_merged_groups: int = 0
+    """Groups with merged rows; where several ranks train each, as often."""
+
+    def note_states(self, number: int) -> None:
+        """Notes the number of unlike states that a group's merged rows begin at; 0 if it has none
+        of them."""
+        self.num_states += number
+        self.num_merged_groups += number > 0
 
     def record(
         self, surrogate: Surrogate, advantage: Tensor, *, clip_range: float, staleness: int
     ) -> None:
         """Adds rows of one staleness; ``advantage`` is (B,)."""
+        if not len(advantage):
+            return
         ratio, clipped = surrogate.ratio, surrogate.clipped_ratio
         error = float((ratio - 1).abs().max())
         if staleness == 0:
@@ -120,7 +134,10 @@ class Tally:
             ContractError: if it is no tally; this one is then unchanged.
         """
         names = {field.name for field in fields(self)}
-        other = {new: other.get(old, 0.0) for new, old in LATER.items()} | {**other}
+        zero = 0.0
+        other = {new: other.get(old, zero) if old else zero for new, old in LATER.items()} | {
+            **other
+        }
         if other.keys() != names:
             raise ContractError(f"not a tally: {sorted(names ^ other.keys())[0]}")
         for name in names:
@@ -148,4 +165,5 @@ class Tally:
             "clip_fraction_low": self.num_clipped_low / rows,
             "clip_fraction_high": self.num_clipped_high / rows,
             "zero_advantage_fraction": self.num_zero_advantage / rows,
+            "states_per_group": self.num_states / max(1, self.num_merged_groups),
         }

@@ -1,6 +1,6 @@
 """The tuner of TSP chunks, against devices that are made up."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 from hypothesis import given
@@ -113,6 +113,24 @@ def test_the_first_passes_of_a_shape_do_not_count_against_it() -> None:
         slow = Measurement(chunk=fair.chunk, seconds=9 * fair.seconds, peak_bytes=1)
         state = state.observe(slow if warming else fair)
     assert state.chunk == Chunk(24, 10)
+
+
+def test_groups_that_begin_at_more_states_are_compared_by_row() -> None:
+    """All of one device's groups have 10 rows of the network, all of two unlike devices' 20."""
+    state = tuner()
+    for rows, seconds in ((10, 1.0), (10, 1.0), (20, 1.2), (20, 1.2), (10, 0.9), (10, 0.9)):
+        state = state.observe(
+            Measurement(chunk=state.chunk, seconds=seconds, peak_bytes=1, network_rows=rows)
+        )
+    assert replace(state, candidates=state.candidates[:3]).chunk == Chunk(1, 2)
+
+
+def test_chunks_are_of_the_steps_that_are_not_merged(recipe: Recipe) -> None:
+    shared = {**AUTO, "sampling.shared_noise": True}
+    steps = {chunk.steps for chunk in make_tuner(override(recipe, shared), 1.0).candidates}
+    assert steps == {1, 2}
+    alone = override(recipe, {**shared, "sampling.window": 1})
+    assert {chunk.steps for chunk in make_tuner(alone, 1.0).candidates} == {1}
 
 
 def test_a_measurement_of_another_chunk_changes_nothing() -> None:
