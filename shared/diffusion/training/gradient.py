@@ -229,7 +229,9 @@ class AutoChunkedGradient:
         self.transaction = GradientTransaction.of(recipe, loaded.model, loaded.beside)
         self._loaded = loaded
         self._num_samples = num_samples or recipe.trained_samples
-        self._usual = usual_shapes(recipe, self._num_samples)
+        window = recipe.sampling.window
+        self._usual_steps = {window, window - recipe.sampling.merged_steps}
+        """Trained steps of a group, and those of slices beside its merged step."""
         self._tuner = make_tuner(recipe, device_bytes(loaded.device), self._num_samples)
         self._is_shared = recipe.trainer.sharded
         """Whether several ranks take every pass together, in chunks that the first one says."""
@@ -283,7 +285,9 @@ class AutoChunkedGradient:
 
     def _accumulate(self, group: TrainingGroup, chunk: Chunk) -> None:
         train = partial(self.transaction.accumulate, group, chunk)
-        if self._tuner.settled or group.shape not in self._usual:
+        samples, steps = group.shape
+        is_usual = samples >= chunk.samples and steps in self._usual_steps
+        if self._tuner.settled or not is_usual:
             train()
             return
         network, device = self._loaded.model.transformer, self._loaded.device
@@ -291,15 +295,6 @@ class AutoChunkedGradient:
         found = measured(train, chunk, network, device)
         rows = self.transaction.num_network_rows - before
         self._tuner = self._tuner.observe(replace(found, network_rows=max(1, rows)))
-
-
-def usual_shapes(recipe: Recipe, num_samples: int) -> set[tuple[int, int]]:
-    """Returns the samples and steps of what is accumulated most often, ``num_samples`` at a time:
-    whole groups, or slices of some samples, which are without a merged step if there is one."""
-    sampling = recipe.sampling
-    later = sampling.window - sampling.merged_steps
-    alone = (num_samples, later) if later else (recipe.trained_samples, sampling.window)
-    return {(num_samples, sampling.window), alone}
 
 
 def measured(
