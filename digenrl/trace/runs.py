@@ -118,7 +118,7 @@ def trace(recipe: Recipe, setting: Setting, *, is_published: bool, say: Say) -> 
         decode=decoded,
         train=train,
         sharded=sharded,
-        stored=_stored(recipe, traced, media),
+        stored=_stored(recipe, setting, traced, media),
     )
 
 
@@ -247,8 +247,10 @@ def _seed(engine: TrainerEngine, policy: LoadedPolicy) -> None:
 
 
 def _narrowed(recipe: Recipe, chunk: Chunk) -> Recipe:
-    """Returns the recipe with a window of the chunk's steps, so that a group is one pass."""
-    sampling = recipe.sampling.model_copy(update={"window": chunk.steps})
+    """Returns the recipe with a window of the chunk's steps, so that a group is one pass, each of
+    whose rows is one of the network's."""
+    apart = {"shared_noise": False, "stochastic": "trained", "trained": "window"}
+    sampling = recipe.sampling.model_copy(update={"window": chunk.steps, **apart})
     return recipe.model_copy(update={"sampling": sampling})
 
 
@@ -270,7 +272,10 @@ def _trajectory(recipe: Recipe, run: FakeRun, samples: int) -> bytes:
         height=size.height, width=size.width, frames=size.frames
     )
     plan, seeds = sampling_plan(recipe, window_start=0), list(range(samples))
-    denoising = Denoising(plan, seeds=seeds, shape=shape, device=CPU)
+    denoising = Denoising(
+        plan, seeds=seeds, shape=shape, device=CPU,
+        shared_seed=0 if recipe.sampling.shared_noise else None,
+    )  # fmt: skip
     denoise(_answer, denoising)
     return row_kind(recipe).pack(denoising, seeds)
 
@@ -333,11 +338,12 @@ def _weights(model: FakeModel, dtype: str, text: dict[str, int]) -> Weights:
     )
 
 
-def _stored(recipe: Recipe, run: FakeRun, media: int) -> Stored:
+def _stored(recipe: Recipe, setting: Setting, run: FakeRun, media: int) -> Stored:
     trained = num_bytes(trained_parameters(run.model.network).values())
     averages = 1 if recipe.trainer.ema is not None else 0
+    samples = setting.fragment if recipe.sampling.shared_noise else 1
     return Stored(
-        trajectory=len(_trajectory(recipe, run, 1)),
+        trajectory=-(-len(_trajectory(recipe, run, samples)) // samples),
         media=media,
         conditions=len(_conditions(recipe, run)),
         weights=trained,
