@@ -72,7 +72,13 @@ class PathGroup:
         return 0 if self.starts is None or 0 not in self.steps else len(self.starts)
 
     def picked(self, samples: Sequence[int]) -> "PathGroup":
-        return replace(self, samples=self.samples[list(samples)])
+        chosen = self.samples[list(samples)]
+        if self.starts is None or self.start_of is None:
+            return replace(self, samples=chosen)
+        used, place_of = self.start_of[chosen].unique(), torch.zeros(len(self.starts)).long()
+        place_of[used] = torch.arange(len(used))
+        start_of = place_of[self.start_of]
+        return replace(self, samples=chosen, starts=self.starts[used], start_of=start_of)
 
     def sliced(self, group_slice: GroupSlice) -> "PathGroup":
         samples = self.samples[group_slice.samples.start : group_slice.samples.stop]
@@ -114,8 +120,7 @@ class PathGroup:
         of each, and its place among the K steps."""
         places = self.trained[samples][:, steps.start : steps.stop].flatten()
         each = samples.repeat_interleave(len(steps))
-        apart = places >= (1 if self.num_states else 0)
-        return each[apart], places[apart]
+        return (each[places > 0], places[places > 0]) if self.num_states else (each, places)
 
     def _rows(
         self,

@@ -436,3 +436,15 @@ def test_what_does_not_fit_after_the_shared_row_is_halved(
     made = unpack_trajectory(digits.fragment())
     assert made.start is not None and torch.equal(made.start, whole.start)  # type: ignore[arg-type]
     assert float((made.states - whole.states).abs().max()) <= 1e-6
+
+
+def test_states_that_no_trained_sample_begins_at_take_no_pass(digits: Tiny) -> None:
+    tensors = unpack(digits.fragment(0, 2))
+    tensors["start"] += 1e-3
+    group = digits.group(pack(tensors), digits.fragment(2, 2))
+    picked = group.picked([3, 2])
+    assert (group.num_states, picked.num_states) == (2, 1)
+    found, _, rows = digits.gradient(picked, Chunk(2, WINDOW))
+    assert rows == [2, 2, 1, 1]
+    wanted, _, _ = digits.gradient(unmerged(group).picked([2, 3]), Chunk(2, WINDOW))
+    assert error(found, wanted) <= TOLERANCE["float32"]
