@@ -33,7 +33,7 @@ def plan(**changes: Any) -> Plan:
     fields |= changes
     schedule = {key: fields.pop(key) for key in RunSchedule.model_fields if key in fields}
     return Plan(
-        prompts=PromptOrder(PROMPTS, seed=0),
+        prompts=fields.pop("prompts", PromptOrder(PROMPTS, seed=0)),
         windows=Windows(first=0, last=2),
         schedule=RunSchedule(**schedule),
         **fields,

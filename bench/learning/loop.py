@@ -22,9 +22,10 @@ from shared.diffusion.generation import Generator
 from shared.diffusion.policy import load_policy
 from shared.diffusion.tensors import pack, unpack
 from shared.learning.advantages import batch_scale
-from shared.learning.prompts import PromptOrder, read_prompts
+from shared.learning.curriculum import Saturated, saturated
 from shared.messages.contracts import Fragment, GenerateFragment, Policy, Prompt
 from shared.recipe.recipe import Recipe
+from shared.run.curriculum import prompt_order
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +46,8 @@ class Learning:
         self.trainer = TrainerEngine(recipe, trained)
         self._rollout = Generator(recipe, sampled)
         self._scorers = build_scorers(recipe.reward.scorers)
-        self._order = PromptOrder(read_prompts(recipe.data.prompts), recipe.run.seed)
+        self._order = prompt_order(recipe)
+        self._saturated: list[Saturated] = []
         self._published = [self._sampling_weights()]
         """What samples of the newest versions, the oldest first."""
 
@@ -58,6 +60,7 @@ class Learning:
         staleness = min(batch, self.recipe.schedule.staleness_limit)
         groups = self._generate(batch, staleness)
         rewards = [reward for group in groups for reward in group.rewards]
+        self._saturated.append(saturated([group.rewards for group in groups]))
         metrics = self._train(batch, groups, rewards)
         self._published = [*self._published[-1:], self._sampling_weights()]
         return {**metrics, "reward_mean": sum(rewards) / len(rewards)}
@@ -69,7 +72,7 @@ class Learning:
 
     def _group(self, batch: int, group: int, policy: Policy) -> GeneratedGroup:
         recipe = self.recipe
-        prompt = self._order.of_group(batch, group, recipe.batch.groups)
+        prompt = self._order.of_group(batch, group, recipe.batch.groups, self._saturated)
         task = GenerateFragment(
             fragment=Fragment(
                 batch=batch, group=group, first_sample=0, num_samples=recipe.batch.group_size

@@ -18,13 +18,14 @@ import structlog
 
 from shared.bus.bus import Bus
 from shared.errors import ContractError
-from shared.learning.prompts import PromptOrder, read_prompts
+from shared.learning.curriculum import Saturated
 from shared.messages import subjects
 from shared.messages.contracts import PolicyPublished
 from shared.process.worker import WorkerContext, patiently
 from shared.recipe.recipe import Recipe
 from shared.run.commits import CommitRecord, newest_commit, read_commit
 from shared.run.conditions import Encoding, are_stored, store_conditions
+from shared.run.curriculum import prompt_order, saturated_groups
 from shared.run.run_recipe import read_recipe
 from shared.telemetry import STAGE_SECONDS
 
@@ -52,7 +53,8 @@ class EncoderApp:
         self._worker = context.worker
         self._recipe = recipe
         self._encoding = encoding
-        self._prompts = PromptOrder(read_prompts(recipe.data.prompts), recipe.run.seed)
+        self._prompts = prompt_order(recipe)
+        self._saturated: list[Saturated] = []
         self._num_batches = recipe.run.steps
         self._newest = 0
         """Version that generates the nearest batch whose prompts are encoded."""
@@ -91,8 +93,19 @@ class EncoderApp:
             log.error("commit_unreadable", error=str(error))
             return
         if record is not None:
-            self._newest = max(record.policy.version, self._newest)
+            newest = max(record.policy.version, self._newest)
+            if self._prompts.curriculum is not None:
+                await self._learn_to(newest)
+            self._newest = newest
             self._newer.set()
+
+    async def _learn_to(self, newest: int) -> None:
+        """Read which groups were saturated of the batches up to the one that made a version."""
+        while len(self._saturated) < newest:
+            read = partial(read_commit, self._store, self._bus.run, len(self._saturated) + 1)
+            record = await patiently(read, "commits_unavailable")
+            assert record is not None, "a version is committed after all before it"
+            self._saturated.append(saturated_groups(record))
 
     async def _encode_ahead(self, tasks: asyncio.TaskGroup) -> None:
         while True:
@@ -139,8 +152,8 @@ class EncoderApp:
             yield from (prompt for prompt in reversed(prompts) if not self._is_mine(prompt))
 
     def _prompts_of(self, batch: int) -> list[str]:
-        number = self._recipe.batch.groups
-        return [self._prompts.of_group(batch, group, number).text for group in range(number)]
+        number, of_group = self._recipe.batch.groups, self._prompts.of_group
+        return [of_group(batch, group, number, self._saturated).text for group in range(number)]
 
     def _is_mine(self, prompt: str) -> bool:
         workers = self._recipe.encoder.workers

@@ -1,20 +1,21 @@
-"""The prompts of a run, and which of them each batch takes: a function of the seed alone."""
+"""The prompts of a run, and which of them each batch takes: a function of the seed, and with a
+curriculum of the rewards in the commit records."""
 
 import csv
 import hashlib
 import io
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache
+from dataclasses import field as dataclass_field
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
 from shared.errors import UserError, how_to_install
-from shared.learning.seeds import permutation
+from shared.learning.curriculum import Draws, Saturated, epoch_order
 from shared.messages.contracts import Prompt
 
 CSV, PARQUET, ARROW = ".csv", ".parquet", ".arrow"
@@ -33,16 +34,26 @@ class PromptOrder:
 
     prompts: tuple[Prompt, ...]
     seed: int
+    curriculum: float | None = None
+    """Share of its draws at which a prompt is passed over whose newest group was saturated."""
+    _draws: Draws = dataclass_field(init=False, repr=False, compare=False)
 
-    def of_group(self, batch: int, group: int, num_groups: int) -> Prompt:
-        """Return the prompt of a batch's group. The data position of a run is its batch number."""
+    def __post_init__(self) -> None:
+        draws = Draws(self.seed, len(self.prompts), self.curriculum or 0.0)
+        object.__setattr__(self, "_draws", draws)
+
+    def of_group(
+        self, batch: int, group: int, num_groups: int, seen: Sequence[Saturated] = ()
+    ) -> Prompt:
+        """Return the prompt of a batch's group. The data position of a run is its batch number.
+
+        ``seen``: which groups were saturated of each committed batch, for the curriculum
+        (`shared.learning.curriculum`); without one it is not looked at.
+        """
+        if self.curriculum is not None:
+            return self.prompts[self._draws.of_batch(batch, num_groups, seen)[group]]
         epoch, index = divmod(batch * num_groups + group, len(self.prompts))
-        return self.prompts[_epoch_order(self.seed, len(self.prompts), epoch)[index]]
-
-
-@lru_cache(maxsize=8)
-def _epoch_order(seed: int, size: int, epoch: int) -> list[int]:
-    return permutation(seed, size, "epoch", epoch)
+        return self.prompts[epoch_order(self.seed, len(self.prompts), epoch)[index]]
 
 
 def read_prompts(path: Path) -> tuple[Prompt, ...]:

@@ -4,6 +4,7 @@ Each raises ValueError, which names the field and the remedy.
 """
 
 from shared.learning.algorithms import ALGORITHMS
+from shared.learning.curriculum import BEHIND
 from shared.messages.codec import group_bytes
 from shared.messages.contracts import MAX_FRAGMENTS_PER_GROUP, MAX_MESSAGE_BYTES, MAX_SCORERS
 from shared.recipe.rewards import check_evaluation
@@ -40,6 +41,7 @@ def check_tables(tables: Tables) -> None:
     _check_tail(tables)
     _check_noise(tables)
     _check_best(tables)
+    _check_curriculum(tables)
     check_evaluation(tables.evaluation, tables.sampling)
 
 
@@ -50,6 +52,14 @@ def _check_best(tables: Tables) -> None:
             "run.keep_best: compares versions by gold rewards measured during the run; set "
             "evaluation.every and [[evaluation.scorers]]"
         )
+
+
+def _check_curriculum(tables: Tables) -> None:
+    if tables.data.curriculum is not None and tables.encoder.workers:
+        _check_at_most(
+            tables.encoder.ahead, BEHIND - 1, "encoder.ahead",
+            "data.curriculum, which names a batch's prompts by the batches before it, allows",
+        )  # fmt: skip
 
 
 def _check_variant(tables: Tables) -> None:

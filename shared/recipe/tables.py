@@ -121,6 +121,9 @@ class Model(Table):
 class Data(Table):
     prompts: Path
     """A file or a folder, see `shared.learning.prompts.read_prompts`; relative to the recipe."""
+    curriculum: Annotated[float, Field(gt=0, lt=1)] | None = None
+    """Share of its draws at which a prompt is passed over whose newest group was saturated
+    (`shared.learning.curriculum`). Without it, prompts take turns."""
 
 
 class Batch(Table):

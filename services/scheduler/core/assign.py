@@ -283,7 +283,7 @@ def _issue(
     return state, GenerateFragment(
         fragment=Fragment(**slot.model_dump(), num_samples=fragment.num_samples),
         policy=policy,
-        prompt=plan.prompts.of_group(slot.batch, slot.group, plan.num_groups),
+        prompt=plan.prompts.of_group(slot.batch, slot.group, plan.num_groups, state.saturated),
         window_start=plan.windows.start(plan.seed, slot.batch, slot.group),
         worker=worker.address,
     )

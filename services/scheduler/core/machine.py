@@ -33,6 +33,7 @@ from services.scheduler.core.lending import (
     tag_requested,
 )
 from services.scheduler.core.state import Plan, State, WorkerState
+from shared.learning.curriculum import Saturated
 from shared.messages.contracts import (
     Command,
     ComputeGradient,
@@ -101,6 +102,13 @@ class TagRefined:
 
 
 @dataclass(frozen=True, slots=True)
+class BatchesSeen:
+    """Which groups were saturated of each committed batch, by the commit records."""
+
+    saturated: tuple[Saturated, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Recovered:
     """Everything stored has been read; from here on commands are issued."""
 
@@ -112,7 +120,8 @@ class Tick:
 
 MachineInput = (
     Event | GenerateFragment | TrainGroup | ComputeGradient
-    | WorkerJoined | WorkerLeft | WorkerInactive | DeviceReported | TagRefined | Recovered | Tick
+    | WorkerJoined | WorkerLeft | WorkerInactive | DeviceReported | TagRefined | BatchesSeen
+    | Recovered | Tick
 )  # fmt: skip
 Step = tuple[State, list[Command]]
 
@@ -183,6 +192,8 @@ def _record_worker(plan: Plan, state: State, event: MachineInput, now: float) ->
 def _record_own(plan: Plan, state: State, event: MachineInput, now: float) -> State:
     """Record the scheduler's own inputs; its commands only matter after a restart."""
     match event:
+        case BatchesSeen(saturated=saturated):
+            return replace(state, saturated=saturated)
         case TagRefined(batch=batch, groups=groups):
             return refine(plan, state, batch, groups)
         case Tick() if not state.recovering:

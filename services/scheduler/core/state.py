@@ -8,6 +8,7 @@ from services.scheduler.core.tag.controller import Controller, Decision
 from services.scheduler.core.tag.estimates import Costs
 from services.scheduler.core.tag.makespan import TagInputs
 from shared.learning.advantages import Advantages
+from shared.learning.curriculum import Saturated
 from shared.learning.prompts import PromptOrder
 from shared.learning.windows import Windows
 from shared.messages.contracts import FragmentScored, FragmentSlot, GroupGradientRef, Policy
@@ -247,6 +248,8 @@ class State:
     ticked_at: float = 0.0
     """When the last tick came."""
     failure: str | None = None
+    saturated: tuple[Saturated, ...] = ()
+    """Which groups were saturated of each committed batch, for the curriculum, if there is one."""
 
     @property
     def batch(self) -> BatchState | None:

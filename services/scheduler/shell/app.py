@@ -4,6 +4,7 @@ version index, the metrics and device use up to date with the commit records."""
 import asyncio
 import time
 import uuid
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal
@@ -13,6 +14,7 @@ import structlog
 from services.scheduler.core.exclusion import newly_excluded
 from services.scheduler.core.fragments import busy_addresses
 from services.scheduler.core.machine import (
+    BatchesSeen,
     MachineInput,
     Recovered,
     failure_to_send,
@@ -48,6 +50,7 @@ from shared.messages.contracts import (
 )
 from shared.process.service import Health
 from shared.run.commits import CommitRecord, commit_chain, read_commit
+from shared.run.curriculum import saturated_groups
 from shared.run.layout import usage_key
 from shared.run.retention import Retention
 from shared.run.versions import Version, VersionIndex
@@ -144,6 +147,7 @@ class Scheduler:
         if before is not None:  # what is left of the open batches may not be whole
             for batch in (len(self.chain) - 1, len(self.chain)):
                 await retry(partial(self.bus.forget_batch, max(0, batch)))
+        await self._see(self.chain)
         if self.chain:
             await self._apply(_announcement(self.chain[-1]))
             measure_commit(self.chain[-1])
@@ -223,6 +227,7 @@ class Scheduler:
 
     async def _extend(self, record: CommitRecord, event: PolicyPublished) -> None:
         self.chain.append(record)
+        await self._see([record])
         self.committed_at.append(time.monotonic())
         self._publish_lag.publish(time.monotonic() - event.seconds)
         await self._apply(event)
@@ -231,6 +236,12 @@ class Scheduler:
         measure_commit(record)
         await self._keep_usage(record)
         self._cleanup.committed(record.policy.version)
+
+    async def _see(self, records: Sequence[CommitRecord]) -> None:
+        """Tell the machine which groups of these batches were saturated, if prompts follow it."""
+        if self.plan.prompts.curriculum is not None:
+            found = (saturated_groups(record) for record in records if record.batch is not None)
+            await self._apply(BatchesSeen((*self.state.saturated, *found)))
 
     async def _index(self, record: CommitRecord) -> None:
         try:

@@ -6,10 +6,10 @@ from services.scheduler.core.state import Plan, first_state
 from services.scheduler.planning.recipes import shape_of
 from services.scheduler.shell.api import create_app
 from services.scheduler.shell.app import Scheduler
-from shared.learning.prompts import PromptOrder, read_prompts
 from shared.process.service import Health, listen, serve
 from shared.process.settings import ServiceSettings
 from shared.recipe.recipe import Recipe
+from shared.run.curriculum import prompt_order
 from shared.run.retention import retention_of
 from shared.run.run_recipe import store_recipe
 from shared.store import open_store
@@ -21,7 +21,7 @@ def plan_of(recipe: Recipe) -> Plan:
         shared_share=shape.shared_share,
         trained_steps=shape.trained_steps,
         merged_steps=shape.merged_steps,
-        prompts=PromptOrder(read_prompts(recipe.data.prompts), recipe.run.seed),
+        prompts=prompt_order(recipe),
         num_batches=recipe.run.steps,
         num_groups=recipe.batch.groups,
         group_size=recipe.batch.group_size,

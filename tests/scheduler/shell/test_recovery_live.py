@@ -10,9 +10,16 @@ import pytest
 from services.scheduler.shell import app, housekeeping
 from services.scheduler.shell.app import Scheduler
 from shared.bus.bus import Bus
+from shared.learning.prompts import PromptOrder
 from shared.messages.contracts import PolicyPublished
 from shared.process.service import Health
-from shared.run.commits import CommitRecord, commit, commit_chain, record_digest
+from shared.run.commits import (
+    CommitRecord,
+    TrainedGroup,
+    commit,
+    commit_chain,
+    record_digest,
+)
 from shared.run.layout import batch_folder, stored_batches
 from shared.run.versions import VersionIndex
 from shared.store import ObjectStore
@@ -31,7 +38,9 @@ class Trainer:
     store: ObjectStore
     head: CommitRecord | None = None
 
-    async def commit(self, *, announce: bool) -> None:
+    async def commit(
+        self, *, announce: bool, rewards: tuple[tuple[float | None, ...], ...] = ()
+    ) -> None:
         number = 0 if self.head is None else self.head.policy.version + 1
         self.head = CommitRecord(
             run=RUN,
@@ -39,6 +48,18 @@ class Trainer:
             parent=None if self.head is None else record_digest(self.head.encode()),
             weights=examples.ref(f"weights-{number}"),
             checkpoint=examples.ref("checkpoint"),
+            trained=tuple(
+                TrainedGroup(
+                    group=group,
+                    attempt=0,
+                    policy_version=max(0, number - 1),
+                    fragments=(),
+                    workers=(),
+                    rewards=each,
+                    parts={},
+                )
+                for group, each in enumerate(rewards)
+            ),
             metrics=METRICS if number else {},
             worker="trainer-0",
         )
@@ -196,3 +217,25 @@ async def test_an_announcement_that_is_in_the_chain_already_changes_nothing(live
         await live.trainer.commit(announce=True)  # comes after it
         assert await live.knows(2)
         assert len(live.scheduler.committed_at) == 1
+
+
+@pytest.mark.parametrize("has_died", [False, True])
+async def test_a_curriculum_goes_on_from_the_rewards_in_the_commit_records(
+    live: Live, has_died: bool
+) -> None:
+    """Whether the scheduler sees them committed or is started afterwards."""
+    live.scheduler.plan = examples.plan(
+        num_batches=9, prompts=PromptOrder(examples.PROMPTS, 0, curriculum=0.9)
+    )
+    rewards = ((1.0, 1.0), (0.0, 1.0))
+    await live.trainer.commit(announce=True)
+    if has_died:
+        for _ in range(4):
+            await live.trainer.commit(announce=True, rewards=rewards)
+    async with live.running():
+        await live.recovered()
+        if not has_died:
+            for _ in range(4):
+                await live.trainer.commit(announce=True, rewards=rewards)
+        assert await live.knows(4)
+        assert live.scheduler.state.saturated == ((True, False),) * 4
