@@ -29,7 +29,10 @@ pytestmark = pytest.mark.broker
 class StoringTrainer(Trainer):
     """Stores what a trainer does; each version's weights hold its number."""
 
-    async def commit(self, *, announce: bool) -> None:
+    async def commit(
+        self, *, announce: bool, rewards: tuple[tuple[float | None, ...], ...] = ()
+    ) -> None:
+        assert not rewards, "what is deleted does not depend on them"
         number = 0 if self.head is None else self.head.policy.version + 1
         data = b"%d" % number
         self.head = CommitRecord(
