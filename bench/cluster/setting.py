@@ -9,6 +9,7 @@ from pydantic import Field
 from services.scheduler.costs.floor import floor_seconds
 from services.scheduler.costs.profile import Profile, VariantName, load_profile
 from services.scheduler.costs.shape import Shape
+from shared.learning.algorithms import DEFAULT, DecayKind
 from shared.messages.records import Record, Token
 from shared.recipe import tables
 from shared.recipe.recipe import Recipe
@@ -44,10 +45,17 @@ class Setting(Record):
     schedule: RunSchedule = RunSchedule(tag="off")
     updates: int = Field(default=1, gt=0)
     """Optimizer steps per batch."""
-    lags: bool = False
-    """Whether another policy generates than the one that is trained."""
+    algorithm: str = DEFAULT
+    """Whose recipe the services run; no loss is computed."""
+    nft_decay: DecayKind = 0
+    """How the policy that generates follows the trained one, if that is another one."""
     shard_bytes: int = Field(default=1 << 30, gt=0)
     """Most bytes of a stored object of weights; a checkpoint is in as many."""
+
+    @property
+    def lags(self) -> bool:
+        """Whether another policy generates than the one that is trained."""
+        return self.nft_decay > 0
 
     @property
     def num_rollout(self) -> int:
@@ -100,7 +108,7 @@ def recipe_of(setting: Setting, folder: Path) -> Recipe:
         data=tables.Data(prompts=folder / "prompts.jsonl"),
         sampling=_sampling(shape),
         batch=tables.Batch(groups=shape.groups, group_size=shape.group_size),
-        algorithm=Algorithm(name="diffusion-nft", nft_decay=1) if setting.lags else Algorithm(),
+        algorithm=Algorithm(name=setting.algorithm, nft_decay=setting.nft_decay),
         trainer=Trainer(learning_rate=1e-4, devices=setting.num_trainer, updates=setting.updates),
         rollout=tables.Rollout(
             workers=setting.num_rollout,

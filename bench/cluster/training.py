@@ -123,7 +123,8 @@ class EmulatedTraining:
         if self._steps == self.updates:
             follows = self.sampling.following(after) if self.lags else self.weights_in_use
             self._generate_by(follows)
-        return {"onpolicy_ratio_error": 0.0, "grad_norm": 1.0}
+        nothing = dict.fromkeys(("onpolicy_ratio_error", "loss", "skipped_not_finite"), 0.0)
+        return {**nothing, "grad_norm": 1.0}
 
     async def weights(self) -> Snapshot:
         digest, sampling = self.weights_in_use.digest, self.sampling.digest

@@ -219,7 +219,7 @@ async def test_what_generates_follows_all_that_was_trained_and_is_stored_with_it
     emulation: Emulation,
 ) -> None:
     """With two optimizer steps per batch it stays where it is until the last one."""
-    changes = {"lags": True, "updates": 2}
+    changes = {"nft_decay": 1, "updates": 2}
     setting = emulation.setting.model_copy(update=changes)
     engine = training(replace(emulation, setting=setting))
     first, half = engine.sampling_digest(), GROUPS // 2

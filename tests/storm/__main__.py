@@ -9,7 +9,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from tests.storm.storm import through
+from tests.storm.storm import HELPED, LAGGED, through
 
 
 def main() -> None:
@@ -19,12 +19,14 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--faults", type=int, default=40)
     parser.add_argument("--staleness", type=int, default=0)
+    parser.add_argument("--lags", action="store_true", help="other weights generate")
     parser.add_argument("--folder", type=Path, help="for logs, which then stay")
     asked = parser.parse_args()
     folder = asked.folder or Path(tempfile.mkdtemp())
     folder.mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
-    found = asyncio.run(through(folder, asked.seed, asked.faults, max_staleness=asked.staleness))
+    changes = (LAGGED if asked.lags else HELPED) | {"max_staleness": asked.staleness}
+    found = asyncio.run(through(folder, asked.seed, asked.faults, **changes))
     lines = [
         *map(str, found.faults),
         f"{Counter(fault.kind for fault in found.faults)} in {time.monotonic() - began:.0f} s, "

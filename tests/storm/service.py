@@ -28,6 +28,7 @@ from bench.cluster.processes import (
 from bench.cluster.setting import Setting
 from digenrl import cli
 from shared.telemetry import configure_logs
+from tests.storm.lagging import known
 
 PR_SET_PDEATHSIG = 1
 
@@ -45,6 +46,11 @@ def run_service(name: str, folder: Path, environment: Mapping[str, str], port: i
         os.dup2(log, stream)
     os.environ.update(environment)
     setting = Setting.model_validate_json((folder / SETTING).read_text())
+    with known():
+        _run(name, setting, folder, port)
+
+
+def _run(name: str, setting: Setting, folder: Path, port: int) -> None:
     configure_logs(service=name.split("-")[0], worker=name, run=setting.run)
     if name == "scheduler":
         recipe = str(folder / "recipe.json")

@@ -7,10 +7,11 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from tests.storm.cluster import Cluster, cluster
 from tests.storm.judge import violations_of
+from tests.storm.lagging import NAME, known
 from tests.storm.small import small
 
 Kind = Literal["kill", "terminate", "freeze"]
@@ -121,13 +122,23 @@ async def _freeze(run: Cluster, fault: Fault) -> None:
     run.send(fault.target, signal.SIGCONT)
 
 
-async def through(folder: Path, seed: int, number: int, *, max_staleness: int = 0) -> Storm:
-    """A run with everything on: TAG, a trainer of two devices, rollout devices that train, and an
-    encoder."""
+HELPED: dict[str, Any] = {"gradient_help": True}
+"""Rollout devices train as well."""
+LAGGED: dict[str, Any] = {
+    "algorithm": NAME, "nft_decay": 1, "updates": 2,
+    "shape": {"shared_steps": 2.0, "merged_steps": 1},
+}  # fmt: skip
+"""Two optimizer steps per batch, groups that share their noise, and an old policy that generates.
+Rollout devices do not have the weights between two steps, and do not train."""
+
+
+async def through(folder: Path, seed: int, number: int, **changes: Any) -> Storm:
+    """A run with TAG, a trainer of two devices and an encoder; ``changes`` to its setting."""
     setting = small(
-        folder, groups=8, rollout={"H100": 3}, trainer={"H100": 2}, tag=1, gradient_help=True,
-        max_staleness=max_staleness, steps=10_000, encoders=1, shard_bytes=SHARD_BYTES,
+        folder, groups=8, rollout={"H100": 3}, trainer={"H100": 2}, tag=1, steps=10_000,
+        encoders=1, shard_bytes=SHARD_BYTES, **changes,
     )  # fmt: skip
-    async with cluster(folder / "run", setting, stores_in="s3") as run:
-        await run.until_step(1)
-        return await weather(run, seed, number)
+    with known():
+        async with cluster(folder / "run", setting, stores_in="s3") as run:
+            await run.until_step(1)
+            return await weather(run, seed, number)

@@ -5,7 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.storm.storm import Fault, faults, through
+from shared.learning.algorithms import DEFAULT
+from tests.storm.lagging import NAME
+from tests.storm.storm import HELPED, LAGGED, Fault, faults, through
 
 pytestmark = [pytest.mark.run, pytest.mark.timeout(150)]
 
@@ -19,7 +21,9 @@ NUM_FAULTS = 4 * len(EVERYTHING)
 async def test_four_kills_and_stops_of_each_process_lose_nothing_and_train_nothing_twice(
     tmp_path: Path,
 ) -> None:
-    storm = await through(tmp_path, seed=1, number=NUM_FAULTS)
+    """With two optimizer steps per batch, shared noise, and other weights that generate than those
+    that are trained."""
+    storm = await through(tmp_path, seed=1, number=NUM_FAULTS, **LAGGED)
     assert storm.violations == []
     assert Counter(fault.target for fault in storm.faults) == dict.fromkeys(EVERYTHING, 4)
     assert storm.fragments_by_trainer > 0
@@ -29,10 +33,13 @@ async def test_four_kills_and_stops_of_each_process_lose_nothing_and_train_nothi
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [2, 3, 4])
 @pytest.mark.parametrize("max_staleness", [0, 1])
+@pytest.mark.parametrize("nft_decay", [0, 1])
 async def test_other_storms_lose_nothing_either(
-    seed: int, max_staleness: int, tmp_path: Path
+    seed: int, max_staleness: int, nft_decay: int, tmp_path: Path
 ) -> None:
-    storm = await through(tmp_path, seed, NUM_FAULTS, max_staleness=max_staleness)
+    algorithm = NAME if nft_decay else DEFAULT
+    changes = {"max_staleness": max_staleness, "nft_decay": nft_decay, "algorithm": algorithm}
+    storm = await through(tmp_path, seed, NUM_FAULTS, **HELPED, **changes)
     assert storm.violations == []
 
 
