@@ -47,10 +47,17 @@ def check_tables(tables: Tables) -> None:
 
 def _check_best(tables: Tables) -> None:
     table = tables.evaluation
-    if tables.run.keep_best and not (table.every and (table.scorers or table.digits)):
+    if table.every and (table.scorers or table.digits):
+        return
+    if tables.run.keep_best:
         raise ValueError(
             "run.keep_best: compares versions by gold rewards measured during the run; set "
             "evaluation.every and [[evaluation.scorers]]"
+        )
+    if tables.run.stop_at is not None:
+        raise ValueError(
+            "run.stop_at: is reached by gold rewards measured during the run; set evaluation.every "
+            "and [[evaluation.scorers]]"
         )
 
 

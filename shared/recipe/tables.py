@@ -64,6 +64,9 @@ class Run(Table):
     """Versions from one that is kept for good to the next."""
     keep_best: Positive | None = None
     """Versions that are kept as well because no evaluated one is better, by the gold rewards."""
+    stop_at: Annotated[float, Field(allow_inf_nan=False)] | None = None
+    """Gold figure, as `keep_best` compares, that ends the run once two evaluations in a row have
+    reached it; without it, a run takes all its steps."""
     shard_bytes: Positive = 1 << 30
     """Bytes of tensors in one stored object of weights or of a checkpoint; what is larger is stored
     in shards."""

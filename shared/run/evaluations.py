@@ -7,8 +7,9 @@ judge (`evaluation.digits`).
 
 import re
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import structlog
 from pydantic import BaseModel, FiniteFloat, ValidationError
@@ -29,6 +30,18 @@ class _Quality(BaseModel):
 
 class _Record(BaseModel):
     quality: _Quality
+
+
+def reached(figures: Iterable[Mapping[int, float]], goal: float) -> int | None:
+    """Return the first version whose figure and the one evaluated before it, with the same
+    settings, are ``goal`` at least; None if there is none yet. A single one may be luck."""
+    found = [
+        version
+        for each in figures
+        for before, version in pairwise(sorted(each))
+        if min(each[before], each[version]) >= goal
+    ]
+    return min(found, default=None)
 
 
 @dataclass(slots=True)

@@ -19,7 +19,8 @@ from shared.run.layout import recipe_key
 from shared.store import ObjectStore
 
 MAY_CHANGE = {
-    "run.steps", "run.keep_last", "run.keep_every", "run.keep_best", "run.shard_bytes",
+    "run.steps", "run.keep_last", "run.keep_every", "run.keep_best", "run.stop_at",
+    "run.shard_bytes",
     "model.device", "model.vae_tiling", "sampling.tail_correlation",
     "rollout.workers", "rollout.threads", "rollout.can_train", "rollout.memory", "rollout.media",
     "trainer.devices",

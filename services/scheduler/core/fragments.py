@@ -29,7 +29,7 @@ def batch_opened(plan: Plan, state: State, policy: Policy, now: float) -> State:
     """Open the batch of a committed version, or finish the run."""
     if state.policy is not None and policy.version <= state.policy.version:
         return state
-    if policy.version >= plan.num_batches:
+    if policy.version >= plan.num_batches or state.goal_reached_by is not None:
         return replace(state, policy=policy, phase="finished", batches=())
     if state.policy is not None and not state.recovering:
         costs = state.costs.observe("commit", max(0.0, now - state.trained_at))

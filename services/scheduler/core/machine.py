@@ -109,6 +109,14 @@ class BatchesSeen:
 
 
 @dataclass(frozen=True, slots=True)
+class GoalReached:
+    """Evaluations have reached `run.stop_at`."""
+
+    version: int
+    """The version by which they have."""
+
+
+@dataclass(frozen=True, slots=True)
 class Recovered:
     """Everything stored has been read; from here on commands are issued."""
 
@@ -121,7 +129,7 @@ class Tick:
 MachineInput = (
     Event | GenerateFragment | TrainGroup | ComputeGradient
     | WorkerJoined | WorkerLeft | WorkerInactive | DeviceReported | TagRefined | BatchesSeen
-    | Recovered | Tick
+    | GoalReached | Recovered | Tick
 )  # fmt: skip
 Step = tuple[State, list[Command]]
 
@@ -192,8 +200,6 @@ def _record_worker(plan: Plan, state: State, event: MachineInput, now: float) ->
 def _record_own(plan: Plan, state: State, event: MachineInput, now: float) -> State:
     """Record the scheduler's own inputs; its commands only matter after a restart."""
     match event:
-        case BatchesSeen(saturated=saturated):
-            return replace(state, saturated=saturated)
         case TagRefined(batch=batch, groups=groups):
             return refine(plan, state, batch, groups)
         case Tick() if not state.recovering:
@@ -206,6 +212,17 @@ def _record_own(plan: Plan, state: State, event: MachineInput, now: float) -> St
             return recovery.restore_gradient_task(state, event)
         case Recovered():
             return fragments.drop_stale_groups(plan, replace(state, recovering=False))
+        case _:
+            return _record_stored(state, event)
+
+
+def _record_stored(state: State, event: MachineInput) -> State:
+    """Record what the shell has read in the store of the run so far."""
+    match event:
+        case GoalReached(version=version):
+            return replace(state, goal_reached_by=version)
+        case BatchesSeen(saturated=saturated):
+            return replace(state, saturated=saturated)
         case _:
             return state
 

@@ -248,6 +248,8 @@ class State:
     ticked_at: float = 0.0
     """When the last tick came."""
     failure: str | None = None
+    goal_reached_by: int | None = None
+    """Version by which evaluations have reached the run's goal: it ends with the next version."""
     saturated: tuple[Saturated, ...] = ()
     """Which groups were saturated of each committed batch, for the curriculum, if there is one."""
 

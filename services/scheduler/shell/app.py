@@ -24,6 +24,7 @@ from services.scheduler.core.recovery import READ_BACK, restart_batches
 from services.scheduler.core.state import Phase, Plan, State
 from services.scheduler.core.usage import Meter, uses
 from services.scheduler.planning.lookahead import Horizon
+from services.scheduler.shell.goal import Goal
 from services.scheduler.shell.housekeeping import (
     BatchCleanup,
     StreamsLost,
@@ -75,6 +76,7 @@ class Scheduler:
     health: Health
     state: State = field(default_factory=lambda: State(recovering=True))
     retention: Retention = field(default_factory=Retention)
+    goal: Goal | None = None
     chain: list[CommitRecord] = field(default_factory=list)
     meter: Meter = field(default_factory=Meter)
     committed_at: list[float] = field(default_factory=list)
@@ -137,6 +139,8 @@ class Scheduler:
             tasks.create_task(self.roster.watch())
             tasks.create_task(self._cleanup.run(len(self.chain) - 1))
             tasks.create_task(versions.look_for_ever())
+            if self.goal is not None and self.state.goal_reached_by is None:
+                tasks.create_task(self.goal.watch(self._inbox.put))
             tasks.create_task(tick(self._inbox))
             tasks.create_task(self._handle())
 
@@ -148,6 +152,8 @@ class Scheduler:
             for batch in (len(self.chain) - 1, len(self.chain)):
                 await retry(partial(self.bus.forget_batch, max(0, batch)))
         await self._see(self.chain)
+        if self.goal is not None and (found := await self.goal.look()) is not None:
+            await self._apply(found)
         if self.chain:
             await self._apply(_announcement(self.chain[-1]))
             measure_commit(self.chain[-1])

@@ -6,6 +6,7 @@ from services.scheduler.core.state import Plan, first_state
 from services.scheduler.planning.recipes import shape_of
 from services.scheduler.shell.api import create_app
 from services.scheduler.shell.app import Scheduler
+from services.scheduler.shell.goal import goal_of
 from shared.process.service import Health, listen, serve
 from shared.process.settings import ServiceSettings
 from shared.recipe.recipe import Recipe
@@ -42,7 +43,7 @@ async def run(settings: ServiceSettings, recipe: Recipe, *, beside: Path) -> Non
     async with settings.connect_bus() as bus, settings.connect_index() as index:
         scheduler = Scheduler(
             plan, bus, store, index, Health(),
-            state=first_state(plan), retention=retention_of(recipe),
+            state=first_state(plan), retention=retention_of(recipe), goal=goal_of(recipe, store),
         )  # fmt: skip
         app = create_app(scheduler)
         await serve(app, scheduler.run(), listener=listener, allowed_hosts=settings.allowed_hosts)

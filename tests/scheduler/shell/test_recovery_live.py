@@ -2,12 +2,13 @@
 
 import asyncio
 import contextlib
+import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 
 import pytest
 
-from services.scheduler.shell import app, housekeeping
+from services.scheduler.shell import app, goal, housekeeping
 from services.scheduler.shell.app import Scheduler
 from shared.bus.bus import Bus
 from shared.learning.prompts import PromptOrder
@@ -20,7 +21,8 @@ from shared.run.commits import (
     commit_chain,
     record_digest,
 )
-from shared.run.layout import batch_folder, stored_batches
+from shared.run.evaluations import GoldFigures
+from shared.run.layout import batch_folder, evaluations_folder, stored_batches
 from shared.run.versions import VersionIndex
 from shared.store import ObjectStore
 from tests import examples
@@ -239,3 +241,39 @@ async def test_a_curriculum_goes_on_from_the_rewards_in_the_commit_records(
                 await live.trainer.commit(announce=True, rewards=rewards)
         assert await live.knows(4)
         assert live.scheduler.state.saturated == ((True, False),) * 4
+
+
+async def evaluated(store: ObjectStore, version: int, accuracy: float) -> None:
+    key = f"{evaluations_folder(RUN)}/settings/records/{version:06d}.json"
+    await store.create(key, json.dumps({"quality": {"gold_accuracy": accuracy}}).encode())
+
+
+@pytest.mark.parametrize("has_died", [False, True])
+async def test_a_run_ends_once_two_evaluations_in_a_row_have_reached_its_goal(
+    live: Live, monkeypatch: pytest.MonkeyPatch, has_died: bool
+) -> None:
+    """Whether the scheduler sees it or is started afterwards; what is in training is committed."""
+    monkeypatch.setattr(goal, "LOOK_S", 0.01)
+    scheduler, store = live.scheduler, live.trainer.store
+    scheduler.goal = goal.Goal(GoldFigures(store, RUN, {}), 0.9)
+    for version, accuracy in enumerate((0.95, 0.5, 0.92)):
+        await live.trainer.commit(announce=True)
+        await evaluated(store, version, accuracy)
+    if has_died:
+        await evaluated(store, 3, 0.9)
+        await live.trainer.commit(announce=True)
+    async with live.running():
+        await live.recovered()
+        if not has_died:
+            assert await live.knows(2) and scheduler.state.phase == "running"
+            await evaluated(store, 3, 0.9)
+            async with asyncio.timeout(WAIT_S):
+                while scheduler.state.goal_reached_by is None:  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
+            assert scheduler.state.phase == "running", "a batch is in training"
+            await live.trainer.commit(announce=True)
+        async with asyncio.timeout(WAIT_S):
+            while scheduler.state.phase != "finished":  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        assert scheduler.state.policy == examples.policy(3)
+        assert scheduler.state.goal_reached_by == 3 and not scheduler.state.batches

@@ -1,0 +1,52 @@
+"""Ends a run early: looks whether its evaluations have reached `run.stop_at`.
+
+Records of evaluations never change, so a scheduler that is started again finds the same. The batch
+that is in training when the goal is seen is still committed; nothing is begun after it.
+"""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import structlog
+
+from services.scheduler.core.machine import GoalReached
+from services.scheduler.shell.housekeeping import LOOK_S, retry
+from shared.recipe.recipe import Recipe
+from shared.run.evaluations import GoldFigures, reached
+from shared.run.retention import retention_of
+from shared.store import ObjectStore
+
+log = structlog.get_logger()
+
+
+def goal_of(recipe: Recipe, store: ObjectStore) -> "Goal | None":
+    """Return the recipe's goal, if it has one."""
+    if recipe.run.stop_at is None:
+        return None
+    weights = retention_of(recipe).gold_weights
+    return Goal(GoldFigures(store, recipe.run.name, weights), recipe.run.stop_at)
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    gold: GoldFigures
+    figure: float
+    """Gold figure that ends the run."""
+
+    async def look(self) -> GoalReached | None:
+        """Return what to tell the machine, if the goal is reached."""
+        version = reached(await retry(self.gold.read), self.figure)
+        if version is None:
+            return None
+        log.info("goal_reached", version=version, stop_at=self.figure)
+        return GoalReached(version)
+
+    async def watch(self, tell: Callable[[GoalReached], None]) -> None:
+        """Look until it is reached, and tell so once."""
+        while True:
+            await asyncio.sleep(LOOK_S)
+            found = await self.look()
+            if found is not None:
+                tell(found)
+                return
