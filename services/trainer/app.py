@@ -39,7 +39,6 @@ from shared.errors import (
     RanksLost,
     Untrainable,
 )
-from shared.learning.advantages import batch_scale
 from shared.learning.metrics import ALARMING_RATIO_ERROR
 from shared.messages import subjects
 from shared.messages.contracts import OperatorRequest, Policy, RunFailed
@@ -113,7 +112,6 @@ class TrainerApp:
         self._max_staleness = recipe.schedule.staleness_limit
         self._exact = recipe.largest_weight is None
         """Whether everybody computes with the same weights."""
-        self._scales_batches = recipe.algorithm.advantage_std == "batch"
         cache, lossless = TrajectoryCache(), recipe.rollout.media == "lossless"
         loanable = [
             LoanableGenerator(
@@ -280,11 +278,10 @@ class TrainerApp:
         began = time.monotonic()
         with self._worker.doing("committing"):
             async with self._pool.all_held():
-                scale = batch_scale(batch.rewards) if self._scales_batches else 1.0
-                step = await self._training.step(batch.number, scale)
+                step = await self._training.step(batch.number, batch.scale)
                 weights = await self._training.weights()
                 num_samples = sum(len(group.rewards) for group in batch.in_index_order)
-                metrics = batch.metrics(step, scale) | self._pace(num_samples)
+                metrics = batch.metrics(step) | self._pace(num_samples)
                 if self._exact:
                     _watch_ratio(metrics)
                 new = NewVersion(weights, parent_record, batch.in_index_order, metrics, began)

@@ -5,9 +5,10 @@ one device they are made one at a time. Real devices are in `shared.diffusion` a
 `services.trainer`; an emulated one is busy for the time that a cost profile says.
 """
 
+import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 from shared.devices.slices import GroupSlice
 from shared.messages.contracts import GenerateFragment
@@ -80,6 +81,15 @@ class Staged(Protocol):
         """Put them in use, between two fragments."""
 
 
+AdvantageKind = Literal["final", "centred", "excess"]
+"""What the advantages of a group are.
+
+final: as they count in the gradient. centred: still to be divided by the standard deviation of the
+batch. excess: centred ones, trained already, which `algorithm.advantage_clip` turns out to reach:
+the gradient of what they have beyond it is taken away again.
+"""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupData:
     """The stored data of a group."""
@@ -91,12 +101,17 @@ class GroupData:
     """One per sample."""
     staleness: int = 0
     """Batch number minus the policy version that generated it."""
+    kind: AdvantageKind | None = None
+    """What its advantages are; None: as the scheduler sends them (`Tables.batch_std`)."""
+    limit: float = math.inf
+    """excess: only what they have beyond this counts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupGradient:
     gradient: bytes
-    """Gradient of the trained parameters, float32 at least, with the batch's denominator."""
+    """Gradient of the trained parameters, float32 at least, with the batch's denominator; of
+    centred advantages, what does not depend on them apart (`REST`)."""
     tally: Mapping[str, float]
     shortage: MemoryShortage | None = None
     """What did not fit at first, if anything."""
@@ -190,8 +205,9 @@ class Training(Protocol):
         """
 
     async def step(self, batch: int, scale: float = 1.0) -> dict[str, float]:
-        """Sum what all devices have added up, multiplied by ``scale``, take the optimizer step of
-        the batch, and give every device the new weights. Return its metrics; a gradient that is
+        """Sum what all devices have added up, what is in proportion to centred advantages
+        multiplied by ``scale``, take the optimizer step of the batch, and give every device the new
+        weights. Return its metrics; a gradient that is
         not finite takes no step.
 
         Raises:

@@ -1,13 +1,16 @@
 """From rewards to advantages: how much better a sample is than the others of its group (GRPO)."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 EPSILON = 1e-4
 
 Over = Literal["group", "batch"]
+
+Scored = tuple[Sequence[float | None], Mapping[str, Sequence[float | None]]]
+"""Rewards of a group's samples, and the scores that make them up by the names of their scorers."""
 
 
 def group_advantages(rewards: Sequence[float], *, std: float | None = None) -> tuple[float, ...]:
@@ -54,8 +57,18 @@ def population_std(values: Sequence[float]) -> float:
 
 def batch_scale(rewards: Sequence[float]) -> float:
     """Returns the factor that turns a batch's gradient by centred advantages into the gradient by
-    advantages over the standard deviation of the whole batch, which is known last."""
-    return 1 / (population_std(rewards) + EPSILON)
+    advantages over the standard deviation of the whole batch, which is known last; 1 if no sample
+    has a reward, and so every advantage is 0."""
+    return 1 / (population_std(rewards) + EPSILON) if rewards else 1.0
+
+
+def excess(advantages: Sequence[float], limit: float) -> tuple[float, ...]:
+    """Returns what advantages have beyond a limit on either side; 0 for those within it.
+
+    >>> excess([-1.0, 3.0], 2.5)
+    (0.0, 0.5)
+    """
+    return tuple(each - max(-limit, min(limit, each)) for each in advantages)
 
 
 def with_reward(rewards: Sequence[float | None]) -> list[int]:
@@ -89,11 +102,37 @@ class Advantages:
         A sample without a reward counts in no mean; its advantage is 0, as are all of a group that
         is dropped (`why_dropped`).
         """
+        return self._known(rewards, parts, self._of)
+
+    def of_batch(self, groups: Sequence[Scored]) -> list[tuple[float, ...]]:
+        """Return the advantages of a whole batch's groups, over the standard deviations of all of
+        its rewards, or of all scores of each scorer; whatever `std` says."""
+        known = [(rewards, parts, with_reward(rewards)) for rewards, parts in groups]
+        columns = [
+            (weight, [value for _, parts, among in known for value in _picked(parts[name], among)])
+            for name, weight in self.weights
+        ] or [(1.0, [value for rewards, _, among in known for value in _picked(rewards, among)])]
+        scales = [weight * batch_scale(values) for weight, values in columns]
+
+        def of(rewards: Sequence[float], parts: Mapping[str, Sequence[float]]) -> Iterable[float]:
+            compared = [parts[name] for name, _ in self.weights] or [rewards]
+            centred_ones = zip(*map(centred, compared), strict=True)
+            return (_weighted(scales, values) for values in centred_ones)
+
+        return [self._known(*scored, of) for scored in groups]
+
+    def _known(
+        self,
+        rewards: Sequence[float | None],
+        parts: Mapping[str, Sequence[float | None]],
+        of: Callable[[Sequence[float], Mapping[str, Sequence[float]]], Iterable[float]],
+    ) -> tuple[float, ...]:
+        """Return what ``of`` says of the samples that count, and 0 for the others."""
         known = [] if self.why_dropped(rewards) else with_reward(rewards)
         found: Iterator[float] = iter(())
         if known:
             picked = {name: _picked(scores, known) for name, scores in parts.items()}
-            found = iter(self._of(_picked(rewards, known), picked))
+            found = iter(of(_picked(rewards, known), picked))
         return tuple(next(found) if sample in known else 0.0 for sample in range(len(rewards)))
 
     def why_dropped(self, rewards: Sequence[float | None]) -> str | None:
@@ -111,8 +150,10 @@ class Advantages:
             return centred(rewards)
         if not self.weights:
             return group_advantages(rewards)
-        columns = [
-            [weight * value for value in group_advantages(parts[name])]
-            for name, weight in self.weights
-        ]
-        return tuple(math.fsum(values) for values in zip(*columns, strict=True))
+        weights = [weight for _, weight in self.weights]
+        columns = [group_advantages(parts[name]) for name, _ in self.weights]
+        return tuple(_weighted(weights, values) for values in zip(*columns, strict=True))
+
+
+def _weighted(weights: Sequence[float], values: Sequence[float]) -> float:
+    return math.fsum(weight * value for weight, value in zip(weights, values, strict=True))

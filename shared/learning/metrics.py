@@ -35,6 +35,10 @@ STEP_METRICS: Mapping[str, Metric] = {
         "states", "unlike states that the samples of a group begin at, mean over groups, with "
         "`sampling.shared_noise`: 1, or more where its devices compute unlike; 0 without",
     ),
+    "rows_trained_again": Metric(
+        "rows", "with `advantage_std` batch: those that `algorithm.advantage_clip` reaches, which "
+        "is known last",
+    ),
     "loss": Metric("1", "sum over rows, divided by the number of rows in the batch"),
     "kl": Metric("1", "mean divergence from the base model; 0 if `algorithm.kl_beta` is 0"),
     "approx_kl": Metric(

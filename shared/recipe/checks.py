@@ -119,6 +119,7 @@ def _check_devices(tables: Tables) -> None:
     _check_full(tables)
     _check_updates(tables)
     _check_old_policy(tables)
+    _check_held(tables)
     _check_streamed(tables)
     if tables.largest_weight is not None:
         _check_weights(tables)
@@ -174,10 +175,14 @@ def _check_updates(tables: Tables) -> None:
             "trainer.updates: rollout devices do not have the weights in between; set it to 1, or "
             "rollout.can_train to false"
         )
-    if tables.algorithm.advantage_std == "batch":
+
+
+def _check_held(tables: Tables) -> None:
+    if tables.batch_std == "held" and tables.rollout.can_train:
         raise ValueError(
-            'trainer.updates: algorithm.advantage_std "batch" is known after the last group only; '
-            'set it to 1, or advantage_std to "group"'
+            'rollout.can_train: with algorithm.advantage_std "batch" and this algorithm or '
+            'rewards "normalised", no group can be trained before the batch is scored; set it to '
+            'false, or advantage_std to "group"'
         )
 
 

@@ -6,7 +6,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from shared.learning.algorithms import ALGORITHMS, DEFAULT, DecayKind, Method, Variant
+from shared.learning.algorithms import ALGORITHMS, DEFAULT, DecayKind, Variant
 from shared.learning.windows import Moves, Windows
 from shared.recipe.fields import NonNegative, Positive, Rate, Sigma, Table
 
@@ -225,6 +225,11 @@ class Algorithm(Table):
         """Limit at which advantages are clipped; those that are still to be scaled are not."""
         return math.inf if self.advantage_std == "batch" else self.advantage_clip
 
+    @property
+    def has_rest(self) -> bool:
+        """Whether a part of the loss does not depend on the advantage: the KL, or a constant."""
+        return self.kl_beta > 0 or ALGORITHMS[self.name].has_constant
+
     @model_validator(mode="after")
     def _parts_agree(self) -> Self:
         if self.name not in ALGORITHMS:
@@ -237,8 +242,6 @@ class Algorithm(Table):
             raise ValueError(
                 f'stale_loss: "decoupled" is not defined for {self.name}; use "bypass"'
             )
-        if self.advantage_std == "batch":
-            self._check_batch_std(method)
         if not method.has_old_policy:
             self._check_no_old_policy()
         return self
@@ -250,13 +253,3 @@ class Algorithm(Table):
                     f"{key}: {self.name} is trained on its own samples, without an old policy; "
                     'leave it out, or set name to "diffusion-nft"'
                 )
-
-    def _check_batch_std(self, method: Method) -> None:
-        """Groups are trained before the last reward is known, so the whole gradient is scaled when
-        it is: nothing may be in it that is not in proportion to the advantages."""
-        if self.kl_beta > 0:
-            raise ValueError('advantage_std: "batch" cannot go with kl_beta; set kl_beta to 0')
-        if not method.linear_in_advantage:
-            raise ValueError(f'advantage_std: "batch" is not defined for {self.name}; use "group"')
-        if self.rewards == "normalised":
-            raise ValueError('advantage_std: "batch" cannot go with rewards "normalised"')

@@ -74,6 +74,8 @@ class RunSchedule(Schedule):
 
     deterministic: bool = False
     """`trainer.deterministic`: the trainer takes groups by their index, and waits for each."""
+    holds_groups: bool = False
+    """Whether the trainer holds groups until it has all of the batch (`Tables.batch_std`)."""
     gradient_help: bool = False
     """`rollout.can_train`: rollout devices that can hold what it takes compute gradients while the
     trainer is behind."""

@@ -236,7 +236,35 @@ class Tables(Table):
             "max_staleness": table.staleness_limit,
             "deterministic": self.trainer.deterministic,
             "gradient_help": self.rollout.can_train and pipelined,
+            "holds_groups": self.batch_std == "held",
         })  # fmt: skip
+
+    @property
+    def batch_std(self) -> Literal["late", "held"] | None:
+        """How groups are trained if advantages are over the standard deviation of the batch, which
+        is known last.
+
+        late: by centred advantages as they come, and their gradient is scaled at the step; what
+        does not depend on advantages is summed apart. held: not before the last reward is known.
+        So where one factor will not do, and where a second sum would be of all weights.
+        """
+        table = self.algorithm
+        if table.advantage_std == "group":
+            return None
+        method, full = ALGORITHMS[table.name], self.model.trained == "full"
+        one_factor = table.rewards == "sum" and method.linear_in_advantage
+        return "late" if one_factor and not (full and table.has_rest) else "held"
+
+    @property
+    def trains_zeros(self) -> bool:
+        """Whether samples without advantage have a gradient: the KL's, or the pull to an old
+        policy."""
+        return self.algorithm.kl_beta > 0 or self.keeps_old_policy
+
+    @property
+    def sums_apart(self) -> bool:
+        """Whether the gradient of what does not depend on advantages is a sum of its own."""
+        return self.batch_std == "late" and self.algorithm.has_rest
 
     @property
     def advantages(self) -> Advantages:

@@ -184,6 +184,8 @@ def _should_lend(plan: Plan, state: State, trainer: WorkerState, now: float) -> 
 
 def has_ready(plan: Plan, batch: BatchState, trainer: WorkerState) -> bool:
     """Whether a group is ready for the trainer."""
+    if plan.schedule.holds_groups and not all(group.sent for group in batch.groups):
+        return False
     for group in batch.groups:
         if group.sent and trainer.address not in group.trained_by:
             return True

@@ -75,7 +75,7 @@ class GroupFetcher:
     ) -> None:
         """``check``: looks at each stored fragment, in a thread."""
         self._check = check
-        self._skips_zeros = recipe.algorithm.kl_beta == 0 and not recipe.keeps_old_policy
+        self._skips_zeros = not recipe.trains_zeros and recipe.batch_std != "held"
         self._bus = context.bus
         self._store = context.store
         self._cache = cache
@@ -154,7 +154,7 @@ class GroupFetcher:
                 return None
         if self._skips_zeros and not any(command.advantages):
             return AdmittedGroup(command, None)
-        data = await self._data(command)
+        data = await self.data(command)
         return None if data is None else AdmittedGroup(command, data)
 
     async def _admits(
@@ -181,7 +181,7 @@ class GroupFetcher:
             raise ContractError(f"{ref.key} is not a gradient of batch {command.batch}")
         return GroupGradient(gradient=await self._store.get(ref), tally=contribution.tally)
 
-    async def _data(self, command: TrainGroup) -> GroupData | None:
+    async def data(self, command: TrainGroup) -> GroupData | None:
         """Fetch what is stored of the group; None, having refused them, if fragments are faulty."""
         stored = [fragment.stored for fragment in command.fragments]
         # The conditions of one prompt are one object, or few: each is read once.

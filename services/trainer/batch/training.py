@@ -1,21 +1,25 @@
 """Brings one batch into the gradient: groups are trained, added or skipped, each exactly once.
 
-The metrics of the batch that need no network are computed here as well, from its trained groups.
+Advantages over the standard deviation of the batch are known with its last reward. Until then
+groups are trained by centred ones, or held, as `Tables.batch_std` says. Centred ones may turn out
+to be beyond the clip: what they have too much is then trained once more, and taken away. After the
+first update, which waits for the last reward, all others train by the advantages themselves. They
+are those of all rewards together, so if one of them changes afterwards, the batch begins again.
 """
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import AsyncGenerator, AsyncIterator
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from services.trainer.batch.fetcher import AdmittedGroup, GroupFetcher
+from services.trainer.batch.measures import batch_metrics, of_all_steps
 from services.trainer.devices.pool import DevicePool, Outcome, QueuedGroup
 from shared.devices.protocols import GroupData, GroupGradient, Training
 from shared.devices.slices import LAST_GROUPS
 from shared.errors import ContractError, OutOfMemory, Untrainable
-from shared.learning.advantages import population_std
-from shared.learning.metrics import of_scorer
+from shared.learning.advantages import Scored, batch_scale
 from shared.messages.contracts import GroupTrained, TrainGroup
 from shared.process.worker import WorkerContext
 from shared.recipe.recipe import Recipe
@@ -36,38 +40,45 @@ class BatchInTraining:
     """Groups that are in the gradient or on their way; whatever comes twice counts once."""
     trained: dict[int, TrainedGroup] = field(default_factory=dict)
     """Groups that are in the gradient."""
-    advantages: dict[int, tuple[float, ...]] = field(default_factory=dict)
-    """Advantages that the samples of these groups were trained with."""
+    commands: dict[int, TrainGroup] = field(default_factory=dict)
+    """What the scheduler says of the groups that are counted."""
+    final: dict[int, tuple[float, ...]] = field(default_factory=dict)
+    """Advantages of all groups over the standard deviation of the batch, once they are known."""
+    num_taken: int = 0
+    """Number of groups of the part that are in the gradient or on their way."""
+    scale: float = 1.0
+    """What the optimizer step of this part multiplies the gradient of centred advantages by."""
+    num_again: int = 0
+    """Number of rows that were trained again, because the clip reaches them."""
     seconds: float = 0.0
     """Seconds that the trainer was busy with these groups."""
-    outcomes: asyncio.Queue[Outcome] = field(default_factory=asyncio.Queue)
+    outcomes: asyncio.Queue[Outcome | None] = field(default_factory=asyncio.Queue)
+    """None: all rewards are known."""
 
     @property
     def in_index_order(self) -> tuple[TrainedGroup, ...]:
         return tuple(self.trained[index] for index in sorted(self.trained))
 
     @property
-    def rewards(self) -> list[float]:
-        """Rewards of the samples that could be scored."""
-        every = (reward for group in self.in_index_order for reward in group.rewards)
-        return [reward for reward in every if reward is not None]
+    def scored(self) -> list[Scored]:
+        """Rewards of the counted groups, by their index, and the scores that make them up."""
+        return [_scored(self.commands[index]) for index in sorted(self.counted)]
 
     @property
     def part_is_trained(self) -> bool:
         return all(index in self.trained for index in self.part)
 
-    def metrics(self, last_step: dict[str, float], scale: float) -> dict[str, float]:
-        """Return the metrics of the batch.
-
-        ``last_step``: those of the optimizer step that makes the version. ``scale``: what its
-        gradient, and so its advantages, are multiplied by.
-        """
-        ordered = (self.advantages[index] for index in sorted(self.trained))
-        advantages = [scale * each for group in ordered for each in group]
+    def metrics(self, last_step: dict[str, float]) -> dict[str, float]:
+        """Return the metrics of the batch; ``last_step``: those of the optimizer step that makes
+        the version."""
+        groups = sorted(self.trained)
+        ordered = (self.final.get(index, self.commands[index].advantages) for index in groups)
+        advantages = [each for group in ordered for each in group]
         return {
             **batch_metrics(self.number, self.in_index_order, advantages),
+            "rows_trained_again": float(self.num_again),
             "train_seconds": self.seconds,
-            **_of_all_steps([*self.steps, last_step]),
+            **of_all_steps([*self.steps, last_step]),
         }
 
 
@@ -87,6 +98,11 @@ class BatchTraining:
         self._trained_samples = recipe.trained_samples
         self._part_size = recipe.batch.groups // recipe.trainer.updates
         self._deterministic = recipe.trainer.deterministic
+        self._batch_std = recipe.batch_std
+        self._algorithm = recipe.algorithm
+        self._advantages = recipe.advantages
+        self._window = recipe.sampling.window
+        self._trained_samples = recipe.trained_samples
         self._bus = context.bus
         self._worker = context.worker
 
@@ -132,21 +148,47 @@ class BatchTraining:
             async for index, group in in_order(groups, self._deterministic):
                 if index not in batch.counted:
                     batch.counted.add(index)
-                    if index in batch.part:
-                        await self._take(batch, group)
-                    else:
-                        batch.held.append(group)
+                    batch.commands[index] = group.command
+                    batch.held.append(group)
+                    if self._batch_std != "held":
+                        await self._take_part(batch)
+                    if self._all_known(batch):
+                        await self._all_are_known(batch)
+
+    def _all_known(self, batch: BatchInTraining) -> bool:
+        """Whether every reward of the batch is known."""
+        return len(batch.counted) == self._num_groups
+
+    async def _all_are_known(self, batch: BatchInTraining) -> None:
+        if self._batch_std == "held":
+            batch.final = dict(enumerate(self._advantages.of_batch(batch.scored)))
+            await self._take_part(batch)
+        batch.outcomes.put_nowait(None)
+
+    async def _take_part(self, batch: BatchInTraining) -> None:
+        """Take the groups that the next optimizer step is made of, as far as they are there."""
+        held, batch.held = batch.held, []
+        batch.held += [group for group in held if group.command.group not in batch.part]
+        for group in held:
+            if group.command.group in batch.part:
+                await self._take(batch, group)
 
     async def _take(self, batch: BatchInTraining, group: AdmittedGroup) -> None:
-        command, tell = group.command, batch.outcomes.put_nowait
-        match group.work:
+        command, work, tell = group.command, group.work, batch.outcomes.put_nowait
+        final = batch.final.get(command.group)
+        batch.num_taken += 1
+        if isinstance(work, GroupData) and final is not None:
+            is_zero = not (any(final) or self._algorithm.has_rest)
+            work = None if is_zero else replace(work, advantages=final, kind="final")
+        match work:
             case GroupData() as data:
-                num_taken = sum(index in batch.part for index in batch.counted)
-                is_last = self._part_size - num_taken < LAST_GROUPS
+                is_last = self._part_size - batch.num_taken < LAST_GROUPS
                 queued = QueuedGroup(command=command, data=data, tell=tell, is_last=is_last)
                 await self._pool.train(queued)
             case GroupGradient() as part:
                 try:
+                    if final is not None:
+                        raise ContractError("the gradient of centred advantages comes too late")
                     await self._training.add(part)
                 except ContractError as error:
                     tell(Outcome(command, error=error))
@@ -159,33 +201,84 @@ class BatchTraining:
     async def _finish(self, batch: BatchInTraining) -> None:
         while len(batch.trained) < self._num_groups:
             outcome = await batch.outcomes.get()
-            if isinstance(outcome.error, OutOfMemory | Untrainable):  # partly in the gradient
-                if isinstance(outcome.error, Untrainable):
-                    await self._fetcher.fail(outcome.command, outcome.error)
+            if outcome is not None:
+                await self._ended(batch, outcome)
+            waits = self._batch_std is not None and not self._all_known(batch)
+            if batch.part_is_trained and not waits:
+                if self._batch_std == "late" and not batch.final:
+                    await self._scale(batch)
+                if batch.part.stop < self._num_groups:
+                    await self._step_between(batch)
+
+    async def _ended(self, batch: BatchInTraining, outcome: Outcome) -> None:
+        """Count a group that is in the gradient, or have it sent again.
+
+        Raises:
+            OutOfMemory, Untrainable: if the batch has to be begun again.
+        """
+        if outcome.error is None:
+            await self._trained(batch, outcome)
+            return
+        if not isinstance(outcome.error, OutOfMemory):
+            await self._fetcher.fail(outcome.command, outcome.error)
+        if isinstance(outcome.error, OutOfMemory | Untrainable):  # partly in the gradient
+            raise outcome.error
+        if batch.final:
+            raise Untrainable(f"others are trained by its rewards: {outcome.error}")
+        batch.counted.discard(outcome.command.group)
+        batch.num_taken -= 1
+
+    async def _scale(self, batch: BatchInTraining) -> None:
+        """Find what the gradient of centred advantages is multiplied by, now that every reward is
+        known; take away what the clip does."""
+        rewards = [each for rewards, _ in batch.scored for each in rewards]
+        batch.scale = batch_scale([each for each in rewards if each is not None])
+        await self._take_excess_away(batch)
+        batch.final = {
+            index: tuple(batch.scale * each for each in command.advantages)
+            for index, command in batch.commands.items()
+        }
+
+    async def _take_excess_away(self, batch: BatchInTraining) -> None:
+        """Train again what centred advantages of this part have beyond the clip."""
+        ended: asyncio.Queue[Outcome] = asyncio.Queue()
+        num_begun, limit = 0, self._algorithm.advantage_clip / batch.scale
+        for index in batch.part:
+            command = batch.commands[index]
+            num_beyond = sum(abs(each) > limit for each in command.advantages)
+            if not num_beyond:
+                continue
+            data = await self._fetcher.data(command)
+            if data is None:
+                raise await self._failed(command, ContractError("its samples are gone"))
+            again = replace(data, kind="excess", limit=limit)
+            await self._pool.train(QueuedGroup(command=command, data=again, tell=ended.put_nowait))
+            num_begun += 1
+            batch.num_again += self._window * min(num_beyond, self._trained_samples)
+        for _ in range(num_begun):
+            outcome = await ended.get()
+            if isinstance(outcome.error, ContractError):
+                raise await self._failed(outcome.command, outcome.error)
+            if outcome.error is not None:
                 raise outcome.error
-            if outcome.error is None:
-                await self._trained(batch, outcome)
-            else:
-                batch.counted.discard(outcome.command.group)
-                await self._fetcher.fail(outcome.command, outcome.error)
-            if batch.part_is_trained and batch.part.stop < self._num_groups:
-                await self._step_between(batch)
+            batch.seconds += self._seconds(outcome)
+
+    async def _failed(self, command: TrainGroup, error: ContractError) -> Untrainable:
+        """Have a group that is in the gradient already sent again; return why the batch begins
+        again."""
+        await self._fetcher.fail(command, error)
+        return Untrainable(str(error))
 
     async def _step_between(self, batch: BatchInTraining) -> None:
         """The weights after it are no version: nobody else ever sees them."""
         async with self._pool.all_held():
-            batch.steps.append(await self._training.step(batch.number))
+            batch.steps.append(await self._training.step(batch.number, batch.scale))
+        batch.scale, batch.num_taken = 1.0, 0
         batch.part = range(batch.part.stop, batch.part.stop + self._part_size)
-        held, batch.held = batch.held, []
-        for group in held:
-            if group.command.group in batch.part:
-                await self._take(batch, group)
-            else:
-                batch.held.append(group)
+        await self._take_part(batch)
 
     async def _trained(self, batch: BatchInTraining, outcome: Outcome) -> None:
-        command = outcome.command
-        seconds = outcome.device_seconds / len(self._training.devices)  # as if side by side
+        command, seconds = outcome.command, self._seconds(outcome)
         if seconds:
             STAGE_SECONDS.labels(stage="trainer").observe(seconds)
         self._worker.num_done += 1
@@ -200,22 +293,18 @@ class BatchTraining:
             )
         )
         batch.trained[command.group] = _record(command)
-        batch.advantages[command.group] = command.advantages
+
+    def _seconds(self, outcome: Outcome) -> float:
+        """Return the seconds that the devices were busy, as if side by side."""
+        return outcome.device_seconds / len(self._training.devices)
 
 
-def _of_all_steps(steps: list[dict[str, float]]) -> dict[str, float]:
-    """Return the last step's metrics, which count all rows of the batch; but the loss and the
-    metrics of a gradient, which each step has its own, over all of them."""
-    num = len(steps)
-    if num == 1:
-        return steps[0]
-    norms = [step["grad_norm"] for step in steps]
-    return {
-        **steps[-1],
-        "loss": steps[-1]["loss"] / num,
-        "grad_norm": sum(norms) / num,
-        "skipped_not_finite": sum(step["skipped_not_finite"] for step in steps),
-    }
+def _scored(command: TrainGroup) -> Scored:
+    names = command.fragments[0].parts
+    return (
+        [reward for f in command.fragments for reward in f.rewards],
+        {name: [score for f in command.fragments for score in f.parts[name]] for name in names},
+    )
 
 
 def _record(command: TrainGroup) -> TrainedGroup:
@@ -259,44 +348,3 @@ async def in_order(
         while following in held:
             yield following, held.pop(following)
             following += 1
-
-
-def batch_metrics(
-    batch: int, groups: Sequence[TrainedGroup], advantages: Sequence[float]
-) -> dict[str, float]:
-    """Return the metrics of rewards, advantages and staleness.
-
-    ``advantages``: those of all samples, as they count in the gradient. Means of rewards and scores
-    are over the samples that could be scored; 0 if none could.
-    """
-    num_samples = len(advantages)
-    rewards = _known(reward for group in groups for reward in group.rewards)
-    stale = sum((batch - group.policy_version) * len(group.rewards) for group in groups)
-    found = {
-        "reward_mean": _mean(rewards),
-        "reward_std": _deviation(rewards),
-        "failed_fraction": 1 - len(rewards) / num_samples,
-        "dropped_groups": float(sum(group.dropped is not None for group in groups)),
-        "advantage_mean": _mean(advantages),
-        "advantage_std": population_std(advantages),
-        "advantage_min": min(advantages),
-        "advantage_max": max(advantages),
-        "staleness_mean": stale / num_samples,
-    }
-    for scorer in groups[0].parts:
-        scores = _known(score for group in groups for score in group.parts[scorer])
-        found[of_scorer("reward_mean", scorer)] = _mean(scores)
-        found[of_scorer("reward_std", scorer)] = _deviation(scores)
-    return found
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / max(1, len(values))
-
-
-def _deviation(values: Sequence[float]) -> float:
-    return population_std(values) if values else 0.0
-
-
-def _known(values: Iterable[float | None]) -> list[float]:
-    return [value for value in values if value is not None]

@@ -238,7 +238,8 @@ class Follower:
             return Message("unknown")
         self.engine.num_steps = values["num_steps"]
         chunk = values["chunk"] and Chunk(*values["chunk"])
-        shortage = self.engine.train(group.sliced(read_slice(values["cut"])), chunk)
+        part = group.sliced(read_slice(values["cut"]))
+        shortage = self.engine.train(part, chunk, values["kind"])
         return Message("trained", {"shortage": shortage and shortage.model_dump()})
 
     def _tally(self, message: Message) -> Message:
@@ -274,6 +275,8 @@ class Follower:
             conditions=conditions,
             advantages=tuple(message.values["advantages"]),
             staleness=message.values["staleness"],
+            kind=message.values["kind"],
+            limit=message.values["limit"],
         )
         read = self.engine.read(data)
         self._groups.append((number, read))

@@ -263,6 +263,8 @@ class FollowingRank:
             "advantages": list(group.advantages),
             "staleness": group.staleness,
             "num_steps": self.first.num_steps,
+            "kind": group.kind,
+            "limit": group.limit,
         }
         message = Message("train", values, blobs)
         self._asked = (message, group)
@@ -329,7 +331,7 @@ class ShardedRanks:
             for rank, share in zip(self.others, theirs, strict=True):
                 rank.begin(group, share, chunk)
             together(
-                lambda: self.engine.train(read.sliced(mine)),
+                lambda: self.engine.train(read.sliced(mine), kind=group.kind),
                 others=[rank.finish for rank in self.others],
             )
 

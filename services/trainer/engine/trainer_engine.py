@@ -14,7 +14,13 @@ from torch.optim import AdamW
 from services.trainer.engine.checkpoint import Restoration, checkpoint_tensors
 from services.trainer.engine.world import this_rank
 from shared.devices.chunks import Chunk
-from shared.devices.protocols import GroupData, GroupGradient, SamplingWeights, Snapshot
+from shared.devices.protocols import (
+    AdvantageKind,
+    GroupData,
+    GroupGradient,
+    SamplingWeights,
+    Snapshot,
+)
 from shared.devices.slices import GroupSlice
 from shared.diffusion.device import fits
 from shared.diffusion.policy import LoadedPolicy, load_policy
@@ -23,6 +29,7 @@ from shared.diffusion.shards import HostPart, host_parts
 from shared.diffusion.training.gradient import REMEDY, AutoChunkedGradient, words_of
 from shared.diffusion.training.group_gradient import add_gradient, read_gradient
 from shared.diffusion.training.rows import TrainingGroup, read_group
+from shared.diffusion.training.sums import in_proportion, of_rest
 from shared.learning.algorithms import old_policy_decay
 from shared.messages.workers import MemoryShortage
 from shared.recipe.recipe import Recipe
@@ -184,17 +191,23 @@ class TrainerEngine:
         """
         return read_group(self._recipe, group)
 
-    def train(self, group: TrainingGroup, chunk: Chunk | None = None) -> MemoryShortage | None:
+    def train(
+        self,
+        group: TrainingGroup,
+        chunk: Chunk | None = None,
+        kind: AdvantageKind | None = None,
+    ) -> MemoryShortage | None:
         """Add the gradient of a group, or of a slice of one, in chunks of the best size found, or
-        of this one; return what did not fit at first, if anything.
+        of this one; return what did not fit at first, if anything. ``kind``: what its advantages
+        are, if not what the scheduler sends.
 
         Raises:
             OutOfMemory: if the batch has to be begun again.
         """
         if chunk is None:
-            return self._tuned.accumulate(group)
+            return self._tuned.accumulate(group, kind)
         with fits(self._loaded.device, f"training {words_of(chunk)} in one pass", REMEDY):
-            self._transaction.accumulate(group, chunk)
+            self._transaction.accumulate(group, chunk, kind)
         return None
 
     def skip(self, num_samples: int) -> None:
@@ -204,20 +217,22 @@ class TrainerEngine:
     def read_gradient(self, part: GroupGradient) -> dict[str, Tensor]:
         """Unpack the gradient of each parameter that was computed elsewhere, at the weights in use
         here; raises ContractError if it was not."""
-        return read_gradient(part, self._parameters, self._digest or self.weights_digest())
+        digest, apart = self._digest or self.weights_digest(), self._recipe.sums_apart
+        return read_gradient(part, self._parameters, digest, apart=apart)
 
     def add(self, gradient: Mapping[str, Tensor], tally: Mapping[str, float]) -> None:
         """Add a gradient of other rows of this batch, and what happened to them."""
-        add_gradient(self._parameters, gradient)
+        add_gradient(self._parameters, in_proportion(gradient))
+        rest = of_rest(gradient).items()
+        self._transaction.rest.add({n: t.to(self._parameters[n].device) for n, t in rest})
         self._transaction.tally.merge(tally)
 
     def gradient(self) -> dict[str, Tensor]:
-        """Copy the gradient that the groups of this batch have added up to so far."""
-        return {
-            name: parameter.grad.detach().clone()
-            for name, parameter in self._parameters.items()
-            if parameter.grad is not None
-        }
+        """Copy the gradient that the groups of this batch have added up to so far, in one sum or in
+        both."""
+        held = {name: each.grad for name, each in self._parameters.items()}
+        sums = {**held, **self._transaction.rest.named()}
+        return {name: each.detach().clone() for name, each in sums.items() if each is not None}
 
     @property
     def tally(self) -> dict[str, float]:
@@ -231,7 +246,7 @@ class TrainerEngine:
     def step(self, batch: int, scale: float = 1.0) -> dict[str, float]:
         """Take the optimizer step of the batch and return its metrics.
 
-        ``scale`` multiplies the whole gradient, if its advantages were only centred. A gradient
+        ``scale`` multiplies what is in proportion to advantages that were only centred. A gradient
         that is not finite takes no step; the weights stay as they were.
         """
         table = self._recipe.trainer
@@ -239,9 +254,9 @@ class TrainerEngine:
         for group in self._optimizer.param_groups:
             group["lr"] = rate
         self._fill_gradient()
+        self._transaction.join(self._parameters, scale)
         if self._recipe.trainer.ranks > 1:
             sum_gradients(self._parameters.values())
-        self._scale_gradient(scale)
         norm = clip_gradients(
             (each.grad for each in self._parameters.values() if each.grad is not None),
             table.max_grad_norm,
@@ -283,12 +298,6 @@ class TrainerEngine:
             self._beside.follow(old_policy_decay(kind, batch * updates + done))
         self._settle()
 
-    def _scale_gradient(self, scale: float) -> None:
-        if scale != 1.0:
-            for parameter in self._parameters.values():
-                assert parameter.grad is not None
-                parameter.grad.mul_(scale)
-
     def _fill_gradient(self) -> None:
         """Give the optimizer zeros where every group was skipped."""
         for parameter in self._parameters.values():
@@ -305,7 +314,8 @@ class EngineDevice:
 
     async def accumulate(self, group: GroupData, group_slice: GroupSlice) -> MemoryShortage | None:
         read = await self.groups.read(group)
-        return await asyncio.to_thread(self.engine.train, read.sliced(group_slice))
+        part = read.sliced(group_slice)
+        return await asyncio.to_thread(self.engine.train, part, kind=group.kind)
 
 
 class ParsedGroups:

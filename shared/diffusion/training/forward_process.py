@@ -69,6 +69,9 @@ class FinishedGroup:
             advantages=self.advantages[these],
         )
 
+    def with_advantage(self) -> "FinishedGroup":
+        return self.picked(self.advantages.nonzero().flatten().tolist())
+
     def sliced(self, group_slice: GroupSlice) -> "FinishedGroup":
         samples = slice(group_slice.samples.start, group_slice.samples.stop)
         steps = group_slice.steps(self.shape[1])

@@ -4,7 +4,12 @@ TSP: samples and denoising steps are flattened into rows, sample by sample, so t
 backward pass trains several steps of several samples, whatever fragments they came from. The last
 chunk may be smaller, in samples and in steps: rows carry the batch's denominator.
 
-A group without advantage has no gradient unless there is a KL term: it need not be trained.
+A sample without advantage has no gradient unless there is a KL term: it need not be trained.
+
+Advantages may be centred only, until the standard deviation of the batch is known: then what is in
+proportion to them is summed apart from all else (`training.sums`). Both gradients come from one
+forward pass where the graph may be walked twice; where activations are computed again, or weights
+gathered, each has a forward pass of its own.
 
 Between two groups others may use the network, with the same weights and without gradients: the
 state that a pass needs is set before each group.
@@ -12,7 +17,6 @@ state that a pass needs is set before each group.
 The sizes of its chunks are measured while it goes on, until the best is known.
 """
 
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -20,15 +24,16 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import saved_tensors_hooks
 
-from shared.devices.chunks import Chunk, Measurement, make_tuner
+from shared.devices.chunks import Chunk, make_tuner
+from shared.devices.protocols import AdvantageKind
 from shared.diffusion.device import device_bytes, fits
 from shared.diffusion.models import Conditions, ModelAdapter, taken
 from shared.diffusion.policy import LoadedPolicy
-from shared.diffusion.ranks import local_shard
-from shared.diffusion.training.objective import Behaviour, evaluate
+from shared.diffusion.training.measurement import measured
+from shared.diffusion.training.objective import Behaviour, LossTerms, evaluate
 from shared.diffusion.training.rows import MergesRows, Rows, TrainingGroup
+from shared.diffusion.training.sums import Rest
 from shared.diffusion.training.tally import Tally
 from shared.diffusion.weights import trained_parameters
 from shared.diffusion.weights_beside import WeightsBeside
@@ -61,6 +66,12 @@ class GradientTransaction:
     """Number of rows that the network has computed with a gradient, ever."""
     _adapter: list[Any] | None = None
     """The adapter's layers, once they are known: looking for them takes a small pass's time."""
+    kind: AdvantageKind = "final"
+    """What advantages are, where a group does not say it."""
+    one_forward: bool = True
+    """Whether two backward passes may follow one forward pass."""
+    rest: Rest = field(default_factory=Rest)
+    """Gradient of what does not depend on advantages, while these are centred only."""
 
     @classmethod
     def of(
@@ -74,11 +85,14 @@ class GradientTransaction:
             guidance=recipe.model.guidance,
             largest_weight=recipe.largest_weight,
             beside=beside,
+            kind="centred" if recipe.batch_std == "late" else "final",
+            one_forward=not (recipe.trainer.gradient_checkpointing or recipe.trainer.sharded),
         )
 
     def begin(self) -> None:
         for parameter in trained_parameters(self.model.transformer).values():
             parameter.grad = None
+        self.rest = Rest()
         self.tally = Tally()
         self.num_skipped = 0
         self.num_steps = 0
@@ -100,7 +114,9 @@ class GradientTransaction:
         else:
             self.tally.check_weights(self.largest_weight)
 
-    def accumulate(self, group: TrainingGroup, chunk: Chunk) -> None:
+    def accumulate(
+        self, group: TrainingGroup, chunk: Chunk, kind: AdvantageKind | None = None
+    ) -> None:
         """Adds the gradient of one group, or a part of one, a chunk at a time.
 
         Raises:
@@ -110,32 +126,75 @@ class GradientTransaction:
         network.eval()  # as it samples: a replay equals its sample
         self._enable_adapter(True)
         device = next(each.device for each in network.parameters() if each.requires_grad)
-        if isinstance(group, MergesRows):
+        if isinstance(group, MergesRows) and kind != "excess":
             self.tally.note_states(group.num_states)
         for rows in group.rows(chunk, device):
             with torch.enable_grad():
-                self._accumulate_rows(rows, group.staleness + self.num_steps)
+                self._accumulate_rows(rows, group.staleness + self.num_steps, kind or self.kind)
 
-    def _accumulate_rows(self, rows: Rows, staleness: int) -> None:
-        behaviour = Behaviour(staleness == 0, self.largest_weight)
-        with taken(Untrainable):
-            found = evaluate(self.algorithm, rows, self, behaviour)
-        per_row = found.surrogate.per_row
-        rest = found.rest(self.algorithm.kl_beta)
-        if rest is not None:
-            per_row = per_row + rest
+    def _accumulate_rows(self, rows: Rows, staleness: int, kind: AdvantageKind) -> None:
+        def evaluated(algorithm: Algorithm) -> LossTerms:
+            with taken(Untrainable):
+                behaviour = Behaviour(staleness == 0, self.largest_weight)
+                return evaluate(algorithm, rows, self, behaviour)
+
+        if kind == "excess":
+            self.tally.loss += self._backward(-evaluated(self._alone).surrogate.per_row)
+            return
+        found = evaluated(self.algorithm if kind == "centred" else self._with_the_clip)
+        per_row, rest = found.surrogate.per_row, found.rest(self.algorithm.kl_beta)
+        if rest is None or kind == "final":
+            self.tally.loss += self._backward(per_row if rest is None else per_row + rest)
+        else:
+            again = None if self.one_forward else lambda: evaluated(self._alone).surrogate.per_row
+            self._backward_apart(per_row, rest, again)
         if found.divergence is not None:
             self.tally.kl += float(found.divergence.detach().sum())
-        loss = per_row.sum() / self.num_rows
-        if loss.requires_grad:  # not where all rows are of a network that is not trained
-            loss.backward()
-        self.tally.loss += float(loss.detach())
         self.tally.record(
             found.surrogate,
             rows.advantage,
             clip_range=self.algorithm.clip_range,
             staleness=staleness,
         )
+
+    def _backward(self, per_row: Tensor, *, is_first: bool = False) -> float:
+        """Adds the gradient of a loss per row (B,); returns the loss. ``is_first``: another one of
+        the same graph follows."""
+        loss = per_row.sum() / self.num_rows
+        if loss.requires_grad:  # not where all rows are of a network that is not trained
+            loss.backward(retain_graph=is_first)
+        return float(loss.detach())
+
+    def _backward_apart(
+        self, per_row: Tensor, rest: Tensor, again: Callable[[], Tensor] | None
+    ) -> None:
+        """Adds both gradients of the two parts (B,) of a loss, each to its sum. ``again`` computes
+        the first part by a forward pass of its own, if it has to have one."""
+        if again is None:
+            self.tally.loss += self._backward(per_row, is_first=True)
+        with self.rest.taking(trained_parameters(self.model.transformer)):
+            self.tally.rest_loss += self._backward(rest)
+        if again is not None:
+            self.tally.loss += self._backward(again())
+
+    def join(self, parameters: Mapping[str, nn.Parameter], scale: float) -> None:
+        """Makes one gradient of the two sums, in the ``grad`` fields of what the optimizer steps:
+        what is in proportion to the advantages, times ``scale``, and all else."""
+        self.rest.join(parameters, scale)
+        self.tally.loss = scale * self.tally.loss + self.tally.rest_loss
+        self.tally.rest_loss = 0.0
+
+    @property
+    def _alone(self) -> Algorithm:
+        """The algorithm of what is in proportion to the advantages."""
+        return self.algorithm.model_copy(update={"kl_beta": 0.0})
+
+    @property
+    def _with_the_clip(self) -> Algorithm:
+        """The algorithm of advantages that are divided by their standard deviation."""
+        if self.algorithm.advantage_std == "group":
+            return self.algorithm
+        return self.algorithm.model_copy(update={"advantage_std": "group"})
 
     def velocity(self, latents: Tensor, sigma: Tensor, conditions: Conditions) -> Tensor:
         """Returns velocities (B, ...) from latents (B, ...), sigma (B,), conditions of B rows."""
@@ -180,6 +239,8 @@ class GradientBefore:
     parameters: Mapping[str, Tensor]
     """Those that the optimizer steps: the network's, or their masters."""
     gradients: Mapping[str, Tensor | None]
+    rest: Mapping[str, Tensor]
+    """What does not depend on advantages, of the network's parameters."""
     tally: Tally
 
     @classmethod
@@ -188,7 +249,8 @@ class GradientBefore:
             name: None if parameter.grad is None else parameter.grad.detach().to("cpu", copy=True)
             for name, parameter in parameters.items()
         }
-        return cls(transaction, parameters, gradients, replace(transaction.tally))
+        rest = {n: t.to("cpu", copy=True) for n, t in transaction.rest.gradients.items()}
+        return cls(transaction, parameters, gradients, rest, replace(transaction.tally))
 
     @torch.no_grad()
     def restore(self) -> None:
@@ -201,6 +263,10 @@ class GradientBefore:
                 parameter.grad = None if kept is None else kept.to(parameter.device)
             else:
                 parameter.grad.copy_(kept)
+        sums = self.transaction.rest.gradients
+        self.transaction.rest = Rest({
+            name: sums[name].copy_(kept) for name, kept in self.rest.items()
+        })  # fmt: skip
         self.transaction.tally = replace(self.tally)
 
 
@@ -232,6 +298,8 @@ class AutoChunkedGradient:
         window = recipe.sampling.window
         self._usual_steps = {window, window - recipe.sampling.merged_steps}
         """Trained steps of a group, and those of slices beside its merged step."""
+        self._whole = recipe.trained_samples
+        self._trains_zeros = recipe.trains_zeros
         self._tuner = make_tuner(recipe, device_bytes(loaded.device), self._num_samples)
         self._is_shared = recipe.trainer.sharded
         """Whether several ranks take every pass together, in chunks that the first one says."""
@@ -241,22 +309,28 @@ class AutoChunkedGradient:
         """Chunk in which the next group is trained."""
         return self._tuner.chunk
 
-    def accumulate(self, group: TrainingGroup) -> MemoryShortage | None:
+    def accumulate(
+        self, group: TrainingGroup, kind: AdvantageKind | None = None
+    ) -> MemoryShortage | None:
         """Adds the gradient of a group, or of a part of one; returns what did not fit at first.
 
-        While sizes are tried, one that does not fit is a measurement: the gradient is as it was
-        before, and the group is trained in smaller chunks.
+        Samples without a gradient are left out, and counted as skipped. While sizes are tried, one
+        that does not fit is a measurement: the gradient is as it was before, and the group is
+        trained in smaller chunks.
 
         Raises:
             OutOfMemory: if the smallest size does not fit, or one that has fitted before, or the
                 one that the recipe fixes. The batch then has to be begun again, for a part of the
                 gradient may be added already; the next chunks are smaller, if there are any.
         """
-        shortage, again = None, TRIES_OF_SMALLEST
+        with_gradient = self._with_gradient(group, kind)
+        if with_gradient is None:
+            return None
+        group, shortage, again = with_gradient, None, TRIES_OF_SMALLEST
         while True:
             before = self._before_trial()
             try:
-                self._try(group)
+                self._try(group, kind)
                 return shortage
             except OutOfMemory as error:
                 again -= not error.smaller
@@ -265,17 +339,32 @@ class AutoChunkedGradient:
                 shortage = MemoryShortage.of(error, f"passes of {words_of(self.chunk)}")
             before.restore()
 
+    def _with_gradient(
+        self, group: TrainingGroup, kind: AdvantageKind | None
+    ) -> TrainingGroup | None:
+        """Leaves out the samples whose gradient is zero, unless other ranks take the same passes;
+        returns None if there is no other."""
+        if self._is_shared or (self._trains_zeros and kind != "excess"):
+            return group
+        picked, (samples, steps) = group.with_advantage(), group.shape
+        num_left_out = samples - picked.shape[0]
+        if not num_left_out or num_left_out == self._whole:
+            return group  # of a whole group, somebody asks for what it measures
+        if kind != "excess":
+            self.transaction.tally.skip(num_left_out * steps)
+        return picked if picked.shape[0] else None
+
     def _before_trial(self) -> "GradientBefore | None":
         """Keeps the gradient while a size is tried, unless other ranks take the same passes."""
         if self._tuner.settled or self._is_shared:
             return None
         return GradientBefore.of(self.transaction, self._loaded.trained.parameters)
 
-    def _try(self, group: TrainingGroup) -> None:
+    def _try(self, group: TrainingGroup, kind: AdvantageKind | None) -> None:
         chunk = self.chunk
         try:
             with fits(self._loaded.device, f"training {words_of(chunk)} in one pass", REMEDY):
-                self._accumulate(group, chunk)
+                self._accumulate(group, chunk, kind)
         except OutOfMemory as error:
             before, self._tuner = self._tuner, self._tuner.without(chunk)
             smaller = self._tuner is not before
@@ -283,10 +372,11 @@ class AutoChunkedGradient:
                 str(error), smaller=smaller, what=error.what, remedy=error.remedy
             ) from None
 
-    def _accumulate(self, group: TrainingGroup, chunk: Chunk) -> None:
-        train = partial(self.transaction.accumulate, group, chunk)
+    def _accumulate(self, group: TrainingGroup, chunk: Chunk, kind: AdvantageKind | None) -> None:
+        train = partial(self.transaction.accumulate, group, chunk, kind)
         samples, steps = group.shape
         is_usual = samples >= chunk.samples and steps in self._usual_steps
+        is_usual = is_usual and kind in (None, self.transaction.kind)
         if self._tuner.settled or not is_usual:
             train()
             return
@@ -295,66 +385,3 @@ class AutoChunkedGradient:
         found = measured(train, chunk, network, device)
         rows = self.transaction.num_network_rows - before
         self._tuner = self._tuner.observe(replace(found, network_rows=max(1, rows)))
-
-
-def measured(
-    train: Callable[[], None], chunk: Chunk, network: nn.Module, device: torch.device
-) -> Measurement:
-    """Trains a group in chunks of this size, and measures time and memory.
-
-    On CUDA, memory is the allocator's peak, weights included. A process on a CPU does not know its
-    peak as well: there, memory is what the first forward pass keeps for its backward pass, which is
-    the part that grows with rows, without the weights.
-    """
-    if device.type == "cuda":
-        return _measured_on_cuda(train, chunk, device)
-    saved = SavedForBackward(network)
-    began = time.monotonic()
-    with saved_tensors_hooks(saved.pack, saved.unpack):
-        train()
-    seconds = time.monotonic() - began
-    return Measurement(chunk=chunk, seconds=seconds, peak_bytes=saved.num_bytes)
-
-
-def _measured_on_cuda(train: Callable[[], None], chunk: Chunk, device: torch.device) -> Measurement:
-    torch.cuda.synchronize(device)
-    torch.cuda.reset_peak_memory_stats(device)
-    resident = torch.cuda.memory_allocated(device)
-    began = time.monotonic()
-    train()
-    torch.cuda.synchronize(device)
-    return Measurement(
-        chunk=chunk,
-        seconds=time.monotonic() - began,
-        peak_bytes=torch.cuda.max_memory_allocated(device),
-        resident_bytes=resident,
-    )
-
-
-class SavedForBackward:
-    """Counts the bytes that autograd keeps between the first forward pass and its backward pass.
-
-    A storage counts once, however many views of it are kept; the network's own do not count.
-    """
-
-    def __init__(self, network: nn.Module) -> None:
-        tensors = map(local_shard, (*network.parameters(), *network.buffers()))
-        self._resident = {tensor.untyped_storage().data_ptr() for tensor in tensors}
-        self._kept: dict[int, int] = {}
-        self._counting = True
-
-    @property
-    def num_bytes(self) -> int:
-        return sum(self._kept.values())
-
-    def pack(self, tensor: Tensor) -> Tensor:
-        """Counts a tensor of any shape, and returns it without its graph."""
-        storage = tensor.untyped_storage()
-        if self._counting and storage.data_ptr() not in self._resident:
-            self._kept[storage.data_ptr()] = storage.nbytes()
-        return tensor.detach()  # kept itself, an output would keep its graph alive
-
-    def unpack(self, tensor: Tensor) -> Tensor:
-        """Ends the count: the backward pass has begun."""
-        self._counting = False
-        return tensor

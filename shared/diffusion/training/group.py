@@ -80,6 +80,9 @@ class PathGroup:
         start_of = place_of[self.start_of]
         return replace(self, samples=chosen, starts=self.starts[used], start_of=start_of)
 
+    def with_advantage(self) -> "PathGroup":
+        return self.picked(self.advantages[self.samples].nonzero().flatten().tolist())
+
     def sliced(self, group_slice: GroupSlice) -> "PathGroup":
         samples = self.samples[group_slice.samples.start : group_slice.samples.stop]
         steps = group_slice.steps(len(self.steps))

@@ -14,6 +14,7 @@ from shared.diffusion.policy import LoadedPolicy
 from shared.diffusion.tensors import pack, unpack
 from shared.diffusion.training.gradient import AutoChunkedGradient, words_of
 from shared.diffusion.training.rows import TrainingGroup, read_group
+from shared.diffusion.training.sums import REST, of_which
 from shared.diffusion.weights import trained_parameters
 from shared.errors import ContractError, OutOfMemory
 from shared.messages.workers import MemoryShortage
@@ -57,15 +58,17 @@ class GroupGradients:
         """Returns a gradient per parameter, of its shape, and what did not fit at first; tries
         smaller chunks until they fit."""
         before: MemoryShortage | None = None
+        parameters = self._parameters
         while True:
             self._chunked.transaction.begin()
             try:
                 shortage = self._chunked.accumulate(group) or before
-                found = {
-                    name: torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-                    for name, parameter in self._parameters.items()
-                }
-                return found, shortage
+                rest = self._chunked.transaction.rest.gradients
+                found = {name: each.grad for name, each in parameters.items()}
+                if self._recipe.sums_apart:
+                    found |= {REST + name: rest.get(name) for name in parameters}
+                whole = {n: _given(t, parameters[of_which(n)]) for n, t in found.items()}
+                return whole, shortage
             except OutOfMemory as error:
                 if not error.smaller:
                     raise
@@ -75,10 +78,19 @@ class GroupGradients:
                     parameter.grad = None
 
 
+def _given(gradient: Tensor | None, parameter: nn.Parameter) -> Tensor:
+    return torch.zeros_like(parameter) if gradient is None else gradient
+
+
 def read_gradient(
-    part: GroupGradient, parameters: Mapping[str, nn.Parameter], weights_digest: str
+    part: GroupGradient,
+    parameters: Mapping[str, nn.Parameter],
+    weights_digest: str,
+    *,
+    apart: bool = False,
 ) -> dict[str, Tensor]:
-    """Reads the gradient of each parameter, of its shape and on the CPU.
+    """Reads the gradient of each parameter, of its shape and on the CPU; with ``apart`` both of its
+    sums (`training.sums`).
 
     Raises:
         ContractError: if it belongs to another adapter or to other weights, or is not finite.
@@ -92,7 +104,9 @@ def read_gradient(
         raise ContractError(
             f"a gradient of weights {digest[:12]} cannot be added at {weights_digest[:12]}"
         )
-    wanted = {(name, tuple(p.shape), p.dtype) for name, p in parameters.items()}
+    names = [*parameters, *(REST + name for name in parameters if apart)]
+    each = {name: parameters[of_which(name)] for name in names}
+    wanted = {(name, tuple(p.shape), p.dtype) for name, p in each.items()}
     given = {(name, tuple(t.shape), t.dtype) for name, t in tensors.items()}
     if wanted != given:
         raise ContractError(f"a gradient of another adapter: {min(wanted ^ given, key=str)}")

@@ -138,6 +138,9 @@ class PairGroup:
         assert list(samples) == [0], "the recipe has been checked"
         return self
 
+    def with_advantage(self) -> "PairGroup":
+        return self
+
     def sliced(self, group_slice: GroupSlice) -> "PairGroup":
         steps = group_slice.steps(len(self.indices))
         return replace(self, indices=self.indices[steps.start : steps.stop])

@@ -17,6 +17,7 @@ EXTREMES = {
 
 LATER: Mapping[str, str | None] = {
     "weight_square_sum": "weight_sum", "num_states": None, "num_merged_groups": None,
+    "rest_loss": None,
 }  # fmt: skip
 """Fields that tallies of earlier releases do not have, and the field that stands for each, or None
 for 0: weights were 1, but for what an optimizer step moves a ratio by, and no rows were merged."""
@@ -32,6 +33,8 @@ MIN_RATIO = 1e-300
 class Tally:
     num_rows: int = 0
     loss: float = 0.0
+    rest_loss: float = 0.0
+    """What does not depend on advantages, while ``loss`` is still to be scaled."""
     kl: float = 0.0
     ratio_sum: float = 0.0
     ratio_min: float = inf

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from services.trainer.batch.training import batch_metrics
+from services.trainer.batch.measures import batch_metrics
 from shared.diffusion.training.loss import Surrogate
 from shared.diffusion.training.tally import Tally
 from shared.run.commits import TrainedGroup

@@ -13,7 +13,7 @@ from shared.devices.chunks import Chunk
 from shared.devices.protocols import Snapshot
 from shared.diffusion.policy import load_policy
 from shared.diffusion.tensors import pack, unpack
-from shared.diffusion.training.gradient import measured
+from shared.diffusion.training.measurement import measured
 from shared.diffusion.weights import WeightsInUse
 from shared.errors import ContractError, IntegrityError
 from shared.learning.metrics import STEP_METRICS

@@ -1,0 +1,63 @@
+"""The metrics of a batch that need no network, from its trained groups."""
+
+from collections.abc import Iterable, Sequence
+
+from shared.learning.advantages import population_std
+from shared.learning.metrics import of_scorer
+from shared.run.commits import TrainedGroup
+
+
+def of_all_steps(steps: list[dict[str, float]]) -> dict[str, float]:
+    """Return the last step's metrics, which count all rows of the batch; but the loss and the
+    metrics of a gradient, which each step has its own, over all of them."""
+    num = len(steps)
+    if num == 1:
+        return steps[0]
+    norms = [step["grad_norm"] for step in steps]
+    return {
+        **steps[-1],
+        "loss": steps[-1]["loss"] / num,
+        "grad_norm": sum(norms) / num,
+        "skipped_not_finite": sum(step["skipped_not_finite"] for step in steps),
+    }
+
+
+def batch_metrics(
+    batch: int, groups: Sequence[TrainedGroup], advantages: Sequence[float]
+) -> dict[str, float]:
+    """Return the metrics of rewards, advantages and staleness.
+
+    ``advantages``: those of all samples, as they count in the gradient. Means of rewards and scores
+    are over the samples that could be scored; 0 if none could.
+    """
+    num_samples = len(advantages)
+    rewards = _known(reward for group in groups for reward in group.rewards)
+    stale = sum((batch - group.policy_version) * len(group.rewards) for group in groups)
+    found = {
+        "reward_mean": _mean(rewards),
+        "reward_std": _deviation(rewards),
+        "failed_fraction": 1 - len(rewards) / num_samples,
+        "dropped_groups": float(sum(group.dropped is not None for group in groups)),
+        "advantage_mean": _mean(advantages),
+        "advantage_std": population_std(advantages),
+        "advantage_min": min(advantages),
+        "advantage_max": max(advantages),
+        "staleness_mean": stale / num_samples,
+    }
+    for scorer in groups[0].parts:
+        scores = _known(score for group in groups for score in group.parts[scorer])
+        found[of_scorer("reward_mean", scorer)] = _mean(scores)
+        found[of_scorer("reward_std", scorer)] = _deviation(scores)
+    return found
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / max(1, len(values))
+
+
+def _deviation(values: Sequence[float]) -> float:
+    return population_std(values) if values else 0.0
+
+
+def _known(values: Iterable[float | None]) -> list[float]:
+    return [value for value in values if value is not None]
