@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from services.scheduler.core.state import Plan
-from services.scheduler.sim.commits import Commit
+from services.scheduler.sim.commits import Commit, trained_digest
 from services.scheduler.sim.history import History
 from services.scheduler.sim.history_events import Begun, Computed, Interval, Stepped
 from shared.messages.contracts import (
@@ -79,7 +79,7 @@ def chain(evidence: Evidence) -> Iterator[str]:
     if [record.policy.version for record in records] != list(range(len(records))):
         yield f"versions {[record.policy.version for record in records]} are committed"
     for before, record in pairwise(records):
-        if record.parent != before.policy.weights_digest:
+        if record.parent != trained_digest(before.policy.weights_digest):
             yield f"version {record.policy.version} is not made of the version before it"
     committed = [record.policy for record in records]
     for fact in evidence.stored:
@@ -196,7 +196,8 @@ def _computed_as_said(
 ) -> Iterator[str]:
     if origin.device != contribution.worker:
         yield f"{_group(group)} names a gradient of {origin.device}'s as another's"
-    if {origin.weights, origin.command.policy.weights_digest} != {policy.weights_digest}:
+    at_trained = origin.weights == trained_digest(policy.weights_digest)
+    if not at_trained or origin.command.policy != policy:
         yield f"{_group(group)} was added as computed at other weights than {policy}"
     if _trajectories(origin.command.group) != _trajectories(group):
         yield f"{_group(group)} was added as computed from other fragments"

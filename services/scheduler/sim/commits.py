@@ -1,4 +1,8 @@
-"""The commit records of the simulated run: made by exclusive create, as in the object store."""
+"""The commit records of the simulated run: made by exclusive create, as in the object store.
+
+A version has two sets of weights, as with an old policy: its policy names those that generate, and
+everything that is trained, trained elsewhere and trained on is of the other set.
+"""
 
 import hashlib
 from dataclasses import dataclass, field
@@ -10,7 +14,7 @@ from shared.messages.contracts import Policy, TrainGroup
 class Commit(NamedTuple):
     policy: Policy
     parent: str | None
-    """Digest of the weights that the step was taken from."""
+    """Digest of the trained weights that the step was taken from."""
     trained: tuple[TrainGroup, ...]
     worker: str
 
@@ -27,9 +31,14 @@ class Commits:
         """False if the version exists."""
         if policy.version < len(self.versions) and self.fenced:
             return False
-        digest = None if parent is None else parent.weights_digest
+        digest = None if parent is None else trained_digest(parent.weights_digest)
         self.versions.append(Commit(policy, digest, trained, worker))
         return True
+
+
+def trained_digest(weights: str) -> str:
+    """Return the digest of the trained weights of the version whose weights generate."""
+    return hashlib.sha256(f"trained {weights}".encode()).hexdigest()
 
 
 def next_policy(parent: Policy | None, trained: tuple[TrainGroup, ...], maker: str) -> Policy:

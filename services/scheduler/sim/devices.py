@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from services.scheduler.sim.broker import Broker
+from services.scheduler.sim.commits import trained_digest
 from services.scheduler.sim.history import History
 from services.scheduler.sim.timing import Timing
 from services.scheduler.sim.world import Process
@@ -191,7 +192,8 @@ class SimRollout:
         load = self._adopt(command.policy)
         samples = len(command.group.advantages)
         seconds = self.history.drawn(self.process.name, self.timing.gradient(self.kind, samples))
-        number = self.history.gradient_task(self.address, command, self.weights)
+        weights = trained_digest(self.weights)
+        number = self.history.gradient_task(self.address, command, weights)
         self.history.works(self.address, "train", load, seconds)
 
         def done() -> None:
