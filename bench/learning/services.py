@@ -1,36 +1,47 @@
 """Two recipes by turns through the real services: how much device time each needs to learn.
 
 Every run is `digenrl up`, as a user types it, of a recipe that keeps every second version. Device
-time is what the run's own usage records say (`<run>/usage`, of the scheduler): seconds in which a
-rollout worker or the trainer generates, trains or commits, summed over devices and batches. The
-versions are judged when the run is over, at fixed noise, so that this takes nothing from it.
+time is what the devices themselves report: the seconds of each fragment, from its first denoising
+step to its decoded images (`FragmentGenerated`), of each group that is trained (`GroupTrained`),
+and of each optimizer step until its version is published (`PolicyPublished`). They are heard on the
+run's bus while it goes on. The versions are judged when the run is over, at fixed noise, so that
+this takes nothing from it.
 """
 
 import asyncio
+import contextlib
 import json
+import re
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 from typing import Any
+
+import nats
+from nats.aio.msg import Msg
+from nats.errors import Error as NatsError
 
 from bench.learning import figures
 from bench.learning.case import EVERY, JUDGED, as_tables
 from bench.learning.task import DIGITS, EVALUATED
 from digenrl.evaluation.records import Evaluations
 from digenrl.evaluation.settings import settings_digest
+from digenrl.local.brokers import USER
 from digenrl.local.store import store_of
-from services.scheduler.core.usage import BUSY, BatchUsage
-from shared.errors import DigenRLError
+from shared.errors import ContractError, DigenRLError
 from shared.learning.prompts import read_prompts
+from shared.messages.codec import decode
+from shared.messages.contracts import FragmentGenerated, GroupTrained, PolicyPublished
 from shared.process.settings import ServiceSettings
 from shared.recipe.recipe import Recipe, load_recipe
-from shared.run.layout import usage_folder
 from shared.store import open_store
 
 GOAL = 0.95
+LISTEN_S = 0.1
 
 
 def measure(recipes: Mapping[str, Path], seeds: Sequence[int], out: Path, folder: Path) -> None:
@@ -59,12 +70,12 @@ def run_once(recipe: Path, name: str, seed: int, folder: Path) -> dict[str, Any]
     path.write_text(json.dumps({"base": str(recipe.resolve()), **kept}))
     of = ("--runs", str(folder))
     began = time.monotonic()
-    _digenrl("up", str(path), "--seed", str(seed), "--run", name, *of)
+    heard = asyncio.run(_up(path, seed, folder / name, of))
     seconds = time.monotonic() - began
     _digenrl("evaluate", name, "--every", str(EVERY), *of)
     resolved = load_recipe(path)
     with store_of(folder / name):
-        evaluations = asyncio.run(_evaluations(resolved, name))
+        evaluations = asyncio.run(_evaluations(resolved, name, heard))
     summary = json.loads((folder / name / "summary.json").read_text())
     return {
         "seed": seed,
@@ -76,37 +87,86 @@ def run_once(recipe: Path, name: str, seed: int, folder: Path) -> dict[str, Any]
     }
 
 
-async def _evaluations(recipe: Recipe, name: str) -> list[dict[str, Any]]:
+@dataclass(slots=True)
+class Heard:
+    """Adds up what devices report of a run."""
+
+    seconds: dict[int, dict[str, float]] = field(default_factory=dict)
+    """Batch -> what was done -> device seconds."""
+
+    async def receive(self, raw: Msg) -> None:
+        try:
+            message = decode(raw.data)
+        except ContractError:
+            return  # the broker's own
+        match message:
+            case FragmentGenerated(fragment=fragment, seconds=seconds):
+                self._add(fragment.batch, "generating", seconds)
+            case GroupTrained(batch=batch, seconds=seconds):
+                self._add(batch, "training", seconds)
+            case PolicyPublished(policy=policy, seconds=seconds):
+                self._add(policy.version - 1, "committing", seconds)
+
+    def _add(self, batch: int, what: str, seconds: float) -> None:
+        of_batch = self.seconds.setdefault(batch, {})
+        of_batch[what] = of_batch.get(what, 0.0) + seconds
+
+    def until(self, version: int) -> dict[str, float]:
+        """Returns device seconds of all batches before a version, by what was done."""
+        done = [each for batch, each in self.seconds.items() if batch < version]
+        names = sorted({what for each in done for what in each})
+        return {what: round(sum(each.get(what, 0.0) for each in done), 3) for what in names}
+
+
+async def _up(recipe: Path, seed: int, folder: Path, runs: Sequence[str]) -> Heard:
+    """Runs a recipe to its end and listens meanwhile."""
+    argv = ["up", str(recipe), "--seed", str(seed), "--run", folder.name, *runs]
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "digenrl", *argv,
+        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
+    )  # fmt: skip
+    heard = Heard()
+    listening = asyncio.create_task(_listen(folder, heard))
+    output, _ = await process.communicate()
+    listening.cancel()
+    await asyncio.gather(listening, return_exceptions=True)
+    if process.returncode:
+        raise DigenRLError(f"digenrl up: {output.decode(errors='replace')[-2000:]}")
+    return heard
+
+
+async def _listen(folder: Path, heard: Heard) -> None:
+    """Subscribes as soon as the run's broker is there."""
+    while True:
+        with contextlib.suppress(OSError, NatsError, AttributeError):
+            config, password = folder / "nats" / "nats.conf", folder / "password"
+            place = re.search(r'listen: "([^"]+)"', config.read_text())[1]  # type: ignore[index]
+            client = await nats.connect(f"nats://{USER}:{password.read_text()}@{place}")
+            break
+        await asyncio.sleep(LISTEN_S)
+    try:
+        for kind in ("traj", "evt"):
+            await client.subscribe(f"dg.{folder.name}.{kind}.>", cb=heard.receive)
+        await asyncio.Event().wait()
+    finally:
+        await client.close()
+
+
+async def _evaluations(recipe: Recipe, name: str, heard: Heard) -> list[dict[str, Any]]:
     store = open_store(ServiceSettings(run=name).store)
     settings = settings_digest(recipe, read_prompts(recipe.data.prompts))
     records = await Evaluations(store, name, settings).read_all()
-    used = [
-        BatchUsage.model_validate_json(await store.read(key) or b"")
-        for key in await store.keys(usage_folder(name))
-    ]
     size = recipe.batch.groups * recipe.batch.group_size
     return [
         {
             "version": each.version,
             "samples": each.version * size,
-            "seconds": device_seconds(used, each.version),
+            "seconds": heard.until(each.version),
             "height": DIGITS.height(each.quality),
             **{name: getattr(each.quality, field) for field, name in JUDGED.items()},
         }
         for each in records
     ]
-
-
-def device_seconds(used: Sequence[BatchUsage], version: int) -> dict[str, float]:
-    """Returns seconds that devices, but for those that score, were at work until a version was
-    committed, by what they did."""
-    found: dict[str, float] = {}
-    for batch in used:
-        for uses in batch.devices.values() if batch.batch < version else ():
-            for use, seconds in uses.items():
-                if use in BUSY - {"scoring"}:
-                    found[use] = round(found.get(use, 0.0) + seconds, 3)
-    return found
 
 
 def of_run(result: Mapping[str, Any]) -> dict[str, Any]:
