@@ -68,7 +68,7 @@ def learn(case: Case) -> dict[str, Any]:
     from bench.learning.loop import Learning
 
     recipe = case.recipe()
-    learning, judged = Learning(recipe), _judge(case.task)
+    learning, judged = Learning(recipe), judge(case.task)
     evaluations: list[dict[str, Any]] = []
 
     def evaluate(version: int) -> None:
@@ -79,8 +79,8 @@ def learn(case: Case) -> dict[str, Any]:
             "samples": version * recipe.batch.groups * recipe.batch.group_size,
             "units": dict(learning.work.units),
             "seconds": {name: round(s, 3) for name, s in learning.work.seconds.items()},
-            **_figures(case.task, quality),
-            **({} if average is None else {"average": _figures(case.task, judged(average))}),
+            **figures_of(case.task, quality),
+            **({} if average is None else {"average": figures_of(case.task, judged(average))}),
         })  # fmt: skip
 
     evaluate(0)
@@ -103,13 +103,13 @@ def learn(case: Case) -> dict[str, Any]:
     }
 
 
-def _figures(task: Task, quality: "Quality") -> dict[str, float | None]:
+def figures_of(task: Task, quality: "Quality") -> dict[str, float | None]:
     judged = {name: _rounded(getattr(quality, field)) for field, name in JUDGED.items()}
     return {"height": _rounded(task.height(quality)), **judged}
 
 
 @cache
-def _judge(task: Task) -> "Callable[[bytes], Quality]":
+def judge(task: Task) -> "Callable[[bytes], Quality]":
     """Returns what judges packed weights on the task's fixed noise; loaded once per process."""
     from digenrl.evaluation.samples import Judges, PromptSampler
     from shared.diffusion.tensors import unpack
@@ -124,7 +124,7 @@ def _base_quality(task: Task) -> "Quality":
     """Returns the figures of the model before training, the same whatever the choice and seed."""
     from bench.learning.loop import Learning
 
-    return _judge(task)(Learning(recipe_of(task, NOTHING, seed=0)).weights())
+    return judge(task)(Learning(recipe_of(task, NOTHING, seed=0)).weights())
 
 
 def _is_learned(evaluations: list[dict[str, Any]], goal: float) -> bool:

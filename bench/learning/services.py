@@ -12,7 +12,6 @@ import asyncio
 import contextlib
 import json
 import re
-import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,18 +25,18 @@ from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 
 from bench.learning import figures
-from bench.learning.case import EVERY, JUDGED, as_tables
-from bench.learning.task import DIGITS, EVALUATED
-from digenrl.evaluation.records import Evaluations
-from digenrl.evaluation.settings import settings_digest
+from bench.learning.case import EVERY, figures_of, judge
+from bench.learning.task import DIGITS
+from digenrl.evaluation.run import weights_to_use
 from digenrl.local.brokers import USER
 from digenrl.local.store import store_of
+from shared.diffusion.tensors import pack
 from shared.errors import ContractError, DigenRLError
-from shared.learning.prompts import read_prompts
 from shared.messages.codec import decode
 from shared.messages.contracts import FragmentGenerated, GroupTrained, PolicyPublished
 from shared.process.settings import ServiceSettings
 from shared.recipe.recipe import Recipe, load_recipe
+from shared.run.commits import commit_chain
 from shared.store import open_store
 
 GOAL = 0.95
@@ -62,20 +61,17 @@ def run_once(recipe: Path, name: str, seed: int, folder: Path) -> dict[str, Any]
     """Runs a recipe through the services, and judges its versions.
 
     Raises:
-        DigenRLError: if a command fails.
+        DigenRLError: if the command fails.
     """
     path = folder / f"{name}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
-    kept = {"run": {"keep_every": EVERY}, **as_tables(EVALUATED)}
-    path.write_text(json.dumps({"base": str(recipe.resolve()), **kept}))
+    path.write_text(json.dumps({"base": str(recipe.resolve()), "run": {"keep_every": EVERY}}))
     of = ("--runs", str(folder))
     began = time.monotonic()
     heard = asyncio.run(_up(path, seed, folder / name, of))
     seconds = time.monotonic() - began
-    _digenrl("evaluate", name, "--every", str(EVERY), *of)
-    resolved = load_recipe(path)
     with store_of(folder / name):
-        evaluations = asyncio.run(_evaluations(resolved, name, heard))
+        evaluations = asyncio.run(_evaluations(load_recipe(path), name, heard))
     summary = json.loads((folder / name / "summary.json").read_text())
     return {
         "seed": seed,
@@ -141,7 +137,9 @@ async def _listen(folder: Path, heard: Heard) -> None:
         with contextlib.suppress(OSError, NatsError, AttributeError):
             config, password = folder / "nats" / "nats.conf", folder / "password"
             place = re.search(r'listen: "([^"]+)"', config.read_text())[1]  # type: ignore[index]
-            client = await nats.connect(f"nats://{USER}:{password.read_text()}@{place}")
+            client = await nats.connect(
+                f"nats://{USER}:{password.read_text()}@{place}", error_cb=_ignored
+            )
             break
         await asyncio.sleep(LISTEN_S)
     try:
@@ -152,21 +150,27 @@ async def _listen(folder: Path, heard: Heard) -> None:
         await client.close()
 
 
+async def _ignored(error: Exception) -> None:
+    """The broker goes when the run is over."""
+
+
 async def _evaluations(recipe: Recipe, name: str, heard: Heard) -> list[dict[str, Any]]:
-    store = open_store(ServiceSettings(run=name).store)
-    settings = settings_digest(recipe, read_prompts(recipe.data.prompts))
-    records = await Evaluations(store, name, settings).read_all()
+    """Judges every second version and the last, as the bench judges its own: records of 400 samples
+    each would fill the store for nothing."""
+    store, judged = open_store(ServiceSettings(run=name).store), judge(DIGITS)
     size = recipe.batch.groups * recipe.batch.group_size
-    return [
-        {
-            "version": each.version,
-            "samples": each.version * size,
-            "seconds": heard.until(each.version),
-            "height": DIGITS.height(each.quality),
-            **{name: getattr(each.quality, field) for field, name in JUDGED.items()},
-        }
-        for each in records
-    ]
+    found = []
+    for commit in await commit_chain(store, name):
+        version = commit.policy.version
+        if version % EVERY == 0 or version == recipe.run.steps:
+            quality = judged(pack(await weights_to_use(store, recipe, commit)))
+            found.append({
+                "version": version,
+                "samples": version * size,
+                "seconds": heard.until(version),
+                **figures_of(DIGITS, quality),
+            })  # fmt: skip
+    return found
 
 
 def of_run(result: Mapping[str, Any]) -> dict[str, Any]:
@@ -212,14 +216,6 @@ def compared(out: Path, old: str, new: str) -> dict[str, Any]:
 def _read(out: Path, name: str) -> Iterator[dict[str, Any]]:
     for path in sorted(out.glob(f"{name}.*.json")):
         yield json.loads(path.read_text())
-
-
-def _digenrl(*argv: str) -> None:
-    ended = subprocess.run(
-        [sys.executable, "-m", "digenrl", *argv], stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-    )
-    if ended.returncode:
-        raise DigenRLError(f"digenrl {argv[0]}: {ended.stdout.decode(errors='replace')[-2000:]}")
 
 
 def _say(line: str) -> None:
