@@ -9,7 +9,8 @@ when it can, and that any of them may die.
 
 import argparse
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import safetensors.numpy
@@ -20,7 +21,7 @@ from services.trainer.engine.trainer_engine import TrainerEngine
 from shared.devices.protocols import GroupData
 from shared.diffusion.generation import Generator
 from shared.diffusion.policy import load_policy
-from shared.learning.advantages import batch_scale
+from shared.learning.advantages import Scored
 from shared.learning.prompts import PromptOrder, read_prompts
 from shared.messages.contracts import Fragment, GenerateFragment, Policy, Prompt
 from shared.recipe.recipe import Recipe, load_recipe
@@ -48,15 +49,27 @@ class Loop:
             policy = Policy(version=batch, weights_digest=self._rollout.load(weights.pack()))
             assert policy.weights_digest == made.digest
             self.trainer.begin()
-            rewards: list[float] = []
+            scored: list[Scored] = []
+            held: list[GroupData] = []
             for group in range(self.recipe.batch.groups):
                 prompt = self._order.of_group(batch, group, self.recipe.batch.groups)
-                rewards += self._train_group(group, prompt, policy)
-            is_centred = self.recipe.algorithm.advantage_std == "batch"
-            scale = batch_scale(rewards) if is_centred else 1.0
-            yield {"reward": sum(rewards) / len(rewards), **self.trainer.step(batch, scale)}
+                data, rewards, parts = self._group(group, prompt, policy)
+                scored.append((rewards, parts))
+                if self.recipe.batch_std is None:
+                    self.trainer.train(self.trainer.read(data))
+                else:
+                    held.append(data)  # the trainer's service need not wait: `Tables.batch_std`
+            final = self.recipe.advantages.of_batch(scored) if held else []
+            for data, advantages in zip(held, final, strict=True):
+                data = replace(data, advantages=advantages)
+                self.trainer.train(self.trainer.read(data), kind="final")
+            known = [each or 0.0 for rewards, _ in scored for each in rewards]
+            yield {"reward": sum(known) / len(known), **self.trainer.step(batch)}
 
-    def _train_group(self, group: int, prompt: Prompt, policy: Policy) -> tuple[float, ...]:
+    def _group(
+        self, group: int, prompt: Prompt, policy: Policy
+    ) -> tuple[GroupData, tuple[float, ...], Mapping[str, Sequence[float]]]:
+        """Generate and score a group; returns it with its rewards and the scores behind them."""
         sampling, batch = self.recipe.sampling, self.recipe.batch
         task = GenerateFragment(
             fragment=Fragment(
@@ -84,8 +97,7 @@ class Loop:
         data = GroupData(
             trajectories=(made.trajectory,), conditions=conditions, advantages=tuple(advantages)
         )
-        self.trainer.train(self.trainer.read(data))
-        return rewards
+        return data, rewards, parts
 
 
 def main() -> None:

@@ -51,7 +51,7 @@ class Transition:
     log_prob: Tensor
     """(B,) mean log-density of ``latents`` per element; carries the gradient."""
     noise_scale: Tensor
-    """(B,) the g of flow and dance; the std itself for cps."""
+    """(B,) the g of flow and dance; for cps the one that gives its std: g sqrt(-dt), as theirs."""
     sqrt_neg_dt: Tensor
     """(B,) square root of the step's length in sigma."""
     std: Tensor
@@ -113,7 +113,12 @@ def _coefficients(
     if step.variant == "cps":
         std = sigma_next * math.sin(step.noise_level * math.pi / 2)
         kept = torch.sqrt(sigma_next**2 - std**2)
-        return std, std, 1 - sigma_next + kept, (1 - sigma) * kept - sigma * (1 - sigma_next)
+        return (
+            std / sqrt_neg_dt,
+            std,
+            1 - sigma_next + kept,
+            (1 - sigma) * kept - sigma * (1 - sigma_next),
+        )
 
     dt = sigma_next - sigma
     if step.variant == "flow":

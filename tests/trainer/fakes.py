@@ -49,7 +49,11 @@ class FakeDevice:
         name = group.trajectories[0].decode()
         if name == "no group":
             raise ContractError("not a trajectory")
-        async with self.busy(f"train {name} {slice_name(group_slice)}"):
+        kind = f" {group.kind}" if group.kind else ""
+        async with self.busy(f"train {name} {slice_name(group_slice)}{kind}"):
+            self.training.advantages[name, group.kind] = group.advantages
+            if group.kind == "excess":
+                return
             for sample in group_slice.samples:
                 self.training.counted[name, sample] += Fraction(1, group_slice.num_parts)
 
@@ -106,6 +110,10 @@ class FakeTraining:
         self.log: list[str] = []
         self.counted: defaultdict[tuple[str, int], Fraction] = defaultdict(Fraction)
         """Of each sample, how much of its gradient."""
+        self.advantages: dict[tuple[str, str | None], tuple[float, ...]] = {}
+        """What each group was trained by, and what they were said to be."""
+        self.scales: list[float] = []
+        """Of the optimizer steps."""
         self.num_skipped = 0
         self.adapter = b"fresh"
         self.faults: list[DigenRLError] = []
@@ -146,6 +154,7 @@ class FakeTraining:
         total = len(self.counted) + self.num_skipped
         self.adapter = f"{self.adapter.decode()}+{total}".encode()
         self.log.append(f"step {batch}")
+        self.scales.append(scale)
         self.counted.clear()
         return {"loss": 1.0, "grad_norm": float(total), "skipped_not_finite": 0.0}
 

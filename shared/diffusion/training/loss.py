@@ -141,8 +141,8 @@ def reference_kl(step: Transition, reference_mean: Tensor) -> Tensor:
     """Returns (B,): the mean squared distance of the two means (B, ...) over 2 g^2, as Flow-GRPO
     weights it.
 
-    That is the Gaussian KL per element times the step's length; its coefficients in published
-    recipes belong to this form.
+    That is the Gaussian KL per element times the step's length, whatever the variant; coefficients
+    in published recipes of flow and dance belong to this form.
     """
     squares = ((step.mean - reference_mean) ** 2).flatten(1).mean(1)
     return squares / (2 * step.noise_scale**2)

@@ -92,7 +92,8 @@ def norms_of_the_networks_type() -> Iterator[None]:
 
     def forward(norm: RMSNorm, hidden: Tensor) -> Tensor:
         variance = hidden.pow(2).mean(-1, keepdim=True)
-        return hidden * torch.rsqrt(variance + norm.eps) * norm.weight
+        normed: Tensor = hidden * torch.rsqrt(variance + norm.eps) * norm.weight
+        return normed
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(RMSNorm, "forward", forward)

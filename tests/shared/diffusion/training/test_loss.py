@@ -16,7 +16,8 @@ from shared.diffusion.training.loss import (
     decoupled_surrogate,
     reference_kl,
 )
-from shared.diffusion.transition import Transition
+from shared.diffusion.transition import Step, Transition, transition
+from shared.learning.algorithms import Variant
 from tests.paths import VECTORS
 
 CASES: list[dict[str, Any]] = json.loads((VECTORS / "losses.json").read_text())
@@ -111,3 +112,22 @@ def test_the_divergence_is_the_references(case: dict[str, Any]) -> None:
     torch.testing.assert_close(
         case["beta"] * mean.grad, array(case, "grad_mean"), rtol=1e-5, atol=1e-9
     )
+
+
+@pytest.mark.parametrize("variant", ["flow", "dance", "cps"])
+def test_the_kl_is_that_of_the_gaussians_times_the_step_s_length_whatever_the_variant(
+    variant: Variant,
+) -> None:
+    generator = torch.Generator().manual_seed(0)
+    here, there, noisy = (torch.randn(2, 3, 4, generator=generator).double() for _ in range(3))
+    sigma, after = torch.tensor([0.9, 0.5]), torch.tensor([0.6, 0.3])
+    step = Step(
+        sigma=sigma, sigma_next=after, sigma_max=0.9, noise_level=0.7, variant=variant
+    )  # fmt: skip
+    taken, reference = (transition(each, noisy, step, arrived=noisy) for each in (here, there))
+    std = taken.std[:, None, None].expand_as(noisy)
+    gaussians = torch.distributions.kl_divergence(
+        torch.distributions.Normal(taken.mean, std), torch.distributions.Normal(reference.mean, std)
+    )
+    wanted = (sigma - after) * gaussians.mean((1, 2))
+    assert reference_kl(taken, reference.mean).tolist() == pytest.approx(wanted.tolist(), rel=1e-6)
