@@ -32,6 +32,8 @@ ALGORITHMS = {
     "wan-small": 'name = "dance-grpo"',
     "wan22": 'name = "flow-grpo"\nkl_beta = 0.01',
 }
+SHARED = ("flux", "wan")
+"""Whose groups share their noise."""
 BATCHES, GROUPS, SIZE = 2, 2, 4
 
 
@@ -63,6 +65,7 @@ steps = 5
 sigmas = "model"
 window = 2
 {"first_window_starts = [1, 1]" if family == "wan22" else ""}
+{"shared_noise = true" if family in SHARED else ""}
 
 [batch]
 groups = {GROUPS}

@@ -51,6 +51,16 @@ def test_every_sample_is_in_one_slice_and_groups_come_first_in_first_out(
         assert len(found) == len(sizes)
 
 
+def test_a_merged_step_is_trained_by_one_device_for_all_samples() -> None:
+    slices = QueuedSlices(3, 2, merged_steps=1)
+    slices.put(queued(0, 6, []))
+    found = []
+    while (taken_slice := slices.take()) is not None:
+        found.append(taken_slice.group_slice)
+    rows = [(len(each.samples), each.steps(2)) for each in found]
+    assert rows == [(6, range(1)), *[(2, range(1, 2))] * 3]
+
+
 async def test_room_is_there_once_the_last_slice_is_taken_or_dropped() -> None:
     slices = QueuedSlices(2, 2)
     slices.put(queued(0, 4, []))

@@ -41,6 +41,7 @@ from shared.devices.protocols import GroupData, Snapshot, Training
 from shared.devices.slices import GroupSlice, slice_group
 from shared.diffusion.policy import LoadedPolicy, load_policy
 from shared.diffusion.ranks import local_shard
+from shared.diffusion.tensors import pack, unpack
 from shared.diffusion.weights import Staging
 from shared.errors import OutOfMemory, RanksLost
 from shared.messages.contracts import ObjectRef
@@ -71,7 +72,8 @@ class Exchanges(TorchDispatchMode):
 
 
 def groups_of(recipe: Recipe) -> list[GroupData]:
-    return [
+    """Return three groups of two fragments; if they share noise, one group is of unlike devices."""
+    groups = [
         GroupData(
             trajectories=tuple(group.cut((2, 2))),
             conditions=group.conditions,
@@ -80,15 +82,24 @@ def groups_of(recipe: Recipe) -> list[GroupData]:
         )
         for number, group in enumerate(make_batch(recipe, off_policy=3e-3))
     ]
+    if recipe.sampling.shared_noise:
+        first, second = groups[1].trajectories
+        tensors = unpack(second)
+        tensors["start"] += 1e-3
+        groups[1] = replace(groups[1], trajectories=(first, pack(tensors)))
+    return groups
 
 
-async def train_batch(training: Training, groups: list[GroupData], batch: int) -> Snapshot:
+async def train_batch(
+    training: Training, groups: list[GroupData], batch: int, merged_steps: int = 0
+) -> Snapshot:
     """Train a batch: slices go to the devices in turn, several at a time."""
     training.begin()
     for number, group in enumerate(groups):
         group = replace(group, staleness=min(batch, 1))  # the first weights have generated all
         devices = training.devices
-        slices = slice_group(4, len(devices), 3, is_last=number == len(groups) - 1)
+        is_last = number == len(groups) - 1
+        slices = slice_group(4, len(devices), 3, is_last=is_last, merged_steps=merged_steps)
         queues = [slices[index :: len(devices)] for index in range(len(devices))]
 
         async def drain(index: int, group: GroupData, queue: list[GroupSlice]) -> None:
@@ -120,7 +131,7 @@ async def train_batches(
     weights, checkpoint = await store_version(store, recipe.run.name, await training.weights())
     records = [record.model_copy(update={"weights": weights, "checkpoint": checkpoint})]
     for batch in batches:
-        snapshot = await train_batch(training, groups, batch)
+        snapshot = await train_batch(training, groups, batch, recipe.sampling.merged_steps)
         record = await commit_next(store, recipe.run.name, record, snapshot)
         records.append(record)
     return records

@@ -115,6 +115,18 @@ def test_two_ranks_have_the_gradient_of_one(one: Recipe, trained: Versions, tmp_
     assert trained.records[0].policy == alone.records[0].policy
 
 
+@pytest.mark.slow
+def test_two_ranks_train_merged_rows_as_one_does(
+    ranks: Ranks, kind: str, one: Recipe, two: Recipe, tmp_path: Path
+) -> None:
+    """One group begins at two states: ranks that share weights have samples of one of them each,
+    and take the passes of both."""
+    shared = {"sampling.shared_noise": True}
+    together = on_two(ranks, override(two, shared), tmp_path / "two", (0, 1))
+    alone = on_one(override(one, shared), tmp_path / "one", (0, 1))
+    assert distance(together.moments(1), alone.moments(1)) <= TOLERANCE
+
+
 def test_one_rank_goes_on_where_two_were_and_two_where_one_was(
     ranks: Ranks, one: Recipe, two: Recipe, trained: Versions, tmp_path: Path
 ) -> None:
