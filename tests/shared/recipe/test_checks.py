@@ -11,6 +11,9 @@ from shared.recipe.recipe import load_recipe, override
 from tests.paths import DIGITS, ROOT
 from tests.shared.recipe.recipes import fault, with_algorithm, with_evaluation
 
+NFT = 'name = "diffusion-nft"'
+DRAWN = 'stochastic = "all"\ntrained = "random"\n'
+
 
 @pytest.mark.parametrize(
     ("lines", "sampling", "said"),
@@ -25,12 +28,43 @@ from tests.shared.recipe.recipes import fault, with_algorithm, with_evaluation
         ),
         ("nft_beta = 0.5", "", "algorithm.nft_beta: flow-grpo is trained on its own samples"),
         ('name = "cps"\nnft_decay = 1', "", 'set name to "diffusion-nft"'),
+        (NFT, "shared_noise = true", "sampling.shared_noise: diffusion-nft samples without"),
+        (NFT, 'stochastic = "all"', "sampling.stochastic: diffusion-nft samples without"),
+        ("", 'trained = "random"', 'set stochastic to "all"'),
+        ("", f"{DRAWN}first_window_starts = [0, 2]", "sampling.first_window_starts: says where"),
+        ("", f"{DRAWN}roll_back = true", "sampling.roll_back: says where windows are"),
+        ("", 'stochastic = "all"\ntail = 2', "sampling.tail: its long steps"),
     ],
 )
 def test_what_an_algorithm_cannot_do_is_refused(
     tmp_path: Path, lines: str, sampling: str, said: str
 ) -> None:
     assert said in fault(with_algorithm(tmp_path, lines, sampling))
+
+
+@pytest.mark.parametrize(
+    ("sampling", "shared", "merged"),
+    [
+        ("first_window_starts = [0, 3]", 0.0, 0),
+        ("first_window_starts = [0, 3]\nshared_noise = true", 2.5, 1),
+        ('first_window_starts = [0, 3]\nshared_noise = true\nstochastic = "all"', 1.0, 0),
+        ('shared_noise = true\nstochastic = "all"', 1.0, 1),
+        (f"{DRAWN}shared_noise = true", 1.0, 1),
+    ],
+)
+def test_steps_that_samples_have_in_common(
+    tmp_path: Path, sampling: str, shared: float, merged: int
+) -> None:
+    found = load_recipe(with_algorithm(tmp_path, "", sampling)).sampling
+    assert (found.shared_steps, found.merged_steps) == (shared, merged)
+
+
+def test_keys_of_windows_that_a_name_implies_are_left_out_where_steps_are_drawn(
+    tmp_path: Path,
+) -> None:
+    found = load_recipe(with_algorithm(tmp_path, 'name = "mix-grpo"', DRAWN)).sampling
+    assert (found.windows, found.window_stride, found.roll_back) == ("group", None, False)
+    assert found.shared_noise
 
 
 @pytest.mark.parametrize(
