@@ -382,7 +382,7 @@ def by_hand(tiny: Tiny, paths: list[Trajectory], chosen: Tensor) -> dict[str, Te
                 behaviour_mean=None, advantage=torch.tensor([ADVANTAGES[sample]]),
                 conditions=conditions,
             )  # fmt: skip
-            transaction._accumulate_rows(rows, 0)
+            transaction._accumulate_rows(rows, 0, "final")
     parameters = trained_parameters(tiny.policy.model.transformer)
     return {name: p.grad.clone() for name, p in parameters.items() if p.grad is not None}
 
