@@ -19,7 +19,13 @@ from bench.cluster.generation import EmulatedDevice, check_group
 from bench.cluster.hold import Held
 from bench.cluster.ledger import Ledger, entries_of
 from bench.cluster.payloads import Scaled
-from services.scheduler.costs.profile import Profile, train_group_seconds
+from services.scheduler.costs.profile import (
+    Profile,
+    merged_row_seconds,
+    row_seconds,
+    speed,
+    train_group_seconds,
+)
 from services.scheduler.costs.shape import Shape
 from shared.devices.protocols import GroupData, GroupGradient, SamplingWeights, Snapshot
 from shared.devices.slices import GroupSlice
@@ -38,6 +44,8 @@ class TrainingLane:
     held: Held
     seconds_per_row: float
     """On an unscaled clock."""
+    seconds_per_merged_row: float
+    """The same of a row that stands for all samples of a group."""
     start: int
     """Bytes that the samples of a fragment have in common."""
     ledger: Ledger
@@ -45,19 +53,22 @@ class TrainingLane:
 
     async def accumulate(self, group: GroupData, group_slice: GroupSlice) -> None:
         check_group(self.profile, group)
-        samples, rows = group_slice.samples, rows_of(group_slice, self.profile.shape)
-        seconds = self.held.drawn(rows * self.seconds_per_row)
+        samples = group_slice.samples
+        merged, apart = rows_of(group_slice, self.profile.shape)
+        takes = merged * self.seconds_per_merged_row + apart * self.seconds_per_row
+        seconds = self.held.drawn(takes)
         # Beside the hold, so that it takes none of the device's time.
         reading = asyncio.create_task(asyncio.to_thread(entries_of, group, samples, self.start))
         await self.held.hold(seconds, "train")
         self.ledger.take(await reading, group_slice)
 
 
-def rows_of(group_slice: GroupSlice, shape: Shape) -> int:
-    """Returns the rows of a slice: one for all its samples in a step that a group computes once."""
+def rows_of(group_slice: GroupSlice, shape: Shape) -> tuple[int, int]:
+    """Returns the rows of a slice that stand for all its samples, in steps that a group computes
+    once, and the others."""
     steps = group_slice.steps(shape.trained_steps)
     merged = sum(step < shape.merged_steps for step in steps)
-    return merged + len(group_slice.samples) * (len(steps) - merged)
+    return merged, len(group_slice.samples) * (len(steps) - merged)
 
 
 @dataclass(slots=True)
@@ -157,9 +168,18 @@ def lanes(
 ) -> list[TrainingLane]:
     """Makes one lane for each (kind, device) of the pool; without TSP one for all, which takes a
     group in the time of its slowest share."""
-    rows = profile.shape.trained_rows(profile.shape.group_size)
     if tsp:
-        seconds = {kind: train_group_seconds(profile, {kind: 1}) / rows for kind, _ in pool}
-        return [TrainingLane(profile, held, seconds[kind], start, ledger) for kind, held in pool]
-    whole = train_group_seconds(profile, devices, tsp=False)
-    return [TrainingLane(profile, pool[0][1], whole / rows, start, ledger)]
+        return [
+            TrainingLane(
+                profile,
+                held,
+                row_seconds(profile) / speed(profile, kind, "trainer"),
+                merged_row_seconds(profile) / speed(profile, kind, "trainer"),
+                start,
+                ledger,
+            )
+            for kind, held in pool
+        ]
+    rows = profile.shape.trained_rows(profile.shape.group_size)
+    each = train_group_seconds(profile, devices, tsp=False) / rows
+    return [TrainingLane(profile, pool[0][1], each, each, start, ledger)]

@@ -14,6 +14,8 @@ from digenrl.trace.published import configuration_of
 from digenrl.trace.record import Trace
 from services.scheduler.planning.recipes import fragment_of
 from services.scheduler.planning.runnable import HOST_GPUS
+from services.scheduler.planning.staleness import decide_at_start
+from services.scheduler.planning.staleness import line as staleness_line
 from shared.errors import UserError
 from shared.models.quantised import UNTESTED
 from shared.recipe.recipe import Recipe, implied_values, load_recipe, with_folder
@@ -58,8 +60,7 @@ class Checked:
             yield "the model and the rewards were not checked: they are on other hosts"
         if recipe.holding.weights in UNTESTED:
             yield f'rollout.weights: nobody has reported on "{recipe.holding.weights}" from a GPU'
-        if recipe.sampling.tail is not None and not self.elsewhere:
-            yield tail_line(recipe, self.path, RUNS)
+        yield from self._of_choices()
         if self.trace is not None:
             yield from trace_lines(self.trace, recipe)
         if self.forecast is not None:
@@ -67,6 +68,14 @@ class Checked:
         for each in implied_values(recipe):
             has = f"; the recipe sets {json.dumps(each.value)}" if each.is_overridden else ""
             yield f"{recipe.algorithm.name} implies {each.key} = {json.dumps(each.implied)}{has}"
+
+    def _of_choices(self) -> Iterator[str]:
+        """What depends on more than the recipe: a measured tail, and what "auto" is."""
+        recipe = self.recipe
+        if recipe.sampling.tail is not None and not self.elsewhere:
+            yield tail_line(recipe, self.path, RUNS)
+        if recipe.schedule.max_staleness == "auto" and self.forecast is None:
+            yield staleness_line(decide_at_start(recipe))
 
     @property
     def as_json(self) -> str:

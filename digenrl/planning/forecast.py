@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from digenrl.planning.plan import known_profiles, parse_devices, parse_kinds
+from digenrl.planning.work import sample_seconds, work_line
 from digenrl.trace.record import Trace
 from services.scheduler.costs.memory import (
     Needed,
@@ -29,6 +30,8 @@ from services.scheduler.planning.recipes import (
 from services.scheduler.planning.remedies import would_fit
 from services.scheduler.planning.runnable import as_toml, recipe_keys
 from services.scheduler.planning.splits import Devices, words
+from services.scheduler.planning.staleness import StalenessDecision, decide, decide_at_start
+from services.scheduler.planning.staleness import line as staleness_line
 from services.scheduler.sim.measured import Simulated
 from services.scheduler.sim.profiled import simulate
 from shared.models.memory import num_weights
@@ -61,6 +64,10 @@ class Forecast:
     """Whether training keeps its activations, for which the profile has no figures."""
     is_traced: bool
     """Whether the memory is that of a trace."""
+    staleness: StalenessDecision | None
+    """What "auto" would be on these devices, if the recipe says so."""
+    work: str
+    """How the work is divided between generation and training."""
 
     @property
     def needed(self) -> dict[str, Needed]:
@@ -109,14 +116,17 @@ def forecast(
     held = with_memory(costs, use, streams)
     remedy = partial(would_fit, costs, use)
     own = own_split(recipe, held, kinds, host_gpus=host_gpus, remedy=remedy)
+    schedule, decision = recipe.run_schedule, None
+    if recipe.schedule.max_staleness == "auto":
+        decision = decide(recipe, held, own.split) or decide_at_start(recipe)
+        schedule = schedule.changed(max_staleness=decision.max_staleness)
+        own = replace(own, schedule=own.schedule.changed(max_staleness=decision.max_staleness))
     simulated = better = None
     if timing and _is_timed(recipe):
         simulated = _simulated(held, own)
         if own.schedule.mode == "pipelined":
             smallest = with_memory(costs, replace(use, fragment=1), streams)
-            best = plan_split(
-                smallest, kinds, recipe.run_schedule, effort=EFFORT, host_gpus=host_gpus
-            ).best
+            best = plan_split(smallest, kinds, schedule, effort=EFFORT, host_gpus=host_gpus).best
             better = best if best.step_seconds < BETTER * simulated.step_seconds else None
     return Forecast(
         profile=held,
@@ -127,6 +137,8 @@ def forecast(
         host_gpus=host_gpus,
         keeps_activations=not recipe.trainer.gradient_checkpointing,
         is_traced=trace is not None,
+        staleness=decision,
+        work=work_line(held, recipe),
     )
 
 
@@ -143,6 +155,9 @@ def lines(found: Forecast) -> Iterator[str]:
             f"by the cost profile {name}: {found.simulated.step_seconds:.0f} s per step, devices "
             f"{found.simulated.utilisation:.0%} at work; {who}"
         )
+        yield found.work
+    if found.staleness is not None:
+        yield staleness_line(found.staleness)
     if found.better is not None:
         yield (
             f"faster on the same devices: {found.better.step_seconds:.0f} s per step with "
@@ -170,6 +185,8 @@ def as_dict(found: Forecast) -> dict[str, Any]:
         "trainer": dict(own.split.trainer),
         "step_seconds": None if simulated is None else round(simulated.step_seconds, 3),
         "utilisation": None if simulated is None else round(simulated.utilisation, 4),
+        "seconds_per_sample": sample_seconds(found.profile),
+        "max_staleness": found.own.schedule.staleness_limit,
         "better": None
         if better is None
         else {"step_seconds": round(better.step_seconds, 3), "recipe": better_keys(found)},

@@ -10,6 +10,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Column, Table
 
+from digenrl.planning.work import sample_seconds
 from services.scheduler.costs.colocated import Baseline
 from services.scheduler.costs.profile import Profile
 from services.scheduler.planning.planner import Choice
@@ -85,6 +86,7 @@ def plan_as_json(advice: Advice) -> str:
         "reasons": list(advice.reasons),
         "forecast": planned.num_forecast,
         "host_gpus": planned.host_gpus,
+        "seconds_per_sample": sample_seconds(planned.profile),
         "choices": [
             {
                 **_choice(choice),

@@ -1,9 +1,12 @@
 """Reads devices from the command line, and finds their fastest split for ``digenrl plan``."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
+from digenrl.planning.work import work_line
 from services.scheduler.costs.memory import Use, usual, with_memory
 from services.scheduler.costs.profile import PROFILES, Profile, VariantName, load_profile
 from services.scheduler.planning.recipes import (
@@ -12,6 +15,8 @@ from services.scheduler.planning.recipes import (
     with_shape_of,
     with_staleness,
 )
+from services.scheduler.planning.staleness import decide_by_seconds
+from services.scheduler.planning.staleness import line as staleness_line
 from services.scheduler.planning.ways import Advice, advise
 from shared.errors import UserError
 from shared.recipe.recipe import Recipe, load_recipe
@@ -84,6 +89,7 @@ def plan(
             "--variant: what all weights take of a device depends on the ranks that share them, "
             "which no plan chooses; leave it out, or simulate one split with digenrl sim"
         )
+    loaded = None
     if recipe is None:
         if profile is None:
             raise UserError("give a recipe, or --profile; known are " + ", ".join(known_profiles()))
@@ -94,9 +100,29 @@ def plan(
         loaded = load_recipe(recipe)
         costs, use = _shaped(loaded, profile or profile_of(loaded, known_profiles()), fragment=1)
         schedule = loaded.run_schedule
-    schedule = with_staleness(schedule, staleness)
     kinds = parse_devices("--devices", devices, costs)
-    return advise(costs, use, kinds, schedule, host_gpus=host_gpus)
+    advised = partial(advise, costs, use, kinds, host_gpus=host_gpus)
+    if loaded is None:
+        return advised(with_staleness(schedule, staleness))
+    if staleness is None and loaded.schedule.max_staleness == "auto":
+        found = _with_decision(advised, schedule)
+    else:
+        found = advised(with_staleness(schedule, staleness))
+    return replace(found, reasons=(work_line(costs, loaded), *found.reasons))
+
+
+def _with_decision(advised: Callable[[RunSchedule], Advice], schedule: RunSchedule) -> Advice:
+    """Return the better of the two advices for "auto", and say why."""
+    if schedule.mode != "pipelined":
+        return advised(schedule)
+    strict, ahead = (advised(schedule.changed(max_staleness=each)) for each in (0, 1))
+    found = decide_by_seconds(
+        strict.planned.best.step_seconds,
+        ahead.planned.best.step_seconds,
+        by="the best plans with it and without",
+    )
+    chosen = ahead if found.max_staleness else strict
+    return replace(chosen, reasons=(*chosen.reasons, staleness_line(found)))
 
 
 def costs_of(recipe: Recipe, profile: str, *, fragment: int = 1) -> Profile:

@@ -27,7 +27,8 @@ class Schedule(Table):
     tag: NonNegative | Literal["auto", "off"] = "auto"
     """Groups of a batch that the trainer generates while it would wait."""
     max_staleness: Literal[0, 1, "auto"] = 0
-    """1: at the tail of batch k, rollout begins batch k + 1 with version k. auto: 1."""
+    """1: at the tail of batch k, rollout begins batch k + 1 with version k. auto: decided by costs
+    when the run begins (`services.scheduler.planning.staleness`)."""
     early_fraction: Annotated[float, Field(gt=0, le=1)] | Literal["auto"] = "auto"
     """Share of the next batch's groups that may be begun early. auto: all."""
     slot_deadline_s: Annotated[float, Field(gt=0)] | Literal["auto"] = "auto"
@@ -36,6 +37,7 @@ class Schedule(Table):
 
     @property
     def staleness_limit(self) -> Literal[0, 1]:
+        """The most steps that a sample may be stale by; 1 while "auto" is undecided."""
         return 1 if self.mode == "pipelined" and self.max_staleness != 0 else 0
 
     @property

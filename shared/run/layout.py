@@ -1,6 +1,7 @@
 """What a run keeps in the object store, and where.
 
 <run>/recipe.json                    the resolved recipe that every service reads (run_recipe.py)
+<run>/staleness.json                 what schedule.max_staleness = "auto" was decided to be, and why
 <run>/files/<key>.json               digests of the model and the rewards (files.py)
 <run>/commits/<version>.json         the commit records (commits.py)
 <run>/weights/<sha256>.safetensors   a policy version's weights, while it is kept (retention.py)
@@ -22,6 +23,10 @@ from shared.store import ObjectStore
 
 def recipe_key(run: str) -> str:
     return f"{run}/recipe.json"
+
+
+def staleness_key(run: str) -> str:
+    return f"{run}/staleness.json"
 
 
 def file_key(run: str, key: str) -> str:

@@ -100,7 +100,10 @@ async def _read_stored(store: ObjectStore, run: str) -> _Stored | None:
     try:
         tables = json.loads(data)
         portable = tables.pop(PORTABLE, {})
-        return _Stored(stored_recipe(json.dumps(tables).encode()), portable)
+        recipe = stored_recipe(json.dumps(tables).encode())
+        if recipe.schedule.max_staleness == "auto":  # stored as a number since it is decided
+            recipe = override(recipe, {"schedule.max_staleness": 1})
+        return _Stored(recipe, portable)
     except (ValueError, AttributeError) as error:
         raise ContractError(f"{recipe_key(run)} is not a recipe of this release") from error
 
@@ -170,6 +173,9 @@ def check_same_run(stored: Recipe, given: Recipe, *, same: Collection[str] = ())
         UserError: naming the first changed key that a resumed run may not change.
     """
     old, new = stored.model_dump(mode="json"), given.model_dump(mode="json")
+    if "auto" in (stored.schedule.max_staleness, given.schedule.max_staleness):
+        # The scheduler decides when the run begins, and compares with what it decided.
+        new["schedule"]["max_staleness"] = old["schedule"]["max_staleness"]
     paths = paths_of(new)
     put_paths(
         old,

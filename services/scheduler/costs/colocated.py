@@ -63,12 +63,14 @@ def _rollout(profile: Profile, devices: Mapping[str, int], batch: int) -> float:
 
 def _training(profile: Profile, devices: Mapping[str, int], *, tuned: bool) -> float:
     """Train equal shares at the slowest device's speed; old log-probs cost another forward pass."""
-    samples = profile.shape.samples / sum(devices.values())
-    passes = profile.variant.rho
+    samples, shape, rho = profile.shape.samples / sum(devices.values()), profile.shape, 0.0
+    rho = profile.variant.rho
+    passes = rho if tuned else rho + 1
     if not tuned:
-        samples, passes = math.ceil(samples), passes + 1
+        samples = math.ceil(samples)
     slowest = min(speed(profile, kind, "trainer") for kind in devices)
-    return samples * profile.shape.rows_per_sample * passes * profile.forward_seconds / slowest
+    each = profile.training_work / shape.samples / rho
+    return samples * passes * each / slowest
 
 
 def _swaps(profile: Profile, *, tuned: bool) -> float:

@@ -4,7 +4,7 @@ One file per model in the folder profiles calibrates planner, simulator and emul
 its README.md says what each field means. Seconds are those of an H100, GB are 1e9 bytes.
 
     generating n samples:   forwards x (s (o + c) + (T - s) (o + c n)) + n (decode + reward)
-    training n samples:     (m + n (K - m)) x forwards x rho x (o / G + c)
+    training n samples:     forwards x rho x (m (o + c) + n (K - m) (o / G + c))
 
 with o the seconds of a call however many samples it has, c those of each sample in it, G the group
 size, T and K the denoising steps that are taken and trained, forwards 2 with classifier-free
@@ -160,7 +160,7 @@ class Profile(_Costs):
     @property
     def training_work(self) -> float:
         """H100-seconds that a batch takes to train, without the optimizer's."""
-        return self.shape.samples * _training_seconds(self)
+        return self.shape.groups * _training_seconds(self, self.shape.group_size)
 
 
 class ProfileFile(_Costs):
@@ -272,19 +272,18 @@ def train_group_seconds(
     """
     shape, row = profile.shape, row_seconds(profile)
     rates = {kind: speed(profile, kind, "trainer") for kind in devices}
-    if tsp:
-        items = [(groups * round(shape.trained_rows(shape.group_size)), 1)]
-    else:
-        each_alone = shape.trained_steps - shape.merged_steps
-        samples = groups * round(shape.group_size * shape.trained_share)
-        items = [(samples, each_alone), (groups * shape.merged_steps, 1)]
+    samples = groups * round(shape.group_size * shape.trained_share)
+    apart = shape.trained_steps - shape.merged_steps
 
-    def seconds(number: int, rows: int) -> float:
-        each = {kind: rows * row / rate for kind, rate in rates.items() if rate}
+    def seconds(number: int, each_takes: float) -> float:
+        each = {kind: each_takes / rate for kind, rate in rates.items() if rate}
         shares = whole_shares(number, devices, each)
         return max((share * each[kind] for kind, share in shares.items()), default=math.inf)
 
-    return sum(seconds(number, rows) for number, rows in items if number and rows)
+    found = seconds(samples * apart, row) if tsp else seconds(samples, apart * row)
+    if not shape.merged_steps:
+        return found
+    return found + seconds(groups * shape.merged_steps, merged_row_seconds(profile))
 
 
 def gradient_seconds(profile: Profile, kind: str, samples: int) -> float:
@@ -295,12 +294,24 @@ def gradient_seconds(profile: Profile, kind: str, samples: int) -> float:
     rate = speed(profile, kind, "trainer")
     if not rate:
         return math.inf
-    return profile.shape.trained_rows(samples) * row_seconds(profile) / rate
+    return _training_seconds(profile, samples) / rate
 
 
 def row_seconds(profile: Profile) -> float:
     """Return the seconds of a trained row, guidance included, on an H100."""
     return profile.variant.rho * profile.forward_seconds
+
+
+def merged_row_seconds(profile: Profile) -> float:
+    """Return the same of a row that is all of its pass, as that of a step is which a group computes
+    once."""
+    return profile.variant.rho * profile.step_seconds(1)
+
+
+def merged_part(profile: Profile) -> float:
+    """Return the share of a whole group's training that is in the steps which it computes once."""
+    merged = profile.shape.merged_steps * merged_row_seconds(profile)
+    return merged / _training_seconds(profile, profile.shape.group_size) if merged else 0.0
 
 
 def whole_shares(
@@ -351,6 +362,9 @@ def _transfer_seconds(profile: Profile, kind: str) -> float:
     return profile.streaming[kind].step_gb / device(profile, kind).host_gb_per_second
 
 
-def _training_seconds(profile: Profile) -> float:
-    """Return the training seconds of one sample of a whole group on an H100."""
-    return profile.shape.rows_per_sample * profile.variant.rho * profile.forward_seconds
+def _training_seconds(profile: Profile, samples: int) -> float:
+    """Return the training seconds of so many samples of one group on an H100."""
+    shape = profile.shape
+    apart = (shape.trained_steps - shape.merged_steps) * shape.trained_share
+    seconds = samples * (apart * profile.variant.rho * profile.forward_seconds)
+    return seconds + shape.merged_steps * merged_row_seconds(profile)

@@ -13,8 +13,12 @@ from dataclasses import dataclass
 from statistics import NormalDist
 
 from services.scheduler.core.tag.makespan import TagInputs, best_groups, makespan
-from services.scheduler.costs.profile import Profile, fragment_seconds, gradient_seconds
-from services.scheduler.costs.shape import Shape
+from services.scheduler.costs.profile import (
+    Profile,
+    fragment_seconds,
+    gradient_seconds,
+    merged_part,
+)
 from services.scheduler.planning import independent
 from services.scheduler.planning.splits import Split
 from services.scheduler.sim.profiled import (
@@ -112,7 +116,7 @@ def _pool(
     return independent.IndependentPool(
         tag_inputs=tag_inputs,
         num_trainer=number,
-        last=tag_inputs.train * number * _last_part(profile.shape),
+        last=tag_inputs.train * number * _last_part(profile),
         gradient=tuple(
             gradient_seconds(profile, kind, size) if kind in able else math.inf
             for kind, count in split.rollout.items()
@@ -121,14 +125,15 @@ def _pool(
     )
 
 
-def _last_part(shape: Shape) -> float:
-    """The share of a group's rows in the largest piece of one of a batch's last groups: a part of a
-    sample's trained steps, or those that the group computes once."""
+def _last_part(profile: Profile) -> float:
+    """The share of a group's training in the largest piece of one of a batch's last groups: a part
+    of a sample's trained steps, or those that the group computes once."""
+    shape, merged = profile.shape, merged_part(profile)
     own = shape.trained_steps - shape.merged_steps
-    if not shape.merged_steps:
-        return 1 / (shape.group_size * shape.trained_share) / min(FINE_PARTS, own)
-    fine = own / min(FINE_PARTS, own) if own else 0.0
-    return max(shape.merged_steps, fine) / shape.trained_rows(shape.group_size)
+    if not own:
+        return merged
+    fine = (1 - merged) / (shape.group_size * shape.trained_share) / min(FINE_PARTS, own)
+    return max(merged, fine)
 
 
 def _of_independent(pool: independent.IndependentPool, schedule: RunSchedule) -> Forecast:

@@ -38,6 +38,7 @@ class RunView(View):
         effective_sample_share=1.0, seconds_per_step=4.1, eta_seconds=73.8, waiting_for="rollout",
         missing_workers=[],
         num_workers={"rollout": 2, "reward": 1, "trainer": 1}, num_quarantined=0, failure=None,
+        max_staleness=0, max_staleness_reason="the recipe says so",
     )  # fmt: skip
 
     run: str
@@ -68,6 +69,10 @@ class RunView(View):
     """Number of received payloads that were no message."""
     failure: str | None
     """Why the run has failed, if it has."""
+    max_staleness: int
+    """Steps that a sample may be stale by; "auto" is decided when a run begins."""
+    max_staleness_reason: str | None
+    """Why it is that number."""
 
 
 A_SHORTAGE = {

@@ -24,6 +24,7 @@ from services.scheduler.core.recovery import READ_BACK, restart_batches
 from services.scheduler.core.state import Phase, Plan, State
 from services.scheduler.core.usage import Meter, uses
 from services.scheduler.planning.lookahead import Horizon
+from services.scheduler.planning.staleness import StalenessDecision
 from services.scheduler.shell.goal import Goal
 from services.scheduler.shell.housekeeping import (
     BatchCleanup,
@@ -77,6 +78,8 @@ class Scheduler:
     state: State = field(default_factory=lambda: State(recovering=True))
     retention: Retention = field(default_factory=Retention)
     goal: Goal | None = None
+    staleness: StalenessDecision | None = None
+    """How many steps stale samples may be, and why; None if nobody has asked."""
     chain: list[CommitRecord] = field(default_factory=list)
     meter: Meter = field(default_factory=Meter)
     committed_at: list[float] = field(default_factory=list)

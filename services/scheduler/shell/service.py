@@ -6,7 +6,8 @@ from services.scheduler.core.state import Plan, first_state
 from services.scheduler.planning.recipes import shape_of
 from services.scheduler.shell.api import create_app
 from services.scheduler.shell.app import Scheduler
-from services.scheduler.shell.goal import goal_of
+            state=first_state(plan), retention=retention_of(recipe), goal=goal_of(recipe, store),
+            staleness=staleness,
 from shared.process.service import Health, listen, serve
 from shared.process.settings import ServiceSettings
 from shared.recipe.recipe import Recipe
@@ -37,13 +38,15 @@ def plan_of(recipe: Recipe) -> Plan:
 async def run(settings: ServiceSettings, recipe: Recipe, *, beside: Path) -> None:
     """``beside`` is the folder of the recipe's file."""
     listener = listen(settings.host, settings.port)
-    plan = plan_of(recipe)
     store = open_store(settings.store)
+    recipe, staleness = await settle_staleness(store, recipe)
+    plan = plan_of(recipe)
     recipe = await store_recipe(store, recipe, beside)
     async with settings.connect_bus() as bus, settings.connect_index() as index:
         scheduler = Scheduler(
             plan, bus, store, index, Health(),
             state=first_state(plan), retention=retention_of(recipe), goal=goal_of(recipe, store),
+            staleness=staleness,
         )  # fmt: skip
         app = create_app(scheduler)
         await serve(app, scheduler.run(), listener=listener, allowed_hosts=settings.allowed_hosts)

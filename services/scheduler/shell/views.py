@@ -52,6 +52,8 @@ def run_view(scheduler: Scheduler) -> RunView:
         missing_workers=missing_workers(plan, state, reporting),
         num_quarantined=scheduler.dead_letters.num_quarantined,
         failure=state.failure,
+        max_staleness=plan.schedule.staleness_limit,
+        max_staleness_reason=None if scheduler.staleness is None else scheduler.staleness.reason,
     )
 
 

@@ -39,29 +39,38 @@ class Lane:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Some rows of a group, which one device trains."""
+    """A part of a group's gradient, which one device computes."""
 
     samples: range
-    num_rows: float
-    """On average, where not all samples are trained."""
+    part: float
+    """Of the gradient of these samples; of the whole group's, where its samples share a step."""
     num_parts: int
     """Pieces that each of these samples is in."""
 
 
 def pieces_of(size: int, num_devices: int, timing: Timing, *, is_last: bool) -> list[Piece]:
     """Cut a group as the trainer does: trained steps that it computes once are the first piece."""
-    merged, own = timing.merged_steps, timing.trained_steps - timing.merged_steps
-    slices = slice_group(size, num_devices, own, is_last=is_last) if own else []
-    apart = [
-        Piece(
-            each.samples,
-            timing.trained_share * len(each.samples) * len(each.steps(own)),
-            each.num_parts + bool(merged),
-        )
-        for each in slices
+    merged, steps = timing.merged_steps, timing.trained_steps
+    slices = slice_group(size, num_devices, steps, is_last=is_last, merged_steps=merged)
+    if not merged:
+        return [
+            Piece(each.samples, len(each.steps(steps)) / steps, each.num_parts) for each in slices
+        ]
+    first, *others = slices
+    if not others:
+        return [Piece(first.samples, 1.0, 1)]
+    apart, num_parts = size * (steps - merged), others[0].num_parts + 1
+    return [
+        Piece(first.samples, timing.merged_part, num_parts),
+        *(
+            Piece(
+                each.samples,
+                (1 - timing.merged_part) * len(each.samples) * len(each.steps(steps)) / apart,
+                num_parts,
+            )
+            for each in others
+        ),
     ]
-    num_parts = apart[0].num_parts if apart else 1
-    return [Piece(range(size), merged, num_parts), *apart] if merged else apart
 
 
 @dataclass(slots=True)
@@ -182,11 +191,9 @@ class IndependentTrainer(Trainer):
         self._occupy(lane, seconds, done)
 
     def _seconds(self, kind: str, piece: Piece) -> float:
-        merged = self.timing.merged_steps
-        samples = self.plan.group_size if merged else len(piece.samples)
-        apart = self.timing.trained_steps - merged
-        num_rows = merged + self.timing.trained_share * samples * apart
-        return piece.num_rows / num_rows * self.timing.gradient(kind, samples)
+        whole = self.timing.merged_steps > 0
+        samples = self.plan.group_size if whole else len(piece.samples)
+        return piece.part * self.timing.gradient(kind, samples)
 
     def _occupy(self, lane: Lane, seconds: float, done: Callable[[], None]) -> None:
         lane.use += 1

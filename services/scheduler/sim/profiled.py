@@ -20,6 +20,8 @@ from services.scheduler.costs.profile import (
     fits,
     fragment_seconds,
     gradient_seconds,
+    merged_part,
+    merged_row_seconds,
     speed,
     train_group_seconds,
 )
@@ -121,7 +123,7 @@ def timing_of(
     """The profile's seconds. Scoring is part of a fragment's, as in the profile."""
     variant, shape = profile.variant, profile.shape
     rate = sum(count * speed(profile, kind, "trainer") for kind, count in trainer.items())
-    even = profile.training_work / shape.groups / rate
+    even = profile.training_work / shape.groups / rate + _repeated(profile, trainer, rate)
     group = even if tsp else train_group_seconds(profile, trainer, tsp=False)
     return Timing(
         fragment=lambda kind, samples: fragment_seconds(profile, kind, samples),
@@ -134,11 +136,21 @@ def timing_of(
         adopt=variant.adopt_seconds,
         trained_steps=shape.trained_steps,
         merged_steps=shape.merged_steps,
-        trained_share=shape.trained_share,
+        merged_part=merged_part(profile),
         steps=shape.steps,
         switch=2 * variant.switch_seconds,
         noise=profile.rollout.noise_cv if noise else 0.0,
     )
+
+
+def _repeated(profile: Profile, trainer: Devices, rate: float) -> float:
+    """Returns seconds per group that ranks which share their weights take more than a fair share of
+    its work: each has samples of its own, and computes for them the steps that a group shares."""
+    merged = profile.shape.merged_steps * merged_row_seconds(profile)
+    speeds = [speed(profile, kind, "trainer") for kind, count in trainer.items() if count]
+    if not profile.variant.sharded or not merged or not all(speeds):
+        return 0.0
+    return merged / min(speeds) - merged / rate
 
 
 def has_independent_devices(profile: Profile, trainer: Devices, schedule: RunSchedule) -> bool:

@@ -28,8 +28,8 @@ class Timing:
     """Trained steps of a sample, which is the most parts that its gradient is computed in."""
     merged_steps: int = 0
     """Of these, how many a group computes once, as one piece of work."""
-    trained_share: float = 1.0
-    """Share of a group's samples that are trained."""
+    merged_part: float = 0.0
+    """Share of a whole group's gradient that this piece takes."""
     steps: int
     """Denoising steps of a fragment: where a borrowed device can be called back."""
     switch: float = 0.0

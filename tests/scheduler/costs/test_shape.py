@@ -14,6 +14,7 @@ from services.scheduler.costs.profile import (
     fragment_seconds,
     gradient_seconds,
     load_profile,
+    merged_row_seconds,
     row_seconds,
     train_group_seconds,
 )
@@ -109,6 +110,19 @@ def _equivalents(shape: Shape) -> tuple[float, float]:
     return both, training / both
 
 
+@given(shapes(), st.integers(1, 24))
+def test_a_row_for_all_samples_pays_for_its_call_alone(shape: Shape, samples: int) -> None:
+    """What a call takes whatever its rows is spread over a group's samples, unless it has one."""
+    profile = counting(shape, 1)
+    called = {"call_seconds": 5.0}
+    profile = profile.model_copy(update={"rollout": profile.rollout.model_copy(update=called)})
+    apart = samples * (shape.trained_steps - shape.merged_steps)
+    wanted = shape.merged_steps * 6 + apart * (5 / shape.group_size + 1)
+    assert gradient_seconds(profile, "H100", samples) == pytest.approx(wanted)
+    generated = shape.shared_steps * 6 + (shape.steps - shape.shared_steps) * (5 + samples)
+    assert fragment_seconds(profile, "H100", samples) == pytest.approx(generated)
+
+
 def test_counts_are_those_of_the_study() -> None:
     """T 25, groups of 24: window 4, and a shared window of 1 at starts 0 to 11. The digits: T 10,
     window 3, groups of 24; and a tail, a shared window of 1 at 0 to 2, groups of 12."""
@@ -137,7 +151,10 @@ def test_pieces_hold_every_row_of_a_group_once(window: int, merged: int, is_last
     shape = Shape(**DIGITS | {"trained_steps": window}, steps=6, merged_steps=merged)
     timing = timing_of(counting(shape, 1), {"H100": 4})
     pieces = pieces_of(12, 4, timing, is_last=is_last)
-    assert sum(piece.num_rows for piece in pieces) == shape.trained_rows(12)
+    weights = [piece.part * (1 if merged else len(piece.samples) / 12) for piece in pieces]
+    assert sum(weights) == pytest.approx(1)
+    if merged:
+        assert pieces[0].part == pytest.approx(1 / shape.trained_rows(12))
     for sample in range(12):
         of_it = [piece for piece in pieces if sample in piece.samples]
         assert {piece.num_parts for piece in of_it} == {len(of_it)}
@@ -158,6 +175,16 @@ def test_the_simulator_s_devices_do_the_work_that_is_counted(trainers: int) -> N
     assert busy == pytest.approx(profile.training_work, rel=1e-6)
     generated = found.busy["rollout"]["generate"] * 2 * found.step_seconds
     assert generated == pytest.approx(profile.generation_work, rel=1e-6)
+
+
+def test_ranks_that_share_weights_compute_a_shared_step_each() -> None:
+    shape = Shape(**DIGITS | {"trained_steps": 3}, steps=6, shared_steps=2.0, merged_steps=1)
+    profile = counting(shape, 1)
+    sharded = profile.variant.model_copy(update={"sharded": True})
+    together = profile.model_copy(update={"variant": sharded})
+    alone, ranks = (timing_of(each, {"H100": 4}).train(12) for each in (profile, together))
+    assert alone == pytest.approx((1 + 12 * 2) / 4)
+    assert ranks == pytest.approx(1 + 12 * 2 / 4)
 
 
 def test_fragments_of_whole_groups_pay_most() -> None:
@@ -204,5 +231,5 @@ def test_colocated_devices_share_as_well() -> None:
     merged = {"shared_steps": 1.0, "merged_steps": 1}
     together = FLUX.model_copy(update={"shape": shape.model_copy(update=merged)})
     before, after = (colocated_seconds(p, {"H100": 8}, "tuned") for p in (apart, together))
-    saved = 15 / 16 * shape.samples / 8 * row_seconds(FLUX)
+    saved = (16 * row_seconds(FLUX) - merged_row_seconds(FLUX)) * shape.groups / 8
     assert before - after > saved * 0.99

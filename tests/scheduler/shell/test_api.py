@@ -10,6 +10,7 @@ from pydantic import BaseModel
 
 from services.scheduler.core.machine import WorkerJoined, step
 from services.scheduler.core.state import Phase, State
+from services.scheduler.planning.staleness import StalenessDecision
 from services.scheduler.shell import api_models, views
 from services.scheduler.shell.api import create_app
 from services.scheduler.shell.app import Scheduler
@@ -104,6 +105,12 @@ def test_the_run_says_where_it_is_and_what_it_waits_for(client: TestClient) -> N
     assert run["reward_mean"] == 0.5
     assert run["eta_seconds"] == 2 * 2.0
     assert run["num_workers"] == {"rollout": 1, "reward": 0, "trainer": 0}
+    assert (run["max_staleness"], run["max_staleness_reason"]) == (0, None)
+
+
+def test_the_run_says_why_samples_may_be_stale(scheduler: Scheduler, client: TestClient) -> None:
+    scheduler.staleness = StalenessDecision(max_staleness=0, gain=1.05, reason="it gains little")
+    assert client.get("/v1/run").json()["max_staleness_reason"] == "it gains little"
 
 
 def test_of_many_batches_only_those_are_looked_at_that_are_shown(

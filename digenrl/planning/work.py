@@ -1,0 +1,46 @@
+"""Tells how a batch's work is divided between generation and training."""
+
+from collections.abc import Iterator
+
+from services.scheduler.costs.profile import Profile
+from services.scheduler.costs.shape import Shape, rollout_equivalents, training_equivalents
+from shared.recipe.recipe import Recipe
+
+
+def sample_seconds(profile: Profile) -> dict[str, float]:
+    """Return the seconds of an H100 that a sample takes to generate, in whole groups, and to
+    train."""
+    samples = profile.shape.samples
+    return {
+        "generate": profile.generation_work / samples,
+        "train": profile.training_work / samples,
+    }
+
+
+def work_line(profile: Profile, recipe: Recipe) -> str:
+    """Say how much of the work is training, by counting and by the profile's seconds."""
+    shape, seconds = profile.shape, sample_seconds(profile)
+    generates = rollout_equivalents(shape, shape.group_size)
+    trains = training_equivalents(shape, kl=recipe.algorithm.kl_beta > 0)
+    counted = trains / (generates + trains)
+    share = seconds["train"] / sum(seconds.values())
+    ratio = seconds["generate"] / seconds["train"]
+    pace = f"{ratio:.1f} generate as fast as one trains"
+    if ratio < 1:
+        pace = f"{1 / ratio:.1f} train as fast as one generates"
+    shared = "".join(f"; {said}" for said in _shared(shape))
+    return (
+        f"a sample takes {generates:.2f} rows of the network to generate and {trains:.2f} to train "
+        f"({counted:.0%}, a backward pass counted as two); by the profile training is {share:.0%} "
+        f"of the seconds, and of equal devices {pace}{shared}"
+    )
+
+
+def _shared(shape: Shape) -> Iterator[str]:
+    if shape.shared_steps:
+        yield (
+            f"a fragment computes {shape.shared_steps:g} of {shape.steps} steps once for all its "
+            "samples, so fragments of whole groups take the least"
+        )
+    if shape.merged_steps:
+        yield f"a group computes {shape.merged_steps} of {shape.trained_steps} trained steps once"

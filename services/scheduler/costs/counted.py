@@ -1,0 +1,60 @@
+"""Costs by counting: what a recipe takes where nothing was measured, in rows of the network.
+
+A row's forward pass takes one second on every device, a backward pass two, and nothing else takes
+any: neither decoding and scoring nor handing over weights. What a batch takes is then wrong, but
+not how it is divided between generation and training.
+"""
+
+from services.scheduler.costs.profile import Colocated, Device, Profile, Rollout, Variant
+from services.scheduler.costs.shape import BACKWARD, Shape
+
+COUNTED = "counted"
+"""Name of such a profile."""
+DEVICE = "device"
+"""The one kind of device of such a profile."""
+ALMOST_NOTHING = 1e-9
+
+
+def counted_profile(shape: Shape, *, kl: bool, recomputes: bool, sharded: bool) -> Profile:
+    """Return a profile in which seconds are rows of the network.
+
+    Args:
+        kl: the base model's forward pass is computed as well.
+        recomputes: the forward pass is computed again for the backward pass.
+        sharded: ranks share the weights, so that they train a group together.
+    """
+    return Profile(
+        name=COUNTED,
+        description="rows of the network, without any measurement",
+        shape=shape,
+        rollout=Rollout(
+            call_seconds=0.0,
+            sample_seconds=1.0,
+            decode_seconds=0.0,
+            reward_seconds=0.0,
+            noise_cv=0.0,
+            handoff_seconds=0.0,
+            memory_gib=ALMOST_NOTHING,
+        ),
+        variant=Variant(
+            forwards_per_step=1,
+            rho=1 + BACKWARD + kl + recomputes,
+            memory_gib=ALMOST_NOTHING,
+            sharded=sharded,
+            optimizer_seconds=0.0,
+            published_gb=ALMOST_NOTHING,
+            publish_seconds=0.0,
+            adopt_seconds=0.0,
+            switch_seconds=0.0,
+        ),
+        colocated=Colocated(
+            rollout_batch=1,
+            engine_gb=ALMOST_NOTHING,
+            pageable_gb_per_second=1.0,
+            pageable_extra_seconds=0.0,
+            pinned_swap_seconds=0.0,
+        ),
+        devices={DEVICE: Device(generation_speed=1.0, training_speed=1.0, memory_gib=1.0)},
+        sources={},
+        streaming={},
+    )
