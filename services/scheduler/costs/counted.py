@@ -15,12 +15,11 @@ DEVICE = "device"
 ALMOST_NOTHING = 1e-9
 
 
-def counted_profile(shape: Shape, *, kl: bool, recomputes: bool, sharded: bool) -> Profile:
+def counted_profile(shape: Shape, *, beside: int, sharded: bool) -> Profile:
     """Return a profile in which seconds are rows of the network.
 
     Args:
-        kl: the base model's forward pass is computed as well.
-        recomputes: the forward pass is computed again for the backward pass.
+        beside: forward passes of a trained row beside the one that has a backward pass.
         sharded: ranks share the weights, so that they train a group together.
     """
     return Profile(
@@ -38,7 +37,7 @@ def counted_profile(shape: Shape, *, kl: bool, recomputes: bool, sharded: bool) 
         ),
         variant=Variant(
             forwards_per_step=1,
-            rho=1 + BACKWARD + kl + recomputes,
+            rho=1 + BACKWARD + beside,
             memory_gib=ALMOST_NOTHING,
             sharded=sharded,
             optimizer_seconds=0.0,

@@ -70,7 +70,7 @@ def rollout_equivalents(shape: Shape, fragment: int) -> float:
     return shape.steps - shape.shared_steps + shape.shared_steps / fragment
 
 
-def training_equivalents(shape: Shape, *, kl: bool) -> float:
+def training_equivalents(shape: Shape, *, beside: int) -> float:
     """Return the forward passes of a row that training a sample of a whole group counts as: one,
-    the backward pass, and with ``kl`` one of the base model."""
-    return shape.rows_per_sample * (1 + BACKWARD + kl)
+    the backward pass, and those ``beside`` without one."""
+    return shape.rows_per_sample * (1 + BACKWARD + beside)

@@ -86,8 +86,14 @@ def _scaled(rollout: Rollout, work: Work, size: Size) -> Rollout:
     )
 
 
+def passes_beside(recipe: Recipe) -> int:
+    """Forward passes of a trained row without a backward pass: of the base model for the KL, and of
+    an old policy that samples."""
+    return int(recipe.algorithm.kl_beta > 0) + int(recipe.keeps_old_policy)
+
+
 def _rho_of(recipe: Recipe, work: Work, size: Size) -> float:
-    return rho(
+    return int(recipe.keeps_old_policy) + rho(
         work,
         size,
         full=recipe.model.trained == "full",

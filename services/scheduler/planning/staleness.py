@@ -12,7 +12,12 @@ from services.scheduler.costs.counted import COUNTED, DEVICE, counted_profile
 from services.scheduler.costs.profile import PROFILES, Profile, load_profile
 from services.scheduler.planning.forecast import forecast
 from services.scheduler.planning.planner import fragment_sizes
-from services.scheduler.planning.recipes import profile_of, shape_of, with_shape_of
+from services.scheduler.planning.recipes import (
+    passes_beside,
+    profile_of,
+    shape_of,
+    with_shape_of,
+)
 from services.scheduler.planning.splits import Split
 from shared.errors import UserError
 from shared.messages.records import Record, Text
@@ -111,8 +116,7 @@ def _counted(recipe: Recipe) -> tuple[Profile, Split]:
     trainer = recipe.trainer
     profile = counted_profile(
         shape_of(recipe),
-        kl=recipe.algorithm.kl_beta > 0,
-        recomputes=trainer.gradient_checkpointing,
+        beside=passes_beside(recipe) + trainer.gradient_checkpointing,
         sharded=trainer.sharded,
     )
     trains = max(trainer.devices, trainer.ranks)

@@ -99,13 +99,13 @@ def test_equivalents_are_rows_with_a_backward_pass_as_two(shape: Shape, fragment
         generated_rows(shape, fragment, 1)
     )
     rows = trained_rows(shape, shape.group_size, 1) / shape.group_size
-    assert training_equivalents(shape, kl=True) == pytest.approx(4 * rows)
-    assert training_equivalents(shape, kl=False) == pytest.approx(3 * rows)
+    assert training_equivalents(shape, beside=1) == pytest.approx(4 * rows)
+    assert training_equivalents(shape, beside=0) == pytest.approx(3 * rows)
 
 
 def _equivalents(shape: Shape) -> tuple[float, float]:
     """Of a sample: all, and the share of training."""
-    training = training_equivalents(shape, kl=True)
+    training = training_equivalents(shape, beside=1)
     both = training + rollout_equivalents(shape, shape.group_size)
     return both, training / both
 

@@ -5,6 +5,7 @@ import pytest
 
 from services.scheduler.costs.profile import load_profile
 from services.scheduler.planning.recipes import (
+    passes_beside,
     profile_of,
     with_shape_of,
     with_staleness,
@@ -69,6 +70,15 @@ def test_trained_rows_take_the_passes_that_the_recipe_asks_for() -> None:
     assert rho(**checkpointed, algorithm__kl_beta=0.004) == pytest.approx(4.15, rel=0.02)
     assert rho(**checkpointed, algorithm__kl_beta=0.0) == pytest.approx(3.15, rel=0.02)
     assert rho(algorithm__kl_beta=0.0) == pytest.approx(2.15, rel=0.02)
+
+
+def test_an_old_policy_is_one_more_pass_of_every_row() -> None:
+    profile = load_profile("wan2.1-14b")
+    nft = {"algorithm__name": "diffusion-nft", "sampling__first_window_starts": (0, 0)}
+    old, none = (_recipe(**nft, algorithm__nft_decay=decay) for decay in (1, 0))
+    assert (passes_beside(old), passes_beside(none)) == (2, 1), "and one of the base model"
+    seconds = [with_shape_of(profile, each).variant.rho for each in (old, none)]
+    assert seconds[0] - seconds[1] == pytest.approx(1)
 
 
 def test_a_profile_that_counts_no_operations_keeps_its_seconds() -> None:
