@@ -155,7 +155,6 @@ def lines(found: Forecast) -> Iterator[str]:
             f"by the cost profile {name}: {found.simulated.step_seconds:.0f} s per step, devices "
             f"{found.simulated.utilisation:.0%} at work; {who}"
         )
-        yield found.work
     if found.staleness is not None:
         yield staleness_line(found.staleness)
     if found.better is not None:
@@ -163,6 +162,8 @@ def lines(found: Forecast) -> Iterator[str]:
             f"faster on the same devices: {found.better.step_seconds:.0f} s per step with "
             f"{as_toml(better_keys(found))}"
         )
+    if found.simulated is not None:
+        yield found.work
     for need in found.needs:
         has = ", ".join(
             f"{kind} has {found.profile.devices[kind].memory_gib:g}" for kind in need.pool

@@ -6,8 +6,8 @@ from services.scheduler.core.state import Plan, first_state
 from services.scheduler.planning.recipes import shape_of
 from services.scheduler.shell.api import create_app
 from services.scheduler.shell.app import Scheduler
-            state=first_state(plan), retention=retention_of(recipe), goal=goal_of(recipe, store),
-            staleness=staleness,
+from services.scheduler.shell.goal import goal_of
+from services.scheduler.shell.staleness import settle_staleness
 from shared.process.service import Health, listen, serve
 from shared.process.settings import ServiceSettings
 from shared.recipe.recipe import Recipe
