@@ -7,8 +7,8 @@ is nothing of it to measure here.
 """
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import safetensors.numpy
 
@@ -17,11 +17,10 @@ from services.reward.scorer import build_scorers, scorer_inputs
 from services.reward.scoring import scores_of
 from services.trainer.engine.checkpoint import AVERAGE
 from services.trainer.engine.trainer_engine import TrainerEngine
-from shared.devices.protocols import GroupData
+from shared.devices.protocols import AdvantageKind, GroupData
 from shared.diffusion.generation import Generator
 from shared.diffusion.policy import load_policy
 from shared.diffusion.tensors import pack, unpack
-from shared.learning.advantages import batch_scale
 from shared.learning.curriculum import Saturated, saturated
 from shared.messages.contracts import Fragment, GenerateFragment, Policy, Prompt
 from shared.recipe.recipe import Recipe
@@ -32,6 +31,7 @@ from shared.run.curriculum import prompt_order
 class GeneratedGroup:
     data: GroupData
     rewards: tuple[float, ...]
+    parts: Mapping[str, Sequence[float | None]]
 
 
 class Learning:
@@ -61,7 +61,7 @@ class Learning:
         groups = self._generate(batch, staleness)
         rewards = [reward for group in groups for reward in group.rewards]
         self._saturated.append(saturated([group.rewards for group in groups]))
-        metrics = self._train(batch, groups, rewards)
+        metrics = self._train(batch, groups)
         self._published = [*self._published[-1:], self._sampling_weights()]
         return {**metrics, "reward_mean": sum(rewards) / len(rewards)}
 
@@ -85,19 +85,19 @@ class Learning:
         conditions = self._rollout.conditions(prompt.text)
         with self.work.stage("rollout"):
             made = self._rollout.generate(task)
-        rewards, advantages = self._compared(prompt, made.media)
+        rewards, parts = self._scored(prompt, made.media)
         data = GroupData(
             trajectories=(made.trajectory,),
             conditions=conditions,
-            advantages=advantages,
+            advantages=recipe.advantages.of(rewards, parts),
             staleness=batch - policy.version,
         )
-        return GeneratedGroup(data, rewards)
+        return GeneratedGroup(data, rewards, parts)
 
-    def _compared(
+    def _scored(
         self, prompt: Prompt, media: bytes
-    ) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        """Returns the rewards and the advantages of a group."""
+    ) -> tuple[tuple[float, ...], Mapping[str, Sequence[float | None]]]:
+        """Returns the rewards of a group, and the scores that make them up."""
         images = safetensors.numpy.load(media)["images"]
         metadata = [scorer_inputs(prompt)] * len(images)
         parts = {each.name: scores_of(each, images, metadata) for each in self._scorers}
@@ -105,32 +105,36 @@ class Learning:
             math.fsum(each.weight * float(parts[each.name][sample] or 0) for each in self._scorers)
             for sample in range(len(images))
         )
-        return rewards, self.recipe.advantages.of(rewards, parts)
+        return rewards, parts
 
-    def _train(
-        self, batch: int, groups: list[GeneratedGroup], rewards: list[float]
-    ) -> dict[str, float]:
+    def _train(self, batch: int, groups: list[GeneratedGroup]) -> dict[str, float]:
         updates = self.recipe.trainer.updates
         size = len(groups) // updates
-        centred = self.recipe.algorithm.advantage_std == "batch"
-        scale = batch_scale(rewards) if centred else 1.0
         metrics: dict[str, float] = {}
+        data = [group.data for group in groups]
+        if self.recipe.batch_std is not None:  # all rewards are here, so nothing is left for later
+            found = self.recipe.advantages.of_batch([(g.rewards, g.parts) for g in groups])
+            data = [
+                replace(each, advantages=advantages)
+                for each, advantages in zip(data, found, strict=True)
+            ]
         with self.work.stage("training"):
             self.trainer.begin()
             for update in range(updates):
-                for group in groups[update * size : (update + 1) * size]:
-                    self._train_group(group.data)
+                for group in data[update * size : (update + 1) * size]:
+                    self._train_group(group)
                 self.trainer.check_rows()
-                metrics = self.trainer.step(batch, scale)
+                metrics = self.trainer.step(batch)
         return metrics
 
     def _train_group(self, data: GroupData) -> None:
         recipe = self.recipe
         zeros_count = recipe.algorithm.kl_beta > 0 or recipe.keeps_old_policy
         if not (zeros_count or any(data.advantages)):
-            self.trainer.skip(len(data.advantages))
+            self.trainer.skip(recipe.trained_samples)
         else:
-            self.trainer.train(self.trainer.read(data))
+            kind: AdvantageKind | None = None if recipe.batch_std is None else "final"
+            self.trainer.train(self.trainer.read(data), kind=kind)
 
     def weights(self) -> bytes:
         """Packs the weights as they are trained by now."""

@@ -93,11 +93,17 @@ ALGORITHMS: Mapping[str, Method] = {
         f"{_OBJECTIVE}:nft", _POLICY_GRADIENT,
         rows=_FINISHED, has_window=False,
         has_ratio=False, has_old_policy=True, has_constant=True,
-        implies={"algorithm.kl_beta": 1e-4, "algorithm.nft_beta": 1.0, "algorithm.nft_decay": 1},
+        implies={
+            "algorithm.kl_beta": 1e-4, "algorithm.nft_beta": 1.0, "algorithm.nft_decay": 1,
+            "algorithm.advantage_std": "batch",
+        },
     ),
     "awm": Method(
         f"{_MATCHING}:awm", _POLICY_GRADIENT, rows=_FINISHED, has_window=False, has_ratio=False,
-        implies={"algorithm.advantage_clip": 1.0},
+        implies={
+            "algorithm.kl_beta": 1e-4, "algorithm.advantage_clip": 1.0,
+            "algorithm.advantage_std": "batch",
+        },
     ),
     "dpo": Method(
         f"{_MATCHING}:dpo", _POLICY_GRADIENT, rows=f"{_MATCHING}:PAIRS", has_window=False,

@@ -123,6 +123,18 @@ def test_what_a_name_stands_for_is_told_beside_what_the_recipe_has(tmp_path: Pat
     assert (noise.implied, noise.value) == (0.3, 0.25)
 
 
+def test_names_stand_for_the_spread_of_the_whole_batch_where_every_published_recipe_has_it(
+    tmp_path: Path,
+) -> None:
+    for name, over in (("diffusion-nft", "batch"), ("awm", "batch"), ("flow-grpo", "group")):
+        table = load_recipe(with_algorithm(tmp_path, f'name = "{name}"')).algorithm
+        assert table.advantage_std == over
+    table = load_recipe(with_algorithm(tmp_path, 'name = "awm"')).algorithm
+    assert (table.advantage_clip, table.kl_beta) == (1.0, 1e-4)
+    said = 'name = "diffusion-nft"\nadvantage_std = "group"'
+    assert load_recipe(with_algorithm(tmp_path, said)).algorithm.advantage_std == "group"
+
+
 def test_diffusion_nft_stands_for_its_old_policy(tmp_path: Path) -> None:
     table = load_recipe(with_algorithm(tmp_path, 'name = "diffusion-nft"')).algorithm
     assert (table.nft_decay, table.nft_beta, table.kl_beta) == (1, 1.0, 1e-4)
