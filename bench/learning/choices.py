@@ -142,6 +142,18 @@ NEAR = (
     _near("guard", "grpo-guard", {"algorithm.name": "grpo-guard"}),
     _near("ema", "moving average .99", {"trainer.ema": 0.99}),
 )
+MATCHING = (
+    Choice(
+        name="awm", title="awm", stops=True,
+        changes={"algorithm.name": "awm", "algorithm.kl_beta": 1e-3,
+                 "algorithm.advantage_std": "group"} | lr(6e-3),
+    ),
+    Choice(
+        name="dpo", title="dpo, beta 20", stops=True,
+        changes={"algorithm.name": "dpo", "algorithm.dpo_beta": 20.0, "trainer.micro_batch": 1,
+                 "algorithm.kl_beta": 0.0} | lr(6e-3),
+    ),
+)  # fmt: skip
 
 CHOICES: tuple[Choice, ...] = (
     Choice(
@@ -155,6 +167,7 @@ CHOICES: tuple[Choice, ...] = (
     ),
     *ALGORITHMS,
     *NFT,
+    *MATCHING,
     Choice(
         name="best", title="**best: the demo**", changes=BEST, steps=BEST_STEPS, is_main=True,
         tasks=BOTH,
