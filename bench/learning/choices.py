@@ -135,6 +135,7 @@ NEAR = (
     _near("lr-1e-2", "lr 1e-2", lr(1e-2, 26)),
     _near("not-shared", "noise not shared", {"sampling.shared_noise": False}),
     _near("no-tail", "ten equal steps", {"sampling.sigmas": "linear", "sampling.steps": 10}),
+    _near("12x20", "12 groups of 20", groups(12, 20)),
     _near("10x24", "10 groups of 24", groups(10, 24)),
     _near("window-2", "window 2", WINDOW_2),
     _near("one-step", "one-step", {"schedule.max_staleness": 1}),

@@ -14,7 +14,7 @@ from tests import examples
 
 
 def heard(message: Message) -> Any:
-    return Msg(_client=None, data=encode(message))  # type: ignore[arg-type]
+    return Msg(_client=None, data=encode(message))
 
 
 async def test_device_seconds_are_those_of_the_batches_before_a_version() -> None:
@@ -26,7 +26,7 @@ async def test_device_seconds_are_those_of_the_batches_before_a_version() -> Non
             policy=examples.policy(batch + 1), weights=examples.ref("w"), worker="t-0", seconds=0.5
         )
         await found.receive(heard(made))
-    await found.receive(Msg(_client=None, data=b"the broker's own"))  # type: ignore[arg-type]
+    await found.receive(Msg(_client=None, data=b"the broker's own"))
     assert found.until(0) == {}
     assert found.until(2) == {"committing": 1.0, "training": 4.0}
 
