@@ -57,7 +57,7 @@ COARSE_TAIL = grid(1, 0.9, 0.8, 0.7, 0.5, 0.25, 0)
 """The steps in which windows of 1 at 0..2 lie as they were, and three long ones after them."""
 NO_SHARED = window(1) | COARSE_TAIL | lr(6e-3)
 KL = "algorithm.kl_beta"
-ONE_UPDATE = SHARED | window(1) | COARSE_TAIL | groups(20, 12) | {KL: 2.5} | lr(6e-3, 26)
+ONE_UPDATE = SHARED | window(1) | COARSE_TAIL | groups(12, 20) | {KL: 2.5} | lr(6e-3, 26)
 BEST = ONE_UPDATE | {"trainer.updates": 2}
 """What the demo does, seed for seed."""
 BEST_STEPS = 20
@@ -135,7 +135,7 @@ NEAR = (
     _near("lr-1e-2", "lr 1e-2", lr(1e-2, 26)),
     _near("not-shared", "noise not shared", {"sampling.shared_noise": False}),
     _near("no-tail", "ten equal steps", {"sampling.sigmas": "linear", "sampling.steps": 10}),
-    _near("12x20", "12 groups of 20", groups(12, 20)),
+    _near("20x12", "20 groups of 12", groups(20, 12), is_main=True),
     _near("10x24", "10 groups of 24", groups(10, 24)),
     _near("window-2", "window 2", WINDOW_2),
     _near("one-step", "one-step", {"schedule.max_staleness": 1}),
