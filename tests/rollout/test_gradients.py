@@ -65,6 +65,22 @@ async def test_the_gradient_is_stored_with_its_batch_and_reported(worker: Start)
         assert group.advantages == command.group.advantages
 
 
+async def test_the_gradient_is_that_of_the_trained_weights_of_its_version(worker: Start) -> None:
+    """They are fetched once, and the device goes on generating by the others."""
+    async with worker() as cluster:
+        cluster.device.free.set()
+        await cluster.compute(await cluster.group(1))
+        await cluster.told("gradient_computed")
+        await cluster.publish_version(1, trained=examples.digest(77))
+        for number in (2, 3):
+            await cluster.compute(await cluster.group(number, version=1, batch=1))
+        await cluster.told("gradient_computed", 3)
+        assert cluster.device.trained == [None, examples.digest(77), examples.digest(77)]
+        assert cluster.device.weights_digest() == examples.digest(1)
+        await cluster.generate(4, version=1)
+        await cluster.told("fragment_generated")
+
+
 async def test_the_device_goes_on_with_fragments_while_a_group_is_fetched(worker: Start) -> None:
     async with worker() as cluster:
         cluster.device.free.set()

@@ -71,6 +71,8 @@ class FakeDevice:
     begun: list[str] = field(default_factory=list)
     groups: list[GroupData] = field(default_factory=list)
     """Groups whose gradients it was asked for."""
+    trained: list[str | None] = field(default_factory=list)
+    """Digests of the trained weights that it was given for each, if it was."""
     free: asyncio.Event = field(default_factory=asyncio.Event)
     """Set to let the device finish: until then everything takes for ever."""
     fault: DigenRLError | None = None
@@ -114,6 +116,7 @@ class FakeDevice:
 
     async def gradient(self, group: GroupData, trained: Staged | None = None) -> GroupGradient:
         self.groups.append(group)
+        self.trained.append(None if trained is None else trained.digest)
         async with self.used_for(f"gradient of {group.trajectories[0].decode()}"):
             fault, self.fault = self.fault, None
             if fault is not None:
@@ -174,14 +177,18 @@ class Cluster:
     def store(self) -> ObjectStore:
         return ObjectStore(self.backend)
 
-    async def publish_version(self, number: int, *, announce: bool = True) -> None:
-        digest = examples.digest(number)
-        weights = await self.store.put(f"{RUN}/weights", digest.encode(), suffix=".safetensors")
+    async def publish_version(
+        self, number: int, *, announce: bool = True, trained: str | None = None
+    ) -> None:
+        """``trained``: digest of the trained weights, if they are not those that generate."""
+        weights = await self._weights(examples.digest(number))
         record = CommitRecord(
             run=RUN,
             policy=examples.policy(number),
             parent=self.parent,
             weights=weights,
+            trained_digest=trained,
+            trained_weights=None if trained is None else await self._weights(trained),
             checkpoint=weights,
             worker="trainer-0",
         )
@@ -190,6 +197,9 @@ class Cluster:
         if announce:
             event = PolicyPublished(policy=record.policy, weights=weights, worker="trainer-0")
             await self.bus.publish(event)
+
+    async def _weights(self, digest: str) -> ObjectRef:
+        return await self.store.put(f"{RUN}/weights", digest.encode(), suffix=".safetensors")
 
     async def generate(self, *groups: int, version: int = 0) -> None:
         for group in groups:

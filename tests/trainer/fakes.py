@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 
 from bench.cluster.blobs import BytesPart, joined
-from shared.devices.protocols import Generated, GroupData, GroupGradient, Snapshot
+from shared.devices.protocols import Generated, GroupData, GroupGradient, SamplingWeights, Snapshot
 from shared.devices.slices import GroupSlice
 from shared.errors import ContractError, DigenRLError, IntegrityError
 from shared.messages.contracts import GenerateFragment
@@ -116,6 +116,10 @@ class FakeTraining:
         """Of the optimizer steps."""
         self.num_skipped = 0
         self.adapter = b"fresh"
+        self.old: bytes | None = None
+        """What generates, if that is not what is trained."""
+        self.lags = False
+        """Whether it falls behind at the next optimizer steps."""
         self.faults: list[DigenRLError] = []
         """Of the next optimizer steps."""
         self.devices = [FakeDevice(f"d{index}", self) for index in range(num_devices)]
@@ -124,13 +128,15 @@ class FakeTraining:
         return digest_of(self.adapter)
 
     def sampling_digest(self) -> str:
-        return self.weights_digest()
+        return digest_of(self.old or self.adapter)
 
     async def restore(self, weights: StoredTensors, checkpoint: StoredTensors) -> None:
         assert not any(device.used_for for device in self.devices)
         adapter = await joined(weights)
-        assert await joined(checkpoint) == b"of " + adapter
-        self.adapter = adapter
+        states = await joined(checkpoint)
+        assert states.startswith(b"of " + adapter)
+        _, _, old = states.partition(b" after ")
+        self.adapter, self.old = adapter, old or None
         self.log.append(f"restore {adapter.decode()}")
 
     def begin(self) -> None:
@@ -152,12 +158,17 @@ class FakeTraining:
         assert not any(device.used_for for device in self.devices)
         assert set(self.counted.values()) <= {1}, "a sample was counted twice, or in part"
         total = len(self.counted) + self.num_skipped
-        self.adapter = f"{self.adapter.decode()}+{total}".encode()
+        before, self.adapter = self.adapter, f"{self.adapter.decode()}+{total}".encode()
+        self.old = before if self.lags else None
         self.log.append(f"step {batch}")
         self.scales.append(scale)
         self.counted.clear()
         return {"loss": 1.0, "grad_norm": float(total), "skipped_not_finite": 0.0}
 
     async def weights(self) -> Snapshot:
-        weights, checkpoint = BytesPart(self.adapter), BytesPart(b"of " + self.adapter)
-        return Snapshot(self.weights_digest(), [weights], [checkpoint])
+        states = b"of " + self.adapter + (b"" if self.old is None else b" after " + self.old)
+        sampling = None
+        if self.old is not None:
+            sampling = SamplingWeights(self.sampling_digest(), [BytesPart(self.old)])
+        parts = ([BytesPart(self.adapter)], [BytesPart(states)])
+        return Snapshot(self.weights_digest(), *parts, sampling=sampling)

@@ -20,6 +20,7 @@ from shared.run.commits import CommitRecord, newest_commit, record_digest
 from shared.store import ObjectStore
 from tests import examples
 from tests.trainer.cluster import PART, Start
+from tests.trainer.fakes import digest_of
 
 PAUSE_S = 0.5
 
@@ -42,6 +43,28 @@ async def test_one_device_trains_whole_groups_and_commits_once_all_are_in(traine
         assert [e.policy for e in await run.told(PolicyPublished, 2)] == [
             first.policy, second.policy,
         ]  # fmt: skip
+
+
+async def test_a_version_names_what_generates_and_what_is_trained(trainer: Start) -> None:
+    """And is gone back to by both."""
+    async with trainer() as run:
+        run.run_freely()
+        first = await run.commit(0)
+        assert first.trained_weights is None and first.learned.ref == first.weights
+        run.training.lags = True
+        await run.send(0, 0, 1)
+        second = await run.commit(1)
+        assert second.policy.weights_digest == digest_of(b"fresh")
+        assert second.learned.digest == digest_of(run.training.adapter)
+        assert await run.store.get(second.weights) == b"fresh"
+        assert await run.store.get(second.learned.ref) == run.training.adapter
+        [published] = await run.told(PolicyPublished, 1)
+        assert published.policy == second.policy
+        adapter = run.training.adapter
+        run.training.faults = [OutOfMemory("70 GiB of 79")]
+        await run.send(1, 0, 1)
+        await run.commit(2)
+        assert f"restore {adapter.decode()}" in run.training.log
 
 
 async def test_each_object_of_a_group_is_read_once(trainer: Start) -> None:

@@ -3,6 +3,9 @@
 import json
 from pathlib import Path
 
+import pytest
+from pydantic import ValidationError
+
 from shared.run import layout
 from shared.run.commits import CommitRecord, record_digest
 from shared.run.layout import commit_key
@@ -39,6 +42,22 @@ def test_a_commit_record_keeps_its_bytes_and_its_digest() -> None:
     record = CommitRecord.model_validate_json(COMMIT)
     assert record.encode() == COMMIT
     assert record_digest(record.encode()) == DIGEST
+
+
+def test_trained_weights_stand_beside_those_that_sample() -> None:
+    """In two fields more; a record without them has the bytes above."""
+    plain = json.loads(COMMIT)
+    keys = list(plain)
+    place = keys.index("weights") + 1
+    both = {"trained_digest": "0" * 63 + "5", "trained_weights": plain["weights"]}
+    items = [*plain.items()]
+    wanted = dict([*items[:place], *both.items(), *items[place:]])
+    text = json.dumps(wanted, indent=1)
+    record = CommitRecord.model_validate_json(text)
+    assert record.encode().decode() == text
+    assert record.learned == (record.trained_weights, record.trained_digest)
+    with pytest.raises(ValidationError, match="have a digest"):
+        CommitRecord.model_validate_json(json.dumps(plain | {"trained_digest": "0" * 64}))
 
 
 def test_an_entry_of_the_version_index_keeps_its_bytes() -> None:
