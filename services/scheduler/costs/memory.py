@@ -47,6 +47,8 @@ class Use:
     """Whether rollout devices also compute gradients."""
     averages: bool = False
     """Whether the trainer keeps a moving average of the trained weights."""
+    sums_apart: bool = False
+    """Whether a device that trains keeps two sums of gradients, of an adapter."""
     encodes: bool = True
     """Whether devices that generate hold the text encoders; if not, a process of its own does."""
     tiles: bool = False
@@ -120,8 +122,7 @@ def trainer_needs(memory: Memory, use: Use) -> Needed:
     """
     peak = _train(memory, use)
     if use.helps:
-        gradients = _adapter(memory, use) if use.rank else _trained_weights(memory, use)
-        peak = max(peak, gradients + max(_denoise(memory, use), _decode(memory, use)))
+        peak = max(peak, _gradients(memory, use) + max(_denoise(memory, use), _decode(memory, use)))
     network, averages = _network(memory, use) / use.ranks, float(use.averages)
     if use.rank:
         trained = (3.0 + averages) * _adapter(memory, use)
@@ -261,12 +262,16 @@ def _decode(memory: Memory, use: Use) -> float:
     return min(whole, memory.tiled_gib * max(1.0, _latents(memory, use)))
 
 
+def _gradients(memory: Memory, use: Use) -> float:
+    sums = 1 + use.sums_apart
+    return sums * _adapter(memory, use) if use.rank else _trained_weights(memory, use)
+
+
 def _train(memory: Memory, use: Use) -> float:
     """Return the peak of a training pass; figures have the gradient of an adapter."""
-    gradients = _adapter(memory, use) if use.rank else _trained_weights(memory, use)
     fixed = max(0.0, memory.train_gib - memory.adapter_gib)
     rows = use.rows * memory.row_gib * _activations(memory, use)
-    return gradients + fixed + rows + _gathered(memory, use)
+    return _gradients(memory, use) + fixed + rows + _gathered(memory, use)
 
 
 def _gathered(memory: Memory, use: Use) -> float:

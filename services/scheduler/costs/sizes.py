@@ -109,17 +109,27 @@ def forward_tflop(work: Work, size: Size) -> float:
     return _products(work, size) + _attention(work, size)
 
 
-def rho(work: Work, size: Size, *, full: bool, recomputes: bool, kl: bool) -> float:
+def rho(
+    work: Work,
+    size: Size,
+    *,
+    full: bool,
+    recomputes: bool,
+    kl: bool,
+    forwards: int = 1,
+    backwards: int = 1,
+) -> float:
     """Return the operations of a trained row over those of a forward pass.
 
     Args:
         full: all weights are trained, not an adapter.
         recomputes: the forward pass is computed again for the backward pass.
         kl: the base model's forward pass is computed as well.
+        forwards, backwards: passes for two sums of gradients, if there are two.
     """
     attention = _attention(work, size) / forward_tflop(work, size)
     backward = (1 + full) * (1 - attention) + ATTENTION_BACKWARD * attention
-    return 1 + recomputes + kl + backward
+    return forwards + kl + backwards * (recomputes + backward)
 
 
 def num_tokens(work: Work, size: Size) -> int:

@@ -93,12 +93,15 @@ def passes_beside(recipe: Recipe) -> int:
 
 
 def _rho_of(recipe: Recipe, work: Work, size: Size) -> float:
+    apart, recomputes = recipe.sums_apart, recipe.trainer.gradient_checkpointing
     return int(recipe.keeps_old_policy) + rho(
         work,
         size,
         full=recipe.model.trained == "full",
-        recomputes=recipe.trainer.gradient_checkpointing,
+        recomputes=recomputes,
         kl=recipe.algorithm.kl_beta > 0,
+        forwards=1 + (apart and (recomputes or recipe.trainer.sharded)),
+        backwards=1 + apart,
     )
 
 
@@ -125,6 +128,7 @@ def use_of(recipe: Recipe, profile: Profile, *, fragment: int) -> Use:
         helps=recipe.trainer_may_help,
         can_train=recipe.rollout.can_train,
         averages=trainer.ema is not None,
+        sums_apart=recipe.sums_apart,
         encodes="text" in recipe.generating_parts,
         tiles=model.vae_tiling,
         streams=recipe.holding.memory == "streamed",

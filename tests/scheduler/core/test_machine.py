@@ -351,6 +351,21 @@ def test_a_group_is_trained_once_it_was_under_any_attempt() -> None:
     assert not has_ready(machine.plan, machine.state.batch, trainer)
 
 
+def test_no_group_is_ready_for_a_trainer_that_holds_them_before_all_are_sent() -> None:
+    """It would be called back with fragments that it waits for itself."""
+    machine = Machine("a", num_groups=2, queue_depth=1, holds_groups=True)
+    machine.handle(WorkerJoined("trainer-0", "trainer", "trainer", concurrency=1))
+    tasks = machine.tasks(examples.published(0))
+    while not machine.state.batch or not any(g.sent for g in machine.state.batch.groups):
+        task = tasks.pop(0)
+        tasks += machine.tasks(examples.generated(task)) + machine.tasks(examples.scored(task))
+    trainer = machine.state.workers["trainer-0"]
+    assert not has_ready(machine.plan, machine.state.batch, trainer)
+    machine.finish(tasks)
+    assert machine.state.batch is not None
+    assert has_ready(machine.plan, machine.state.batch, trainer)
+
+
 def test_nothing_is_left_for_a_trainer_that_may_not_take_it() -> None:
     """It is lent and by far the fastest, but this fragment is larger than its share."""
     machine = Machine("a", num_groups=1, group_size=2)

@@ -70,6 +70,9 @@ def test_trained_rows_take_the_passes_that_the_recipe_asks_for() -> None:
     assert rho(**checkpointed, algorithm__kl_beta=0.004) == pytest.approx(4.15, rel=0.02)
     assert rho(**checkpointed, algorithm__kl_beta=0.0) == pytest.approx(3.15, rel=0.02)
     assert rho(algorithm__kl_beta=0.0) == pytest.approx(2.15, rel=0.02)
+    two_sums = {"algorithm__advantage_std": "batch", "algorithm__kl_beta": 0.004}
+    assert rho(**two_sums) == pytest.approx(4.3, rel=0.02)
+    assert rho(**checkpointed, **two_sums) == pytest.approx(7.3, rel=0.02)
 
 
 def test_an_old_policy_is_one_more_pass_of_every_row() -> None:

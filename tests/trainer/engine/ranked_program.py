@@ -91,7 +91,11 @@ def groups_of(recipe: Recipe) -> list[GroupData]:
 
 
 async def train_batch(
-    training: Training, groups: list[GroupData], batch: int, merged_steps: int = 0
+    training: Training,
+    groups: list[GroupData],
+    batch: int,
+    merged_steps: int = 0,
+    scale: float = 1.0,
 ) -> Snapshot:
     """Train a batch: slices go to the devices in turn, several at a time."""
     training.begin()
@@ -107,7 +111,7 @@ async def train_batch(
                 await training.devices[index].accumulate(group, cut)
 
         await asyncio.gather(*(drain(i, group, queue) for i, queue in enumerate(queues)))
-    metrics = await training.step(batch)
+    metrics = await training.step(batch, scale)
     assert metrics["skipped_not_finite"] == 0
     return await training.weights()
 
@@ -131,7 +135,9 @@ async def train_batches(
     weights, checkpoint = await store_version(store, recipe.run.name, await training.weights())
     records = [record.model_copy(update={"weights": weights, "checkpoint": checkpoint})]
     for batch in batches:
-        snapshot = await train_batch(training, groups, batch, recipe.sampling.merged_steps)
+        scale = 3.0 if recipe.batch_std == "late" else 1.0
+        merged = recipe.sampling.merged_steps
+        snapshot = await train_batch(training, groups, batch, merged, scale)
         record = await commit_next(store, recipe.run.name, record, snapshot)
         records.append(record)
     return records

@@ -22,8 +22,17 @@ from tests.trainer.engine.ranked_program import VERSIONS, store_in, train_batche
 from tests.trainer.engine.ranks import RANKS, Ranks
 
 TOLERANCE = 1e-5
-LORA = {"model.trained": "lora", "trainer.sharded": False}
-FULL = {"model.trained": "full", "algorithm.kl_beta": 0.0, "trainer.sharded": True}
+LORA = {
+    "model.trained": "lora",
+    "trainer.sharded": False,
+    "algorithm.advantage_std": "batch",  # what does not depend on advantages is a sum of its own
+    "algorithm.kl_beta": 3.0,
+}
+FULL: dict[str, object] = {
+    "model.trained": "full",
+    "algorithm.kl_beta": 0.0,
+    "trainer.sharded": True,
+}
 SHARD_BYTES = 1 << 18
 KINDS = {
     "replicated": LORA,
