@@ -92,10 +92,20 @@ ALGORITHMS = tuple(
                                     "sampling.noise_level": 0.8}),
     )
 )  # fmt: skip
+_NFT = {"algorithm.name": "diffusion-nft", "algorithm.advantage_std": "group"}
 NFT = (
     Choice(
-        name="nft", title="diffusion-nft without its old policy", stops=True,
-        changes={"algorithm.name": "diffusion-nft", "algorithm.kl_beta": 1e-3} | lr(6e-3),
+        name="nft", title="diffusion-nft, decay 0, KL 1e-3", stops=True,
+        changes=_NFT | {"algorithm.nft_decay": 0, "algorithm.kl_beta": 1e-3} | lr(6e-3),
+    ),
+    *(
+        # Two optimizer steps per batch: decay 2 begins after 75 of them.
+        Choice(
+            name=f"nft-decay-{kind}", title=f"diffusion-nft, decay {kind}", steps=60,
+            changes=_NFT | {"algorithm.nft_decay": kind, "trainer.updates": 2} | lr(3e-3, 60),
+            seeds=(0, 1, 2),
+        )
+        for kind in (0, 1, 2)
     ),
 )  # fmt: skip
 
