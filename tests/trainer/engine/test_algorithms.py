@@ -18,6 +18,7 @@ from shared.diffusion.training.forward_process import NoisedSamples, branches
 from shared.diffusion.training.gradient import GradientTransaction
 from shared.diffusion.training.loss import guarded_surrogate
 from shared.diffusion.training.rows import read_group
+from shared.diffusion.training.sums import REST, in_proportion
 from shared.diffusion.transition import Step, transition
 from shared.diffusion.weights import load_weights, trained_tensors
 from shared.errors import ContractError
@@ -311,3 +312,29 @@ def test_a_gradient_of_centred_advantages_is_scaled_when_all_rewards_are_known(
     assert norm == pytest.approx(wanted, rel=1e-5)
     assert error(unpack(one), unpack(other)) < 1e-5
     load_weights(policy.model.transformer, unpack(adapter))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("beta", [0.0, 0.5], ids=["alone", "kl"])
+def test_centred_advantages_scaled_and_clipped_late_give_the_gradient_of_the_final_ones(
+    policy: LoadedPolicy, name: str, beta: float
+) -> None:
+    scale, clip, advantages = 4.0, 1.0, centred((0.03, 0.9, 0.3, 0.12))
+    final = tuple(max(-clip, min(clip, scale * each)) for each in advantages)
+    changes = {"algorithm__kl_beta": beta, "algorithm__advantage_clip": clip}
+    recipe = recipe_of(name, **changes, algorithm__advantage_std="batch")
+    whole = group(recipe, policy)
+
+    def gradients(*parts: GroupData) -> dict[str, Tensor]:
+        engine = TrainerEngine(recipe, policy)
+        engine.begin()
+        for part in parts:
+            engine.train(engine.read(part), kind=part.kind)
+        return engine.gradient()
+
+    sent = replace(whole, advantages=advantages)
+    sums = gradients(sent, replace(sent, kind="excess", limit=clip / scale))
+    wanted = gradients(replace(whole, advantages=final, kind="final"))
+    found = {n: scale * each + sums.get(REST + n, 0) for n, each in in_proportion(sums).items()}
+    assert error(found, wanted) < 1e-5
