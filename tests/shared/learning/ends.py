@@ -49,6 +49,9 @@ class EndGroup:
         ends, advantages = self.ends[these], self.advantages[these]
         return replace(self, ends=ends, advantages=advantages, shape=(len(these), self.shape[1]))
 
+    def with_advantage(self) -> "EndGroup":
+        return self.picked([*self.advantages.nonzero().flatten().tolist()])
+
     def sliced(self, group_slice: GroupSlice) -> "EndGroup":
         samples = slice(group_slice.samples.start, group_slice.samples.stop)
         shape = (len(group_slice.samples), len(group_slice.steps(self.shape[1])))
