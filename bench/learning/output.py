@@ -14,7 +14,7 @@ END = "<!-- end of the tables -->"
 BESIDES = ("steps", "gold / svm", "largest nn", "div", "worst", "guards")
 CURVES = {
     "base": "#9aa5b1", "lr-6e-3": "#bf8700", "not-shared": "#8250df", "nft": "#d1242f",
-    "best": "#1f6feb", "best-one-step": "#1a7f37",
+    "best": "#1f6feb", "best-20x12": "#54aeff", "best-one-step": "#1a7f37",
 }  # fmt: skip
 """Choices whose curves are drawn, and their colours."""
 
@@ -117,7 +117,7 @@ def draw(path: Path, folder: Path, task: Task) -> None:
     for choice, colour in _drawn(found):
         for number, result in enumerate(found[choice.name]):
             work = [figures.units(each) / 1e3 for each in result["evaluations"]]
-            label = choice.title if number == 0 else None
+            label = choice.title.strip("*") if number == 0 else None
             height = [each["height"] for each in result["evaluations"]]
             distance = [each["nn"] for each in result["evaluations"]]
             panels[0].plot(work, height, color=colour, lw=1.2, alpha=0.8, label=label)
