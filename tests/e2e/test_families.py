@@ -115,7 +115,6 @@ def check_trained(family: str, run: LocalRun, summary: dict[str, Any], *, steps:
     assert summary["samples_trained"] == steps * GROUPS * SIZE
     assert summary["onpolicy_ratio_error_max"] <= 1e-6
     assert len(set(summary["reward_per_step"])) == steps
-    assert summary["reward_before"] != summary["reward_after"], "the adapter changes what is made"
     assert summary["after"]["gold"]["smooth"] < 0 < summary["after"]["rewards"]["texture"]
     smooth = [summary[when]["gold"]["smooth"] for when in ("before", "after")]
     hacked = summary["reward_after"] > summary["reward_before"] and smooth[1] < smooth[0]

@@ -33,6 +33,7 @@ def test_killed_as_a_whole_and_resumed_with_other_workers_a_run_ends_with_the_sa
     whole = start("--rollout-workers", "1", name="whole")
     expected = whole.finish()
     check_trained("wan", whole, expected, steps=STEPS)
+    assert expected["reward_before"] != expected["reward_after"], "the adapter changes what is made"
     assert expected["schedule"]["staleness"] == {"0": STEPS * GROUPS * SIZE}
     for name in ("curve.png", "gallery.png"):
         assert (whole.folder / name).stat().st_size > 10_000

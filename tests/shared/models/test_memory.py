@@ -12,17 +12,17 @@ from shared.errors import UserError
 from shared.messages.workers import Device
 from shared.models.memory import Holding, Part, adapter_bytes, network_bytes, weight_bytes
 from shared.recipe.recipe import load_recipe, override
-from tests.paths import ROOT
+from tests.paths import DIGITS, ROOT
 
-DIGITS = ROOT / "models" / "digits"
+FOLDER = ROOT / "models" / "digits"
 ALL: tuple[Part, ...] = ("transformer", "text", "decoder")
-RECIPE = load_recipe(ROOT / "recipes" / "digits.toml")
+RECIPE = load_recipe(DIGITS)
 
 
 def elements(*folders: str) -> int:
     found = 0
     for folder in folders:
-        for file in (DIGITS / folder).glob("*.safetensors"):
+        for file in (FOLDER / folder).glob("*.safetensors"):
             with safe_open(file, "np") as tensors:
                 found += sum(tensors.get_tensor(name).size for name in tensors.keys())  # noqa: SIM118
     return found
@@ -38,9 +38,9 @@ def weights(file: Path, **shapes: list[int]) -> None:
 def test_a_role_counts_the_parts_that_it_loads_and_the_decoder_in_float32() -> None:
     text = elements("text_encoder", "text_encoder_2", "text_encoder_3")
     network, decoder = elements("transformer"), elements("vae")
-    assert weight_bytes(DIGITS, "float32", ALL) == 4 * (network + text + decoder)
-    assert weight_bytes(DIGITS, "bfloat16", ALL) == 2 * (network + text) + 4 * decoder
-    assert weight_bytes(DIGITS, "bfloat16", ["transformer"]) == 2 * network
+    assert weight_bytes(FOLDER, "float32", ALL) == 4 * (network + text + decoder)
+    assert weight_bytes(FOLDER, "bfloat16", ALL) == 2 * (network + text) + 4 * decoder
+    assert weight_bytes(FOLDER, "bfloat16", ["transformer"]) == 2 * network
 
 
 def test_a_whole_download_counts_what_diffusers_loads_of_it_and_nothing_twice(

@@ -238,10 +238,10 @@ def lack(folder: Path) -> None:
     if this_rank() == lost:
         whole = getattr(TrainerEngine, where)
 
-        def short(engine: TrainerEngine, *what: Any) -> Any:
+        def short(engine: TrainerEngine, *what: Any, **how: Any) -> Any:
             if where == "train":  # the others are in the middle of it
                 engine._loaded.model.velocity = no_memory  # type: ignore[method-assign]
-                return whole(engine, *what)
+                return whole(engine, *what, **how)
             raise OutOfMemory("out of memory: the optimizer step; train fewer weights")
 
         setattr(TrainerEngine, where, short)
