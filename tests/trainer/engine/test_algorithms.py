@@ -337,5 +337,6 @@ def test_centred_advantages_scaled_and_clipped_late_give_the_gradient_of_the_fin
     sums = gradients(sent, replace(sent, kind="excess", limit=clip / scale))
     wanted = gradients(replace(whole, advantages=final, kind="final"))
     late = in_proportion(sums)  # nothing, if the loss only ranks samples
-    found = {n: scale * late.get(n, 0) + sums.get(REST + n, 0) for n in wanted}
+    nothing = torch.zeros(())
+    found = {n: scale * late.get(n, nothing) + sums.get(REST + n, nothing) for n in wanted}
     assert error(found, wanted) < 1e-5
