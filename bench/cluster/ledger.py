@@ -24,7 +24,7 @@ from shared.devices.slices import GroupSlice
 from shared.errors import ContractError
 
 SKIPPED = bytes(32)
-"""In place of the digest of what has no gradient."""
+"""Stands for the digest of what has no gradient."""
 
 
 class Entry(NamedTuple):

@@ -43,7 +43,7 @@ class TrainingLane:
     profile: Profile
     held: Held
     seconds_per_row: float
-    """On an unscaled clock."""
+    """Seconds on an unscaled clock that a row takes."""
     seconds_per_merged_row: float
     """The same of a row that stands for all samples of a group."""
     start: int

@@ -26,7 +26,7 @@ LAST_LINES = 5
 @dataclass(frozen=True, slots=True)
 class Day:
     folder: Path
-    """For models, logs and what the parts have found."""
+    """Folder for models, logs and what the parts have found."""
     cpu: bool = False
     tiny: bool = False
 

@@ -24,7 +24,7 @@ from shared.diffusion.tensors import pack, unpack
 from shared.learning.curriculum import Saturated, saturated
 from shared.messages.contracts import Fragment, GenerateFragment, Policy, Prompt
 from shared.recipe.recipe import Recipe
-from shared.run.curriculum import prompt_order
+from shared.run.run_recipe import prompt_order
 
 
 @dataclass(frozen=True, slots=True)

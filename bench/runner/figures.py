@@ -35,7 +35,7 @@ class RunRecord:
     commits: Sequence[float]
     """When each version was announced, the first one first."""
     begin: Sample
-    """At the first of the two commits at which processes were looked at."""
+    """What processes had used at the first of the two commits at which they were looked at."""
     end: Sample
     usage: Sequence[BatchUsage]
     intervals: Sequence[Interval]

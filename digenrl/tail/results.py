@@ -37,7 +37,7 @@ class TailCheck(Record):
     samples: int
     """Samples of each prompt."""
     reward: Agreement
-    """Of the rewards by which samples are trained."""
+    """Agreement of the rewards by which samples are trained."""
     scorers: dict[str, Agreement]
 
 

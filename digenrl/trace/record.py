@@ -67,7 +67,8 @@ class TrainingPass(Record):
     """Most that lives at a time beyond weights and optimizer state: activations, gradients."""
     forward: Flops
     backward: Flops
-    """With blocks that are computed again, if gradients are checkpointed."""
+    """Operations of the backward pass, and of blocks computed again if gradients are
+    checkpointed."""
     kl: Flops
     """The pass of the network without its adapter; empty without a KL term."""
 
@@ -136,7 +137,7 @@ class Trace(Record):
     """Denoising steps that were traced, by ascending samples; the last is that of a fragment."""
     decode: Pass
     train: Training | None
-    """On a device that holds all weights; None if they are shared."""
+    """Training on a device that holds all weights; None if they are shared."""
     sharded: Sharded | None
     stored: Stored
 

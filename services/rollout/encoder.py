@@ -23,10 +23,9 @@ from shared.messages import subjects
 from shared.messages.contracts import PolicyPublished
 from shared.process.worker import WorkerContext, patiently
 from shared.recipe.recipe import Recipe
-from shared.run.commits import CommitRecord, newest_commit, read_commit
+from shared.run.commits import CommitRecord, newest_commit, read_commit, saturated_groups
 from shared.run.conditions import Encoding, are_stored, store_conditions
-from shared.run.curriculum import prompt_order, saturated_groups
-from shared.run.run_recipe import read_recipe
+from shared.run.run_recipe import prompt_order, read_recipe
 from shared.telemetry import STAGE_SECONDS
 
 IN_STORE = 2

@@ -149,7 +149,7 @@ class Snapshot:
     packed and stored while the devices go on."""
 
     digest: str
-    """Of the trained weights."""
+    """Digest of the trained weights."""
     weights: Sequence[Part]
     checkpoint: Sequence[Part]
     elsewhere: Sequence[Callable[[], Awaitable[StoredParts]]] = ()

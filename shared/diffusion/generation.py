@@ -77,7 +77,7 @@ class Generator:
         self._model, self._device = loaded.model, loaded.device
         self._weights = loaded.in_use
         self._beside = loaded.beside
-        """On a trainer's device, where another policy generates than the one that is trained."""
+        """Weights that generate, on a trainer's device that trains others."""
         size = recipe.model
         self._shape = self._model.latent_shape(
             height=size.height, width=size.width, frames=size.frames

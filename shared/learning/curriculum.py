@@ -24,7 +24,7 @@ SATURATED = 0.25
 UNIT = 1 << 53
 
 Saturated = tuple[bool, ...]
-"""Of each group of a batch, whether it was saturated."""
+"""Says of each group of a batch whether it was saturated."""
 
 
 def saturated(groups: Sequence[Sequence[float | None]]) -> Saturated:

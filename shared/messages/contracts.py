@@ -279,7 +279,7 @@ class SetDevice(Record):
     max_seconds: Seconds = 0.0
     """Longest time, by the device's own clock, before a borrowed device returns by itself."""
     keep: bool = True
-    """With mode "train": whether fragments begun or waiting are kept for the next loan."""
+    """Whether fragments begun or waiting are kept for the next loan, with mode "train"."""
 
 
 class OperatorRequest(Record):
@@ -295,7 +295,7 @@ class TagRequest(Record):
     kind: Literal["tag_request"] = "tag_request"
     mode: TagMode
     groups: Count = 0
-    """With mode "fixed": number of groups of every batch that the trainer generates."""
+    """Number of groups of every batch that the trainer generates, with mode "fixed"."""
     id: Token
 
 

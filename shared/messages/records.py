@@ -9,7 +9,7 @@ from shared.errors import UserError
 
 _TOKEN = r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}"
 TOKEN_PATTERN = rf"^{_TOKEN}$"
-"""For pydantic, whose regular expressions take ``$`` as the very end, unlike Python's."""
+"""Pattern for pydantic, whose regular expressions take ``$`` as the very end, unlike Python's."""
 TOKEN_WORDS = "1 to 64 letters, digits, '-' and '_', starting with a letter or digit"
 
 Count = Annotated[int, Field(ge=0, lt=2**63)]

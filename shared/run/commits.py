@@ -17,6 +17,7 @@ from typing import NamedTuple, Self
 from pydantic import Field, FiniteFloat, ValidationError, model_validator
 
 from shared.errors import CommitConflict, ContractError
+from shared.learning.curriculum import Saturated, saturated
 from shared.messages.contracts import ObjectRef, Policy
 from shared.messages.records import Count, Digest, Record, Text, Token
 from shared.messages.staleness import Admissible
@@ -46,7 +47,7 @@ class TrainedGroup(Record):
 class StoredWeights(NamedTuple):
     ref: ObjectRef
     digest: Digest
-    """Of their content, however it is stored."""
+    """Digest of the weights themselves, however they are stored."""
 
 
 def _is_none(value: object) -> bool:
@@ -99,6 +100,12 @@ class CommitRecord(Record):
 
     def encode(self) -> bytes:
         return self.model_dump_json(indent=1).encode()
+
+
+def saturated_groups(record: CommitRecord) -> Saturated:
+    """Return which groups of the batch that made a version were saturated; none that was dropped
+    for want of rewards."""
+    return saturated([() if group.dropped else group.rewards for group in record.trained])
 
 
 def record_digest(stored: bytes) -> str:

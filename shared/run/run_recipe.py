@@ -12,6 +12,7 @@ from typing import Any
 import structlog
 
 from shared.errors import ContractError, Unavailable, UserError
+from shared.learning.prompts import PromptOrder, read_prompts
 from shared.recipe.files import models_root, on_this_host, paths_of, portable_names, put_paths
 from shared.recipe.recipe import Recipe, override, stored_recipe
 from shared.run.files import check_files, same_files
@@ -199,3 +200,9 @@ def _flat(tables: dict[str, Any]) -> dict[str, Any]:
     return {
         f"{table}.{key}": value for table, keys in tables.items() for key, value in keys.items()
     }
+
+
+def prompt_order(recipe: Recipe) -> PromptOrder:
+    """Read the prompts of a recipe, in turn or by its curriculum; raises UserError if there are
+    none."""
+    return PromptOrder(read_prompts(recipe.data.prompts), recipe.run.seed, recipe.data.curriculum)

@@ -42,7 +42,7 @@ def ranks(run: LocalRun) -> list[psutil.Process]:
 def test_two_ranks_train_and_when_one_dies_nothing_is_lost_or_trained_twice(
     start_run: StartRun, recipe_with: Write
 ) -> None:
-    steps = 4
+    steps = 3
     run = start_run("--steps", str(steps), recipe=recipe_with({}))
     run.wait_for(lambda view: view["step"] >= 1)
     follower = max(ranks(run), key=lambda process: process.pid)

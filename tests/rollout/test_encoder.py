@@ -22,10 +22,9 @@ from shared.messages.contracts import PolicyPublished
 from shared.process.worker import Worker, WorkerContext
 from shared.process.worker_process import WorkerProcess
 from shared.recipe.recipe import Recipe, load_recipe, override
-from shared.run.commits import CommitRecord, TrainedGroup, commit, record_digest
+from shared.run.commits import CommitRecord, TrainedGroup, commit, record_digest, saturated_groups
 from shared.run.conditions import forget_conditions, read_conditions
-from shared.run.curriculum import prompt_order, saturated_groups
-from shared.run.run_recipe import store_recipe
+from shared.run.run_recipe import prompt_order, store_recipe
 from shared.store import ObjectStore
 from shared.store.folder import FolderBackend
 from tests import examples

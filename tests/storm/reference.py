@@ -25,7 +25,7 @@ class Expected:
     """One version."""
 
     weights_digest: str
-    """Of the weights that generate."""
+    """Digest of the weights that generate."""
     trained_digest: str
     rewards: tuple[tuple[float, ...], ...] = ()
     """Rewards of the batch that it was trained from: one row per group."""

@@ -34,7 +34,7 @@ from shared.recipe.schedule import RunSchedule
 HOPS_TO_TRAINING = 3
 """Messages from a fragment's end to its group's training: to reward, scheduler and trainer."""
 HOPS_TO_GENERATION = 2
-"""From a new version to the first fragment by it: to the scheduler and to the device."""
+"""Messages from a new version to the first fragment by it: to the scheduler and to the device."""
 NEGLIGIBLE_GAIN = 0.005
 """Help that gains no more is left out."""
 FRAGMENTS_IN_HAND = 2

@@ -48,7 +48,8 @@ class Choice:
 
     split: Split
     schedule: RunSchedule
-    """With its fragment size, and at most so many groups for the trainer to generate."""
+    """Schedule of the run, which fixes its fragment size and limits the groups that the trainer
+    generates."""
     forecast_seconds: float
     simulated: Simulated
     colocated: Mapping[Baseline, float]
@@ -263,7 +264,7 @@ def _simulated(
 
 
 def with_help(profile: Profile, split: Split, schedule: RunSchedule, groups: int) -> RunSchedule:
-    """With so many groups for the trainer as are forecast best, if the schedule leaves it open."""
+    """Give the trainer as many groups as are forecast best, if the schedule leaves it open."""
     if schedule.fixed_tag is not None:
         return schedule
     together = not has_independent_devices(profile, split.trainer, schedule)

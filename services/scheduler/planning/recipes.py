@@ -138,7 +138,7 @@ def use_of(recipe: Recipe, profile: Profile, *, fragment: int) -> Use:
 
 
 def with_staleness(schedule: RunSchedule, staleness: Literal[0, 1] | None) -> RunSchedule:
-    """In place of the recipe's.
+    """Return the schedule with this staleness in place of the recipe's.
 
     Raises:
         UserError: if the mode has no asynchrony.

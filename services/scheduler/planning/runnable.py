@@ -67,7 +67,7 @@ def recipe_keys(
 
 
 def as_toml(keys: Mapping[str, Any]) -> str:
-    """On one line, with dotted keys as TOML takes them."""
+    """Write recipe keys on one line, dotted as TOML takes them."""
 
     def value(given: Any) -> str:
         if isinstance(given, bool):

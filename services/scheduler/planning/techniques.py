@@ -64,7 +64,7 @@ def compare(
 
 
 def _best(profile: Profile, split: Split, schedule: RunSchedule) -> RunSchedule:
-    """With the fragment size and the help that are forecast best."""
+    """Return the schedule with the fragment size and the help that are forecast best."""
     sizes = fragment_sizes(profile, schedule)
     forecasts = {size: forecast(profile, split, size, schedule) for size in sizes}
     size = min(sizes, key=lambda size: forecasts[size].seconds)

@@ -51,8 +51,7 @@ from shared.messages.contracts import (
     TrainGroup,
 )
 from shared.process.service import Health
-from shared.run.commits import CommitRecord, commit_chain, read_commit
-from shared.run.curriculum import saturated_groups
+from shared.run.commits import CommitRecord, commit_chain, read_commit, saturated_groups
 from shared.run.layout import usage_key
 from shared.run.retention import Retention
 from shared.run.versions import Version, VersionIndex

@@ -11,9 +11,8 @@ from services.scheduler.shell.staleness import settle_staleness
 from shared.process.service import Health, listen, serve
 from shared.process.settings import ServiceSettings
 from shared.recipe.recipe import Recipe
-from shared.run.curriculum import prompt_order
 from shared.run.retention import retention_of
-from shared.run.run_recipe import store_recipe
+from shared.run.run_recipe import prompt_order, store_recipe
 from shared.store import open_store
 
 

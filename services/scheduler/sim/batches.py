@@ -37,7 +37,7 @@ from shared.messages.contracts import (
 from shared.messages.staleness import Admissible, check_admission
 
 ANNOUNCE_S = 0.01
-"""From a commit to its announcement: a trainer may die in between."""
+"""Seconds from a commit to its announcement: a trainer may die in between."""
 
 
 @dataclass(slots=True)
@@ -121,7 +121,7 @@ class Trainer(ABC):
         ))  # fmt: skip
 
     def _begin_batch(self, policy: Policy, before: Policy | None) -> None:
-        """With new weights; its groups are read from the first."""
+        """Begin a batch with new weights; its groups are read from the first."""
         self.policy, self._before = policy, before
         self._ready, self._trained, self._early = {}, {}, []
         self.history.opened(

@@ -114,7 +114,7 @@ class Cluster:
         self.scheduler.start()
 
     def _announce(self, worker: SimRollout | Trainer, joined: WorkerJoined) -> None:
-        """At once, or by statuses for as long as it lives."""
+        """Tell the scheduler of a worker at once, or by statuses for as long as it lives."""
         if self.scheduler.leases:
             worker.process.after(0.0, lambda: self._report(worker, joined))
         else:

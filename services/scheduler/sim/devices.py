@@ -188,7 +188,7 @@ class SimRollout:
         return failure > 0 and self.process.world.random.random() < failure
 
     def _compute(self, command: ComputeGradient) -> None:
-        """At the weights that it is told, whatever it has generated with."""
+        """Compute a gradient at the weights that it is told, whatever it has generated with."""
         load = self._adopt(command.policy)
         samples = len(command.group.advantages)
         seconds = self.history.drawn(self.process.name, self.timing.gradient(self.kind, samples))

@@ -43,7 +43,8 @@ class Piece:
 
     samples: range
     part: float
-    """Of the gradient of these samples; of the whole group's, where its samples share a step."""
+    """Share of the gradient of these samples; of the whole group's, where its samples share a
+    step."""
     num_parts: int
     """Pieces that each of these samples is in."""
 
@@ -104,7 +105,7 @@ class IndependentTrainer(Trainer):
     _free: list[Lane] = field(default_factory=list)
     _waiting: deque[GenerateFragment] = field(default_factory=deque)
     _shares: deque[Share] = field(default_factory=deque)
-    """With pieces that nobody has begun with."""
+    """Shares that have pieces which nobody has begun with."""
 
     def __post_init__(self) -> None:
         self._free = list(self.lanes)

@@ -93,7 +93,7 @@ class Watch:
     causes: bool = False
     """Whether to find out why devices wait."""
     marks: list[Mark] = field(default_factory=list)
-    """At the beginning and at every commit."""
+    """What was measured at the beginning and at every commit."""
     _meter: Meter = field(default_factory=Meter)
     _uses: dict[str, Cause] = field(default_factory=dict)
     _state: State | None = None
@@ -107,7 +107,7 @@ class Watch:
         return commits >= self.batches
 
     def _look(self) -> None:
-        """At what each device does from here to the next action."""
+        """Find out what each device does from here to the next action."""
         self._meter.advance(self.cluster.world.now, self._uses)
         state = self.cluster.scheduler.state
         if state is not self._state:
@@ -133,7 +133,7 @@ class Watch:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """From one commit to another."""
+    """Delimits what is measured: from one commit to another."""
 
     first: int
     last: int

@@ -180,7 +180,7 @@ class SimScheduler:
         return number < len(versions) and versions[number].policy == event.policy
 
     def _handle(self, event: MachineInput) -> None:
-        """In the order of arrival; without a broker, everything waits."""
+        """Take events in the order of arrival; without a broker, everything waits."""
         self._inbox.append(event)
         self._drain()
 

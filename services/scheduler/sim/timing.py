@@ -27,7 +27,7 @@ class Timing:
     trained_steps: int = 1
     """Trained steps of a sample, which is the most parts that its gradient is computed in."""
     merged_steps: int = 0
-    """Of these, how many a group computes once, as one piece of work."""
+    """Trained steps that a group computes once for all its samples, as one piece of work."""
     merged_part: float = 0.0
     """Share of a whole group's gradient that this piece takes."""
     steps: int

@@ -126,7 +126,7 @@ class PairGroup:
     sigmas: Tensor
     """(T+1,) float32, the schedule."""
     margin: float
-    """By how much the advantage of the best is larger; 0 if there is no pair."""
+    """Difference between the advantages of the best and the worst; 0 if there is no pair."""
     conditions: Conditions
     staleness: int = 0
 

@@ -104,7 +104,7 @@ def test_equivalents_are_rows_with_a_backward_pass_as_two(shape: Shape, fragment
 
 
 def _equivalents(shape: Shape) -> tuple[float, float]:
-    """Of a sample: all, and the share of training."""
+    """Return the forward-equivalents of a sample, and the share of training in them."""
     training = training_equivalents(shape, beside=1)
     both = training + rollout_equivalents(shape, shape.group_size)
     return both, training / both

@@ -22,7 +22,7 @@ def auto(**changes: object) -> Recipe:
 
 
 async def begin(store: ObjectStore, recipe: Recipe) -> Recipe:
-    """As the scheduler does."""
+    """Begin a run as the scheduler does."""
     settled, _ = await settle_staleness(store, recipe)
     return await store_recipe(store, settled)
 

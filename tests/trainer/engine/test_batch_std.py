@@ -30,7 +30,7 @@ from tests.trainer.engine.test_gradient import one_shot_reference, relative_erro
 TOLERANCE = {"float32": 1e-5, "float64": 1e-10}
 CLIP = 0.6
 REWARDS = ((0.03, 0.27, 0.12, 0.12), (0.9, 0.3, 0.6, 0.75), (0.0, 0.0, 0.0, 0.0))
-"""Of each group; the third has only its KL."""
+"""Rewards of each group; the third has only its KL."""
 SCALE = batch_scale([reward for rewards in REWARDS for reward in rewards])
 CENTRED = [centred(rewards) for rewards in REWARDS]
 FINAL = [[max(-CLIP, min(CLIP, SCALE * each)) for each in group] for group in CENTRED]
@@ -47,7 +47,7 @@ class Case:
     groups: list[Group]
     adapter: bytes
     references: list[dict[str, Tensor]]
-    """Of each group when all rewards are known first, and of the second one if it is stale."""
+    """Gradients of each group if all rewards are known first; of the second if it is stale."""
 
     def reference(self, is_stale: bool) -> dict[str, Tensor]:
         """Return the gradient of the batch, whose second group may be stale."""

@@ -41,7 +41,6 @@ KILLS = {
     "after the commit record": Kill(0, "commits/00000001", 0, after=True),
     "before there is any version": Kill(1, "weights/", 1, after=False),
 }
-FAST = "between both manifests"
 
 
 @pytest.fixture(scope="module")
@@ -72,9 +71,8 @@ def undisturbed(
     return trained(ranks, two, tmp_path_factory.mktemp("undisturbed"), range(BATCHES))
 
 
-@pytest.mark.parametrize(
-    "kill", [pytest.param(k, marks=() if k == FAST else pytest.mark.slow) for k in KILLS]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("kill", KILLS)
 def test_ranks_that_are_killed_go_on_to_the_same_bits(
     ranks: Ranks, two: Recipe, undisturbed: list[CommitRecord], kill: str, tmp_path: Path
 ) -> None:

@@ -91,6 +91,7 @@ def test_one_device_trains_what_its_published_weights_have_generated(
     check_followed(alone[0])
 
 
+@pytest.mark.slow
 def test_two_ranks_train_what_their_published_weights_have_generated(
     ranks: Ranks,
     full: Recipe,

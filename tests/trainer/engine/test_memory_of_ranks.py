@@ -63,7 +63,8 @@ def write_wan(folder: Path, width: Width) -> int:
     return sum(4 * int(shape.numel()) for shape in shapes.values())
 
 
-@pytest.mark.parametrize("trained", ["full", pytest.param("lora", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("trained", ["full", "lora"])
 def test_ranks_load_in_less_memory_than_a_whole_copy(
     ranks: Ranks, recipe: Recipe, tmp_path: Path, trained: str
 ) -> None:

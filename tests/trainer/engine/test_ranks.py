@@ -41,7 +41,13 @@ KINDS = {
 }
 
 
-@pytest.fixture(scope="module", params=list(KINDS))
+QUICK = "sharded"
+
+
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(k, marks=() if k == QUICK else pytest.mark.slow) for k in KINDS],
+)
 def kind(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 

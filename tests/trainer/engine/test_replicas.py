@@ -134,7 +134,7 @@ def case(request: pytest.FixtureRequest, recipe: Recipe) -> Case:
     ways=st.lists(st.sampled_from(["train", "split", "contribute"]), min_size=3, max_size=3),
     order=st.permutations(range(3)),
 )
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=4, deadline=None)
 def test_wherever_gradients_are_computed_the_update_is_that_of_one_device(
     case: Case, ways: list[str], order: list[int]
 ) -> None:

@@ -10,7 +10,10 @@ from tests.scheduler.core.tag.loop import REGIMES, SCENARIOS, STEP_AT, Batch, ru
 SEEDS = range(3)
 WINDOW = 50
 MAX_REGRET = dict.fromkeys(SCENARIOS, 0.05) | {"stationary": 0.02}
-CASES = list(product(SCENARIOS, REGIMES))
+CASES = [
+    pytest.param(scenario, regime, marks=() if regime == "balanced" else pytest.mark.slow)
+    for scenario, regime in product(SCENARIOS, REGIMES)
+]
 
 
 def regret(batches: tuple[Batch, ...]) -> float:

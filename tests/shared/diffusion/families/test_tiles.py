@@ -23,7 +23,13 @@ def loaded(family: str, folder: Path) -> ModelAdapter:
     return load_model(folder, {"transformer", "decoder"}, device=CPU, dtype=torch.float32)
 
 
-@pytest.mark.parametrize("family", tiny_models.FAMILIES)
+@pytest.mark.parametrize(
+    "family",
+    [
+        pytest.param(each, marks=pytest.mark.slow if each == "hunyuan-video" else ())
+        for each in tiny_models.FAMILIES
+    ],
+)
 def test_a_sample_larger_than_a_tile_is_decoded_in_tiles_to_pixels_of_its_size(
     family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
