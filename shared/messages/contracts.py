@@ -19,6 +19,7 @@ worker does at the moment (workers.py). A message holds no tensors: it names obj
     SetDevice             scheduler -> trainer     TAG: what a trainer's device is to be used for
     OperatorRequest       API -> scheduler         pause, resume, stop
     TagRequest            API -> scheduler         TAG: auto, off or fixed
+    TrainPiece, ...       scheduler -> members     fluid devices: see fluid.py
     WorkerStatus          every worker -> scheduler, once a second and at changes, not stored
     WorkerRefused         scheduler -> one worker  it takes no part, and ends; not stored
 """
@@ -27,7 +28,9 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, FiniteFloat, field_validator, model_validator
 
-from shared.messages.records import Count, Digest, Record, Seconds, Text, Token, wire_name
+from shared.messages.fluid import Checksum, FluidCommand, FluidEvent
+from shared.messages.records import Count, Digest, Record, Seconds, Text, Token, is_none, wire_name
+from shared.messages.records import Policy as Policy
 from shared.messages.workers import DeviceMode, Transient
 
 MAX_MESSAGE_BYTES = 64 * 1024
@@ -68,13 +71,6 @@ class Prompt(Record):
         if length > MAX_METADATA:
             raise ValueError(f"{length} bytes are too many; at most {MAX_METADATA}")
         return metadata
-
-
-class Policy(Record):
-    """Names a policy version and the weights that it stands for."""
-
-    version: Count
-    weights_digest: Digest
 
 
 class FragmentSlot(Record):
@@ -266,6 +262,8 @@ class PolicyPublished(Record):
     worker: Token
     seconds: Seconds = 0.0
     """Time from the beginning of the optimizer step to this message; 0 without a step."""
+    checksum: Checksum | None = Field(default=None, exclude_if=is_none)
+    """Of weights, moments and average, where fluid devices compare it."""
 
 
 class SetDevice(Record):
@@ -312,6 +310,7 @@ Event = (
     | RunFailed
     | OperatorRequest
     | TagRequest
+    | FluidEvent
 )
-Command = GenerateFragment | TrainGroup | ComputeGradient | SetDevice
+Command = GenerateFragment | TrainGroup | ComputeGradient | SetDevice | FluidCommand
 Message = Annotated[Event | Command | Transient, Field(discriminator="kind")]

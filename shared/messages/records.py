@@ -37,6 +37,18 @@ class Record(BaseModel):
     )
 
 
+class Policy(Record):
+    """Names a policy version and the weights that it stands for."""
+
+    version: Count
+    weights_digest: Digest
+
+
+def is_none(value: object) -> bool:
+    """For fields that messages and records of earlier releases do not have (`exclude_if`)."""
+    return value is None
+
+
 def token(value: str, *, field: str) -> str:
     """Return ``value`` if it may be part of a subject, key or path.
 

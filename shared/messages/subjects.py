@@ -6,15 +6,24 @@
     dg.<run>.train.<batch>.<group>.<attempt>                   DG_TRAIN   TrainGroup
     dg.<run>.grad.<address>.<batch>.<group>.<attempt>          DG_GRAD    ComputeGradient
     dg.<run>.part.<batch>.<group>.<attempt>                    DG_PART    GradientComputed
+    dg.<run>.fluid.<batch>.piece.<address>.<group>.<attempt>.<number>   DG_FLUID  TrainPiece
+    dg.<run>.fluid.<batch>.trained.<group>.<attempt>.<number>  DG_FLUID   PieceTrained, -Released
+    dg.<run>.fluid.<batch>.exchange.<attempt>.<round>          DG_FLUID   ExchangeSums
+    dg.<run>.fluid.<batch>.sum.<attempt>.<round>.<address>     DG_FLUID   SumHeld, ExchangeMissed
+    dg.<run>.fluid.<batch>.step.<attempt>                      DG_FLUID   TakeStep
+    dg.<run>.fluid.<batch>.stepped.<attempt>.<address>         DG_FLUID   Stepped
+    dg.<run>.fluid.<batch>.commit.<attempt>.<number>           DG_FLUID   CommitVersion
     dg.<run>.device.<address>                                  DG_DEVICE  SetDevice
     dg.<run>.evt.<kind>                                        DG_EVT     everything else
     dg.<run>.quarantine.<stream>.<sequence>                    DG_DLQ     bytes that are no message
     dg.<run>.live.<service>.<worker>                           (none)     WorkerStatus
     dg.<run>.refused.<worker>                                  (none)     WorkerRefused
 
-The first six streams keep one message per subject and refuse a second, for ever and over
+The first seven streams keep one message per subject and refuse a second, for ever and over
 restarts: whoever does a piece of work twice finds its slot taken. A task (fragment or gradient)
 names its device: given to another device it has another slot, and still one slot for the result.
+All of a batch that concerns fluid devices is in one stream, so that a scheduler that is started
+again reads it in the order in which it happened.
 DG_DEVICE keeps the newest message per subject: the state that a device shall have.
 """
 
@@ -32,6 +41,19 @@ from shared.messages.contracts import (
     Message,
     SetDevice,
     TrainGroup,
+)
+from shared.messages.fluid import (
+    CommitVersion,
+    ExchangeMissed,
+    ExchangeSums,
+    FluidMessage,
+    Piece,
+    PieceReleased,
+    PieceTrained,
+    Stepped,
+    SumHeld,
+    TakeStep,
+    TrainPiece,
 )
 from shared.messages.workers import WorkerRefused, WorkerStatus
 
@@ -56,10 +78,11 @@ REW = Stream("DG_REW", ("dg.*.rew.>",), 64 * MIB, slots=True)
 TRAIN = Stream("DG_TRAIN", ("dg.*.train.>",), 64 * MIB, slots=True)
 GRAD = Stream("DG_GRAD", ("dg.*.grad.>",), 64 * MIB, slots=True)
 PART = Stream("DG_PART", ("dg.*.part.>",), 64 * MIB, slots=True)
+FLUID = Stream("DG_FLUID", ("dg.*.fluid.>",), 64 * MIB, slots=True)
 DEVICE = Stream("DG_DEVICE", ("dg.*.device.>",), 16 * MIB, slots=False, newest=True)
 EVT = Stream("DG_EVT", ("dg.*.evt.>",), 64 * MIB, slots=False)
 DLQ = Stream("DG_DLQ", (ADVISORIES, "dg.*.quarantine.>"), 64 * MIB, slots=False)
-STREAMS = (TASK, TRAJ, REW, TRAIN, GRAD, PART, DEVICE, EVT, DLQ)
+STREAMS = (TASK, TRAJ, REW, TRAIN, GRAD, PART, FLUID, DEVICE, EVT, DLQ)
 ADDRESSED = (TASK, GRAD)
 """Streams whose subjects name the device before the batch."""
 
@@ -83,8 +106,31 @@ def subject_of(run: str, message: Message) -> str:
             return f"dg.{run}.part.{message.batch}.{message.group}.{message.attempt}"
         case TrainGroup():
             return f"dg.{run}.train.{message.batch}.{message.group}.{message.attempt}"
+        case FluidMessage():
+            return _subject_of_fluid(run, message)
         case _:
             return _subject_without_slot(run, message)
+
+
+def _subject_of_fluid(run: str, message: FluidMessage) -> str:
+    match message:
+        case TrainPiece(worker=worker, piece=piece):
+            slot = f"piece.{worker}.{_piece(piece)}"
+        case PieceTrained(piece=piece) | PieceReleased(piece=piece):
+            slot = f"trained.{_piece(piece)}"
+        case ExchangeSums():
+            slot = f"exchange.{message.attempt}.{message.round}"
+        case SumHeld(worker=worker) | ExchangeMissed(worker=worker):
+            slot = f"sum.{message.attempt}.{message.round}.{worker}"
+        case TakeStep():
+            slot = f"step.{message.attempt}"
+        case Stepped(worker=worker):
+            slot = f"stepped.{message.attempt}.{worker}"
+        case CommitVersion():
+            slot = f"commit.{message.attempt}.{message.number}"
+        case _:
+            raise AssertionError(message.kind)
+    return f"dg.{run}.fluid.{message.batch}.{slot}"
 
 
 def _subject_without_slot(run: str, message: Message) -> str:
@@ -121,6 +167,22 @@ def gradients_for(run: str, address: str) -> str:
     return f"dg.{run}.grad.{address}.>"
 
 
+def pieces_for(run: str, address: str) -> str:
+    """Match every piece that one member is to train."""
+    return f"dg.{run}.fluid.*.piece.{address}.>"
+
+
+def fluid_subjects(run: str) -> list[str]:
+    """Match what is said to all members: exchanges, steps and who commits; and, by members, which
+    versions they have made."""
+    return [f"dg.{run}.fluid.*.{kind}.>" for kind in ("exchange", "step", "commit", "stepped")]
+
+
+def train_subject(run: str, batch: int, group: int, attempt: int) -> str:
+    """Return the slot of one group that is to be trained."""
+    return f"dg.{run}.train.{batch}.{group}.{attempt}"
+
+
 def refusals_for(run: str, address: str) -> str:
     return f"dg.{run}.refused.{address}"
 
@@ -150,6 +212,10 @@ def group_slot(subject: str) -> tuple[int, int, int] | None:
     """Return batch, group and attempt of a train subject."""
     found = _GROUP.match(subject)
     return (int(found[1]), int(found[2]), int(found[3])) if found else None
+
+
+def _piece(piece: Piece) -> str:
+    return f"{piece.group}.{piece.attempt}.{piece.number}"
 
 
 def _numbers(fragment: Fragment) -> str:

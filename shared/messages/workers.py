@@ -8,7 +8,8 @@ from typing import Annotated, Literal, Self
 from pydantic import Field
 
 from shared.errors import OutOfMemory
-from shared.messages.records import Count, Record, Seconds, Text, Token, wire_name
+from shared.messages.fluid import Checksum
+from shared.messages.records import Count, Record, Seconds, Text, Token, is_none, wire_name
 
 MAX_WORDS = 1000
 """Characters of each part of a report of too little memory."""
@@ -75,6 +76,13 @@ class MemoryShortage(Record):
         return cls(what=what, since=since[:MAX_WORDS], remedy=remedy)
 
 
+class Holds(Record):
+    """Says which version's weights, moments and average a fluid device has, to the last bit."""
+
+    version: Count
+    checksum: Checksum
+
+
 class WorkerStatus(Record):
     kind: Literal["worker_status"] = "worker_status"
     service: Service
@@ -98,6 +106,8 @@ class WorkerStatus(Record):
     """What it lacks and which setting decides that, in words; empty if it lacks nothing."""
     memory_shortage: MemoryShortage | None = None
     """The newest shortage of memory; None if everything has fitted."""
+    holds: Holds | None = Field(default=None, exclude_if=is_none)
+    """What a fluid device could step from, its own step included; None: it has yet to load it."""
 
 
 class WorkerRefused(Record):

@@ -1,0 +1,177 @@
+"""The messages of fluid devices (`schedule.mode = "fluid"`): pieces, sums, steps and commits.
+
+    TrainPiece        scheduler -> one member  add the gradient of this piece to your sum
+    PieceTrained      member -> scheduler      it is in the sum
+    PieceReleased     member -> scheduler      it is not, and will not be
+    ExchangeSums      scheduler -> members     all pieces are in these sums: form their total
+    SumHeld           member -> scheduler      the total is here, and these are its bits
+    ExchangeMissed    member -> scheduler      this round came to nothing here
+    TakeStep          scheduler -> members     everybody holds this total: take the step, once
+    Stepped           member -> scheduler      it is taken, and these are the new bits
+    CommitVersion     scheduler -> members     this member commits the new version
+
+A member keeps one sum. Its number grows whenever the scheduler no longer counts on what is in it:
+a message with a larger number than the member's begins a sum of zeros, one with a smaller number is
+dropped. A piece that is given out again has another number, so that what is said about the piece
+before says nothing of it.
+"""
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, FiniteFloat, model_validator
+
+from shared.messages.records import Count, Digest, Policy, Record, Seconds, Text, Token, wire_name
+
+MAX_PIECES = 8192
+"""Pieces of a batch: as many as one message can name."""
+
+Checksum = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
+"""128 bits, as hexadecimal digits."""
+
+
+class Piece(Record):
+    """Names a part of a group's gradient: some samples, and a range of their trained steps."""
+
+    group: Annotated[Count, wire_name("g")]
+    attempt: Annotated[Count, wire_name("a")]
+    """Attempt of the group, which names its `TrainGroup`."""
+    number: Annotated[Count, wire_name("n")]
+    """Grows with every piece of the group that is given out, whatever its samples."""
+    first_sample: Annotated[Count, wire_name("s")]
+    num_samples: Annotated[Annotated[int, Field(gt=0)], wire_name("c")]
+    first_step: Annotated[Count, wire_name("f")]
+    """First of the trained steps, counted from 0."""
+    num_steps: Annotated[Annotated[int, Field(gt=0)], wire_name("k")]
+
+    @property
+    def samples(self) -> range:
+        return range(self.first_sample, self.first_sample + self.num_samples)
+
+    @property
+    def steps(self) -> range:
+        return range(self.first_step, self.first_step + self.num_steps)
+
+
+class FluidMessage(Record):
+    """Is a message about an attempt at a batch; what all of them say comes first on the wire."""
+
+    kind: str
+    batch: Count
+    attempt: Count
+    """How often the batch was begun again because everybody who had stepped was lost."""
+
+
+class PieceMessage(FluidMessage):
+    worker: Token
+    """Address of the member."""
+    piece: Piece
+    sum_number: Count
+    """Number of the member's sum that it is a part of."""
+
+
+class TrainPiece(PieceMessage):
+    kind: Literal["train_piece"] = "train_piece"
+    policy: Policy
+    """Version at whose weights the gradient is taken."""
+
+
+class PieceTrained(PieceMessage):
+    kind: Literal["piece_trained"] = "piece_trained"
+    seconds: Seconds
+    """Device time; 0 if the gradient is zero."""
+
+
+class PieceReleased(PieceMessage):
+    """Says that a piece is not in the sum; everything else in it stays."""
+
+    kind: Literal["piece_released"] = "piece_released"
+    reason: Literal["draining", "failed"]
+    """failed: the group is given to others, and the member is given no more of this batch."""
+
+
+class Share(Record):
+    """Says what a member's sum is made of; nothing, if it only takes part in the step."""
+
+    worker: Token
+    sum_number: Count
+    pieces: Annotated[tuple[Piece, ...], Field(max_length=MAX_PIECES)] = ()
+
+
+class RoundMessage(FluidMessage):
+    round: Count
+    """Attempt at the exchange; messages of older rounds are dropped."""
+
+
+class ExchangeSums(RoundMessage):
+    kind: Literal["exchange_sums"] = "exchange_sums"
+    policy: Policy
+    """Version at whose weights the gradients were taken, and from which the step goes."""
+    committer: Token
+    """Address of the member whose total is the reference; one of the shares."""
+    shares: Annotated[tuple[Share, ...], Field(min_length=1)]
+    """Disjoint, and all of the batch."""
+    max_seconds: Seconds
+    """Longest time from this message to `SumHeld`; after it the member reports what it missed."""
+
+    @model_validator(mode="after")
+    def _committer_takes_part(self) -> Self:
+        if self.committer not in [share.worker for share in self.shares]:
+            raise ValueError("the committer has no share")
+        return self
+
+
+class SumHeld(RoundMessage):
+    kind: Literal["sum_held"] = "sum_held"
+    worker: Token
+    sum_id: Digest
+    """Digest of the bits of the total."""
+    norm: FiniteFloat | None
+    """Norm of the total; None if it is not finite."""
+    finite: bool
+    scale: FiniteFloat = 1.0
+    """Factor on the total before the step, by which it is clipped."""
+    seconds: Seconds = 0.0
+    """Time from the message of this round to this one."""
+
+
+class ExchangeMissed(RoundMessage):
+    kind: Literal["exchange_missed"] = "exchange_missed"
+    worker: Token
+    missing: tuple[Token, ...]
+    """Addresses of those that it waited for in vain; its own, if its sum is not its share."""
+    reason: Text = ""
+
+
+class TakeStep(RoundMessage):
+    """Is given once for an attempt; who has stepped takes no other step for this batch."""
+
+    kind: Literal["take_step"] = "take_step"
+    sum_id: Digest
+    norm: FiniteFloat | None
+    finite: bool
+    scale: FiniteFloat
+    """Norm, finiteness and scale are the committer's, so that all steps have the same bits."""
+    committer: Token
+
+
+class Stepped(FluidMessage):
+    kind: Literal["stepped"] = "stepped"
+    worker: Token
+    policy: Policy
+    """The version that the step has made; it is provisional until it is committed."""
+    checksum: Checksum
+    """Of the bits of weights, moments and average."""
+    seconds: Seconds = 0.0
+
+
+class CommitVersion(FluidMessage):
+    """Names a member that has stepped to commit; exclusive create of the record decides."""
+
+    kind: Literal["commit_version"] = "commit_version"
+    number: Count
+    """How often another one was named before."""
+    worker: Token
+
+
+FluidEvent = PieceTrained | PieceReleased | SumHeld | ExchangeMissed | Stepped
+FluidCommand = TrainPiece | ExchangeSums | TakeStep | CommitVersion

@@ -1,0 +1,58 @@
+"""Messages of fluid devices: what they refuse, and that the largest fits the bus."""
+
+from random import Random
+
+import pytest
+from pydantic import ValidationError
+
+from shared.messages import subjects
+from shared.messages.codec import decode, encode
+from shared.messages.contracts import MAX_MESSAGE_BYTES
+from shared.messages.fluid import MAX_PIECES, ExchangeSums, Piece, Share
+from tests import examples
+
+
+def exchange(pieces: list[Piece], members: int) -> ExchangeSums:
+    addresses = [f"trainer-{place}-{place * 7919 % 65536:04x}" for place in range(members)]
+    return ExchangeSums(
+        batch=123456, attempt=0, round=0, policy=examples.policy(3), committer=addresses[0],
+        shares=tuple(
+            Share(worker=address, sum_number=1, pieces=tuple(pieces[place::members]))
+            for place, address in enumerate(addresses)
+        ),
+        max_seconds=60.0,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("members", [1, 64, 256])
+def test_the_most_pieces_of_a_batch_fit_one_message(members: int) -> None:
+    pieces = [
+        Piece(
+            group=n // 48, attempt=n % 2, number=n % 48, first_sample=n % 16, num_samples=1,
+            first_step=3 * (n % 3), num_steps=3,
+        )
+        for n in range(MAX_PIECES)
+    ]  # fmt: skip
+    Random(0).shuffle(pieces)
+    message = exchange(pieces, members)
+    data = encode(message)
+    assert len(data) <= MAX_MESSAGE_BYTES
+    assert decode(data) == message
+
+
+def test_a_committer_without_a_share_is_refused() -> None:
+    message = exchange([], 2)
+    with pytest.raises(ValidationError, match="the committer has no share"):
+        ExchangeSums(**{**message.model_dump(exclude={"policy", "shares"}), "committer": "other",
+                        "policy": message.policy, "shares": message.shares})  # fmt: skip
+
+
+def test_readers_of_a_member_and_of_its_batch() -> None:
+    assert subjects.pieces_for("demo", "a-1") == "dg.demo.fluid.*.piece.a-1.>"
+    assert subjects.fluid_subjects("demo") == [
+        "dg.demo.fluid.*.exchange.>",
+        "dg.demo.fluid.*.step.>",
+        "dg.demo.fluid.*.commit.>",
+        "dg.demo.fluid.*.stepped.>",
+    ]
+    assert subjects.batch_subject("demo", subjects.FLUID, 3) == "dg.demo.fluid.3.>"
