@@ -30,7 +30,11 @@ Checksum = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
 
 
 class Piece(Record):
-    """Names a part of a group's gradient: some samples, and a range of their trained steps."""
+    """Names a part of a group's gradient: some samples, and a range of their trained steps.
+
+    Samples are counted among those of the group that are trained, in order: all of them, the
+    best and worst (`algorithm.best_of`), or the one pair.
+    """
 
     group: Annotated[Count, wire_name("g")]
     attempt: Annotated[Count, wire_name("a")]
@@ -82,11 +86,13 @@ class PieceTrained(PieceMessage):
 
 
 class PieceReleased(PieceMessage):
-    """Says that a piece is not in the sum; everything else in it stays."""
+    """Says that a piece is not in the sum, nor will be."""
 
     kind: Literal["piece_released"] = "piece_released"
-    reason: Literal["draining", "failed"]
-    """failed: the group is given to others, and the member is given no more of this batch."""
+    reason: Literal["draining", "failed", "faulty"]
+    """draining: the member ends, and its sum with it. failed: its sum is spoilt, and all that is in
+    it is given out again. faulty: what is stored of the group cannot be trained, which is told
+    beside this; the rest of the sum stays."""
 
 
 class Share(Record):

@@ -16,7 +16,7 @@ class Schedule(Table):
 
     RENAMED: ClassVar = (Renamed("mode", "mode", (("naive", "sequential"),)),)
 
-    mode: Literal["pipelined", "sequential", "colocated"] = "pipelined"
+    mode: Literal["pipelined", "sequential", "colocated", "fluid"] = "pipelined"
     """sequential: a whole batch is generated, then scored, then trained. colocated: the same, with
     every device generating its share of the groups and then training it."""
     fragment_size: Positive | Literal["auto"] = "auto"

@@ -11,7 +11,7 @@ believes so would go on returning for ever.
 from dataclasses import replace
 
 from services.scheduler.core import fragments
-from services.scheduler.core.state import Plan, State, WorkerState
+from services.scheduler.core.state import GENERATES, Plan, State, WorkerState
 from services.scheduler.core.tag.estimates import Estimate
 from shared.messages.contracts import FragmentReleased
 
@@ -133,7 +133,7 @@ def extend_deadlines(state: State, address: str, now: float) -> State:
 def count_return(plan: Plan, state: State, event: FragmentReleased, now: float) -> State:
     """Count a fragment that a rollout device has returned; too many in a row exclude it."""
     worker = state.workers.get(event.worker)
-    if worker is None or worker.service != "rollout":
+    if worker is None or worker.service not in GENERATES:
         return state
     if event.reason == "draining":
         return state.with_worker(replace(worker, excluded="leaves"))

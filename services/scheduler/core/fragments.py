@@ -48,7 +48,7 @@ def drop_stale_groups(plan: Plan, state: State) -> State:
         return state
     groups = tuple(
         group if group.policy in (None, state.policy)
-        or _is_under_way(state, plan, batch.index, index, group)
+        or (state.fluid is None and _is_under_way(state, plan, batch.index, index, group))
         else discard_group(group)
         for index, group in enumerate(batch.groups)
     )  # fmt: skip
@@ -290,6 +290,8 @@ def busy_addresses(state: State) -> set[str]:
         for group in batch.groups:
             found.update(f.worker for f in group.fragments if f.stage == "issued")
             found.add(None if group.contribution is not None else group.computed_by)
+    if state.fluid is not None:
+        found |= state.fluid.busy
     return {address for address in found if address is not None}
 
 
@@ -314,7 +316,7 @@ def _discard_group_if_stale(state: State, slot: FragmentSlot) -> State:
     """Discard the whole group if it would otherwise begin again with an older version."""
     group = state.find_group(slot.batch, slot.group)
     assert group is not None
-    if group.policy is None or group.policy == state.policy:
+    if group.policy is None or group.policy == state.policy_of(slot.batch):
         return state
     return state.with_group(slot.batch, slot.group, discard_group(group))
 

@@ -46,7 +46,7 @@ def send_groups(plan: Plan, state: State, now: float) -> Sent:
     devices = gradient_devices(plan, state)
     commands: list[TrainGroup | ComputeGradient] = []
     ahead = AHEAD + _rounds_ahead(plan, state)
-    for ready in list(_ready(plan, state)):
+    for ready in list(ready_groups(plan, state)):
         has_room = not devices or _num_before_trainer(state, ready.batch.index) < ahead
         if has_room or ready.group.contribution is not None:
             state = _send_to_trainer(plan, state, ready, commands)
@@ -70,9 +70,10 @@ def missing(plan: Plan, group: GroupState) -> int:
     return plan.group_size - group.num_scored
 
 
-def _ready(plan: Plan, state: State) -> Iterator[ReadyGroup]:
+def ready_groups(plan: Plan, state: State) -> Iterator[ReadyGroup]:
+    """Groups that are whole, and that nobody was given to train."""
     for batch in state.batches:
-        if plan.schedule.mode != "pipelined" and any(
+        if plan.schedule.mode not in ("pipelined", "fluid") and any(
             missing(plan, group) for group in batch.groups
         ):
             continue
@@ -113,7 +114,7 @@ def _share_waiting(
     if current is None or policy is None or state.phase != "running":
         return state, commands
     free = [worker for worker in devices if worker.gradient_task is None]
-    waiting = [r for r in _ready(plan, state) if r.batch.index == current.index]
+    waiting = [r for r in ready_groups(plan, state) if r.batch.index == current.index]
     if not free or not waiting:
         return state, commands
     free.sort(key=lambda worker: gradient_seconds(state, worker))
@@ -186,7 +187,7 @@ def _generation(plan: Plan, state: State, now: float) -> float:
 def _send_to_trainer(
     plan: Plan, state: State, ready: ReadyGroup, commands: list[TrainGroup | ComputeGradient]
 ) -> State:
-    commands.append(_train_command(plan, ready))
+    commands.append(train_command(plan, ready))
     group = replace(ready.group, sent=True)
     return state.with_group(ready.batch.index, ready.index, group)
 
@@ -201,7 +202,7 @@ def _send_to_device(
 ) -> State:
     policy, group = state.policy, ready.group
     assert policy is not None
-    group_command = _train_command(plan, ready)
+    group_command = train_command(plan, ready)
     commands.append(ComputeGradient(group=group_command, policy=policy, worker=worker.address))
     state = state.with_group(
         ready.batch.index, ready.index, replace(group, computed_by=worker.address)
@@ -213,7 +214,7 @@ def _send_to_device(
 def _send_to_owners(plan: Plan, state: State, now: float) -> Sent:
     """Colocated: have every device train the groups that are its share."""
     commands: list[TrainGroup | ComputeGradient] = []
-    for ready in list(_ready(plan, state)):
+    for ready in list(ready_groups(plan, state)):
         owner = state.owner_of(ready.index)
         is_trainers = owner is None or owner.service == "trainer"
         if is_trainers or ready.group.contribution is not None or not may_be_shared(ready.group):
@@ -223,7 +224,8 @@ def _send_to_owners(plan: Plan, state: State, now: float) -> Sent:
     return state, commands
 
 
-def _train_command(plan: Plan, ready: ReadyGroup) -> TrainGroup:
+def train_command(plan: Plan, ready: ReadyGroup) -> TrainGroup:
+    """Return what whoever trains the group is told."""
     group = ready.group
     scored = tuple(fragment.scored for fragment in group.fragments if fragment.scored)
     assert group.policy is not None

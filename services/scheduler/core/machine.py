@@ -24,6 +24,10 @@ from typing import Literal
 
 from services.scheduler.core import exclusion, fragments, recovery, training
 from services.scheduler.core.assign import assign
+from services.scheduler.core.fluid import control, members
+from services.scheduler.core.fluid import events as fluid_events
+from services.scheduler.core.fluid import recovery as fluid_recovery
+from services.scheduler.core.fluid.events import MemberReported
 from services.scheduler.core.gradients import send_groups
 from services.scheduler.core.lending import (
     device_reported,
@@ -52,6 +56,12 @@ from shared.messages.contracts import (
     RunFailed,
     TagRequest,
     TrainGroup,
+)
+from shared.messages.fluid import (
+    FluidCommand,
+    FluidEvent,
+    PieceReleased,
+    TrainPiece,
 )
 from shared.messages.workers import DeviceMode
 
@@ -127,7 +137,7 @@ class Tick:
 
 
 MachineInput = (
-    Event | GenerateFragment | TrainGroup | ComputeGradient
+    Event | GenerateFragment | TrainGroup | ComputeGradient | FluidCommand | MemberReported
     | WorkerJoined | WorkerLeft | WorkerInactive | DeviceReported | TagRefined | BatchesSeen
     | GoalReached | Recovered | Tick
 )  # fmt: skip
@@ -137,12 +147,64 @@ Step = tuple[State, list[Command]]
 def step(plan: Plan, state: State, event: MachineInput, now: float) -> Step:
     """Apply one event. A repeated event changes nothing that matters and issues no commands."""
     before, state = state, _record(plan, state, event, now)
-    if state.recovering or (state is before and isinstance(event, DeviceReported | WorkerInactive)):
+    reports = isinstance(event, DeviceReported | WorkerInactive | MemberReported)
+    if state.recovering or (state is before and reports):
         return state, []  # devices report once a second
+    if plan.schedule.mode == "fluid":
+        return control.command(plan, state, now)
     return _command(plan, state, now)
 
 
 def _record(plan: Plan, state: State, event: MachineInput, now: float) -> State:
+    if plan.schedule.mode == "fluid":
+        return _record_fluid(plan, state, event, now)
+    return _record_any(plan, state, event, now)
+
+
+def _record_fluid(plan: Plan, state: State, event: MachineInput, now: float) -> State:
+    """Record what is said of fluid devices, beside what any run records."""
+    fluid = state.fluid
+    if isinstance(event, FluidEvent):
+        return fluid_events.record(plan, state, event, now)
+    match event:
+        case MemberReported():
+            return fluid_events.member_reported(state, event)
+        case PolicyPublished():
+            state = _record_any(plan, state, event, now)
+            return fluid_events.batch_opened(plan, state, event)
+        case FragmentFailed(slot=slot) if fluid and fluid.is_settled and slot.batch == fluid.batch:
+            return state  # its gradient is in the total
+        case GroupFailed(batch=batch) if fluid and fluid.is_settled and batch == fluid.batch:
+            return state
+        case FragmentFailed(slot=slot) | FragmentScored(fragment=slot):
+            state = _record_any(plan, state, event, now)
+            return fluid_events.group_changed(state, slot.batch, slot.group)
+        case GroupFailed(batch=batch, group=group):
+            state = _record_any(plan, state, event, now)
+            return fluid_events.group_changed(state, batch, group)
+        case _:
+            return _record_fluid_worker(plan, state, event, now)
+
+
+def _record_fluid_worker(plan: Plan, state: State, event: MachineInput, now: float) -> State:
+    if isinstance(event, FluidCommand):
+        return fluid_recovery.restore(plan, state, event, now) if state.recovering else state
+    match event:
+        case WorkerJoined(service="trainer", address=address):
+            event = replace(event, service=members.MEMBER)
+            return fluid_events.member_joined(_record_any(plan, state, event, now), address)
+        case WorkerLeft(address=address):
+            return fluid_events.member_lost(_record_any(plan, state, event, now), address)
+        case Tick() if not state.recovering:
+            state = _record_any(plan, state, event, now)
+            return control.exclude_late_members(plan, state, now)
+        case Recovered():
+            return fluid_recovery.finish(plan, _record_any(plan, state, event, now))
+        case _:
+            return _record_any(plan, state, event, now)
+
+
+def _record_any(plan: Plan, state: State, event: MachineInput, now: float) -> State:
     match event:
         case FragmentGenerated():
             return exclusion.readmit_working(fragments.generated(state, event, now), event.worker)
@@ -270,9 +332,14 @@ def _command(plan: Plan, state: State, now: float) -> Step:
 
 
 def failure_to_send(
-    command: GenerateFragment | TrainGroup | ComputeGradient, reason: str
-) -> FragmentFailed | GroupFailed | GradientReleased:
+    command: GenerateFragment | TrainGroup | ComputeGradient | FluidCommand, reason: str
+) -> FragmentFailed | GroupFailed | GradientReleased | PieceReleased | Tick:
     """The failure of a command whose slot holds bytes that are no message."""
+    if isinstance(command, TrainPiece):
+        fields = command.model_dump(exclude={"kind", "policy", "piece"})
+        return PieceReleased(**fields, piece=command.piece, reason="faulty")
+    if isinstance(command, FluidCommand):
+        return Tick()  # its deadline passes, and another one follows
     if isinstance(command, ComputeGradient):
         group = command.group
         return GradientReleased(

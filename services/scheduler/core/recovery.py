@@ -14,7 +14,7 @@ from shared.messages.contracts import ComputeGradient, GenerateFragment, Policy,
 
 READ_BACK = (
     subjects.TASK, subjects.TRAJ, subjects.REW, subjects.GRAD, subjects.PART, subjects.TRAIN,
-    subjects.EVT,
+    subjects.FLUID, subjects.EVT,
 )  # fmt: skip
 """Streams in the order in which they are read: commands, their results, other events."""
 
@@ -83,7 +83,8 @@ def _with_early_batch(plan: Plan, state: State, index: int) -> State:
     current = state.batch
     if current is None or index != current.index + 1 or len(state.batches) > 1:
         return state
-    if not plan.schedule.staleness_limit or index >= plan.num_batches:
+    begins_early = plan.schedule.staleness_limit or plan.schedule.mode == "fluid"
+    if not begins_early or index >= plan.num_batches:
         return state
     return replace(state, batches=(current, new_batch(plan, index, 0.0)))
 

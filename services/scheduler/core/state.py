@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from services.scheduler.core.fluid.state import FluidState
 from services.scheduler.core.tag.controller import Controller, Decision
 from services.scheduler.core.tag.estimates import Costs
 from services.scheduler.core.tag.makespan import TagInputs
@@ -25,6 +26,9 @@ Exclusion = Literal["late", "returns", "leaves"]
 
 DECISIONS_KEPT = 64
 
+GENERATES = ("rollout", "member")
+"""Services of workers that generate whatever they are given."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
@@ -44,6 +48,8 @@ class Plan:
     trained_steps: int = 1
     merged_steps: int = 0
     """Trained steps that a group computes once for all its samples."""
+    trained_samples: int = 0
+    """Samples of a group that are trained; 0: all."""
     needs_encoder: bool = False
     """Whether devices that generate leave the encoding of prompts to encoders."""
     max_attempts: int = 3
@@ -250,6 +256,8 @@ class State:
     failure: str | None = None
     goal_reached_by: int | None = None
     """Version by which evaluations have reached the run's goal: it ends with the next version."""
+    fluid: FluidState | None = None
+    """What fluid devices train, with `schedule.mode` "fluid"; otherwise None."""
     saturated: tuple[Saturated, ...] = ()
     """Which groups were saturated of each committed batch, for the curriculum, if there is one."""
 
@@ -258,14 +266,22 @@ class State:
         """The current batch: the one that the newest version trains."""
         return self.batches[0] if self.batches else None
 
+    def policy_of(self, batch: int) -> Policy | None:
+        """The version that generates a batch: the newest, or for the one after it a version that
+        fluid devices have made and not committed yet."""
+        fluid = self.fluid
+        if fluid is not None and batch == fluid.batch + 1:
+            return fluid.provisional
+        return self.policy
+
     @property
     def trainer(self) -> WorkerState | None:
         return next((w for w in self.workers.values() if w.service == "trainer"), None)
 
     @property
     def rollout(self) -> list[WorkerState]:
-        """Rollout devices that are not excluded from work."""
-        return [w for w in self.workers.values() if w.service == "rollout" and w.excluded is None]
+        """Rollout devices, and members of a fluid run, that are not excluded from work."""
+        return [w for w in self.workers.values() if w.service in GENERATES and w.excluded is None]
 
     @property
     def training_devices(self) -> list[WorkerState]:

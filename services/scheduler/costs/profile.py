@@ -75,6 +75,11 @@ class Variant(Record):
     """Seconds that a rollout device pauses to load them."""
     switch_seconds: Seconds
     """Seconds that a training device takes to change to generating, or back."""
+    exchange_seconds: Seconds | None = None
+    """Seconds in which fluid devices form the total of their gradients; by default from its bytes
+    (`costs.fluid`)."""
+    step_seconds: Seconds | None = None
+    """Seconds of a fluid device's optimizer step; by default from the bytes that it moves."""
 
 
 class Colocated(Record):

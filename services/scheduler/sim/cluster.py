@@ -13,6 +13,7 @@ from services.scheduler.sim.commits import Commits
 from services.scheduler.sim.devices import SimReward, SimRollout
 from services.scheduler.sim.history import History
 from services.scheduler.sim.independent_devices import IndependentTrainer, Lane
+from services.scheduler.sim.members import Fabric, SimMember
 from services.scheduler.sim.scheduler import LookAhead, SimScheduler, Status
 from services.scheduler.sim.timing import Timing
 from services.scheduler.sim.trainer import SimTrainer
@@ -42,6 +43,10 @@ class Cluster:
     rollout: dict[str, SimRollout] = field(default_factory=dict)
     """Name -> rollout device."""
     trainer: Trainer | None = None
+    members: dict[str, SimMember] = field(default_factory=dict)
+    """Name -> fluid device; there is no trainer then."""
+    fabric: Fabric | None = None
+    """What fluid devices are connected by."""
     status_loss: float = 0.0
     """Probability that a status does not arrive; it is not stored anywhere."""
     _lives: int = 0
@@ -59,6 +64,25 @@ class Cluster:
             worker.address, name, "rollout", kind=kind, can_train=worker.can_train
         ))  # fmt: skip
         return worker
+
+    def add_member(self, name: str, kind: str) -> SimMember:
+        """Start a fluid device, or start it again under a new address."""
+        if self.fabric is None:
+            self.fabric = Fabric(self.world, self.timing.exchange)
+        member = SimMember(
+            Process(self.world, name), self.broker, self.history, self.timing, kind,
+            self._address(name), self.plan, self.commits, self.fabric,
+        )  # fmt: skip
+        self.members[name] = member
+        joined = WorkerJoined(member.address, name, "trainer", concurrency=1, kind=kind)
+        scheduler = self.scheduler
+        if scheduler.leases:
+            member.report = lambda: self._tell(member, joined)
+        else:
+            member.report = lambda: self.scheduler.holds(member.address, member.holds)
+        self._announce(member, joined)
+        member.start()
+        return member
 
     def add_trainer(self) -> Trainer:
         """Start the trainer, or start it again from the newest commit."""
@@ -113,24 +137,25 @@ class Cluster:
         )  # fmt: skip
         self.scheduler.start()
 
-    def _announce(self, worker: SimRollout | Trainer, joined: WorkerJoined) -> None:
+    def _announce(self, worker: SimRollout | Trainer | SimMember, joined: WorkerJoined) -> None:
         """Tell the scheduler of a worker at once, or by statuses for as long as it lives."""
         if self.scheduler.leases:
             worker.process.after(0.0, lambda: self._report(worker, joined))
         else:
             self.scheduler.joined(joined)
 
-    def _report(self, worker: SimRollout | Trainer, joined: WorkerJoined) -> None:
+    def _report(self, worker: SimRollout | Trainer | SimMember, joined: WorkerJoined) -> None:
         self._tell(worker, joined)
         worker.process.after(STATUS_S, lambda: self._report(worker, joined))
 
-    def _tell(self, worker: SimRollout | Trainer, joined: WorkerJoined) -> None:
+    def _tell(self, worker: SimRollout | Trainer | SimMember, joined: WorkerJoined) -> None:
         """Not stored: who does not hear it now will hear the next one."""
         if worker.process.is_cut_off or self.world.random.random() < self.status_loss:
             return
         loan = worker.loan if isinstance(worker, Trainer) and joined.concurrency else None
-        idles = isinstance(worker, SimRollout) and worker.idles
-        scheduler, status = self.scheduler, Status(joined, loan, idles)
+        idles = not isinstance(worker, Trainer) and worker.idles
+        holds = worker.holds if isinstance(worker, SimMember) else None
+        scheduler, status = self.scheduler, Status(joined, loan, idles, holds)
 
         def arrive() -> None:
             if not scheduler.process.is_cut_off:
@@ -163,10 +188,12 @@ def build(
     leases: bool = False,
     lanes: Sequence[str] = (),
     can_train: Collection[str] = (),
+    members: Mapping[str, int] | None = None,
 ) -> Cluster:
     """A cluster with everything started at time 0.
 
-    ``rollout``: devices by kind. ``delay``: seconds of one message, drawn for each.
+    ``rollout``: devices by kind. ``members``: fluid devices by kind, in place of a
+    trainer. ``delay``: seconds of one message, drawn for each.
     ``lanes``, ``can_train``: see `Cluster`. ``leases``: workers make themselves known by statuses,
     and are lost when they are silent.
     """
@@ -191,8 +218,17 @@ def build(
     for kind, count in rollout.items():
         for number in range(count):
             cluster.add_rollout(rollout_device(kind, number), kind)
-    cluster.add_trainer()
+    for kind, count in (members or {}).items():
+        for number in range(count):
+            cluster.add_member(member_name(kind, number), kind)
+    if not members:
+        cluster.add_trainer()
     return cluster
+
+
+def member_name(kind: str, number: int) -> str:
+    """Return the name of a fluid device, by which its noise is drawn as well."""
+    return f"trainer-{kind}-{number}"
 
 
 class _rewards:

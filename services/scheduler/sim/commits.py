@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from shared.messages.contracts import Policy, TrainGroup
+from shared.messages.fluid import Share
 
 
 class Commit(NamedTuple):
@@ -17,6 +18,10 @@ class Commit(NamedTuple):
     """Digest of the trained weights that the step was taken from."""
     trained: tuple[TrainGroup, ...]
     worker: str
+    checksum: str | None = None
+    """Of weights, moments and average, if fluid devices have made it."""
+    shares: tuple[Share, ...] = ()
+    """What the sums were made of."""
 
 
 @dataclass(slots=True)
@@ -26,13 +31,20 @@ class Commits:
     """Whether a version can be committed once only. Off in no real run: a planted bug."""
 
     def create(
-        self, policy: Policy, parent: Policy | None, trained: tuple[TrainGroup, ...], worker: str
+        self,
+        policy: Policy,
+        parent: Policy | None,
+        trained: tuple[TrainGroup, ...],
+        worker: str,
+        *,
+        checksum: str | None = None,
+        shares: tuple[Share, ...] = (),
     ) -> bool:
         """False if the version exists."""
         if policy.version < len(self.versions) and self.fenced:
             return False
         digest = None if parent is None else trained_digest(parent.weights_digest)
-        self.versions.append(Commit(policy, digest, trained, worker))
+        self.versions.append(Commit(policy, digest, trained, worker, checksum, shares))
         return True
 
 

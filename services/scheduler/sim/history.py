@@ -18,6 +18,7 @@ from services.scheduler.sim.history_events import (
     Fact,
     Fault,
     Interval,
+    OfMember,
     Opened,
     Stepped,
     Stored,
@@ -140,6 +141,11 @@ class History:
     def fault(self, what: str, target: str = "") -> None:
         if self.keep_intervals:
             self.facts.append(Fault(self.world.now, what, target))
+
+    def note(self, fact: OfMember) -> None:
+        """Record what a fluid device has done."""
+        if self.keep_intervals:
+            self.facts.append(fact)
 
     def hash(self) -> str:
         """Hashes every fact in order: two runs with the same hash went the same way."""

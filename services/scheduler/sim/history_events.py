@@ -9,8 +9,11 @@ from shared.messages.contracts import (
     SetDevice,
     TrainGroup,
 )
+from shared.messages.fluid import Piece
 
-Use = Literal["generate", "train", "commit", "switch", "load"]
+SumName = tuple[int, int, int]
+"""Batch, attempt at it, and the number of the sum at its member."""
+Use = Literal["generate", "train", "commit", "switch", "load", "exchange"]
 
 
 class Interval(NamedTuple):
@@ -111,6 +114,44 @@ class Committed(NamedTuple):
     accepted: bool
 
 
+class Summed(NamedTuple):
+    """A fluid device has added a piece to its sum, or begins one anew."""
+
+    time: float
+    device: str
+    sum: SumName
+    piece: Piece | None
+    """None: the sum is zero again."""
+    weights: str
+    """Digest of the weights at which the gradient was taken."""
+
+
+class Totalled(NamedTuple):
+    """A fluid device holds the total of sums."""
+
+    time: float
+    device: str
+    batch: int
+    attempt: int
+    round: int
+    sums: tuple[tuple[str, SumName], ...]
+    """Whose sums it is made of, and which."""
+
+
+class Moved(NamedTuple):
+    """A fluid device has other weights, moments and average: by its step, or loaded."""
+
+    time: float
+    device: str
+    batch: int
+    attempt: int
+    sum_id: str | None
+    """Of the total that it has stepped with; None: loaded."""
+    before: str
+    after: str
+    """Checksums."""
+
+
 class Fault(NamedTuple):
     """The nemesis or an operator has acted."""
 
@@ -119,8 +160,9 @@ class Fault(NamedTuple):
     target: str
 
 
+OfMember = Summed | Totalled | Moved
 OfDevice = Begun | Stepped | Computed | Told | Expired | Opened | Added
-Fact = Stored | Committed | Fault | OfDevice
+Fact = Stored | Committed | Fault | OfMember | OfDevice
 
 
 def line_of(fact: Fact) -> str:
@@ -137,6 +179,8 @@ def _words(fact: Fact) -> str:
             return f"commit  {device} v{version}{'' if accepted else '  (refused: it exists)'}"
         case Fault(what=what, target=target):
             return f"FAULT   {what} {target}"
+        case Summed() | Totalled() | Moved():
+            return _words_of_member(fact)
         case Told(device=device, command=command):
             return f"told    {device} {_loan(command)}"
         case Expired(device=device, loan=loan):
@@ -163,6 +207,22 @@ def _words_of_work(fact: Begun | Stepped | Computed | Opened | Added) -> str:
         case Added(device=device, group=group, samples=samples):
             what = f"{samples.start} to {samples.stop}" if samples else "contribution"
             return f"adds    {device} {_group(group)} {what}"
+
+
+def _words_of_member(fact: Summed | Totalled | Moved) -> str:
+    match fact:
+        case Summed(device=device, sum=name, piece=None):
+            return f"zeros   {device} sum {name}"
+        case Summed(device=device, sum=name, piece=piece):
+            assert piece is not None
+            where = f"{piece.group}/{piece.attempt}#{piece.number}"
+            return f"sums    {device} {where} {piece.samples} {piece.steps} into {name}"
+        case Totalled(device=device, sums=sums):
+            place = f"{fact.batch} attempt {fact.attempt} round {fact.round}"
+            return f"totals  {device} {place} of {sums}"
+        case Moved(device=device, before=before, after=after):
+            how = "loads" if fact.sum_id is None else "moves"
+            return f"{how}   {device} batch {fact.batch} {_short(before)} to {_short(after)}"
 
 
 def _details(message: Message) -> str:

@@ -10,7 +10,7 @@ samples of one group at a time: 16 samples on 10 devices take as long as on 8.
 from collections.abc import Mapping
 from dataclasses import replace
 
-from services.scheduler.core.state import Plan, first_state
+from services.scheduler.core.state import first_state
 from services.scheduler.core.supply import full_size
 from services.scheduler.core.tag.estimates import Costs, Estimate
 from services.scheduler.costs.floor import floor_seconds
@@ -25,21 +25,18 @@ from services.scheduler.costs.profile import (
     speed,
     train_group_seconds,
 )
-from services.scheduler.costs.shape import Shape
 from services.scheduler.sim.cluster import Cluster, build
+from services.scheduler.sim.fluid import simulate_fluid
 from services.scheduler.sim.measured import Pools, Simulated, Watch, measure
 from services.scheduler.sim.scheduler import LookAhead
+from services.scheduler.sim.steady import NEVER as NEVER
+from services.scheduler.sim.steady import steady_plan as steady_plan
 from services.scheduler.sim.timing import Timing
 from shared.errors import UserError
-from shared.learning.prompts import PromptOrder
-from shared.learning.windows import Windows
-from shared.messages.contracts import Prompt
 from shared.recipe.schedule import RunSchedule
 
 Devices = Mapping[str, int]
 
-NEVER = 1e12
-"""Seconds: longer than any simulation. A loan that runs out is a fault, and there are none here."""
 WARM_UP_STRICT, WARM_UP_ONE_STEP, WARM_UP_AUTO = 0, 4, 8
 """Batches until one is like the next: a strict batch begins from nothing like any other, one-step
 asynchrony builds up its lead first, and the controller of TAG looks on before it acts."""
@@ -67,6 +64,13 @@ def simulate(
         UserError: a pool without devices, or one that cannot hold the model.
     """
     _check_pool(profile, "trainer", trainer)
+    if schedule.mode == "fluid":
+        if rollout:
+            _check_pool(profile, "rollout", rollout)
+        return simulate_fluid(
+            profile, rollout=rollout, members=trainer, schedule=schedule, batches=batches,
+            warm_up=warm_up, seed=seed, causes=causes,
+        )  # fmt: skip
     if schedule.mode != "colocated":
         _check_pool(profile, "rollout", rollout)
     skipped = warm_up_of(schedule) if warm_up is None else warm_up
@@ -91,23 +95,6 @@ def prime(cluster: Cluster, costs: Costs) -> None:
     gradient = {w.address: costs.gradient[w.kind] for w in workers if w.kind in costs.gradient}
     costs = replace(costs, rollout=rollout, gradient=gradient)
     cluster.scheduler.state = replace(cluster.scheduler.state, costs=costs)
-
-
-def steady_plan(shape: Shape, *, batches: int, schedule: RunSchedule) -> Plan:
-    """A run's plan with nothing in it but its shape."""
-    return Plan(
-        prompts=PromptOrder((Prompt(text="simulated"),), 0),
-        num_batches=batches,
-        num_groups=shape.groups,
-        group_size=shape.group_size,
-        shared_share=shape.shared_share,
-        trained_steps=shape.trained_steps,
-        merged_steps=shape.merged_steps,
-        windows=Windows(first=0, last=0),
-        seed=0,
-        schedule=schedule,
-        loan_seconds=NEVER,
-    )
 
 
 def warm_up_of(schedule: RunSchedule) -> int:

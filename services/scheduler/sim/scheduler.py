@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from services.scheduler.core.exclusion import newly_excluded
+from services.scheduler.core.fluid.events import MemberReported
 from services.scheduler.core.fragments import busy_addresses
 from services.scheduler.core.leases import Leases
 from services.scheduler.core.machine import (
@@ -39,9 +40,11 @@ from shared.messages.contracts import (
     SetDevice,
     TrainGroup,
 )
+from shared.messages.fluid import CommitVersion, ExchangeSums, FluidCommand, TakeStep, TrainPiece
 from shared.messages.subjects import Stream
+from shared.messages.workers import Holds
 
-FOLLOWED = (subjects.TRAJ, subjects.REW, subjects.PART, subjects.EVT)
+FOLLOWED = (subjects.TRAJ, subjects.REW, subjects.PART, subjects.FLUID, subjects.EVT)
 WATCH_S = 0.5
 LookAhead = Callable[[Plan, State, float], int | None]
 """(plan, state, now) -> how many groups of the current batch the trainer had better generate."""
@@ -54,6 +57,8 @@ class Status(NamedTuple):
     loan: Loan | None = None
     idles: bool = False
     """It says that it has nothing to do."""
+    holds: Holds | None = None
+    """What a fluid device could step from."""
 
 
 @dataclass(slots=True)
@@ -93,8 +98,10 @@ class SimScheduler:
         self.state = self.first_state
         self._num_commits = len(self.commits.versions)
         if self._num_commits:
-            policy = self.commits.versions[-1].policy
-            self._apply(PolicyPublished(policy=policy, weights=REF, worker="trainer"))
+            newest = self.commits.versions[-1]
+            self._apply(PolicyPublished(
+                policy=newest.policy, weights=REF, worker="trainer", checksum=newest.checksum
+            ))  # fmt: skip
         self._read(READ_BACK)
 
     def _read(self, streams: tuple[Stream, ...]) -> None:
@@ -136,6 +143,10 @@ class SimScheduler:
     def joined(self, worker: WorkerJoined) -> None:
         self._handle(worker)
 
+    def holds(self, address: str, holds: Holds | None) -> None:
+        """A fluid device says at once what it could step from."""
+        self._handle(MemberReported(address, holds))
+
     def reported(self, status: Status) -> None:
         """A status has arrived."""
         if not self.is_ready:
@@ -150,6 +161,8 @@ class SimScheduler:
         known = self.state.workers.get(worker.address)
         if status.idles and known is not None and known.excluded == "late":
             self._handle(WorkerInactive(worker.address, "nothing"))
+        if self.plan.schedule.mode == "fluid" and worker.service == "trainer":
+            self._handle(MemberReported(worker.address, status.holds))
         if status.loan is not None:
             loan = status.loan
             self._handle(DeviceReported(worker.address, loan.loan_number, loan.mode))
@@ -170,9 +183,10 @@ class SimScheduler:
             self._handle(message)  # type: ignore[arg-type]
         elif self._is_committed(message):
             while self._num_commits <= message.policy.version:  # one may have been missed
-                policy = self.commits.versions[self._num_commits].policy
+                commit = self.commits.versions[self._num_commits]
                 self._num_commits += 1
-                self._handle(message.model_copy(update={"policy": policy}))
+                found = {"policy": commit.policy, "checksum": commit.checksum}
+                self._handle(message.model_copy(update=found))
 
     def _is_committed(self, event: PolicyPublished) -> bool:
         """Only the commit record is believed."""
@@ -222,7 +236,7 @@ class SimScheduler:
         try:
             self.broker.publish(command)
         except SlotPoisoned as error:
-            assert isinstance(command, TrainGroup | ComputeGradient)
+            assert isinstance(command, TrainGroup | ComputeGradient | FluidCommand)
             self.history.fault("slot poisoned", str(error))
             failed = failure_to_send(command, str(error))
             self.process.after(0.0, lambda: self._handle(failed))
@@ -248,5 +262,13 @@ def point_of(command: Command) -> str:
             return "called back" if keep else "took back"
         case ComputeGradient():
             return "gave a gradient"
+        case TrainPiece():
+            return "gave a piece"
+        case ExchangeSums():
+            return "ordered an exchange"
+        case TakeStep():
+            return "ordered a step"
+        case CommitVersion():
+            return "named a committer"
         case _:
             return "issued" if isinstance(command, GenerateFragment) else "sent a group"

@@ -36,3 +36,14 @@ class Timing:
     """Switch of a trainer whose devices go together, to generation and back."""
     noise: float = 0.0
     """Coefficient of variation of every duration."""
+    piece: Callable[[str, int, int], float] | None = None
+    """(device kind, samples, trained steps of each) -> a piece's gradient on a fluid device. None:
+    as many parts of what a group's takes as it has rows."""
+    exchange: float = 0.0
+    """From the last member's arrival to the total of all sums, on every member."""
+    step: float = 0.0
+    """The optimizer's step on a fluid device."""
+    snapshot: float = 0.0
+    """Copying what is to be committed: the committer's device waits for that."""
+    adopt_state: float = 0.0
+    """Loading a version's weights, moments and average."""

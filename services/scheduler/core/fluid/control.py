@@ -1,0 +1,97 @@
+"""Issues the commands of a fluid run that follow from the state: (plan, state, now) -> commands.
+
+Whole groups go to DG_TRAIN, pieces of them to members, the rounds decide about sums, and fragments
+go to whoever has room. As soon as the committer has taken the step, members that made the same
+version to the last bit begin the next batch with it, while it is stored and committed; groups of
+that batch are trained once the record is known.
+"""
+
+from dataclasses import replace
+
+from services.scheduler.core import exclusion
+from services.scheduler.core.assign import assign
+from services.scheduler.core.fluid.members import have_made
+from services.scheduler.core.fluid.pieces import in_one_piece, train_pieces, whole_group
+from services.scheduler.core.fluid.recovery import drop_lost_version
+from services.scheduler.core.fluid.rounds import decide
+from services.scheduler.core.gradients import ready_groups, train_command
+from services.scheduler.core.state import Plan, State, new_batch
+from shared.messages.contracts import Command, TrainGroup
+
+Commanded = tuple[State, list[Command]]
+
+
+def command(plan: Plan, state: State, now: float) -> Commanded:
+    """Issue what was not issued before."""
+    state, sent = _send_groups(plan, state)
+    pieces, decided = [], []
+    if state.phase != "failed":
+        state, pieces = train_pieces(plan, state, now)
+        state, decided = decide(plan, state, now)
+    state = drop_lost_version(state)
+    commands: list[Command] = [*sent, *pieces, *decided]
+    if state.phase != "running":
+        return state, commands
+    if state.fluid is not None and state.fluid.step is not None:
+        state, issued = _assign_next(plan, state, now)
+    else:
+        state, issued = assign(plan, state, now)
+    return state, [*commands, *issued]
+
+
+def exclude_late_members(plan: Plan, state: State, now: float) -> State:
+    """Give out again what a member has not trained in time, with all that is in its sum."""
+    fluid = state.fluid
+    if fluid is None or fluid.is_settled:
+        return state
+    for address, queue in fluid.queues.items():
+        worker = state.workers.get(address)
+        if not queue or worker is None:
+            continue
+        index, place = queue[0]
+        since = max(fluid.groups[index].pieces[place].since, worker.clock_from)
+        limit = exclusion.gradient_deadline(plan, state, worker) + max(
+            (
+                exclusion.fragment_deadline(plan, state, worker, held.num_samples)
+                for held in worker.assigned[: worker.concurrency]
+            ),
+            default=0.0,
+        )
+        if worker.excluded == "late" or now - since > limit:
+            fluid = replace(fluid.void(address), out=fluid.out | {address})
+    return replace(state, fluid=fluid)
+
+
+def _send_groups(plan: Plan, state: State) -> tuple[State, list[TrainGroup]]:
+    """Send whole groups of the newest version's batch to be trained."""
+    fluid, sent = state.fluid, list[TrainGroup]()
+    if fluid is None or fluid.is_settled:
+        return state, sent
+    for ready in list(ready_groups(plan, state)):
+        if ready.batch.index != fluid.batch:
+            continue
+        group = train_command(plan, ready)
+        sent.append(group)
+        cut = in_one_piece if group.dropped is not None else whole_group
+        fluid = fluid.with_group(ready.index, cut(plan, group.attempt))
+        state = state.with_group(ready.batch.index, ready.index, replace(ready.group, sent=True))
+    return replace(state, fluid=fluid), sent
+
+
+def _assign_next(plan: Plan, state: State, now: float) -> Commanded:
+    """Give fragments of the next batch to members that have made its version."""
+    fluid = state.fluid
+    assert fluid is not None
+    made, following = fluid.provisional, fluid.batch + 1
+    is_last = following >= plan.num_batches or state.goal_reached_by is not None
+    if made is None or is_last or state.batch is None:
+        return state, []
+    able = {a: state.workers[a] for a in have_made(fluid) if a in state.workers}
+    batch = state.find_batch(following) or new_batch(plan, following, now)
+    view = replace(state, policy=made, batches=(batch,), workers=able)
+    view, issued = assign(plan, view, now)
+    if not issued:
+        return state, []
+    workers = {**state.workers, **view.workers}
+    state = replace(state, batches=(state.batch, *view.batches), workers=workers)
+    return state, list(issued)

@@ -1,0 +1,201 @@
+"""What events say about pieces, sums and steps: (plan, state, event) -> state, no commands.
+
+An event about another batch, attempt, round or sum changes nothing, so every one may arrive twice
+or late.
+"""
+
+from dataclasses import dataclass, replace
+
+from services.scheduler.core.fluid.members import MEMBER
+from services.scheduler.core.fluid.pieces import part_of_group
+from services.scheduler.core.fluid.state import FluidState
+from services.scheduler.core.fragments import fail_run
+from services.scheduler.core.state import Plan, State
+from shared.messages.contracts import PolicyPublished
+from shared.messages.fluid import (
+    ExchangeMissed,
+    FluidEvent,
+    PieceReleased,
+    PieceTrained,
+    Stepped,
+    SumHeld,
+)
+from shared.messages.workers import Holds
+
+
+@dataclass(frozen=True, slots=True)
+class MemberReported:
+    """A member has reported what it could step from."""
+
+    address: str
+    holds: Holds | None
+
+
+def batch_opened(plan: Plan, state: State, event: PolicyPublished) -> State:
+    """Begin with the batch of a committed version: nothing of it is trained yet."""
+    before, policy = state.fluid, event.policy
+    if before is not None and before.batch >= policy.version:
+        return state
+    checksum = event.checksum
+    if checksum is None and before is not None and before.step is not None:
+        made = [each.checksum for each in before.step.stepped.values() if each.policy == policy]
+        checksum = made[0] if made else None
+    holds = {} if before is None else before.holds
+    return replace(state, fluid=FluidState(batch=policy.version, checksum=checksum, holds=holds))
+
+
+def record(plan: Plan, state: State, event: FluidEvent, now: float) -> State:
+    """Record what a member reports."""
+    state = _learn(plan, state, event)
+    fluid = state.fluid
+    if fluid is None or event.batch != fluid.batch:
+        return state
+    if isinstance(event, Stepped):
+        return replace(state, fluid=_stepped(fluid, event))
+    if event.attempt != fluid.attempt:
+        return state
+    match event:
+        case PieceTrained():
+            return replace(state, fluid=_trained(fluid, event, now))
+        case PieceReleased():
+            return _released(plan, state, fluid, event)
+        case SumHeld() | ExchangeMissed():
+            return replace(state, fluid=_answered(fluid, event))
+    return state
+
+
+def member_reported(state: State, event: MemberReported) -> State:
+    """Record what a member holds; the same state if it is known, or was known before.
+
+    A member that goes back to an earlier version reports first that it holds none.
+    """
+    fluid, held = state.fluid, event.holds
+    if fluid is None:
+        return state
+    known = fluid.holds.get(event.address)
+    if known == held or (known is not None and held is not None and held.version < known.version):
+        return state
+    holds = {a: each for a, each in fluid.holds.items() if a != event.address}
+    if held is not None:
+        holds[event.address] = held
+    return replace(state, fluid=replace(fluid, holds=holds))
+
+
+def member_lost(state: State, address: str) -> State:
+    """Record that a member's lease has ended: what only it had is given out again, unless others
+    hold the total with it."""
+    fluid = state.fluid
+    if fluid is None:
+        return state
+    holds = {a: held for a, held in fluid.holds.items() if a != address}
+    fluid = replace(fluid, gone=fluid.gone | {address}, holds=holds)
+    if fluid.is_settled:
+        return replace(state, fluid=fluid)
+    if fluid.exchange is not None and address in fluid.exchange.members:
+        fluid = replace(fluid, exchange=None)
+    return replace(state, fluid=fluid.void(address))
+
+
+def group_changed(state: State, batch: int, index: int) -> State:
+    """Forget the pieces of a group that is trained at another attempt, and all sums with them."""
+    fluid, group = state.fluid, state.find_group(batch, index)
+    if fluid is None or batch != fluid.batch or index not in fluid.groups or group is None:
+        return state
+    if group.sent and group.attempt == fluid.groups[index].attempt:
+        return state
+    for owner in sorted(fluid.owners(index)):
+        fluid = fluid.void(owner)
+    return replace(state, fluid=replace(fluid.without_group(index), exchange=None))
+
+
+def member_joined(state: State, address: str) -> State:
+    """Record that a member is heard, for the first time or again."""
+    fluid = state.fluid
+    if fluid is None or address not in fluid.gone:
+        return state
+    return replace(state, fluid=replace(fluid, gone=fluid.gone - {address}))
+
+
+def _learn(plan: Plan, state: State, event: FluidEvent) -> State:
+    """Learn how fast the member trains."""
+    if not isinstance(event, PieceTrained) or not event.seconds:
+        return state
+    if event.worker not in state.workers:
+        return state
+    seconds = event.seconds / part_of_group(plan, event.piece)
+    return replace(state, costs=state.costs.observe_gradient(event.worker, seconds))
+
+
+def _find(fluid: FluidState, event: PieceTrained | PieceReleased) -> tuple[int, int] | None:
+    """The piece that an event is about, if it is still what the member has."""
+    if event.sum_number != fluid.sum_number(event.worker):
+        return None
+    group = fluid.groups.get(event.piece.group)
+    if group is None or group.attempt != event.piece.attempt:
+        return None
+    for place, each in enumerate(group.pieces):
+        if each.piece.number == event.piece.number and each.worker == event.worker:
+            return None if each.trained else (event.piece.group, place)
+    return None
+
+
+def _trained(fluid: FluidState, event: PieceTrained, now: float) -> FluidState:
+    key = _find(fluid, event)
+    if key is None:
+        return fluid
+    piece = fluid.groups[key[0]].pieces[key[1]]
+    fluid = fluid.with_piece(key, replace(piece, trained=True)).taken_off(key, event.worker)
+    following = fluid.queues[event.worker][:1]  # begins now
+    for index, place in following:
+        begun = replace(fluid.groups[index].pieces[place], since=now)
+        fluid = fluid.with_piece((index, place), begun)
+    return fluid
+
+
+def _released(plan: Plan, state: State, fluid: FluidState, event: PieceReleased) -> State:
+    key = _find(fluid, event)
+    if key is None or fluid.is_settled:
+        return state
+    group = fluid.groups[key[0]]
+    if event.reason == "faulty":
+        waits = replace(group.pieces[key[1]], worker=None)
+        fluid = fluid.with_piece(key, waits).taken_off(key, event.worker)
+        return replace(state, fluid=fluid)
+    if event.reason == "failed":
+        group = replace(group, num_failures=group.num_failures + 1)
+        fluid = fluid.with_group(key[0], group)
+    state = replace(state, fluid=fluid.void(event.worker))
+    worker = state.workers.get(event.worker)
+    if event.reason == "draining" and worker is not None and worker.service == MEMBER:
+        return state.with_worker(replace(worker, excluded="leaves"))
+    if group.num_failures >= plan.max_attempts:
+        where = f"batch {event.batch}, group {event.piece.group}"
+        return fail_run(state, f"{where} failed {group.num_failures} times where it was trained")
+    return state
+
+
+def _answered(fluid: FluidState, event: SumHeld | ExchangeMissed) -> FluidState:
+    exchange = fluid.exchange
+    if exchange is None or exchange.command.round != event.round or fluid.step is not None:
+        return fluid
+    worker = event.worker
+    if worker not in exchange.members or worker in exchange.held or worker in exchange.missed:
+        return fluid
+    if isinstance(event, SumHeld):
+        exchange = replace(exchange, held={**exchange.held, worker: event})
+    else:
+        exchange = replace(exchange, missed={**exchange.missed, worker: event.missing})
+    return replace(fluid, exchange=exchange)
+
+
+def _stepped(fluid: FluidState, event: Stepped) -> FluidState:
+    """Record a step; one of an earlier attempt may be all that is left of the batch in the end."""
+    if event.attempt < fluid.attempt:
+        return replace(fluid, former={**fluid.former, event.worker: event})
+    step = fluid.step
+    if step is None or event.attempt != fluid.attempt or event.worker in step.stepped:
+        return fluid
+    step = replace(step, stepped={**step.stepped, event.worker: event})
+    held = Holds(version=event.policy.version, checksum=event.checksum)
+    holds = fluid.holds if event.worker in fluid.gone else {**fluid.holds, event.worker: held}
+    return replace(fluid, step=step, holds=holds)

@@ -1,0 +1,182 @@
+"""Restores from its stream what fluid devices were told: (plan, state, command) -> state.
+
+The stream has everything of a batch in the order in which it happened. A piece that was given to
+another member, or a sum begun anew, shows that the sum before was not counted on any more.
+"""
+
+from dataclasses import replace
+
+from services.scheduler.core.fluid.pieces import whole_group
+from services.scheduler.core.fluid.state import (
+    Exchange,
+    FluidState,
+    GroupPieces,
+    PieceState,
+    Step,
+    next_attempt,
+)
+from services.scheduler.core.fragments import discard_group
+from services.scheduler.core.state import Plan, State
+from shared.messages.fluid import (
+    CommitVersion,
+    ExchangeSums,
+    FluidCommand,
+    Piece,
+    TakeStep,
+    TrainPiece,
+)
+
+
+def restore(plan: Plan, state: State, command: FluidCommand, now: float) -> State:
+    """Restore from a stored command that members were given it."""
+    fluid = state.fluid
+    if fluid is None or command.batch != fluid.batch:
+        return state
+    if command.attempt > fluid.attempt and not isinstance(command, CommitVersion):
+        fluid = next_attempt(fluid, command.attempt)
+    if isinstance(command, CommitVersion):
+        fluid = replace(fluid, named=max(fluid.named, command.number + 1))
+        if command.attempt == fluid.attempt and fluid.step is not None:
+            fluid = replace(fluid, step=replace(fluid.step, named=command, since=now))
+    elif command.attempt == fluid.attempt:
+        fluid = _restored(plan, fluid, command, now)
+    return replace(state, fluid=fluid)
+
+
+def finish(plan: Plan, state: State) -> State:
+    """Find what no member has, once all is read; and drop what was begun by a lost version."""
+    fluid = state.fluid
+    if fluid is None:
+        return state
+    batch = state.find_batch(fluid.batch)
+    for index, group in list(fluid.groups.items()):
+        of = None if batch is None else batch.groups[index]
+        if of is None or not of.sent or of.attempt != group.attempt:
+            for owner in sorted(fluid.owners(index)):
+                fluid = fluid.void(owner)
+            fluid = fluid.without_group(index)
+        else:
+            fluid = _with_queues(fluid.with_group(index, _completed(plan, index, group)), index)
+    if batch is not None:
+        for index, of in enumerate(batch.groups):
+            if of.sent and index not in fluid.groups:
+                fluid = fluid.with_group(index, whole_group(plan, of.attempt))
+    return drop_lost_version(replace(state, fluid=fluid))
+
+
+def drop_lost_version(state: State) -> State:
+    """Discard groups of the next batch that another version has begun than the provisional one."""
+    fluid = state.fluid
+    batch = None if fluid is None else state.find_batch(fluid.batch + 1)
+    if fluid is None or batch is None:
+        return state
+    groups = tuple(
+        group if group.policy in (None, fluid.provisional) else discard_group(group)
+        for group in batch.groups
+    )
+    return state if groups == batch.groups else state.with_batch(replace(batch, groups=groups))
+
+
+def _restored(
+    plan: Plan, fluid: FluidState, command: TrainPiece | ExchangeSums | TakeStep, now: float
+) -> FluidState:
+    match command:
+        case TrainPiece():
+            return _given(plan, fluid, command)
+        case ExchangeSums():
+            sums = {share.worker: share.sum_number for share in command.shares}
+            for address, number in sums.items():
+                fluid = _sum_of(fluid, address, number)
+            exchange = Exchange(command=command, since=now)
+            return replace(fluid, exchange=exchange, round=command.round + 1)
+        case TakeStep():
+            held = {} if fluid.exchange is None else fluid.exchange.held
+            holders = tuple(a for a, each in held.items() if each.sum_id == command.sum_id)
+            return replace(fluid, step=Step(command=command, since=now, holders=holders))
+
+
+def _sum_of(fluid: FluidState, address: str, number: int) -> FluidState:
+    """The member has begun another sum if its number is larger."""
+    if number > fluid.sum_number(address):
+        fluid = fluid.void(address)
+        fluid = replace(fluid, sums={**fluid.sums, address: number})
+    return fluid
+
+
+def _given(plan: Plan, fluid: FluidState, command: TrainPiece) -> FluidState:
+    piece, address = command.piece, command.worker
+    group = fluid.groups.get(piece.group)
+    if group is not None and group.attempt > piece.attempt:
+        return fluid
+    if group is not None and group.attempt < piece.attempt:
+        for owner in sorted(fluid.owners(piece.group)):
+            fluid = fluid.void(owner)
+        fluid, group = fluid.without_group(piece.group), None
+    fluid = _sum_of(fluid, address, command.sum_number)
+    group = fluid.groups.get(piece.group) or whole_group(plan, piece.attempt)
+    again = [each for each in group.pieces if _overlap(each.piece, piece)]
+    for owner in sorted({each.worker for each in again if each.worker is not None} - {address}):
+        fluid = fluid.void(owner)
+    group = fluid.groups.get(piece.group) or group
+    pieces = [each for each in group.pieces if not _overlap(each.piece, piece)]
+    cut = piece.samples.stop if piece.steps.stop > plan.merged_steps else 0
+    group = replace(
+        group,
+        pieces=(*pieces, PieceState(piece=piece, worker=address)),
+        num_cut=max(group.num_cut, cut),
+        next_number=max(group.next_number, piece.number + 1),
+    )
+    fluid = fluid.with_group(piece.group, group)
+    return _with_queues(fluid, piece.group)
+
+
+def _with_queues(fluid: FluidState, index: int) -> FluidState:
+    """Pieces of a group have other places now."""
+    queues = {
+        address: tuple(key for key in queue if key[0] != index)
+        for address, queue in fluid.queues.items()
+    }
+    for place, each in enumerate(fluid.groups[index].pieces):
+        if each.worker is not None and not each.trained:
+            queues[each.worker] = (*queues.get(each.worker, ()), (index, place))
+    return replace(fluid, queues=queues)
+
+
+def _overlap(one: Piece, other: Piece) -> bool:
+    return _meet(one.samples, other.samples) and _meet(one.steps, other.steps)
+
+
+def _meet(one: range, other: range) -> bool:
+    return one.start < other.stop and other.start < one.stop
+
+
+def _completed(plan: Plan, index: int, group: GroupPieces) -> GroupPieces:
+    """Put pieces for what is cut and given to nobody in the place of those that waited."""
+    given = [each for each in group.pieces if each.worker is not None]
+    has = {
+        (sample, step)
+        for each in given
+        for sample in each.piece.samples
+        for step in each.piece.steps
+    }
+    merged, added = plan.merged_steps, list[PieceState]()
+
+    def add(first: int, count: int, steps: range) -> None:
+        piece = Piece(
+            group=index, attempt=group.attempt, number=0, first_sample=first, num_samples=count,
+            first_step=steps.start, num_steps=len(steps),
+        )  # fmt: skip
+        added.append(PieceState(piece=piece))
+
+    if merged and (0, 0) not in has and (given or group.num_cut):
+        add(0, group.num_samples, range(merged))
+    for sample in range(group.num_cut):
+        begin: int | None = None
+        for step in range(merged, plan.trained_steps + 1):
+            lacks = step < plan.trained_steps and (sample, step) not in has
+            if lacks and begin is None:
+                begin = step
+            if not lacks and begin is not None:
+                add(sample, 1, range(begin, step))
+                begin = None
+    return replace(group, pieces=(*given, *added))

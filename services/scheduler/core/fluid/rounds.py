@@ -1,0 +1,242 @@
+"""Decides about sums: who exchanges them, when the step is taken, and who commits.
+
+    all pieces trained -> ExchangeSums -> every sum held -> TakeStep -> Stepped -> commit record
+           ^                   |                                |
+           '---- missed -------'                                '-- all lost: the next attempt
+
+Nothing here waits without an end: a member answers, or its lease ends, or a deadline passes.
+"""
+
+from dataclasses import replace
+
+from services.scheduler.core.fluid.members import members
+from services.scheduler.core.fluid.state import Exchange, FluidState, Step, next_attempt
+from services.scheduler.core.fragments import fail_run
+from services.scheduler.core.state import Plan, State
+from shared.messages.fluid import (
+    CommitVersion,
+    ExchangeSums,
+    FluidCommand,
+    Share,
+    Stepped,
+    TakeStep,
+)
+
+EXCHANGE_S = 60.0
+"""Longest time that members may take to meet and to form the total."""
+GRACE_S = 5.0
+"""Time for the last answers after that, before who is silent is out."""
+COMMIT_S = 120.0
+"""After so long without a step, or without a commit, another member is named."""
+MAX_ROUNDS = 6
+"""Exchanges in a row that may come to nothing."""
+MAX_BATCH_ATTEMPTS = 8
+"""How often a batch may lose everybody who has stepped."""
+
+Decided = tuple[State, list[FluidCommand]]
+
+
+def decide(plan: Plan, state: State, now: float) -> Decided:
+    """Take the batch as far as it can go."""
+    commands: list[FluidCommand] = []
+    if state.fluid is None or state.policy is None or state.phase in ("failed", "finished"):
+        return state, commands
+    if state.fluid is not None and state.fluid.step is None:
+        state = _end_round(plan, state, now, commands)
+    if state.fluid is not None and state.fluid.step is None:
+        state = _begin_round(plan, state, now, commands)
+    return _commit(plan, state, now, commands), commands
+
+
+def max_seconds(plan: Plan) -> float:
+    """Return the longest time of an exchange."""
+    own = plan.schedule.slot_deadline_s
+    return EXCHANGE_S if own == "auto" else own
+
+
+def commit_seconds(plan: Plan, state: State) -> float:
+    """Return the longest time from a step's order to the commit record."""
+    own = plan.schedule.slot_deadline_s
+    return max(COMMIT_S, 10 * state.costs.commit.seconds) if own == "auto" else own
+
+
+def _begin_round(plan: Plan, state: State, now: float, commands: list[FluidCommand]) -> State:
+    """Have everybody exchange sums, once all of the batch is in them."""
+    fluid = state.fluid
+    assert fluid is not None and state.policy is not None
+    if fluid.exchange is not None or len(fluid.trained) < plan.num_groups:
+        return state
+    taking_part = [worker.address for worker in members(state)]
+    owners = {owner for index in fluid.groups for owner in fluid.owners(index)}
+    if not taking_part or not owners <= set(taking_part):
+        return _void_absent(state, fluid, owners - set(taking_part))
+    shares = tuple(
+        Share(
+            worker=address,
+            sum_number=fluid.sum_number(address),
+            pieces=tuple(
+                each.piece
+                for _, group in sorted(fluid.groups.items())
+                for each in group.pieces
+                if each.worker == address
+            ),
+        )
+        for address in taking_part
+    )
+    committer = max(shares, key=lambda share: (len(share.pieces), share.worker)).worker
+    command = ExchangeSums(
+        batch=fluid.batch, attempt=fluid.attempt, round=fluid.round, policy=state.policy,
+        committer=committer, shares=shares, max_seconds=max_seconds(plan),
+    )  # fmt: skip
+    commands.append(command)
+    fluid = replace(fluid, exchange=Exchange(command=command, since=now), round=fluid.round + 1)
+    return replace(state, fluid=fluid, trained_at=now)
+
+
+def _void_absent(state: State, fluid: FluidState, absent: set[str]) -> State:
+    """Give out again what is in sums of members that cannot step; those not heard since a restart
+    of the scheduler have a lease that will end."""
+    for address in sorted(absent & state.workers.keys()):
+        fluid = fluid.void(address)
+    return replace(state, fluid=fluid)
+
+
+def _end_round(plan: Plan, state: State, now: float, commands: list[FluidCommand]) -> State:
+    """Order the step if the round has a total that somebody holds; else begin another round."""
+    fluid = state.fluid
+    assert fluid is not None
+    exchange = fluid.exchange
+    if exchange is None:
+        return state
+    answered = exchange.held.keys() | exchange.missed.keys()
+    silent = [a for a in exchange.members if a not in answered and a not in fluid.gone]
+    expired = now - exchange.since > exchange.command.max_seconds + GRACE_S
+    if silent and not expired:
+        return state
+    holder = _reference(fluid, exchange)
+    if holder is not None:
+        return _order_step(state, fluid, exchange, holder, now, commands)
+    fluid = _void_missed(fluid, exchange, silent)
+    state = replace(state, fluid=fluid)
+    if fluid.num_failures < MAX_ROUNDS:
+        return state
+    where = f"batch {fluid.batch}"
+    return fail_run(
+        state, f"{where}: {fluid.num_failures} exchanges came to nothing, one after another"
+    )
+
+
+def _void_missed(fluid: FluidState, exchange: Exchange, silent: list[str]) -> FluidState:
+    """After a round without a total: who is silent is out, and whose sum is not its share begins
+    anew; if everybody has answered twice in vain, those that were missed are out."""
+    fluid = replace(fluid, exchange=None, num_failures=fluid.num_failures + 1)
+    others = {a for address, missing in exchange.missed.items() for a in missing if a != address}
+    out = set(silent)
+    if not silent and fluid.num_failures > 1:
+        out |= others - fluid.gone
+    own = {address for address, missing in exchange.missed.items() if address in missing}
+    for address in sorted(out | own | (fluid.gone & set(exchange.members))):
+        fluid = fluid.void(address)
+    return replace(fluid, out=fluid.out | out)
+
+
+def _reference(fluid: FluidState, exchange: Exchange) -> str | None:
+    """The member whose total is the one to step with: the committer's, if it is alive."""
+    held = [a for a in exchange.members if a in exchange.held and a not in fluid.gone]
+    committer = exchange.command.committer
+    return committer if committer in held else next(iter(held), None)
+
+
+def _order_step(
+    state: State,
+    fluid: FluidState,
+    exchange: Exchange,
+    holder: str,
+    now: float,
+    commands: list[FluidCommand],
+) -> State:
+    held = exchange.held[holder]
+    command = TakeStep(
+        batch=fluid.batch, attempt=fluid.attempt, round=held.round, sum_id=held.sum_id,
+        norm=held.norm, finite=held.finite, scale=held.scale, committer=holder,
+    )  # fmt: skip
+    commands.append(command)
+    holders = tuple(
+        a for a in exchange.members
+        if a in exchange.held and exchange.held[a].sum_id == held.sum_id
+    )  # fmt: skip
+    step = Step(command=command, since=now, holders=holders)
+    return replace(state, fluid=replace(fluid, step=step, num_failures=0))
+
+
+def _commit(plan: Plan, state: State, now: float, commands: list[FluidCommand]) -> State:
+    """See that somebody commits what was stepped; if nobody can, train the batch again."""
+    fluid = state.fluid
+    assert fluid is not None
+    step = fluid.step
+    if step is None:
+        is_rare = bool(fluid.out or fluid.former)
+        return _stuck(plan, state, fluid, now, commands) if is_rare else state
+    expired = now - step.since > commit_seconds(plan, state)
+    if step.committer not in fluid.gone and not expired:
+        return state
+    able = [a for a in step.holders if a in step.stepped and a not in fluid.gone]
+    others = [a for a in able if a != step.committer] or able
+    if others:
+        return _name(state, fluid, _next_after(step, others), fluid.attempt, now, commands)
+    waits = [a for a in step.holders if a not in fluid.gone and a not in step.stepped]
+    if waits and not expired:
+        return state
+    return _again(plan, state, fluid, now, commands)
+
+
+def _next_after(step: Step, able: list[str]) -> str:
+    """The next one in the order of the shares, so that each is named in the end."""
+    places = {address: place for place, address in enumerate(step.holders)}
+    here = places.get(step.committer, -1)
+    return min(able, key=lambda a: (places[a] <= here, places[a]))
+
+
+def _name(
+    state: State, fluid: FluidState, address: str, attempt: int, now: float,
+    commands: list[FluidCommand],
+) -> State:  # fmt: skip
+    command = CommitVersion(batch=fluid.batch, attempt=attempt, number=fluid.named, worker=address)
+    commands.append(command)
+    fluid = replace(fluid, named=fluid.named + 1)
+    if fluid.step is not None and attempt == fluid.attempt:
+        fluid = replace(fluid, step=replace(fluid.step, named=command, since=now))
+    return replace(state, fluid=fluid)
+
+
+def _again(
+    plan: Plan, state: State, fluid: FluidState, now: float, commands: list[FluidCommand]
+) -> State:
+    """Everybody who has stepped is lost: train the batch again, if anybody could."""
+    if fluid.attempt + 1 >= MAX_BATCH_ATTEMPTS:
+        where = f"batch {fluid.batch}"
+        return fail_run(state, f"{where} lost all that had taken its step {fluid.attempt} times")
+    state = replace(state, fluid=next_attempt(fluid, fluid.attempt + 1))
+    if members(state):
+        return state
+    return _stuck(plan, replace(state, fluid=fluid), fluid, now, commands)
+
+
+def _stuck(
+    plan: Plan, state: State, fluid: FluidState, now: float, commands: list[FluidCommand]
+) -> State:
+    """Where nobody can train, one that stepped in an earlier attempt may commit that; else who was
+    out comes in again under the next attempt."""
+    if members(state):
+        return state
+    former: dict[str, Stepped] = {**fluid.former, **(fluid.step.stepped if fluid.step else {})}
+    alive = [a for a in former if a in state.workers]
+    named = fluid.former_named
+    if alive and (named is None or now - named > commit_seconds(plan, state)):
+        address = sorted(alive)[fluid.named % len(alive)]
+        attempt = former[address].attempt
+        return _name(state, replace(fluid, former_named=now), address, attempt, now, commands)
+    if alive or not fluid.out:
+        return state
+    begun = replace(state, fluid=next_attempt(fluid, fluid.attempt + 1))
+    return begun if members(begun) and fluid.attempt + 1 < MAX_BATCH_ATTEMPTS else state

@@ -1,0 +1,72 @@
+"""What fluid devices take beside generating and training: exchange, step, snapshot, loading.
+
+Each is a named part of a profile's variant; where the profile does not name it, it follows from the
+bytes that it moves and the speeds below.
+"""
+
+import math
+
+from services.scheduler.costs.profile import Profile, device, speed
+
+HOST_DEVICES = 8
+"""Devices of a host, unless said."""
+LINE_GB_PER_SECOND = 12.5
+"""Between hosts: 100 Gbit/s."""
+DEVICE_GB_PER_SECOND = 150.0
+"""Between the devices of a host."""
+STEP_PASSES = 17
+"""Times that a step reads or writes as much as the trained weights have in float32: 3 for norm and
+clipping, 7 for AdamW, 3 for the average, 4 for the checksum of all."""
+STEP_GB_PER_SECOND = 580.0
+"""At which it does, in many small tensors: fitted to .05 s of Qwen-Image's adapter on an H100."""
+STATE_PARTS = 4
+"""Weights, two moments and an average, each in float32."""
+
+
+def gradient_gb(profile: Profile) -> float:
+    """Return the size of a sum of gradients: what is trained, in float32; it is published in
+    bfloat16."""
+    return 2 * profile.variant.published_gb
+
+
+def exchange_seconds(profile: Profile, devices: int) -> float:
+    """Return the seconds in which so many devices form the total of their sums: a ring within each
+    host, and one of the hosts."""
+    if profile.variant.exchange_seconds is not None:
+        return profile.variant.exchange_seconds
+    size, hosts = gradient_gb(profile), math.ceil(devices / HOST_DEVICES)
+    inside = min(devices, HOST_DEVICES)
+    between = 2 * (hosts - 1) / hosts * size / LINE_GB_PER_SECOND
+    return between + 2 * (inside - 1) / inside * size / DEVICE_GB_PER_SECOND
+
+
+def step_seconds(profile: Profile) -> float:
+    """Return the seconds of the elementwise optimizer step, clipping and checksum included."""
+    if profile.variant.step_seconds is not None:
+        return profile.variant.step_seconds
+    return STEP_PASSES * gradient_gb(profile) / STEP_GB_PER_SECOND
+
+
+def snapshot_seconds(profile: Profile, kind: str) -> float:
+    """Return the seconds for which the committing device copies its state to its host."""
+    return STATE_PARTS * gradient_gb(profile) / device(profile, kind).host_gb_per_second
+
+
+def load_seconds(profile: Profile) -> float:
+    """Return the seconds of fetching a version's weights, moments and average over the line."""
+    return STATE_PARTS * gradient_gb(profile) / LINE_GB_PER_SECOND
+
+
+def piece_seconds(profile: Profile, kind: str, samples: int, steps: int) -> float:
+    """Return the mean seconds of a piece's gradient. A pass has as many rows as a group has samples
+    at most, and a smaller one takes as long to call.
+
+    Infinite if the device cannot hold the model.
+    """
+    rate, shape, rollout = speed(profile, kind, "trainer"), profile.shape, profile.rollout
+    if not rate:
+        return math.inf
+    rows = samples * steps
+    calls = math.ceil(rows / shape.group_size)
+    each = calls * rollout.call_seconds + rows * rollout.sample_seconds
+    return profile.variant.forwards_per_step * profile.variant.rho * each / rate

@@ -1,0 +1,29 @@
+"""A run's plan with nothing in it but its shape, for simulations by a cost profile."""
+
+from services.scheduler.core.state import Plan
+from services.scheduler.costs.shape import Shape
+from shared.learning.prompts import PromptOrder
+from shared.learning.windows import Windows
+from shared.messages.contracts import Prompt
+from shared.recipe.schedule import RunSchedule
+
+NEVER = 1e12
+"""Seconds: longer than any simulation. A loan that runs out is a fault, and there are none here."""
+
+
+def steady_plan(shape: Shape, *, batches: int, schedule: RunSchedule) -> Plan:
+    """A run's plan with nothing in it but its shape."""
+    return Plan(
+        prompts=PromptOrder((Prompt(text="simulated"),), 0),
+        num_batches=batches,
+        num_groups=shape.groups,
+        group_size=shape.group_size,
+        shared_share=shape.shared_share,
+        trained_steps=shape.trained_steps,
+        merged_steps=shape.merged_steps,
+        trained_samples=shape.trained_samples,
+        windows=Windows(first=0, last=0),
+        seed=0,
+        schedule=schedule,
+        loan_seconds=NEVER,
+    )
