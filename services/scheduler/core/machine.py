@@ -191,8 +191,12 @@ def _record_fluid_worker(plan: Plan, state: State, event: MachineInput, now: flo
         return fluid_recovery.restore(plan, state, event, now) if state.recovering else state
     match event:
         case WorkerJoined(service="trainer", address=address):
-            event = replace(event, service=members.MEMBER)
-            return fluid_events.member_joined(_record_any(plan, state, event, now), address)
+            known = state.workers.keys()
+            joined = replace(event, service=members.MEMBER)
+            state = fluid_events.member_joined(_record_any(plan, state, joined, now), address)
+            for replaced in sorted(known - state.workers.keys()):
+                state = fluid_events.member_lost(state, replaced)
+            return state
         case WorkerLeft(address=address):
             return fluid_events.member_lost(_record_any(plan, state, event, now), address)
         case Tick() if not state.recovering:

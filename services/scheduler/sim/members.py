@@ -8,7 +8,7 @@ to device, and comes to nothing where one of them is missing.
 """
 
 import hashlib
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
@@ -189,6 +189,7 @@ class SimMember:
         )  # fmt: skip
         self.broker.subscribe(self.process, subjects.FLUID, self._told, self._is_mine)
         newest = self.commits.versions[-1]
+        self.newest = newest.policy.version
         self._announce(newest)
         self._load(newest)
 
@@ -377,6 +378,8 @@ class SimMember:
         if not self._is_at(command.batch) or not self._begin_sum(name):
             return
         piece = command.piece
+        if piece in self.sum.pieces:
+            return  # it came twice
         seconds = self._seconds(piece)
         seconds = self.history.drawn(self.process.name, seconds)
         self.history.works(f"{self.address}/0", "train", 0.0, seconds)
@@ -435,7 +438,7 @@ class SimMember:
     def _is_other(self, pieces: tuple[Piece, ...], number: int, command: ExchangeSums) -> bool:
         """Whether its sum is not its share."""
         name = command.batch, command.attempt, number
-        return self.sum.name != name or set(self.sum.pieces) != set(pieces)
+        return self.sum.name != name or Counter(self.sum.pieces) != Counter(pieces)
 
     def _expire(self, command: ExchangeSums) -> None:
         here = command.batch, command.attempt, command.round

@@ -108,8 +108,7 @@ def _end_round(plan: Plan, state: State, now: float, commands: list[FluidCommand
     exchange = fluid.exchange
     if exchange is None:
         return state
-    answered = exchange.held.keys() | exchange.missed.keys()
-    silent = [a for a in exchange.members if a not in answered and a not in fluid.gone]
+    silent = _silent(fluid, exchange)
     expired = now - exchange.since > exchange.command.max_seconds + GRACE_S
     if silent and not expired:
         return state
@@ -124,6 +123,12 @@ def _end_round(plan: Plan, state: State, now: float, commands: list[FluidCommand
     return fail_run(
         state, f"{where}: {fluid.num_failures} exchanges came to nothing, one after another"
     )
+
+
+def _silent(fluid: FluidState, exchange: Exchange) -> list[str]:
+    """Members of the round that live and have not answered."""
+    answered = exchange.held.keys() | exchange.missed.keys()
+    return [a for a in exchange.members if a not in answered and a not in fluid.gone]
 
 
 def _void_missed(fluid: FluidState, exchange: Exchange, silent: list[str]) -> FluidState:

@@ -1,0 +1,207 @@
+"""Judges a run of fluid devices by what they had in memory, what was stored and what was committed,
+and not by what the scheduler believed. Every check gives a line per violation.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from services.scheduler.core.state import Plan
+from services.scheduler.sim.commits import Commit
+from services.scheduler.sim.history import History
+from services.scheduler.sim.history_events import (
+    Committed,
+    Fault,
+    Interval,
+    Moved,
+    Stored,
+    Summed,
+    SumName,
+    Totalled,
+)
+from shared.messages.contracts import TrainGroup
+from shared.messages.fluid import ExchangeMissed, ExchangeSums, Piece, SumHeld, TakeStep
+from tests.faults import check
+from tests.faults.evidence import Evidence, gather
+
+Cell = tuple[int, int, int]
+"""Group, sample, trained step."""
+
+
+@dataclass(slots=True)
+class Memory:
+    """What the devices had in memory."""
+
+    base: Evidence
+    sums: dict[tuple[str, SumName], list[Summed]] = field(default_factory=dict)
+    totals: list[Totalled] = field(default_factory=list)
+    moves: list[Moved] = field(default_factory=list)
+    stored: list[Stored] = field(default_factory=list)
+    ended: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    """Address -> when its lease ended."""
+    committed: dict[int, float] = field(default_factory=dict)
+    """Version -> when its record was made."""
+
+
+def violations(plan: Plan, history: History, commits: Sequence[Commit]) -> list[str]:
+    base = gather(plan, history, commits)
+    memory = Memory(base)
+    for fact in history.facts:
+        match fact:
+            case Summed():
+                memory.sums.setdefault((fact.device, fact.sum), []).append(fact)
+            case Totalled():
+                memory.totals.append(fact)
+            case Moved():
+                memory.moves.append(fact)
+            case Stored():
+                memory.stored.append(fact)
+            case Fault(what="lease ended", target=address):
+                memory.ended[address].append(fact.time)
+            case Committed(accepted=True, version=version):
+                memory.committed.setdefault(version, fact.time)
+            case _:
+                pass
+    found = [line for each in SHARED for line in each(base)]
+    return [*found, *(line for each in CHECKS for line in each(memory))]
+
+
+def totals(memory: Memory) -> Iterator[str]:
+    """Whatever is stepped with is made of every (sample, step) of the batch once, each gradient
+    taken at the weights of that version."""
+    for total in _stepped_with(memory):
+        cells = Counter(cell for piece, _ in _pieces(memory, total) for cell in _cells(piece))
+        wanted = Counter(_all(memory.base.plan))
+        if cells != wanted:
+            wrong = sorted(set((cells - wanted) + (wanted - cells)))[:5]
+            yield f"{total.device} steps batch {total.batch} with {wrong} twice or not at all"
+        weights = {weights for _, weights in _pieces(memory, total)}
+        if weights != {memory.base.commits[total.batch].policy.weights_digest}:
+            yield f"{total.device} has summed gradients of batch {total.batch} at other weights"
+
+
+def records(memory: Memory) -> Iterator[str]:
+    """A record names the groups, and the pieces, that its version was really made of."""
+    for record in memory.base.commits[1:]:
+        move = next((m for m in memory.moves if m.sum_id and m.after == record.checksum), None)
+        total = None if move is None else _total_of(memory, move)
+        if total is None:
+            yield f"version {record.policy.version} was made by nobody's step"
+            continue
+        made = {piece for piece, _ in _pieces(memory, total)}
+        if made != {piece for share in record.shares for piece in share.pieces}:
+            yield f"version {record.policy.version} names other pieces than are in it"
+        groups = {(group.group, group.attempt) for group in record.trained}
+        if groups != {(piece.group, piece.attempt) for piece in made}:
+            yield f"version {record.policy.version} names other groups than are in it"
+
+
+def steps(memory: Memory) -> Iterator[str]:
+    """Everybody steps from what is committed, with one total per attempt, and once."""
+    by_attempt: dict[tuple[int, int], set[str]] = defaultdict(set)
+    last: dict[str, Moved] = {}
+    for move in memory.moves:
+        before = last.get(move.device)
+        last[move.device] = move
+        if move.sum_id is None:
+            continue
+        by_attempt[move.batch, move.attempt].add(move.sum_id)
+        if move.before != memory.base.commits[move.batch].checksum:
+            yield f"{move.device} steps batch {move.batch} from another state than the committed"
+        if before is not None and before.sum_id is not None and before.batch == move.batch:
+            yield f"{move.device} steps batch {move.batch} twice"
+    for (batch, attempt), sums in by_attempt.items():
+        if len(sums) > 1:
+            yield f"batch {batch}, attempt {attempt} was stepped with {len(sums)} totals"
+
+
+def survivors(memory: Memory) -> Iterator[str]:
+    """Whoever goes on from a committed version has its very bits: with no other sum under it."""
+    for record in memory.base.commits[1:]:
+        sums = {m.sum_id for m in memory.moves if m.sum_id and m.after == record.checksum}
+        if len(sums) > 1:
+            yield f"version {record.policy.version} was made with {len(sums)} totals"
+
+
+def confirmed(memory: Memory) -> Iterator[str]:
+    """A step is ordered when each member of the round has answered, is lost, or is too late."""
+    rounds: dict[tuple[int, int, int], tuple[float, ExchangeSums]] = {}
+    answers: dict[tuple[int, int, int], set[str]] = defaultdict(set)
+    for fact in memory.stored:
+        if not fact.accepted:
+            continue
+        match fact.message:
+            case ExchangeSums() as message:
+                rounds[message.batch, message.attempt, message.round] = fact.time, message
+            case SumHeld() | ExchangeMissed() as message:
+                answers[message.batch, message.attempt, message.round].add(message.worker)
+            case TakeStep() as message:
+                key = message.batch, message.attempt, message.round
+                since, command = rounds[key]
+                for share in command.shares:
+                    lost = any(time >= since - 12 for time in memory.ended.get(share.worker, ()))
+                    late = fact.time > since + command.max_seconds
+                    if share.worker not in answers[key] and not lost and not late:
+                        yield f"step {key} was ordered before {share.worker} had answered"
+
+
+def durable(memory: Memory) -> Iterator[str]:
+    """No group is trained before the record of the version that generated it exists."""
+    for fact in memory.stored:
+        if isinstance(fact.message, TrainGroup) and fact.message.batch:
+            made = memory.committed.get(fact.message.batch)
+            if made is None or fact.time < made:
+                yield f"batch {fact.message.batch} is trained before its version is committed"
+
+
+def whole_work(memory: Memory) -> Iterator[str]:
+    """Weights change between two pieces of work, never within one."""
+    work: dict[str, list[Interval]] = defaultdict(list)
+    for interval in memory.base.intervals:
+        if interval.use in ("generate", "train"):
+            work[interval.device].append(interval)
+    for move in memory.moves:
+        for interval in work[f"{move.device}/0"]:
+            if interval.begin + 1e-9 < move.time < interval.end - 1e-9:
+                yield f"{move.device} changes weights at {move.time:.3f} in the middle of work"
+
+
+def _stepped_with(memory: Memory) -> list[Totalled]:
+    found = [_total_of(memory, move) for move in memory.moves if move.sum_id is not None]
+    return [total for total in found if total is not None]
+
+
+def _total_of(memory: Memory, move: Moved) -> Totalled | None:
+    """The newest total that the device held when it stepped."""
+    held = [t for t in memory.totals if t.device == move.device and t.time <= move.time]
+    return held[-1] if held else None
+
+
+def _pieces(memory: Memory, total: Totalled) -> list[tuple[Piece, str]]:
+    return [
+        (fact.piece, fact.weights)
+        for device, name in total.sums
+        for fact in memory.sums.get((device, name), [])
+        if fact.piece is not None and fact.time <= total.time
+    ]
+
+
+def _cells(piece: Piece) -> Iterator[Cell]:
+    for sample in piece.samples:
+        for step in piece.steps:
+            yield piece.group, sample, step
+
+
+def _all(plan: Plan) -> Iterator[Cell]:
+    for group in range(plan.num_groups):
+        for sample in range(plan.trained_samples or plan.group_size):
+            for step in range(plan.trained_steps):
+                yield group, sample, step
+
+
+SHARED: tuple[Callable[[Evidence], Iterator[str]], ...] = (
+    check.begun, check.slots, check.chain, check.samples, check.versions, check.trajectories,
+)  # fmt: skip
+CHECKS: tuple[Callable[[Memory], Iterator[str]], ...] = (
+    totals, records, steps, survivors, confirmed, durable, whole_work,
+)  # fmt: skip

@@ -1,0 +1,50 @@
+"""Fluid devices in virtual time, under faults that a seed stands for."""
+
+import os
+from collections import Counter
+
+import pytest
+
+from tests.faults.fluid_mutants import FLUID_MUTANTS
+from tests.faults.fluid_schedules import DEATHS, FAULTS, run_fluid
+from tests.faults.planting import Mutant
+
+NUM_SEEDS = int(os.environ.get("DIGENRL_FLUID_SEEDS", "40"))
+CAUGHT_WITHIN = 200
+
+
+def sweep(first: int, count: int) -> tuple[list[str], Counter[str]]:
+    failures, met = [], Counter[str]()
+    for seed in range(first, first + count):
+        outcome = run_fluid(seed)
+        met.update(outcome.met)
+        if outcome.violations or not outcome.finished:
+            reason = "; ".join(outcome.violations[:3]) or "it did not finish"
+            failures.append(f"seed {seed}: {reason}")
+    return failures, met
+
+
+def test_no_schedule_breaks_an_invariant_or_keeps_a_run_from_finishing() -> None:
+    failures, _ = sweep(0, NUM_SEEDS)
+    assert failures == []
+
+
+@pytest.mark.slow
+def test_many_schedules_meet_every_fault_and_break_nothing() -> None:
+    failures, met = sweep(1000, 300)
+    assert failures == []
+    assert [name for name in (*(name for name, _ in FAULTS), *DEATHS) if not met[name]] == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mutant", FLUID_MUTANTS, ids=lambda mutant: mutant.__name__)
+def test_a_planted_bug_is_caught(mutant: Mutant) -> None:
+    for seed in range(CAUGHT_WITHIN):
+        outcome = run_fluid(seed, mutant())
+        if outcome.violations or not outcome.finished:
+            return
+    pytest.fail(f"not caught by {CAUGHT_WITHIN} schedules")
+
+
+def test_the_same_seed_gives_the_same_history() -> None:
+    assert run_fluid(3).history_hash == run_fluid(3).history_hash
