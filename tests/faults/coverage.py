@@ -14,10 +14,13 @@ from services.scheduler.sim.history_events import (
     Expired,
     Fact,
     Fault,
+    Moved,
     Opened,
     Stepped,
     Stored,
+    Summed,
     Told,
+    Totalled,
 )
 from shared.messages.contracts import (
     ComputeGradient,
@@ -94,6 +97,8 @@ def _count(meter: Meter, fact: Fact) -> None:
     match fact:
         case Stored():
             _count_message(meter, fact)
+        case Summed() | Totalled() | Moved():
+            pass  # of fluid devices, which have a sweep of their own
         case Fault(what=what):
             meter.counts[what] += 1
             if what == "scheduler restarts" and meter.outstanding:

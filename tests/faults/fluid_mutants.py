@@ -4,6 +4,7 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
+from services.scheduler.core import gradients
 from services.scheduler.core.fluid import control, events, members, pieces, recovery, rounds
 from services.scheduler.core.fluid.state import FluidState
 from services.scheduler.core.state import Plan, State, WorkerState
@@ -117,9 +118,9 @@ def the_next_batch_is_trained_before_the_record() -> AbstractContextManager[None
         if fluid is None or fluid.provisional is None or len(state.batches) < 2:
             return original(plan, state)
         sent = []
-        for ready in list(control.ready_groups(plan, state)):
+        for ready in list(gradients.ready_groups(plan, state)):
             if ready.batch.index == fluid.batch + 1:
-                sent.append(control.train_command(plan, ready))
+                sent.append(gradients.train_command(plan, ready))
                 group = replace(ready.group, sent=True)
                 state = state.with_group(ready.batch.index, ready.index, group)
         return state, sent

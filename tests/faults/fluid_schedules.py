@@ -204,8 +204,9 @@ class FluidNemesis:
 
     def _processes(self) -> list[Process]:
         cluster = self.cluster
-        workers = [*cluster.members.values(), *cluster.rollout.values()]
-        return [*(w.process for w in workers), cluster.reward.process, cluster.scheduler.process]
+        members = [member.process for member in cluster.members.values()]
+        rollout = [worker.process for worker in cluster.rollout.values()]
+        return [*members, *rollout, cluster.reward.process, cluster.scheduler.process]
 
     def _member(self) -> SimMember | None:
         alive = [m for m in self.cluster.members.values() if m.process.alive and not m.hangs]

@@ -8,6 +8,7 @@ from dataclasses import replace
 from itertools import accumulate
 
 from services.scheduler.core import fragments
+from services.scheduler.core.fluid.recovery import again
 from services.scheduler.core.state import FragmentState, GroupState, Plan, State, new_batch
 from shared.messages import subjects
 from shared.messages.contracts import ComputeGradient, GenerateFragment, Policy, TrainGroup
@@ -63,7 +64,8 @@ def restart_batches(plan: Plan, state: State, before: State) -> State:
         replace(known[index], groups=tuple(map(_restart_group, known[index].groups)))
         for index in sorted(known)
     )
-    return replace(state, batches=batches[: 1 + bool(plan.schedule.staleness_limit)])
+    follows = plan.schedule.staleness_limit > 0 or plan.schedule.mode == "fluid"
+    return again(replace(state, batches=batches[: 1 + follows]), before)
 
 
 def _restart_group(group: GroupState) -> GroupState:

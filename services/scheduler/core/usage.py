@@ -56,6 +56,8 @@ def uses(plan: Plan, state: State) -> dict[str, Use]:
                 found[worker.name] = _use_of_trainer(state, worker)
             case "reward":
                 found[worker.name] = scores
+            case "member":
+                found[worker.name] = _use_of_member(state, worker) or waits_for
             case _:
                 found[worker.name] = _use_of_rollout(worker) or waits_for
     return found
@@ -66,6 +68,19 @@ def _use_of_rollout(worker: WorkerState) -> Use | None:
     if worker.gradient_task is not None:
         return "training"
     return "generating" if worker.assigned else None
+
+
+def _use_of_member(state: State, worker: WorkerState) -> Use | None:
+    """What a fluid device does; None if it waits."""
+    fluid = state.fluid
+    if worker.assigned:
+        return "generating"
+    if fluid is None:
+        return None
+    if fluid.queues.get(worker.address):
+        return "training"
+    is_exchanging = fluid.exchange is not None and fluid.provisional is None
+    return "committing" if is_exchanging else None
 
 
 def _use_of_trainer(state: State, worker: WorkerState) -> Use:

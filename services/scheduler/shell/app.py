@@ -50,6 +50,7 @@ from shared.messages.contracts import (
     SetDevice,
     TrainGroup,
 )
+from shared.messages.fluid import FluidCommand
 from shared.process.service import Health
 from shared.run.commits import CommitRecord, commit_chain, read_commit, saturated_groups
 from shared.run.layout import usage_key
@@ -60,6 +61,10 @@ from shared.telemetry import ANNOUNCEMENTS_REFUSED
 
 SENT_AT_ONCE = 128
 """Commands sent concurrently; statuses are heard in between."""
+
+RESTORED = Event | GenerateFragment | TrainGroup | ComputeGradient | FluidCommand
+"""What is stored and says where the run was."""
+FOLLOWED = (subjects.TRAJ, subjects.REW, subjects.PART, subjects.FLUID, subjects.EVT)
 
 STANDING: dict[Phase, Literal["pause", "stop"]] = {"paused": "pause", "stopped": "stop"}
 """Requests of an operator that are repeated when the streams were lost."""
@@ -135,7 +140,7 @@ class Scheduler:
             tasks.create_task(watch.run(states))
             last = await self._recover(before)
             tasks.create_task(self.horizon.run())
-            for stream in (subjects.TRAJ, subjects.REW, subjects.PART, subjects.EVT):
+            for stream in FOLLOWED:
                 tasks.create_task(follow(self.bus, stream, self._inbox, after=last[stream.name]))
             tasks.create_task(self.dead_letters.follow())
             tasks.create_task(self.roster.watch())
@@ -185,7 +190,7 @@ class Scheduler:
             if isinstance(message, PolicyPublished):
                 self._inbox.put(message)  # one may have come since the chain was read
                 continue
-            if isinstance(message, Event | GenerateFragment | TrainGroup | ComputeGradient):
+            if isinstance(message, RESTORED):
                 await self._apply(message)
         return last
 

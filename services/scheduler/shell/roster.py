@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import structlog
 
+from services.scheduler.core.fluid.events import MemberReported
 from services.scheduler.core.leases import SILENCE_S, Leases
 from services.scheduler.core.machine import (
     DeviceReported,
@@ -15,7 +16,7 @@ from services.scheduler.core.machine import (
     WorkerJoined,
     WorkerLeft,
 )
-from services.scheduler.core.state import State, WorkerState
+from services.scheduler.core.state import GENERATES, State, WorkerState
 from services.scheduler.core.usage import Meter, Use
 from shared.bus.bus import Bus
 from shared.messages.workers import Activity, WorkerRefused, WorkerStatus
@@ -68,6 +69,8 @@ class Roster:
         stood = _stood(status, self._state().workers.get(address))
         if stood is not None:
             self._put(stood)
+        if status.service == "trainer":
+            self._put(MemberReported(address, status.holds))
         if status.loan is not None and status.device.refusal is None:
             report = DeviceReported(address, status.loan.loan_number, status.loan.mode)
             self._put(report)
@@ -135,7 +138,7 @@ class Roster:
 
 def _stood(status: WorkerStatus, worker: WorkerState | None) -> WorkerInactive | None:
     """What the status says about the deadlines of the worker's work, if anything."""
-    if worker is None or status.service != "rollout":
+    if worker is None or worker.service not in GENERATES:
         return None
     if status.activity == "starting" or status.activity in WAITS:
         return WorkerInactive(status.address, "loading")

@@ -22,6 +22,7 @@ def plan_of(recipe: Recipe) -> Plan:
         shared_share=shape.shared_share,
         trained_steps=shape.trained_steps,
         merged_steps=shape.merged_steps,
+        trained_samples=recipe.trained_samples,
         prompts=prompt_order(recipe),
         num_batches=recipe.run.steps,
         num_groups=recipe.batch.groups,

@@ -95,6 +95,8 @@ def missing_workers(plan: Plan, state: State, reporting: Collection[Service]) ->
     there = {worker.service for worker in state.workers.values()}
     if plan.schedule.mode == "colocated":
         there.add("rollout")  # the trainer's devices generate
+    if "member" in there:
+        there |= {"trainer", "rollout"}  # fluid devices do both
     if "encoder" in reporting:
         there.add("encoder")
     return [service for service in needed_services(plan) if service not in there]
@@ -112,7 +114,7 @@ def _worker_view(
     status = seen.status
     known, costs = scheduler.state.workers.get(status.address), scheduler.state.costs
     task = None if known is None else known.gradient_task
-    is_trainer = status.service == "trainer"
+    is_trainer = status.service == "trainer" and scheduler.plan.schedule.mode != "fluid"
     generation = costs.help if is_trainer else costs.rollout.get(status.address, UNKNOWN)
     return WorkerView(
         **status.model_dump(include=AS_REPORTED),

@@ -9,7 +9,7 @@ that batch are trained once the record is known.
 from dataclasses import replace
 
 from services.scheduler.core import exclusion
-from services.scheduler.core.assign import assign
+from services.scheduler.core.assign import Issued, assign
 from services.scheduler.core.fluid.members import have_made
 from services.scheduler.core.fluid.pieces import in_one_piece, train_pieces, whole_group
 from services.scheduler.core.fluid.recovery import drop_lost_version
@@ -24,18 +24,16 @@ Commanded = tuple[State, list[Command]]
 def command(plan: Plan, state: State, now: float) -> Commanded:
     """Issue what was not issued before."""
     state, sent = _send_groups(plan, state)
-    pieces, decided = [], []
+    commands: list[Command] = [*sent]
     if state.phase != "failed":
         state, pieces = train_pieces(plan, state, now)
         state, decided = decide(plan, state, now)
+        commands += [*pieces, *decided]
     state = drop_lost_version(state)
-    commands: list[Command] = [*sent, *pieces, *decided]
     if state.phase != "running":
         return state, commands
-    if state.fluid is not None and state.fluid.step is not None:
-        state, issued = _assign_next(plan, state, now)
-    else:
-        state, issued = assign(plan, state, now)
+    is_stepped = state.fluid is not None and state.fluid.step is not None
+    state, issued = (_assign_next if is_stepped else assign)(plan, state, now)
     return state, [*commands, *issued]
 
 
@@ -78,7 +76,7 @@ def _send_groups(plan: Plan, state: State) -> tuple[State, list[TrainGroup]]:
     return replace(state, fluid=fluid), sent
 
 
-def _assign_next(plan: Plan, state: State, now: float) -> Commanded:
+def _assign_next(plan: Plan, state: State, now: float) -> Issued:
     """Give fragments of the next batch to members that have made its version."""
     fluid = state.fluid
     assert fluid is not None
@@ -94,4 +92,4 @@ def _assign_next(plan: Plan, state: State, now: float) -> Commanded:
         return state, []
     workers = {**state.workers, **view.workers}
     state = replace(state, batches=(state.batch, *view.batches), workers=workers)
-    return state, list(issued)
+    return state, issued

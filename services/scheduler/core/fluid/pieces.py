@@ -99,6 +99,12 @@ def part_of_group(plan: Plan, piece: Piece) -> float:
     return (piece.num_samples * len(own) + piece.num_steps - len(own)) / rows
 
 
+def cut_to(plan: Plan, piece: Piece) -> int:
+    """Return how many of a group's first samples are cut once this piece is."""
+    apart = piece.steps.stop > plan.merged_steps or plan.trained_steps == plan.merged_steps
+    return piece.samples.stop if apart else 0
+
+
 def _groups_left(plan: Plan, fluid: FluidState) -> float:
     """What no member has yet of the batch's training, in groups."""
     left = float(plan.num_groups - len(fluid.groups))
@@ -151,14 +157,7 @@ def _next_piece(
         if each.worker is None:
             return fluid, (index, place)
     pieces = [PieceState(piece=piece) for piece in _cut(plan, group, index, share, num_members)]
-    merged = [each for each in pieces if each.piece.num_samples == group.num_samples]
-    first = len(group.pieces)
-    end = max(
-        (p.piece.samples.stop for p in pieces if p.piece.steps.stop > plan.merged_steps),
-        default=0,
-    )
-    if merged and end == 0 and plan.trained_steps == plan.merged_steps:
-        end = group.num_samples
+    first, end = len(group.pieces), max(cut_to(plan, each.piece) for each in pieces)
     cut = replace(group, pieces=(*group.pieces, *pieces), num_cut=max(group.num_cut, end))
     return fluid.with_group(index, cut), (index, first)
 

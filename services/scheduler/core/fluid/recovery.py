@@ -6,7 +6,7 @@ another member, or a sum begun anew, shows that the sum before was not counted o
 
 from dataclasses import replace
 
-from services.scheduler.core.fluid.pieces import whole_group
+from services.scheduler.core.fluid.pieces import cut_to, whole_group
 from services.scheduler.core.fluid.state import (
     Exchange,
     FluidState,
@@ -64,6 +64,16 @@ def finish(plan: Plan, state: State) -> State:
     return drop_lost_version(replace(state, fluid=fluid))
 
 
+def again(state: State, before: State) -> State:
+    """Train the batch under the next attempt after streams were lost: members may have sums, and
+    may have stepped, of which nothing is stored any more."""
+    fluid, old = state.fluid, before.fluid
+    if fluid is None or old is None or old.batch != fluid.batch:
+        return state
+    restarted = next_attempt(replace(fluid, former=old.former, step=old.step), old.attempt + 1)
+    return replace(state, fluid=replace(restarted, named=old.named))
+
+
 def drop_lost_version(state: State) -> State:
     """Discard groups of the next batch that another version has begun than the provisional one."""
     fluid = state.fluid
@@ -119,11 +129,10 @@ def _given(plan: Plan, fluid: FluidState, command: TrainPiece) -> FluidState:
         fluid = fluid.void(owner)
     group = fluid.groups.get(piece.group) or group
     pieces = [each for each in group.pieces if not _overlap(each.piece, piece)]
-    cut = piece.samples.stop if piece.steps.stop > plan.merged_steps else 0
     group = replace(
         group,
         pieces=(*pieces, PieceState(piece=piece, worker=address)),
-        num_cut=max(group.num_cut, cut),
+        num_cut=max(group.num_cut, cut_to(plan, piece)),
         next_number=max(group.next_number, piece.number + 1),
     )
     fluid = fluid.with_group(piece.group, group)
