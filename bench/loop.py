@@ -17,7 +17,8 @@ from rich.table import Table
 
 from services.trainer.engine.trainer_engine import TrainerEngine
 from shared.devices.protocols import GroupData
-from shared.diffusion.generation import Generator, to_uint8
+from shared.diffusion.decoding import to_uint8
+from shared.diffusion.generation import Generator
 from shared.diffusion.models import repeat_rows
 from shared.diffusion.policy import LoadedPolicy, load_policy, sampling_plan
 from shared.diffusion.sampler import Denoising, Trajectory, denoise

@@ -8,6 +8,7 @@ Everything else is as `digenrl serve rollout` does it, with the same environment
 import argparse
 import asyncio
 import time
+from collections.abc import Awaitable
 from dataclasses import dataclass, replace
 
 import uvloop
@@ -50,9 +51,11 @@ class SlowedGeneration:
         await self.generation.advance()
         await asyncio.sleep((self.generation.seconds - before) * (self.factor - 1))
 
-    async def finish(self) -> Generated:
-        before = self.generation.seconds
-        generated = await self.generation.finish()
+    def finish(self) -> Awaitable[Generated]:
+        return self._finished(self.generation.seconds, self.generation.finish())
+
+    async def _finished(self, before: float, finishing: Awaitable[Generated]) -> Generated:
+        generated = await finishing
         await asyncio.sleep((generated.seconds - before) * (self.factor - 1))
         return replace(generated, seconds=generated.seconds * self.factor)
 

@@ -1,6 +1,7 @@
 """Emulated devices that generate: on their own, or as part of a trainer."""
 
 import asyncio
+from collections.abc import Awaitable
 from dataclasses import dataclass
 
 from bench.cluster.blobs import (
@@ -86,9 +87,12 @@ class EmulatedGeneration:
         part = self.whole / steps
         self.seconds += await device.held.hold(part, "generate", samples=samples / steps)
 
-    async def finish(self) -> Generated:
+    def finish(self) -> Awaitable[Generated]:
         if self.device.weights != self.digest:
             raise IntegrityError(f"{self.device.held.name}: other weights are in use")
+        return self._finished()
+
+    async def _finished(self) -> Generated:
         samples, sizes = samples_of(self.task, self.digest), self.device.sizes
         return Generated(
             trajectory=trajectory_blob(samples, sizes.window, sizes.start),

@@ -9,8 +9,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from shared.diffusion.decoding import decoded
 from shared.diffusion.device import RowsAtOnce, fits
-from shared.diffusion.generation import SMALLER, decoded
+from shared.diffusion.generation import SMALLER
 from shared.diffusion.models import Conditions, ModelAdapter, repeat_rows
 from shared.diffusion.policy import LoadedPolicy, load_policy, sampling_plan
 from shared.diffusion.sampler import Denoising, Velocity, denoise

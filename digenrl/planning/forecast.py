@@ -135,7 +135,7 @@ def forecast(
         better=better,
         needs=tuple(_needs(held, use, own)),
         host_gpus=host_gpus,
-        keeps_activations=not recipe.trainer.gradient_checkpointing,
+        keeps_activations=recipe.trainer.gradient_checkpointing is not True,
         is_traced=trace is not None,
         staleness=decision,
         work=work_line(held, recipe),

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from services.scheduler.costs.profile import Profile
 from services.scheduler.costs.shape import Shape, rollout_equivalents, training_equivalents
-from services.scheduler.planning.recipes import passes_beside
+from services.scheduler.planning.recipes import differentiated, passes_beside
 from shared.recipe.recipe import Recipe
 
 
@@ -22,7 +22,9 @@ def work_line(profile: Profile, recipe: Recipe) -> str:
     """Say how much of the work is training, by counting and by the profile's seconds."""
     shape, seconds = profile.shape, sample_seconds(profile)
     generates = rollout_equivalents(shape, shape.group_size)
-    trains = training_equivalents(shape, beside=passes_beside(recipe))
+    trains = training_equivalents(
+        shape, beside=passes_beside(recipe), differentiated=differentiated(recipe)
+    )
     counted = trains / (generates + trains)
     share = seconds["train"] / sum(seconds.values())
     ratio = seconds["generate"] / seconds["train"]

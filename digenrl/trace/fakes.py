@@ -31,6 +31,7 @@ from shared.models.catalogue import (
 from shared.models.families import Shapes
 from shared.models.memory import BLOCK, ITEM_BYTES
 from shared.recipe.recipe import Recipe
+from shared.recipe.sampling import CfgGradient
 
 CPU = torch.device("cpu")
 """Device of the fake tensors: a torch without CUDA takes no others."""
@@ -54,6 +55,7 @@ class UnencodedModel:
     guided: bool
     """Whether the empty prompt is encoded as well."""
     guidance_2: float | None = None
+    cfg_gradient: CfgGradient = "both"
 
     def __post_init__(self) -> None:
         self.transformer: nn.Module = self.family.transformer
@@ -80,6 +82,7 @@ class UnencodedModel:
     def velocity(
         self, latents: Tensor, sigma: Tensor, conditions: Conditions, *, guidance: float
     ) -> Tensor:
+        self.family.cfg_gradient = self.cfg_gradient
         return self.family.velocity(latents, sigma, conditions, guidance=guidance)
 
     def decode_in_tiles(self) -> None:

@@ -32,7 +32,9 @@ class Shape(Record):
     """Rank of the adapter; 0 if all weights are trained."""
     targets: tuple[str, ...]
     """Names of the layers that the recipe adapts; empty for those of the family."""
-    gradient_checkpointing: bool
+    gradient_checkpointing: bool | Literal["selective"]
+    cfg_gradient: Literal["both", "conditional"] = "both"
+    """Halves of classifier-free guidance that a training pass has a gradient by."""
     has_kl: bool
 
 
@@ -70,7 +72,8 @@ class TrainingPass(Record):
     """Operations of the backward pass, and of blocks computed again if gradients are
     checkpointed."""
     kl: Flops
-    """The pass of the network without its adapter; empty without a KL term."""
+    """Passes without a gradient: of the network without its adapter for a KL term, and of the
+    unconditional half if that is to have none."""
 
     @property
     def flops(self) -> int:

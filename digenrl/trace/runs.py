@@ -44,7 +44,8 @@ from services.trainer.engine.trainer_engine import TrainerEngine
 from shared.devices.chunks import Chunk, make_tuner
 from shared.devices.protocols import GroupData
 from shared.devices.slices import slice_size
-from shared.diffusion.generation import GenerationInProgress, Generator, to_uint8
+from shared.diffusion.decoding import to_uint8
+from shared.diffusion.generation import GenerationInProgress, Generator
 from shared.diffusion.policy import LoadedPolicy, sampling_plan
 from shared.diffusion.sampler import Denoising, denoise
 from shared.diffusion.tensors import pack
@@ -215,6 +216,7 @@ def _training(recipe: Recipe, setting: Setting, run: FakeRun) -> Training:
             with meter.section(base) as section:
                 engine.train(group, chunk)
             passes.append(_training_pass(chunk.rows, section))
+        assert engine.tally["num_rows"]  # once it is read, only gradients are left on the device
         gradients = meter.live - base
         engine.step(0)
         optimizer = meter.live - before
@@ -320,6 +322,7 @@ def _shape(recipe: Recipe, model: FakeModel) -> Shape:
         rank=table.lora.rank if table.trained == "lora" else 0,
         targets=table.lora.targets,
         gradient_checkpointing=recipe.trainer.gradient_checkpointing,
+        cfg_gradient=recipe.algorithm.cfg_gradient,
         has_kl=recipe.algorithm.kl_beta > 0,
     )
 

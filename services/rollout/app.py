@@ -1,14 +1,17 @@
 """The rollout worker: generates the fragments that it is given, stores and reports the results.
 
 It is stateless: whatever it holds can be made anew, and the scheduler gives to another worker what
-this one leaves undone. Weights are staged beside generation and put in use between two fragments; a
-fragment of a version that is superseded before it is begun goes back. A group whose gradient is
-asked for (`services.rollout.gradients`) goes before the fragments that wait, as soon as its tensors
-are here. With encoders, a fragment waits until its prompt's conditions are here.
+this one leaves undone. A fragment whose denoising steps are taken is decoded and packed beside the
+steps of the next one, one fragment at a time. Weights are staged beside generation and put in use
+between two fragments; a fragment of a version that is superseded before it is begun goes back. A
+group whose gradient is asked for (`services.rollout.gradients`) goes before the fragments that
+wait, as soon as its tensors are here. With encoders, a fragment waits until its prompt's conditions
+are here.
 """
 
 import asyncio
 import contextlib
+from collections.abc import Awaitable
 
 import structlog
 
@@ -60,6 +63,10 @@ class RolloutApp:
             self._worker, encoded, wake=self._work_available.set, is_stale=self._is_stale
         )
         self._current: GenerateFragment | None = None
+        self._decoding = asyncio.Semaphore(1)
+        """Held while a fragment is decoded and packed, and until one more may be stored."""
+        self._decoded: GenerateFragment | None = None
+        """The fragment that is decoded."""
         self._storing = asyncio.Semaphore(IN_STORE)
 
     async def run(self) -> None:
@@ -88,7 +95,8 @@ class RolloutApp:
     async def _work(self, tasks: asyncio.TaskGroup) -> None:
         while True:
             if self._gradients.ready:
-                await self._gradients.compute(tasks)
+                async with self._decoding:  # a gradient takes all memory that there is
+                    await self._gradients.compute(tasks)
             elif self._waiting.has_ready:
                 await self._generate(tasks)
             else:
@@ -96,18 +104,19 @@ class RolloutApp:
                 await self._work_available.wait()
 
     async def _generate(self, tasks: asyncio.TaskGroup) -> None:
-        """Generate the fragment that has waited longest; it is stored beside what the device does
-        next."""
+        """Generate the fragment that has waited longest; it is decoded and stored beside what the
+        device does next."""
         queued = self._waiting.take()
         self._current = queued.task
-        generated = await self._generated(queued)
-        if generated is not None:
-            await self._storing.acquire()
-            tasks.create_task(self._store(queued, generated))
+        finishing = await self._denoised(queued)
+        if finishing is not None:
+            self._decoded = queued.task
+            tasks.create_task(self._finish(queued, finishing))
         self._current = None
 
-    async def _generated(self, queued: QueuedFragment) -> Generated | None:
-        """Generate a fragment; None if it was given back instead."""
+    async def _denoised(self, queued: QueuedFragment) -> Awaitable[Generated] | None:
+        """Take all denoising steps of a fragment, and the turn to decode; None if it was given
+        back instead."""
         task = queued.task
         try:
             if queued.fault is not None:
@@ -117,28 +126,44 @@ class RolloutApp:
                 await self._publisher.release(task, "stale")
                 return None
             with self._worker.doing("generating"):
-                return await self._denoised(queued)
+                return await self._with_steps(queued)
         except DigenRLError as error:
             await self._publisher.fail(task, error)
             return None
 
-    async def _store(self, queued: QueuedFragment, generated: Generated) -> None:
+    async def _finish(self, queued: QueuedFragment, finishing: Awaitable[Generated]) -> None:
+        """Decode, pack and store a fragment."""
+        generated = None
+        try:
+            generated = await finishing
+            await self._storing.acquire()
+        except DigenRLError as error:
+            await self._publisher.fail(queued.task, error)
+        self._decoded = None
+        self._decoding.release()
+        if generated is None:
+            return
         try:
             await self._publisher.publish(queued.task, generated, queued.conditions)
         finally:
             self._storing.release()
 
-    async def _denoised(self, queued: QueuedFragment) -> Generated:
+    async def _with_steps(self, queued: QueuedFragment) -> Awaitable[Generated]:
         given = queued.conditions
         work = await self._device.begin(queued.task, None if given is None else given.packed)
         self._publisher.prepare(queued.task)
         while not work.done:
             await work.advance()
-        return await work.finish()
+        await self._decoding.acquire()
+        try:
+            return work.finish()
+        except BaseException:
+            self._decoding.release()
+            raise
 
     async def _drain(self) -> None:
         """Give back what is not done, so that others need not wait for this worker's lease."""
-        left = [] if self._current is None else [self._current]
+        left = [task for task in (self._decoded, self._current) if task is not None]
         left += self._waiting.remove(lambda _: True)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(DRAIN_S):

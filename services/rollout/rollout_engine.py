@@ -34,7 +34,7 @@ class RolloutEngine(LocalGenerator):
     def __init__(self, recipe: Recipe) -> None:
         torch.set_num_threads(recipe.rollout.threads)
         loaded = load_policy(recipe, set(recipe.generating_parts), holding=recipe.holding)
-        super().__init__(Generator(recipe, loaded))
+        super().__init__(Generator(recipe, loaded, runs_ahead=True))
         self._beside = loaded.beside
         self._gradient = _gradient(recipe, loaded) if recipe.rollout.can_train else None
 

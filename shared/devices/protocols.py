@@ -23,7 +23,8 @@ class Generated:
     weights_digest: str
     """Digest of the parameters that the samples were made with."""
     seconds: float
-    """Seconds that the device was busy: denoising steps and decoding, without any pause."""
+    """Seconds that the device was busy: denoising steps and decoding, without any pause. Of seconds
+    in which it decoded beside the next fragment, each counts once."""
     shortage: MemoryShortage | None = None
     """What did not fit at first, if anything."""
 
@@ -43,14 +44,20 @@ class Generation(Protocol):
         """Seconds that the device was busy with it."""
 
     async def advance(self) -> None:
-        """Take one denoising step; the device has finished it when this returns.
+        """Take one denoising step. The device has finished it when this returns; one that nobody
+        calls back may still be at it, and has finished those before.
 
         Raises:
             IntegrityError: if other weights are in use than those that the fragment began with.
         """
 
-    async def finish(self) -> Generated:
-        """Decode and pack a fragment whose steps are all taken. Raises as `advance` does."""
+    def finish(self) -> Awaitable[Generated]:
+        """Decode and pack a fragment whose steps are all taken. Raises as `advance` does, at once;
+        from then on the device may begin other fragments and use other weights beside it.
+
+        Raises:
+            OutOfMemory: if it cannot be decoded.
+        """
 
 
 class GeneratingDevice(Protocol):

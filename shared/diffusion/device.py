@@ -152,9 +152,16 @@ def tried_again(device: torch.device, work: Callable[[], T]) -> T:
 class RowsAtOnce:
     """Takes as many rows at a time through a network as fit; half as many from when they do not."""
 
-    def __init__(self, device: torch.device, most: int | None = None) -> None:
-        """``most`` rows at a time; without it, all that there are."""
+    def __init__(
+        self,
+        device: torch.device,
+        most: int | None = None,
+        waited: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """``most`` rows at a time; without it, all that there are. ``waited``: waits for what else
+        takes memory, and returns whether there was something; as many rows are then tried again."""
         self._device = device
+        self._waited = waited
         self.most = most
 
     def of(self, rows: int, work: Callable[[slice], Tensor]) -> Tensor:
@@ -165,16 +172,21 @@ class RowsAtOnce:
         """
         while True:
             size = min(self.most or rows, rows)
+            parts = _parts(rows, size, work)
             if size == 1:
-                return _joined([tried_again(self._device, part) for part in _parts(rows, 1, work)])
+                parts = [partial(tried_again, self._device, part) for part in parts]
             try:
-                return _joined([part() for part in _parts(rows, size, work)])
+                return _joined([part() for part in parts])
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error):
                     raise
                 forget_frames(error)
+                has_waited = self._waited()
+                if size == 1 and not has_waited:
+                    raise
             release(self._device)
-            self.most = (size + 1) // 2
+            if not has_waited:
+                self.most = (size + 1) // 2
 
 
 def _parts(rows: int, size: int, work: Callable[[slice], T]) -> list[Callable[[], T]]:

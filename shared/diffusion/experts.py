@@ -1,6 +1,6 @@
 """Two networks that look like one: each row goes through the one for its noise (Wan2.2)."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from copy import copy
 from typing import Any
 
@@ -87,9 +87,9 @@ class Experts(nn.Module):
                 own.target_modules = layers
                 network.add_adapter(own, adapter_name=adapter_name)  # type: ignore[operator]
 
-    def enable_gradient_checkpointing(self) -> None:
+    def enable_gradient_checkpointing(self, by: Callable[..., Any] | None = None) -> None:
         for network in self.networks.values():
-            network.enable_gradient_checkpointing()  # type: ignore[operator]
+            network.enable_gradient_checkpointing(by)  # type: ignore[operator]
 
     def set_attention_backend(self, backend: str) -> None:
         for network in self.networks.values():

@@ -2,11 +2,12 @@
 
 A fragment is generated one denoising step at a time. Between two steps it may wait for as long as
 it takes while the device trains, and goes on as if nothing had been: its noise, its states and the
-conditions are its own, and no gradient, mode or random state of the network is touched.
+conditions are its own, and no gradient, mode or random state of the network is touched. What
+is finished may be decoded beside the next fragment (`shared.diffusion.decoding`).
 """
 
 import asyncio
-import time
+from collections.abc import Awaitable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -15,8 +16,9 @@ import torch
 from torch import Tensor
 
 from shared.devices.protocols import Generated
+from shared.diffusion.decoding import SharedDevice, decoded
 from shared.diffusion.device import RowsAtOnce, fits, tried_again
-from shared.diffusion.models import Conditions, ModelAdapter, repeat_rows, taken
+from shared.diffusion.models import Conditions, repeat_rows, taken
 from shared.diffusion.policy import LoadedPolicy, sampling_plan
 from shared.diffusion.sampler import Denoising
 from shared.diffusion.tensors import pack, unpack_conditions
@@ -34,9 +36,6 @@ SMALLER = (
     '= "bfloat16"'
 )
 DECODE_LESS = f"set model.vae_tiling = true, or {SMALLER}"
-DECODED_AT_ONCE = 24 * 64
-"""Numbers in the latents of samples that are decoded together, for those of 8 x 8 pixels: a model's
-smallest images have ten times as many."""
 CACHED_PROMPTS = 64
 """Prompts whose conditions stay on the device: fragments of a group follow one another soon."""
 
@@ -57,6 +56,11 @@ class GenerationInProgress:
     """Seconds that the device was busy with it."""
     shortage: MemoryShortage | None = None
     """What did not fit at first, if anything."""
+    queued: torch.cuda.Event | None = None
+    """Happens when a GPU has taken the last step that it was told to."""
+
+    def add_seconds(self, seconds: float) -> None:
+        self.seconds += seconds
 
     @property
     def done(self) -> bool:
@@ -65,15 +69,18 @@ class GenerationInProgress:
 
 
 class Generator:
-    """Generates fragments. It is not thread-safe: only `stage`, and `conditions` of a recently used
-    prompt, may run beside another call.
+    """Generates fragments. It is not thread-safe: only `stage`, `packed`, and `conditions` of a
+    recently used prompt, may run beside another call.
 
     ``loaded`` needs its transformer and decoder parts, and the text part unless every fragment is
     begun with conditions.
     """
 
-    def __init__(self, recipe: Recipe, loaded: LoadedPolicy) -> None:
+    def __init__(self, recipe: Recipe, loaded: LoadedPolicy, *, runs_ahead: bool = False) -> None:
+        """``runs_ahead``: a denoising step may be queued on a GPU while it takes the one before,
+        so that it never waits for the host. Not where it has to be called back within a step."""
         self._recipe = recipe
+        self._runs_ahead = runs_ahead
         self._model, self._device = loaded.model, loaded.device
         self._weights = loaded.in_use
         self._beside = loaded.beside
@@ -82,7 +89,8 @@ class Generator:
         self._shape = self._model.latent_shape(
             height=size.height, width=size.width, frames=size.frames
         )
-        self._at_once = RowsAtOnce(self._device)
+        self._shared = SharedDevice(self._device)
+        self._at_once = RowsAtOnce(self._device, waited=self._shared.waited)
         """Samples per denoising step: all of a fragment, until one does not fit."""
         self._encoded = lru_cache(maxsize=CACHED_PROMPTS)(self._encode)
 
@@ -142,7 +150,8 @@ class Generator:
             OutOfMemory: if there is no room to begin it.
         """
         with fits(self._device, "beginning a fragment", "use a GPU with more memory"):
-            return tried_again(self._device, partial(self._begun, task, conditions))
+            begun = partial(self._begun, task, conditions)
+            return self._shared.begin(partial(tried_again, self._device, begun))
 
     def _begun(self, task: GenerateFragment, conditions: bytes | None) -> GenerationInProgress:
         prompt = task.prompt.text
@@ -164,7 +173,8 @@ class Generator:
         )
 
     def advance(self, work: GenerationInProgress) -> None:
-        """Takes one denoising step; the device has done it when this returns.
+        """Takes one denoising step. The device has done it when this returns, or if it runs ahead,
+        all steps before it.
 
         Raises:
             IntegrityError: if the weights in use are not those that the fragment began with.
@@ -172,14 +182,12 @@ class Generator:
             OutOfMemory: if even one sample at a time does not fit.
         """
         self._check_weights(work)
-        began = time.monotonic()
         fits_here = self._fits("a denoising step of", work, SMALLER)
-        with fits_here, _takes_conditions(work), self._beside.in_use():
+        counted, turn = self._shared.counted(work.add_seconds), self._shared.step()
+        with counted, fits_here, _takes_conditions(work), turn, self._beside.in_use():
             work.denoising.advance(partial(self._velocity, work))
-            self._wait()
-        work.seconds += time.monotonic() - began
+            self._keep_pace(work)
 
-    @torch.no_grad()
     def finish(self, work: GenerationInProgress) -> Generated:
         """Decodes and packs a fragment whose steps are all taken.
 
@@ -187,18 +195,33 @@ class Generator:
             ValueError: if steps are left.
             ContractError: if its latents hold values that no working network gives.
             IntegrityError: as in `advance`.
+            OutOfMemory: if one sample cannot be decoded at a time.
         """
+        self.check_finished(work)
+        return self.packed(work)
+
+    def check_finished(self, work: GenerationInProgress) -> None:
+        """Raises ValueError if steps are left, and IntegrityError as `advance` does."""
         if not work.done:
             raise ValueError("this fragment has denoising steps left")
         self._check_weights(work)
-        began = time.monotonic()
-        table = self._recipe.model
+
+    @torch.no_grad()
+    def packed(self, work: GenerationInProgress) -> Generated:
+        """Decodes and packs a fragment that was found to be finished, whatever weights are in use
+        by now: may be called beside everything else. Raises as `finish` does of what it makes."""
+        table, rows = self._recipe.model, row_kind(self._recipe)
         remedy = DECODE_LESS if table.frames > 1 and not table.vae_tiling else SMALLER
+
+        def made() -> tuple[Tensor, bytes]:
+            with self._shared.counted(work.add_seconds):
+                images = self.decoded(work.denoising.latents)
+            return images, rows.pack(work.denoising, self._seeds(work.task))
+
         with self._fits("decoding", work, remedy):
-            images = self.decoded(work.denoising.latents)
-        work.seconds += time.monotonic() - began
+            images, trajectory = self._shared.decode(made, work.queued)
         return Generated(
-            trajectory=row_kind(self._recipe).pack(work.denoising, self._seeds(work.task)),
+            trajectory=trajectory,
             media=pack({"images": images}),
             weights_digest=work.weights_digest,
             seconds=work.seconds,
@@ -281,10 +304,16 @@ class Generator:
                 f"fragment {work.task.fragment.slot} began with weights that are no longer in use"
             )
 
-    def _wait(self) -> None:
-        """Waits until nothing is queued on the device, so that nobody waits behind this step."""
-        if self._device.type == "cuda":
-            torch.cuda.current_stream(self._device).synchronize()
+    def _keep_pace(self, work: GenerationInProgress) -> None:
+        """Waits until nothing is queued on a GPU, so that nobody waits behind this step; if it runs
+        ahead, until nothing but this step is."""
+        if self._device.type != "cuda":
+            return
+        before, work.queued = work.queued, torch.cuda.Event(blocking=True)
+        work.queued.record(torch.cuda.current_stream(self._device))
+        awaited = before if self._runs_ahead else work.queued
+        if awaited is not None:
+            awaited.synchronize()
 
 
 def _takes_conditions(work: GenerationInProgress) -> AbstractContextManager[None]:
@@ -292,19 +321,6 @@ def _takes_conditions(work: GenerationInProgress) -> AbstractContextManager[None
     that an encoder has made."""
     is_first = work.given and not work.denoising.num_steps_done
     return taken(FaultyConditions) if is_first else nullcontext()
-
-
-def decoded(model: ModelAdapter, latents: Tensor, device: torch.device) -> Tensor:
-    """Decodes latents (B, ...) to bytes of images or videos on the host, one sample at a time but
-    for the tiniest: decoding a video takes more memory than the network, and a batch is no faster.
-    """
-    some = RowsAtOnce(device, most=max(1, DECODED_AT_ONCE // max(1, latents[0].numel())))
-    return some.of(len(latents), lambda rows: to_uint8(model.decode(latents[rows])))
-
-
-def to_uint8(images: Tensor) -> Tensor:
-    """Converts (B, ..., C, H, W) in [0, 1] to bytes 0..255, rounded as image files are."""
-    return (images * 255).round().clamp(0, 255).to(torch.uint8).cpu()
 
 
 @dataclass(frozen=True, slots=True)
@@ -329,8 +345,9 @@ class LocalGeneration:
     async def advance(self) -> None:
         await asyncio.to_thread(self._generator.advance, self._work)
 
-    async def finish(self) -> Generated:
-        return await asyncio.to_thread(self._generator.finish, self._work)
+    def finish(self) -> Awaitable[Generated]:
+        self._generator.check_finished(self._work)
+        return asyncio.to_thread(self._generator.packed, self._work)
 
 
 class LocalGenerator:

@@ -18,6 +18,7 @@ from shared.models.catalogue import checked_family_of, text_tokens
 from shared.models.families import FamilySpec
 from shared.models.memory import AS_TRAINED, Holding
 from shared.models.memory import Part as Part
+from shared.recipe.sampling import CfgGradient
 
 Conditions = dict[str, Tensor]
 """Conditioning of one prompt: named tensors (1, ...); of a batch, a row per sample. All texts of a
@@ -35,6 +36,8 @@ class ModelAdapter(Protocol):
     """All networks that are trained: the only one, or `shared.diffusion.experts.Experts`."""
     guidance_2: float | None
     """Guidance of a second network, if it is another than that of the first."""
+    cfg_gradient: CfgGradient
+    """`Algorithm.cfg_gradient`: what `velocity` has a gradient by, where it has one."""
 
     @property
     def lora_targets(self) -> Sequence[str]:
@@ -61,7 +64,8 @@ class ModelAdapter(Protocol):
 
         ``guidance`` is what the family means by it: classifier-free, or an input of the network.
         Classifier-free guidance runs both halves as one batch, or as two if their texts have
-        different lengths: the same in sampling and in training, so that a replay equals its sample.
+        different lengths or one of them is to have no gradient: then a replay equals its sample but
+        for rounding, as it does in a batch of another size.
         """
 
     def decode_in_tiles(self) -> None:

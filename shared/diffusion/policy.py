@@ -3,18 +3,20 @@
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import structlog
 import torch
 from torch import nn
 
+from shared.diffusion.compilation import CompiledBlocks, compile_blocks
 from shared.diffusion.device import fits
 from shared.diffusion.families.base import Family
 from shared.diffusion.loading import Place, Progress
 from shared.diffusion.masters import MastersPlace, ShardsPlace, TrainedWeights
 from shared.diffusion.models import ModelAdapter, Part, load_model
+from shared.diffusion.recomputation import checkpoint_blocks
 from shared.diffusion.sampler import SamplingPlan
 from shared.diffusion.streaming import stream
 from shared.diffusion.weights import ADAPTER, WeightsInUse, trained_parameters
@@ -99,6 +101,8 @@ class LoadedPolicy:
     """What an optimizer trains of it."""
     beside: WeightsBeside
     """Weights of the policy that generates, if that is another one than the one that is trained."""
+    compiled: CompiledBlocks | None = None
+    """Blocks that are compiled, if the recipe says so."""
 
 
 def copy_policy(policy: LoadedPolicy, index: int) -> LoadedPolicy:
@@ -123,6 +127,7 @@ def copy_policy(policy: LoadedPolicy, index: int) -> LoadedPolicy:
             WeightsInUse(network),
             TrainedWeights(network, masters),
             WeightsBeside(network),
+            None if policy.compiled is None else compile_blocks(network),
         )
 
 
@@ -178,7 +183,10 @@ def _loaded(
             place=place,
             progress=progress,
         )
-    return policy_of(recipe, model, device, place)
+    policy = policy_of(recipe, model, device, place)
+    if table.compile is None:
+        return policy
+    return replace(policy, compiled=compile_blocks(model.transformer))
 
 
 @contextmanager
@@ -226,6 +234,7 @@ def policy_of(
     """Makes a policy of a base model whose weights ``place`` has put on ``device``, or are fake:
     marks what the recipe trains, attaching a fresh adapter if that is one."""
     table, network, place = recipe.model, model.transformer, place or Place(device)
+    model.cfg_gradient = recipe.algorithm.cfg_gradient
     if table.vae_tiling:
         model.decode_in_tiles()
     if table.trained == "full":
@@ -240,7 +249,7 @@ def policy_of(
         )
         attach_lora(network, lora)
     if recipe.trainer.gradient_checkpointing:
-        network.enable_gradient_checkpointing()  # type: ignore[operator]
+        checkpoint_blocks(network, recipe.trainer.gradient_checkpointing)
     return LoadedPolicy(
         model,
         device,

@@ -9,12 +9,14 @@ first stochastic step, with the network's call there, and part by the noise of t
 the same as if they had not shared anything before.
 """
 
+import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from shared.diffusion.transfer import to_device
 from shared.diffusion.transition import Step, euler_step, transition
 from shared.learning.algorithms import Variant
 from shared.learning.seeds import permutation
@@ -45,13 +47,19 @@ class SamplingPlan:
         """Indices of the stochastic steps."""
         return range(len(self.sigmas) - 2) if self.all_stochastic else self.window
 
+    @property
+    def sigma_max(self) -> float:
+        """`Step.sigma_max`, rounded to float32 as the others are."""
+        (rounded,) = struct.unpack("f", struct.pack("f", self.sigmas[1]))
+        return float(rounded)
+
     def step(self, indices: Tensor) -> Step:
         """Returns the step of each row from ``indices`` (B,) on the schedule."""
         sigmas = torch.tensor(self.sigmas, dtype=torch.float32)
         return Step(
             sigma=sigmas[indices],
             sigma_next=sigmas[indices + 1],
-            sigma_max=float(sigmas[1]),  # as rounded as the others
+            sigma_max=self.sigma_max,
             noise_level=self.noise_level,
             variant=self.variant,
         )
@@ -108,6 +116,7 @@ class Denoising:
         self._shares = shared_seed is not None
         self._shape = tuple(shape)
         self._device = device
+        self._sigmas = to_device(torch.tensor(plan.sigmas, dtype=torch.float32), device)
         self._generators = [torch.Generator().manual_seed(seed) for seed in seeds]
         self._start: Tensor | None = None
         self._arrived: list[Tensor] = []
@@ -127,13 +136,12 @@ class Denoising:
     def advance(self, velocity: Velocity) -> None:
         """Takes the next step of the (B, ...) latents."""
         index = self.num_steps_done
-        step = self._plan.step(torch.full((len(self.latents),), index))
-        sigma = step.sigma.to(self._device)
-        speed = velocity(self.latents, sigma)
+        step = self._step(len(self.latents))
+        speed = velocity(self.latents, step.sigma)
         if index in self._plan.stochastic:
             self._take(index, speed)
         else:
-            self.latents = euler_step(speed, self.latents, sigma, step.sigma_next.to(self._device))
+            self.latents = euler_step(speed, self.latents, step.sigma, step.sigma_next)
         self.num_steps_done += 1
 
     def _take(self, index: int, speed: Tensor) -> None:
@@ -141,7 +149,7 @@ class Denoising:
         num, before = len(self._generators), self.latents
         taken = transition(
             speed.expand(num, *speed.shape[1:]), before.expand(num, *before.shape[1:]),
-            self._plan.step(torch.full((num,), index)), noise=self._noise(),
+            self._step(num), noise=self._noise(),
         )  # fmt: skip
         self.latents = taken.latents
         if index in self._plan.window:
@@ -151,6 +159,17 @@ class Denoising:
             self._log_probs.append(taken.log_prob)
             if self._plan.keeps_means:
                 self._means.append(taken.mean)
+
+    def _step(self, rows: int) -> Step:
+        """Returns the next step of so many rows, on the device."""
+        plan, index = self._plan, self.num_steps_done
+        return Step(
+            sigma=self._sigmas[index].repeat(rows),
+            sigma_next=self._sigmas[index + 1].repeat(rows),
+            sigma_max=plan.sigma_max,
+            noise_level=plan.noise_level,
+            variant=plan.variant,
+        )
 
     def trajectory(self) -> Trajectory:
         """Returns the finished path.
@@ -185,7 +204,7 @@ class Denoising:
     def _drawn(self, generators: Sequence[torch.Generator]) -> Tensor:
         # On the CPU in float32, whatever the device: every kind of GPU gets the same noise.
         drawn = [torch.randn(self._shape, generator=generator) for generator in generators]
-        return torch.stack(drawn).to(self._device)
+        return to_device(torch.stack(drawn), self._device)
 
 
 def denoise(velocity: Velocity, denoising: Denoising) -> Tensor:

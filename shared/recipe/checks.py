@@ -40,6 +40,7 @@ def check_tables(tables: Tables) -> None:
     _check_variant(tables)
     _check_tail(tables)
     _check_noise(tables)
+    _check_guidance(tables)
     _check_best(tables)
     _check_curriculum(tables)
     check_evaluation(tables.evaluation, tables.sampling)
@@ -58,6 +59,14 @@ def _check_best(tables: Tables) -> None:
         raise ValueError(
             "run.stop_at: is reached by gold rewards measured during the run; set evaluation.every "
             "and [[evaluation.scorers]]"
+        )
+
+
+def _check_guidance(tables: Tables) -> None:
+    if tables.algorithm.cfg_gradient == "conditional" and tables.model.guidance <= 1:
+        raise ValueError(
+            f"algorithm.cfg_gradient: without classifier-free guidance (model.guidance "
+            f"{tables.model.guidance:g}) there is no unconditional half; leave it out"
         )
 
 
@@ -121,6 +130,7 @@ def _check_devices(tables: Tables) -> None:
     _check_old_policy(tables)
     _check_held(tables)
     _check_streamed(tables)
+    _check_compiled(tables)
     if tables.largest_weight is not None:
         _check_weights(tables)
     several = {
@@ -244,6 +254,18 @@ def _check_streamed(tables: Tables) -> None:
             "rollout.memory: weights that are trained stay on the device, and all are; set it to "
             '"resident", or model.trained to "lora"'
         )
+
+
+def _check_compiled(tables: Tables) -> None:
+    if tables.model.compile is None:
+        return
+    moves = "the blocks' weights come and go between their calls"
+    for field, is_set, otherwise in (
+        ("rollout.memory", tables.rollout.memory == "streamed", 'set it to "resident"'),
+        ("trainer.sharded", tables.trainer.sharded, "set it to false"),
+    ):
+        if is_set:
+            raise ValueError(f"{field}: {moves}, {otherwise}, or leave model.compile out")
 
 
 def _check_weights(tables: Tables) -> None:

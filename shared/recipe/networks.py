@@ -15,6 +15,11 @@ def check_networks(recipe: Tables) -> None:
             f"model.attention: the network of a {family.pipeline} calls torch's own attention, "
             "whatever is named; leave it out"
         )
+    if recipe.algorithm.cfg_gradient == "conditional" and family.forwards(table.guidance) == 1:
+        raise UserError(
+            f"algorithm.cfg_gradient: a {family.pipeline} takes guidance as an input of its "
+            "network, so that there is no unconditional half; leave it out"
+        )
     if boundary(table.folder) is not None:
         _check_shards(recipe)
         return

@@ -16,6 +16,8 @@ SigmaGrid = Literal["linear", "shifted", "default", "model"] | tuple[Sigma, ...]
 
 MatchingWeight = Literal["uniform", "sigma", "ghuber"]
 
+CfgGradient = Literal["both", "conditional"]
+
 MIN_FIRST_SIGMA = 0.9
 MIN_CORRELATION = 0.9
 """Default of `Sampling.tail_correlation`: a gradient whose rewards correlate so with the whole
@@ -216,6 +218,9 @@ class Algorithm(Table):
     4 s e^(1/4)."""
     dpo_beta: Annotated[float, Field(gt=0)] = 2000.0
     """dpo: how strongly a pair is preferred for what both errors have gained on the base model."""
+    cfg_gradient: CfgGradient = "both"
+    """Halves of classifier-free guidance that the gradient goes through. conditional: that of the
+    prompt alone; the empty prompt's is computed without one."""
     rewards: Literal["sum", "normalised"] = "sum"
     """Way to combine scorers. sum: rewards are weighted sums of scores; normalised: each score
     becomes an advantage of its own, and these are summed by weight."""

@@ -34,8 +34,9 @@ class Trainer(Table):
     ema_warmup: bool = True
     """Whether the decay rises with the optimizer steps, so that the average of a short run does not
     remember the untrained weights."""
-    gradient_checkpointing: bool = False
-    """Whether the backward pass computes a block's activations again instead of keeping them."""
+    gradient_checkpointing: bool | Literal["selective"] = False
+    """Whether the backward pass computes a block's activations again instead of keeping them;
+    selective: all but what its attention has given."""
     micro_batch: Positive | Literal["auto"] = "auto"
     """Samples per forward and backward pass, each with `schedule.tsp_steps` of its steps."""
     memory_gib: Annotated[float, Field(gt=0)] | None = None
@@ -107,6 +108,9 @@ class Model(Table):
     attention: str | None = None
     """Back end of the network's attention by the name that diffusers has for it, in sampling and
     training; by default torch's own choice."""
+    compile: Literal["regional"] | None = None
+    """regional: the blocks that the network repeats are compiled, in sampling and training, at the
+    first call of each shape; where that fails they run as they are."""
     vae_tiling: bool = False
     """Whether samples are decoded in overlapping tiles: less memory for videos, and pixels that
     differ a little. Everything that decodes samples of the run does it alike."""

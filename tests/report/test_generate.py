@@ -14,7 +14,7 @@ from digenrl.evaluation.sampler import Sampler, noise_seed
 from digenrl.report.export import export_adapter, export_network
 from digenrl.report.generate import generate
 from digenrl.report.usage import _loading
-from shared.diffusion.generation import to_uint8
+from shared.diffusion.decoding import to_uint8
 from shared.diffusion.weights import trained_tensors
 from shared.errors import UserError
 from shared.recipe.recipe import Recipe, override

@@ -1,5 +1,6 @@
 """Fragments of a rollout worker, and the weights that it generates them with."""
 
+import asyncio
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from functools import partial
@@ -7,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from shared.errors import IntegrityError, Unavailable
+from shared.errors import IntegrityError, OutOfMemory, Unavailable
 from shared.messages.contracts import (
     FragmentFailed,
     FragmentGenerated,
@@ -220,3 +221,84 @@ async def test_weights_of_an_old_version_that_are_deleted_send_the_fragment_back
         assert (event.slot.group, event.reason) == (0, "stale")
         await cluster.told("fragment_generated")
         assert cluster.device.done == ["fragment 1 by 2"]
+
+
+async def test_a_fragment_is_decoded_beside_the_steps_of_the_next_one_fragment_deep(
+    worker: Start,
+) -> None:
+    async with worker() as cluster:
+        device = cluster.device
+        device.free.set()
+        device.decodes.clear()
+        await cluster.generate(0, 1, 2)
+        await cluster.until(lambda: len(device.done) == 2)
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert device.decoding == [0], "the second waits for the first, and the third for both"
+        assert device.begun == ["fragment 0", "fragment 1"]
+        device.decodes.set()
+        events = await cluster.told("fragment_generated", 3)
+        assert [e.fragment.group for e in events if isinstance(e, FragmentGenerated)] == [0, 1, 2]
+        assert device.decoding == [0, 1, 2]
+
+
+async def test_a_fragment_keeps_its_version_while_the_next_one_takes_another(
+    worker: Start,
+) -> None:
+    async with worker() as cluster:
+        device = cluster.device
+        device.free.set()
+        device.decodes.clear()
+        await cluster.generate(0)
+        await cluster.until(lambda: device.decoding == [0])
+        await cluster.publish_version(1)
+        await cluster.generate(1, version=1)
+        await cluster.until(lambda: device.done == ["fragment 0 by 0", "fragment 1 by 1"])
+        device.decodes.set()
+        events = await cluster.told("fragment_generated", 2)
+        digests = [e.stored.weights_digest for e in events if isinstance(e, FragmentGenerated)]
+        assert digests == [examples.digest(0), examples.digest(1)]
+
+
+async def test_what_cannot_be_decoded_fails_alone(worker: Start) -> None:
+    async with worker() as cluster:
+        device = cluster.device
+        device.free.set()
+        device.decoding_fault = OutOfMemory("no room", what="decoding", remedy="less")
+        await cluster.generate(0, 1)
+        [failed] = await cluster.told("fragment_failed")
+        assert isinstance(failed, FragmentFailed)
+        assert (failed.slot.group, failed.reason) == (0, "no room")
+        [event] = await cluster.told("fragment_generated")
+        assert isinstance(event, FragmentGenerated) and event.fragment.group == 1
+        assert cluster.worker.memory_shortage is not None
+
+
+async def test_what_is_decoded_when_the_worker_stops_is_given_back(worker: Start) -> None:
+    async with worker() as cluster:
+        cluster.device.free.set()
+        cluster.device.decodes.clear()
+        await cluster.generate(0, 1)
+        await cluster.until(lambda: len(cluster.device.done) == 2)
+        await cluster.drain()
+        events = await cluster.told("fragment_released", 2)
+        assert [(e.slot.group, e.reason) for e in events if isinstance(e, FragmentReleased)] == [
+            (0, "draining"), (1, "draining"),
+        ]  # fmt: skip
+
+
+async def test_a_gradient_has_the_device_to_itself(worker: Start) -> None:
+    async with worker() as cluster:
+        device = cluster.device
+        device.free.set()
+        device.decodes.clear()
+        await cluster.generate(0)
+        await cluster.until(lambda: device.decoding == [0])
+        await cluster.compute(await cluster.group(1))
+        await cluster.until(lambda: bool(cluster.app._gradients.ready))
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert device.groups == []
+        device.decodes.set()
+        await cluster.told("gradient_computed")
+        assert device.done == ["fragment 0 by 0", "gradient of batch 0 group 1 samples 0 by 0"]

@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -48,9 +48,11 @@ class FakeGeneration:
         async with self.device.used_for(f"fragment {self.task.fragment.group}"):
             self.done, self.seconds = True, 0.25
 
-    async def finish(self) -> Generated:
-        group = str(self.task.fragment.group).encode()
-        return Generated(group, group, self.device.digest, self.seconds)
+    def finish(self) -> Awaitable[Generated]:
+        group, device = self.task.fragment.group, self.device
+        return device.decoded(group, Generated(
+            str(group).encode(), str(group).encode(), device.digest, self.seconds
+        ))  # fmt: skip
 
 
 @dataclass
@@ -81,9 +83,26 @@ class FakeDevice:
     """Error of the next weights that are staged."""
     tally: dict[str, float] = field(default_factory=lambda: {"num_rows": 4.0})
     digest: str = ""
+    decodes: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set unless a test holds decoding back."""
+    decoding: list[int] = field(default_factory=list)
+    """Groups of the fragments that it has begun to decode."""
+    decoding_fault: DigenRLError | None = None
+    """Error of the next fragment that is decoded."""
     given: list[bytes | None] = field(default_factory=list)
     """Conditions that its fragments were begun with."""
     _used: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    def __post_init__(self) -> None:
+        self.decodes.set()
+
+    async def decoded(self, group: int, generated: Generated) -> Generated:
+        self.decoding.append(group)
+        await self.decodes.wait()
+        fault, self.decoding_fault = self.decoding_fault, None
+        if fault is not None:
+            raise fault
+        return generated
 
     @contextlib.asynccontextmanager
     async def used_for(self, what: str) -> AsyncIterator[None]:

@@ -15,11 +15,14 @@ DEVICE = "device"
 ALMOST_NOTHING = 1e-9
 
 
-def counted_profile(shape: Shape, *, beside: int, sharded: bool) -> Profile:
+def counted_profile(
+    shape: Shape, *, beside: float, sharded: bool, differentiated: float = 1.0
+) -> Profile:
     """Return a profile in which seconds are rows of the network.
 
     Args:
         beside: forward passes of a trained row beside the one that has a backward pass.
+        differentiated: share of a trained row's forward pass that a backward pass follows.
         sharded: ranks share the weights, so that they train a group together.
     """
     return Profile(
@@ -37,7 +40,7 @@ def counted_profile(shape: Shape, *, beside: int, sharded: bool) -> Profile:
         ),
         variant=Variant(
             forwards_per_step=1,
-            rho=1 + BACKWARD + beside,
+            rho=1 + BACKWARD * differentiated + beside,
             memory_gib=ALMOST_NOTHING,
             sharded=sharded,
             optimizer_seconds=0.0,

@@ -70,7 +70,8 @@ def rollout_equivalents(shape: Shape, fragment: int) -> float:
     return shape.steps - shape.shared_steps + shape.shared_steps / fragment
 
 
-def training_equivalents(shape: Shape, *, beside: int) -> float:
+def training_equivalents(shape: Shape, *, beside: float, differentiated: float = 1.0) -> float:
     """Return the forward passes of a row that training a sample of a whole group counts as: one,
-    the backward pass, and those ``beside`` without one."""
-    return shape.rows_per_sample * (1 + BACKWARD + beside)
+    the backward pass of the share of it that is ``differentiated``, and those ``beside`` without
+    one."""
+    return shape.rows_per_sample * (1 + BACKWARD * differentiated + beside)

@@ -114,22 +114,26 @@ def rho(
     size: Size,
     *,
     full: bool,
-    recomputes: bool,
+    recomputes: bool | Literal["selective"],
     kl: bool,
     forwards: int = 1,
     backwards: int = 1,
+    differentiated: float = 1.0,
 ) -> float:
     """Return the operations of a trained row over those of a forward pass.
 
     Args:
         full: all weights are trained, not an adapter.
-        recomputes: the forward pass is computed again for the backward pass.
+        recomputes: the forward pass is computed again for the backward pass; selective: all of
+            it but the attention.
         kl: the base model's forward pass is computed as well.
         forwards, backwards: passes for two sums of gradients, if there are two.
+        differentiated: share of the forward pass that a backward pass follows.
     """
     attention = _attention(work, size) / forward_tflop(work, size)
     backward = (1 + full) * (1 - attention) + ATTENTION_BACKWARD * attention
-    return forwards + kl + backwards * (recomputes + backward)
+    again = 1 - attention if recomputes == "selective" else float(recomputes)
+    return forwards + kl + differentiated * backwards * (again + backward)
 
 
 def num_tokens(work: Work, size: Size) -> int:

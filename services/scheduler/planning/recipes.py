@@ -92,6 +92,12 @@ def passes_beside(recipe: Recipe) -> int:
     return int(recipe.algorithm.kl_beta > 0) + int(recipe.keeps_old_policy)
 
 
+def differentiated(recipe: Recipe) -> float:
+    """Share of a trained row's forward pass that a backward pass follows: half of it where the
+    unconditional half of classifier-free guidance has none."""
+    return 0.5 if recipe.algorithm.cfg_gradient == "conditional" else 1.0
+
+
 def _rho_of(recipe: Recipe, work: Work, size: Size) -> float:
     apart, recomputes = recipe.sums_apart, recipe.trainer.gradient_checkpointing
     return int(recipe.keeps_old_policy) + rho(
@@ -100,8 +106,9 @@ def _rho_of(recipe: Recipe, work: Work, size: Size) -> float:
         full=recipe.model.trained == "full",
         recomputes=recomputes,
         kl=recipe.algorithm.kl_beta > 0,
-        forwards=1 + (apart and (recomputes or recipe.trainer.sharded)),
+        forwards=1 + (apart and bool(recomputes or recipe.trainer.sharded)),
         backwards=1 + apart,
+        differentiated=differentiated(recipe),
     )
 
 

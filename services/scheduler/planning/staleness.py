@@ -13,6 +13,7 @@ from services.scheduler.costs.profile import PROFILES, Profile, load_profile
 from services.scheduler.planning.forecast import forecast
 from services.scheduler.planning.planner import fragment_sizes
 from services.scheduler.planning.recipes import (
+    differentiated,
     passes_beside,
     profile_of,
     shape_of,
@@ -113,10 +114,11 @@ def _profile(recipe: Recipe) -> Profile | None:
 
 
 def _counted(recipe: Recipe) -> tuple[Profile, Split]:
-    trainer = recipe.trainer
+    trainer, share = recipe.trainer, differentiated(recipe)
     profile = counted_profile(
         shape_of(recipe),
-        beside=passes_beside(recipe) + trainer.gradient_checkpointing,
+        beside=passes_beside(recipe) + bool(trainer.gradient_checkpointing) * share,
+        differentiated=share,
         sharded=trainer.sharded,
     )
     trains = max(trainer.devices, trainer.ranks)

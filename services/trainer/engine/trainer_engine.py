@@ -26,7 +26,7 @@ from shared.diffusion.device import fits
 from shared.diffusion.policy import LoadedPolicy, load_policy
 from shared.diffusion.sharding import clip_gradients, sum_gradients
 from shared.diffusion.shards import HostPart, host_parts
-from shared.diffusion.training.gradient import REMEDY, AutoChunkedGradient, words_of
+from shared.diffusion.training.auto_chunks import REMEDY, AutoChunkedGradient, words_of
 from shared.diffusion.training.group_gradient import add_gradient, read_gradient
 from shared.diffusion.training.rows import TrainingGroup, read_group
 from shared.diffusion.training.sums import in_proportion, of_rest

@@ -19,6 +19,7 @@ from shared.errors import UserError
 from shared.models.catalogue import PartConfig
 from shared.models.families import FamilySpec
 from shared.models.memory import AS_TRAINED, Holding, file_bytes, part_folders
+from shared.recipe.sampling import CfgGradient
 
 NEGATIVE = "negative_"
 """Prefix of the names of the empty prompt's conditions, for classifier-free guidance."""
@@ -46,6 +47,9 @@ class Family(ABC):
 
     guidance_2: float | None = None
     """Guidance of a second network, if it is another than that of the first."""
+
+    cfg_gradient: CfgGradient = "both"
+    """`Algorithm.cfg_gradient`"""
 
     def __post_init__(self) -> None:
         network = self.network()
@@ -169,7 +173,11 @@ class Family(ABC):
         if self.spec.forwards(guidance) == 1:
             return _at_least_float32(self.forward(latents, sigma, conditions, guidance))
         halves = _halves(conditions)
-        if _alike(*halves):
+        if self.cfg_gradient == "conditional" and torch.is_grad_enabled():
+            with torch.no_grad():
+                unconditional = _at_least_float32(self.forward(latents, sigma, halves[0], guidance))
+            conditional = _at_least_float32(self.forward(latents, sigma, halves[1], guidance))
+        elif _alike(*halves):
             both = self.forward(
                 torch.cat([latents, latents]), torch.cat([sigma, sigma]), _joined(*halves), guidance
             )

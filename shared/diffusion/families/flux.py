@@ -36,7 +36,7 @@ class Flux(Family):
 
 def _places(rows: int, columns: int, like: Tensor) -> Tensor:
     """Returns (tokens, 3): 0, row and column of each token."""
-    grid = torch.zeros(rows, columns, 3)
-    grid[..., 1] += torch.arange(rows)[:, None]
-    grid[..., 2] += torch.arange(columns)
+    grid = torch.zeros(rows, columns, 3, device=like.device)
+    grid[..., 1] += torch.arange(rows, device=like.device)[:, None]
+    grid[..., 2] += torch.arange(columns, device=like.device)
     return grid.flatten(0, 1).to(like)

@@ -30,6 +30,7 @@ from shared.diffusion.sampler import Denoising
 from shared.diffusion.tensors import check_latents, pack, unpack, unpack_conditions
 from shared.diffusion.training.loss import Surrogate
 from shared.diffusion.training.rows import RowKind, check_alike, check_size, chunks
+from shared.diffusion.transfer import to_device
 from shared.errors import ContractError
 from shared.learning.seeds import derive, permutation
 from shared.recipe.recipe import Recipe
@@ -84,7 +85,7 @@ class FinishedGroup:
         )
 
     def rows(self, chunk: Chunk, device: torch.device) -> "Iterator[NoisedSamples]":
-        conditions = {name: tensor.to(device) for name, tensor in self.conditions.items()}
+        conditions = {name: to_device(each, device) for name, each in self.conditions.items()}
         for samples, steps in chunks(self.shape, chunk):
             indices = self.indices[samples, steps]
             noise = torch.stack([
@@ -97,10 +98,10 @@ class FinishedGroup:
             sigma = self.sigmas[indices.flatten()]
             s = sigma.reshape(-1, *([1] * (clean.dim() - 1)))
             yield NoisedSamples(
-                noised=((1 - s) * clean + s * noise).to(device),
-                sigma=sigma.to(device),
-                clean=clean.to(device),
-                advantage=self.advantages[samples].repeat_interleave(num_steps).to(device),
+                noised=to_device((1 - s) * clean + s * noise, device),
+                sigma=to_device(sigma, device),
+                clean=to_device(clean, device),
+                advantage=to_device(self.advantages[samples].repeat_interleave(num_steps), device),
                 conditions=repeat_rows(conditions, len(clean)),
             )
 

@@ -10,6 +10,7 @@ devices may differ in the last bit, and are then apart.
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -27,6 +28,7 @@ from shared.diffusion.tensors import (
     unpack_trajectory,
 )
 from shared.diffusion.training.rows import RowKind, check_alike, check_size, chunks
+from shared.diffusion.transfer import to_device
 from shared.diffusion.transition import Step
 from shared.errors import ContractError
 from shared.recipe.recipe import Recipe
@@ -91,7 +93,8 @@ class PathGroup:
     def rows(self, chunk: Chunk, device: torch.device) -> "Iterator[TransitionRows]":
         """Yields every row once: in chunks, and then those that begin at shared states, in passes
         of their own. A pass has as many rows of the network as a chunk at most."""
-        here = replace(self, conditions={n: each.to(device) for n, each in self.conditions.items()})
+        conditions = {name: to_device(each, device) for name, each in self.conditions.items()}
+        here = replace(self, conditions=conditions)
         steps = self.steps
         if self.num_states and not bool(self.trained[self.samples, 0].any()):
             steps = steps[1:]  # the first is merged, of all samples
@@ -116,7 +119,7 @@ class PathGroup:
             inside = (state_of >= 0) & (state_of < len(before))
             samples = merged[inside]
             rows = self._rows(samples, torch.zeros_like(samples), device, before=before)
-            yield replace(rows, state_of=state_of[inside].to(device))
+            yield replace(rows, state_of=to_device(state_of[inside], device))
 
     def _apart(self, samples: Tensor, steps: range) -> tuple[Tensor, Tensor]:
         """Returns the rows (B,) that are not merged, the steps of a sample side by side: the sample
@@ -141,14 +144,15 @@ class PathGroup:
             before = self.latents[samples, after - 1]
         else:
             sigma = self.plan.step(self.step_indices[:1].repeat(len(before))).sigma
+        put = partial(to_device, device=device)
         return TransitionRows(
-            before=before.to(device),
-            sigma=sigma,
-            arrived=self.latents[samples, after].to(device),
-            step=step,
-            behaviour_log_prob=self.log_probs[samples, places].to(device),
-            behaviour_mean=None if self.means is None else self.means[samples, places].to(device),
-            advantage=self.advantages[samples].to(device),
+            before=put(before),
+            sigma=put(sigma),
+            arrived=put(self.latents[samples, after]),
+            step=replace(step, sigma=put(step.sigma), sigma_next=put(step.sigma_next)),
+            behaviour_log_prob=put(self.log_probs[samples, places]),
+            behaviour_mean=None if self.means is None else put(self.means[samples, places]),
+            advantage=put(self.advantages[samples]),
             conditions=repeat_rows(self.conditions, len(before)),
         )
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from shared.devices.protocols import GroupData, GroupGradient
 from shared.diffusion.policy import LoadedPolicy
 from shared.diffusion.tensors import pack, unpack
-from shared.diffusion.training.gradient import AutoChunkedGradient, words_of
+from shared.diffusion.training.auto_chunks import AutoChunkedGradient, words_of
 from shared.diffusion.training.rows import TrainingGroup, read_group
 from shared.diffusion.training.sums import REST, of_which
 from shared.diffusion.weights import trained_parameters

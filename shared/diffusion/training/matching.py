@@ -40,6 +40,7 @@ from shared.diffusion.training.forward_process import (
 from shared.diffusion.training.loss import Surrogate, onpolicy_surrogate
 from shared.diffusion.training.objective import Behaviour, LossTerms, Network
 from shared.diffusion.training.rows import RowKind, chunks
+from shared.diffusion.transfer import to_device
 from shared.learning.seeds import derive
 from shared.recipe.recipe import Recipe
 from shared.recipe.sampling import Algorithm, MatchingWeight
@@ -146,7 +147,7 @@ class PairGroup:
         return replace(self, indices=self.indices[steps.start : steps.stop])
 
     def rows(self, chunk: Chunk, device: torch.device) -> "Iterator[PairRows]":
-        conditions = {name: tensor.to(device) for name, tensor in self.conditions.items()}
+        conditions = {name: to_device(each, device) for name, each in self.conditions.items()}
         for _, steps in chunks(self.shape, chunk):
             indices = self.indices[steps]
             noise = torch.stack([self._noise(index) for index in indices.tolist()])
@@ -154,10 +155,12 @@ class PairGroup:
             clean = self.samples.repeat_interleave(len(indices), 0)
             s = sigma.reshape(-1, *([1] * (clean.dim() - 1)))
             yield PairRows(
-                noised=((1 - s) * clean + s * torch.cat([noise, noise])).to(device),
-                sigma=sigma.to(device),
-                clean=clean.to(device),
-                advantage=torch.full((len(indices),), self.margin, dtype=torch.float64).to(device),
+                noised=to_device((1 - s) * clean + s * torch.cat([noise, noise]), device),
+                sigma=to_device(sigma, device),
+                clean=to_device(clean, device),
+                advantage=torch.full(
+                    (len(indices),), self.margin, dtype=torch.float64, device=device
+                ),
                 conditions=repeat_rows(conditions, len(clean)),
             )
 

@@ -4,9 +4,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from math import inf
 
-from torch import Tensor
-
-from shared.diffusion.training.loss import Surrogate
 from shared.errors import BatchFailed, ContractError
 from shared.learning.metrics import ALARMING_RATIO_ERROR, MAX_RATIO_ERROR
 
@@ -24,9 +21,6 @@ for 0: weights were 1, but for what an optimizer step moves a ratio by, and no r
 
 MIN_EFFECTIVE_SHARE = 0.5
 """Effective share of rows below which a batch is not trained."""
-
-MIN_RATIO = 1e-300
-"""A ratio that has underflowed still has a logarithm."""
 
 
 @dataclass(slots=True)
@@ -61,31 +55,10 @@ class Tally:
         self.num_states += number
         self.num_merged_groups += number > 0
 
-    def record(
-        self, surrogate: Surrogate, advantage: Tensor, *, clip_range: float, staleness: int
-    ) -> None:
-        """Adds rows of one staleness; ``advantage`` is (B,)."""
-        if not len(advantage):
-            return
-        ratio, clipped = surrogate.ratio, surrogate.clipped_ratio
-        error = float((ratio - 1).abs().max())
-        if staleness == 0:
-            self.onpolicy_ratio_error = max(self.onpolicy_ratio_error, error)
-        else:
-            self.stale_ratio_error = max(self.stale_ratio_error, error)
-            self.num_stale += len(ratio)
-        self.num_rows += len(ratio)
-        wide = ratio.double()
-        self.ratio_sum += float(wide.sum())
-        self.approx_kl_sum += float((wide - 1 - wide.clamp(min=MIN_RATIO).log()).sum())
-        self.ratio_min = min(self.ratio_min, float(ratio.min()))
-        self.ratio_max = max(self.ratio_max, float(ratio.max()))
-        weight = surrogate.weight.double()
-        self.weight_sum += float(weight.sum())
-        self.weight_square_sum += float((weight**2).sum())
-        self.num_clipped_low += int(((clipped < 1 - clip_range) & (advantage < 0)).sum())
-        self.num_clipped_high += int(((clipped > 1 + clip_range) & (advantage > 0)).sum())
-        self.num_zero_advantage += int((advantage == 0).sum())
+    def count(self, num_rows: int, *, staleness: int) -> None:
+        """Counts rows of one staleness, of which `RowSums` has the rest."""
+        self.num_rows += num_rows
+        self.num_stale += num_rows if staleness else 0
 
     def skip(self, num_rows: int) -> None:
         """Adds rows without advantage that were not trained."""

@@ -101,6 +101,7 @@ def test_equivalents_are_rows_with_a_backward_pass_as_two(shape: Shape, fragment
     rows = trained_rows(shape, shape.group_size, 1) / shape.group_size
     assert training_equivalents(shape, beside=1) == pytest.approx(4 * rows)
     assert training_equivalents(shape, beside=0) == pytest.approx(3 * rows)
+    assert training_equivalents(shape, beside=0, differentiated=0.5) == pytest.approx(2 * rows)
 
 
 def _equivalents(shape: Shape) -> tuple[float, float]:

@@ -73,6 +73,13 @@ def test_trained_rows_take_the_passes_that_the_recipe_asks_for() -> None:
     two_sums = {"algorithm__advantage_std": "batch", "algorithm__kl_beta": 0.004}
     assert rho(**two_sums) == pytest.approx(4.3, rel=0.02)
     assert rho(**checkpointed, **two_sums) == pytest.approx(7.3, rel=0.02)
+    half: dict[str, object] = {"algorithm__cfg_gradient": "conditional", "model__guidance": 5.0}
+    assert rho(**half, algorithm__kl_beta=0.0) == pytest.approx(1 + 1.15 / 2, rel=0.02)
+    assert rho(**checkpointed, **half, algorithm__kl_beta=0.0) == pytest.approx(
+        1 + 2.15 / 2, rel=0.02
+    )
+    selective = {"trainer__gradient_checkpointing": "selective", "algorithm__kl_beta": 0.0}
+    assert 2.15 < rho(**selective) < 3.15
 
 
 def test_an_old_policy_is_one_more_pass_of_every_row() -> None:

@@ -155,7 +155,7 @@ def test_decoding_takes_one_sample_at_a_time_but_for_the_tiniest(
     together: list[int],
 ) -> None:
     if numbers is not None:
-        monkeypatch.setattr("shared.diffusion.generation.DECODED_AT_ONCE", numbers)
+        monkeypatch.setattr("shared.diffusion.decoding.DECODED_AT_ONCE", numbers)
     decode, sizes = policy.model.decode, []
 
     def noted(latents: Tensor) -> Tensor:

@@ -126,6 +126,19 @@ def test_keys_of_windows_that_a_name_implies_are_left_out_where_steps_are_drawn(
             'rollout.can_train: with algorithm.advantage_std "batch"',
         ),
         ({"trainer.ema": 1.0}, "trainer.ema"),
+        (
+            {"algorithm.cfg_gradient": "conditional"},
+            "algorithm.cfg_gradient: without classifier-free guidance (model.guidance 1)",
+        ),
+        (
+            {"model.compile": "regional", "rollout.memory": "streamed"},
+            "rollout.memory: the blocks' weights come and go between their calls, set it to \"resi",
+        ),
+        (
+            {"model.compile": "regional", "trainer.ranks": 2, "trainer.sharded": True},
+            "trainer.sharded: the blocks' weights come and go",
+        ),
+        ({"trainer.gradient_checkpointing": "some"}, "trainer.gradient_checkpointing"),
     ],
 )
 def test_what_does_not_go_together_is_refused_with_a_remedy(

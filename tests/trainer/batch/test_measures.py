@@ -7,6 +7,7 @@ import torch
 
 from services.trainer.batch.measures import batch_metrics
 from shared.diffusion.training.loss import Surrogate
+from shared.diffusion.training.row_sums import RowSums
 from shared.diffusion.training.tally import Tally
 from shared.run.commits import TrainedGroup
 
@@ -42,9 +43,11 @@ def test_rewards_are_said_together_and_by_scorer() -> None:
 
 def tally(*ratios: float, staleness: int = 1) -> Tally:
     ratio = torch.tensor(ratios)
-    found = Tally()
+    found, sums = Tally(), RowSums()
     surrogate = Surrogate(ratio, ratio, ratio, torch.ones_like(ratio))
-    found.record(surrogate, torch.ones_like(ratio), clip_range=0.1, staleness=staleness)
+    sums.record(surrogate, torch.ones_like(ratio), clip_range=0.1, staleness=staleness)
+    found.count(len(ratios), staleness=staleness)
+    sums.into(found)
     return found
 
 

@@ -1,0 +1,140 @@
+"""What is done to the blocks of a network: activations that are computed again, and compilation."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from structlog.testing import capture_logs
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from shared.diffusion.compilation import compile_blocks
+from shared.diffusion.families.base import Family
+from shared.diffusion.models import load_model, repeat_rows
+from shared.diffusion.policy import LoraSpec, attach_lora, copy_policy, load_policy
+from shared.diffusion.recomputation import KERNELS, checkpoint_blocks
+from shared.diffusion.weights import trained_parameters
+from shared.recipe.recipe import override
+from tests import tiny_models
+from tests.shared.diffusion.digits import RECIPE
+from tests.tiny_models import PROMPT
+
+SIZE = 32
+OLD_WORDS = pytest.mark.filterwarnings("ignore::DeprecationWarning:torch.*")
+"""Torch's compiler uses what torch advises against."""
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        name if name == "flux" else pytest.param(name, marks=pytest.mark.slow)
+        for name in tiny_models.MODELS
+    ],
+)
+def family(request: pytest.FixtureRequest) -> str:
+    name: str = request.param
+    return name
+
+
+@pytest.fixture(scope="module")
+def folder(family: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_models.save(family, tmp_path_factory.mktemp(family))
+
+
+def load(folder: Path) -> Family:
+    made = load_model(
+        folder, {"transformer", "text", "decoder"}, device=torch.device("cpu"), dtype=torch.float32
+    )
+    assert isinstance(made, Family)
+    spec = LoraSpec(
+        rank=2, alpha=4.0, targets=tuple(made.lora_targets), excluded=tuple(made.lora_excluded),
+        seed=0,
+    )  # fmt: skip
+    attach_lora(made.transformer, spec)
+    return made
+
+
+class Kernels(TorchDispatchMode):
+    """Counts calls of torch's fused attention, backward passes aside."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.calls = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        self.calls += func.name().removeprefix("aten::") in KERNELS
+        return func(*args, **(kwargs or {}))
+
+
+def gradient(family: str, model: Family) -> tuple[dict[str, Tensor], int]:
+    """The gradient, and the calls of attention that it took."""
+    frames = 5 if family in tiny_models.VIDEO else 1
+    shape = model.latent_shape(height=SIZE, width=SIZE, frames=frames)
+    latents = torch.randn(2, *shape, generator=torch.Generator().manual_seed(0))
+    told = repeat_rows(model.encode(PROMPT, guidance=4.0), 2)
+    model.transformer.zero_grad(set_to_none=True)
+    with Kernels() as kernels:
+        found = model.velocity(latents, torch.tensor([0.9, 0.3]), told, guidance=4.0)
+        found.square().sum().backward()
+    parameters = trained_parameters(model.transformer)
+    return {n: p.grad for n, p in parameters.items() if p.grad is not None}, kernels.calls
+
+
+def test_what_is_computed_again_changes_no_bit_of_the_gradient(family: str, folder: Path) -> None:
+    kept, calls = gradient(family, load(folder))
+    assert calls > 0 and kept
+    wanted = {True: 2, "selective": 1}
+    for keeping in (True, "selective"):
+        model = load(folder)
+        checkpoint_blocks(model.transformer, keeping)
+        found, again = gradient(family, model)
+        assert found.keys() == kept.keys()
+        assert all(torch.equal(found[name], kept[name]) for name in kept), keeping
+        outside = 2 if family == "hunyuan-video" else 0  # what refines its text is in no block
+        assert abs(again - wanted[keeping] * calls) <= outside * wanted[keeping], keeping
+
+
+@OLD_WORDS
+def test_compiled_blocks_compute_the_same(family: str, folder: Path) -> None:
+    wanted, _ = gradient(family, load(folder))
+    model = load(folder)
+    blocks = compile_blocks(model.transformer, backend="aot_eager")
+    found, _ = gradient(family, model)
+    assert blocks.reason is None and blocks.blocks
+    for name, tensor in wanted.items():
+        torch.testing.assert_close(found[name], tensor, rtol=1e-4, atol=1e-6)
+
+
+@OLD_WORDS
+def test_blocks_that_cannot_be_compiled_run_as_they_are_and_the_log_says_why() -> None:
+    def broken(graph: Any, inputs: Any) -> Any:
+        raise ValueError("no such instruction")
+
+    policy = load_policy(RECIPE, {"transformer"})
+    network = policy.model.transformer
+    blocks = compile_blocks(network, backend=broken)  # type: ignore[arg-type]
+    config: Any = network.config
+    told = {
+        "text": torch.zeros(1, 4, config.joint_attention_dim),
+        "pooled": torch.zeros(1, config.pooled_projection_dim),
+    }
+    with capture_logs() as logs:
+        for _ in range(2):
+            policy.model.velocity(torch.zeros(1, 1, 8, 8), torch.ones(1), told, guidance=1.0)
+    [said] = [each for each in logs if each["event"] == "not_compiled"]
+    assert "no such instruction" in said["reason"] and blocks.reason == said["reason"]
+    assert all(block._compiled_call_impl is None for block in blocks.blocks)
+
+
+@OLD_WORDS
+def test_a_recipe_compiles_what_is_loaded_and_every_copy_of_it() -> None:
+    assert load_policy(RECIPE, {"transformer"}).compiled is None
+    loaded = load_policy(override(RECIPE, {"model.compile": "regional"}), {"transformer"})
+    for policy in (loaded, copy_policy(loaded, 0)):
+        assert policy.compiled is not None
+        blocks = policy.compiled.blocks
+        assert {id(each) for each in blocks} <= {id(m) for m in policy.model.transformer.modules()}
+        assert all(block._compiled_call_impl is not None for block in blocks)
