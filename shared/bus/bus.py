@@ -12,7 +12,7 @@ acknowledge. What cannot be decoded is copied to the quarantine, counted, and ne
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -97,16 +97,20 @@ class Bus:
                     await client.flush(FLUSH_S)
             await client.close()
 
-    async def ensure_streams(self) -> None:
+    async def ensure_streams(self, needs: Mapping[str, int] | None = None) -> None:
         """Create the streams that are missing; only the scheduler does. A stream to which an
         operator has given another size keeps it.
 
+        Args:
+            needs: bytes that a stream must take, by its name.
+
         Raises:
             Unavailable: if the server does not answer.
+            UserError: if a stream does not take what it must.
         """
         with as_unavailable():
             for stream in subjects.STREAMS:
-                await make_stream(self.jetstream, stream)
+                await make_stream(self.jetstream, stream, (needs or {}).get(stream.name, 0))
 
     async def stream_states(self) -> dict[str, StreamState | None]:
         """Return the state of every stream by name, None for one that does not exist.

@@ -1,8 +1,9 @@
 """Streams: how the bus makes and reads them, and how it sees that one was lost or is full."""
 
 import contextlib
+import math
 from collections.abc import AsyncIterator, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
@@ -13,7 +14,7 @@ from nats.js import JetStreamContext, api
 from nats.js.errors import APIError, NotFoundError
 
 from shared.bus.cancellation import cancellable
-from shared.errors import ContractError, Unavailable
+from shared.errors import ContractError, Unavailable, UserError
 from shared.messages.subjects import Stream
 from shared.telemetry import QUARANTINED
 
@@ -22,6 +23,10 @@ SERVICE_UNAVAILABLE = 503
 """JetStream's code while it starts."""
 OTHER_SETTINGS = 10058
 """JetStream's error code for a stream that is there already, with other settings."""
+
+NO_ROOM = (10028, 10047, 10113)
+"""JetStream's error codes for more bytes than the server or the account may store."""
+ROOM = "jetstream.max_file_store of the server"
 
 log = structlog.get_logger()
 
@@ -68,13 +73,50 @@ async def stream_state(jetstream: JetStreamContext, stream: Stream) -> StreamSta
     return StreamState(found.created, found.state.last_seq, found.state.bytes / limit)
 
 
-async def make_stream(jetstream: JetStreamContext, stream: Stream) -> None:
-    """Create a stream; one that exists keeps its settings."""
+async def make_stream(jetstream: JetStreamContext, stream: Stream, need: int = 0) -> None:
+    """Create a stream that takes ``need`` bytes, or let it grow.
+
+    One that exists keeps its settings otherwise. Its size is a multiple of what it has by default,
+    unless an operator has set another; that is not changed.
+
+    Raises:
+        UserError: if it does not take so much, and why.
+    """
+    size = stream.max_bytes * max(1, math.ceil(need / stream.max_bytes))
+    config = stream_config(replace(stream, max_bytes=size))
     try:
-        await cancellable(jetstream.add_stream(stream_config(stream)))
+        await cancellable(jetstream.add_stream(config))
     except APIError as error:
+        if error.err_code in NO_ROOM:
+            raise _too_small(stream, need, f"NATS has no room for it ({ROOM})") from error
         if error.err_code != OTHER_SETTINGS:
             raise
+        await _grow(jetstream, stream, need, config)
+
+
+async def _grow(
+    jetstream: JetStreamContext, stream: Stream, need: int, config: api.StreamConfig
+) -> None:
+    found = (await cancellable(jetstream.stream_info(stream.name))).config
+    there = found.max_bytes or -1
+    if there < 0 or there >= need:
+        return
+    if there % stream.max_bytes:
+        change = f"nats stream edit {stream.name} --max-bytes {config.max_bytes}"
+        raise _too_small(stream, need, f"an operator has given it {there} bytes ({change})")
+    try:
+        await cancellable(jetstream.update_stream(found.evolve(max_bytes=config.max_bytes)))
+    except APIError as error:
+        raise _too_small(stream, need, f"NATS says: {error.description} ({ROOM})") from error
+    log.info("stream_grown", stream=stream.name, bytes=config.max_bytes)
+
+
+def _too_small(stream: Stream, need: int, reason: str) -> UserError:
+    return UserError(
+        f"schedule.fragment_size: with this recipe the stream {stream.name} may need {need} bytes, "
+        f"and {reason}; give it more room, or choose larger fragments, shorter prompts or a "
+        "smaller batch.groups"
+    )
 
 
 def stream_config(stream: Stream) -> api.StreamConfig:

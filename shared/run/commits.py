@@ -12,7 +12,7 @@ record's policy; the trainer, and whoever evaluates or exports, by `CommitRecord
 """
 
 import hashlib
-from typing import NamedTuple, Self
+from typing import NamedTuple, Protocol, Self
 
 from pydantic import Field, FiniteFloat, ValidationError, model_validator
 
@@ -124,6 +124,35 @@ async def commit(store: ObjectStore, record: CommitRecord) -> None:
     key = commit_key(record.run, record.policy.version)
     if not await store.create(key, record.encode()):
         raise CommitConflict(f"version {record.policy.version} is committed already")
+
+
+class StoredRecord(NamedTuple):
+    record: CommitRecord
+    digest: Digest
+    """Of its stored bytes (`record_digest`)."""
+
+
+class Named(Protocol):
+    """Is a record, or what is kept of it: what the version is stored as."""
+
+    @property
+    def run(self) -> str: ...
+    @property
+    def policy(self) -> Policy: ...
+    @property
+    def weights(self) -> ObjectRef: ...
+    @property
+    def objects(self) -> tuple[ObjectRef, ...]: ...
+
+
+async def read_stored(store: ObjectStore, run: str, version: int) -> StoredRecord | None:
+    """Return a record with the digest of its bytes, None if the version is not committed.
+
+    Raises:
+        ContractError: if the object is no record.
+    """
+    data = await store.read(commit_key(run, version))
+    return None if data is None else StoredRecord(_decoded(data, run, version), record_digest(data))
 
 
 async def read_commit(store: ObjectStore, run: str, version: int) -> CommitRecord | None:

@@ -4,6 +4,7 @@
 <run>/staleness.json                 what schedule.max_staleness = "auto" was decided to be, and why
 <run>/files/<key>.json               digests of the model and the rewards (files.py)
 <run>/commits/<version>.json         the commit records (commits.py)
+<run>/chain/<size>/<version>.json    what is needed of so many old ones (chain.py)
 <run>/weights/<sha256>.safetensors   a policy version's weights, while it is kept (retention.py)
 <run>/checkpoints/<sha256>...        its optimizer and random state, as long
     .../<sha256>.manifest.json       which shards it consists of, if there are several (manifest.py)
@@ -40,6 +41,16 @@ def commits_folder(run: str) -> str:
 
 def commit_key(run: str, version: int) -> str:
     return f"{commits_folder(run)}/{version:08d}.json"
+
+
+def chain_folder(run: str) -> str:
+    return f"{run}/chain"
+
+
+def segment_key(run: str, size: int, first: int) -> str:
+    """Return where the summary of ``size`` commits is stored, of which version ``first`` is the
+    oldest."""
+    return f"{chain_folder(run)}/{size}/{first:08d}.json"
 
 
 def weights_folder(run: str) -> str:

@@ -9,7 +9,7 @@ import structlog
 from shared.errors import ContractError, IntegrityError
 from shared.messages.contracts import ObjectRef
 from shared.recipe.recipe import Recipe
-from shared.run.commits import CommitRecord
+from shared.run.commits import Named
 from shared.run.evaluations import GoldFigures
 from shared.run.layout import (
     checkpoints_folder,
@@ -101,7 +101,7 @@ Shards = Mapping[str, Collection[str]]
 
 
 def deletable(
-    records: Sequence[CommitRecord], kept: Collection[int], shards: Shards
+    records: Sequence[Named], kept: Collection[int], shards: Shards
 ) -> tuple[set[str], set[str]]:
     """Return the keys of objects that no kept version names: shards, then what names them, in the
     order in which they are deleted. If that is interrupted, what is left is still named.
@@ -114,13 +114,13 @@ def deletable(
     return named_by(others, shards) - naming - of_kept, naming - of_kept
 
 
-def named_by(records: Iterable[CommitRecord], shards: Shards) -> set[str]:
+def named_by(records: Iterable[Named], shards: Shards) -> set[str]:
     """Return the keys of all objects of these versions."""
     keys = {key for record in records for key in own_keys(record)}
     return keys.union(*(shards.get(key, ()) for key in keys))
 
 
-def own_keys(record: CommitRecord) -> list[str]:
+def own_keys(record: Named) -> list[str]:
     """Return what a record names in its run's own folders: nothing else is ever deleted."""
     folders = tuple(f"{each}/" for each in version_folders(record.run))
     return [ref.key for ref in record.objects if ref.key.startswith(folders)]
@@ -138,7 +138,7 @@ class Manifests:
     _known: dict[str, frozenset[str]] = field(default_factory=dict)
 
     async def shards(
-        self, records: Iterable[CommitRecord], there: Collection[str], kept: Collection[int]
+        self, records: Iterable[Named], there: Collection[str], kept: Collection[int]
     ) -> Shards:
         """Return the shards of the manifests that are ``there``.
 

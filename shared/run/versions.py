@@ -4,7 +4,7 @@ The commit records are the truth, and `rebuild` restores the index from them. On
 writes it; rollout workers read it (services/rollout/policy_loader.py says when).
 """
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -17,8 +17,11 @@ from redis.exceptions import WatchError
 from shared.errors import ContractError, IntegrityError, Unavailable, UserError
 from shared.messages.contracts import ObjectRef, Policy
 from shared.messages.records import Record
-from shared.run.commits import CommitRecord
+from shared.run.commits import Named
 from shared.telemetry import public
+
+INDEXED = 256
+"""Newest versions that are in the index."""
 
 log = structlog.get_logger()
 
@@ -71,6 +74,7 @@ class VersionIndex:
                     pipe.multi()  # type: ignore[no-untyped-call]
                     pipe.set(key, version.model_dump_json())
                     pipe.set(self._newest_key, number)
+                    pipe.delete(self._key(number - INDEXED))
                     await pipe.execute()
                     return
                 except WatchError:
@@ -89,8 +93,8 @@ class VersionIndex:
             raise Unavailable(f"Redis does not answer: {error}") from error
         return None if found is None else _decode(found)
 
-    async def rebuild(self, chain: Sequence[CommitRecord]) -> None:
-        """Make the index agree with the commit records."""
+    async def rebuild(self, chain: Iterable[Named]) -> None:
+        """Make the index agree with the newest commits."""
         stale = [key async for key in self._redis.scan_iter(f"{self._newest_key}:*", count=1000)]
         async with self._redis.pipeline(transaction=True) as pipe:
             for key in [*stale, self._newest_key]:

@@ -19,6 +19,7 @@ from services.scheduler.core.state import (
     new_batch,
 )
 from services.scheduler.core.supply import unissued_samples
+from services.scheduler.core.workers import Workers
 from services.scheduler.sim import batches, devices, independent_devices, scheduler, trainer
 from services.scheduler.sim.devices import SimReward, SimRollout
 from services.scheduler.sim.trainer import SimTrainer
@@ -48,7 +49,8 @@ def a_version_is_committed_twice() -> AbstractContextManager[None]:
 
 def a_lost_worker_keeps_its_fragments() -> AbstractContextManager[None]:
     def lost(plan: Plan, state: State, address: str) -> State:
-        return replace(state, workers={a: w for a, w in state.workers.items() if a != address})
+        left = {a: w for a, w in state.workers.items() if a != address}
+        return replace(state, workers=Workers(left))
 
     return patched((fragments, "worker_lost", lost))
 
@@ -70,10 +72,14 @@ def a_failed_fragment_is_issued_under_the_same_attempt() -> AbstractContextManag
 
 
 def nobody_checks_the_staleness_of_tasks() -> AbstractContextManager[None]:
-    def any_batch(plan: Plan, state: State) -> tuple[BatchState, int] | None:
+    def any_batch(
+        plan: Plan, state: State, *, after: int | None = None
+    ) -> tuple[BatchState, int] | None:
         batch = state.batch
-        if batch is None or unissued_samples(plan, batch, plan.num_groups):
-            return None if batch is None else (batch, plan.num_groups)
+        if batch is None or (after is not None and after > batch.index):
+            return None
+        if after is None and unissued_samples(plan, batch, plan.num_groups):
+            return batch, plan.num_groups
         if batch.index + 1 >= plan.num_batches:
             return None
         early = state.find_batch(batch.index + 1) or new_batch(plan, batch.index + 1, 0.0)
@@ -88,8 +94,10 @@ def nobody_checks_the_staleness_of_tasks() -> AbstractContextManager[None]:
 def any_number_of_groups_is_begun_early() -> AbstractContextManager[None]:
     original = supply.open_supply
 
-    def any_group(plan: Plan, state: State) -> tuple[BatchState, int] | None:
-        return original(with_schedule(plan, early_fraction=1.0), state)
+    def any_group(
+        plan: Plan, state: State, *, after: int | None = None
+    ) -> tuple[BatchState, int] | None:
+        return original(with_schedule(plan, early_fraction=1.0), state, after=after)
 
     return patched((assign, "open_supply", any_group))
 
@@ -246,7 +254,9 @@ def a_device_keeps_what_another_has_done() -> AbstractContextManager[None]:
     original = fragments.generated
 
     def generated(state: State, event: FragmentGenerated, now: float) -> State:
-        def of_this_worker(state: State, slot: FragmentSlot, now: float) -> State:
+        def of_this_worker(
+            state: State, slot: FragmentSlot, now: float, address: str | None
+        ) -> State:
             return fragments.unassign(state, slot, event.worker, now)
 
         with patch.object(fragments, "_unassign_everywhere", of_this_worker):

@@ -11,17 +11,16 @@ With one-step asynchrony the next batch follows as soon as the current one has n
 
 import heapq
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from services.scheduler.core.device_queues import DeviceQueues, ListSchedule
+from services.scheduler.core.draft import Draft
 from services.scheduler.core.state import (
     AssignedFragment,
     BatchState,
     Plan,
     State,
     WorkerState,
-    new_batch,
 )
 from services.scheduler.core.supply import (
     NextFragment,
@@ -40,47 +39,75 @@ Issued = tuple[State, list[GenerateFragment]]
 
 def assign(plan: Plan, state: State, now: float) -> Issued:
     """Issue fragments while there are some and devices have room for them."""
-    tasks: list[GenerateFragment] = []
-    rollout = state.rollout
-    if not any(_has_room(plan, worker) for worker in (*rollout, *_lent_trainer(plan, state))):
-        return state, tasks
+    if state.batch is None:
+        return state, []
+    room = state.workers.with_room(plan.queue_depth)
+    lent = _lent_trainer(plan, state)
+    if not room and (lent is None or not lent.has_room(plan.queue_depth)):
+        return state, []
+    supply = open_supply(plan, state)
+    if supply is None:
+        return state, []
+    draft = Draft(plan, state, now)
     assigner = (
-        ColocatedAssigner(plan, now)
+        ColocatedAssigner(draft, state.batch)
         if plan.schedule.mode == "colocated"
-        else PooledAssigner(plan, state, rollout, now)
+        else PooledAssigner(draft, *supply)
     )
-    while True:
-        choice = assigner.choose(state)
-        if choice is None:
-            return state, tasks
-        state, task = _issue(plan, state, *choice, now)
-        tasks.append(task)
+    tasks: list[GenerateFragment] = []
+    while (choice := assigner.choose()) is not None:
+        tasks.append(issue(draft, *choice))
+    return (draft.done(assigner.first), tasks) if tasks else (state, tasks)
 
 
 class ColocatedAssigner:
     """Colocated: every device generates the groups that are its share."""
 
-    def __init__(self, plan: Plan, now: float) -> None:
-        self._plan = plan
-        self._queues = DeviceQueues(now)
-
-    def choose(self, state: State) -> Choice | None:
-        batch, plan = state.batch, self._plan
-        if batch is None:
-            return None
+    def __init__(self, draft: Draft, batch: BatchState) -> None:
+        state, plan = draft.state, draft.plan
+        self.first: dict[int, int] = {}
+        self._draft = draft
+        self._batch = batch
+        self._queues = DeviceQueues(draft.now)
         devices = state.training_devices
-        places = {worker.address: place for place, worker in enumerate(devices)}
-        able = [w for w in (*state.rollout, *_lent_trainer(plan, state)) if _has_room(plan, w)]
-        for worker in sorted(able, key=lambda w: self._queues.free_at(state, w)):
-            place, step = places.get(worker.address), len(devices)
-            if place is None:
-                continue
-            size = plan.schedule.fixed_fragment or full_size(plan, worker.concurrency * step)
-            if worker.concurrency == 1 and plan.schedule.fixed_fragment is None:
-                size = plan.group_size
-            for index in range(place, len(batch.groups), step):
-                for fragment in fragments_left(plan, batch.groups[index], size):
-                    return worker, NextFragment(batch.index, index, fragment)
+        self._step = len(devices)
+        self._places = {worker.address: place for place, worker in enumerate(devices)}
+        self._begun = dict(self._places)
+        """Index of the group that a device is at, by its address."""
+        lent = _lent_trainer(plan, state)
+        able = [w for w in (*state.rollout, *([lent] if lent is not None else []))
+                if w.address in self._places and w.has_room(plan.queue_depth)]  # fmt: skip
+        self._order = [worker.address for worker in able]
+        self._free = [(self._queues.free_at(state, w), n) for n, w in enumerate(able)]
+        heapq.heapify(self._free)
+        self._last: int | None = None
+        """Place in the order of the device that was chosen last."""
+
+    def choose(self) -> Choice | None:
+        draft, last = self._draft, self._last
+        if last is not None:
+            worker = draft.worker(self._order[last])
+            if worker.has_room(draft.plan.queue_depth):
+                heapq.heappush(self._free, (self._queues.free_at(draft.state, worker), last))
+        while self._free:
+            _, number = heapq.heappop(self._free)
+            worker = draft.worker(self._order[number])
+            found = self._next_of(worker)
+            if found is not None:
+                self._last = number
+                return worker, found
+        return None
+
+    def _next_of(self, worker: WorkerState) -> NextFragment | None:
+        """The next fragment of the groups that are this device's share."""
+        draft, plan, address = self._draft, self._draft.plan, worker.address
+        size = plan.schedule.fixed_fragment or full_size(plan, worker.concurrency * self._step)
+        if worker.concurrency == 1 and plan.schedule.fixed_fragment is None:
+            size = plan.group_size
+        for index in range(self._begun[address], len(self._batch.groups), self._step):
+            self._begun[address] = index
+            for fragment in fragments_left(plan, draft.group(self._batch, index), size):
+                return NextFragment(self._batch.index, index, fragment)
         return None
 
 
@@ -99,6 +126,7 @@ class Round:
     """None until it is needed."""
 
 
+@dataclass(slots=True)
 class PooledAssigner:
     """Gives the next fragment to the first device to be free that would not be the last to finish.
 
@@ -107,60 +135,76 @@ class PooledAssigner:
     is left that every device takes part, none is made at all.
     """
 
-    def __init__(
-        self, plan: Plan, state: State, rollout: Sequence[WorkerState], now: float
-    ) -> None:
-        self._plan = plan
-        self._now = now
-        self._queues = DeviceQueues(now)
-        trainer = state.trainer
-        self._addresses = [worker.address for worker in rollout]
-        self._trainer = trainer.address if trainer is not None and trainer.concurrency else None
-        self._num_queues = sum(worker.concurrency for worker in rollout)
-        self._rate: float | None = None
-        """Samples per second of the rollout devices."""
-        most = plan.queue_depth
-        self._room = [n for n, w in enumerate(rollout) if len(w.assigned) < most * w.concurrency]
-        """Places of the devices that had room when the round began."""
-        self._supply: tuple[BatchState, int] | None = None
-        self._samples = 0
-        """Samples left in the supply."""
-        self._first = 0
-        """First group of the supply's batch that may have something to issue."""
-        self._round: Round | None = None
-        self._last: tuple[int, int] | None = None
-        """Place of the device that was chosen last, and the samples that it was given."""
+    _draft: Draft
+    _batch: BatchState
+    """The batch to issue from, as it was before."""
+    _limit: int
+    """How many of its groups may be begun."""
+    first: dict[int, int] = field(default_factory=dict)
+    """For a batch, a group before which none has anything to issue."""
+    _queues: DeviceQueues = field(init=False)
+    _addresses: list[str] = field(init=False)
+    """Rollout devices by their places; the trainer's comes last."""
+    _trainer: str | None = None
+    _num_queues: int = 0
+    _rate: float | None = None
+    """Samples per second of the rollout devices."""
+    _room: list[int] = field(init=False)
+    """Places of the devices that had room when the round began."""
+    _samples: int = 0
+    """Samples left in the supply."""
+    _end: int = 0
+    """The lent trainer finds nothing to issue from this group on."""
+    _round: Round | None = None
+    _last: tuple[int, int] | None = None
+    """Place of the device that was chosen last, and the samples that it was given."""
+    _sizes: dict[int, int] = field(default_factory=dict)
+    """Samples of a fragment while there is plenty, by the number of queues."""
 
-    def choose(self, state: State) -> Choice | None:
-        self._account_for_last(state)
-        if not self._samples and not self._next_supply(state):
+    def __post_init__(self) -> None:
+        state, plan = self._draft.state, self._draft.plan
+        self._queues = DeviceQueues(self._draft.now)
+        roles, trainer = state.workers.roles, state.trainer
+        self._addresses = list(roles.places)
+        if trainer is not None and trainer.concurrency:
+            self._trainer = trainer.address
+        self._num_queues = roles.num_queues
+        self._room = sorted(
+            roles.places[each] for each in state.workers.with_room(plan.queue_depth)
+        )
+        self._take_supply(self._batch, self._limit)
+
+    def choose(self) -> Choice | None:
+        self._account_for_last()
+        if not self._samples and not self._next_supply():
             return None
-        assert self._supply is not None
-        batch, limit = self._supply
-        batch = state.find_batch(batch.index) or batch
-        for_trainer = self._next_for_trainer(state, batch)
-        now = self._round_of(state, batch, for_trainer is not None)
+        for_trainer = self._next_for_trainer()
+        now = self._round_of(for_trainer is not None)
         while now.candidates:
             _, place = heapq.heappop(now.candidates)
-            worker = self._device(state, place)
-            if self._takes_part(state, worker, now):
+            worker = self._device(place)
+            if self._takes_part(worker, now):
                 with_trainer = place == len(self._addresses)
-                found = (
-                    for_trainer if with_trainer else self._next_for_rollout(batch, limit, now.size)
-                )
+                found = for_trainer if with_trainer else self._next_for_rollout(now.size)
                 if found is not None:
                     self._last = place, found.fragment.num_samples
                     return worker, found
         return None
 
-    def _device(self, state: State, place: int) -> WorkerState:
+    def _device(self, place: int) -> WorkerState:
         """The device at this place; the trainer's comes last."""
         if place < len(self._addresses):
-            return state.workers[self._addresses[place]]
+            return self._draft.worker(self._addresses[place])
         assert self._trainer is not None
-        return state.workers[self._trainer]
+        return self._draft.worker(self._trainer)
 
-    def _account_for_last(self, state: State) -> None:
+    def _has_room(self, place: int) -> bool:
+        return self._device(place).has_room(self._draft.plan.queue_depth)
+
+    def _free_at(self, place: int) -> float:
+        return self._queues.free_at(self._draft.state, self._device(place))
+
+    def _account_for_last(self) -> None:
         """Record that the device chosen last has its fragment."""
         if self._last is None or self._round is None:
             return
@@ -169,118 +213,127 @@ class PooledAssigner:
         if samples != now.size:
             self._round = None  # a device that took no part may do so now
             return
-        worker = self._device(state, place)
         if now.schedule is not None:
-            now.schedule.take(worker.address)
-        if _has_room(self._plan, worker):
-            heapq.heappush(now.candidates, (self._queues.free_at(state, worker), place))
+            now.schedule.take(self._device(place).address)
+        if self._has_room(place):
+            heapq.heappush(now.candidates, (self._free_at(place), place))
 
-    def _next_supply(self, state: State) -> bool:
-        self._supply, self._first, self._round = open_supply(self._plan, state), 0, None
-        if self._supply is None:
+    def _take_supply(self, batch: BatchState, limit: int) -> None:
+        self._batch, self._limit, self._round = batch, limit, None
+        self._samples = unissued_samples(self._draft.plan, batch, limit)
+        self.first[batch.index], self._end = batch.tally.first, len(batch.groups)
+
+    def _next_supply(self) -> bool:
+        """Go on with the next batch, if that may be begun, once all of this one is issued."""
+        following = open_supply(self._draft.plan, self._draft.state, after=self._batch.index)
+        if following is None:
             return False
-        self._samples = unissued_samples(self._plan, *self._supply)
+        self._take_supply(*following)
         return True
 
-    def _round_of(self, state: State, batch: BatchState, with_trainer: bool) -> Round:
+    def _round_of(self, with_trainer: bool) -> Round:
         """The current round if it still holds, or a new one."""
-        plan = self._plan
         num_queues = self._num_queues
         if with_trainer:
-            num_queues += self._device(state, len(self._addresses)).concurrency
-        size = next_size(plan, full_size(plan, num_queues), self._samples, num_queues)
+            num_queues += self._device(len(self._addresses)).concurrency
+        size = self._size(num_queues)
         now = self._round
-        wanted = batch.index, size, with_trainer
+        wanted = self._batch.index, size, with_trainer
         if now is None or (now.batch, now.size, now.with_trainer) != wanted:
-            self._room = [n for n in self._room if _has_room(plan, self._device(state, n))]
+            self._room = [place for place in self._room if self._has_room(place)]
             trainers = [len(self._addresses)] * with_trainer
-            places = [
-                *self._room,
-                *(n for n in trainers if _has_room(plan, self._device(state, n))),
-            ]
-            candidates = [(self._queues.free_at(state, self._device(state, n)), n) for n in places]
+            places = [*self._room, *(place for place in trainers if self._has_room(place))]
+            candidates = [(self._free_at(place), place) for place in places]
             heapq.heapify(candidates)
-            now = self._round = Round(batch.index, size, with_trainer, candidates)
+            now = self._round = Round(*wanted, candidates)
         return now
 
-    def _takes_part(self, state: State, worker: WorkerState, now: Round) -> bool:
+    def _size(self, num_queues: int) -> int:
+        """Samples of the next fragment."""
+        plan = self._draft.plan
+        full = self._sizes.get(num_queues)
+        if full is None:
+            full = self._sizes[num_queues] = full_size(plan, num_queues)
+        return next_size(plan, full, self._samples, num_queues)
+
+    def _takes_part(self, worker: WorkerState, now: Round) -> bool:
         """Whether ``worker`` would finish this fragment before the others finished everything."""
+        state = self._draft.state
         size = state.costs.whole_samples(now.size)
         seconds = self._queues.seconds(state, worker) * size
         finish = self._queues.free_at(state, worker) + seconds
-        rate = self._rate_of(state, now)
-        if (finish - self._now) * rate < 0.999 * (self._samples - now.size) * size / now.size:
+        rate = self._rate_of(now)
+        left = 0.999 * (self._samples - now.size) * size / now.size
+        if (finish - self._draft.now) * rate < left:
             return True  # even if the others had nothing else to do
         if now.schedule is None:
-            places = range(len(self._addresses) + now.with_trainer)
-            devices = [self._device(state, place) for place in places]
+            devices = map(self._device, range(len(self._addresses) + now.with_trainer))
             queues = [queue for device in devices for queue in self._queues.of(state, device)]
             now.schedule = ListSchedule(queues, size, math.ceil(self._samples / now.size))
         return now.schedule.has(worker.address)
 
-    def _rate_of(self, state: State, now: Round) -> float:
+    def _rate_of(self, now: Round) -> float:
         """Samples per second of all devices, however much they are working on."""
+        state = self._draft.state
         if self._rate is None:
-            self._rate = self._queues.rate(state, [state.workers[a] for a in self._addresses])
+            self._rate = self._queues.rate(state, state.rollout)
         if not now.with_trainer:
             return self._rate
-        return self._rate + self._queues.rate(state, [self._device(state, len(self._addresses))])
+        return self._rate + self._queues.rate(state, [self._device(len(self._addresses))])
 
-    def _next_for_rollout(self, batch: BatchState, limit: int, size: int) -> NextFragment | None:
-        groups = range(self._first, min(limit, len(batch.groups)))
-        found = next_fragment(self._plan, batch, groups, size)
+    def _next_for_rollout(self, size: int) -> NextFragment | None:
+        groups = range(self.first[self._batch.index], min(self._limit, len(self._batch.groups)))
+        found = self._find(groups, size)
         if found is not None:
-            self._first = found.group
+            self.first[self._batch.index] = found.group
         return found
 
-    def _next_for_trainer(self, state: State, batch: BatchState) -> NextFragment | None:
+    def _next_for_trainer(self) -> NextFragment | None:
         """What the lent trainer's device takes next, from the end of the batch; None if nothing.
 
         It takes nothing of the next batch, since its weights change before that would be done, and
         nothing beyond its share.
         """
-        tag, plan = state.tag, self._plan
-        if self._trainer is None or tag.mode != "generate" or not tag.samples_left:
+        state, left = self._draft.state, self._draft.samples_left
+        if self._trainer is None or state.tag.mode != "generate" or not left:
             return None
-        if state.batch is None or batch.index != state.batch.index:
+        if state.batch is None or self._batch.index != state.batch.index:
             return None
-        num_queues = self._num_queues + state.workers[self._trainer].concurrency
-        size = next_size(plan, full_size(plan, num_queues), self._samples, num_queues)
-        found = next_fragment(plan, batch, range(len(batch.groups) - 1, -1, -1), size)
-        return None if found is None or found.fragment.num_samples > tag.samples_left else found
+        size = self._size(self._num_queues + state.workers[self._trainer].concurrency)
+        found = self._find(range(self._end - 1, -1, -1), size)
+        if found is None:
+            return None
+        self._end = found.group + 1
+        return None if found.fragment.num_samples > left else found
+
+    def _find(self, groups: range, size: int) -> NextFragment | None:
+        return next_fragment(self._draft.plan, self._batch, groups, size, self._draft.group)
 
 
-def _lent_trainer(plan: Plan, state: State) -> list[WorkerState]:
+def _lent_trainer(plan: Plan, state: State) -> WorkerState | None:
+    """The trainer, if it may be given fragments."""
     trainer = state.trainer
+    if trainer is None or not trainer.concurrency or state.tag.mode != "generate":
+        return None
     has_share = plan.schedule.mode == "colocated" or state.tag.samples_left > 0
-    lent = state.tag.mode == "generate" and has_share
-    return [trainer] if trainer is not None and trainer.concurrency and lent else []
+    return trainer if has_share else None
 
 
-def _has_room(plan: Plan, worker: WorkerState) -> bool:
-    return len(worker.assigned) < plan.queue_depth * worker.concurrency
-
-
-def _issue(
-    plan: Plan, state: State, worker: WorkerState, found: NextFragment, now: float
-) -> tuple[State, GenerateFragment]:
-    batch = state.find_batch(found.batch)
-    if batch is None:
-        batch = new_batch(plan, found.batch, now)
-        state = replace(state, batches=(*state.batches, batch))
-    group = batch.groups[found.group]
+def issue(draft: Draft, worker: WorkerState, found: NextFragment) -> GenerateFragment:
+    """Give a fragment to a device, in the draft."""
+    state, plan = draft.state, draft.plan
+    group = draft.group(draft.begin(found.batch), found.group)
     policy = group.policy or state.policy
     assert policy is not None
     fragment = replace(found.fragment, stage="issued", worker=worker.address)
     slot = fragment.slot_in(found.batch, found.group)
-    held = AssignedFragment(slot, fragment.num_samples, now)
+    held = AssignedFragment(slot, fragment.num_samples, draft.now)
     group = replace(group.with_fragment(fragment), policy=policy)
-    state = state.with_group(found.batch, found.group, group)
-    state = state.with_worker(replace(worker, assigned=(*worker.assigned, held)))
+    draft.set_group(found.batch, found.group, group)
+    draft.set_worker(replace(worker, assigned=(*worker.assigned, held)))
     if worker.service == "trainer":
-        left = state.tag.samples_left - fragment.num_samples
-        state = replace(state, tag=replace(state.tag, samples_left=max(0, left)))
-    return state, GenerateFragment(
+        draft.samples_left = max(0, draft.samples_left - fragment.num_samples)
+    return GenerateFragment(
         fragment=Fragment(**slot.model_dump(), num_samples=fragment.num_samples),
         policy=policy,
         prompt=plan.prompts.of_group(slot.batch, slot.group, plan.num_groups, state.saturated),

@@ -103,7 +103,15 @@ class DeviceQueues:
 
     def rate(self, state: State, workers: Sequence[WorkerState]) -> float:
         """Samples per second of these devices together."""
-        return sum(worker.concurrency / self.seconds(state, worker) for worker in workers)
+        known, others = state.costs.rollout, list[WorkerState]()
+        total = 0.0
+        for worker in workers:  # spelt out, being looked at for every fragment that is issued
+            cost = known.get(worker.address)
+            if cost is None or worker.service == "trainer":
+                others.append(worker)
+            else:
+                total += worker.concurrency / (cost.value or 1.0)
+        return total + sum(w.concurrency / self.seconds(state, w) for w in others)
 
 
 class ListSchedule:

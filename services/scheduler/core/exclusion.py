@@ -11,8 +11,9 @@ believes so would go on returning for ever.
 from dataclasses import replace
 
 from services.scheduler.core import fragments
-from services.scheduler.core.state import GENERATES, Plan, State, WorkerState
+from services.scheduler.core.state import Plan, State, WorkerState
 from services.scheduler.core.tag.estimates import Estimate
+from services.scheduler.core.workers import GENERATES
 from shared.messages.contracts import FragmentReleased
 
 TIMES_LEARNED = 10
@@ -59,8 +60,8 @@ def exclude_late_devices(plan: Plan, state: State, now: float) -> State:
 
 def _restart_clocks(state: State, now: float) -> State:
     """Restart all deadlines after a time in which nothing could be heard."""
-    workers = {a: replace(worker, clock_from=now) for a, worker in state.workers.items()}
-    return replace(state, workers=workers)
+    workers = [replace(worker, clock_from=now) for worker in state.workers.values()]
+    return replace(state, workers=state.workers.changed(workers))
 
 
 def _is_late(plan: Plan, state: State, worker: WorkerState, now: float) -> bool:
@@ -85,7 +86,9 @@ def _exclude_late(plan: Plan, state: State, worker: WorkerState) -> State:
         found = state.find_fragment(held.slot)
         if found is not None and found.stage == "issued" and found.worker == worker.address:
             at_work = place < worker.concurrency
-            state = fragments.requeue_lost(plan, state, held.slot, found, counts=at_work)
+            state = fragments.requeue_lost(
+                plan, state, held.slot, found, counts=at_work, is_kept=True
+            )
     gradient_task = worker.gradient_task
     if gradient_task is None:
         return state
@@ -152,15 +155,16 @@ def count_return(plan: Plan, state: State, event: FragmentReleased, now: float) 
 
 def readmit_returning(state: State) -> State:
     """Give work again to devices that returned everything: a version is out, or the run resumes."""
-    workers = {
-        address: replace(
+    workers = [
+        replace(
             worker,
             num_returned=0,
             excluded=None if worker.excluded == "returns" else worker.excluded,
         )
-        for address, worker in state.workers.items()
-    }
-    return replace(state, workers=workers)
+        for worker in state.workers.values()
+        if worker.num_returned or worker.excluded == "returns"
+    ]
+    return replace(state, workers=state.workers.changed(workers)) if workers else state
 
 
 def _fail_if_all_return(state: State, now: float) -> State:
@@ -181,6 +185,8 @@ def _fail_if_all_return(state: State, now: float) -> State:
 def newly_excluded(before: State, after: State, event: object) -> list[WorkerState]:
     """Devices that were excluded by ``event``."""
     if not isinstance(event, FragmentReleased) and after.ticked_at == before.ticked_at:
+        return []
+    if after.workers.roles is before.workers.roles:
         return []
     return [
         worker

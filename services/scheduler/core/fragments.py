@@ -15,6 +15,7 @@ from services.scheduler.core.state import (
     WorkerState,
     new_batch,
 )
+from services.scheduler.core.workers import Workers
 from shared.messages.contracts import (
     FragmentFailed,
     FragmentGenerated,
@@ -93,7 +94,7 @@ def requeue_group(group: GroupState) -> GroupState:
 def generated(state: State, event: FragmentGenerated, now: float) -> State:
     slot = event.fragment.slot
     state = learn_generation(state, event)
-    state = _unassign_everywhere(state, slot, now)
+    state = _unassign_everywhere(state, slot, now, event.worker)
     found = state.find_fragment(slot)
     if found is None or found.stage not in ("pending", "issued"):
         return state
@@ -145,8 +146,8 @@ def _fail_if_all_dropped(plan: Plan, state: State, event: FragmentScored) -> Sta
 
 def retry(plan: Plan, state: State, slot: FragmentSlot, reason: str, now: float) -> State:
     """Give the fragment another attempt; too many failures fail the run."""
-    state = _unassign_everywhere(state, slot, now)
     found = state.find_fragment(slot)
+    state = _unassign_everywhere(state, slot, now, None if found is None else found.worker)
     if found is None:
         return state
     failures = found.num_failures + 1
@@ -197,7 +198,8 @@ def worker_lost(plan: Plan, state: State, address: str) -> State:
                     state = requeue_lost(plan, state, slot, fragment, counts=counts)
                 if group.computed_by == address and group.contribution is None:
                     state = cancel_gradient(state, batch.index, index)
-    return replace(state, workers={a: w for a, w in state.workers.items() if a != address})
+    left = {a: w for a, w in state.workers.items() if a != address}
+    return replace(state, workers=Workers(left))
 
 
 def _not_begun(state: State, address: str) -> list[FragmentSlot]:
@@ -211,13 +213,29 @@ def cancel_gradient(state: State, batch: int, index: int) -> State:
 
 
 def requeue_lost(
-    plan: Plan, state: State, slot: FragmentSlot, found: FragmentState, *, counts: bool = True
+    plan: Plan,
+    state: State,
+    slot: FragmentSlot,
+    found: FragmentState,
+    *,
+    counts: bool = True,
+    is_kept: bool = False,
 ) -> State:
-    """Requeue a fragment in the same slot. ``counts``: it may be what killed its device."""
+    """Requeue a fragment in the same slot.
+
+    Args:
+        counts: it may be what killed its device.
+        is_kept: the device lives, and may finish it after all.
+    """
     losses = found.num_losses + counts
-    attempt = found.attempt + found.slot_taken
     again = replace(
-        found, stage="pending", worker=None, num_losses=losses, attempt=attempt, slot_taken=False
+        found,
+        stage="pending",
+        worker=None,
+        num_losses=losses,
+        attempt=found.attempt + found.slot_taken,
+        slot_taken=False,
+        is_shared=found.is_shared or is_kept,
     )
     state = _discard_group_if_stale(state.with_fragment(slot, again), slot)
     if losses >= plan.max_losses:
@@ -247,11 +265,17 @@ def unassign(state: State, slot: FragmentSlot, address: str, now: float) -> Stat
     return state.with_worker(replace(worker, assigned=assigned))
 
 
-def _unassign_everywhere(state: State, slot: FragmentSlot, now: float) -> State:
-    """Take a fragment off all devices that have it.
+def _unassign_everywhere(
+    state: State, slot: FragmentSlot, now: float, address: str | None
+) -> State:
+    """Take a fragment off all devices that have it; ``address``: one that is said to have it.
 
     Once its result is stored, another device finds the slot taken and reports nothing.
     """
+    found = state.find_fragment(slot)
+    if found is not None and address is not None and not found.is_shared:
+        if found.stage == "issued" and found.worker == address:
+            return unassign(state, slot, address, now)  # nobody else has it
     batch, group, first, attempt = slot.batch, slot.group, slot.first_sample, slot.attempt
     holders = [
         worker.address

@@ -57,7 +57,7 @@ def gradient_devices(plan: Plan, state: State) -> list[WorkerState]:
     """Rollout devices that may compute gradients."""
     if plan.schedule.mode == "sequential" or plan.schedule.deterministic:
         return []
-    return [worker for worker in state.rollout if worker.can_train]
+    return [state.workers[address] for address in state.workers.roles.can_train]
 
 
 def may_be_shared(group: GroupState) -> bool:
@@ -73,11 +73,11 @@ def missing(plan: Plan, group: GroupState) -> int:
 def ready_groups(plan: Plan, state: State) -> Iterator[ReadyGroup]:
     """Groups that are whole, and that nobody was given to train."""
     for batch in state.batches:
-        if plan.schedule.mode not in ("pipelined", "fluid") and any(
-            missing(plan, group) for group in batch.groups
-        ):
+        samples = len(batch.groups) * plan.group_size
+        if plan.schedule.mode not in ("pipelined", "fluid") and batch.tally.scored < samples:
             continue
-        for index, group in enumerate(batch.groups):
+        for index in sorted(batch.tally.maybe_whole):
+            group = batch.groups[index]
             is_whole = not group.sent and not missing(plan, group)
             if is_whole and (group.computed_by is None or group.contribution is not None):
                 yield ReadyGroup(batch, index, group)
@@ -95,11 +95,7 @@ def _num_before_trainer(state: State, index: int) -> int:
     """
     batch, trainer = state.find_batch(index), state.trainer
     assert batch is not None
-    address = "" if trainer is None else trainer.address
-    return sum(
-        group.sent and group.contribution is None and address not in group.trained_by
-        for group in batch.groups
-    )
+    return batch.tally.untrained_by_itself("" if trainer is None else trainer.address)
 
 
 def _share_waiting(
@@ -113,19 +109,17 @@ def _share_waiting(
     current, policy = state.batch, state.policy
     if current is None or policy is None or state.phase != "running":
         return state, commands
-    free = [worker for worker in devices if worker.gradient_task is None]
     waiting = [r for r in ready_groups(plan, state) if r.batch.index == current.index]
-    if not free or not waiting:
+    if not devices or not waiting or not state.costs.train.seconds:
         return state, commands
-    free.sort(key=lambda worker: gradient_seconds(state, worker))
+    free = _by_speed(state, [worker for worker in devices if worker.gradient_task is None])
     for ready in waiting:
         if not may_be_shared(ready.group):
             continue
-        worker = next((w for w in free if _is_worth_it(plan, state, w, now)), None)
-        if worker is None:
+        place = _first_worth_it(plan, state, free, now)
+        if place is None:
             break
-        free.remove(worker)
-        state = _send_to_device(plan, state, ready, worker, commands, now)
+        state = _send_to_device(plan, state, ready, free.pop(place)[1], commands, now)
     return state, commands
 
 
@@ -139,16 +133,36 @@ def gradient_seconds(state: State, worker: WorkerState) -> float:
     return state.costs.train.seconds * max(1, slots)
 
 
-def _is_worth_it(plan: Plan, state: State, worker: WorkerState, now: float) -> bool:
+def _by_speed(state: State, workers: list[WorkerState]) -> list[tuple[float, WorkerState]]:
+    """The devices and their `gradient_seconds`, the fastest first."""
+    known, others, found = state.costs.gradient, None, []
+    for worker in workers:
+        if worker.address in known:
+            found.append((gradient_seconds(state, worker), worker))
+        else:  # the same for all of them
+            others = gradient_seconds(state, worker) if others is None else others
+            found.append((others, worker))
+    return sorted(found, key=lambda each: each[0])
+
+
+def _first_worth_it(
+    plan: Plan, state: State, free: list[tuple[float, WorkerState]], now: float
+) -> int | None:
+    """The place of the first of these devices that saves time if it takes a waiting group."""
     train = state.costs.train.seconds
-    if not train or _is_probing(state, worker):
-        return False
-    left = _num_left(state)
-    rest = (left - 1) * train
-    seconds = gradient_seconds(state, worker)
-    done = seconds_left(state, worker, now) + seconds + _waiting(state, worker)
-    busy = _generation(plan, state, now) + seconds / len(state.rollout)  # spread over all
-    return done < rest and busy < rest + state.costs.commit.seconds
+    rest = (_num_left(state) - 1) * train
+    num_devices, generation = len(state.workers.roles.places), None
+    if not state.costs.gradient and _is_probing(state):
+        return None
+    for place, (seconds, worker) in enumerate(free):
+        if seconds >= rest:
+            return None  # and the others are slower
+        if seconds_left(state, worker, now) + seconds + _waiting(state, worker) >= rest:
+            continue
+        generation = _generation(plan, state, now) if generation is None else generation
+        if generation + seconds / num_devices < rest + state.costs.commit.seconds:  # over all
+            return place
+    return None
 
 
 def _waiting(state: State, worker: WorkerState) -> float:
@@ -162,10 +176,8 @@ def _waiting(state: State, worker: WorkerState) -> float:
     return samples * sample_seconds(state, worker) + train
 
 
-def _is_probing(state: State, worker: WorkerState) -> bool:
-    """Whether the cost of gradients is unknown, and another device is measuring it."""
-    if state.costs.gradient_seconds(worker.address) is not None:
-        return False
+def _is_probing(state: State) -> bool:
+    """Whether a device is measuring what gradients cost."""
     return any(other.gradient_task is not None for other in state.rollout)
 
 
@@ -214,8 +226,9 @@ def _send_to_device(
 def _send_to_owners(plan: Plan, state: State, now: float) -> Sent:
     """Colocated: have every device train the groups that are its share."""
     commands: list[TrainGroup | ComputeGradient] = []
+    devices = state.training_devices
     for ready in list(ready_groups(plan, state)):
-        owner = state.owner_of(ready.index)
+        owner = devices[ready.index % len(devices)] if devices else None
         is_trainers = owner is None or owner.service == "trainer"
         if is_trainers or ready.group.contribution is not None or not may_be_shared(ready.group):
             state = _send_to_trainer(plan, state, ready, commands)

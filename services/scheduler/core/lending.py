@@ -21,7 +21,7 @@ from services.scheduler.core.state import (
     TagRecord,
     WorkerState,
 )
-from services.scheduler.core.supply import full_size
+from services.scheduler.core.supply import full_size, unissued_samples
 from services.scheduler.core.tag.controller import Controller, decide, observe
 from services.scheduler.core.tag.makespan import TagInputs, independent_share
 from shared.messages.contracts import SetDevice, TagRequest
@@ -174,7 +174,7 @@ def _should_lend(plan: Plan, state: State, trainer: WorkerState, now: float) -> 
         return more or bool(trainer.assigned)
     if has_ready(plan, batch, trainer):
         return False
-    if all(group.sent for group in batch.groups):
+    if batch.tally.sent[0] == len(batch.groups):
         return False  # it commits
     unfinished = any(held.slot.batch == batch.index for held in trainer.assigned)
     if not unfinished and not (state.tag.samples_left and _has_unissued(plan, batch)):
@@ -184,18 +184,21 @@ def _should_lend(plan: Plan, state: State, trainer: WorkerState, now: float) -> 
 
 def has_ready(plan: Plan, batch: BatchState, trainer: WorkerState) -> bool:
     """Whether a group is ready for the trainer."""
-    if plan.schedule.holds_groups and not all(group.sent for group in batch.groups):
+    tally = batch.tally
+    if plan.schedule.holds_groups and tally.sent[0] < len(batch.groups):
         return False
+    if not plan.schedule.deterministic:
+        return tally.untrained(trainer.address) > 0
     for group in batch.groups:
         if group.sent and trainer.address not in group.trained_by:
             return True
-        if plan.schedule.deterministic and not group.sent:
+        if not group.sent:
             return False
     return False
 
 
 def _has_unissued(plan: Plan, batch: BatchState) -> bool:
-    return any(g.num_cut < plan.group_size or g.num_pending for g in batch.groups)
+    return unissued_samples(plan, batch, len(batch.groups)) > 0
 
 
 def _is_worth_it(plan: Plan, state: State, now: float) -> bool:
@@ -227,8 +230,9 @@ def _hand_over_to_rollout(
     """Give what a returned device still holds to rollout, once rollout has nothing else to do."""
     batch = state.batch
     held = [h for h in trainer.assigned if batch is not None and h.slot.batch == batch.index]
-    idle = any(not worker.assigned for worker in state.rollout)
-    if not held or not idle or batch is None or _has_unissued(plan, batch):
+    if not held or batch is None or _has_unissued(plan, batch):
+        return state, []
+    if all(worker.assigned for worker in state.rollout):
         return state, []
     samples = sum(h.num_samples for h in held)
     if has_ready(plan, batch, trainer) and not _is_rollout_sooner(

@@ -8,6 +8,13 @@ from services.scheduler.core.fluid.state import FluidState
 from services.scheduler.core.tag.controller import Controller, Decision
 from services.scheduler.core.tag.estimates import Costs
 from services.scheduler.core.tag.makespan import TagInputs
+from services.scheduler.core.tally import Stage as Stage
+from services.scheduler.core.tally import Tally, tally_of
+from services.scheduler.core.workers import AssignedFragment as AssignedFragment
+from services.scheduler.core.workers import Exclusion as Exclusion
+from services.scheduler.core.workers import GradientTask as GradientTask
+from services.scheduler.core.workers import Workers
+from services.scheduler.core.workers import WorkerState as WorkerState
 from shared.learning.advantages import Advantages
 from shared.learning.curriculum import Saturated
 from shared.learning.prompts import PromptOrder
@@ -19,15 +26,7 @@ from shared.recipe.schedule import RunSchedule
 Phase = Literal["waiting", "running", "paused", "stopped", "finished", "failed"]
 """waiting: for version 0. finished: every batch is committed. failed: see `State.failure`."""
 
-Stage = Literal["pending", "issued", "generated", "scored"]
-
-Exclusion = Literal["late", "returns", "leaves"]
-"""late: past its deadline. returns: it returns everything. leaves: it is about to end."""
-
 DECISIONS_KEPT = 64
-
-GENERATES = ("rollout", "member")
-"""Services of workers that generate whatever they are given."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +78,8 @@ class FragmentState:
     stage: Stage = "pending"
     worker: str | None = None
     """Address of the device that has it, while it is issued."""
+    is_shared: bool = False
+    """Whether another device may have it as well, which was late with it."""
     slot_taken: bool = False
     """Whether a device believed lost has returned it: its task slot cannot be used again."""
     num_failures: int = 0
@@ -132,64 +133,47 @@ class GroupState:
         return sum(f.num_samples for f in self.fragments if f.stage == "pending")
 
 
+NOTHING_CUT = GroupState()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchState:
     index: int
     groups: tuple[GroupState, ...]
     opened_at: float = 0.0
+    _known: tuple[tuple[GroupState, ...], Tally] | None = field(
+        default=None, compare=False, repr=False
+    )
+    """Groups, and their tally: it holds for no others."""
+
+    @property
+    def tally(self) -> Tally:
+        """Counts over all groups, made once and kept along by `with_groups`."""
+        known = self._known
+        if known is None or known[0] is not self.groups:
+            known = self.groups, tally_of(self.groups, NOTHING_CUT)
+            object.__setattr__(self, "_known", known)
+        return known[1]
+
+    def with_groups(self, changed: Mapping[int, GroupState], first: int = 0) -> "BatchState":
+        """The batch with these groups; ``first``: no group before it has anything to issue."""
+        tally, groups = self.tally, list(self.groups)
+        for index, group in changed.items():
+            tally = tally.changed(index, groups[index], group)
+            groups[index] = group
+        made = tuple(groups)
+        return replace(self, groups=made, _known=(made, tally.from_group(first)))
 
     def count(self, stage: Stage) -> int:
         """Number of fragments at this stage."""
-        return sum(f.stage == stage for group in self.groups for f in group.fragments)
+        return self.tally.stages.get(stage, 0)
 
     def num_uncut(self, group_size: int) -> int:
-        return sum(group_size - group.num_cut for group in self.groups)
+        return len(self.groups) * group_size - self.tally.cut
 
 
 def new_batch(plan: Plan, index: int, now: float) -> BatchState:
-    return BatchState(index=index, groups=(GroupState(),) * plan.num_groups, opened_at=now)
-
-
-@dataclass(frozen=True, slots=True)
-class AssignedFragment:
-    """A fragment that a device has; it takes them in order."""
-
-    slot: FragmentSlot
-    num_samples: int
-    since: float
-    """When the device began it, as far as the scheduler can tell."""
-
-
-@dataclass(frozen=True, slots=True)
-class GradientTask:
-    """A group whose gradient a rollout device computes, after its current fragment."""
-
-    batch: int
-    group: int
-    attempt: int
-    since: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerState:
-    address: str
-    name: str
-    service: str
-    concurrency: int
-    """Fragments that the worker generates at the same time."""
-    kind: str = "cpu"
-    independent_devices: bool = False
-    """Whether each device of this trainer generates what it has and then trains, on its own."""
-    can_train: bool = False
-    """Whether this rollout device computes gradients of whole groups."""
-    assigned: tuple[AssignedFragment, ...] = ()
-    gradient_task: GradientTask | None = None
-    excluded: Exclusion | None = None
-    """Why the worker is given no work, if it is not."""
-    num_returned: int = 0
-    """Fragments returned since the last one that it finished."""
-    clock_from: float = 0.0
-    """Earliest time from which deadlines count: when it joined, or last was loading."""
+    return BatchState(index=index, groups=(NOTHING_CUT,) * plan.num_groups, opened_at=now)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -245,7 +229,7 @@ class State:
     """The newest committed version."""
     batches: tuple[BatchState, ...] = ()
     """The current batch, then the next one if it was begun early."""
-    workers: Mapping[str, WorkerState] = field(default_factory=dict)
+    workers: Workers = field(default_factory=Workers)
     """Live workers by address."""
     costs: Costs = field(default_factory=Costs)
     tag: LoanState = field(default_factory=LoanState)
@@ -276,12 +260,14 @@ class State:
 
     @property
     def trainer(self) -> WorkerState | None:
-        return next((w for w in self.workers.values() if w.service == "trainer"), None)
+        address = self.workers.roles.trainer
+        return None if address is None else self.workers[address]
 
     @property
     def rollout(self) -> list[WorkerState]:
         """Rollout devices, and members of a fluid run, that are not excluded from work."""
-        return [w for w in self.workers.values() if w.service in GENERATES and w.excluded is None]
+        workers = self.workers
+        return [workers[address] for address in workers.roles.places]
 
     @property
     def training_devices(self) -> list[WorkerState]:
@@ -291,11 +277,6 @@ class State:
             and (w.service == "trainer" or (w.service == "rollout" and w.can_train))
         ]  # fmt: skip
         return sorted(able, key=lambda worker: worker.address)
-
-    def owner_of(self, group: int) -> WorkerState | None:
-        """Colocated: the device whose share this group of any batch is; None without devices."""
-        devices = self.training_devices
-        return devices[group % len(devices)] if devices else None
 
     def find_batch(self, index: int) -> BatchState | None:
         return next((batch for batch in self.batches if batch.index == index), None)
@@ -321,8 +302,7 @@ class State:
     def with_group(self, batch: int, index: int, group: GroupState) -> "State":
         old = self.find_batch(batch)
         assert old is not None
-        groups = (*old.groups[:index], group, *old.groups[index + 1 :])
-        return self.with_batch(replace(old, groups=groups))
+        return self.with_batch(old.with_groups({index: group}))
 
     def change_group(
         self, batch: int, index: int, change: Callable[[GroupState], GroupState]
@@ -341,7 +321,7 @@ class State:
         return self.change_group(slot.batch, slot.group, replaced)
 
     def with_worker(self, worker: WorkerState) -> "State":
-        return replace(self, workers={**self.workers, worker.address: worker})
+        return replace(self, workers=self.workers.changed((worker,)))
 
 
 def first_state(plan: Plan) -> State:

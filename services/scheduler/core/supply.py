@@ -1,7 +1,7 @@
 """Finds what is left to issue, and the size of its fragments."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from services.scheduler.core.state import (
@@ -29,9 +29,13 @@ class NextFragment:
     fragment: FragmentState
 
 
-def open_supply(plan: Plan, state: State) -> tuple[BatchState, int] | None:
-    """The batch to issue from, and how many of its groups may be begun."""
+def open_supply(
+    plan: Plan, state: State, *, after: int | None = None
+) -> tuple[BatchState, int] | None:
+    """The batch to issue from, and how many of its groups may be begun; one behind ``after``."""
     for batch, limit in _open_batches(plan, state):
+        if after is not None and batch.index <= after:
+            continue
         if unissued_samples(plan, batch, limit):
             return batch, limit
     return None
@@ -56,7 +60,9 @@ def _open_batches(plan: Plan, state: State) -> Iterator[tuple[BatchState, int]]:
 
 def unissued_samples(plan: Plan, batch: BatchState, limit: int) -> int:
     """Samples of the first groups of a batch that no device has yet."""
-    size = plan.group_size
+    size, tally = plan.group_size, batch.tally
+    if tally.end <= limit:  # all that was cut is among them
+        return min(limit, len(batch.groups)) * size - tally.cut + tally.pending
     return sum(
         size - group.num_cut + (group.num_pending if group.fragments else 0)
         for group in batch.groups[:limit]
@@ -109,9 +115,16 @@ def _min_size(plan: Plan) -> int:
     return math.ceil(plan.group_size / MAX_FRAGMENTS_PER_GROUP)
 
 
-def next_fragment(plan: Plan, batch: BatchState, groups: range, size: int) -> NextFragment | None:
+def next_fragment(
+    plan: Plan,
+    batch: BatchState,
+    groups: range,
+    size: int,
+    group_of: Callable[[BatchState, int], GroupState],
+) -> NextFragment | None:
+    """The first fragment that these groups have to issue; ``group_of``: a group as it is now."""
     for index in groups:
-        for fragment in fragments_left(plan, batch.groups[index], size):
+        for fragment in fragments_left(plan, group_of(batch, index), size):
             return NextFragment(batch.index, index, fragment)
     return None
 

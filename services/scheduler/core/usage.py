@@ -87,9 +87,9 @@ def _use_of_trainer(state: State, worker: WorkerState) -> Use:
     batch = state.batch
     if batch is None:
         return "waiting_for_rollout"
-    if any(group.sent and worker.address not in group.trained_by for group in batch.groups):
+    if batch.tally.untrained(worker.address):
         return "training"
-    if all(group.sent for group in batch.groups):
+    if batch.tally.sent[0] == len(batch.groups):
         return "committing"
     if state.tag.mode == "generate" and worker.assigned:
         return "generating"

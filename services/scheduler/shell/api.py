@@ -13,6 +13,9 @@ from shared.process.http_api import Problem, add_docs, add_problems
 from shared.process.service import probes
 
 Limit = Annotated[int, Query(ge=1, le=200, description="how many at most")]
+Before = Annotated[
+    int | None, Query(ge=0, lt=2**31, description="only those with a smaller number")
+]
 Number = Annotated[int, Path(ge=0, lt=2**31, description="number of the batch")]
 DESCRIPTION = """Shows where a run is and what its workers do, and takes requests to it.
 
@@ -50,9 +53,9 @@ def create_app(scheduler: Scheduler) -> FastAPI:
         return views.worker_views(scheduler)
 
     @app.get("/v1/batches", operation_id="list_batches", tags=["run"], responses={422: ERRORS[422]})
-    def batches(limit: Limit = 50) -> list[models.BatchView]:
+    async def batches(limit: Limit = 50, before: Before = None) -> list[models.BatchView]:
         """The newest batches, the one in flight first."""
-        return views.batch_views(scheduler, limit)
+        return await views.batch_views(scheduler, limit, before)
 
     @app.get(
         "/v1/batches/{batch}",
@@ -60,19 +63,32 @@ def create_app(scheduler: Scheduler) -> FastAPI:
         tags=["run"],
         responses={k: ERRORS[k] for k in (404, 422)},
     )
-    def batch(batch: Number) -> models.BatchDetail:
+    async def batch(batch: Number) -> models.BatchDetail:
         """One batch with its groups."""
-        found = views.batch_detail(scheduler, batch)
+        found = await views.batch_detail(scheduler, batch)
         if found is None:
             raise HTTPException(404, f"batch {batch} has not begun")
         return found
 
     @app.get(
+        "/v1/batches/{batch}/usage",
+        operation_id="get_usage",
+        tags=["run"],
+        responses={k: ERRORS[k] for k in (404, 422)},
+    )
+    async def usage(batch: Number) -> models.UsageView:
+        """What the devices did from the opening of a batch to its commit."""
+        found = await views.usage_view(scheduler, batch)
+        if found is None:
+            raise HTTPException(404, f"what devices did in batch {batch} is not known")
+        return found
+
+    @app.get(
         "/v1/versions", operation_id="list_versions", tags=["run"], responses={422: ERRORS[422]}
     )
-    def versions(limit: Limit = 50) -> list[models.VersionView]:
+    async def versions(limit: Limit = 50, before: Before = None) -> list[models.VersionView]:
         """The newest policy versions."""
-        return views.version_views(scheduler, limit)
+        return await views.version_views(scheduler, limit, before)
 
     _add_tag(app, scheduler)
     _add_actions(app, scheduler)

@@ -258,6 +258,21 @@ class BatchDetail(BatchView):
     """Groups of the batch, in order."""
 
 
+class UsageView(View):
+    """What the devices did from the opening of a batch to its commit."""
+
+    model_config = example(
+        batch=12, seconds=4.2, devices={"rollout-0": {"generating": 3.1, "tail": 1.1}}
+    )  # fmt: skip
+
+    batch: int
+    """Number of the batch."""
+    seconds: float
+    """Seconds from its opening to its commit."""
+    devices: dict[str, dict[Use, float]]
+    """Seconds by worker and by what it did."""
+
+
 class VersionView(View):
     """A committed policy version."""
 

@@ -4,7 +4,6 @@ version index, the metrics and device use up to date with the commit records."""
 import asyncio
 import time
 import uuid
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal
@@ -36,6 +35,7 @@ from services.scheduler.shell.housekeeping import (
 from services.scheduler.shell.inbox import DeadLetters, Inbox, follow, tick
 from services.scheduler.shell.metrics import PublishLag, batch_usage, measure_commit
 from services.scheduler.shell.roster import Roster
+from services.scheduler.shell.volume import stream_needs
 from shared.bus.bus import Bus
 from shared.errors import IntegrityError, SlotPoisoned
 from shared.messages import subjects
@@ -52,15 +52,26 @@ from shared.messages.contracts import (
 )
 from shared.messages.fluid import FluidCommand
 from shared.process.service import Health
-from shared.run.commits import CommitRecord, commit_chain, read_commit, saturated_groups
+from shared.run.chain import SHORT, Chain, Step, read_chain
+from shared.run.commits import CommitRecord, StoredRecord, read_stored
 from shared.run.layout import usage_key
-from shared.run.retention import Retention
+from shared.run.retention import Retention, version_folders
 from shared.run.versions import Version, VersionIndex
 from shared.store import ObjectStore
 from shared.telemetry import ANNOUNCEMENTS_REFUSED
 
-SENT_AT_ONCE = 128
+SENT_AT_ONCE = 64
 """Commands sent concurrently; statuses are heard in between."""
+LOOK_S = 2e-5
+"""Seconds between two looks at what devices do, per worker: so looking takes a few percent of the
+time, and of few workers none is missed."""
+READ_S = 0.05
+"""Seconds of reading what is stored after which others have a turn."""
+COMMITS_KEPT = 64
+"""Times of commits that are kept."""
+OPENING = (PolicyPublished, OperatorRequest, Recovered)
+"""Events that may give every device something to do. Their commands are computed in a thread, while
+statuses are heard."""
 
 RESTORED = Event | GenerateFragment | TrainGroup | ComputeGradient | FluidCommand
 """What is stored and says where the run was."""
@@ -84,10 +95,10 @@ class Scheduler:
     goal: Goal | None = None
     staleness: StalenessDecision | None = None
     """How many steps stale samples may be, and why; None if nobody has asked."""
-    chain: list[CommitRecord] = field(default_factory=list)
+    chain: Chain = field(init=False)
     meter: Meter = field(default_factory=Meter)
     committed_at: list[float] = field(default_factory=list)
-    """Monotonic times of the commits that this process has seen, in seconds."""
+    """Monotonic times of the newest commits that this process has seen, in seconds."""
     horizon: Horizon = field(init=False)
     roster: Roster = field(init=False)
     dead_letters: DeadLetters = field(init=False)
@@ -95,9 +106,12 @@ class Scheduler:
     _publish_lag: PublishLag = field(default_factory=PublishLag)
     _cleanup: BatchCleanup = field(init=False)
     _first: State = field(init=False)
+    _segments: "asyncio.Queue[int]" = field(default_factory=asyncio.Queue)
+    """Versions up to which segments of the chain are to be stored."""
 
     def __post_init__(self) -> None:
         self._first = self.state
+        self.chain = Chain(self.store, self.bus.run)
         self._cleanup = BatchCleanup(self.bus, self.store)
         self._begin()
 
@@ -127,15 +141,17 @@ class Scheduler:
         Raises:
             StreamsLost: in a group.
         """
-        await retry(self.bus.ensure_streams)
+        needs = stream_needs(self.plan)
+        await retry(lambda: self.bus.ensure_streams(needs))
         states = await retry(self.bus.stream_states)
         watch = StreamWatch(
-            self.bus, self.health, lambda: self._cleanup.make_room(len(self.chain) - 1)
+            self.bus, self.health, lambda: self._cleanup.make_room(self.chain.version)
         )
         in_use = self.roster.versions_in_use
         versions = VersionCleanup(
-            self.store, self.bus.run, self.retention, lambda: self.chain, in_use
-        )
+            self.store, self.bus.run, self.retention, lambda: self.chain.wanted, in_use,
+            lambda versions: self.chain.forget(versions),
+        )  # fmt: skip
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(watch.run(states))
             last = await self._recover(before)
@@ -144,7 +160,8 @@ class Scheduler:
                 tasks.create_task(follow(self.bus, stream, self._inbox, after=last[stream.name]))
             tasks.create_task(self.dead_letters.follow())
             tasks.create_task(self.roster.watch())
-            tasks.create_task(self._cleanup.run(len(self.chain) - 1))
+            tasks.create_task(self._cleanup.run(self.chain.version))
+            tasks.create_task(self._keep_segments())
             tasks.create_task(versions.look_for_ever())
             if self.goal is not None and self.state.goal_reached_by is None:
                 tasks.create_task(self.goal.watch(self._inbox.put))
@@ -153,17 +170,18 @@ class Scheduler:
 
     async def _recover(self, before: State | None) -> dict[str, int]:
         """Read what is stored; returns the number of the last message read, by stream."""
-        self.chain = await retry(lambda: commit_chain(self.store, self.bus.run))
-        await retry(lambda: self.index.rebuild(self.chain))
+        self.chain = await retry(self._read_chain)
+        await retry(lambda: self.index.rebuild(self.chain.recent))
         if before is not None:  # what is left of the open batches may not be whole
-            for batch in (len(self.chain) - 1, len(self.chain)):
+            for batch in (self.chain.version, self.chain.version + 1):
                 await retry(partial(self.bus.forget_batch, max(0, batch)))
-        await self._see(self.chain)
+        if self.plan.prompts.curriculum is not None:
+            await self._apply(BatchesSeen(tuple(self.chain.saturated)))
         if self.goal is not None and (found := await self.goal.look()) is not None:
             await self._apply(found)
-        if self.chain:
-            await self._apply(_announcement(self.chain[-1]))
-            measure_commit(self.chain[-1])
+        if self.chain.newest is not None:
+            await self._apply(_announcement(self.chain.newest))
+            measure_commit(self.chain.newest)
         last = {stream.name: await self._read(stream) for stream in READ_BACK}
         if before is not None:
             self.state = restart_batches(self.plan, self.state, before)
@@ -175,6 +193,23 @@ class Scheduler:
         self.health.is_ready()
         return last
 
+    async def _read_chain(self) -> Chain:
+        """Read the chain of commits, with the steps of which something may still be stored."""
+        run, store = self.bus.run, self.store
+        there = {key for folder in version_folders(run) for key in await store.keys(folder)}
+
+        def has_objects(step: Step) -> bool:
+            return any(ref.key in there for ref in step.objects)
+
+        curriculum = self.plan.prompts.curriculum is not None
+        return await read_chain(store, run, wanted=has_objects, curriculum=curriculum)
+
+    async def _keep_segments(self) -> None:
+        """Store segments of the chain for ever, beside the handling of events."""
+        while True:
+            end = await self._segments.get()
+            await retry(partial(self.chain.keep, end))
+
     def _start_over(self) -> State:
         """Forget what follows from the streams; returns the state so far."""
         before, self.state = self.state, self._first
@@ -185,7 +220,11 @@ class Scheduler:
     async def _read(self, stream: subjects.Stream) -> int:
         """Apply what is stored, after a restart; returns the number of the last message."""
         found, last = await self.bus.stored(stream)
+        began = time.monotonic()
         for received in found:
+            if time.monotonic() > began + READ_S:
+                await asyncio.sleep(0)  # statuses and probes are answered meanwhile
+                began = time.monotonic()
             message = received.message
             if isinstance(message, PolicyPublished):
                 self._inbox.put(message)  # one may have come since the chain was read
@@ -207,8 +246,11 @@ class Scheduler:
 
     async def _apply(self, event: MachineInput) -> None:
         now = time.monotonic()
-        self.meter.advance(now, uses(self.plan, self.state))
-        state, commands = step(self.plan, self.state, event, now)
+        self._meter(now, is_exact=isinstance(event, PolicyPublished))
+        if isinstance(event, OPENING):
+            state, commands = await asyncio.to_thread(step, self.plan, self.state, event, now)
+        else:
+            state, commands = step(self.plan, self.state, event, now)
         # Concurrently: each has its own subject, and fifty one after another take 40 ms.
         for first in range(0, len(commands), SENT_AT_ONCE):
             await asyncio.gather(*map(self._send, commands[first : first + SENT_AT_ONCE]))
@@ -219,6 +261,12 @@ class Scheduler:
         self.horizon.record(self.state, state)
         self.state = state  # last: an event whose commands could not be sent is as if never seen
 
+    def _meter(self, now: float, *, is_exact: bool) -> None:
+        """Add up what devices do; of many, not at every event."""
+        since = self.meter.since
+        if is_exact or since is None or now - since >= LOOK_S * len(self.state.workers):
+            self.meter.advance(now, uses(self.plan, self.state))
+
     async def _send(self, command: Command) -> None:
         try:
             await self.bus.publish(command)
@@ -228,20 +276,21 @@ class Scheduler:
 
     async def _record(self, event: PolicyPublished) -> None:
         """A version is announced: check its commit record, open its batch, index it."""
-        while len(self.chain) <= event.policy.version:  # one before it may have been missed
-            number = len(self.chain)
-            record = await retry(partial(read_commit, self.store, self.bus.run, number))
+        while self.chain.version < event.policy.version:  # one before it may have been missed
+            number = self.chain.version + 1
+            stored = await retry(partial(read_stored, self.store, self.bus.run, number))
             is_last = number == event.policy.version
-            if record is None or (is_last and record.policy != event.policy):
+            if stored is None or (is_last and stored.record.policy != event.policy):
                 ANNOUNCEMENTS_REFUSED.inc()
                 log.error("announcement_without_commit", version=event.policy.version)
                 return
-            await self._extend(record, event if is_last else _announcement(record))
+            await self._extend(stored, event if is_last else _announcement(stored.record))
 
-    async def _extend(self, record: CommitRecord, event: PolicyPublished) -> None:
-        self.chain.append(record)
-        await self._see([record])
-        self.committed_at.append(time.monotonic())
+    async def _extend(self, stored: StoredRecord, event: PolicyPublished) -> None:
+        record, step = stored.record, self.chain.add(stored)
+        if self.plan.prompts.curriculum is not None and step.batch is not None:
+            await self._apply(BatchesSeen((*self.state.saturated, step.saturated_groups)))
+        self.committed_at = [*self.committed_at, time.monotonic()][-COMMITS_KEPT:]
         self._publish_lag.publish(time.monotonic() - event.seconds)
         await self._apply(event)
         # Indexed after the batch is opened: devices wait for that, and can find the record.
@@ -249,19 +298,15 @@ class Scheduler:
         measure_commit(record)
         await self._keep_usage(record)
         self._cleanup.committed(record.policy.version)
-
-    async def _see(self, records: Sequence[CommitRecord]) -> None:
-        """Tell the machine which groups of these batches were saturated, if prompts follow it."""
-        if self.plan.prompts.curriculum is not None:
-            found = (saturated_groups(record) for record in records if record.batch is not None)
-            await self._apply(BatchesSeen((*self.state.saturated, *found)))
+        if (record.policy.version + 1) % SHORT == 0:
+            self._segments.put_nowait(record.policy.version + 1)
 
     async def _index(self, record: CommitRecord) -> None:
         try:
             await self.index.publish(Version(policy=record.policy, weights=record.weights))
         except IntegrityError as error:  # Redis has lost what it had
             log.warning("version_index_rebuilt", reason=str(error))
-            await self.index.rebuild(self.chain)
+            await self.index.rebuild(self.chain.recent)
 
     async def _keep_usage(self, record: CommitRecord) -> None:
         """Store what the devices did for the batch that was just committed, for the report."""

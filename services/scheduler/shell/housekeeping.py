@@ -15,10 +15,17 @@ from shared.bus.streams import StreamState
 from shared.errors import DigenRLError, IntegrityError, Unavailable
 from shared.messages import subjects
 from shared.process.service import Health
-from shared.run.commits import CommitRecord
+from shared.run.commits import Named
 from shared.run.evaluations import GoldFigures
 from shared.run.layout import KEPT_BATCHES, batch_folder, stored_batches
-from shared.run.retention import Manifests, Retention, deletable, kept_now, version_folders
+from shared.run.retention import (
+    Manifests,
+    Retention,
+    deletable,
+    kept_now,
+    own_keys,
+    version_folders,
+)
 from shared.store import ObjectStore
 
 RETRY_S = 0.5
@@ -136,9 +143,12 @@ class VersionCleanup:
     store: ObjectStore
     run: str
     retention: Retention
-    chain: Callable[[], Sequence[CommitRecord]]
+    chain: Callable[[], Sequence[Named]]
+    """The newest version, last, and all before it of which something may be stored."""
     in_use: Callable[[], Collection[int]]
     """Versions that workers report to use."""
+    forget: Callable[[Collection[int]], None] = lambda versions: None
+    """Called with versions of which nothing is stored any more."""
     _manifests: Manifests = field(init=False)
     _gold: GoldFigures = field(init=False)
 
@@ -147,16 +157,17 @@ class VersionCleanup:
         self._gold = GoldFigures(self.store, self.run, self.retention.gold_weights)
 
     async def look_for_ever(self) -> None:
-        seen = 0
+        seen = -1
         while True:
             await asyncio.sleep(LOOK_S)
-            if len(self.chain()) != seen:
-                seen = len(self.chain())
+            newest = max((each.policy.version for each in self.chain()), default=-1)
+            if newest != seen:
+                seen = newest
                 try:
                     await self.look()
                 except (IntegrityError, Unavailable) as error:
                     log.warning("old_versions_left", error=str(error))
-                    seen = 0
+                    seen = -1
 
     async def look(self) -> None:
         """Delete what is no longer needed; raises Unavailable if the store does not answer."""
@@ -168,7 +179,12 @@ class VersionCleanup:
         folders = version_folders(self.run)
         there = {key for folder in folders for key in await self.store.keys(folder)}
         shards = await self._manifests.shards(chain, there, kept)
+        left = set(there)
         for old in deletable(chain, kept, shards):
             if old & there:
                 await self.store.delete(sorted(old & there))
                 log.info("old_versions_deleted", objects=len(old & there), kept=len(kept))
+                left -= old
+        old_versions = (each for each in chain if each.policy.version not in kept)
+        gone = [each for each in old_versions if left.isdisjoint(own_keys(each))]
+        self.forget([each.policy.version for each in gone])

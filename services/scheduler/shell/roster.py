@@ -16,8 +16,9 @@ from services.scheduler.core.machine import (
     WorkerJoined,
     WorkerLeft,
 )
-from services.scheduler.core.state import GENERATES, State, WorkerState
+from services.scheduler.core.state import State, WorkerState
 from services.scheduler.core.usage import Meter, Use
+from services.scheduler.core.workers import GENERATES
 from shared.bus.bus import Bus
 from shared.messages.workers import Activity, WorkerRefused, WorkerStatus
 

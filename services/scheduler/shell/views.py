@@ -1,12 +1,13 @@
 """Makes the answers of the HTTP API from the scheduler's state and the commit records."""
 
+import asyncio
 import itertools
 import time
 from collections.abc import Collection, Iterable
 
 from services.scheduler.core.state import BatchState, Plan, Stage, State, TagRecord
 from services.scheduler.core.tag.estimates import Estimate
-from services.scheduler.core.usage import Use, uses
+from services.scheduler.core.usage import BatchUsage, Use, uses
 from services.scheduler.shell.api_models import (
     BatchDetail,
     BatchView,
@@ -14,6 +15,7 @@ from services.scheduler.shell.api_models import (
     RunView,
     TagDecisionView,
     TagView,
+    UsageView,
     VersionView,
     WaitsFor,
     WorkerView,
@@ -21,7 +23,9 @@ from services.scheduler.shell.api_models import (
 from services.scheduler.shell.app import Scheduler
 from services.scheduler.shell.roster import Seen
 from shared.messages.workers import Service, WorkerStatus
-from shared.run.commits import CommitRecord
+from shared.run.chain import Step
+from shared.run.commits import CommitRecord, read_commit
+from shared.run.layout import usage_key
 
 AS_REPORTED = (WorkerView.model_fields.keys() & WorkerStatus.model_fields.keys()) - {"device"}
 """Fields of a worker that are shown as its status has them."""
@@ -32,11 +36,11 @@ SERVICES: tuple[Service, ...] = ("rollout", "reward", "trainer")
 
 def run_view(scheduler: Scheduler) -> RunView:
     state, plan = scheduler.state, scheduler.plan
-    step = max(0, len(scheduler.chain) - 1)
+    step = max(0, scheduler.chain.version)
     pace = seconds_per_step(scheduler.committed_at)
     reporting = [seen.status.service for seen in scheduler.roster.seen.values()]
     services = needed_services(plan)
-    newest = scheduler.chain[-1].metrics if scheduler.chain else {}
+    newest = {} if scheduler.chain.newest is None else scheduler.chain.newest.metrics
     return RunView(
         run=scheduler.bus.run,
         phase=state.phase,
@@ -164,34 +168,61 @@ def _decision_view(record: TagRecord) -> TagDecisionView:
     )
 
 
-def batch_views(scheduler: Scheduler, limit: int) -> list[BatchView]:
-    """The newest ``limit`` batches, newest first; no others are read."""
-    chain, running = scheduler.chain, scheduler.state.batches
-    shown = [_in_flight(scheduler.state, batch) for batch in reversed(running)][:limit]
-    newest = range(len(chain) - 1, 0, -1)[: limit - len(shown)]
-    shown += [_committed(chain[version]) for version in newest]
-    return [BatchView(**view.model_dump(exclude={"groups"})) for view in shown]
+async def batch_views(scheduler: Scheduler, limit: int, before: int | None) -> list[BatchView]:
+    """The newest ``limit`` batches below ``before``, newest first; no others are read."""
+    running = [each for each in reversed(scheduler.state.batches) if _is_below(each.index, before)]
+    shown = [_in_flight_view(scheduler.state, batch) for batch in running[:limit]]
+    end = scheduler.chain.version + 1 if before is None else before + 1
+    number = min(limit - len(shown), max(0, min(end, scheduler.chain.version + 1) - 1))
+    steps = await scheduler.chain.page(end, number)
+    return [*shown, *map(_committed_view, steps)]
 
 
-def batch_detail(scheduler: Scheduler, batch: int) -> BatchDetail | None:
-    if batch + 1 < len(scheduler.chain):
-        return _committed(scheduler.chain[batch + 1])
+def _is_below(number: int, before: int | None) -> bool:
+    return before is None or number < before
+
+
+async def batch_detail(scheduler: Scheduler, batch: int) -> BatchDetail | None:
+    if batch < scheduler.chain.version:
+        record = await read_commit(scheduler.store, scheduler.bus.run, batch + 1)
+        return None if record is None else await asyncio.to_thread(_committed, record)
     found = scheduler.state.find_batch(batch)
     return None if found is None else _in_flight(scheduler.state, found)
 
 
-def version_views(scheduler: Scheduler, limit: int) -> list[VersionView]:
-    """The newest ``limit`` versions, newest first."""
+async def usage_view(scheduler: Scheduler, batch: int) -> UsageView | None:
+    """What the devices did in a batch; None if it is not stored."""
+    data = await scheduler.store.read(usage_key(scheduler.bus.run, batch))
+    if data is None:
+        return None
+    usage = BatchUsage.model_validate_json(data)
+    return UsageView(**usage.model_dump(include=UsageView.model_fields.keys()))
+
+
+async def version_views(scheduler: Scheduler, limit: int, before: int | None) -> list[VersionView]:
+    """The newest ``limit`` versions below ``before``, newest first."""
+    end = scheduler.chain.version + 1 if before is None else before
     return [
         VersionView(
-            version=record.policy.version,
-            weights_digest=record.policy.weights_digest,
-            weights=record.weights.key,
-            trained_from_batch=record.batch,
-            onpolicy_ratio_error=record.metrics.get("onpolicy_ratio_error"),
+            version=step.version,
+            weights_digest=step.policy.weights_digest,
+            weights=step.weights.key,
+            trained_from_batch=step.batch,
+            onpolicy_ratio_error=step.metrics.get("onpolicy_ratio_error"),
         )
-        for record in scheduler.chain[: -limit - 1 : -1]
+        for step in await scheduler.chain.page(end, limit)
     ]
+
+
+def _committed_view(step: Step) -> BatchView:
+    assert step.batch is not None
+    return BatchView(
+        batch=step.batch,
+        status="committed",
+        staleness=dict(step.staleness),
+        reward_mean=step.metrics["reward_mean"],
+        metrics=dict(step.metrics),
+    )
 
 
 def _committed(record: CommitRecord) -> BatchDetail:
@@ -221,9 +252,9 @@ def _staleness(samples: Iterable[tuple[int, int]]) -> dict[int, int]:
     return counts
 
 
-def _in_flight(state: State, batch: BatchState) -> BatchDetail:
+def _in_flight_view(state: State, batch: BatchState) -> BatchView:
     stages: tuple[Stage, ...] = ("pending", "issued", "generated", "scored")
-    return BatchDetail(
+    return BatchView(
         batch=batch.index,
         status="in_flight" if batch is state.batch else "early",
         staleness=_staleness(
@@ -232,6 +263,12 @@ def _in_flight(state: State, batch: BatchState) -> BatchDetail:
             if group.policy is not None
         ),
         num_fragments={stage: batch.count(stage) for stage in stages},
+    )
+
+
+def _in_flight(state: State, batch: BatchState) -> BatchDetail:
+    return BatchDetail(
+        **_in_flight_view(state, batch).model_dump(),
         groups=[
             GroupView(
                 group=index,

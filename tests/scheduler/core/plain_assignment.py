@@ -3,8 +3,9 @@
 import heapq
 import math
 
-from services.scheduler.core.assign import _has_room, _issue, _lent_trainer
+from services.scheduler.core.assign import _lent_trainer, issue
 from services.scheduler.core.device_queues import DeviceQueue, queues_of
+from services.scheduler.core.draft import Draft
 from services.scheduler.core.state import BatchState, Plan, State, WorkerState
 from services.scheduler.core.supply import (
     NextFragment,
@@ -24,8 +25,9 @@ def assign(plan: Plan, state: State, now: float) -> tuple[State, list[GenerateFr
         if choice is None:
             return state, tasks
         worker, work = choice
-        state, task = _issue(plan, state, worker, work, now)
-        tasks.append(task)
+        draft = Draft(plan, state, now)
+        tasks.append(issue(draft, worker, work))
+        state = draft.done({})
 
 
 def _choose(plan: Plan, state: State, now: float) -> tuple[WorkerState, NextFragment] | None:
@@ -35,18 +37,19 @@ def _choose(plan: Plan, state: State, now: float) -> tuple[WorkerState, NextFrag
     batch, limit = supply
     samples = unissued_samples(plan, batch, limit)
     help_work = _help(plan, state, batch, samples)
-    devices = (
-        [*state.rollout, *_lent_trainer(plan, state)] if help_work is not None else state.rollout
-    )
+    lent = _lent_trainer(plan, state)
+    devices = state.rollout
+    if lent is not None and help_work is not None:
+        devices = [*devices, lent]
     queues_by = {w.address: queues_of(state, w, now) for w in devices}
     queues = [queue for each in queues_by.values() for queue in each]
     size = next_size(plan, full_size(plan, len(queues)), samples, len(queues))
-    open_to = [w for w in devices if _has_room(plan, w)]
+    open_to = [w for w in devices if w.has_room(plan.queue_depth)]
     for worker in sorted(open_to, key=lambda w: min(x.free_at for x in queues_by[w.address])):
         if _takes_part(queues, worker.address, size, samples):
             helps = worker.service == "trainer"
             groups = range(min(limit, len(batch.groups)))
-            work = help_work if helps else next_fragment(plan, batch, groups, size)
+            work = help_work if helps else _next(plan, batch, groups, size)
             if work is not None:
                 return worker, work
     return None
@@ -54,12 +57,16 @@ def _choose(plan: Plan, state: State, now: float) -> tuple[WorkerState, NextFrag
 
 def _help(plan: Plan, state: State, batch: BatchState, samples: int) -> NextFragment | None:
     lent = _lent_trainer(plan, state)
-    if not lent or batch is not state.batch:
+    if lent is None or batch is not state.batch:
         return None
-    num_queues = sum(worker.concurrency for worker in (*state.rollout, *lent))
+    num_queues = sum(worker.concurrency for worker in (*state.rollout, lent))
     size = next_size(plan, full_size(plan, num_queues), samples, num_queues)
-    work = next_fragment(plan, batch, range(plan.num_groups - 1, -1, -1), size)
+    work = _next(plan, batch, range(plan.num_groups - 1, -1, -1), size)
     return None if work is None or work.fragment.num_samples > state.tag.samples_left else work
+
+
+def _next(plan: Plan, batch: BatchState, groups: range, size: int) -> NextFragment | None:
+    return next_fragment(plan, batch, groups, size, lambda batch, index: batch.groups[index])
 
 
 def _takes_part(queues: list[DeviceQueue], address: str, size: int, samples: int) -> bool:

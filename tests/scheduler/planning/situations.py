@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from services.scheduler.core.state import Plan, State, WorkerState, new_batch
 from services.scheduler.core.tag.estimates import Costs, Estimate
+from services.scheduler.core.workers import Workers
 from services.scheduler.costs.profile import Profile, fragment_seconds
 from services.scheduler.planning.splits import Split
 from services.scheduler.sim.profiled import (
@@ -59,7 +60,7 @@ def opening(
     state = State(
         phase="running",
         batches=(new_batch(plan, 3, 0.0),),
-        workers={worker.address: worker for worker in [*rollout, trainer]},
+        workers=Workers({worker.address: worker for worker in [*rollout, trainer]}),
         costs=_costs(profile, split, size, addresses),
     )
     return plan, state

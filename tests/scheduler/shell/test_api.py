@@ -1,6 +1,8 @@
 """The HTTP API over a scheduler in mid-run."""
 
+import asyncio
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -10,8 +12,9 @@ from pydantic import BaseModel
 
 from services.scheduler.core.machine import WorkerJoined, step
 from services.scheduler.core.state import Phase, State
+from services.scheduler.core.usage import BatchUsage
 from services.scheduler.planning.staleness import StalenessDecision
-from services.scheduler.shell import api_models, views
+from services.scheduler.shell import api_models
 from services.scheduler.shell.api import create_app
 from services.scheduler.shell.app import Scheduler
 from services.scheduler.shell.metrics import StepMetrics, measure_commit
@@ -22,9 +25,12 @@ from shared.messages.contracts import Message
 from shared.messages.workers import Device, WorkerStatus
 from shared.process.http_api import Problem
 from shared.process.service import Health, ProbeView
-from shared.run.commits import CommitRecord, TrainedGroup
+from shared.run.chain import RECENT, SHORT
+from shared.run.commits import CommitRecord, StoredRecord, TrainedGroup, record_digest
+from shared.run.layout import commit_key, usage_key
 from shared.run.versions import VersionIndex
 from shared.store import ObjectStore
+from shared.store.folder import FolderBackend
 from tests import examples
 
 METRICS = {"reward_mean": 0.5, "onpolicy_ratio_error": 1e-8, "reward_mean/proxy": 0.25}
@@ -65,8 +71,32 @@ def commit(version: int) -> CommitRecord:
     )
 
 
+def stored(version: int) -> StoredRecord:
+    record = commit(version)
+    return StoredRecord(record, record_digest(record.encode()))
+
+
+class CountedReads(FolderBackend):
+    """A folder that counts what is read of it."""
+
+    num_reads = 0
+
+    async def read(self, key: str) -> bytes | None:
+        self.num_reads += 1
+        return await super().read(key)
+
+
 @pytest.fixture
-def scheduler() -> Scheduler:
+def folder(tmp_path: Path) -> CountedReads:
+    for version in (0, 1):
+        path = tmp_path / commit_key("test", version)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(commit(version).encode())
+    return CountedReads(tmp_path)
+
+
+@pytest.fixture
+def scheduler(folder: CountedReads) -> Scheduler:
     plan = examples.plan()
     state, _ = step(plan, State(), WorkerJoined("rollout-0-a", "rollout-0", "rollout"), 0.0)
     state, _ = step(plan, state, examples.published(1), 1.0)
@@ -76,13 +106,14 @@ def scheduler() -> Scheduler:
     scheduler = Scheduler(
         plan,
         cast(Bus, Outbox()),
-        cast(ObjectStore, None),
+        ObjectStore(folder),
         cast(VersionIndex, None),
         Health(),
         state=state,
-        chain=[commit(0), commit(1)],
         committed_at=[0.0, 2.0, 4.0, 7.0],
     )
+    for version in (0, 1):
+        scheduler.chain.add(stored(version))
     scheduler.roster.seen["rollout-0-a"] = Seen(status, 0.0)
     return scheduler
 
@@ -113,20 +144,36 @@ def test_the_run_says_why_samples_may_be_stale(scheduler: Scheduler, client: Tes
     assert client.get("/v1/run").json()["max_staleness_reason"] == "it gains little"
 
 
-def test_of_many_batches_only_those_are_looked_at_that_are_shown(
-    scheduler: Scheduler, client: TestClient, monkeypatch: pytest.MonkeyPatch
+def test_of_many_batches_the_newest_are_in_memory_and_others_are_read_in_segments(
+    scheduler: Scheduler, client: TestClient, folder: CountedReads
 ) -> None:
-    looked_at: list[CommitRecord] = []
-    original = views._committed
+    chain = scheduler.chain
+    for version in range(2, 20 * SHORT):
+        chain.add(stored(version))
+        if (version + 1) % SHORT == 0:
+            asyncio.run(chain.keep(version + 1))
+    folder.num_reads = 0
+    assert len(client.get("/v1/batches?limit=200").json()) == 200
+    assert len(client.get("/v1/versions?limit=200").json()) == 200
+    assert (folder.num_reads, len(chain.recent)) == (0, RECENT)
+    old = client.get("/v1/batches?limit=40&before=100").json()
+    assert [each["batch"] for each in old] == list(range(99, 59, -1))
+    assert old[0]["metrics"] == METRICS
+    assert folder.num_reads == 3
+    assert client.get("/v1/batches?before=0").json() == []
+    assert [each["batch"] for each in client.get("/v1/batches?before=2").json()] == [1, 0]
+    assert [each["version"] for each in client.get("/v1/versions?before=2").json()] == [1, 0]
 
-    def counted(record: CommitRecord) -> api_models.BatchDetail:
-        looked_at.append(record)
-        return original(record)
 
-    monkeypatch.setattr(views, "_committed", counted)
-    scheduler.chain = [scheduler.chain[0], *scheduler.chain[1:] * 3000]
-    assert len(client.get("/v1/batches?limit=4").json()) == 4
-    assert len(looked_at) == 3
+def test_what_devices_did_is_read_of_one_batch(
+    scheduler: Scheduler, client: TestClient, folder: CountedReads
+) -> None:
+    usage = BatchUsage(batch=0, seconds=2.0, devices={"rollout-0": {"generating": 1.5}})
+    key = usage_key("test", 0)
+    asyncio.run(scheduler.store.write(key, usage.model_dump_json().encode()))
+    shown = client.get("/v1/batches/0/usage").json()
+    assert shown == {"batch": 0, "seconds": 2.0, "devices": {"rollout-0": {"generating": 1.5}}}
+    assert client.get("/v1/batches/1/usage").status_code == 404
 
 
 def test_batches_and_versions_are_listed_newest_first(client: TestClient) -> None:

@@ -5,6 +5,7 @@ import contextlib
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 
@@ -14,11 +15,11 @@ from shared.bus.bus import Bus
 from shared.learning.prompts import PromptOrder
 from shared.messages.contracts import PolicyPublished
 from shared.process.service import Health
+from shared.run.chain import Chain, read_chain
 from shared.run.commits import (
     CommitRecord,
     TrainedGroup,
     commit,
-    commit_chain,
     record_digest,
 )
 from shared.run.evaluations import GoldFigures
@@ -109,7 +110,7 @@ class Live:
         return (
             scheduler.state.policy == examples.policy(version)
             and scheduler.state.batch.index == version
-            and [record.policy.version for record in scheduler.chain] == list(range(version + 1))
+            and [step.version for step in scheduler.chain.recent] == list(range(version + 1))
             and all(found and found.policy.version == n for n, found in enumerate(indexed))
         )
 
@@ -140,12 +141,12 @@ def after_reading_the_chain(
 ) -> None:
     """What happens between the scheduler's reading of the commits and of the streams."""
 
-    async def read(store: ObjectStore, run: str) -> list[CommitRecord]:
-        chain = await commit_chain(store, run)
+    async def read(store: ObjectStore, run: str, **options: Any) -> Chain:
+        chain = await read_chain(store, run, **options)
         await happens()
         return chain
 
-    monkeypatch.setattr(app, "commit_chain", read)
+    monkeypatch.setattr(app, "read_chain", read)
 
 
 async def test_a_version_announced_while_the_scheduler_recovers_is_not_lost(

@@ -5,7 +5,8 @@ from typing import cast
 import pytest
 
 from services.scheduler.core.machine import MachineInput, WorkerInactive, WorkerJoined
-from services.scheduler.core.state import State, WorkerState
+from services.scheduler.core.state import State
+from services.scheduler.core.workers import Workers, WorkerState
 from services.scheduler.core.usage import Meter
 from services.scheduler.shell.roster import Roster
 from shared.bus.bus import Bus
@@ -29,7 +30,7 @@ def inputs() -> list[MachineInput]:
 @pytest.fixture
 def roster(inputs: list[MachineInput]) -> Roster:
     worker = WorkerState(address="rollout-0-a", name="rollout-0", service="rollout", concurrency=1)
-    state = State(workers={worker.address: worker})
+    state = State(workers=Workers({worker.address: worker}))
     return Roster(cast(Bus, None), inputs.append, lambda: state, Meter())
 
 

@@ -1,0 +1,206 @@
+"""The real scheduler with many workers: longest turn of its loop, and living workers given up.
+
+Brokers, messages and scheduler are those of a run. The workers live in a process of their own: each
+reports once a second and answers a task at once, so the scheduler is as busy as it can be.
+"""
+
+import asyncio
+import contextlib
+import multiprocessing
+import time
+from asyncio.events import Handle
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from bench.growth.core import REF, plan_of, policy_of, results_of
+from bench.growth.history import METRICS, resident_bytes
+from bench.runner.session import open_session
+from services.scheduler.core.state import first_state
+from services.scheduler.shell.app import Scheduler
+from shared.bus.bus import Bus
+from shared.messages import subjects
+from shared.messages.contracts import GenerateFragment, Message, PolicyPublished, TrainGroup
+from shared.messages.workers import Device, Service, WorkerStatus
+from shared.process.service import Health
+from shared.process.settings import ServiceSettings
+from shared.run.commits import CommitRecord, commit, record_digest
+from shared.run.versions import VersionIndex
+from shared.store import ObjectStore, open_store
+
+RUN = "bench"
+IN_FLIGHT = 128
+"""Messages that the workers send at the same time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiveCosts:
+    workers: int
+    batches: int
+    seconds: float
+    """From the first batch's opening to the last one's commit."""
+    left: int
+    """Living workers that were given up."""
+    longest_turn: float
+    """Seconds of the longest turn of the scheduler's loop."""
+    turns_over: int
+    """Turns of more than a quarter of a second."""
+    cpu_seconds: float
+    """Of the scheduler's process."""
+    resident_bytes: tuple[int, int]
+    """After the second batch, and in the end."""
+
+
+@dataclass(slots=True)
+class Fleet:
+    """All workers of the run, in one process."""
+
+    bus: Bus
+    store: ObjectStore
+    num_workers: int
+    num_groups: int
+    head: CommitRecord | None = None
+    trained: set[int] = field(default_factory=set)
+    _free: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(IN_FLIGHT))
+    _sending: set["asyncio.Task[None]"] = field(default_factory=set)
+
+    async def run(self) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self.report())
+            tasks.create_task(self.answer(subjects.TASK))
+            tasks.create_task(self.answer(subjects.TRAIN))
+            await asyncio.sleep(5.0)
+            await self.commit()
+
+    async def report(self) -> None:
+        """Each once a second, spread over it."""
+        each = [status("trainer", "trainer-0", 0)]
+        each += [status("rollout", f"r{n}", 1) for n in range(self.num_workers)]
+        began = time.monotonic()
+        for turn in range(10**6):
+            for number, one in enumerate(each):
+                await self.bus.send(one)
+                if number % 32 == 31:
+                    at = began + turn + number / len(each)
+                    await asyncio.sleep(max(0.0, at - time.monotonic()))
+
+    async def answer(self, stream: subjects.Stream) -> None:
+        async for received in self.bus.follow(stream):
+            command = received.message
+            if isinstance(command, GenerateFragment | TrainGroup):
+                for result in results_of(command):
+                    await self._free.acquire()
+                    task = asyncio.create_task(self._send(result))
+                    self._sending.add(task)
+                    task.add_done_callback(self._sending.discard)
+            if isinstance(command, TrainGroup):
+                self.trained.add(command.group)
+                if len(self.trained) == self.num_groups:
+                    self.trained.clear()
+                    await self.commit()
+
+    async def _send(self, message: Message) -> None:
+        try:
+            await self.bus.publish(message)
+        finally:
+            self._free.release()
+
+    async def commit(self) -> None:
+        version = 0 if self.head is None else self.head.policy.version + 1
+        parent = None if self.head is None else record_digest(self.head.encode())
+        self.head = CommitRecord(
+            run=RUN, policy=policy_of(version), parent=parent, weights=REF, checkpoint=REF,
+            metrics=METRICS if version else {}, worker="trainer-0",
+        )  # fmt: skip
+        await commit(self.store, self.head)
+        await self.bus.publish(
+            PolicyPublished(policy=self.head.policy, weights=REF, worker="trainer-0")
+        )
+
+
+def status(service: Service, name: str, concurrency: int) -> WorkerStatus:
+    return WorkerStatus(
+        service=service, worker=name, address=f"{name}-0", activity="generating",
+        device=Device(concurrency=concurrency),
+    )  # fmt: skip
+
+
+def fleet(settings: ServiceSettings, num_workers: int, num_groups: int) -> None:
+    async def run() -> None:
+        async with settings.connect_bus() as bus:
+            await bus.wait_for_streams()
+            await Fleet(bus, open_store(settings.store), num_workers, num_groups).run()
+
+    asyncio.run(run())
+
+
+@dataclass(slots=True)
+class Turns:
+    longest: float = 0.0
+    over: int = 0
+
+    @contextlib.contextmanager
+    def timed(self) -> Iterator[None]:
+        """Time every turn of the loop in the block."""
+        original = Handle._run  # type: ignore[attr-defined]
+
+        def run(handle: Handle) -> None:
+            began = time.monotonic()
+            original(handle)
+            seconds = time.monotonic() - began
+            self.longest = max(self.longest, seconds)
+            self.over += seconds > 0.25
+
+        Handle._run = run  # type: ignore[attr-defined]
+        try:
+            yield
+        finally:
+            Handle._run = original  # type: ignore[attr-defined]
+
+
+async def measure(folder: Path, num_workers: int, batches: int) -> LiveCosts:
+    objects = folder / "objects"
+    objects.mkdir(parents=True)
+    async with open_session(folder, folder / "data", objects=objects) as session:
+        settings = session.settings(RUN)
+        plan = plan_of(num_workers, 2)
+        async with settings.connect_bus() as bus, settings.connect_index() as index:
+            scheduler = Scheduler(
+                plan, bus, open_store(settings.store), index, Health(), state=first_state(plan)
+            )
+            process = multiprocessing.get_context("spawn").Process(
+                target=fleet, args=(settings, num_workers, plan.num_groups), daemon=True
+            )
+            process.start()
+            try:
+                return await _watch(scheduler, index, num_workers, batches)
+            finally:
+                process.kill()
+                process.join()
+
+
+async def _watch(
+    scheduler: Scheduler, index: VersionIndex, num_workers: int, batches: int
+) -> LiveCosts:
+    turns, left = Turns(), set[str]()
+    task = asyncio.create_task(scheduler.run())
+    began, cpu, early = 0.0, 0.0, 0
+    with turns.timed():
+        while scheduler.chain.version < batches and not task.done():
+            await asyncio.sleep(0.1)
+            if len(scheduler.roster.seen) > num_workers and not began:
+                began, cpu = time.monotonic(), time.process_time()
+                everybody = set(scheduler.roster.seen)
+            if began:
+                left |= everybody - set(scheduler.roster.seen)
+            if scheduler.chain.version == 2 and not early:
+                early = resident_bytes()
+    seconds, used = time.monotonic() - began, time.process_time() - cpu
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
+    return LiveCosts(
+        workers=num_workers, batches=batches, seconds=seconds, left=len(left),
+        longest_turn=turns.longest, turns_over=turns.over, cpu_seconds=used,
+        resident_bytes=(early, resident_bytes()),
+    )  # fmt: skip

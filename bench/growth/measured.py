@@ -1,0 +1,58 @@
+"""All figures of growth, one after the other."""
+
+import asyncio
+import multiprocessing
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from bench.growth import core, history, live
+
+Row = dict[str, Any]
+
+
+def measure_all(
+    folder: Path,
+    devices: Sequence[int],
+    steps: Sequence[int],
+    groups: int,
+    num_live: int,
+    batches: int,
+) -> Iterator[Row]:
+    """Yield each figure as soon as it is known.
+
+    Args:
+        groups: of a commit record.
+        num_live: workers of the real scheduler, which opens so many ``batches``; 0: none.
+    """
+    for number in devices:
+        yield {"opening": asdict(core.measure(number))}
+        yield {"opening, five fragments each": asdict(core.measure(number, fragments_per_device=5))}
+        yield {"opening, lent trainer": asdict(core.measure(number, helping=8))}
+    folder.mkdir(parents=True, exist_ok=True)
+    for number in steps:
+        yield {"history": asdict(_apart(_history, folder, number, groups))}
+    if len(steps) > 1:
+        yield {"resident bytes while running": _apart(_grown, folder, max(steps), groups, steps)}
+    if num_live:
+        with tempfile.TemporaryDirectory(dir=folder) as work:
+            yield {"live": asdict(asyncio.run(live.measure(Path(work), num_live, batches)))}
+
+
+def _apart(call: Callable[..., Any], *given: Any) -> Any:
+    """Call in a new process, whose memory is its own."""
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(call, *given).result()
+
+
+def _history(folder: Path, steps: int, groups: int) -> history.HistoryCosts:
+    with tempfile.TemporaryDirectory(dir=folder) as work:
+        return asyncio.run(history.measure(Path(work), steps, groups))
+
+
+def _grown(folder: Path, steps: int, groups: int, looks: Sequence[int]) -> dict[int, int]:
+    with tempfile.TemporaryDirectory(dir=folder) as work:
+        return asyncio.run(history.grow(Path(work), steps, groups, tuple(looks)))

@@ -1,0 +1,77 @@
+"""A state in which fragments are being issued: changed in place, and seen by nobody else.
+
+Opening a batch issues two fragments to every device. Each as a state of its own would be as many
+copies of all groups and workers; here the changes are collected, and one state is made of them.
+"""
+
+from dataclasses import dataclass, field, replace
+
+from services.scheduler.core.state import (
+    BatchState,
+    GroupState,
+    Plan,
+    State,
+    WorkerState,
+    new_batch,
+)
+
+
+@dataclass(slots=True)
+class Draft:
+    plan: Plan
+    state: State
+    """As it was before; its costs, policy and decisions do not change."""
+    now: float
+    samples_left: int = field(init=False)
+    """Samples that the lent trainer may still take."""
+    _workers: dict[str, WorkerState] = field(default_factory=dict)
+    _groups: dict[int, dict[int, GroupState]] = field(default_factory=dict)
+    """Changed groups by batch and index."""
+    _begun: dict[int, BatchState] = field(default_factory=dict)
+    """Batches that were begun here."""
+
+    def __post_init__(self) -> None:
+        self.samples_left = self.state.tag.samples_left
+
+    def worker(self, address: str) -> WorkerState:
+        return self._workers.get(address) or self.state.workers[address]
+
+    def set_worker(self, worker: WorkerState) -> None:
+        self._workers[worker.address] = worker
+
+    def begin(self, index: int) -> BatchState:
+        """The batch as it was before; one that is begun early is new."""
+        found = self.state.find_batch(index) or self._begun.get(index)
+        if found is None:
+            found = self._begun[index] = new_batch(self.plan, index, self.now)
+        return found
+
+    def group(self, batch: BatchState, index: int) -> GroupState:
+        """A group of ``batch``, which is as it was before, as it is now."""
+        changed = self._groups.get(batch.index)
+        return (changed and changed.get(index)) or batch.groups[index]
+
+    def set_group(self, batch: int, index: int, group: GroupState) -> None:
+        self._groups.setdefault(batch, {})[index] = group
+
+    def done(self, first: dict[int, int]) -> State:
+        """The state with all changes.
+
+        Args:
+            first: for a batch, a group before which none has anything to issue.
+        """
+        state = self.state
+        batches = (*state.batches, *self._begun.values())
+        batches = tuple(
+            batch.with_groups(self._groups.get(batch.index, {}), first.get(batch.index, 0))
+            if batch.index in self._groups or batch.index in first
+            else batch
+            for batch in batches
+        )
+        tag = state.tag
+        if self.samples_left != tag.samples_left:
+            tag = replace(tag, samples_left=self.samples_left)
+        workers = state.workers
+        if self._workers:
+            workers = workers.changed(self._workers.values())
+        return replace(state, batches=batches, workers=workers, tag=tag)

@@ -1,0 +1,123 @@
+"""Counts what every event asks of all groups of a batch, and follows them one group at a time."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal, Protocol
+
+Stage = Literal["pending", "issued", "generated", "scored"]
+
+
+class _Fragment(Protocol):
+    @property
+    def stage(self) -> Stage: ...
+    @property
+    def num_samples(self) -> int: ...
+
+
+class _Group(Protocol):
+    @property
+    def fragments(self) -> Sequence[_Fragment]: ...
+    @property
+    def num_cut(self) -> int: ...
+    @property
+    def num_scored(self) -> int: ...
+    @property
+    def sent(self) -> bool: ...
+    @property
+    def contribution(self) -> object: ...
+    @property
+    def trained_by(self) -> tuple[str, ...]: ...
+
+
+Trained = tuple[int, int]
+"""Number of sent groups, and of those among them whose gradient the trainer computes itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    stages: Mapping[Stage, int] = field(default_factory=dict)
+    """Number of fragments at each stage."""
+    cut: int = 0
+    """Samples that belong to a fragment."""
+    pending: int = 0
+    """Samples in fragments that wait for a device."""
+    scored: int = 0
+    """Samples with a score."""
+    end: int = 0
+    """No group from this one on has been cut."""
+    first: int = 0
+    """No group before this one has anything to issue."""
+    maybe_whole: frozenset[int] = frozenset()
+    """Groups that are not sent and all of whose fragments are scored."""
+    sent: Trained = (0, 0)
+    trained: Mapping[str, Trained] = field(default_factory=dict)
+    """The sent groups that are in the gradient of each trainer, by its address."""
+
+    def untrained(self, trainer: str) -> int:
+        """Number of groups that were sent and that this trainer has not trained."""
+        return self.sent[0] - self.trained.get(trainer, (0, 0))[0]
+
+    def untrained_by_itself(self, trainer: str) -> int:
+        """Those of them whose gradient no other device has computed."""
+        return self.sent[1] - self.trained.get(trainer, (0, 0))[1]
+
+    def changed(self, index: int, old: _Group, new: _Group) -> "Tally":
+        """The counts after a group was replaced by another state of it."""
+        stages, pending, first = dict(self.stages), self.pending, self.first
+        for fragment in old.fragments:
+            stages[fragment.stage] -= 1
+            if fragment.stage == "pending":
+                pending -= fragment.num_samples
+        for fragment in new.fragments:
+            stages[fragment.stage] = stages.get(fragment.stage, 0) + 1
+            if fragment.stage == "pending":
+                pending += fragment.num_samples
+                first = min(first, index)
+        return Tally(
+            stages=stages,
+            cut=self.cut + new.num_cut - old.num_cut,
+            pending=pending,
+            scored=self.scored + new.num_scored - old.num_scored,
+            end=max(self.end, index + 1) if new.num_cut else self.end,
+            first=min(first, index) if new.num_cut < old.num_cut else first,
+            maybe_whole=_followed(self.maybe_whole, index, new),
+            sent=_sum(_sum(self.sent, _sent(old), -1), _sent(new), 1),
+            trained=_trained(self.trained, old, new),
+        )
+
+    def from_group(self, first: int) -> "Tally":
+        """The same, knowing that no group before ``first`` has anything to issue."""
+        return self if first <= self.first else replace(self, first=first)
+
+
+def tally_of(groups: Sequence[_Group], nothing: _Group) -> Tally:
+    """The counts of these groups; ``nothing``: a group of which nothing was cut."""
+    tally = Tally()
+    for index, group in enumerate(groups):
+        if group is not nothing:
+            tally = tally.changed(index, nothing, group)
+    return tally
+
+
+def _followed(known: frozenset[int], index: int, group: _Group) -> frozenset[int]:
+    if not group.sent and 0 < group.num_cut == group.num_scored:
+        return known if index in known else known | {index}
+    return known - {index} if index in known else known
+
+
+def _sent(group: _Group) -> Trained:
+    return (group.sent, group.sent and group.contribution is None)
+
+
+def _sum(one: Trained, other: Trained, sign: int) -> Trained:
+    return one[0] + sign * other[0], one[1] + sign * other[1]
+
+
+def _trained(known: Mapping[str, Trained], old: _Group, new: _Group) -> Mapping[str, Trained]:
+    if not old.trained_by and not new.trained_by:
+        return known
+    found = dict(known)
+    for group, sign in ((old, -1), (new, 1)):
+        for address in group.trained_by:
+            found[address] = _sum(found.get(address, (0, 0)), _sent(group), sign)
+    return found

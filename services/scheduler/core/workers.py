@@ -1,0 +1,141 @@
+"""The workers that the scheduler knows: immutable, with what every event asks of all of them.
+
+With thousands of devices a look at each of them costs more than everything else that follows from
+an event. Who generates changes only when somebody joins, leaves or is excluded; who has room for
+another fragment, one device at a time.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Literal, Self
+
+from shared.messages.contracts import FragmentSlot
+
+GENERATES = ("rollout", "member")
+"""Services of workers that generate whatever they are given."""
+
+Exclusion = Literal["late", "returns", "leaves"]
+"""late: past its deadline. returns: it returns everything. leaves: it is about to end."""
+
+
+@dataclass(frozen=True, slots=True)
+class AssignedFragment:
+    """A fragment that a device has; it takes them in order."""
+
+    slot: FragmentSlot
+    num_samples: int
+    since: float
+    """When the device began it, as far as the scheduler can tell."""
+
+
+@dataclass(frozen=True, slots=True)
+class GradientTask:
+    """A group whose gradient a rollout device computes, after its current fragment."""
+
+    batch: int
+    group: int
+    attempt: int
+    since: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerState:
+    address: str
+    name: str
+    service: str
+    concurrency: int
+    """Fragments that the worker generates at the same time."""
+    kind: str = "cpu"
+    independent_devices: bool = False
+    """Whether each device of this trainer generates what it has and then trains, on its own."""
+    can_train: bool = False
+    """Whether this rollout device computes gradients of whole groups."""
+    assigned: tuple[AssignedFragment, ...] = ()
+    gradient_task: GradientTask | None = None
+    excluded: Exclusion | None = None
+    """Why the worker is given no work, if it is not."""
+    num_returned: int = 0
+    """Fragments returned since the last one that it finished."""
+    clock_from: float = 0.0
+    """Earliest time from which deadlines count: when it joined, or last was loading."""
+
+    @property
+    def generates(self) -> bool:
+        """Whether this is a rollout device or a member, and is not excluded from work."""
+        return self.service in GENERATES and self.excluded is None
+
+    def has_room(self, queue_depth: int) -> bool:
+        """Whether it may be given another fragment; ``queue_depth``: most per queue."""
+        return len(self.assigned) < queue_depth * self.concurrency
+
+
+@dataclass(frozen=True, slots=True)
+class Roles:
+    """Says who does what; it stays the same while nobody joins, leaves or is excluded."""
+
+    trainer: str | None
+    """Address of the trainer."""
+    places: Mapping[str, int]
+    """Place of each rollout device that is not excluded, in the order in which they joined."""
+    num_queues: int
+    """Fragments that these generate at the same time."""
+    can_train: tuple[str, ...]
+    """Addresses of those that compute gradients."""
+
+
+class Workers(dict[str, WorkerState]):
+    """Live workers by address. A change makes another one; what is known of all is kept along."""
+
+    __slots__ = ("_roles", "_room")
+
+    def __init__(self, workers: Mapping[str, WorkerState] | None = None) -> None:
+        super().__init__(workers or {})
+        self._roles: Roles | None = None
+        self._room: tuple[int, frozenset[str]] | None = None
+
+    @property
+    def roles(self) -> Roles:
+        if self._roles is None:
+            trainers = (address for address, w in self.items() if w.service == "trainer")
+            rollout = [worker for worker in self.values() if worker.generates]
+            self._roles = Roles(
+                trainer=next(trainers, None),
+                places={worker.address: place for place, worker in enumerate(rollout)},
+                num_queues=sum(worker.concurrency for worker in rollout),
+                can_train=tuple(worker.address for worker in rollout if worker.can_train),
+            )
+        return self._roles
+
+    def with_room(self, queue_depth: int) -> frozenset[str]:
+        """Addresses of the rollout devices that may be given another fragment."""
+        if self._room is None or self._room[0] != queue_depth:
+            places = self.roles.places
+            found = frozenset(each for each in places if self[each].has_room(queue_depth))
+            self._room = queue_depth, found
+        return self._room[1]
+
+    def changed(self, workers: Iterable[WorkerState]) -> Self:
+        """The same with these workers, which are new or replace those of their addresses."""
+        made = type(self)(self)
+        keeps = self._roles is not None
+        gain, loss = set[str](), set[str]()
+        for worker in workers:
+            old = made.get(worker.address)
+            made[worker.address] = worker
+            keeps = keeps and old is not None and _role(old) == _role(worker)
+            if keeps and self._room is not None and worker.generates:
+                here = gain if worker.has_room(self._room[0]) else loss
+                (loss if here is gain else gain).discard(worker.address)
+                here.add(worker.address)
+        if keeps:
+            made._roles = self._roles
+            if self._room is not None:
+                depth, room = self._room
+                if not gain <= room or not loss.isdisjoint(room):
+                    room = (room | gain) - loss
+                made._room = depth, room
+        return made
+
+
+def _role(worker: WorkerState) -> tuple[str, int, Exclusion | None, bool]:
+    return worker.service, worker.concurrency, worker.excluded, worker.can_train

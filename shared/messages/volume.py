@@ -1,0 +1,55 @@
+"""How much of each stream a run's messages may take, from its recipe."""
+
+import heapq
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from shared.messages.codec import group_bytes
+from shared.messages.contracts import MAX_MESSAGE_BYTES, Prompt
+from shared.messages.subjects import GRAD, PART, REW, TASK, TRAIN, TRAJ
+
+BATCHES_AT_ONCE = 5
+"""Batches with messages in the streams: two that are kept, the current one, the one that was begun
+early, and one that is being removed."""
+ATTEMPTS = 1.25
+"""Messages per piece of work: some is given back, lost, and done again."""
+TASK_BYTES, TRAJ_BYTES, REW_BYTES, PART_BYTES = 700, 1500, 1600, 4096
+"""Most bytes of a message without its prompt, and of what the broker stores beside it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchVolume:
+    """What one batch sends."""
+
+    groups: int
+    group_size: int
+    fragments_per_group: int
+    scorers: int
+    prompt_bytes: int
+    """Of a group, on average over the longest prompts that a batch could have."""
+
+    def needs(self) -> dict[str, int]:
+        """Most bytes by name of the stream."""
+        fragments = self.groups * self.fragments_per_group
+        group = group_bytes(self.group_size, self.fragments_per_group, self.scorers)
+        scores = 9 * self.groups * self.group_size * (1 + self.scorers)
+        once = {
+            TASK.name: fragments * (TASK_BYTES + self.prompt_bytes),
+            TRAJ.name: fragments * (TRAJ_BYTES + self.prompt_bytes),
+            REW.name: fragments * (REW_BYTES + 72 * self.scorers) + scores,
+            TRAIN.name: self.groups * min(group, MAX_MESSAGE_BYTES),
+            GRAD.name: self.groups * min(group + TASK_BYTES, MAX_MESSAGE_BYTES),
+            PART.name: self.groups * PART_BYTES,
+        }
+        return {name: int(BATCHES_AT_ONCE * ATTEMPTS * size) for name, size in once.items()}
+
+
+def prompt_bytes(prompts: Iterable[Prompt], groups: int) -> int:
+    """Mean bytes of the longest prompts, as many as a batch has groups."""
+    longest = heapq.nlargest(groups, map(_bytes, prompts))
+    return -(-sum(longest) // max(1, len(longest)))
+
+
+def _bytes(prompt: Prompt) -> int:
+    told = sum(len(name) + len(str(value).encode()) + 10 for name, value in prompt.metadata.items())
+    return len(prompt.text.encode()) + told + 16

@@ -1,0 +1,329 @@
+"""The chain of a run's commits, summarised: what is needed of thousands of old steps.
+
+A commit record names every fragment and reward of its batch; of old steps a scheduler needs a
+digest, the names of what is stored, and the metrics. Segments hold that of versions in a row:
+
+    <run>/chain/32/<first version>.json      of 32 versions, with their metrics
+    <run>/chain/1024/<first version>.json    of 1,024, without
+
+They follow from the records and are never relied on: one that is missing, cannot be read or does
+not lead to the newest record is left aside, the records are read, and it is made again. So a run
+that has none gets them, and whatever dies at whatever time loses nothing.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+
+import structlog
+from pydantic import Field, FiniteFloat, ValidationError
+
+from shared.errors import ContractError
+from shared.learning.curriculum import Saturated
+from shared.messages.contracts import ObjectRef, Policy
+from shared.messages.records import Count, Digest, Record, Token
+from shared.run.commits import CommitRecord, StoredRecord, read_stored, saturated_groups
+from shared.run.layout import chain_folder, commits_folder, segment_key
+from shared.store import ObjectStore
+
+SHORT, LONG = 32, 1024
+"""Versions of a segment; a long one is made of short ones."""
+RECENT = 256
+"""Newest steps that are kept in memory."""
+AT_ONCE = 16
+"""Records that are read at the same time."""
+
+log = structlog.get_logger()
+
+
+class Step(Record):
+    """Sums up a commit record."""
+
+    run: Token
+    policy: Policy
+    digest: Digest
+    """Of the record's stored bytes: the next record names it."""
+    weights: ObjectRef
+    others: tuple[ObjectRef, ...] = ()
+    """What else the version is stored as."""
+    staleness: tuple[tuple[Count, Count], ...] = ()
+    """Steps by which samples were stale, and how many were."""
+    saturated: str = ""
+    """Of each group, "1" if it was saturated."""
+    metrics: dict[str, FiniteFloat] = Field(default_factory=dict)
+
+    @property
+    def version(self) -> int:
+        return self.policy.version
+
+    @property
+    def batch(self) -> int | None:
+        return self.version - 1 if self.version else None
+
+    @property
+    def objects(self) -> tuple[ObjectRef, ...]:
+        return (self.weights, *self.others)
+
+    @property
+    def saturated_groups(self) -> Saturated:
+        return tuple(mark == "1" for mark in self.saturated)
+
+
+class Segment(Record):
+    first: Count
+    parent: Digest | None
+    """Digest of the record before the first one."""
+    steps: tuple[Step, ...]
+
+
+def step_of(stored: StoredRecord) -> Step:
+    """Sum up a record."""
+    record, counts = stored.record, dict[int, int]()
+    for group in record.trained:
+        steps = (record.batch or 0) - group.policy_version
+        counts[steps] = counts.get(steps, 0) + len(group.rewards)
+    return Step(
+        run=record.run,
+        policy=record.policy,
+        digest=stored.digest,
+        weights=record.weights,
+        others=tuple(ref for ref in record.objects if ref != record.weights),
+        staleness=tuple(sorted((max(0, steps), number) for steps, number in counts.items())),
+        saturated="".join("01"[each] for each in saturated_groups(record)),
+        metrics=record.metrics,
+    )
+
+
+@dataclass(slots=True)
+class Chain:
+    """Knows the newest commits of a run, and where the others are."""
+
+    store: ObjectStore
+    run: str
+    newest: CommitRecord | None = None
+    recent: deque[Step] = field(default_factory=lambda: deque(maxlen=RECENT))
+    """The newest steps, oldest first."""
+    wanted: list[Step] = field(default_factory=list)
+    """Those that `read_chain` was asked for, the newest one, and all that came later."""
+    saturated: list[Saturated] = field(default_factory=list)
+    """Of each batch, if `read_chain` was asked for it."""
+
+    @property
+    def version(self) -> int:
+        """Number of the newest version; -1 before the first."""
+        return -1 if self.newest is None else self.newest.policy.version
+
+    def add(self, stored: StoredRecord) -> Step:
+        """Take the next record, which was just committed."""
+        step = step_of(stored)
+        self.newest = stored.record
+        self.recent.append(step)
+        self.wanted.append(step)
+        return step
+
+    def forget(self, versions: Collection[int]) -> None:
+        """Drop these from `wanted`."""
+        self.wanted = [step for step in self.wanted if step.version not in versions]
+
+    async def page(self, before: int, number: int) -> list[Step]:
+        """Return at most ``number`` steps, of versions below ``before``, newest first.
+
+        Reads a segment for each 32 of them that are not in memory.
+
+        Raises:
+            ContractError: if one was never committed.
+        """
+        before = min(before, self.version + 1)
+        first = max(0, before - number)
+        known = {step.version: step for step in self.recent}
+        for start in range(first - first % SHORT, before, SHORT):
+            wanted = range(max(first, start), min(before, start + SHORT))
+            if not all(version in known for version in wanted):
+                segment = await _read(self.store, self.run, SHORT, start)
+                steps = await self._records(wanted) if segment is None else segment.steps
+                known |= {step.version: step for step in steps}
+        return [known[version] for version in reversed(range(first, before))]
+
+    async def _records(self, versions: Sequence[int]) -> list[Step]:
+        return [step_of(each) for each in await _stored(self.store, self.run, versions)]
+
+    async def keep(self, end: int) -> None:
+        """Store the segment of the versions before ``end``, a multiple of `SHORT`; with the last
+        one of 1,024 versions, a long one."""
+        first = end - SHORT
+        steps = tuple(step for step in self.recent if first <= step.version < end)
+        before = [step.digest for step in self.recent if step.version == first - 1]
+        if len(steps) < SHORT or (first and not before):
+            return  # so far behind that it is made when the chain is read again
+        segment = Segment(first=first, parent=before[0] if before else None, steps=steps)
+        await _store(self.store, segment_key(self.run, SHORT, first), segment)
+        if end % LONG == 0:
+            await keep_long(self.store, self.run, end - LONG)
+
+
+async def read_chain(
+    store: ObjectStore,
+    run: str,
+    *,
+    wanted: Callable[[Step], bool] = lambda step: False,
+    curriculum: bool = False,
+) -> Chain:
+    """Return the chain of a run.
+
+    Once all segments are there, this reads one of them per 1,024 versions, 40 others and 32
+    records at most; it makes those that are missing.
+
+    Args:
+        wanted: says which steps are to be found in `Chain.wanted`.
+        curriculum: whether `Chain.saturated` is needed.
+
+    Raises:
+        ContractError: if a record is missing or does not name the one before it.
+    """
+    count = len(await store.keys(commits_folder(run)))
+    there = frozenset(await store.keys(chain_folder(run)))
+    for usable in (there, frozenset[str]()):
+        reader = _Reader(store, run, count, usable, wanted, curriculum)
+        if await reader.read() and await reader.is_confirmed():
+            return reader.chain()
+        log.warning("chain_broken", run=run, version=reader.length, segments=len(usable))
+    raise ContractError(f"the commits of run {run} are broken at version {reader.length}")
+
+
+@dataclass(slots=True)
+class _Reader:
+    store: ObjectStore
+    run: str
+    count: int
+    """Number of versions."""
+    there: Collection[str]
+    """Keys of segments that may be used."""
+    is_wanted: Callable[[Step], bool]
+    curriculum: bool
+    length: int = 0
+    """Number of steps so far."""
+    steps: deque[Step] = field(default_factory=lambda: deque(maxlen=LONG))
+    """The newest of them."""
+    wanted: list[Step] = field(default_factory=list)
+    saturated: list[Saturated] = field(default_factory=list)
+    newest: CommitRecord | None = None
+
+    @property
+    def _digest(self) -> str | None:
+        return self.steps[-1].digest if self.steps else None
+
+    async def read(self) -> bool:
+        """Read on to the newest version; whether all of it is one chain."""
+        while (first := self.length) < self.count:
+            old = self.count - RECENT  # of later ones, metrics are needed
+            if first % LONG == 0 and first + LONG <= old and await self._take(LONG, first):
+                continue
+            whole = first % SHORT == 0 and first + SHORT <= self.count
+            if whole and await self._take(SHORT, first):
+                continue
+            before = self._digest
+            if not await self._take_records(range(first, min(first + SHORT, self.count))):
+                return False
+            if whole:
+                await self._make(first, before)
+        return True
+
+    async def is_confirmed(self) -> bool:
+        """Whether the last step is really that of the newest record."""
+        if self.newest is None and self.count:
+            [stored] = await _stored(self.store, self.run, [self.count - 1])
+            self.newest = stored.record
+            return stored.digest == self._digest
+        return True
+
+    def chain(self) -> Chain:
+        """What was read; the newest step is always wanted."""
+        newest = [step for step in [*self.steps][-1:] if step not in self.wanted[-1:]]
+        wanted, recent = [*self.wanted, *newest], deque(self.steps, maxlen=RECENT)
+        return Chain(self.store, self.run, self.newest, recent, wanted, self.saturated)
+
+    async def _take(self, size: int, first: int) -> bool:
+        """Take a segment, if there is one that goes on from here."""
+        if segment_key(self.run, size, first) not in self.there:
+            return False
+        segment = await _read(self.store, self.run, size, first)
+        if segment is None or segment.parent != self._digest:
+            return False
+        for step in segment.steps:
+            self._add(step)
+        return True
+
+    async def _take_records(self, versions: range) -> bool:
+        """Take records, if they go on from here."""
+        for stored in await _stored(self.store, self.run, versions):
+            if stored.record.parent != self._digest:
+                return False
+            self._add(step_of(stored))
+            self.newest = stored.record if self.length == self.count else None
+        return True
+
+    def _add(self, step: Step) -> None:
+        self.length += 1
+        self.steps.append(step)
+        if self.is_wanted(step):
+            self.wanted.append(step)
+        if self.curriculum and step.batch is not None:
+            self.saturated.append(step.saturated_groups)
+
+    async def _make(self, first: int, parent: str | None) -> None:
+        """Store a segment of the records that were read; with the last one of 1,024 versions, a
+        long one."""
+        steps = tuple(self.steps)[-SHORT:]
+        segment = Segment(first=first, parent=parent, steps=steps)
+        await _store(self.store, segment_key(self.run, SHORT, first), segment)
+        if self.length % LONG == 0:
+            await keep_long(self.store, self.run, self.length - LONG)
+
+
+async def _stored(store: ObjectStore, run: str, versions: Sequence[int]) -> list[StoredRecord]:
+    """Read records, some at a time; raises ContractError if one is missing."""
+    found: list[StoredRecord] = []
+    for begin in range(0, len(versions), AT_ONCE):
+        part = versions[begin : begin + AT_ONCE]
+        for version, each in zip(
+            part, await asyncio.gather(*(read_stored(store, run, n) for n in part)), strict=True
+        ):
+            if each is None:
+                raise ContractError(f"the commits of run {run} are broken at version {version}")
+            found.append(each)
+    return found
+
+
+async def _read(store: ObjectStore, run: str, size: int, first: int) -> Segment | None:
+    """Return a segment; None if there is none, or if it is not what its name says."""
+    key = segment_key(run, size, first)
+    data = await store.read(key)
+    if data is None:
+        return None
+    try:
+        found = await asyncio.to_thread(Segment.model_validate_json, data)
+    except ValidationError:
+        log.warning("chain_segment_unreadable", key=key)
+        return None
+    names = [(step.run, step.version) for step in found.steps]
+    is_right = names == [(run, version) for version in range(first, first + size)]
+    return found if is_right else None
+
+
+async def keep_long(store: ObjectStore, run: str, first: int) -> None:
+    """Make a long segment of short ones, if all are there."""
+    starts = range(first, first + LONG, SHORT)
+    parts = [await _read(store, run, SHORT, start) for start in starts]
+    found = [part for part in parts if part is not None]
+    if len(found) == len(parts):
+        steps = tuple(
+            step.model_copy(update={"metrics": {}}) for part in found for step in part.steps
+        )
+        segment = Segment(first=first, parent=found[0].parent, steps=steps)
+        await _store(store, segment_key(run, LONG, first), segment)
+
+
+async def _store(store: ObjectStore, key: str, segment: Segment) -> None:
+    data = await asyncio.to_thread(segment.model_dump_json, exclude_defaults=True)
+    await store.write(key, data.encode())

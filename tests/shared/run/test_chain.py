@@ -1,0 +1,171 @@
+"""The summary of the chain: it says what the records say, whatever is left of it."""
+
+from pathlib import Path
+
+import pytest
+
+from shared.errors import ContractError
+from shared.run.chain import LONG, RECENT, SHORT, Chain, Step, read_chain, step_of
+from shared.run.commits import CommitRecord, StoredRecord, TrainedGroup, record_digest
+from shared.run.layout import chain_folder, commit_key, segment_key
+from shared.store import ObjectStore
+from shared.store.folder import FolderBackend
+from tests import examples
+
+RUN = "test"
+
+
+class CountedReads(FolderBackend):
+    """A folder that counts what is read of it."""
+
+    num_reads = 0
+
+    async def read(self, key: str) -> bytes | None:
+        self.num_reads += 1
+        return await super().read(key)
+
+
+def record(version: int, parent: str | None, *, late: bool = False) -> CommitRecord:
+    groups = tuple(
+        TrainedGroup(
+            group=group,
+            attempt=0,
+            policy_version=max(0, version - 1 - late),
+            fragments=(),
+            workers=(),
+            rewards=rewards,
+            parts={},
+        )
+        for group, rewards in enumerate(((0.0, 1.0), (1.0, 1.0)))
+    )
+    return CommitRecord(
+        run=RUN,
+        policy=examples.policy(version),
+        parent=parent,
+        weights=examples.ref(f"weights-{version}"),
+        checkpoint=examples.ref(f"checkpoint-{version}"),
+        trained=groups if version else (),
+        metrics={"reward_mean": version / 2} if version else {},
+        worker="trainer-0",
+    )
+
+
+def write(root: Path, count: int, first: int = 0, *, late: bool = False) -> list[StoredRecord]:
+    """Store records up to ``count``, without segments, as earlier releases did."""
+    written, digest = list[StoredRecord](), None
+    for version in range(count):
+        path = root / commit_key(RUN, version)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if version >= first:
+            path.write_bytes(record(version, digest, late=late).encode())
+        data = path.read_bytes()
+        digest = record_digest(data)
+        written.append(StoredRecord(CommitRecord.model_validate_json(data), digest))
+    return written
+
+
+@pytest.fixture
+def backend(tmp_path: Path) -> CountedReads:
+    return CountedReads(tmp_path)
+
+
+@pytest.fixture
+def store(backend: CountedReads) -> ObjectStore:
+    return ObjectStore(backend)
+
+
+async def read(store: ObjectStore) -> tuple[Chain, list[Step]]:
+    """The chain, and all its steps."""
+    chain = await read_chain(store, RUN, wanted=lambda step: True, curriculum=True)
+    return chain, chain.wanted
+
+
+def but_metrics(steps: list[Step]) -> list[Step]:
+    return [step.model_copy(update={"metrics": {}}) for step in steps]
+
+
+async def test_a_run_of_an_earlier_release_gets_its_segments_and_says_the_same_from_them(
+    tmp_path: Path, store: ObjectStore, backend: CountedReads
+) -> None:
+    written = write(tmp_path, LONG + RECENT + SHORT + 3)
+    steps = [step_of(each) for each in written]
+    first, found = await read(store)
+    assert found == steps
+    backend.num_reads = 0
+    again, from_segments = await read(store)
+    assert backend.num_reads == 1 + (RECENT + SHORT) // SHORT + 3
+    assert but_metrics(from_segments) == but_metrics(steps)
+    assert list(again.recent) == steps[-RECENT:]
+    assert again.newest == first.newest == written[-1].record
+    assert again.saturated == [(False, True)] * (len(steps) - 1)
+    assert await again.page(600, 100) == steps[500:600][::-1]
+    assert await again.page(10**9, 3) == steps[-3:][::-1]
+
+
+async def test_segments_are_kept_as_steps_come_and_are_those_that_records_give(
+    tmp_path: Path, store: ObjectStore
+) -> None:
+    chain = Chain(store, RUN)
+    for stored in write(tmp_path, LONG + 1):
+        chain.add(stored)
+        if (chain.version + 1) % SHORT == 0:
+            await chain.keep(chain.version + 1)
+    keys = await store.keys(chain_folder(RUN))
+    assert len(keys) == LONG // SHORT + 1
+    kept = {key: await store.read(key) for key in keys}
+    await store.delete(keys)
+    await read_chain(store, RUN)
+    assert {key: await store.read(key) for key in await store.keys(chain_folder(RUN))} == kept
+
+
+@pytest.mark.parametrize("damage", ["missing", "no JSON", "of another place", "of other records"])
+async def test_segments_that_are_not_what_the_records_say_are_left_aside(
+    tmp_path: Path, store: ObjectStore, damage: str
+) -> None:
+    count = RECENT + 4 * SHORT
+    steps = [step_of(each) for each in write(tmp_path, count)]
+    await read_chain(store, RUN)
+    key = segment_key(RUN, SHORT, 2 * SHORT)
+    right = await store.read(key)
+    match damage:
+        case "missing":
+            await store.delete([key])
+        case "no JSON":
+            await store.write(key, b"{")
+        case "of another place":
+            await store.write(key, await store.read(segment_key(RUN, SHORT, SHORT)) or b"")
+        case _:  # the last steps were rolled back, and taken again in another way
+            steps = [step_of(each) for each in write(tmp_path, count, 2 * SHORT + 5, late=True)]
+            right = None
+    assert (await read(store))[1] == steps
+    assert right is None or await store.read(key) == right, "it is made again"
+    assert (await read(store))[1] == steps
+
+
+async def test_a_record_that_does_not_name_the_one_before_is_not_passed_over(
+    tmp_path: Path, store: ObjectStore
+) -> None:
+    write(tmp_path, SHORT + 2)
+    await read_chain(store, RUN)
+    path = tmp_path / commit_key(RUN, SHORT + 1)
+    path.write_bytes(record(SHORT + 1, examples.digest(7)).encode())
+    with pytest.raises(ContractError, match=f"broken at version {SHORT + 1}"):
+        await read_chain(store, RUN)
+    path.unlink()
+    (tmp_path / commit_key(RUN, 3)).unlink()
+    write_back = tmp_path / commit_key(RUN, SHORT + 1)
+    write_back.write_bytes(b"{}")
+    with pytest.raises(ContractError):
+        await read_chain(store, RUN)
+
+
+async def test_of_old_steps_only_those_are_held_that_are_wanted(
+    tmp_path: Path, store: ObjectStore
+) -> None:
+    write(tmp_path, RECENT + 2 * SHORT)
+    chain = await read_chain(store, RUN, wanted=lambda step: step.version == 5)
+    newest = RECENT + 2 * SHORT - 1
+    assert [step.version for step in chain.wanted] == [5, newest]
+    assert (len(chain.recent), chain.version, chain.saturated) == (RECENT, newest, [])
+    chain.forget([5])
+    assert [step.version for step in chain.wanted] == [newest]
