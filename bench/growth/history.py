@@ -1,6 +1,5 @@
 """What a long history costs: the chain of commits in a folder, read, held and shown."""
 
-import asyncio
 import os
 import resource
 import time

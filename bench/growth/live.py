@@ -142,7 +142,7 @@ class Turns:
     @contextlib.contextmanager
     def timed(self) -> Iterator[None]:
         """Time every turn of the loop in the block."""
-        original = Handle._run  # type: ignore[attr-defined]
+        original = Handle._run
 
         def run(handle: Handle) -> None:
             began = time.monotonic()
@@ -151,11 +151,11 @@ class Turns:
             self.longest = max(self.longest, seconds)
             self.over += seconds > 0.25
 
-        Handle._run = run  # type: ignore[attr-defined]
+        Handle._run = run  # type: ignore[method-assign,assignment]
         try:
             yield
         finally:
-            Handle._run = original  # type: ignore[attr-defined]
+            Handle._run = original  # type: ignore[method-assign]
 
 
 async def measure(folder: Path, num_workers: int, batches: int) -> LiveCosts:

@@ -24,7 +24,7 @@ from shared.learning.curriculum import Saturated
 from shared.messages.contracts import ObjectRef, Policy
 from shared.messages.records import Count, Digest, Record, Token
 from shared.run.commits import CommitRecord, StoredRecord, read_stored, saturated_groups
-from shared.run.layout import chain_folder, commits_folder, segment_key
+from shared.run.layout import chain_folder, commit_key, commits_folder, segment_key
 from shared.store import ObjectStore
 
 SHORT, LONG = 32, 1024
@@ -181,7 +181,10 @@ async def read_chain(
     Raises:
         ContractError: if a record is missing or does not name the one before it.
     """
-    count = len(await store.keys(commits_folder(run)))
+    keys = await store.keys(commits_folder(run))
+    count = len(keys)
+    if keys and keys[-1] != commit_key(run, count - 1):
+        raise ContractError(f"the commits of run {run} are broken: a record is missing")
     there = frozenset(await store.keys(chain_folder(run)))
     for usable in (there, frozenset[str]()):
         reader = _Reader(store, run, count, usable, wanted, curriculum)

@@ -273,9 +273,8 @@ def _unassign_everywhere(
     Once its result is stored, another device finds the slot taken and reports nothing.
     """
     found = state.find_fragment(slot)
-    if found is not None and address is not None and not found.is_shared:
-        if found.stage == "issued" and found.worker == address:
-            return unassign(state, slot, address, now)  # nobody else has it
+    if found is not None and address is not None and _has_alone(found, address):
+        return unassign(state, slot, address, now)
     batch, group, first, attempt = slot.batch, slot.group, slot.first_sample, slot.attempt
     holders = [
         worker.address
@@ -288,6 +287,11 @@ def _unassign_everywhere(
     for address in holders:
         state = unassign(state, slot, address, now)
     return state
+
+
+def _has_alone(found: FragmentState, address: str) -> bool:
+    """Whether this device has the fragment and no other can have it."""
+    return found.stage == "issued" and found.worker == address and not found.is_shared
 
 
 def _is_same(one: FragmentSlot, other: FragmentSlot) -> bool:

@@ -52,6 +52,13 @@ def create_app(scheduler: Scheduler) -> FastAPI:
         """Every live worker and what it does right now."""
         return views.worker_views(scheduler)
 
+    _add_history(app, scheduler)
+    _add_tag(app, scheduler)
+    _add_actions(app, scheduler)
+    return app
+
+
+def _add_history(app: FastAPI, scheduler: Scheduler) -> None:
     @app.get("/v1/batches", operation_id="list_batches", tags=["run"], responses={422: ERRORS[422]})
     async def batches(limit: Limit = 50, before: Before = None) -> list[models.BatchView]:
         """The newest batches, the one in flight first."""
@@ -89,10 +96,6 @@ def create_app(scheduler: Scheduler) -> FastAPI:
     async def versions(limit: Limit = 50, before: Before = None) -> list[models.VersionView]:
         """The newest policy versions."""
         return await views.version_views(scheduler, limit, before)
-
-    _add_tag(app, scheduler)
-    _add_actions(app, scheduler)
-    return app
 
 
 def _add_tag(app: FastAPI, scheduler: Scheduler) -> None:

@@ -4,6 +4,7 @@ version index, the metrics and device use up to date with the commit records."""
 import asyncio
 import time
 import uuid
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal
@@ -35,7 +36,6 @@ from services.scheduler.shell.housekeeping import (
 from services.scheduler.shell.inbox import DeadLetters, Inbox, follow, tick
 from services.scheduler.shell.metrics import PublishLag, batch_usage, measure_commit
 from services.scheduler.shell.roster import Roster
-from services.scheduler.shell.volume import stream_needs
 from shared.bus.bus import Bus
 from shared.errors import IntegrityError, SlotPoisoned
 from shared.messages import subjects
@@ -95,6 +95,8 @@ class Scheduler:
     goal: Goal | None = None
     staleness: StalenessDecision | None = None
     """How many steps stale samples may be, and why; None if nobody has asked."""
+    stream_needs: Mapping[str, int] = field(default_factory=dict)
+    """Bytes that a stream must take, by its name; without it a full one is waited for."""
     chain: Chain = field(init=False)
     meter: Meter = field(default_factory=Meter)
     committed_at: list[float] = field(default_factory=list)
@@ -141,8 +143,7 @@ class Scheduler:
         Raises:
             StreamsLost: in a group.
         """
-        needs = stream_needs(self.plan)
-        await retry(lambda: self.bus.ensure_streams(needs))
+        await retry(lambda: self.bus.ensure_streams(self.stream_needs))
         states = await retry(self.bus.stream_states)
         watch = StreamWatch(
             self.bus, self.health, lambda: self._cleanup.make_room(self.chain.version)

@@ -8,6 +8,7 @@ from services.scheduler.shell.api import create_app
 from services.scheduler.shell.app import Scheduler
 from services.scheduler.shell.goal import goal_of
 from services.scheduler.shell.staleness import settle_staleness
+from services.scheduler.shell.volume import stream_needs
 from shared.process.service import Health, listen, serve
 from shared.process.settings import ServiceSettings
 from shared.recipe.recipe import Recipe
@@ -46,7 +47,7 @@ async def run(settings: ServiceSettings, recipe: Recipe, *, beside: Path) -> Non
         scheduler = Scheduler(
             plan, bus, store, index, Health(),
             state=first_state(plan), retention=retention_of(recipe), goal=goal_of(recipe, store),
-            staleness=staleness,
+            staleness=staleness, stream_needs=stream_needs(plan),
         )  # fmt: skip
         app = create_app(scheduler)
         await serve(app, scheduler.run(), listener=listener, allowed_hosts=settings.allowed_hosts)

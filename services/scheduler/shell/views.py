@@ -170,16 +170,13 @@ def _decision_view(record: TagRecord) -> TagDecisionView:
 
 async def batch_views(scheduler: Scheduler, limit: int, before: int | None) -> list[BatchView]:
     """The newest ``limit`` batches below ``before``, newest first; no others are read."""
-    running = [each for each in reversed(scheduler.state.batches) if _is_below(each.index, before)]
+    newest = scheduler.chain.version
+    end = newest + 2 if before is None else before
+    running = [b for b in reversed(scheduler.state.batches) if newest <= b.index < end]
     shown = [_in_flight_view(scheduler.state, batch) for batch in running[:limit]]
-    end = scheduler.chain.version + 1 if before is None else before + 1
-    number = min(limit - len(shown), max(0, min(end, scheduler.chain.version + 1) - 1))
-    steps = await scheduler.chain.page(end, number)
+    number = min(limit - len(shown), max(0, min(end, newest)))
+    steps = await scheduler.chain.page(end + 1, number)  # batch k made version k + 1
     return [*shown, *map(_committed_view, steps)]
-
-
-def _is_below(number: int, before: int | None) -> bool:
-    return before is None or number < before
 
 
 async def batch_detail(scheduler: Scheduler, batch: int) -> BatchDetail | None:
@@ -196,7 +193,7 @@ async def usage_view(scheduler: Scheduler, batch: int) -> UsageView | None:
     if data is None:
         return None
     usage = BatchUsage.model_validate_json(data)
-    return UsageView(**usage.model_dump(include=UsageView.model_fields.keys()))
+    return UsageView(batch=usage.batch, seconds=usage.seconds, devices=usage.devices)
 
 
 async def version_views(scheduler: Scheduler, limit: int, before: int | None) -> list[VersionView]:

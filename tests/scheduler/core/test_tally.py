@@ -6,7 +6,7 @@ import pytest
 
 from services.scheduler.core import fragments
 from services.scheduler.core.assign import assign
-from services.scheduler.core.machine import WorkerJoined, WorkerLeft, step
+from services.scheduler.core.machine import MachineInput, WorkerJoined, WorkerLeft, step
 from services.scheduler.core.state import NOTHING_CUT, State
 from services.scheduler.core.supply import unissued_samples
 from services.scheduler.core.tally import Tally, tally_of
@@ -47,7 +47,8 @@ def test_over_a_batch_with_failures_and_losses(seed: int) -> None:
     state, work = State(), list[Command]()
     joined = [WorkerJoined("trainer-0", "trainer", "trainer")]
     joined += [WorkerJoined(f"r{n}-0", f"r{n}", "rollout") for n in range(5)]
-    for now, event in enumerate([*joined, examples.published(0)]):
+    begin: list[MachineInput] = [*joined, examples.published(0)]
+    for now, event in enumerate(begin):
         state, commands = step(plan, state, event, float(now))
         work += commands
     for now in range(10, 160):
@@ -60,23 +61,26 @@ def test_over_a_batch_with_failures_and_losses(seed: int) -> None:
             assert_right(state, plan.group_size)
         if random.random() < 0.05:
             name = f"r{random.randrange(5)}"
-            for each in (WorkerLeft(f"{name}-0"), WorkerJoined(f"{name}-0", name, "rollout")):
+            again: list[MachineInput] = [WorkerLeft(f"{name}-0")]
+            for each in [*again, WorkerJoined(f"{name}-0", name, "rollout")]:
                 state, commands = step(plan, state, each, float(now))
                 work += commands
                 assert_right(state, plan.group_size)
 
 
-def _results(random: Random, command: Command) -> list[object]:
+def _results(random: Random, command: Command) -> list[MachineInput]:
     if isinstance(command, GenerateFragment):
         if random.random() < 0.1:
             return [FragmentFailed(slot=command.fragment.slot, stage="rollout", reason="reason")]
-        results = [examples.generated(command), examples.scored(command)]
+        results: list[MachineInput] = [examples.generated(command), examples.scored(command)]
         return results if random.random() < 0.9 else results[::-1]
     if isinstance(command, TrainGroup):
-        given = {"batch": command.batch, "group": command.group, "attempt": command.attempt}
+        batch, group, attempt = command.batch, command.group, command.attempt
         if random.random() < 0.1:
-            return [GroupFailed(**given, reason="reason")]
-        return [GroupTrained(**given, worker="trainer-0", seconds=0.1)]
+            return [GroupFailed(batch=batch, group=group, attempt=attempt, reason="reason")]
+        return [
+            GroupTrained(batch=batch, group=group, attempt=attempt, worker="trainer-0", seconds=0.1)
+        ]
     return []
 
 

@@ -6,8 +6,8 @@ import pytest
 
 from services.scheduler.core.machine import MachineInput, WorkerInactive, WorkerJoined
 from services.scheduler.core.state import State
-from services.scheduler.core.workers import Workers, WorkerState
 from services.scheduler.core.usage import Meter
+from services.scheduler.core.workers import Workers, WorkerState
 from services.scheduler.shell.roster import Roster
 from shared.bus.bus import Bus
 from shared.messages.workers import Activity, Service, WorkerStatus
