@@ -16,6 +16,7 @@ from services.scheduler.core.fluid.recovery import drop_lost_version
 from services.scheduler.core.fluid.rounds import decide
 from services.scheduler.core.gradients import ready_groups, train_command
 from services.scheduler.core.state import Plan, State, new_batch
+from services.scheduler.core.workers import Workers
 from shared.messages.contracts import Command, TrainGroup
 
 Commanded = tuple[State, list[Command]]
@@ -86,10 +87,10 @@ def _assign_next(plan: Plan, state: State, now: float) -> Issued:
         return state, []
     able = {a: state.workers[a] for a in have_made(fluid) if a in state.workers}
     batch = state.find_batch(following) or new_batch(plan, following, now)
-    view = replace(state, policy=made, batches=(batch,), workers=able)
+    view = replace(state, policy=made, batches=(batch,), workers=Workers(able))
     view, issued = assign(plan, view, now)
     if not issued:
         return state, []
-    workers = {**state.workers, **view.workers}
+    workers = state.workers.changed(view.workers.values())
     state = replace(state, batches=(state.batch, *view.batches), workers=workers)
     return state, issued
