@@ -18,6 +18,9 @@ from shared.diffusion.experts import networks_of
 MAX_REASON = 300
 """Characters quoted of a compiler's message."""
 
+SHAPES = 64
+"""Number of times that a block is compiled anew, for shapes and with and without gradients."""
+
 log = structlog.get_logger()
 
 
@@ -32,7 +35,8 @@ class CompiledBlocks:
     def compile(self, backend: str) -> None:
         """Has every block compiled at its first call."""
         for block in self.blocks:
-            whole = torch.compile(block._call_impl, backend=backend)
+            # Of its own code, not of what all modules share: torch compiles each so often only.
+            whole = torch.compile(block.forward, backend=backend)
             block._compiled_call_impl = _Compiled(self, block, whole)
 
     def give_up(self, reason: str) -> None:
@@ -65,11 +69,16 @@ class _Compiled:
 
 def compile_blocks(network: nn.Module, backend: str = "inductor") -> CompiledBlocks:
     """Compiles the blocks of a network, or of both of an `Experts`, in place."""
+    import torch._dynamo.config as limits
+
+    limits.recompile_limit = max(limits.recompile_limit, SHAPES)
     made = CompiledBlocks([block for each in networks_of(network).values() for block in _of(each)])
-    if made.blocks:
-        made.compile(backend)
-    else:
+    if not made.blocks:
         made.give_up(f"{type(network).__name__} names no blocks that it repeats")
+    elif any(each._forward_hooks or each._forward_pre_hooks for each in made.blocks):
+        made.give_up("something is called before or after each block")
+    else:
+        made.compile(backend)
     return made
 
 

@@ -55,6 +55,11 @@ def load(folder: Path) -> Family:
     return made
 
 
+@pytest.fixture(autouse=True)
+def nothing_compiled_before() -> None:
+    torch._dynamo.reset()
+
+
 class Kernels(TorchDispatchMode):
     """Counts calls of torch's fused attention, backward passes aside."""
 

@@ -14,8 +14,12 @@ from shared.diffusion.models import Conditions, load_model, repeat_rows
 from shared.diffusion.policy import LoraSpec, attach_lora
 from shared.diffusion.recomputation import checkpoint_blocks
 from shared.diffusion.weights import trained_parameters
+from shared.errors import UserError
+from shared.recipe.networks import check_networks
+from shared.recipe.recipe import load_recipe, override
 from shared.recipe.sampling import CfgGradient
 from tests import tiny_models
+from tests.paths import DIGITS
 from tests.tiny_models import PROMPT
 
 SIZE = 32
@@ -39,8 +43,13 @@ def family(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(scope="module")
-def model(family: str, tmp_path_factory: pytest.TempPathFactory) -> Family:
-    return load(tiny_models.save(family, tmp_path_factory.mktemp(family)))
+def folder(family: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_models.save(family, tmp_path_factory.mktemp(family))
+
+
+@pytest.fixture(scope="module")
+def model(folder: Path) -> Family:
+    return load(folder)
 
 
 def load(folder: Path) -> Family:
@@ -140,6 +149,16 @@ def test_a_training_pass_takes_half_of_the_operations_of_a_backward_pass(
     # Qwen-Image's texts have lengths of their own, and the empty one is shorter.
     half = (found["both"] + found[None]) / 2
     assert half <= found["conditional"] <= half * (1.02 if family == "qwen-image" else 1)
+
+
+def test_a_half_that_is_not_there_is_refused(family: str, folder: Path) -> None:
+    changes = {"model.folder": folder, "model.guidance": GUIDANCE}
+    recipe = override(load_recipe(DIGITS), {**changes, "algorithm.cfg_gradient": "conditional"})
+    if family in tiny_models.CFG:
+        check_networks(recipe)
+        return
+    with pytest.raises(UserError, match=r"algorithm\.cfg_gradient: a .*Pipeline takes guidance as"):
+        check_networks(recipe)
 
 
 def test_one_row_of_each_sample_is_computed_with_a_gradient(

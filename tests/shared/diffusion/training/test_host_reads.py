@@ -99,7 +99,13 @@ def reads_of_training(
 
 
 @pytest.mark.parametrize(
-    ("name", "staleness"), [("flow-grpo", 1), *((name, 0) for name in RECIPES)]
+    ("name", "staleness"),
+    [
+        ("flow-grpo", 1),
+        ("flow-grpo", 0),
+        ("nft", 0),
+        *(pytest.param(name, 0, marks=pytest.mark.slow) for name in ("guard", "awm", "dpo")),
+    ],
 )
 def test_a_training_pass_reads_no_number(name: str, staleness: int, policy: LoadedPolicy) -> None:
     recipe, model = RECIPES[name], policy.model
