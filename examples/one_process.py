@@ -46,7 +46,7 @@ class Loop:
         for batch in range(count):
             made = self.trainer.weights()
             [weights] = made.weights
-            policy = Policy(version=batch, weights_digest=self._rollout.load(weights.pack()))
+            policy = Policy(version=batch, weights_digest=self._rollout.load(bytes(weights.pack())))
             assert policy.weights_digest == made.digest
             self.trainer.begin()
             scored: list[Scored] = []

@@ -32,17 +32,17 @@ def one_object(data: bytes) -> Given:
 def packed(parts: Sequence[Part]) -> bytes:
     """The only object of small weights, or of a small checkpoint."""
     [part] = parts
-    return part.pack()
+    return bytes(part.pack())
 
 
 def read_back(parts: Sequence[Part]) -> Given:
-    return Given([Fetched(part.pack(), part.pieces) for part in parts])
+    return Given([Fetched(bytes(part.pack()), part.pieces) for part in parts])
 
 
 def as_bytes(snapshot: Snapshot) -> tuple[str, list[bytes], list[bytes]]:
     """A snapshot as it is compared with another."""
     stored = (snapshot.weights, snapshot.checkpoint)
-    weights, checkpoint = ([part.pack() for part in parts] for parts in stored)
+    weights, checkpoint = ([bytes(part.pack()) for part in parts] for parts in stored)
     return snapshot.digest, weights, checkpoint
 
 

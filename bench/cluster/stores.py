@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from shared.errors import IntegrityError
 from shared.messages.contracts import ObjectRef
 from shared.store import ObjectStore
+from shared.store.objects import Content
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +55,7 @@ class PublishingStore(ObjectStore):
     seconds: float = 0.0
     """Seconds that storing an adapter takes, scaled."""
 
-    async def put(self, folder: str, data: bytes, *, suffix: str) -> ObjectRef:
+    async def put(self, folder: str, data: Content, *, suffix: str) -> ObjectRef:
         async with at_least(self.seconds if folder == self.folder else 0.0):
             return await ObjectStore.put(self, folder, data, suffix=suffix)
 

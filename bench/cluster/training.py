@@ -2,7 +2,7 @@
 
 import asyncio
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from bench.cluster.blobs import (
@@ -137,8 +137,20 @@ class EmulatedTraining:
         nothing = dict.fromkeys(("onpolicy_ratio_error", "loss", "skipped_not_finite"), 0.0)
         return {**nothing, "grad_norm": 1.0}
 
-    async def weights(self) -> Snapshot:
-        digest, sampling = self.weights_in_use.digest, self.sampling.digest
+    async def replace(self, weights: StoredTensors, sampling: StoredTensors | None) -> None:
+        self.weights_in_use = EmulatedWeights(digest_of(await joined(weights)))
+        generates = None if sampling is None else digest_of(await joined(sampling))
+        self._generate_by(EmulatedWeights(generates or self.weights_in_use.digest))
+
+    async def copy(self, *, states: bool) -> Callable[[], Awaitable[Snapshot]]:
+        digests = self.weights_in_use.digest, self.sampling.digest
+
+        async def taken() -> Snapshot:
+            return await asyncio.to_thread(self._snapshot, *digests, states=states)
+
+        return taken
+
+    def _snapshot(self, digest: str, sampling: str, *, states: bool) -> Snapshot:
         adapter = adapter_blob(digest, self.sizes.adapter)
         number = math.ceil(len(adapter) / self.shard_bytes)
         checkpoint = filled(f"{digest}{sampling}".encode(), CHECKPOINT_BYTES)
@@ -147,9 +159,8 @@ class EmulatedTraining:
             other = SamplingWeights(
                 sampling, parts_of(adapter_blob(sampling, self.sizes.adapter), number)
             )
-        return Snapshot(
-            digest, parts_of(adapter, number), parts_of(checkpoint, number), sampling=other
-        )
+        stored = parts_of(checkpoint, number) if states else []
+        return Snapshot(digest, parts_of(adapter, number), stored, sampling=other)
 
     def _generate_by(self, weights: EmulatedWeights) -> None:
         self.sampling = weights

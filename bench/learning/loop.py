@@ -139,20 +139,20 @@ class Learning:
     def weights(self) -> bytes:
         """Packs the weights as they are trained by now."""
         [weights] = self.trainer.weights().weights
-        return weights.pack()
+        return bytes(weights.pack())
 
     def _sampling_weights(self) -> bytes:
         """Packs what generates: the trained weights, but for an algorithm with an old policy."""
         snapshot = self.trainer.weights()
         [weights] = (snapshot.sampling or snapshot).weights
-        return weights.pack()
+        return bytes(weights.pack())
 
     def average(self) -> bytes | None:
         """Packs their moving average, if the recipe has one."""
         if self.recipe.trainer.ema is None:
             return None
         [checkpoint] = self.trainer.weights().checkpoint
-        states = unpack(checkpoint.pack())
+        states = unpack(bytes(checkpoint.pack()))
         return pack({
             name.removeprefix(AVERAGE): tensor
             for name, tensor in states.items()

@@ -3,7 +3,7 @@
 import asyncio
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,8 +17,10 @@ from digenrl.evaluation.samples import Judges, PromptSampler, Samples
 from digenrl.evaluation.settings import settings_digest
 from services.trainer.engine.checkpoint import AVERAGE
 from shared.diffusion.shards import whole_tensors
+from shared.errors import IntegrityError
 from shared.learning.prompts import read_prompts
 from shared.recipe.recipe import Recipe
+from shared.run.checkpoints import checkpoint_of
 from shared.run.commits import CommitRecord
 from shared.run.shards import open_tensors
 from shared.store import ObjectStore
@@ -152,9 +154,27 @@ async def weights_to_use(
     """
     if recipe.trainer.ema is None:
         return await trained_weights(store, record)
-    stored = await open_tensors(store, record.checkpoint, record.learned.digest)
+    checkpoint = await checkpoint_of(store, record)
+    if checkpoint is None:
+        raise IntegrityError(
+            f"version {record.policy.version} has no moving average in the store: it is part of "
+            "the optimizer's state (trainer.checkpoint_every), which may follow its commit"
+        )
+    stored = await open_tensors(store, checkpoint, record.learned.digest)
     averages = await whole_tensors(stored, AVERAGE)
     return {name.removeprefix(AVERAGE): each for name, each in averages.items()}
+
+
+async def with_weights_to_use(
+    store: ObjectStore, recipe: Recipe, chain: Sequence[CommitRecord]
+) -> list[CommitRecord]:
+    """Return the commits up to the newest one whose weights to use are stored: with `trainer.ema`
+    the average of the last one may be missing, if the run has ended early."""
+    found = list(chain)
+    if recipe.trainer.ema is not None:
+        while len(found) > 1 and await checkpoint_of(store, found[-1]) is None:
+            found.pop()
+    return found
 
 
 async def trained_weights(store: ObjectStore, record: CommitRecord) -> dict[str, Tensor]:

@@ -161,15 +161,16 @@ async def _newest(
 ) -> "tuple[list[CommitRecord], EvaluationRecord, dict[str, Tensor]]":
     """Return the commits up to the newest version, its evaluation and its weights. If the run goes
     on and deletes these weights meanwhile, use the next newest version."""
-    from digenrl.evaluation.run import weights_to_use
+    from digenrl.evaluation.run import weights_to_use, with_weights_to_use
 
     while True:
         try:
+            chain = await with_weights_to_use(store, recipe, chain)
             weights = await weights_to_use(store, recipe, chain[-1])
             return chain, await evaluator.record_of(chain[-1]), weights
         except IntegrityError:
             newer = await commit_chain(store, chain[-1].run)
-            if len(newer) == len(chain):
+            if len(await with_weights_to_use(store, recipe, newer)) == len(chain):
                 raise
             chain = newer
 

@@ -1,22 +1,27 @@
 """The trainer: trains groups as they become whole, and commits one optimizer step per batch.
 
-Its memory holds nothing that is not also elsewhere: the newest commit record says which weights
-and optimizer state it starts from, and the stream of groups is read from the first group of the
-batch. So a killed trainer does the batch again, and a zombie's commit is refused.
+Its memory holds nothing that is not also elsewhere: the commit records say which weights and
+optimizer state it starts from (resuming.py), and the stream of groups is read from the first
+group of the batch. So a killed trainer does the batch again, and a zombie's commit is refused.
 
-With one-step asynchrony the next batch's groups are trained while a version is still being stored:
-those of the version before may be trained, and are there. The next optimizer step waits for it.
+The devices are held for the optimizer step alone, and the first of them for a copy of what it has
+made. With one-step asynchrony the next batch's groups are then trained while the version is still
+being digested and stored: those of the version before may be trained, and are there. Nothing is
+generated before the digest is known. The next optimizer step waits for the commit, and if it copies
+the optimizer's state for that of the one before to be stored.
 
-                     begin     groups, in slices     step               begin     groups
-    devices       ---|---------|=====|=====|=====|---|---|--------------|---------|=====|---
-    store and bus ---------------------------------------- shards, manifests, commit record, news
+                     begin     groups, in slices     step begin     groups
+    first device  ---|---------|=====|=====|=====|---|-copy-|-------|=====|=====|---
+    others        ---|---------|=====|=====|=====|---|------|-------|=====|=====|---
+    beside        -------------------------------------------digest, weights, record, news, states
 """
 
 import asyncio
 import contextlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import zip_longest
 
 import structlog
@@ -26,9 +31,10 @@ from services.trainer.batch.training import BatchTraining
 from services.trainer.devices.device import LoanableGenerator, TrainerDevice
 from services.trainer.devices.loan_agent import LoanAgent
 from services.trainer.devices.pool import DevicePool
+from services.trainer.resuming import Resuming
 from services.trainer.versions import NewVersion, Versions
 from shared.devices.conditions import EncodedConditions
-from shared.devices.protocols import GeneratingDevice, Training
+from shared.devices.protocols import GeneratingDevice, Snapshot, Training
 from shared.devices.publisher import FragmentPublisher
 from shared.errors import (
     BatchFailed,
@@ -42,13 +48,11 @@ from shared.errors import (
 from shared.learning.metrics import ALARMING_RATIO_ERROR
 from shared.messages import subjects
 from shared.messages.contracts import OperatorRequest, Policy, RunFailed
-from shared.messages.staleness import Admissible
 from shared.messages.workers import MemoryShortage
 from shared.process.service import end_soon
 from shared.process.worker import WorkerContext
 from shared.recipe.recipe import Recipe
 from shared.run.commits import CommitRecord, admissible_versions, newest_commit
-from shared.run.shards import open_tensors
 
 AGAIN = {True: "the batch begins again, in smaller passes", False: "the batch begins again"}
 ATTEMPTS = 2
@@ -81,14 +85,11 @@ log = structlog.get_logger()
 class ParentVersion:
     """Version that a batch is trained from."""
 
-    admissible: Admissible
-    """Versions that may have generated what is trained: this one, and perhaps the one before."""
+    version: int
+    before: Policy | None
+    """The version before it, if that may have generated some of what is trained."""
     committed: asyncio.Future[CommitRecord]
     """Done when it is announced; raises CommitConflict if another trainer has made that version."""
-
-    @property
-    def policy(self) -> Policy:
-        return self.admissible[0]
 
 
 class TrainerApp:
@@ -133,9 +134,15 @@ class TrainerApp:
             trained_samples=recipe.trained_samples,
             merged_steps=recipe.sampling.merged_steps,
         )
+        self._recipe = recipe
         self._versions = Versions(context)
+        self._storing: asyncio.Task[None] | None = None
+        """Stores the optimizer's state of a version that is committed."""
         self._fetcher = GroupFetcher(recipe, context, cache, check)
         self._batches = BatchTraining(training, self._pool, self._fetcher, recipe, context)
+        self._resuming = Resuming(
+            training, self._pool, self._batches, self._fetcher, self._versions, recipe, context
+        )
         self._failures = Failures()
         self._batch = 0
         """Number of the batch in training."""
@@ -171,7 +178,7 @@ class TrainerApp:
                 log.warning("batch_begun_again", reason=str(error))
                 parent = None
             except (BatchFailed, OutOfMemory) as error:
-                batch = 0 if parent is None else parent.policy.version
+                batch = 0 if parent is None else parent.version
                 parent, is_final = None, self._failures.is_final(batch, error)
                 if isinstance(error, OutOfMemory):
                     since = "the run has failed" if is_final else AGAIN[error.smaller]
@@ -226,14 +233,19 @@ class TrainerApp:
     async def _recover(self) -> ParentVersion:
         """Go back to the newest commit, or make the first one; announce it either way."""
         self._worker.activity = "loading_weights"
+        await self._states_are_stored()
         record = await newest_commit(self._store, self._bus.run)
         if record is None:
             with contextlib.suppress(CommitConflict):  # another trainer was first: believe it
-                await self._versions.commit(NewVersion(await self._training.weights()))
+                taken = await self._training.copy(states=True)
+                await self._versions.commit(NewVersion(await taken()))
             record = await newest_commit(self._store, self._bus.run)
             assert record is not None
         try:
-            await self._restore(record)
+            self._use(None)
+            await self._resuming.to(record)
+            self._use(record.policy)
+            await self._store_states_of(record)
         except IntegrityError:  # deleted meanwhile, if another trainer has made newer ones
             newest = await newest_commit(self._store, self._bus.run)
             if newest is None or newest.policy.version == record.policy.version:
@@ -247,21 +259,8 @@ class TrainerApp:
         admissible = await admissible_versions(
             self._store, self._bus.run, record.policy, self._max_staleness
         )
-        return ParentVersion(admissible, committed)
-
-    async def _restore(self, record: CommitRecord) -> None:
-        """Put a version in use; raises IntegrityError if it is not what its record says."""
-        trained = record.learned
-        weights = await open_tensors(self._store, trained.ref, trained.digest)
-        checkpoint = await open_tensors(self._store, record.checkpoint, trained.digest)
-        digests = (trained.digest, record.policy.weights_digest)
-        async with self._pool.all_held():
-            await self._training.restore(weights, checkpoint)
-            found = (self._training.weights_digest(), self._training.sampling_digest())
-            if found != digests:
-                version = record.policy.version
-                raise IntegrityError(f"version {version}: its weights have another digest")
-            self._use(record.policy)
+        before = admissible[1] if len(admissible) > 1 else None
+        return ParentVersion(record.policy.version, before, committed)
 
     async def _train_batch(self, parent: ParentVersion) -> ParentVersion:
         """Train batch k from version k, and make version k + 1.
@@ -270,27 +269,71 @@ class TrainerApp:
             CommitConflict: if another trainer has made version k, or k + 1.
         """
         self._worker.activity = self._worker.idle
-        self._batch = parent.policy.version
-        batch = self._batches.open(parent.policy.version)
-        groups = self._fetcher.groups(parent.admissible, batch.counted, parent.committed)
+        self._batch = parent.version
+        batch = self._batches.open(parent.version)
+        groups = self._fetcher.groups(
+            parent.version, parent.before, batch.counted, parent.committed
+        )
         await self._batches.run(batch, groups, parent_commit=parent.committed)
-        parent_record = await parent.committed
+        parent_record, version = await parent.committed, parent.version + 1
+        with_states = self._recipe.commits_with_states(version)
+        states = with_states or version % self._recipe.checkpoint_every == 0
+        if states:
+            await self._states_are_stored()
         began = time.monotonic()
         with self._worker.doing("committing"):
-            async with self._pool.all_held():
+            async with self._pool.all_held() as held:
                 step = await self._training.step(batch.number, batch.scale)
-                weights = await self._training.weights()
-                num_samples = sum(len(group.rewards) for group in batch.in_index_order)
-                metrics = batch.metrics(step) | self._pace(num_samples)
-                if self._exact:
-                    _watch_ratio(metrics)
-                new = NewVersion(weights, parent_record, batch.in_index_order, metrics, began)
-                self._use(new.policy)
-            committed = asyncio.create_task(self._versions.publish(new))
+                self._use(None)
+                first = held.first()
+            num_samples = sum(len(group.rewards) for group in batch.in_index_order)
+            metrics = batch.metrics(step) | self._pace(num_samples)
+            if self._exact:
+                _watch_ratio(metrics)
+            new = partial(
+                NewVersion, parent=parent_record, trained=batch.in_index_order, metrics=metrics,
+                began=began, commands=batch.commands_in_order, with_states=with_states,
+            )  # fmt: skip
+            committed = asyncio.create_task(self._commit(first, new, states=states))
             if self._max_staleness == 0:
                 await committed
-        admissible = (new.policy, parent.policy)[: 1 + self._max_staleness]
-        return ParentVersion(admissible, committed)
+        before = parent_record.policy if self._max_staleness else None
+        return ParentVersion(version, before, committed)
+
+    async def _commit(
+        self,
+        first: contextlib.AsyncExitStack,
+        new: Callable[[Snapshot], NewVersion],
+        *,
+        states: bool,
+    ) -> CommitRecord:
+        """Copy a version, for which the first device is held, and let that go; then digest, store,
+        commit and announce it, and begin to store what its commit does not wait for."""
+        async with first:
+            taken = await self._training.copy(states=states)
+        snapshot = await taken()
+        version = new(snapshot)
+        self._use(version.policy)
+        record = await self._versions.publish(version)
+        if snapshot.checkpoint and not version.with_states:
+            self._storing = asyncio.create_task(self._versions.add_states(record, snapshot))
+        return record
+
+    async def _store_states_of(self, record: CommitRecord) -> None:
+        """Begin to store the state that batches which were trained again have led to."""
+        at, version = self._versions.resumption, record.policy.version
+        is_due = version % self._recipe.checkpoint_every == 0
+        if is_due and at is not None and at.version < version:
+            async with self._pool.all_held():
+                taken = await self._training.copy(states=True)
+            adding = self._versions.add_states(record, await taken())
+            self._storing = asyncio.create_task(adding)
+
+    async def _states_are_stored(self) -> None:
+        """Wait until nothing is stored any more but a version's weights."""
+        storing, self._storing = self._storing, None
+        if storing is not None:
+            await storing
 
     def _pace(self, num_samples: int) -> dict[str, float]:
         """Return the metrics of the time since the last optimizer step."""
@@ -298,7 +341,8 @@ class TrainerApp:
         seconds, self._stepped_at = now - self._stepped_at, now
         return {"step_seconds": seconds, "samples_per_second": num_samples / seconds}
 
-    def _use(self, policy: Policy) -> None:
+    def _use(self, policy: Policy | None) -> None:
+        """Say which version the devices generate by; None while its digest is not known."""
         if self._agent is not None:
             self._agent.use(policy)
 

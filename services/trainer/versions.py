@@ -2,13 +2,17 @@
 
 import asyncio
 import time
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
 
 import structlog
 
 from shared.devices.protocols import SamplingWeights, Snapshot
-from shared.messages.contracts import ObjectRef, Policy, PolicyPublished
+from shared.messages.contracts import ObjectRef, Policy, PolicyPublished, TrainGroup
 from shared.process.worker import WorkerContext
+from shared.run.checkpoints import Resumption, add_checkpoint, store_commands
 from shared.run.commits import CommitRecord, TrainedGroup, commit, stored_digest
 from shared.run.layout import checkpoints_folder, weights_folder
 from shared.run.shards import store_manifest, store_version_parts
@@ -28,6 +32,10 @@ class NewVersion:
     metrics: dict[str, float] | None = None
     began: float | None = None
     """Monotonic seconds at the beginning of its optimizer step."""
+    commands: tuple[TrainGroup, ...] = ()
+    """What was sent of the groups."""
+    with_states: bool = True
+    """Whether its commit waits for the optimizer's state."""
 
     @property
     def policy(self) -> Policy:
@@ -41,6 +49,8 @@ class Versions:
         self._bus = context.bus
         self._store = context.store
         self._worker = context.worker
+        self.resumption: Resumption | None = None
+        """The newest version whose optimizer state is stored."""
 
     async def publish(self, new: NewVersion) -> CommitRecord:
         """Raises CommitConflict if the version exists already."""
@@ -53,26 +63,46 @@ class Versions:
 
     async def commit(self, new: NewVersion) -> CommitRecord:
         """Raises CommitConflict if the version exists already."""
-        run, sampling = self._bus.run, new.weights.sampling
-        trained, checkpoint = await store_version(self._store, run, new.weights)
-        lags = sampling is not None
-        weights = await store_sampling(self._store, run, sampling) if sampling else trained
-        metrics = new.metrics or {}
+        run, sampling, snapshot = self._bus.run, new.weights.sampling, new.weights
+        trained, other, checkpoint, commands = await asyncio.gather(
+            store_weights(self._store, run, snapshot),
+            _if(sampling, partial(store_sampling, self._store, run)),
+            _if(snapshot if new.with_states else None, partial(store_states, self._store, run)),
+            _if(None if new.with_states else new.commands, self._store_commands),
+        )
+        version, metrics = new.policy.version, new.metrics or {}
+        at = self.resumption if checkpoint is None else Resumption(version, checkpoint)
+        assert at is not None, "the first version is stored with its states"
         record = CommitRecord(
-            run=self._bus.run,
+            run=run,
             policy=new.policy,
             parent=await self._digest_of(new.parent),
-            weights=weights,
-            trained_digest=new.weights.digest if lags else None,
-            trained_weights=trained if lags else None,
-            checkpoint=checkpoint,
+            weights=other or trained,
+            trained_digest=snapshot.digest if other else None,
+            trained_weights=trained if other else None,
+            checkpoint=at.checkpoint,
+            checkpoint_version=None if at.version == version else at.version,
+            commands=commands,
             trained=new.trained,
             metrics=metrics,
             worker=self._worker.address,
         )
         await commit(self._store, record)
-        log.info("committed", version=new.policy.version, **metrics)
+        self.resumption = at
+        log.info("committed", version=version, **metrics)
         return record
+
+    async def _store_commands(self, commands: tuple[TrainGroup, ...]) -> ObjectRef:
+        batch = commands[0].batch
+        return await store_commands(self._store, self._bus.run, batch, commands)
+
+    async def add_states(self, record: CommitRecord, snapshot: Snapshot) -> None:
+        """Store the optimizer's state of a committed version, and say that it is complete."""
+        checkpoint = await store_states(self._store, self._bus.run, snapshot)
+        await add_checkpoint(self._store, record, checkpoint)
+        if self.resumption is None or self.resumption.version < record.policy.version:
+            self.resumption = Resumption(record.policy.version, checkpoint)
+        log.info("checkpoint_stored", version=record.policy.version)
 
     async def _digest_of(self, parent: CommitRecord | None) -> str | None:
         if parent is None:
@@ -94,18 +124,37 @@ class Versions:
 async def store_version(
     store: ObjectStore, run: str, snapshot: Snapshot
 ) -> tuple[ObjectRef, ObjectRef]:
-    """Store the trained weights and the checkpoint, all ranks at once, and then what names their
-    shards; return what the commit record names."""
-    parts = await asyncio.gather(
-        store_version_parts(store, run, snapshot.weights, snapshot.checkpoint),
-        *(store_elsewhere() for store_elsewhere in snapshot.elsewhere),
-    )
-    weights = [shard for each in parts for shard in each.weights]
-    checkpoint = [shard for each in parts for shard in each.checkpoint]
+    """Store the trained weights and the checkpoint; return what the commit record names."""
     return await asyncio.gather(
-        store_manifest(store, weights_folder(run), weights, snapshot.digest),
-        store_manifest(store, checkpoints_folder(run), checkpoint, snapshot.digest),
+        store_weights(store, run, snapshot), store_states(store, run, snapshot)
     )
+
+
+async def store_weights(store: ObjectStore, run: str, snapshot: Snapshot) -> ObjectRef:
+    """Store the trained weights, all ranks at once, and then what names their shards."""
+    parts = await asyncio.gather(
+        store_version_parts(store, run, snapshot.weights, ()),
+        *(store_elsewhere("weights") for store_elsewhere in snapshot.elsewhere),
+    )
+    shards = [shard for each in parts for shard in each.weights]
+    return await store_manifest(store, weights_folder(run), shards, snapshot.digest)
+
+
+async def store_states(store: ObjectStore, run: str, snapshot: Snapshot) -> ObjectRef:
+    """Store the optimizer's state, as `store_weights` does."""
+    parts = await asyncio.gather(
+        store_version_parts(store, run, (), snapshot.checkpoint),
+        *(store_elsewhere("checkpoint") for store_elsewhere in snapshot.elsewhere),
+    )
+    shards = [shard for each in parts for shard in each.checkpoint]
+    return await store_manifest(store, checkpoints_folder(run), shards, snapshot.digest)
+
+
+T = TypeVar("T")
+
+
+async def _if(given: T | None, store: Callable[[T], Awaitable[ObjectRef]]) -> ObjectRef | None:
+    return None if given is None else await store(given)
 
 
 async def store_sampling(store: ObjectStore, run: str, sampling: SamplingWeights) -> ObjectRef:

@@ -150,16 +150,21 @@ class SamplingWeights:
     weights: Sequence[Part]
 
 
+Half = Literal["weights", "checkpoint"]
+"""What a version is stored as."""
+
+
 @dataclass(frozen=True, slots=True)
 class Snapshot:
     """The trained weights and the optimizer's state as they stood, copied to the host: they are
-    packed and stored while the devices go on."""
+    stored while the devices go on."""
 
     digest: str
     """Digest of the trained weights."""
     weights: Sequence[Part]
     checkpoint: Sequence[Part]
-    elsewhere: Sequence[Callable[[], Awaitable[StoredParts]]] = ()
+    """Empty if the optimizer's state was not copied."""
+    elsewhere: Sequence[Callable[[Half], Awaitable[StoredParts]]] = ()
     """What other processes hold of it: each call stores one's part and returns what it stored."""
     sampling: SamplingWeights | None = None
 
@@ -198,6 +203,14 @@ class Training(Protocol):
             IntegrityError: if it is one of other weights, or not in the store.
         """
 
+    async def replace(self, weights: StoredTensors, sampling: StoredTensors | None) -> None:
+        """Put the trained weights of a committed version in use, and those that generate if they
+        are others, and leave the optimizer's state as it is.
+
+        Raises:
+            IntegrityError: if they are of another adapter, or not in the store.
+        """
+
     def begin(self) -> None:
         """Start a batch: no gradient is left of any other."""
 
@@ -223,5 +236,9 @@ class Training(Protocol):
             RanksLost: as `TrainingDevice.accumulate`.
         """
 
-    async def weights(self) -> Snapshot:
-        """Copy the trained weights and the optimizer as they stand."""
+    async def copy(self, *, states: bool) -> Callable[[], Awaitable[Snapshot]]:
+        """Copy the trained weights as they stand, and the optimizer with ``states``, to memory that
+        is kept from one version to the next: what the call before has copied must be stored by now.
+        Uses the first device alone. What it returns takes the digest, and may be called beside
+        everything but the next optimizer step; from then on the devices know their weights by it.
+        """

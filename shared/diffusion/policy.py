@@ -282,4 +282,5 @@ def sampling_plan(recipe: Recipe, *, window_start: int | None) -> SamplingPlan:
         noise_level=sampling.noise_level,
         variant=sampling.variant,
         keeps_means=method.keeps_means,
+        state_dtype=torch.bfloat16 if sampling.state_dtype == "bfloat16" else None,
     )

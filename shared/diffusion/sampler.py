@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from shared.diffusion.transfer import to_device
-from shared.diffusion.transition import Step, euler_step, transition
+from shared.diffusion.transition import Step, euler_step, rounded, transition
 from shared.learning.algorithms import Variant
 from shared.learning.seeds import permutation
 from shared.models.sigmas import Sigmas
@@ -41,6 +41,9 @@ class SamplingPlan:
     variant: Variant = "flow"
     keeps_means: bool = False
     """Whether trajectories hold the means of their stochastic steps."""
+    state_dtype: torch.dtype | None = None
+    """Narrower type in which trajectories hold states, which are rounded to it as they are made;
+    without it, they are held as they are."""
 
     @property
     def stochastic(self) -> range:
@@ -70,8 +73,8 @@ class Trajectory:
     """The stored denoising path of B samples over the K steps of their window."""
 
     latents: Tensor
-    """(B, K+1, ...) float32 states: before each step, and after the last; (B, K, ...) without the
-    one before the first, where ``start`` has it."""
+    """(B, K+1, ...) float32 states, or in the plan's type: before each step, and after the last;
+    (B, K, ...) without the one before the first, where ``start`` has it."""
     log_probs: Tensor
     """(B, K) float32, under the policy version that generated them."""
     step_indices: Tensor
@@ -81,7 +84,7 @@ class Trajectory:
     means: Tensor | None = None
     """(B, K, ...) float32, of the Gaussians that states were drawn from, where they are kept."""
     start: Tensor | None = None
-    """(1, ...) float32 state before the first step, where all samples share it."""
+    """(1, ...) state before the first step, where all samples share it; of the others' type."""
     trained: Tensor | None = None
     """(B, N) int64: which of the K steps each sample is trained at, ascending; without it, at all
     of them."""
@@ -136,6 +139,8 @@ class Denoising:
     def advance(self, velocity: Velocity) -> None:
         """Takes the next step of the (B, ...) latents."""
         index = self.num_steps_done
+        if self._plan.window and index == self._plan.window[0]:  # the first state that is kept
+            self.latents = rounded(self.latents, self._plan.state_dtype)
         step = self._step(len(self.latents))
         speed = velocity(self.latents, step.sigma)
         if index in self._plan.stochastic:
@@ -150,6 +155,7 @@ class Denoising:
         taken = transition(
             speed.expand(num, *speed.shape[1:]), before.expand(num, *before.shape[1:]),
             self._step(num), noise=self._noise(),
+            state_dtype=self._plan.state_dtype if index in self._plan.window else None,
         )  # fmt: skip
         self.latents = taken.latents
         if index in self._plan.window:
@@ -181,7 +187,7 @@ class Denoising:
             raise ValueError("the trained window of this sample is empty or not done yet")
         shares = self._shares and self._plan.window[0] == self._plan.stochastic[0]
         states = self._arrived if shares else [self._start, *self._arrived]
-        latents = torch.stack(states, dim=1).cpu()
+        latents = torch.stack(states, dim=1).to(self._plan.state_dtype or states[0].dtype).cpu()
         return Trajectory(
             latents=latents,
             log_probs=torch.stack(self._log_probs, dim=1).cpu(),

@@ -5,6 +5,7 @@ parts of the tensors than who wrote them: of every piece it copies the elements 
 """
 
 import asyncio
+import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,12 +16,10 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-from shared.diffusion.tensors import pack, unpack
+from shared.diffusion.tensors import unpack
 from shared.errors import ContractError, IntegrityError
 from shared.run.manifest import DType, Fetched, Piece, Pieces, StoredTensors, cut
 
-ALIGNED = 16
-"""Bytes; every tensor of a part's buffer begins at a multiple."""
 DTYPES = dict(zip(
     get_args(DType),
     (
@@ -30,6 +29,10 @@ DTYPES = dict(zip(
     strict=True,
 ))  # fmt: skip
 _NAMES: dict[torch.dtype, DType] = {dtype: name for name, dtype in DTYPES.items()}
+_ORDER: tuple[DType, ...] = (
+    "I64", "F64", "F32", "I32", "BF16", "F16", "I16", "I8", "U8", "BOOL",
+)  # fmt: skip
+"""Types in the order in which safetensors lays tensors out."""
 
 
 def local_part(tensor: Tensor) -> tuple[Tensor, Piece]:
@@ -48,16 +51,19 @@ def local_part(tensor: Tensor) -> tuple[Tensor, Piece]:
 
 @dataclass(frozen=True, slots=True)
 class HostPart:
-    """Implements `shared.run.manifest.Part`: tensors of one shard, in host memory."""
+    """Implements `shared.run.manifest.Part`: tensors of one shard, in host memory, which lie there
+    as in the object that they are stored as."""
 
     pieces: Pieces
     tensors: dict[str, Tensor]
+    """Views of ``stored``."""
+    stored: Tensor
+    """(bytes,) uint8: the safetensors object."""
 
-    def pack(self) -> bytes:
-        return pack(self.tensors)
+    def pack(self) -> memoryview:
+        return self.stored.numpy().data
 
 
-@torch.no_grad()
 def host_parts(
     tensors: Mapping[str, Tensor],
     dtypes: Mapping[str, torch.dtype],
@@ -65,15 +71,72 @@ def host_parts(
     shard_bytes: int,
     is_first: bool,
 ) -> list[HostPart]:
-    """Copies what this rank has to store of ``tensors`` to the host: its part of sharded ones; what
-    lies whole on every rank only if it ``is_first``.
+    """Copies as `HostBuffers.copy` does, to new memory."""
+    return HostBuffers(shard_bytes).copy(tensors, dtypes, is_first=is_first)
 
-    ``dtypes``: types to store tensors in, where these are not their own.
-    """
-    named = {name: tensors[name].detach() for name in sorted(tensors)}
+
+class HostBuffers:
+    """Host memory for what this rank stores of a version, pinned if the tensors are on a GPU. It is
+    kept from one version to the next: memory that is new takes longer than the copy."""
+
+    def __init__(self, shard_bytes: int) -> None:
+        self._shard_bytes = shard_bytes
+        self._layout: object = None
+        """Names, shapes and types that the parts were made for."""
+        self._parts: list[HostPart] = []
+
+    @torch.no_grad()
+    def copy(
+        self,
+        tensors: Mapping[str, Tensor],
+        dtypes: Mapping[str, torch.dtype],
+        *,
+        is_first: bool,
+    ) -> list[HostPart]:
+        """Copies what this rank has to store of ``tensors``: its part of sharded ones; what lies
+        whole on every rank only if it ``is_first``. The next call overwrites it.
+
+        ``dtypes``: types to store tensors in, where these are not their own.
+        """
+        named = {name: tensors[name].detach() for name in sorted(tensors)}
+        layout = (
+            is_first,
+            tuple((n, each.shape, each.dtype, dtypes.get(n)) for n, each in named.items()),
+        )
+        if layout != self._layout:
+            self._layout, self._parts = None, []  # before there is a second set
+            groups = _stored_together(named, dtypes, is_first, self._shard_bytes)
+            self._parts = [_room(each) for each in groups]
+            self._layout = layout
+        gpus = set()
+        for part in self._parts:
+            for name, room in part.tensors.items():
+                local = _local(named[name])
+                room.copy_(local.to(room.dtype), non_blocking=True)
+                if local.is_cuda:
+                    gpus.add(local.device)
+        for gpu in gpus:
+            torch.cuda.synchronize(gpu)
+        return list(self._parts)
+
+
+def _local(tensor: Tensor) -> Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+Mine = Mapping[str, tuple[Tensor, Piece]]
+"""What this rank holds of tensors, by their names, and as which boxes it is stored."""
+
+
+def _stored_together(
+    named: Mapping[str, Tensor],
+    dtypes: Mapping[str, torch.dtype],
+    is_first: bool,
+    shard_bytes: int,
+) -> Iterator[Mine]:
+    """Yields what is stored as one object."""
     sharded = {name: each for name, each in named.items() if isinstance(each, DTensor)}
     whole = {name: each for name, each in named.items() if name not in sharded} if is_first else {}
-    parts = []
     # Not in one object: every rank reads what is whole, and only its own part of the rest.
     for group in (whole, sharded):
         mine = {name: _as_stored(each, dtypes.get(name)) for name, each in group.items()}
@@ -83,8 +146,7 @@ def host_parts(
             if piece.num_elements or (is_first and 0 in piece.whole)
         }
         for names in cut(sizes, shard_bytes):
-            parts.append(_copied({name: mine[name] for name in names}))
-    return parts
+            yield {name: mine[name] for name in names}
 
 
 def _as_stored(tensor: Tensor, dtype: torch.dtype | None) -> tuple[Tensor, Piece]:
@@ -94,24 +156,39 @@ def _as_stored(tensor: Tensor, dtype: torch.dtype | None) -> tuple[Tensor, Piece
     return local, piece
 
 
-def _copied(mine: Mapping[str, tuple[Tensor, Piece]]) -> HostPart:
-    """Copies to one buffer, pinned if the tensors are on a GPU: all copies are then under way at
-    once, and the next version's buffer is this one again."""
-    starts, total = {}, 0
-    for name, (_, piece) in mine.items():
-        starts[name] = total
-        total += -(-piece.num_bytes // ALIGNED) * ALIGNED
-    gpus = {tensor.device for tensor, _ in mine.values() if tensor.is_cuda}
-    buffer = torch.empty(total, dtype=torch.uint8, pin_memory=bool(gpus))
-    copies = {}
-    for name, (tensor, piece) in mine.items():
-        dtype = DTYPES[piece.dtype]
-        room = buffer[starts[name] : starts[name] + piece.num_bytes]
-        copies[name] = room.view(dtype).view(piece.shape)
-        copies[name].copy_(tensor.to(dtype), non_blocking=True)
-    for gpu in gpus:
-        torch.cuda.synchronize(gpu)
-    return HostPart({name: piece for name, (_, piece) in mine.items()}, copies)
+def _room(mine: Mine) -> HostPart:
+    """Makes room for the tensors of an object, and writes its header."""
+    pieces = {name: piece for name, (_, piece) in mine.items()}
+    header, starts, size = object_layout(pieces)
+    is_on_gpu = any(tensor.is_cuda for tensor, _ in mine.values())
+    stored = torch.empty(size, dtype=torch.uint8, pin_memory=is_on_gpu)
+    stored[: len(header)] = torch.frombuffer(bytearray(header), dtype=torch.uint8)
+    views = {
+        name: stored[starts[name] : starts[name] + piece.num_bytes]
+        .view(DTYPES[piece.dtype])
+        .view(piece.shape)
+        for name, piece in pieces.items()
+    }
+    return HostPart(pieces, views, stored)
+
+
+def object_layout(pieces: Pieces) -> tuple[bytes, dict[str, int], int]:
+    """Returns the header of the safetensors object that holds these pieces, where each begins, and
+    the object's bytes, as safetensors itself writes them: by type, the widest first, so that each
+    is aligned; then by name."""
+    ordered = sorted(pieces, key=lambda name: (_ORDER.index(pieces[name].dtype), name))
+    entries, offset, starts = {}, 0, {}
+    for name in ordered:
+        piece, starts[name] = pieces[name], offset
+        offset += piece.num_bytes
+        entries[name] = {
+            "dtype": piece.dtype, "shape": piece.shape, "data_offsets": (starts[name], offset),
+        }  # fmt: skip
+    text = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    header = len(text).to_bytes(8, "little") + text
+    begin = len(header)
+    return header, {name: begin + start for name, start in starts.items()}, begin + offset
 
 
 def read_part(part: Fetched) -> Iterator[tuple[str, Tensor, Piece]]:

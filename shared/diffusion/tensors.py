@@ -1,6 +1,6 @@
 """Tensors to safetensors bytes and back, with bounds checked before anything is allocated."""
 
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import safetensors.torch
 import torch
@@ -56,15 +56,21 @@ def pack_trajectory(trajectory: Trajectory) -> bytes:
 
 
 def unpack_trajectory(data: bytes) -> Trajectory:
-    """Reads a trajectory; raises ContractError if a tensor is missing, or shapes or values are not
-    those of one."""
+    """Reads a trajectory, its states in float32 at least; raises ContractError if a tensor is
+    missing, or shapes or values are not those of one."""
     tensors = unpack(data)
     try:
         trajectory = Trajectory(**tensors)
     except TypeError as error:
         raise ContractError(f"not a trajectory: it holds {sorted(tensors)}") from error
     check_trajectory(trajectory)
-    return trajectory
+    # States are kept in bfloat16 where they were rounded to it: every pass begins with float32.
+    start = None if trajectory.start is None else _widened(trajectory.start)
+    return replace(trajectory, latents=_widened(trajectory.latents), start=start)
+
+
+def _widened(states: Tensor) -> Tensor:
+    return states.float() if states.dtype == torch.bfloat16 else states
 
 
 def check_trajectory(trajectory: Trajectory) -> None:

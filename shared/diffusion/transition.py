@@ -65,11 +65,14 @@ def transition(
     *,
     noise: Tensor | None = None,
     arrived: Tensor | None = None,
+    state_dtype: torch.dtype | None = None,
 ) -> Transition:
     """Samples a step from velocity (B, ...) and latents (B, ...) with ``noise`` (B, ...), or
     re-evaluates it where it ``arrived`` (B, ...): exactly one of the two is given.
 
-    All arithmetic is float32 (float64 if both inputs are), whatever the model computed in.
+    All arithmetic is float32 (float64 if both inputs are), whatever the model computed in. A state
+    that is kept in a narrower ``state_dtype`` is rounded to it before its log-prob is taken: that
+    of its replay is then the same to the last bit.
 
     Raises:
         ValueError: if both or none of ``noise`` and ``arrived`` are given, or the noise level is
@@ -89,7 +92,7 @@ def transition(
     mean = _rows(c_x, latents) * latents + _rows(c_v, latents) * velocity
     if arrived is None:
         assert noise is not None
-        arrived = mean + _rows(std, latents) * noise.to(latents)
+        arrived = rounded(mean + _rows(std, latents) * noise.to(latents), state_dtype)
     arrived = arrived.detach().to(dtype)
     return Transition(
         latents=arrived,
@@ -99,6 +102,11 @@ def transition(
         sqrt_neg_dt=sqrt_neg_dt,
         std=std,
     )
+
+
+def rounded(states: Tensor, dtype: torch.dtype | None) -> Tensor:
+    """Rounds states to a narrower type, and returns them in their own."""
+    return states if dtype is None else states.to(dtype).to(states.dtype)
 
 
 def euler_step(velocity: Tensor, latents: Tensor, sigma: Tensor, sigma_next: Tensor) -> Tensor:

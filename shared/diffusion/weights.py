@@ -163,8 +163,13 @@ def weights_digest(
         held = tensors[name].detach()
         tensor = full_tensor(held if types is None else held.to(types[name])).cpu().contiguous()
         digest.update(f"{name}|{tensor.dtype}|{tuple(tensor.shape)}|".encode())
-        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
+
+
+State = tuple[tuple[int, int], ...]
+"""Where the weights of a network lie, and how often they were changed in place: the same weights as
+long as it is the same."""
 
 
 class WeightsInUse:
@@ -177,16 +182,22 @@ class WeightsInUse:
         """``types``: those in which the weights are used, if the network holds them in others."""
         self._parameters = trained_parameters(network)
         self._types = types
-        self._seen: dict[tuple[tuple[int, int], ...], str] = {}
+        self._seen: dict[State, str] = {}
         """Digests of the two newest sets of weights."""
 
     def digest(self) -> str:
-        state = self._state()
+        state = self.state
         found = self._seen.get(state)
         if found is None:
             found = weights_digest(self._parameters, self._types)
-            self._seen = dict([*list(self._seen.items())[-1:], (state, found)])
+            self.know(state, found)
         return found
+
+    def know(self, state: State, digest: str) -> None:
+        """Note the digest of the weights that the network held in a state: of a copy of them that
+        was taken then."""
+        before = [each for each in self._seen.items() if each[0] != state]
+        self._seen = dict([*before[-1:], (state, digest)])
 
     def adopt(self, staged: StagedTensors) -> str:
         """Puts staged weights in use by exchanging pointers; returns their digest.
@@ -206,10 +217,11 @@ class WeightsInUse:
             parameter.data = tensors[name]
         # Pointers are used again by the allocator: whoever else watches must see a new version.
         torch.autograd.graph.increment_version(list(self._parameters.values()))
-        self._seen = {self._state(): staged.digest}
+        self._seen = {self.state: staged.digest}
         return staged.digest
 
-    def _state(self) -> tuple[tuple[int, int], ...]:
+    @property
+    def state(self) -> State:
         # torch counts the in-place changes of a tensor in `_version`.
         parameters = self._parameters.values()
         return tuple((local_shard(p).data_ptr(), p._version) for p in parameters)

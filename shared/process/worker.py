@@ -68,6 +68,8 @@ class Worker:
     _refused: str | None = None
     """Reason why the scheduler does not let it take part."""
     _activity: Activity = "starting"
+    _says: str = ""
+    """What it does besides, in words."""
     _doing: list[Activity] = field(default_factory=list)
     _lacks: "list[tuple[Activity, str]]" = field(default_factory=list)
     """What it waits for in place of `idle`, each with a note."""
@@ -112,6 +114,16 @@ class Worker:
         finally:
             self._lacks.remove(lack)
             self._show_lack()
+
+    @contextmanager
+    def saying(self, note: str) -> Iterator[None]:
+        """Report a note meanwhile, whatever it is busy with."""
+        self._says = note
+        self.report_now()
+        try:
+            yield
+        finally:
+            self._says = ""
 
     def _show_lack(self) -> None:
         if not self._doing:
@@ -172,7 +184,7 @@ class Worker:
             memory_shortage=self.memory_shortage,
             host=self.host,
             url=self.url,
-            note="" if self._doing or not self._lacks else self._lacks[0][1],
+            note=self._says or ("" if self._doing or not self._lacks else self._lacks[0][1]),
         )
 
 

@@ -107,6 +107,7 @@ def _check_noise(tables: Tables) -> None:
     without = {
         "shared_noise": sampling.shared_noise,
         "stochastic": sampling.stochastic == "all",
+        "state_dtype": sampling.state_dtype != "float32",
     }
     if not ALGORITHMS[name].has_window:
         for key in (key for key, is_set in without.items() if is_set):

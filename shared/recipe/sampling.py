@@ -63,6 +63,9 @@ class Sampling(Table):
     """Batches at each position; of random windows 1, unless the recipe says otherwise."""
     window_batches_last: Positive = 1
     """decay: at the last position; in between linear."""
+    state_dtype: Literal["float32", "bfloat16"] = "float32"
+    """Type in which trajectories are stored. bfloat16: states that are trained are rounded as they
+    are made, before their log-probs are taken, so that a replay has the same; half of the bytes."""
     tail: Positive | None = None
     """Denoising steps from the end of the last window on, in place of those that the schedule has
     there (docs/coarse-tail.md)."""

@@ -34,6 +34,9 @@ class Trainer(Table):
     ema_warmup: bool = True
     """Whether the decay rises with the optimizer steps, so that the average of a short run does not
     remember the untrained weights."""
+    checkpoint_every: Positive | None = None
+    """Versions from one whose optimizer state is stored to the next; without it, that of every
+    version of an adapter, and of every tenth of all weights."""
     gradient_checkpointing: bool | Literal["selective"] = False
     """Whether the backward pass computes a block's activations again instead of keeping them;
     selective: all but what its attention has given."""
@@ -197,6 +200,18 @@ class Tables(Table):
         method = ALGORITHMS[self.algorithm.name]
         moves = self.algorithm.nft_decay > 0 or self.trainer.updates > 1
         return method.has_old_policy and moves
+
+    @property
+    def checkpoint_every(self) -> int:
+        """Number of versions from one whose optimizer state is stored to the next."""
+        return self.trainer.checkpoint_every or (10 if self.model.trained == "full" else 1)
+
+    def commits_with_states(self, version: int) -> bool:
+        """Whether the commit of a version waits for its optimizer state: nobody may come after to
+        store it, or others ask for the average that is part of it."""
+        table = self.evaluation.every if self.trainer.ema is not None else None
+        asked = [each for each in (table, self.run.keep_every) if each is not None]
+        return version in (0, self.run.steps) or any(version % each == 0 for each in asked)
 
     @property
     def trained_samples(self) -> int:

@@ -12,12 +12,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from shared.errors import ContractError, UserError
-from shared.run.commits import CommitRecord, commit_chain
+from shared.run.checkpoints import Checkpoints, oldest_needed_batch
+from shared.run.commits import CommitRecord, Named, commit_chain
 from shared.run.evaluations import RECORD, GoldFigures
 from shared.run.layout import (
-    KEPT_BATCHES,
     batch_folder,
     evaluations_folder,
+    states_folder,
     stored_batches,
 )
 from shared.run.retention import (
@@ -69,7 +70,7 @@ async def find_garbage(
     chain = await commit_chain(store, run)
     found = [
         *await _versions(store, retention_of(recipe), chain, entries),
-        Garbage("of older batches", await _batches(store, run, len(chain) - 1)),
+        Garbage("of older batches", await _batches(store, run, chain)),
         Garbage("pictures that no evaluation names", await _pictures(store, media)),
         Garbage("interrupted writes", await store.unfinished(run), unfinished=True),
     ]
@@ -100,12 +101,22 @@ async def _versions(
 ) -> list[Garbage]:
     there = {each.key for each in entries}
     kept: set[int] = set()
+    old_states: list[StoredObject] = []
+    named: list[Named] = []
     if chain:
         gold = GoldFigures(store, chain[0].run, retention.gold_weights)
-        kept = await kept_now(retention, gold, chain[-1].policy.version)
-    shards = await Manifests(store).shards(chain, there, kept)
-    old_shards, old = deletable(chain, kept, shards)
-    orphans = there - named_by(chain, shards)
+        checkpoints = Checkpoints(store, chain[0].run)
+        await checkpoints.look()
+        newest = chain[-1].policy.version
+        needed = checkpoints.needed(newest, chain[-1].resumes_from)
+        named = checkpoints.named(chain)
+        kept = await kept_now(retention, gold, newest, needed)
+        keys = checkpoints.old_keys(kept)
+        states = await store.entries(states_folder(chain[0].run))
+        old_states = [each for each in states if each.key in keys]
+    shards = await Manifests(store).shards(named, there, kept)
+    old_shards, old = deletable(named, kept, shards)
+    orphans = there - named_by(named, shards)
 
     def of(keys: Collection[str]) -> list[StoredObject]:
         return [each for each in entries if each.key in keys]
@@ -114,11 +125,15 @@ async def _versions(
         Garbage("shards of versions that are not kept", of(old_shards)),
         Garbage("weights and checkpoints of versions that are not kept", of(old)),
         Garbage("weights and checkpoints that no commit names", of(orphans)),
+        Garbage("records of checkpoints that are not kept", old_states),
     ]
 
 
-async def _batches(store: ObjectStore, run: str, newest: int) -> list[StoredObject]:
-    old = [each for each in await stored_batches(store, run) if each < newest - KEPT_BATCHES]
+async def _batches(
+    store: ObjectStore, run: str, chain: Sequence[CommitRecord]
+) -> list[StoredObject]:
+    oldest = oldest_needed_batch(chain[-1]) if chain else 0
+    old = [each for each in await stored_batches(store, run) if each < oldest]
     return [each for batch in old for each in await store.entries(batch_folder(run, batch))]
 
 

@@ -7,6 +7,7 @@
 <run>/chain/<size>/<version>.json    what is needed of so many old ones (chain.py)
 <run>/weights/<sha256>.safetensors   a policy version's weights, while it is kept (retention.py)
 <run>/checkpoints/<sha256>...        its optimizer and random state, as long
+<run>/states/<version>.json          that this state is stored, since the commit (checkpoints.py)
     .../<sha256>.manifest.json       which shards it consists of, if there are several (manifest.py)
 <run>/conditions/<sha256>...         the conditioning of each prompt
 <run>/conditions/by/<digest>.json    which of them encoders have made of a prompt (conditions.py)
@@ -59,6 +60,15 @@ def weights_folder(run: str) -> str:
 
 def checkpoints_folder(run: str) -> str:
     return f"{run}/checkpoints"
+
+
+def states_folder(run: str) -> str:
+    return f"{run}/states"
+
+
+def state_key(run: str, version: int) -> str:
+    """Return where it is said that the optimizer state of a version is stored."""
+    return f"{states_folder(run)}/{version:08d}.json"
 
 
 def conditions_folder(run: str) -> str:

@@ -168,7 +168,7 @@ class Part(Protocol):
     @property
     def pieces(self) -> Pieces: ...
 
-    def pack(self) -> bytes:
+    def pack(self) -> bytes | memoryview:
         """Return the object's bytes; called in a thread."""
 
 

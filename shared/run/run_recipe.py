@@ -24,7 +24,7 @@ MAY_CHANGE = {
     "run.shard_bytes",
     "model.device", "model.vae_tiling", "sampling.tail_correlation",
     "rollout.workers", "rollout.threads", "rollout.can_train", "rollout.memory", "rollout.media",
-    "trainer.devices",
+    "trainer.devices", "trainer.checkpoint_every",
     "encoder.workers", "encoder.threads", "encoder.ahead", "encoder.device",
     "trainer.ranks", "trainer.sharded",
     "reward.workers", "reward.threads",

@@ -24,7 +24,7 @@ from obstore.exceptions import (
 from obstore.store import from_url
 
 from shared.errors import Unavailable, UserError
-from shared.store.objects import StoredObject
+from shared.store.objects import Content, StoredObject
 from shared.store.settings import StoreSettings
 
 CONNECT = timedelta(seconds=10)
@@ -60,7 +60,7 @@ class BucketBackend:
         except (BaseError, ValueError) as error:
             raise UserError(f"store_url: {settings.url!r} cannot be used: {error}") from error
 
-    async def write(self, key: str, data: bytes) -> None:
+    async def write(self, key: str, data: Content) -> None:
         with _as_unavailable():
             await obstore.put_async(
                 self._store,

@@ -14,7 +14,7 @@ from functools import wraps
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
-from shared.store.objects import StoredObject
+from shared.store.objects import Content, StoredObject
 
 TEMPORARY = ".tmp-"
 """Beginning of the name of a file that is being written."""
@@ -38,7 +38,7 @@ class FolderBackend:
         self._root = root
 
     @in_thread
-    def write(self, key: str, data: bytes) -> None:
+    def write(self, key: str, data: Content) -> None:
         path = self._root / key
         temporary = self._temporary(path, data)
         temporary.replace(path)
@@ -57,7 +57,7 @@ class FolderBackend:
         _sync_folder(path.parent)
         return True
 
-    def _temporary(self, path: Path, data: bytes) -> Path:
+    def _temporary(self, path: Path, data: Content) -> Path:
         """Write ``data`` to disk beside ``path``; the name starts with a dot, as no key does."""
         self._make_folder(path.parent)
         temporary = path.parent / f"{TEMPORARY}{uuid.uuid4().hex}"

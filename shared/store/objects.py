@@ -18,6 +18,8 @@ _KEY = re.compile(r"\A[A-Za-z0-9][A-Za-z0-9_.-]*(?:/[A-Za-z0-9][A-Za-z0-9_.-]*)*
 
 BUCKETS = ("s3", "gs", "az")
 """URL schemes that name a bucket."""
+Content = bytes | memoryview
+"""What is stored: a view is of memory that nobody changes meanwhile."""
 LARGE = 1 << 19
 """Size in bytes from which hashing takes longer than a hop to a thread."""
 
@@ -30,7 +32,7 @@ class StoredObject(NamedTuple):
 
 
 class Backend(Protocol):
-    async def write(self, key: str, data: bytes) -> None:
+    async def write(self, key: str, data: Content) -> None:
         """Store durably and atomically: a reader sees the whole object or none."""
 
     async def create(self, key: str, data: bytes) -> bool:
@@ -54,7 +56,7 @@ class Backend(Protocol):
 class ObjectStore:
     backend: Backend
 
-    async def put(self, folder: str, data: bytes, *, suffix: str) -> ObjectRef:
+    async def put(self, folder: str, data: Content, *, suffix: str) -> ObjectRef:
         """Store ``data`` under ``folder``, named by its content."""
         ref = await _named(folder, data, suffix)
         await self.backend.write(ref.key, data)
@@ -116,13 +118,13 @@ class ObjectStore:
         return len(keys)
 
 
-async def _named(folder: str, data: bytes, suffix: str) -> ObjectRef:
+async def _named(folder: str, data: Content, suffix: str) -> ObjectRef:
     digest = await _sha256(data)
     key = checked_key(f"{folder}/{digest}{suffix}")
     return ObjectRef(key=key, sha256=digest, size=len(data))
 
 
-async def _sha256(data: bytes) -> str:
+async def _sha256(data: Content) -> str:
     """Hash the data, in a thread if they are large."""
     if len(data) < LARGE:
         return hashlib.sha256(data).hexdigest()

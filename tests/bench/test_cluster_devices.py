@@ -209,7 +209,7 @@ async def test_adopted_weights_are_those_that_the_trainer_published() -> None:
     trained.begin()
     trained.skip(512)
     await trained.step(0)
-    published = await trained.weights()
+    published = await (await trained.copy(states=True))()
     staged = await device.stage(read_back(published.weights))
     before = device.weights_digest()
     await staged.adopt()

@@ -30,6 +30,7 @@ from shared.run.conditions import Encoding
 from shared.run.manifest import StoredTensors
 from shared.store import ObjectStore
 from shared.store.folder import FolderBackend
+from shared.store.objects import Content
 from tests import examples
 
 RUN = "test"
@@ -156,7 +157,7 @@ class Backend(FolderBackend):
         self.written: list[str] = []
         """Keys, as often as they were."""
 
-    async def write(self, key: str, data: bytes) -> None:
+    async def write(self, key: str, data: Content) -> None:
         self._answer()
         self.written.append(key)
         await super().write(key, data)

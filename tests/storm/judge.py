@@ -11,7 +11,8 @@ from bench.cluster.blobs import check_conditions, digest_of, joined
 from bench.cluster.processes import ENCODING
 from shared.errors import DigenRLError, FaultyConditions, IntegrityError
 from shared.messages.contracts import ObjectRef
-from shared.run.commits import CommitRecord, TrainedGroup, record_digest
+from shared.run.checkpoints import Checkpoints, checkpoint_of
+from shared.run.commits import CommitRecord, StoredWeights, TrainedGroup, record_digest
 from shared.run.conditions import ConditionsRecord
 from shared.run.garbage import delete_garbage, find_garbage
 from shared.run.layout import conditions_key
@@ -32,6 +33,7 @@ class Rules:
     num_groups: int
     group_size: int
     max_staleness: int = 0
+    checkpoint_every: int = 1
 
 
 async def violations_of(run: Cluster) -> list[str]:
@@ -42,7 +44,10 @@ async def violations_of(run: Cluster) -> list[str]:
     run.send("trainer", signal.SIGSTOP)
     records = await run.commits()
     batch = run.recipe.batch
-    rules = Rules(batch.groups, batch.group_size, run.recipe.schedule.staleness_limit)
+    rules = Rules(
+        batch.groups, batch.group_size, run.recipe.schedule.staleness_limit,
+        run.recipe.checkpoint_every,
+    )  # fmt: skip
     found = judge(records, rules)
     if not rules.max_staleness:
         wanted = list(islice(versions(run.setting, run.recipe), len(records)))
@@ -63,6 +68,8 @@ def judge(records: Sequence[CommitRecord], rules: Rules) -> list[str]:
         if record.parent != parent:
             found.append(f"version {number} does not name the record before it")
         parent = record_digest(record.encode())
+        if number - record.resumes_from >= 2 * rules.checkpoint_every:
+            found.append(f"version {number} is resumed from {record.resumes_from}")
         if number:
             found += [f"version {number}: {fault}" for fault in _faults(record, rules)]
     return found
@@ -111,9 +118,12 @@ async def judge_objects(records: Sequence[CommitRecord], store: ObjectStore) -> 
     for record in records:
         is_new = record.policy.version >= len(records) - KEPT
         trained = record.learned
-        objects = [(record.checkpoint, trained.digest), trained]
+        objects = [trained]
+        checkpoint = await checkpoint_of(store, record)
+        if checkpoint is not None:
+            objects.append(StoredWeights(checkpoint, trained.digest))
         if record.trained_weights is not None:
-            objects.append((record.weights, record.policy.weights_digest))
+            objects.append(StoredWeights(record.weights, record.policy.weights_digest))
         for ref, digest in objects:
             fault = await _fault_of(ref, digest, store, must_be_there=is_new)
             if fault is not None:
@@ -166,8 +176,11 @@ async def judge_garbage(records: Sequence[CommitRecord], run: Cluster) -> list[s
     for each in await find_garbage(store, name, now=time.time() + CLOCK_S, min_age=0.0):
         await delete_garbage(store, each)
     there = {key for folder in version_folders(name) for key in await store.keys(folder)}
-    kept = retention_of(run.recipe).kept(len(records) - 1)
-    wanted = [record for record in records if record.policy.version in kept]
+    checkpoints = Checkpoints(store, name)
+    await checkpoints.look()
+    needed = checkpoints.needed(len(records) - 1, records[-1].resumes_from)
+    kept = retention_of(run.recipe).kept(len(records) - 1, in_use=needed)
+    wanted = [each for each in checkpoints.named(records) if each.policy.version in kept]
     shards = await Manifests(store).shards(wanted, there, kept)
     named = named_by(wanted, shards)
     return [

@@ -31,6 +31,7 @@ from shared.run.conditions import Encoding
 from shared.run.layout import batch_folder, commit_key
 from shared.store import ObjectStore
 from shared.store.folder import FolderBackend
+from shared.store.objects import Content
 from tests import examples
 from tests.trainer.fakes import FakeTraining, digest_of
 
@@ -42,15 +43,36 @@ M = TypeVar("M", bound=Message)
 
 
 class Backend(FolderBackend):
-    """A folder that holds back the commit record of one version."""
+    """A folder that holds back the commit record of one version, or stops at a write for ever: what
+    then ends has been killed there."""
 
     def __init__(self, root: Path) -> None:
         super().__init__(root)
         self.held_back: int | None = None
         self.given = asyncio.Event()
         self.keys_read: list[str] = []
+        self.stops_at: str | None = None
+        """Part of the key."""
+        self.stops_after = False
+        """Whether it is written."""
+        self.has_stopped = asyncio.Event()
+
+    async def write(self, key: str, data: Content) -> None:
+        stops = self.stops_at is not None and self.stops_at in key
+        if not stops or self.stops_after:
+            await super().write(key, data)
+        if stops:
+            await self._stop()
+
+    async def _stop(self) -> None:
+        self.has_stopped.set()
+        await asyncio.Event().wait()
 
     async def create(self, key: str, data: bytes) -> bool:
+        if self.stops_at is not None and self.stops_at in key:
+            if self.stops_after:
+                await super().create(key, data)
+            await self._stop()
         if self.held_back is not None and key == commit_key(RUN, self.held_back):
             await self.given.wait()
         return await super().create(key, data)

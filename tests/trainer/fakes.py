@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import hashlib
 from collections import defaultdict
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from fractions import Fraction
 
@@ -120,6 +120,11 @@ class FakeTraining:
         """What generates, if that is not what is trained."""
         self.lags = False
         """Whether it falls behind at the next optimizer steps."""
+        self.rounding = ""
+        """Makes other weights of the same groups, as another order of sums would."""
+        self.copying = asyncio.Event()
+        """Cleared, copies take for ever."""
+        self.copying.set()
         self.faults: list[DigenRLError] = []
         """Of the next optimizer steps."""
         self.devices = [FakeDevice(f"d{index}", self) for index in range(num_devices)]
@@ -158,17 +163,34 @@ class FakeTraining:
         assert not any(device.used_for for device in self.devices)
         assert set(self.counted.values()) <= {1}, "a sample was counted twice, or in part"
         total = len(self.counted) + self.num_skipped
-        before, self.adapter = self.adapter, f"{self.adapter.decode()}+{total}".encode()
+        before = self.adapter
+        self.adapter = f"{before.decode()}+{total}{self.rounding}".encode()
         self.old = before if self.lags else None
         self.log.append(f"step {batch}")
         self.scales.append(scale)
         self.counted.clear()
         return {"loss": 1.0, "grad_norm": float(total), "skipped_not_finite": 0.0}
 
-    async def weights(self) -> Snapshot:
-        states = b"of " + self.adapter + (b"" if self.old is None else b" after " + self.old)
+    async def replace(self, weights: StoredTensors, sampling: StoredTensors | None) -> None:
+        self.adapter = await joined(weights)
+        self.old = None if sampling is None else await joined(sampling)
+        self.log.append(f"replace {self.adapter.decode()}")
+
+    async def copy(self, *, states: bool) -> Callable[[], Awaitable[Snapshot]]:
+        assert self.devices[0].used_for is None
+        copied = self._copied(states)
+        await self.copying.wait()
+
+        async def taken() -> Snapshot:
+            await asyncio.sleep(0)
+            return copied
+
+        return taken
+
+    def _copied(self, states: bool) -> Snapshot:
+        state = b"of " + self.adapter + (b"" if self.old is None else b" after " + self.old)
         sampling = None
         if self.old is not None:
             sampling = SamplingWeights(self.sampling_digest(), [BytesPart(self.old)])
-        parts = ([BytesPart(self.adapter)], [BytesPart(states)])
+        parts = ([BytesPart(self.adapter)], [BytesPart(state)] if states else [])
         return Snapshot(self.weights_digest(), *parts, sampling=sampling)

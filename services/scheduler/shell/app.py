@@ -152,6 +152,7 @@ class Scheduler:
         versions = VersionCleanup(
             self.store, self.bus.run, self.retention, lambda: self.chain.wanted, in_use,
             lambda versions: self.chain.forget(versions),
+            lambda: 0 if self.chain.newest is None else self.chain.newest.resumes_from,
         )  # fmt: skip
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(watch.run(states))
@@ -161,7 +162,7 @@ class Scheduler:
                 tasks.create_task(follow(self.bus, stream, self._inbox, after=last[stream.name]))
             tasks.create_task(self.dead_letters.follow())
             tasks.create_task(self.roster.watch())
-            tasks.create_task(self._cleanup.run(self.chain.version))
+            tasks.create_task(self._cleanup.run(self.chain.newest))
             tasks.create_task(self._keep_segments())
             tasks.create_task(versions.look_for_ever())
             if self.goal is not None and self.state.goal_reached_by is None:
@@ -298,7 +299,7 @@ class Scheduler:
         await retry(partial(self._index, record))
         measure_commit(record)
         await self._keep_usage(record)
-        self._cleanup.committed(record.policy.version)
+        self._cleanup.committed(record)
         if (record.policy.version + 1) % SHORT == 0:
             self._segments.put_nowait(record.policy.version + 1)
 

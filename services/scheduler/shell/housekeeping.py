@@ -15,7 +15,8 @@ from shared.bus.streams import StreamState
 from shared.errors import DigenRLError, IntegrityError, Unavailable
 from shared.messages import subjects
 from shared.process.service import Health
-from shared.run.commits import Named
+from shared.run.checkpoints import Checkpoints, oldest_needed_batch
+from shared.run.commits import CommitRecord, Named
 from shared.run.evaluations import GoldFigures
 from shared.run.layout import KEPT_BATCHES, batch_folder, stored_batches
 from shared.run.retention import (
@@ -107,33 +108,43 @@ class BatchCleanup:
 
     _bus: Bus
     _store: ObjectStore
-    _queue: "asyncio.Queue[int]" = field(default_factory=asyncio.Queue)
+    _queue: "asyncio.Queue[tuple[int, int]]" = field(default_factory=asyncio.Queue)
+    """Batches whose messages are forgotten, each with the oldest whose trajectories stay."""
     _hurried: set[int] = field(default_factory=set)
     """Batches that were forgotten early to make room."""
+    _oldest: int = 0
+    """Oldest batch whose trajectories are there."""
 
-    def committed(self, version: int) -> None:
-        """Forget an older batch a moment after a version is committed."""
+    def committed(self, record: CommitRecord) -> None:
+        """Forget older batches a moment after a version is committed."""
+        version = record.policy.version
         if version > KEPT_BATCHES:
             old = version - 1 - KEPT_BATCHES
-            asyncio.get_running_loop().call_later(FORGET_AFTER_S, self._queue.put_nowait, old)
+            later = asyncio.get_running_loop().call_later
+            later(FORGET_AFTER_S, self._queue.put_nowait, (old, oldest_needed_batch(record)))
 
     def make_room(self, newest: int) -> None:
         """Forget the messages of every committed batch, since streams are nearly full."""
         for batch in range(max(0, newest - KEPT_BATCHES), newest):
             if batch not in self._hurried:
                 self._hurried.add(batch)
-                self._queue.put_nowait(batch)
+                self._queue.put_nowait((batch, self._oldest))
 
-    async def run(self, newest: int) -> None:
+    async def run(self, newest: CommitRecord | None) -> None:
         """Forget batches for ever, beginning with what a scheduler that died has left."""
-        for batch in await retry(partial(stored_batches, self._store, self._bus.run)):
-            if batch < newest - KEPT_BATCHES:
-                self._queue.put_nowait(batch)
+        if newest is not None:
+            self._oldest = oldest_needed_batch(newest)
+            for batch in await retry(partial(stored_batches, self._store, self._bus.run)):
+                if batch < newest.policy.version - KEPT_BATCHES:
+                    self._queue.put_nowait((batch, min(batch + 1, self._oldest)))
+                    self._oldest = min(self._oldest, batch)
         while True:
-            batch = await self._queue.get()
-            folder = batch_folder(self._bus.run, batch)
+            batch, oldest = await self._queue.get()
             await retry(partial(self._bus.forget_batch, batch))
-            await retry(partial(self._store.delete_folder, folder))
+            for old in range(self._oldest, oldest):
+                folder = batch_folder(self._bus.run, old)
+                await retry(partial(self._store.delete_folder, folder))
+            self._oldest = max(self._oldest, oldest)
 
 
 @dataclass(slots=True)
@@ -149,10 +160,14 @@ class VersionCleanup:
     """Versions that workers report to use."""
     forget: Callable[[Collection[int]], None] = lambda versions: None
     """Called with versions of which nothing is stored any more."""
+    resumes_from: Callable[[], int] = lambda: 0
+    """Version whose optimizer state the newest record names."""
     _manifests: Manifests = field(init=False)
     _gold: GoldFigures = field(init=False)
+    _checkpoints: Checkpoints = field(init=False)
 
     def __post_init__(self) -> None:
+        self._checkpoints = Checkpoints(self.store, self.run)
         self._manifests = Manifests(self.store)
         self._gold = GoldFigures(self.store, self.run, self.retention.gold_weights)
 
@@ -174,7 +189,10 @@ class VersionCleanup:
         chain = list(self.chain())
         if not chain:
             return
-        newest, in_use = chain[-1].policy.version, self.in_use()
+        await self._checkpoints.look()
+        newest = chain[-1].policy.version
+        in_use = {*self.in_use(), *self._checkpoints.needed(newest, self.resumes_from())}
+        chain = self._checkpoints.named(chain)
         kept = await kept_now(self.retention, self._gold, newest, in_use)
         folders = version_folders(self.run)
         there = {key for folder in folders for key in await self.store.keys(folder)}
@@ -188,3 +206,4 @@ class VersionCleanup:
         old_versions = (each for each in chain if each.policy.version not in kept)
         gone = [each for each in old_versions if left.isdisjoint(own_keys(each))]
         self.forget([each.policy.version for each in gone])
+        await self.store.delete(sorted(self._checkpoints.old_keys(kept)))

@@ -2,9 +2,8 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Callable, Container, Mapping
+from collections.abc import AsyncGenerator, Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import structlog
 
@@ -17,11 +16,13 @@ from shared.messages.contracts import (
     GroupFailed,
     GroupGradientRef,
     ObjectRef,
+    Policy,
     TrainGroup,
 )
 from shared.messages.staleness import Admissible, check_admission
 from shared.process.worker import WorkerContext
 from shared.recipe.recipe import Recipe
+from shared.run.commits import CommitRecord
 from shared.run.layout import batch_folder
 from shared.telemetry import FRAGMENTS
 
@@ -84,10 +85,18 @@ class GroupFetcher:
         their batch is."""
 
     async def groups(
-        self, admissible: Admissible, counted: Container[int], committed: asyncio.Future[Any]
+        self,
+        batch: int,
+        before: Policy | None,
+        counted: Container[int],
+        committed: asyncio.Future[CommitRecord],
     ) -> AsyncGenerator[tuple[int, AdmittedGroup]]:
-        """Yield (index, group) of the batch that is trained from the first of ``admissible``, as
-        they come, for ever; but for those whose index is ``counted`` already.
+        """Yield (index, group) of a batch, as they come, for ever; but for those whose index is
+        ``counted`` already.
+
+        Args:
+            before: the version before the one that is trained, if it may have generated groups.
+            committed: the version that is trained.
 
         Raises:
             Exception: the one that ``committed`` ends with. While that version is being stored, a
@@ -96,15 +105,13 @@ class GroupFetcher:
         fetched: asyncio.Queue[AdmittedGroup] = asyncio.Queue(PREFETCHED_GROUPS)
 
         async def fetch() -> None:
-            batch = admissible[0].version
             subject = subjects.batch_subject(self._bus.run, subjects.TRAIN, batch)
             async with contextlib.aclosing(self._bus.follow(subjects.TRAIN, [subject])) as stream:
                 async for received in stream:
                     command = received.message
                     if isinstance(command, TrainGroup) and self._is_wanted(command, counted):
-                        if command.policy.version == batch:
-                            await asyncio.shield(committed)
-                        group = await self._admitted(command, admissible)
+                        allowed = await _admissible(command, before, committed)
+                        group = await self._admitted(command, allowed)
                         if group is not None:
                             await fetched.put(group)
 
@@ -122,6 +129,30 @@ class GroupFetcher:
             upcoming.cancel()
             fetching.cancel()
             await asyncio.gather(upcoming, fetching, return_exceptions=True)
+
+    async def again(
+        self, commands: Sequence[TrainGroup]
+    ) -> AsyncGenerator[tuple[int, AdmittedGroup]]:
+        """Yield groups that were trained before, by what was sent of them then.
+
+        Raises:
+            IntegrityError: if something of them is no longer in the store, or is broken.
+        """
+        for command in commands:
+            yield command.group, AdmittedGroup(command, await self._work_of(command))
+
+    async def _work_of(self, command: TrainGroup) -> GroupData | GroupGradient | None:
+        if command.contribution is not None:
+            return await self._part(command, command.contribution)
+        if self._skips_zeros and not any(command.advantages):
+            return None
+        stored = [fragment.stored for fragment in command.fragments]
+        return GroupData(
+            trajectories=tuple([await self._store.get(each.trajectory) for each in stored]),
+            conditions=await self._store.get(stored[-1].conditions),
+            advantages=command.advantages,
+            staleness=command.batch - command.policy.version,
+        )
 
     def _is_wanted(self, command: TrainGroup, counted: Container[int]) -> bool:
         attempt = (command.batch, command.group, command.attempt)
@@ -224,3 +255,13 @@ class GroupFetcher:
         await self._bus.publish(
             FragmentFailed(slot=fragment.fragment.slot, stage="admission", reason=str(error)[:4000])
         )
+
+
+async def _admissible(
+    command: TrainGroup, before: Policy | None, committed: asyncio.Future[CommitRecord]
+) -> Admissible:
+    if before is not None and command.policy.version < command.batch:
+        # What is trained has no digest yet, and none of these groups is by it.
+        return before.model_copy(update={"version": command.batch}), before
+    record = await asyncio.shield(committed)
+    return (record.policy,) if before is None else (record.policy, before)

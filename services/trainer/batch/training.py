@@ -18,7 +18,7 @@ from services.trainer.batch.measures import batch_metrics, of_all_steps
 from services.trainer.devices.pool import DevicePool, Outcome, QueuedGroup
 from shared.devices.protocols import GroupData, GroupGradient, Training
 from shared.devices.slices import LAST_GROUPS
-from shared.errors import ContractError, OutOfMemory, Untrainable
+from shared.errors import ContractError, IntegrityError, OutOfMemory, Untrainable
 from shared.learning.advantages import Scored, batch_scale
 from shared.messages.contracts import GroupTrained, TrainGroup
 from shared.process.worker import WorkerContext
@@ -31,6 +31,8 @@ from shared.telemetry import STAGE_SECONDS
 class BatchInTraining:
     number: int
     part: range
+    is_again: bool = False
+    """Whether it was trained before: nobody is told of its groups."""
     """Groups that the next optimizer step is made of."""
     held: list[AdmittedGroup] = field(default_factory=list)
     """Groups of later parts."""
@@ -58,6 +60,11 @@ class BatchInTraining:
     @property
     def in_index_order(self) -> tuple[TrainedGroup, ...]:
         return tuple(self.trained[index] for index in sorted(self.trained))
+
+    @property
+    def commands_in_order(self) -> tuple[TrainGroup, ...]:
+        """What was sent of the groups that are in the gradient."""
+        return tuple(self.commands[index] for index in sorted(self.trained))
 
     @property
     def scored(self) -> list[Scored]:
@@ -106,9 +113,9 @@ class BatchTraining:
         self._bus = context.bus
         self._worker = context.worker
 
-    def open(self, number: int) -> BatchInTraining:
+    def open(self, number: int, *, is_again: bool = False) -> BatchInTraining:
         """Return the batch before any of its groups has come."""
-        return BatchInTraining(number, range(self._part_size))
+        return BatchInTraining(number, range(self._part_size), is_again)
 
     async def run(
         self,
@@ -219,6 +226,8 @@ class BatchTraining:
         if outcome.error is None:
             await self._trained(batch, outcome)
             return
+        if batch.is_again and not isinstance(outcome.error, OutOfMemory):
+            raise IntegrityError(str(outcome.error))
         if not isinstance(outcome.error, OutOfMemory):
             await self._fetcher.fail(outcome.command, outcome.error)
         if isinstance(outcome.error, OutOfMemory | Untrainable):  # partly in the gradient
@@ -283,6 +292,11 @@ class BatchTraining:
             STAGE_SECONDS.labels(stage="trainer").observe(seconds)
         self._worker.num_done += 1
         batch.seconds += seconds
+        if not batch.is_again:
+            await self._tell(command, seconds)
+        batch.trained[command.group] = _record(command)
+
+    async def _tell(self, command: TrainGroup, seconds: float) -> None:
         await self._bus.publish(
             GroupTrained(
                 batch=command.batch,
@@ -292,7 +306,6 @@ class BatchTraining:
                 seconds=seconds,
             )
         )
-        batch.trained[command.group] = _record(command)
 
     def _seconds(self, outcome: Outcome) -> float:
         """Return the seconds that the devices were busy, as if side by side."""

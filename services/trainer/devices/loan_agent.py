@@ -61,8 +61,9 @@ class LoanAgent:
             tasks.create_task(self._follow_tasks())
             tasks.create_task(self._watch_deadline())
 
-    def use(self, policy: Policy) -> None:
-        """The devices hold other weights: fragments of any other version are given back."""
+    def use(self, policy: Policy | None) -> None:
+        """The devices hold other weights: fragments of any other version are given back. Nothing is
+        generated while it is not known of which version they are, which is None."""
         self._policy = policy
         for task in self._take_back(lambda task: task.policy != policy):
             self._release(task, "stale")

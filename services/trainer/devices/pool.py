@@ -120,6 +120,18 @@ class QueuedSlices:
         self._none_left.set()
 
 
+@dataclass(frozen=True, slots=True)
+class Held:
+    """All devices, which are kept from any other use."""
+
+    _first: contextlib.AsyncExitStack
+
+    def first(self) -> contextlib.AsyncExitStack:
+        """Keep the first, whose state is committed, when all others go: until what this returns is
+        closed."""
+        return self._first.pop_all()
+
+
 class DevicePool:
     def __init__(
         self,
@@ -154,12 +166,14 @@ class DevicePool:
         self._slices.clear()
 
     @contextlib.asynccontextmanager
-    async def all_held(self) -> AsyncIterator[None]:
+    async def all_held(self) -> AsyncIterator["Held"]:
         """Keep every device for the trainer alone."""
-        async with contextlib.AsyncExitStack() as stack:
-            for device in self._devices:
+        first, *others = self._devices
+        async with contextlib.AsyncExitStack() as stack, contextlib.AsyncExitStack() as of_first:
+            await of_first.enter_async_context(first.held())
+            for device in others:
                 await stack.enter_async_context(device.held())
-            yield
+            yield Held(of_first)
 
     async def _act(self, device: TrainerDevice) -> bool:
         """Train one slice, or take one denoising step; False if there is neither to do."""

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from pydantic import TypeAdapter
 
-from services.trainer.engine.checkpoint import Restoration
+from services.trainer.engine.checkpoint import Replacement, Restoration
 from services.trainer.engine.trainer_engine import TrainerEngine
 from services.trainer.engine.world import local_rank, num_ranks, this_rank
 from shared.devices.chunks import Chunk
@@ -155,8 +155,8 @@ class Follower:
     is_lost: bool = False
     """Whether other ranks wait for something that this one had no memory for."""
     _snapshots: dict[int, Snapshot] = field(default_factory=dict)
-    """This rank's part of versions that are to be stored, by the first rank's number."""
-    _restoration: Restoration | None = None
+    """This rank's part of the version that is to be stored, by the first rank's number."""
+    _restoration: Restoration | Replacement | None = None
     _groups: deque[tuple[int, TrainingGroup]] = field(
         default_factory=lambda: deque(maxlen=KEPT_GROUPS)
     )
@@ -182,25 +182,27 @@ class Follower:
                 link.send(self._stored(message))
 
     def _stored(self, message: Message) -> Message:
-        snapshot = self._snapshots.pop(message.values["number"])
-        parts = snapshot.weights, snapshot.checkpoint
+        if message.name == "digest":  # of whole weights, which stay until the version is committed
+            return self._digest()
+        snapshot, half = self._snapshots[message.values["number"]], message.values["half"]
+        weights = snapshot.weights if half == "weights" else ()
+        checkpoint = snapshot.checkpoint if half == "checkpoint" else ()
         try:
-            stored = asyncio.run(store_version_parts(self.objects, self.run, *parts))
+            stored = asyncio.run(store_version_parts(self.objects, self.run, weights, checkpoint))
         except (DigenRLError, OSError) as error:  # the first rank waits for an answer
             return Message("unstored", {"reason": f"rank {this_rank()}: {error}"})
         return Message("stored", blobs=(stored.model_dump_json().encode(),))
 
     def _read(self, message: Message) -> Message:
         """Go back to a version whose weights are sharded: every rank reads its own part."""
-        weights, checkpoint = (
-            ObjectRef.model_validate(message.values[name]) for name in ("weights", "checkpoint")
-        )
+        refs = {name: ObjectRef.model_validate(ref) for name, ref in message.values.items()}
 
         async def read() -> None:
-            await self.engine.restore(
-                await open_tensors(self.objects, weights),
-                await open_tensors(self.objects, checkpoint),
-            )
+            opened = {name: await open_tensors(self.objects, ref) for name, ref in refs.items()}
+            if "checkpoint" in opened:
+                await self.engine.restore(opened["weights"], opened["checkpoint"])
+            else:
+                await self.engine.replace(opened["weights"], None)
 
         try:
             asyncio.run(read())
@@ -213,14 +215,15 @@ class Follower:
         self._restoration = self.engine.restoration()
         return Message("restoring")
 
+    def _replace(self, message: Message) -> Message:
+        """Put other weights in use that the first rank reads and sends, part by part."""
+        self._restoration = self.engine.replacement()
+        return Message("replacing")
+
     def _part(self, message: Message) -> Message:
-        assert self._restoration is not None
         data, pieces = message.blobs
         part = Fetched(data, PIECES.validate_json(pieces))
-        if message.values["of"] == "weights":
-            self._restoration.add_weights(part)
-        else:
-            self._restoration.add_states(part)
+        getattr(self._restoration, f"add_{message.values['of']}")(part)
         return Message("added")
 
     def _restored(self, message: Message) -> Message:
@@ -252,11 +255,13 @@ class Follower:
         self._groups.clear()
         return Message("stepped")
 
-    def _weights(self, message: Message) -> Message:
-        if self.engine.is_sharded:
-            abandoned = message.values["number"] - 2
-            self._snapshots.pop(abandoned, None)
-            self._snapshots[message.values["number"]] = self.engine.weights()
+    def _copy(self, message: Message) -> Message:
+        """Copy this rank's shard. What it overwrites is stored by now; states that were copied
+        before may be on their way."""
+        number, states, kept = (message.values[name] for name in ("number", "states", "kept"))
+        stored = [each for each in self._snapshots.items() if each[1].checkpoint]
+        snapshot = self.engine.copy(states=states, kept=kept).snapshot()
+        self._snapshots = dict([*stored[-1:], (number, snapshot)])
         return self._digest()
 
     def _digest(self) -> Message:

@@ -11,7 +11,7 @@ import itertools
 import queue
 import threading
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from threading import Thread
@@ -29,6 +29,7 @@ from services.trainer.engine.follower import (
     load_engine,
     slice_values,
 )
+from services.trainer.engine.snapshot import EngineCopy
 from services.trainer.engine.threads import TrainingOnThreads
 from services.trainer.engine.trainer_engine import (
     CACHED_GROUPS,
@@ -38,7 +39,7 @@ from services.trainer.engine.trainer_engine import (
 )
 from services.trainer.engine.world import local_rank, num_ranks
 from shared.devices.chunks import Chunk
-from shared.devices.protocols import GroupData, Snapshot, TrainingDevice
+from shared.devices.protocols import GroupData, Half, Snapshot, TrainingDevice
 from shared.devices.slices import GroupSlice
 from shared.errors import (
     ContractError,
@@ -87,7 +88,8 @@ class RankedTraining(TrainingOnThreads):
         """Whole weights are read by this rank, for all; of sharded ones every rank reads its own
         part."""
         if self._first.is_sharded:
-            await self._restore_sharded(weights, checkpoint)
+            refs = {"weights": weights.ref.model_dump(), "checkpoint": checkpoint.ref.model_dump()}
+            await self._read_sharded(refs, self._first.restore(weights, checkpoint))
         else:
             await asyncio.to_thread(self._ask_all, Message("restore"))
             await self._first.restore(
@@ -96,11 +98,24 @@ class RankedTraining(TrainingOnThreads):
             )
         await asyncio.to_thread(self._restored)
 
-    async def _restore_sharded(self, weights: StoredTensors, checkpoint: StoredTensors) -> None:
-        refs = {"weights": weights.ref.model_dump(), "checkpoint": checkpoint.ref.model_dump()}
+    async def replace(self, weights: StoredTensors, sampling: StoredTensors | None) -> None:
+        """As `restore`."""
+        if self._first.is_sharded:
+            assert sampling is None, "the recipe has been checked"
+            refs = {"weights": weights.ref.model_dump()}
+            await self._read_sharded(refs, self._first.replace(weights, None))
+        else:
+            await asyncio.to_thread(self._ask_all, Message("replace"))
+            await self._first.replace(
+                SentToAll(weights, "weights", self._ask_all),
+                None if sampling is None else SentToAll(sampling, "sampling", self._ask_all),
+            )
+        await asyncio.to_thread(self._restored)
+
+    async def _read_sharded(self, refs: dict[str, Any], reading: Awaitable[None]) -> None:
         self._send_all(Message("read", refs))
         try:
-            await self._first.restore(weights, checkpoint)
+            await reading
         finally:  # or they would be in the way of the next attempt
             answers = await asyncio.to_thread(self._receive_all)
         for answer in answers:
@@ -110,7 +125,8 @@ class RankedTraining(TrainingOnThreads):
     def _restored(self) -> None:
         self._send_all(Message("restored"))
         self._digest = self._first.weights_digest()
-        self._check_digests()
+        self._check_digests(self._receive_all())
+        self._note_held(self._first)
 
     def _step(self, batch: int, scale: float) -> dict[str, float]:
         self._remote.into(self._first)
@@ -119,21 +135,34 @@ class RankedTraining(TrainingOnThreads):
         self._first.check_rows()  # before the others wait for this rank's gradient
         values = {"batch": batch, "scale": scale, "num_steps": self._first.num_steps}
         self._send_all(Message("step", values))
-        return together(
+        metrics = together(
             lambda: self._first.step(batch, scale),
             others=[partial(answer_of, link) for link in self._links],
         )
+        self._note_held(self._first)
+        return metrics
 
-    def _weights(self) -> Snapshot:
-        number = next(self._numbers)
-        self._send_all(Message("weights", {"number": number}))
-        snapshot = self._first.weights()
-        self._digest = snapshot.digest
-        self._check_digests()
+    def _copy(self, states: bool, kept: bool) -> Callable[[], Awaitable[Snapshot]]:
         if not self._first.is_sharded:
-            return snapshot
-        elsewhere = [partial(asyncio.to_thread, each.store, number) for each in self._storing]
-        return replace(snapshot, elsewhere=elsewhere)
+            return partial(self._of_all, self._first.copy(states=states, kept=kept))
+        number = next(self._numbers)
+        self._send_all(Message("copy", {"number": number, "states": states, "kept": kept}))
+        snapshot = self._first.copy(states=states, kept=kept).snapshot()
+        self._digest = snapshot.digest
+        self._check_digests(self._receive_all())
+        return partial(self._shared, snapshot, number)
+
+    async def _shared(self, snapshot: Snapshot, number: int) -> Snapshot:
+        return replace(snapshot, elsewhere=[partial(each.store, number) for each in self._storing])
+
+    async def _of_all(self, copied: EngineCopy) -> Snapshot:
+        """Take the digest of whole weights, and compare it with those that the others take of
+        theirs, beside what they train."""
+        asking = asyncio.gather(*(asyncio.to_thread(each.digest) for each in self._storing))
+        snapshot = await self._taken(copied)
+        self._digest = snapshot.digest
+        self._check_digests(await asking)
+        return snapshot
 
     def _send_all(self, message: Message) -> None:
         for link in self._links:
@@ -146,10 +175,9 @@ class RankedTraining(TrainingOnThreads):
         self._send_all(message)
         self._receive_all()
 
-    def _check_digests(self) -> None:
-        """Receive the digests that the others were just asked for."""
-        for link in self._links:
-            theirs = link.receive().values["digest"]
+    def _check_digests(self, answers: Sequence[Message]) -> None:
+        for answer in answers:
+            theirs = answer.values["digest"]
             if theirs != self._digest:
                 raise IntegrityError(f"ranks hold weights {self._digest[:12]} and {theirs[:12]}")
 
@@ -161,10 +189,18 @@ class StoringRank:
     link: Link
     _asking: threading.Lock = field(default_factory=threading.Lock)
 
-    def store(self, number: int) -> StoredParts:
-        """Raises Unavailable if the store does not take it."""
+    def digest(self) -> Message:
+        """Return what it answers when it is asked for the digest of its weights."""
         with self._asking:
-            answer = self.link.ask(Message("store", {"number": number}))
+            return self.link.ask(Message("digest"))
+
+    async def store(self, number: int, half: Half) -> StoredParts:
+        """Raises Unavailable if the store does not take it."""
+        return await asyncio.to_thread(self._store, {"number": number, "half": half})
+
+    def _store(self, what: dict[str, Any]) -> StoredParts:
+        with self._asking:
+            answer = self.link.ask(Message("store", what))
         if answer.name != "stored":
             raise Unavailable(answer.values["reason"])
         return StoredParts.model_validate_json(answer.blobs[0])

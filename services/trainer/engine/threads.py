@@ -8,11 +8,13 @@ copies the adapter to all of them.
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
 
+from services.trainer.engine.snapshot import EngineCopy, HeldWeights
 from services.trainer.engine.trainer_engine import (
     CACHED_GROUPS,
     EngineDevice,
@@ -72,6 +74,8 @@ class TrainingOnThreads(ABC):
     def __init__(self, recipe: Recipe, first: TrainerEngine) -> None:
         """``first``: the engine of the device whose optimizer state is committed."""
         self._first = first
+        self._held: Sequence[tuple[TrainerEngine, HeldWeights]] = ()
+        """Weights of the engines of this process since they were changed last."""
         self._remote = RemoteGradientSum(recipe, first)
 
     def begin(self) -> None:
@@ -90,17 +94,36 @@ class TrainingOnThreads(ABC):
     async def step(self, batch: int, scale: float = 1.0) -> dict[str, float]:
         return await asyncio.to_thread(self._step, batch, scale)
 
+    async def copy(self, *, states: bool, kept: bool = True) -> Callable[[], Awaitable[Snapshot]]:
+        """``kept``: whether it overwrites what the call before has copied."""
+        return await asyncio.to_thread(self._copy, states, kept)
+
     async def weights(self) -> Snapshot:
-        return await asyncio.to_thread(self._weights)
+        """Copy everything as it stands to memory of its own."""
+        return await (await self.copy(states=True, kept=False))()
 
     @abstractmethod
     async def restore(self, weights: StoredTensors, checkpoint: StoredTensors) -> None: ...
 
     @abstractmethod
-    def _step(self, batch: int, scale: float) -> dict[str, float]: ...
+    async def replace(self, weights: StoredTensors, sampling: StoredTensors | None) -> None: ...
 
     @abstractmethod
-    def _weights(self) -> Snapshot: ...
+    def _step(self, batch: int, scale: float) -> dict[str, float]: ...
+
+    async def _taken(self, copied: EngineCopy) -> Snapshot:
+        """Take the digest of a copy, and tell it to the engines that have held the same since."""
+        snapshot = await asyncio.to_thread(copied.snapshot)
+        for engine, held in self._held:
+            engine.know(held, snapshot)
+        return snapshot
+
+    def _note_held(self, *engines: TrainerEngine) -> None:
+        """Note which weights are held, while nobody else uses the devices."""
+        self._held = [(engine, engine.held) for engine in engines]
+
+    @abstractmethod
+    def _copy(self, states: bool, kept: bool) -> Callable[[], Awaitable[Snapshot]]: ...
 
 
 class ReplicatedTraining(TrainingOnThreads):
@@ -126,8 +149,12 @@ class ReplicatedTraining(TrainingOnThreads):
         await self._first.restore(weights, checkpoint)
         await asyncio.to_thread(self._copy_weights)
 
-    def _weights(self) -> Snapshot:
-        return self._first.weights()
+    async def replace(self, weights: StoredTensors, sampling: StoredTensors | None) -> None:
+        await self._first.replace(weights, sampling)
+        await asyncio.to_thread(self._copy_weights)
+
+    def _copy(self, states: bool, kept: bool) -> Callable[[], Awaitable[Snapshot]]:
+        return partial(self._taken, self._first.copy(states=states, kept=kept))
 
     def _step(self, batch: int, scale: float) -> dict[str, float]:
         for engine in self._others:
@@ -142,8 +169,11 @@ class ReplicatedTraining(TrainingOnThreads):
         return metrics
 
     def _copy_weights(self) -> None:
+        """Also looks at what has arrived: only the first device's weights are digested."""
         for engine in self._others:
             engine.copy_weights(self._first)
+            engine.check_same(self._first)
+        self._note_held(self._first, *self._others)
 
 
 def load_replicas(recipe: Recipe, parts: set[Part]) -> list[LoadedPolicy]:

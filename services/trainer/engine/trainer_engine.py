@@ -11,25 +11,25 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.optim import AdamW
 
-from services.trainer.engine.checkpoint import Restoration, checkpoint_tensors
+from services.trainer.engine.checkpoint import Replacement, Restoration, checkpoint_tensors
+from services.trainer.engine.snapshot import EngineCopy, HeldWeights, SnapshotBuffers, same_bits
 from services.trainer.engine.world import this_rank
 from shared.devices.chunks import Chunk
 from shared.devices.protocols import (
     AdvantageKind,
     GroupData,
     GroupGradient,
-    SamplingWeights,
     Snapshot,
 )
 from shared.devices.slices import GroupSlice
 from shared.diffusion.device import fits
 from shared.diffusion.policy import LoadedPolicy, load_policy
 from shared.diffusion.sharding import clip_gradients, sum_gradients
-from shared.diffusion.shards import HostPart, host_parts
 from shared.diffusion.training.auto_chunks import REMEDY, AutoChunkedGradient, words_of
 from shared.diffusion.training.group_gradient import add_gradient, read_gradient
 from shared.diffusion.training.rows import TrainingGroup, read_group
 from shared.diffusion.training.sums import in_proportion, of_rest
+from shared.errors import ContractError, IntegrityError
 from shared.learning.algorithms import old_policy_decay
 from shared.messages.workers import MemoryShortage
 from shared.recipe.recipe import Recipe
@@ -90,7 +90,9 @@ class TrainerEngine:
         else:
             self._beside.forget()
         self._digest: str | None = None
-        """Digest of the trained weights, where others may be in use by turns."""
+        """Digest of the trained weights, where others may be in use by turns; None until it is
+        taken."""
+        self._kept = SnapshotBuffers(recipe.run.shard_bytes)
         self._tuned = AutoChunkedGradient(recipe, self._loaded, num_samples)
         self._transaction = self._tuned.transaction
 
@@ -115,32 +117,63 @@ class TrainerEngine:
             return self._loaded.in_use.digest()
 
     def weights(self) -> Snapshot:
-        """Copy the trained weights and the optimizer as they stand: of what is sharded, this rank's
-        part; what is whole on every rank is the first rank's."""
-        old = self._beside.tensors if self._recipe.algorithm.nft_decay else {}
-        states = checkpoint_tensors(self._optimizer, self._trained, self._averages, old)
-        sampling = None
+        """Copy the trained weights and the optimizer as they stand to memory of their own."""
+        snapshot = self.copy(kept=False).snapshot()
+        self.know(self.held, snapshot)
+        return snapshot
+
+    def copy(self, *, states: bool = True, kept: bool = True) -> EngineCopy:
+        """Copy the trained weights as they stand, and with ``states`` the optimizer: of what is
+        sharded, this rank's part; what is whole on every rank is the first rank's.
+
+        ``kept``: to the buffers of the copy before, which it overwrites.
+        """
+        buffers = self._kept if kept else SnapshotBuffers(self._recipe.run.shard_bytes)
+        types, is_first = self._trained.types, this_rank() == 0
+        checkpoint, sampling = [], None
+        if states:
+            old = self._beside.tensors if self._recipe.algorithm.nft_decay else {}
+            tensors = checkpoint_tensors(self._optimizer, self._trained, self._averages, old)
+            checkpoint = buffers.states.copy(tensors, {}, is_first=is_first)
         if self._beside.differ:
-            types = self._trained.types
-            copied = self._copied(self._beside.tensors, types)
-            sampling = SamplingWeights(self.sampling_digest(), copied)
-        return Snapshot(
-            digest=self.weights_digest(),
-            weights=self._copied(self._parameters, self._trained.types),
-            checkpoint=self._copied(states, {}),
+            sampling = buffers.sampling.copy(self._beside.tensors, types, is_first=is_first)
+        return EngineCopy(
+            weights=buffers.weights.copy(self._parameters, types, is_first=is_first),
+            checkpoint=checkpoint,
             sampling=sampling,
+            digest=self.weights_digest() if self.is_sharded else None,
         )
 
-    def _copied(
-        self, tensors: Mapping[str, Tensor], types: Mapping[str, torch.dtype]
-    ) -> list[HostPart]:
-        size, is_first = self._recipe.run.shard_bytes, this_rank() == 0
-        return host_parts(tensors, types, shard_bytes=size, is_first=is_first)
+    @property
+    def held(self) -> HeldWeights:
+        """What the network and what lies beside it hold, to be told its digests by `know`."""
+        with self._beside.in_use():
+            sampling = self._loaded.in_use.state
+        return HeldWeights(self._loaded.in_use.state, sampling)
+
+    def know(self, held: HeldWeights, snapshot: Snapshot) -> None:
+        """Note the digests that were taken of a copy of what was held."""
+        if snapshot.sampling is not None:
+            self._loaded.in_use.know(held.sampling, snapshot.sampling.digest)
+        self._loaded.in_use.know(held.trained, snapshot.digest)
+        self._digest = snapshot.digest if self._recipe.keeps_old_policy else None
+
+    def check_same(self, other: "TrainerEngine") -> None:
+        """Raise IntegrityError unless the weights are those of another device, bit for bit."""
+        theirs = other._trained.parameters | _beside(other._beside.tensors)
+        for name, mine in (self._parameters | _beside(self._beside.tensors)).items():
+            if not same_bits(mine, theirs[name]):
+                raise IntegrityError(f"two devices hold other weights: {name}")
 
     def restoration(self) -> Restoration:
         """Begin to put a committed version in use."""
         self._digest = None
         return Restoration(self._optimizer, self._trained, self._averages, self._beside)
+
+    def replacement(self) -> Replacement:
+        """Begin to put the weights of a committed version in use, and leave the rest as it is."""
+        self._digest = None
+        return Replacement(self._trained, self._beside)
 
     async def restore(self, weights: StoredTensors, checkpoint: StoredTensors) -> None:
         """Go back to a committed version. Reads of what is sharded only this rank's part.
@@ -153,6 +186,21 @@ class TrainerEngine:
             await asyncio.to_thread(version.add_weights, part)
         async for part in checkpoint.parts(version.wants_states):
             await asyncio.to_thread(version.add_states, part)
+        await asyncio.to_thread(version.finish)
+        self._settle()
+
+    async def replace(self, weights: StoredTensors, sampling: StoredTensors | None) -> None:
+        """Put the weights of a committed version in use, and leave the optimizer's state as it is.
+
+        Raises:
+            IntegrityError: if they are those of another adapter, or an object is missing.
+        """
+        version = self.replacement()
+        async for part in weights.parts(version.wants_weights):
+            await asyncio.to_thread(version.add_weights, part)
+        if sampling is not None:
+            async for part in sampling.parts():
+                await asyncio.to_thread(version.add_sampling, part)
         await asyncio.to_thread(version.finish)
         self._settle()
 
@@ -217,7 +265,10 @@ class TrainerEngine:
     def read_gradient(self, part: GroupGradient) -> dict[str, Tensor]:
         """Unpack the gradient of each parameter that was computed elsewhere, at the weights in use
         here; raises ContractError if it was not."""
-        digest, apart = self._digest or self.weights_digest(), self._recipe.sums_apart
+        digest, apart = self._digest, self._recipe.sums_apart
+        if digest is None and self._recipe.keeps_old_policy:
+            raise ContractError("a gradient at weights that are not published yet")
+        digest = digest or self.weights_digest()
         return read_gradient(part, self._parameters, digest, apart=apart)
 
     def add(self, gradient: Mapping[str, Tensor], tally: Mapping[str, float]) -> None:
@@ -296,13 +347,17 @@ class TrainerEngine:
         else:
             kind = self._recipe.algorithm.nft_decay
             self._beside.follow(old_policy_decay(kind, batch * updates + done))
-        self._settle()
+        self._digest = None
 
     def _fill_gradient(self) -> None:
         """Give the optimizer zeros where every group was skipped."""
         for parameter in self._parameters.values():
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
+
+
+def _beside(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {f"beside/{name}": each for name, each in tensors.items()}
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,10 +1,13 @@
 import itertools
+from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import Tensor
 
-from shared.diffusion.sampler import Denoising, SamplingPlan, denoise
+from shared.diffusion.sampler import Denoising, SamplingPlan, Trajectory, denoise
+from shared.diffusion.tensors import pack_trajectory, unpack_trajectory
 from shared.diffusion.transition import Step, euler_step, transition
 from shared.models.sigmas import linear_sigmas
 
@@ -113,3 +116,35 @@ def test_replay_carries_the_gradient_through_the_mean_alone() -> None:
         return transition(v, latents, step, arrived=arrived).log_prob
 
     assert torch.autograd.gradcheck(log_prob, (speed,))
+
+
+@pytest.mark.parametrize("shared_seed", [None, 5])
+def test_states_rounded_as_they_are_made_keep_their_log_probs_and_take_half_of_the_bytes(
+    shared_seed: int | None,
+) -> None:
+    """Rounded afterwards they have others."""
+    window, shape, errors, sizes = range(2, 5), (2, 16, 16), [], []
+    for kept in (torch.bfloat16, None):
+        rounding = replace(plan(window), state_dtype=kept)
+        denoising = Denoising(
+            rounding, seeds=[1, 2], shape=shape, device=CPU, shared_seed=shared_seed
+        )
+        denoise(velocity, denoising)
+        path = denoising.trajectory()
+        sizes.append(len(pack_trajectory(path)))
+        start = path.start if path.start is None else path.start.bfloat16()
+        path = unpack_trajectory(
+            pack_trajectory(replace(path, latents=path.latents.bfloat16(), start=start))
+        )
+        assert path.latents.dtype == torch.float32
+        errors.append(max(_replay_errors(rounding, path)))
+    assert errors[0] == 0 < 1e-4 < errors[1]
+    assert sizes[0] < 0.6 * sizes[1]
+
+
+def _replay_errors(plan: SamplingPlan, path: Trajectory) -> Iterator[float]:
+    for position, index in enumerate(plan.window):
+        before, after = path.states[:, position], path.states[:, position + 1]
+        step = plan.step(torch.full((len(before),), index))
+        replayed = transition(velocity(before, step.sigma), before, step, arrived=after)
+        yield float((replayed.log_prob - path.log_probs[:, position]).abs().max())

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from shared.diffusion.shards import HostPart, host_parts, place, whole_tensors
+from shared.diffusion.shards import HostBuffers, HostPart, host_parts, place, whole_tensors
 from shared.diffusion.tensors import pack, unpack
 from shared.diffusion.weights import Staging, WeightsInUse, weights_digest
 from shared.errors import ContractError, IntegrityError
@@ -51,7 +51,7 @@ def test_parts_of_any_size_are_the_same_tensors(shard_bytes: int) -> None:
 
 def test_tensors_are_stored_in_the_type_that_is_asked_for() -> None:
     [part] = host_parts(NAMED, {"a": torch.bfloat16}, shard_bytes=1 << 30, is_first=True)
-    assert torch.equal(unpack(part.pack())["a"], NAMED["a"].to(torch.bfloat16))
+    assert torch.equal(unpack(bytes(part.pack()))["a"], NAMED["a"].to(torch.bfloat16))
     assert part.pieces["a"].dtype == "BF16"
 
 
@@ -63,7 +63,19 @@ def test_a_copy_does_not_follow_its_tensor() -> None:
     tensor = torch.zeros(3)
     [part] = parts_of({"a": tensor}, 1 << 30)
     tensor.add_(1)
-    assert torch.equal(unpack(part.pack())["a"], torch.zeros(3))
+    assert torch.equal(unpack(bytes(part.pack()))["a"], torch.zeros(3))
+
+
+def test_buffers_are_kept_from_one_copy_to_the_next() -> None:
+    buffers, tensors = HostBuffers(70), {name: each.clone() for name, each in NAMED.items()}
+    first = buffers.copy(tensors, {}, is_first=True)
+    assert len(first) > 1
+    tensors["a"].add_(1)
+    second = buffers.copy(tensors, {}, is_first=True)
+    assert [each.stored.data_ptr() for each in first] == [each.stored.data_ptr() for each in second]
+    assert equal(asyncio.run(whole_tensors(read_back(second))), tensors)
+    wider = buffers.copy({**tensors, "z": torch.ones(2)}, {}, is_first=True)
+    assert equal(asyncio.run(whole_tensors(read_back(wider))), {**tensors, "z": torch.ones(2)})
 
 
 boxes = st.tuples(st.integers(0, 5), st.integers(0, 5)).map(sorted)
@@ -102,10 +114,10 @@ def test_weights_are_staged_shard_by_shard() -> None:
     assert len(parts) > 3
     staging = Staging(policy.model.transformer)
     for part in parts[:-1]:
-        staging.add(Fetched(part.pack(), part.pieces))
+        staging.add(Fetched(bytes(part.pack()), part.pieces))
     with pytest.raises(IntegrityError, match="another adapter"):
         staging.finish()
-    staging.add(Fetched(parts[-1].pack(), parts[-1].pieces))
+    staging.add(Fetched(bytes(parts[-1].pack()), parts[-1].pieces))
     staged = staging.finish()
     in_use = WeightsInUse(policy.model.transformer)
     assert in_use.adopt(staged) == weights_digest(tensors) == in_use.digest()

@@ -27,7 +27,7 @@ from shared.run.retention import Manifests, named_by, retention_of, version_fold
 from shared.run.run_recipe import store_recipe
 from shared.run.shards import store_manifest, store_version_parts
 from shared.store import ObjectStore
-from shared.store.objects import StoredObject
+from shared.store.objects import Content, StoredObject
 from tests import examples
 from tests.paths import DIGITS
 
@@ -42,8 +42,8 @@ class InMemory:
 
     objects: dict[str, tuple[bytes, float]] = field(default_factory=dict)
 
-    async def write(self, key: str, data: bytes) -> None:
-        self.objects[key] = data, time.time()
+    async def write(self, key: str, data: Content) -> None:
+        self.objects[key] = bytes(data), time.time()
 
     async def create(self, key: str, data: bytes) -> bool:
         if key in self.objects:

@@ -34,10 +34,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from services.trainer.engine.follower import follow, join, load_engine
 from services.trainer.engine.ranked import RankedTraining, start_ranks
+from services.trainer.engine.threads import ReplicatedTraining
 from services.trainer.engine.trainer_engine import TrainerEngine
 from services.trainer.engine.world import this_rank
 from services.trainer.versions import NewVersion, store_version
-from shared.devices.protocols import GroupData, Snapshot, Training
+from shared.devices.protocols import GroupData, Snapshot
 from shared.devices.slices import GroupSlice, slice_group
 from shared.diffusion.policy import LoadedPolicy, load_policy
 from shared.diffusion.ranks import local_shard
@@ -53,6 +54,7 @@ from shared.store.folder import FolderBackend
 from tests.paths import DIGITS
 from tests.trainer.batches import fresh_groups, make_batch, noise_group
 
+OnThreads = RankedTraining | ReplicatedTraining
 VERSIONS = TypeAdapter(list[CommitRecord])
 STORED = TypeAdapter(list[tuple[ObjectRef, ObjectRef]])
 
@@ -91,7 +93,7 @@ def groups_of(recipe: Recipe) -> list[GroupData]:
 
 
 async def train_batch(
-    training: Training,
+    training: OnThreads,
     groups: list[GroupData],
     batch: int,
     merged_steps: int = 0,
@@ -117,7 +119,7 @@ async def train_batch(
 
 
 async def train_batches(
-    training: Training, store: ObjectStore, recipe: Recipe, batches: Sequence[int]
+    training: OnThreads, store: ObjectStore, recipe: Recipe, batches: Sequence[int]
 ) -> list[CommitRecord]:
     """Go on from the newest commit, and commit each batch. First comes the record of where it
     begins, with what these ranks store of it when they have restored it."""
@@ -169,7 +171,11 @@ def settings_in(folder: Path) -> StoreSettings:
 
 
 async def generate_and_train(
-    recipe: Recipe, training: Training, generating: LoadedPolicy, batch: int, store: ObjectStore
+    recipe: Recipe,
+    training: OnThreads,
+    generating: LoadedPolicy,
+    batch: int,
+    store: ObjectStore,
 ) -> dict[str, Any]:
     """Train a batch that the published weights have generated; return what is known of it."""
     snapshot = await training.weights()
@@ -186,7 +192,7 @@ async def generate_and_train(
     return {"digests": digests, **await training.step(batch)}
 
 
-async def follow_policy(folder: Path, recipe: Recipe, training: Training) -> None:
+async def follow_policy(folder: Path, recipe: Recipe, training: OnThreads) -> None:
     """Write what is stored at the end as well, and again after it was restored."""
     generating, store = load_policy(recipe, {"transformer", "text", "decoder"}), store_in(folder)
     seen = [
@@ -199,7 +205,7 @@ async def follow_policy(folder: Path, recipe: Recipe, training: Training) -> Non
     (folder / "stored.json").write_bytes(STORED.dump_json([before, after]))
 
 
-async def train(folder: Path, recipe: Recipe, training: Training) -> None:
+async def train(folder: Path, recipe: Recipe, training: OnThreads) -> None:
     batches = range(*json.loads((folder / "job.json").read_text()))
     records = await train_batches(training, store_in(folder), recipe, batches)
     (folder / "versions.json").write_bytes(VERSIONS.dump_json(records))
