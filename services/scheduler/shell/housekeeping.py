@@ -133,10 +133,10 @@ class BatchCleanup:
     async def run(self, newest: CommitRecord | None) -> None:
         """Forget batches for ever, beginning with what a scheduler that died has left."""
         if newest is not None:
-            self._oldest = oldest_needed_batch(newest)
+            self._oldest = needed = oldest_needed_batch(newest)
             for batch in await retry(partial(stored_batches, self._store, self._bus.run)):
                 if batch < newest.policy.version - KEPT_BATCHES:
-                    self._queue.put_nowait((batch, min(batch + 1, self._oldest)))
+                    self._queue.put_nowait((batch, min(batch + 1, needed)))
                     self._oldest = min(self._oldest, batch)
         while True:
             batch, oldest = await self._queue.get()
