@@ -78,10 +78,8 @@ def training(emulation: Emulation) -> EmulatedTraining:
         devices=lanes(
             profile,
             pool,
-            setting.trainer,
             ledger,
             start=emulation.sizes.start,
-            tsp=setting.schedule.tsp,
         ),
         generating=generating if setting.schedule.lends_trainer else (),
         sizes=emulation.sizes,

@@ -76,8 +76,6 @@ def _from_stock(run: EmulatedRun, window: Window) -> float:
 
 def _shares(run: EmulatedRun, role: Role, window: Window) -> dict[str, float]:
     number = run.setting.num_rollout if role == "rollout" else run.setting.num_trainer
-    if role == "trainer" and not run.setting.schedule.tsp:
-        number = len(window.devices(role))  # the pool is one lane
     if not number:
         return {}
     shares = window.shares(role, number)

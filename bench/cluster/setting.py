@@ -78,7 +78,7 @@ class Setting(Record):
     @property
     def independent_devices(self) -> bool:
         """Whether the trainer's devices work one by one."""
-        return self.schedule.tsp and self.num_trainer > 1
+        return self.num_trainer > 1
 
     @property
     def can_train(self) -> bool:
@@ -118,7 +118,7 @@ def recipe_of(setting: Setting, folder: Path) -> Recipe:
         encoder=tables.Encoder(workers=setting.encoders),
         reward=Reward(scorers=(ScorerTable(name="emulated", type="emulated"),)),
         schedule=Schedule.model_validate(
-            setting.schedule.model_dump(include=set(Schedule.model_fields) - {"tsp_steps"})
+            setting.schedule.model_dump(include=set(Schedule.model_fields))
         ),
     )
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from bench.cluster.blobs import (
@@ -24,7 +24,6 @@ from services.scheduler.costs.profile import (
     merged_row_seconds,
     row_seconds,
     speed,
-    train_group_seconds,
 )
 from services.scheduler.costs.shape import Shape
 from shared.devices.protocols import GroupData, GroupGradient, SamplingWeights, Snapshot
@@ -38,7 +37,7 @@ CHECKPOINT_BYTES = 1024
 
 @dataclass(slots=True)
 class TrainingLane:
-    """Takes samples one after the other: a device, or without TSP the whole pool."""
+    """Takes samples one after the other: a device."""
 
     profile: Profile
     held: Held
@@ -169,28 +168,17 @@ class EmulatedTraining:
 
 
 def lanes(
-    profile: Profile,
-    pool: Sequence[tuple[str, Held]],
-    devices: Mapping[str, int],
-    ledger: Ledger,
-    *,
-    start: int,
-    tsp: bool,
+    profile: Profile, pool: Sequence[tuple[str, Held]], ledger: Ledger, *, start: int
 ) -> list[TrainingLane]:
-    """Makes one lane for each (kind, device) of the pool; without TSP one for all, which takes a
-    group in the time of its slowest share."""
-    if tsp:
-        return [
-            TrainingLane(
-                profile,
-                held,
-                row_seconds(profile) / speed(profile, kind, "trainer"),
-                merged_row_seconds(profile) / speed(profile, kind, "trainer"),
-                start,
-                ledger,
-            )
-            for kind, held in pool
-        ]
-    rows = profile.shape.trained_rows(profile.shape.group_size)
-    each = train_group_seconds(profile, devices, tsp=False) / rows
-    return [TrainingLane(profile, pool[0][1], each, each, start, ledger)]
+    """Makes one lane for each (kind, device) of the pool."""
+    return [
+        TrainingLane(
+            profile,
+            held,
+            row_seconds(profile) / speed(profile, kind, "trainer"),
+            merged_row_seconds(profile) / speed(profile, kind, "trainer"),
+            start,
+            ledger,
+        )
+        for kind, held in pool
+    ]

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from digenrl.commands.options import AsJson, HostGpus, RecipeFile
+from digenrl.commands.options import AsJson, HostGpus, Hosts, RecipeFile
 from shared.errors import UserError
 
 
@@ -17,6 +17,7 @@ def check(
     profile: Annotated[
         str | None, typer.Option(help="cost profile; by default the one named like the model")
     ] = None,
+    hosts: Hosts = None,
     host_gpus: HostGpus = 8,
     streamed: Annotated[
         str | None,
@@ -46,8 +47,8 @@ def check(
 
     try:
         checked = check_recipe(
-            recipe, devices, profile, host_gpus=host_gpus, streamed=streamed, elsewhere=elsewhere,
-            traced=traced, say=partial(typer.echo, err=True),
+            recipe, devices, profile, hosts=hosts, host_gpus=host_gpus, streamed=streamed,
+            elsewhere=elsewhere, traced=traced, say=partial(typer.echo, err=True),
         )  # fmt: skip
     except UserError as error:
         if as_json:

@@ -18,8 +18,9 @@ class Variant(StrEnum):
 
 
 RecipeFile = Annotated[Path, typer.Argument(help="the run's recipe, a TOML file")]
-HostGpus = Annotated[
-    int, typer.Option(min=1, help="GPUs per host; one trainer process uses the GPUs of one host")
+HostGpus = Annotated[int, typer.Option(min=1, help="GPUs per host where only GPUs are counted")]
+Hosts = Annotated[
+    str | None, typer.Option(help="hosts by kind and GPUs, e.g. h100x8*4 or h100x8*2+a100x8*2")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="print JSON instead of tables")]
 ProfileVariant = Annotated[Variant, typer.Option(help="what is trained")]

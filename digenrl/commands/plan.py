@@ -5,11 +5,10 @@ from typing import Annotated
 
 import typer
 
-from digenrl.commands.options import AsJson, HostGpus, ProfileVariant, Variant, zero_or_one
+from digenrl.commands.options import AsJson, HostGpus, Hosts, ProfileVariant, Variant, zero_or_one
 
 
 def plan(
-    devices: Annotated[str, typer.Option(help="kind=count, e.g. h100=16,a100=16")],
     recipe: Annotated[
         Path | None, typer.Argument(help="a recipe, which gives the batch and the schedule")
     ] = None,
@@ -20,6 +19,8 @@ def plan(
     staleness: Annotated[
         int | None, typer.Option(min=0, max=1, help="0 or 1, overrides the recipe")
     ] = None,
+    devices: Annotated[str | None, typer.Option(help="GPUs by kind, e.g. h100=16,a100=16")] = None,
+    hosts: Hosts = None,
     host_gpus: HostGpus = 8,
     as_json: AsJson = False,
 ) -> None:
@@ -29,7 +30,7 @@ def plan(
 
     found = find_plan(
         recipe, devices, profile=profile, variant=variant.value,
-        staleness=zero_or_one(staleness), host_gpus=host_gpus,
+        staleness=zero_or_one(staleness), host_gpus=host_gpus, hosts=hosts,
     )  # fmt: skip
     if as_json:
         typer.echo(plan_as_json(found))

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from digenrl.local.preflight import check_inputs, check_rest, versions_bytes
 from digenrl.planning.forecast import Forecast, as_dict, forecast, lines
+from digenrl.planning.plan import given_pool
 from digenrl.tail.results import tail_line
 from digenrl.trace.output import lines as trace_lines
 from digenrl.trace.published import configuration_of
@@ -97,6 +98,7 @@ def check(
     devices: str | None = None,
     profile: str | None = None,
     *,
+    hosts: str | None = None,
     host_gpus: int = HOST_GPUS,
     streamed: str | None = None,
     elsewhere: bool = False,
@@ -109,7 +111,8 @@ def check(
     Args:
         devices: as ``h100=8,a100=16``; without devices, nothing is forecast.
         profile: name of the cost profile; by default the one named like the model.
-        host_gpus: number of GPUs per host.
+        hosts: the same by hosts, as ``h100x8*4``.
+        host_gpus: number of GPUs per host where only devices are counted.
         streamed: kinds of the devices whose workers stream the network.
         elsewhere: do not look for the model and the rewards on this host.
         timing: forecast the step time and look for a faster split, not only the memory.
@@ -130,10 +133,11 @@ def check(
         check_inputs(recipe)
     expected = None
     try:
-        if devices is not None:
+        pool = given_pool(devices, hosts)
+        if pool is not None:
             expected = forecast(
-                recipe, devices, profile, host_gpus=host_gpus, streamed=streamed, timing=timing,
-                trace=found,
+                recipe, pool[1], profile, option=pool[0], host_gpus=host_gpus, streamed=streamed,
+                timing=timing, trace=found,
             )  # fmt: skip
     except UserError:
         for line in trace_lines(found, recipe) if found else ():

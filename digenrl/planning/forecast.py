@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from digenrl.planning.plan import known_profiles, parse_devices, parse_kinds
+from digenrl.planning.plan import known_profiles, parse_kinds
 from digenrl.planning.work import sample_seconds, work_line
 from digenrl.trace.record import Trace
 from services.scheduler.costs.memory import (
@@ -18,6 +18,7 @@ from services.scheduler.costs.memory import (
     with_memory,
 )
 from services.scheduler.costs.profile import Profile, load_profile
+from services.scheduler.planning.hosts import Hosts, check_host_memory, parse_hosts
 from services.scheduler.planning.lookahead import look_ahead
 from services.scheduler.planning.own_split import Own, own_split
 from services.scheduler.planning.planner import Choice, plan_split
@@ -59,7 +60,7 @@ class Forecast:
     """The planner's choice for the same devices, if it is faster."""
     needs: tuple["Need", ...]
     """Memory that devices need, by what they do; empty if the profile has no memory table."""
-    host_gpus: int
+    hosts: Hosts
     keeps_activations: bool
     """Whether training keeps its activations, for which the profile has no figures."""
     is_traced: bool
@@ -92,6 +93,7 @@ def forecast(
     profile: str | None,
     *,
     host_gpus: int,
+    option: str = "--devices",
     streamed: str | None = None,
     timing: bool = True,
     trace: Trace | None = None,
@@ -99,6 +101,9 @@ def forecast(
     """Forecast the recipe's own split, and find a faster one unless the recipe is colocated.
 
     Args:
+        devices: GPUs by kind, or hosts.
+        host_gpus: GPUs of a host where only GPUs are counted.
+        option: by which the devices are given.
         streamed: kinds of device, separated by commas, whose workers stream the network though the
             recipe does not say so.
         timing: forecast the step time, not only the memory.
@@ -111,11 +116,13 @@ def forecast(
     costs = with_shape_of(load_profile(name), recipe)
     use = use_of(recipe, costs, fragment=fragment_of(recipe))
     costs = with_trace(costs, trace, use) if trace else _with_weights(costs, recipe.model.folder)
-    kinds = parse_devices("--devices", devices, costs)
+    hosts = parse_hosts(option, devices, costs, host_gpus=host_gpus)
+    kinds = hosts.devices
     streams = parse_kinds("--streamed", streamed, kinds) if streamed else ()
     held = with_memory(costs, use, streams)
     remedy = partial(would_fit, costs, use)
-    own = own_split(recipe, held, kinds, host_gpus=host_gpus, remedy=remedy)
+    own = own_split(recipe, held, kinds, host_gpus=hosts.gpus, remedy=remedy)
+    check_host_memory(held, hosts, own.split)
     schedule, decision = recipe.run_schedule, None
     if recipe.schedule.max_staleness == "auto":
         decision = decide(recipe, held, own.split) or decide_at_start(recipe)
@@ -126,7 +133,7 @@ def forecast(
         simulated = _simulated(held, own)
         if own.schedule.mode == "pipelined":
             smallest = with_memory(costs, replace(use, fragment=1), streams)
-            best = plan_split(smallest, kinds, schedule, effort=EFFORT, host_gpus=host_gpus).best
+            best = plan_split(smallest, kinds, schedule, effort=EFFORT, host_gpus=hosts.gpus).best
             better = best if best.step_seconds < BETTER * simulated.step_seconds else None
     return Forecast(
         profile=held,
@@ -134,7 +141,7 @@ def forecast(
         simulated=simulated,
         better=better,
         needs=tuple(_needs(held, use, own)),
-        host_gpus=host_gpus,
+        hosts=hosts,
         keeps_activations=recipe.trainer.gradient_checkpointing is not True,
         is_traced=trace is not None,
         staleness=decision,
@@ -205,7 +212,7 @@ def better_keys(found: Forecast) -> dict[str, Any]:
     """Return the recipe keys of the faster split."""
     assert found.better is not None
     return recipe_keys(
-        found.profile, found.better.split, found.better.schedule, host_gpus=found.host_gpus
+        found.profile, found.better.split, found.better.schedule, host_gpus=found.hosts.gpus
     )
 
 

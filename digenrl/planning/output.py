@@ -13,8 +13,9 @@ from rich.table import Column, Table
 from digenrl.planning.work import sample_seconds
 from services.scheduler.costs.colocated import Baseline
 from services.scheduler.costs.profile import Profile
+from services.scheduler.planning.hosts import commands, place
 from services.scheduler.planning.planner import Choice
-from services.scheduler.planning.runnable import HOST_GPUS, as_toml, recipe_keys
+from services.scheduler.planning.runnable import HOST_GPUS, HostGpus, as_toml, recipe_keys
 from services.scheduler.planning.splits import Devices, Split, words
 from services.scheduler.planning.techniques import Technique
 from services.scheduler.planning.ways import Advice
@@ -71,8 +72,13 @@ def show_plan(advice: Advice, console: Console) -> None:
     for choice in planned.choices[:SHOWN]:
         said = as_toml(_keys(advice, choice)) + _environment(advice, choice)
         console.print(f"  {said}", highlight=False, soft_wrap=True)
+    for host, command in _commands(advice, planned.best):
+        console.print(f"on {host}: {command}", highlight=False, soft_wrap=True)
     looked, simulated = planned.num_forecast, len(planned.choices)
-    console.print(f"{looked} ways forecast, the best {simulated} simulated")
+    part = (
+        f" with a {planned.best.factor}th of devices and groups" if planned.best.factor > 1 else ""
+    )
+    console.print(f"{looked} ways forecast, the best {simulated} simulated{part}")
     if planned.best.gain("tuned") < 1:
         console.print("all devices colocated, if tuned, would be faster than any split")
 
@@ -85,13 +91,16 @@ def plan_as_json(advice: Advice) -> str:
         "left_out": list(advice.left_out),
         "reasons": list(advice.reasons),
         "forecast": planned.num_forecast,
-        "host_gpus": planned.host_gpus,
+        "hosts": None if advice.hosts is None else str(advice.hosts),
+        "host_gpus": _largest_host(planned.host_gpus),
         "seconds_per_sample": sample_seconds(planned.profile),
         "choices": [
             {
                 **_choice(choice),
                 "recipe": _keys(advice, choice),
                 "environment": way.environment(choice.split),
+                "simulated_part": choice.factor,
+                "commands": dict(_commands(advice, choice)),
             }
             for choice in planned.choices
         ],
@@ -198,11 +207,25 @@ def _choice(choice: Choice) -> dict[str, Any]:
 
 def _keys(advice: Advice, choice: Choice) -> dict[str, Any]:
     planned = advice.planned
-    host_gpus = planned.host_gpus or HOST_GPUS
+    host_gpus = planned.host_gpus if planned.host_gpus is not None else HOST_GPUS
     return {
         **recipe_keys(planned.profile, choice.split, choice.schedule, host_gpus=host_gpus),
         **advice.way.recipe_keys(choice.split, choice.schedule),
     }
+
+
+def _commands(advice: Advice, choice: Choice) -> list[tuple[str, str]]:
+    """Return host -> the command that starts what runs on it; nothing where hosts are unknown."""
+    if advice.hosts is None:
+        return []
+    placed = place(advice.hosts, choice.split)
+    return commands(placed, _keys(advice, choice), recipe="RECIPE")
+
+
+def _largest_host(host_gpus: HostGpus | None) -> int | None:
+    if host_gpus is None or isinstance(host_gpus, int):
+        return host_gpus
+    return max(host_gpus.values())
 
 
 def _environment(advice: Advice, choice: Choice) -> str:

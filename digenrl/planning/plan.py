@@ -9,12 +9,14 @@ from typing import Literal
 from digenrl.planning.work import work_line
 from services.scheduler.costs.memory import Use, usual, with_memory
 from services.scheduler.costs.profile import PROFILES, Profile, VariantName, load_profile
+from services.scheduler.planning.hosts import parse_hosts
 from services.scheduler.planning.recipes import (
     profile_of,
     use_of,
     with_shape_of,
     with_staleness,
 )
+from services.scheduler.planning.runnable import HOST_GPUS
 from services.scheduler.planning.staleness import decide_by_seconds
 from services.scheduler.planning.staleness import line as staleness_line
 from services.scheduler.planning.ways import Advice, advise
@@ -22,33 +24,27 @@ from shared.errors import UserError
 from shared.recipe.recipe import Recipe, load_recipe
 from shared.recipe.schedule import RunSchedule
 
-MAX_DEVICES = 256
-
 
 def parse_devices(option: str, text: str, profile: Profile) -> dict[str, int]:
-    """Parse ``h100=16,a100=16`` into {"H100": 16, "A100": 16}.
+    """Parse ``h100=16,a100=16`` or ``h100x8*2+a100x8*2`` into {"H100": 16, "A100": 16}.
 
     Raises:
         UserError: names the option, the problem and the remedy.
     """
-    known = {kind.lower(): kind for kind in profile.devices}
-    devices: dict[str, int] = {}
-    for part in text.split(","):
-        kind, equals, count = (piece.strip() for piece in part.partition("="))
-        if not equals or not kind:
-            raise UserError(f"{option}: {part!r} is not kind=count, e.g. h100=16,a100=16")
-        if not count.isdecimal() or int(count) == 0:
-            raise UserError(f"{option}: {part!r}: the count is a whole number, 1 or more")
-        name = known.get(kind.lower())
-        if name is None:
-            kinds = ", ".join(profile.devices)
-            raise UserError(f"{option}: {profile.name} knows no {kind}; known are {kinds}")
-        if name in devices:
-            raise UserError(f"{option}: {name} is given twice; add the counts")
-        devices[name] = int(count)
-    if sum(devices.values()) > MAX_DEVICES:
-        raise UserError(f"{option}: more than {MAX_DEVICES} devices; plan for a part of them")
-    return devices
+    return parse_hosts(option, text, profile, host_gpus=HOST_GPUS).devices
+
+
+def given_pool(devices: str | None, hosts: str | None) -> tuple[str, str] | None:
+    """Return the option by which the pool is given, and its text; None if it is not.
+
+    Raises:
+        UserError: if both are given.
+    """
+    if devices is not None and hosts is not None:
+        raise UserError("--hosts: give the pool by --hosts or by --devices, not by both")
+    if hosts is not None:
+        return "--hosts", hosts
+    return None if devices is None else ("--devices", devices)
 
 
 def parse_kinds(option: str, text: str, devices: Mapping[str, int]) -> tuple[str, ...]:
@@ -71,15 +67,16 @@ def known_profiles() -> list[str]:
 
 def plan(
     recipe: Path | None,
-    devices: str,
+    devices: str | None,
     *,
     profile: str | None,
     variant: VariantName,
     staleness: Literal[0, 1] | None,
     host_gpus: int,
+    hosts: str | None = None,
 ) -> Advice:
-    """Plan for hosts with ``host_gpus`` GPUs each; only plans that a recipe can express count, with
-    what small devices need to take part.
+    """Plan for hosts, which have ``host_gpus`` GPUs each where only devices are counted; only plans
+    that a recipe can express count, with what small devices need to take part.
 
     Raises:
         UserError: names the option and the remedy.
@@ -89,6 +86,9 @@ def plan(
             "--variant: what all weights take of a device depends on the ranks that share them, "
             "which no plan chooses; leave it out, or simulate one split with digenrl sim"
         )
+    pool = given_pool(devices, hosts)
+    if pool is None:
+        raise UserError("--hosts: say which GPUs there are, e.g. h100x8*4, or --devices h100=32")
     loaded = None
     if recipe is None:
         if profile is None:
@@ -100,15 +100,15 @@ def plan(
         loaded = load_recipe(recipe)
         costs, use = _shaped(loaded, profile or profile_of(loaded, known_profiles()), fragment=1)
         schedule = loaded.run_schedule
-    kinds = parse_devices("--devices", devices, costs)
-    advised = partial(advise, costs, use, kinds, host_gpus=host_gpus)
+    given = parse_hosts(*pool, costs, host_gpus=host_gpus)
+    advised = partial(advise, costs, use, given.devices, host_gpus=given.gpus)
     if loaded is None:
-        return advised(with_staleness(schedule, staleness))
+        return replace(advised(with_staleness(schedule, staleness)), hosts=given)
     if staleness is None and loaded.schedule.max_staleness == "auto":
         found = _with_decision(advised, schedule)
     else:
         found = advised(with_staleness(schedule, staleness))
-    return replace(found, reasons=(work_line(costs, loaded), *found.reasons))
+    return replace(found, hosts=given, reasons=(work_line(costs, loaded), *found.reasons))
 
 
 def _with_decision(advised: Callable[[RunSchedule], Advice], schedule: RunSchedule) -> Advice:

@@ -133,6 +133,7 @@ class TrainerApp:
             trained_steps=recipe.sampling.window,
             trained_samples=recipe.trained_samples,
             merged_steps=recipe.sampling.merged_steps,
+            divides_steps=recipe.run_schedule.tsp,
         )
         self._recipe = recipe
         self._versions = Versions(context)

@@ -8,8 +8,6 @@ state is computed once for all of them, so it is one slice, whatever the others 
 
 from dataclasses import dataclass
 
-LAST_GROUPS = 2
-"""Number of a batch's last groups, which are sliced finely."""
 FINE_PARTS = 3
 """Number of parts that the trained steps of a sample are then divided into."""
 
@@ -34,6 +32,12 @@ class GroupSlice:
         return range(*ends)
 
 
+def num_last_groups(group_size: int, num_devices: int) -> int:
+    """Return the number of a batch's last groups, which are sliced finely: one more than give each
+    device a sample."""
+    return 1 + -(-num_devices // group_size)
+
+
 def slice_group(
     group_size: int,
     num_devices: int,
@@ -41,10 +45,12 @@ def slice_group(
     *,
     is_last: bool,
     merged_steps: int = 0,
+    divides_steps: bool = True,
 ) -> list[GroupSlice]:
     """Return slices that hold every (sample, step) of a group once.
 
-    The first ``merged_steps`` of the trained steps are those of `Sampling.merged_steps`.
+    The first ``merged_steps`` of the trained steps are those of `Sampling.merged_steps`. Without
+    ``divides_steps``, one device trains all other steps of a sample, in the last groups as well.
     """
     merged = []
     if num_devices > 1 and merged_steps:
@@ -57,7 +63,7 @@ def slice_group(
     if num_devices > 1 and is_last:
         return merged + [
             GroupSlice(range(sample, sample + 1), part, num_parts, merged_steps)
-            for num_parts in [min(FINE_PARTS, later)]
+            for num_parts in [min(FINE_PARTS, later) if divides_steps else 1]
             for sample in range(group_size)
             for part in range(num_parts)
         ]

@@ -160,7 +160,7 @@ def test_the_recipe_s_own_split_is_forecast_and_a_faster_one_named(tmp_path: Pat
         ("4090=8", 8, "GiB on a trainer device; 4090 has 23 GiB"),
         ("h100", 8, "--devices: "),
         ("b300=8", 8, "knows no b300"),
-        ("h100=1,a100=1,h20=6", 1, "(--host-gpus); use trainer.ranks"),
+        ("h100=1,a100=1,h20=6", 1, "(--hosts or --host-gpus); use trainer.ranks"),
     ],
 )
 def test_devices_that_will_not_do_are_refused(

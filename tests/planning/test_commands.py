@@ -17,6 +17,9 @@ QWEN = load_profile("qwen-image")
 SHARED = RECIPES / "flux1-dev.24gb.toml"
 
 
+NOR = ", nor hosts, e.g. h100x8*2+a100x8*2"
+
+
 def _run(*words: str) -> str:
     result = CliRunner().invoke(app, list(words), catch_exceptions=False)
     assert result.exit_code == 0, result.output
@@ -37,15 +40,15 @@ def test_kinds_are_written_as_one_likes() -> None:
 @pytest.mark.parametrize(
     ("text", "line"),
     [
-        ("h100:16", "--devices: 'h100:16' is not kind=count, e.g. h100=16,a100=16"),
-        ("", "--devices: '' is not kind=count, e.g. h100=16,a100=16"),
+        ("h100:16", "--devices: 'h100:16' is not kind=count, e.g. h100=16,a100=16" + NOR),
+        ("", "--devices: '' is not kind=count, e.g. h100=16,a100=16" + NOR),
         ("h100=many", "--devices: 'h100=many': the count is a whole number, 1 or more"),
         ("h100=0", "--devices: 'h100=0': the count is a whole number, 1 or more"),
         ("h100=-2", "--devices: 'h100=-2': the count is a whole number, 1 or more"),
         ("b200=2", "--devices: qwen-image knows no b200; known are H100, H200, A100, H20, L40S, "
          "4090"),
         ("h100=1,H100=2", "--devices: H100 is given twice; add the counts"),
-        ("h100=500", "--devices: more than 256 devices; plan for a part of them"),
+        ("h100=5000", "--devices: more than 4096 devices; plan for a part of them"),
     ],
 )  # fmt: skip
 def test_bad_devices_are_refused_in_one_line(text: str, line: str) -> None:

@@ -24,11 +24,12 @@ from services.scheduler.core.state import (
 )
 from services.scheduler.core.supply import (
     NextFragment,
+    fragment_size,
     fragments_left,
     full_size,
     next_fragment,
-    next_size,
     open_supply,
+    size_of_next,
     unissued_samples,
 )
 from shared.messages.contracts import Fragment, GenerateFragment
@@ -250,11 +251,11 @@ class PooledAssigner:
 
     def _size(self, num_queues: int) -> int:
         """Samples of the next fragment."""
-        plan = self._draft.plan
+        plan, state = self._draft.plan, self._draft.state
         full = self._sizes.get(num_queues)
         if full is None:
-            full = self._sizes[num_queues] = full_size(plan, num_queues)
-        return next_size(plan, full, self._samples, num_queues)
+            full = self._sizes[num_queues] = fragment_size(plan, state, num_queues)
+        return size_of_next(plan, state, full, self._samples, num_queues)
 
     def _takes_part(self, worker: WorkerState, now: Round) -> bool:
         """Whether ``worker`` would finish this fragment before the others finished everything."""

@@ -106,14 +106,15 @@ def generated(state: State, event: FragmentGenerated, now: float) -> State:
 
 
 def learn_generation(state: State, event: FragmentGenerated) -> State:
-    """Learn how fast the device is."""
+    """Learn how fast the device is, and what a fragment takes whatever its size."""
     worker = state.workers.get(event.worker)
     if worker is None or event.seconds <= 0:
         return state
-    each = event.seconds / state.costs.whole_samples(event.fragment.num_samples)
+    costs = state.costs.observe_fragment(worker.address, event.fragment.num_samples, event.seconds)
+    each = event.seconds / costs.whole_samples(event.fragment.num_samples)
     if worker.service == "trainer":
-        return replace(state, costs=state.costs.observe("help", each))
-    return replace(state, costs=state.costs.observe_rollout(worker.address, each))
+        return replace(state, costs=costs.observe("help", each))
+    return replace(state, costs=costs.observe_rollout(worker.address, each))
 
 
 def scored(plan: Plan, state: State, event: FragmentScored, now: float) -> State:

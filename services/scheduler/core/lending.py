@@ -21,7 +21,7 @@ from services.scheduler.core.state import (
     TagRecord,
     WorkerState,
 )
-from services.scheduler.core.supply import full_size, unissued_samples
+from services.scheduler.core.supply import fragment_size, unissued_samples
 from services.scheduler.core.tag.controller import Controller, decide, observe
 from services.scheduler.core.tag.makespan import TagInputs, independent_share
 from shared.messages.contracts import SetDevice, TagRequest
@@ -99,9 +99,14 @@ def _close_record(plan: Plan, tag: LoanState, batch: BatchState, seen: TagInputs
     )
 
 
-def tag_inputs(plan: Plan, state: State, trainer: WorkerState) -> TagInputs:
-    """The current batch as the model sees it, with learned costs."""
-    size = full_size(plan, sum(w.concurrency for w in state.rollout) + trainer.concurrency)
+def tag_inputs(
+    plan: Plan, state: State, trainer: WorkerState, size: int | None = None
+) -> TagInputs:
+    """The current batch as the model sees it, with learned costs, in fragments of its size or of
+    another."""
+    if size is None:
+        queues = sum(w.concurrency for w in state.rollout) + trainer.concurrency
+        size = fragment_size(plan, state, queues)
     costs = state.costs
     rollout = tuple(
         sample_seconds(state, worker) * costs.whole_samples(size)

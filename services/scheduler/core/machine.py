@@ -36,6 +36,7 @@ from services.scheduler.core.lending import (
     refine,
     tag_requested,
 )
+from services.scheduler.core.sizing import size_fragments
 from services.scheduler.core.state import Plan, State, WorkerState
 from shared.learning.curriculum import Saturated
 from shared.messages.contracts import (
@@ -327,6 +328,7 @@ def _set_phase(state: State, action: Literal["pause", "resume", "stop"]) -> Stat
 def _command(plan: Plan, state: State, now: float) -> Step:
     """Issue the commands that follow from the state, if they were not issued before."""
     state, sent = send_groups(plan, state, now)
+    state = size_fragments(plan, state)
     state = open_loans(plan, state, now)
     state, lent = lend_or_return(plan, state, now)
     if state.phase != "running":

@@ -220,6 +220,14 @@ class TagRecord:
         return off / self.seconds - 1
 
 
+@dataclass(frozen=True, slots=True)
+class Sizing:
+    """The size of fragments that was chosen for a batch, while there is plenty."""
+
+    batch: int
+    samples: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class State:
     phase: Phase = "waiting"
@@ -233,6 +241,8 @@ class State:
     """Live workers by address."""
     costs: Costs = field(default_factory=Costs)
     tag: LoanState = field(default_factory=LoanState)
+    sizing: Sizing | None = None
+    """Of the newest batch for which it was chosen; None while costs are unknown."""
     trained_at: float = 0.0
     """When the last group of the current batch was trained."""
     ticked_at: float = 0.0

@@ -70,8 +70,36 @@ def unissued_samples(plan: Plan, batch: BatchState, limit: int) -> int:
     )
 
 
+def fragment_size(plan: Plan, state: State, num_queues: int) -> int:
+    """Samples per fragment while there is plenty: as chosen by learned costs, if there are any
+    (`core.sizing`)."""
+    if plan.schedule.fixed_fragment is not None:
+        return plan.schedule.fixed_fragment
+    return full_size(plan, num_queues) if state.sizing is None else state.sizing.samples
+
+
+def size_of_next(plan: Plan, state: State, full: int, samples: int, num_queues: int) -> int:
+    """Samples of the next fragment, of so many that are left: the full size (`fragment_size`) for
+    all of a batch, once costs are known."""
+    if state.sizing is not None:
+        return full
+    return next_size(plan, full, samples, num_queues, probes=_probes(plan, state))
+
+
+def fragment_sizes(group_size: int) -> list[int]:
+    """Divisors of the group size that one message to the trainer can name all fragments of."""
+    fewest = math.ceil(group_size / MAX_FRAGMENTS_PER_GROUP)
+    return [size for size in range(fewest, group_size + 1) if group_size % size == 0]
+
+
+def _probes(plan: Plan, state: State) -> bool:
+    """Whether the size of fragments has to vary, because what they cost is not known yet."""
+    is_free = plan.schedule.fixed_fragment is None and not plan.shared_share
+    return is_free and plan.group_size > 1 and not state.costs.overhead.is_known
+
+
 def full_size(plan: Plan, num_queues: int) -> int:
-    """Samples per fragment while there is plenty: a divisor of the group size."""
+    """Samples per fragment while nothing is known of their cost: a divisor of the group size."""
     if plan.schedule.fixed_fragment is not None:
         return plan.schedule.fixed_fragment
     share = plan.num_groups * plan.group_size // (FRAGMENTS_PER_DEVICE * max(1, num_queues))
@@ -92,13 +120,27 @@ def _rounds(plan: Plan, size: int, num_queues: int) -> float:
     return plan.num_groups * plan.group_size / size * each / max(1, num_queues) + each / 2
 
 
-def next_size(plan: Plan, full: int, samples: int, num_queues: int) -> int:
+def next_size(
+    plan: Plan,
+    full: int,
+    samples: int,
+    num_queues: int,
+    *,
+    probes: bool = False,
+) -> int:
     """Samples of the next fragment: towards the end of a batch, half a fair share of what is left.
 
     If the next batch follows at once there is no tail, and small fragments cost more per sample.
     Where samples share steps, a group is cut in equal parts: a small rest would pay them alone.
+
+    Args:
+        probes: whether half of the batch is cut otherwise, to learn what that costs.
     """
-    if plan.schedule.fixed_fragment is not None or plan.early_groups:
+    if plan.schedule.fixed_fragment is not None:
+        return full
+    if probes and samples <= plan.num_groups * plan.group_size / 2:
+        full = full // 2 if full > max(1, _min_size(plan)) else full + 1
+    if plan.early_groups:
         return full
     size = _size_at_end(plan, full, math.ceil(samples / (2 * max(1, num_queues))))
     if not plan.shared_share:

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from services.scheduler.costs.profile import Profile, Role, fits
+from services.scheduler.planning.runnable import HostGpus, gpus_of
 from services.scheduler.planning.splits import Devices, Split, words
 from shared.errors import UserError
 from shared.recipe.recipe import Recipe
@@ -21,7 +22,7 @@ class Own:
 
 
 def own_split(
-    recipe: Recipe, profile: Profile, devices: Devices, *, host_gpus: int, remedy: Remedy
+    recipe: Recipe, profile: Profile, devices: Devices, *, host_gpus: HostGpus, remedy: Remedy
 ) -> Own:
     """Chooses which devices train, the fastest first, and which generate.
 
@@ -57,15 +58,18 @@ def _trains(recipe: Recipe) -> tuple[str, int]:
 
 
 def _trainer(
-    recipe: Recipe, profile: Profile, devices: Devices, host_gpus: int, remedy: Remedy
+    recipe: Recipe, profile: Profile, devices: Devices, host_gpus: HostGpus, remedy: Remedy
 ) -> Devices:
     key, number = _trains(recipe)
-    if key == "trainer.devices" and number > host_gpus:
+    held = [kind for kind in devices if number <= gpus_of(host_gpus, {kind: 1})]
+    if key == "trainer.devices" and not held:
+        largest = max(gpus_of(host_gpus, {kind: 1}) for kind in devices)
         raise UserError(
-            f"trainer.devices: {number} GPUs of one host, and a host has {host_gpus} "
-            "(--host-gpus); use trainer.ranks"
+            f"trainer.devices: {number} GPUs of one host, and a host has {largest} "
+            "(--hosts or --host-gpus); use trainer.ranks"
         )
-    enough = [kind for kind, count in devices.items() if count >= number]
+    usable = held if key == "trainer.devices" else list(devices)
+    enough = [kind for kind in usable if devices[kind] >= number]
     if not enough:
         raise UserError(f"{key}: {number} of one kind, which {words(devices)} are not")
     able = [kind for kind in enough if fits(profile, kind, "trainer") is None]

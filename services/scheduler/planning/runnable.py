@@ -14,17 +14,28 @@ from shared.recipe.schedule import RunSchedule
 
 HOST_GPUS = 8
 """GPUs of a host, unless an option says otherwise."""
+HostGpus = int | Mapping[str, int]
+"""GPUs of a host, or of the largest one of each kind."""
 
 
-def why_not(profile: Profile, split: Split, schedule: RunSchedule, *, host_gpus: int) -> str | None:
+def gpus_of(host_gpus: HostGpus, devices: Devices) -> int:
+    """Return how many GPUs the process has at most that uses such devices."""
+    if isinstance(host_gpus, int):
+        return host_gpus
+    return min((host_gpus.get(kind, 0) for kind in _kinds(devices)), default=HOST_GPUS)
+
+
+def why_not(
+    profile: Profile, split: Split, schedule: RunSchedule, *, host_gpus: HostGpus
+) -> str | None:
     """Why no recipe says this, in a few words; None if one does."""
-    number = sum(split.trainer.values())
-    several_hosts = number > host_gpus
+    number, host = sum(split.trainer.values()), gpus_of(host_gpus, split.trainer)
+    several_hosts = number > host
     lent = schedule.lends_trainer
     together = profile.variant.sharded
     reasons = {
         f"trains on unlike devices, {words(split.trainer)}": len(_kinds(split.trainer)) > 1,
-        f"lends a trainer of {number} devices, and a host has {host_gpus}": lent and several_hosts,
+        f"lends a trainer of {number} devices, and a host has {host}": lent and several_hosts,
         "lends ranks that share their weights": lent and together,
         f"{number} ranks cannot share a group of {profile.shape.group_size}": together
         and profile.shape.group_size % number != 0,
@@ -36,13 +47,13 @@ def why_not(profile: Profile, split: Split, schedule: RunSchedule, *, host_gpus:
     return _too_small(profile, split)
 
 
-def needs_ranks(profile: Profile, trainer: Devices, *, host_gpus: int) -> bool:
+def needs_ranks(profile: Profile, trainer: Devices, *, host_gpus: HostGpus) -> bool:
     """Whether the trainer is several processes (`trainer.ranks`)."""
-    return profile.variant.sharded or sum(trainer.values()) > host_gpus
+    return profile.variant.sharded or sum(trainer.values()) > gpus_of(host_gpus, trainer)
 
 
 def recipe_keys(
-    profile: Profile, split: Split, schedule: RunSchedule, *, host_gpus: int
+    profile: Profile, split: Split, schedule: RunSchedule, *, host_gpus: HostGpus
 ) -> dict[str, Any]:
     """What to write into a recipe, as ``table.key`` and value."""
     ranks = needs_ranks(profile, split.trainer, host_gpus=host_gpus)

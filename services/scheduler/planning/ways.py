@@ -12,9 +12,11 @@ from typing import Any
 
 from services.scheduler.costs.memory import Use, encoder_needs, rollout_needs, with_memory
 from services.scheduler.costs.profile import Profile, Role, device, speed
-from services.scheduler.planning.planner import EFFORT, Planned, plan_split
+from services.scheduler.planning.hosts import Hosts
+from services.scheduler.planning.planner import Planned, plan_split
 from services.scheduler.planning.remedies import generating, keys, would_fit
-from services.scheduler.planning.runnable import as_toml
+from services.scheduler.planning.runnable import HostGpus, as_toml
+from services.scheduler.planning.search import EFFORT
 from services.scheduler.planning.splits import Devices, Split
 from shared.errors import UserError
 from shared.recipe.schedule import RunSchedule
@@ -71,6 +73,8 @@ class Advice:
     """A line for each kind that takes no part, with what would let it."""
     reasons: tuple[str, ...]
     """A line for each kind that would take no part otherwise, and for each way not taken."""
+    hosts: Hosts | None = None
+    """Where the devices are, if that is known."""
 
 
 def advise(
@@ -79,7 +83,7 @@ def advise(
     devices: Devices,
     schedule: RunSchedule,
     *,
-    host_gpus: int | None = None,
+    host_gpus: HostGpus | None = None,
     effort: float = EFFORT,
 ) -> Advice:
     """Plan every way that is worth a look, and take the first that none beats clearly.

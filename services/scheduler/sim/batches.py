@@ -181,6 +181,11 @@ class Trainer(ABC):
         ))  # fmt: skip
 
     @property
+    def _holds(self) -> bool:
+        """Whether groups wait for the rest of the batch, because of a deviation over all of it."""
+        return self.plan.schedule.holds_groups and len(self._ready) < self.plan.num_groups
+
+    @property
     def _is_complete(self) -> bool:
         return len(self._trained) == self.plan.num_groups
 

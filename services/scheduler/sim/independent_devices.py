@@ -17,7 +17,7 @@ from services.scheduler.sim.batches import Trainer
 from services.scheduler.sim.devices import result_of
 from services.scheduler.sim.timing import Timing
 from shared.devices.loan import may_generate
-from shared.devices.slices import LAST_GROUPS, slice_group
+from shared.devices.slices import num_last_groups, slice_group
 from shared.messages.contracts import GenerateFragment, Message, TrainGroup
 
 
@@ -52,7 +52,10 @@ class Piece:
 def pieces_of(size: int, num_devices: int, timing: Timing, *, is_last: bool) -> list[Piece]:
     """Cut a group as the trainer does: trained steps that it computes once are the first piece."""
     merged, steps = timing.merged_steps, timing.trained_steps
-    slices = slice_group(size, num_devices, steps, is_last=is_last, merged_steps=merged)
+    slices = slice_group(
+        size, num_devices, steps, is_last=is_last, merged_steps=merged,
+        divides_steps=timing.divides_steps,
+    )  # fmt: skip
     if not merged:
         return [
             Piece(each.samples, len(each.steps(steps)) / steps, each.num_parts) for each in slices
@@ -127,8 +130,9 @@ class IndependentTrainer(Trainer):
 
     def _take(self, group: TrainGroup) -> None:
         if group.contribution is None:
-            is_last = self.plan.num_groups - len(self._ready) <= LAST_GROUPS
             size = self.plan.group_size
+            last = num_last_groups(size, len(self.lanes))
+            is_last = self.plan.num_groups - len(self._ready) <= last
             pieces = pieces_of(size, len(self.lanes), self.timing, is_last=is_last)
             self._shares.append(Share(group, deque(pieces)))
         Trainer._take(self, group)
@@ -138,7 +142,7 @@ class IndependentTrainer(Trainer):
             self._free.append(lane)
         elif self._may_begin(lane):
             self._generate(lane, self._waiting.popleft())
-        elif self._shares:
+        elif self._shares and not self._holds:
             self._train(lane, self._shares[0])
         else:
             self._free.append(lane)

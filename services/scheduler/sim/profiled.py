@@ -3,16 +3,18 @@
 Devices that hold all weights each (LoRA) are independent: each generates what it was given, and
 otherwise takes the next sample that is ready to be trained. If weights are sharded, all devices
 train a group together. With TSP a rank takes (sample, step) rows on its own and exchanges gradients
-in the batch's last backward pass only, so work is divided evenly. Without TSP ranks take whole
-samples of one group at a time: 16 samples on 10 devices take as long as on 8.
+in the batch's last backward pass only, so work is divided evenly. Without TSP one device trains all
+steps of a sample: independent devices divide whatever samples are ready, of one group or of all of
+the batch; ranks that share the weights those of one group at a time, so that 16 samples on 10
+devices take as long as on 8.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 
 from services.scheduler.core.state import first_state
-from services.scheduler.core.supply import full_size
-from services.scheduler.core.tag.estimates import Costs, Estimate
+from services.scheduler.core.tag.estimates import Costs, Estimate, Overhead
 from services.scheduler.costs.floor import floor_seconds
 from services.scheduler.costs.profile import (
     Profile,
@@ -53,12 +55,14 @@ def simulate(
     seed: int | None = 0,
     look_ahead: LookAhead | None = None,
     causes: bool = True,
+    knows_costs: bool = True,
 ) -> Simulated:
     """Run so many batches, after those of the warm-up, on these devices.
 
     ``warm_up``: batches; None is what the schedule takes to settle.
     ``seed``: of the profile's noise; None leaves it out, and every batch is like the next.
     ``causes``: whether to find out why devices wait, which takes a third more time.
+    ``knows_costs``: whether the scheduler begins with the costs that it would learn.
 
     Raises:
         UserError: a pool without devices, or one that cannot hold the model.
@@ -75,6 +79,8 @@ def simulate(
         _check_pool(profile, "rollout", rollout)
     skipped = warm_up_of(schedule) if warm_up is None else warm_up
     cluster = _cluster(profile, rollout, trainer, schedule, skipped + batches, seed, look_ahead)
+    if knows_costs:
+        prime(cluster, _learned(profile, cluster, rollout, trainer, schedule))
     watch = Watch(cluster, skipped + batches, causes)
     if not cluster.world.run(NEVER, watch.is_done):
         raise RuntimeError(f"the simulated run stood still: {cluster.scheduler.state.failure}")
@@ -111,7 +117,8 @@ def timing_of(
     variant, shape = profile.variant, profile.shape
     rate = sum(count * speed(profile, kind, "trainer") for kind, count in trainer.items())
     even = profile.training_work / shape.groups / rate + _repeated(profile, trainer, rate)
-    group = even if tsp else train_group_seconds(profile, trainer, tsp=False)
+    together = variant.sharded and not tsp
+    group = train_group_seconds(profile, trainer, tsp=False) if together else even
     return Timing(
         fragment=lambda kind, samples: fragment_seconds(profile, kind, samples),
         gradient=lambda kind, samples: gradient_seconds(profile, kind, samples),
@@ -122,6 +129,7 @@ def timing_of(
         publish=variant.publish_seconds,
         adopt=variant.adopt_seconds,
         trained_steps=shape.trained_steps,
+        divides_steps=tsp,
         merged_steps=shape.merged_steps,
         merged_part=merged_part(profile),
         steps=shape.steps,
@@ -140,9 +148,9 @@ def _repeated(profile: Profile, trainer: Devices, rate: float) -> float:
     return merged / min(speeds) - merged / rate
 
 
-def has_independent_devices(profile: Profile, trainer: Devices, schedule: RunSchedule) -> bool:
+def has_independent_devices(profile: Profile, trainer: Devices) -> bool:
     """Whether the trainer's devices work on their own."""
-    return schedule.tsp and not profile.variant.sharded and sum(trainer.values()) > 1
+    return not profile.variant.sharded and sum(trainer.values()) > 1
 
 
 def gradient_helpers(profile: Profile, rollout: Devices, schedule: RunSchedule) -> list[str]:
@@ -187,7 +195,7 @@ def _cluster(
 ) -> Cluster:
     shape, hop = profile.shape, profile.rollout.handoff_seconds
     timing = timing_of(profile, trainer, tsp=schedule.tsp, noise=seed is not None)
-    independent = has_independent_devices(profile, trainer, schedule)
+    independent = has_independent_devices(profile, trainer)
     lanes = [kind for kind, n in trainer.items() for _ in range(n)] if independent else []
     slots = helpers(profile, trainer) if schedule.lends_trainer or independent else 0
     can_train = gradient_helpers(profile, rollout, schedule)
@@ -199,9 +207,16 @@ def _cluster(
         look_ahead=look_ahead, can_train=can_train,
         lanes=lanes,
     )  # fmt: skip
-    size = full_size(plan, sum(rollout.values()) + slots)
+    return cluster
 
-    costs = cluster.scheduler.state.costs
+
+def _learned(
+    profile: Profile, cluster: Cluster, rollout: Devices, trainer: Devices, schedule: RunSchedule
+) -> Costs:
+    """Returns what a run would learn; costs of rollout go by kind."""
+    timing, hop = cluster.timing, profile.rollout.handoff_seconds
+    size = schedule.fixed_fragment or profile.shape.group_size
+    costs = cluster.scheduler.state.costs.with_overhead(_overhead(profile, rollout or trainer))
 
     def each(seconds: float) -> Estimate:
         return Estimate(value=seconds)
@@ -209,17 +224,29 @@ def _cluster(
     def sample(seconds: float) -> Estimate:
         return Estimate(value=seconds / costs.whole_samples(size))
 
-    prime(cluster, replace(
+    group = profile.shape.group_size
+    return replace(
         costs,
         rollout={kind: sample(timing.fragment(kind, size)) for kind in rollout},
-        help=sample(timing.help(size)) if slots else Estimate(),
-        train=each(timing.train(shape.group_size)),
-        gradient={kind: each(timing.gradient(kind, shape.group_size)) for kind in can_train},
-        switch=each(0.0 if independent else timing.switch),
+        help=sample(timing.help(size)) if cluster.trainer_slots else Estimate(),
+        train=each(timing.train(group)),
+        gradient={kind: each(timing.gradient(kind, group)) for kind in cluster.can_train},
+        switch=each(0.0 if cluster.lanes else timing.switch),
         ready=each(hop),
         commit=each(timing.commit + (0.0 if schedule.staleness_limit else timing.publish)),
-    ))  # fmt: skip
-    return cluster
+    )
+
+
+def _overhead(profile: Profile, devices: Devices) -> Overhead:
+    """Returns what a run would learn, of the kind of which most devices are."""
+    size = profile.shape.group_size
+    if size == 1:
+        return Overhead()
+    kind = max(devices, key=lambda kind: devices[kind])
+    one, all_ = (fragment_seconds(profile, kind, n) for n in (1, size))
+    if not math.isfinite(one):
+        return Overhead()
+    return Overhead.of(max(0.0, one * (size - 1) / (all_ - one) - 1))
 
 
 def _generation_seconds(

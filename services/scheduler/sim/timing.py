@@ -26,6 +26,8 @@ class Timing:
     """Loading a version before the first fragment by it, where it was not staged."""
     trained_steps: int = 1
     """Trained steps of a sample, which is the most parts that its gradient is computed in."""
+    divides_steps: bool = True
+    """Whether devices may share the trained steps of a sample."""
     merged_steps: int = 0
     """Trained steps that a group computes once for all its samples, as one piece of work."""
     merged_part: float = 0.0

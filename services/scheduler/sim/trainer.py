@@ -57,7 +57,7 @@ class SimTrainer(Trainer):
 
     def _next_group(self) -> int | None:
         left = [index for index in self._ready if index not in self._trained]
-        if not left:
+        if not left or self._holds:
             return None
         in_order = self.plan.schedule.deterministic
         return min(left) if not in_order or min(left) == len(self._trained) else None

@@ -17,7 +17,6 @@ from services.trainer.batch.fetcher import AdmittedGroup, GroupFetcher
 from services.trainer.batch.measures import batch_metrics, of_all_steps
 from services.trainer.devices.pool import DevicePool, Outcome, QueuedGroup
 from shared.devices.protocols import GroupData, GroupGradient, Training
-from shared.devices.slices import LAST_GROUPS
 from shared.errors import ContractError, IntegrityError, OutOfMemory, Untrainable
 from shared.learning.advantages import Scored, batch_scale
 from shared.messages.contracts import GroupTrained, TrainGroup
@@ -189,7 +188,8 @@ class BatchTraining:
             work = None if is_zero else replace(work, advantages=final, kind="final")
         match work:
             case GroupData() as data:
-                is_last = self._part_size - batch.num_taken < LAST_GROUPS
+                left = self._part_size - batch.num_taken + 1
+                is_last = self._pool.is_last(self._trained_samples, left)
                 queued = QueuedGroup(command=command, data=data, tell=tell, is_last=is_last)
                 await self._pool.train(queued)
             case GroupGradient() as part:

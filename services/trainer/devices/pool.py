@@ -1,7 +1,8 @@
 """The trainer's devices together: the groups that wait for them, and what each device does next.
 
 A group is trained in slices, a few samples each, which any device may take: groups first in, first
-out, and no slice before all of the group before it are taken. So no device waits for another.
+out, and no slice before all of the group before it are taken. So no device waits for another, and
+what is ready is divided over all of them, be it a group or, in sequential mode, the whole batch.
 
 One device trains whatever is ready before it generates, so that rollout never waits for it. Of
 several devices each first finishes the fragments that it has, unbroken, and otherwise trains the
@@ -19,7 +20,7 @@ from dataclasses import dataclass
 from services.trainer.devices.device import TrainerDevice
 from services.trainer.devices.loan_agent import LoanAgent
 from shared.devices.protocols import GroupData
-from shared.devices.slices import GroupSlice, slice_group
+from shared.devices.slices import GroupSlice, num_last_groups, slice_group
 from shared.errors import ContractError, OutOfMemory
 from shared.messages.contracts import TrainGroup
 from shared.process.worker import Worker
@@ -79,10 +80,13 @@ class QueuedSlices:
         trained_steps: int,
         trained_samples: int | None = None,
         merged_steps: int = 0,
+        *,
+        divides_steps: bool = True,
     ) -> None:
         """``trained_samples``: number of samples that are trained of a group; by default all.
-        ``merged_steps``: `Sampling.merged_steps`."""
+        ``merged_steps``: `Sampling.merged_steps`. ``divides_steps``: see `slice_group`."""
         self._num_devices = num_devices
+        self._divides_steps = divides_steps
         self._merged_steps = merged_steps
         self._trained_samples = trained_samples
         self._trained_steps = trained_steps
@@ -102,6 +106,7 @@ class QueuedSlices:
             self._trained_steps,
             is_last=group.is_last,
             merged_steps=self._merged_steps,
+            divides_steps=self._divides_steps,
         )
         self._waiting.extend(QueuedSlice(group, each) for each in slices)
         group.num_left += len(slices)
@@ -142,12 +147,20 @@ class DevicePool:
         trained_steps: int,
         trained_samples: int | None = None,
         merged_steps: int = 0,
+        divides_steps: bool = True,
     ) -> None:
-        """``agent``: lends the devices; None if they are never lent."""
+        """``agent``: lends the devices; None if they are never lent. ``divides_steps``: whether
+        devices may share the trained steps of a sample (`RunSchedule.tsp`)."""
         self._devices = devices
         self._worker = worker
         self._agent = agent
-        self._slices = QueuedSlices(len(devices), trained_steps, trained_samples, merged_steps)
+        self._slices = QueuedSlices(
+            len(devices), trained_steps, trained_samples, merged_steps, divides_steps=divides_steps
+        )
+
+    def is_last(self, group_size: int, groups_left: int) -> bool:
+        """Return whether a group is sliced finely: ``groups_left`` counts it and those after it."""
+        return groups_left <= num_last_groups(group_size, len(self._devices))
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as tasks:

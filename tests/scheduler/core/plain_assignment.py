@@ -9,10 +9,10 @@ from services.scheduler.core.draft import Draft
 from services.scheduler.core.state import BatchState, Plan, State, WorkerState
 from services.scheduler.core.supply import (
     NextFragment,
-    full_size,
+    fragment_size,
     next_fragment,
-    next_size,
     open_supply,
+    size_of_next,
     unissued_samples,
 )
 from shared.messages.contracts import GenerateFragment
@@ -43,7 +43,7 @@ def _choose(plan: Plan, state: State, now: float) -> tuple[WorkerState, NextFrag
         devices = [*devices, lent]
     queues_by = {w.address: queues_of(state, w, now) for w in devices}
     queues = [queue for each in queues_by.values() for queue in each]
-    size = next_size(plan, full_size(plan, len(queues)), samples, len(queues))
+    size = _size(plan, state, samples, len(queues))
     open_to = [w for w in devices if w.has_room(plan.queue_depth)]
     for worker in sorted(open_to, key=lambda w: min(x.free_at for x in queues_by[w.address])):
         if _takes_part(queues, worker.address, size, samples):
@@ -60,13 +60,18 @@ def _help(plan: Plan, state: State, batch: BatchState, samples: int) -> NextFrag
     if lent is None or batch is not state.batch:
         return None
     num_queues = sum(worker.concurrency for worker in (*state.rollout, lent))
-    size = next_size(plan, full_size(plan, num_queues), samples, num_queues)
+    size = _size(plan, state, samples, num_queues)
     work = _next(plan, batch, range(plan.num_groups - 1, -1, -1), size)
     return None if work is None or work.fragment.num_samples > state.tag.samples_left else work
 
 
 def _next(plan: Plan, batch: BatchState, groups: range, size: int) -> NextFragment | None:
     return next_fragment(plan, batch, groups, size, lambda batch, index: batch.groups[index])
+
+
+def _size(plan: Plan, state: State, samples: int, num_queues: int) -> int:
+    full = fragment_size(plan, state, num_queues)
+    return size_of_next(plan, state, full, samples, num_queues)
 
 
 def _takes_part(queues: list[DeviceQueue], address: str, size: int, samples: int) -> bool:

@@ -55,7 +55,7 @@ def opening(
     trainer = WorkerState(
         address="trainer-1", name="trainer", service="trainer",
         concurrency=helpers(profile, split.trainer),
-        independent_devices=has_independent_devices(profile, split.trainer, schedule),
+        independent_devices=has_independent_devices(profile, split.trainer),
     )  # fmt: skip
     state = State(
         phase="running",

@@ -53,6 +53,97 @@ class Estimate:
         return replace(self, value=self.recent[-1]) if self.recent else self
 
 
+EVIDENCE = 1.0
+"""Sum of squared relative distances of sizes after which the overhead counts as known: noise of 3 %
+then leaves an error of 4 % of a mean fragment."""
+MEMORY = 1 / 256
+"""Weight of the newest observation of two sizes, once there are many."""
+MEAN_WEIGHT = 0.1
+"""Weight of a device's newest fragment in its mean."""
+BEYOND = 0.2
+"""How far beyond what its size explains a fragment's relative seconds may count: outliers are
+cut."""
+MOST_OVERHEAD = 4.0
+"""Largest overhead, in groups: what seems to take longer does not depend on the samples at all."""
+
+
+@dataclass(frozen=True, slots=True)
+class MeanFragment:
+    """Averages a device's fragments."""
+
+    samples: float
+    seconds: float
+    count: int = 1
+
+    def relative(self, samples: int, seconds: float) -> float:
+        """Return how much longer than the mean a fragment took, in parts of the mean."""
+        apart = samples / self.samples - 1
+        least, most = min(apart, 0.0) - BEYOND, max(apart, 0.0) + BEYOND
+        return min(most, max(least, seconds / self.seconds - 1))
+
+    def observe(self, samples: int, seconds: float) -> "MeanFragment":
+        """Begin anew where a fragment took less than half of the least that the mean allows: the
+        first ones of a device are long."""
+        if seconds < 0.5 * self.seconds * min(1.0, samples / self.samples):
+            return MeanFragment(samples, seconds)
+        weight = max(MEAN_WEIGHT, 1 / (self.count + 1))
+        return MeanFragment(
+            self.samples + weight * (samples - self.samples),
+            self.seconds * (1 + weight * self.relative(samples, seconds)),
+            self.count + 1,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Overhead:
+    """Learns how long a fragment takes whatever its size: o of o + c n, in samples, as o / c.
+
+    A device that takes v (r + n) seconds for n samples, and on average t for m of them, takes
+    t (n - m) / (r + m) longer for n than for m. So devices of any speed tell the same r, if they
+    generate fragments of several sizes. It is the least squares' slope over all of them.
+    """
+
+    squares: float = 0.0
+    """Of n - m."""
+    products: float = 0.0
+    """Of n - m and the relative seconds."""
+    moment: float = 0.0
+    """Of m, weighted with these squares."""
+    evidence: float = 0.0
+    """Sum of squares of (n - m) / m."""
+
+    @classmethod
+    def of(cls, samples: float) -> "Overhead":
+        """Return what is known after many fragments, of an overhead of so many samples."""
+        weight = EVIDENCE / MEMORY
+        return cls(squares=weight, products=weight / (samples + 1), moment=weight, evidence=weight)
+
+    def observe(self, mean: MeanFragment, samples: int, seconds: float) -> "Overhead":
+        """Add a fragment to those of its device before it."""
+        away = samples - mean.samples
+        kept = 1 - MEMORY
+        return Overhead(
+            squares=kept * self.squares + away * away,
+            products=kept * self.products + away * mean.relative(samples, seconds),
+            moment=kept * self.moment + away * away * mean.samples,
+            evidence=kept * self.evidence + (away / mean.samples) ** 2,
+        )
+
+    @property
+    def is_known(self) -> bool:
+        return self.evidence >= EVIDENCE
+
+    def samples(self, group_size: int) -> float | None:
+        """Return r; None while fragments were too much alike to tell."""
+        if not self.is_known:
+            return None
+        most = MOST_OVERHEAD * group_size
+        if self.products <= 0:
+            return most
+        found = self.squares / self.products - self.moment / self.squares
+        return min(most, max(0.0, found))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Costs:
     """Holds the learned costs of a run's work, in seconds."""
@@ -61,6 +152,11 @@ class Costs:
     """Share of the denoising steps that a fragment computes once for all its samples. It is known
     from the recipe, and so is the next."""
     group_size: int = 1
+    overhead: Overhead = Overhead()
+    learned_share: float = 0.0
+    """What the overhead says `fixed_share` is; 0 while it is unknown."""
+    fragments: Mapping[str, MeanFragment] = field(default_factory=dict)
+    """Mean fragment of each device that generates."""
     rollout: Mapping[str, Estimate] = field(default_factory=dict)
     """Seconds per sample of a whole group, by worker."""
     help: Estimate = Estimate()
@@ -89,15 +185,24 @@ class Costs:
 
     def whole_samples(self, samples: float) -> float:
         """How many samples of a whole group take as long as a fragment of so many: as many, or more
-        if fewer share the steps that it computes once.
+        if fewer share what it takes once, be it steps or the calls' overhead.
 
         >>> Costs(shared_share=0.5, group_size=4).whole_samples(1)
         1.6
         """
-        share, group = self.shared_share, self.group_size
+        share, group = self.fixed_share, self.group_size
         if not share:
             return samples
         return group * (share + samples * (1 - share)) / (share + group * (1 - share))
+
+    @property
+    def fixed_share(self) -> float:
+        """Share of the seconds of a fragment of one sample that a larger one takes no more of."""
+        return max(self.shared_share, self.learned_share)
+
+    def with_overhead(self, overhead: Overhead) -> "Costs":
+        found = overhead.samples(self.group_size)
+        return replace(self, overhead=overhead, learned_share=found / (1 + found) if found else 0.0)
 
     def as_measured(self) -> "Costs":
         """The costs that the last batch met: the newest observation of each."""
@@ -115,6 +220,17 @@ class Costs:
     def observe_gradient(self, worker: str, seconds: float) -> "Costs":
         known = self.gradient.get(worker, Estimate())
         return replace(self, gradient={**self.gradient, worker: known.observe(seconds)})
+
+    def observe_fragment(self, worker: str, samples: int, seconds: float) -> "Costs":
+        """Learn from a fragment how much of its time does not depend on its size."""
+        mean, costs = self.fragments.get(worker), self
+        if mean is None:
+            mean = MeanFragment(samples, seconds)
+        else:
+            if samples != mean.samples:
+                costs = self.with_overhead(self.overhead.observe(mean, samples, seconds))
+            mean = mean.observe(samples, seconds)
+        return replace(costs, fragments={**self.fragments, worker: mean})
 
     def observe_rollout(self, worker: str, seconds: float) -> "Costs":
         known = self.rollout.get(worker, Estimate())

@@ -16,9 +16,15 @@ lets the trainer's own groups be trained without waiting ρ for their rewards: w
 ready at the end of the block, this model is up to ρ longer.
 """
 
-import heapq
 import math
+from collections import Counter
 from dataclasses import dataclass
+
+from services.scheduler.core.tag.list_schedule import generate
+
+STEPS = 64
+"""Number of steps in which the groups of a batch are looked at, where there are many: then those
+around the best."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,16 +69,35 @@ def makespan(tag_inputs: TagInputs, k: int) -> float:
 def best_groups(tag_inputs: TagInputs) -> int:
     """The smallest number of groups that makes the batch shortest."""
     ready = _ready_by_rollout(tag_inputs, tag_inputs.groups)
-    best, least = 0, _trained(tag_inputs, ready, 0)
     last = tag_inputs.groups if tag_inputs.trainer_queues else 0
+    step = -(-tag_inputs.groups // STEPS)
+    best, least = _best_of(tag_inputs, ready, range(0, last + 1, step))
+    if step == 1:
+        return best
+    near = range(max(0, best - step + 1), min(last, best + step - 1) + 1)
+    closer, seconds = _best_of(tag_inputs, ready, near)
+    return closer if seconds < least else best
+
+
+def _best_of(
+    tag_inputs: TagInputs, ready_by_rollout: list[float], numbers: range
+) -> tuple[int, float]:
+    """The smallest of these ascending numbers of groups that makes the batch shortest, and its
+    seconds."""
     training = tag_inputs.groups * tag_inputs.train + tag_inputs.commit
-    for k in range(1, last + 1):
+    best, least = numbers[0], math.inf
+    for k in numbers:
         if _generating(tag_inputs, k) + training >= least:
             break  # all is trained after the block, which only grows with k
-        seconds = _trained(tag_inputs, ready[: tag_inputs.groups - k], k)
+        seconds = _trained(tag_inputs, ready_by_rollout[: tag_inputs.groups - k], k)
         if seconds < least:
             best, least = k, seconds
-    return best
+    return best, least
+
+
+def generation_seconds(tag_inputs: TagInputs) -> float:
+    """Seconds until the last group can be trained, if rollout devices generate all of them."""
+    return _ready_by_rollout(tag_inputs, tag_inputs.groups)[-1]
 
 
 def _ready_by_rollout(tag_inputs: TagInputs, num_groups: int) -> list[float]:
@@ -83,15 +108,9 @@ def _ready_by_rollout(tag_inputs: TagInputs, num_groups: int) -> list[float]:
     """
     if not tag_inputs.rollout:
         return [math.inf] * num_groups
-    queues = [(seconds, seconds) for seconds in tag_inputs.rollout]
-    heapq.heapify(queues)
-    ready, done = [], 0.0
-    for _ in range(num_groups):
-        for _ in range(tag_inputs.fragments_per_group):
-            done, seconds = queues[0]
-            heapq.heapreplace(queues, (done + seconds, seconds))
-        ready.append(done + tag_inputs.ready)
-    return ready
+    classes = tuple(Counter(tag_inputs.rollout).items())
+    generated = generate(classes, num_groups, tag_inputs.fragments_per_group)
+    return [done + tag_inputs.ready for done in generated.ready]
 
 
 def _generating(tag_inputs: TagInputs, num_groups: int) -> float:

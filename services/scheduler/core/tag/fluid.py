@@ -1,0 +1,182 @@
+"""Forecasts trainers of independent devices: each generates what it was given, then trains.
+
+strict     one unbroken block of generation on the trainer's devices, then training as of a fluid:
+           groups bring work when they are ready, devices take it off when their block has ended
+one-step   generation and training overlap wholly, and whoever would wait helps the other side, so
+           that both take the same: all work over all devices, if only help of that kind is given,
+           and no less than staleness allows (`least_period`)
+"""
+
+import math
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from services.scheduler.core.tag.list_schedule import generate
+from services.scheduler.core.tag.makespan import TagInputs, best_groups, independent_share
+
+REACH = (-1, 0, 1, 2, 3)
+"""Groups around the wave model's choice, which has the whole trainer wait for the block's end; of
+very many groups so many steps of a part of them."""
+STEPS = 64
+"""Number of steps in which the groups of a batch are looked at, where there are many."""
+HELD_UP = 0.15
+"""Share of a group's gradient that a batch loses because rollout devices take whole groups."""
+
+BETWEEN = 0.25
+"""Share of a fragment that a batch loses because gradients are computed between two fragments."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IndependentPool:
+    tag_inputs: TagInputs
+    num_trainer: int
+    """Devices, of which `tag_inputs.trainer_queues` can generate."""
+    last: float
+    """Seconds of a piece of a group: at a batch's end some devices train one and others none."""
+    gradient: tuple[float, ...]
+    """Seconds of a group's gradient on each rollout device; infinite where it does not help."""
+    publish: float = 0.0
+    """Seconds from the commit to the first fragment by the new version."""
+
+    @property
+    def rollout(self) -> dict[tuple[float, float], int]:
+        """Return (seconds of a fragment, of a gradient) -> devices that are alike in both."""
+        return Counter(zip(self.tag_inputs.rollout, self.gradient, strict=True))
+
+
+def strict(pool: IndependentPool, most: int | None = None) -> tuple[float, int]:
+    """Seconds of a batch, and how many groups the trainer generates: the best, or ``most``."""
+    tag_inputs = pool.tag_inputs
+    if most is not None:
+        return makespan(pool, most), most
+    around = best_groups(tag_inputs)
+    last = tag_inputs.groups if tag_inputs.trainer_queues else 0
+    step = -(-tag_inputs.groups // STEPS)
+    wanted = {max(0, min(last, around + step * each)) for each in REACH}
+    return min((makespan(pool, k), k) for k in wanted)
+
+
+def makespan(pool: IndependentPool, k: int) -> float:
+    """Seconds from opening to commit if the trainer generates ``k`` groups."""
+    tag_inputs = pool.tag_inputs
+    devices = list(pool.rollout.items())
+    classes = tuple((seconds, count) for (seconds, _), count in devices)
+    fragments, queues = tag_inputs.fragments_per_group, tag_inputs.trainer_queues
+    if (k < tag_inputs.groups and not classes) or (k and not queues):
+        return math.inf
+    rollout = generate(classes, tag_inputs.groups - k, fragments)
+    helped = generate(((tag_inputs.help, queues),) if queues else (), k, fragments)
+    ready = [time + tag_inputs.ready for time in (*rollout.ready, *helped.ready)]
+    work = tag_inputs.train * pool.num_trainer  # of a group, on one of the trainer's devices
+    always = [(0.0, float(pool.num_trainer - queues))]
+    rates = always + [(time, float(count)) for time, count, _ in helped.free]
+    helpers = [
+        (time, seconds, count)
+        for time, count, place in rollout.free
+        for (_, seconds), _ in [devices[place]]
+        if math.isfinite(seconds)
+    ]
+
+    def end_with(some: list[tuple[float, float, int]]) -> float:
+        more = [(time, count * work / seconds) for time, seconds, count in some]
+        return _worked_off(ready, [*rates, *more], work)
+
+    end = end_with(helpers)
+    in_time = [each for each in helpers if each[0] + each[1] <= end]
+    if len(in_time) < len(helpers):  # whole groups only
+        end = end_with(in_time)
+    return end + pool.last / 2 + tag_inputs.commit + _held_up(each for _, each, _ in in_time)
+
+
+def _held_up(gradients: Iterable[float]) -> float:
+    """Seconds, if rollout devices compute gradients that take so long."""
+    return HELD_UP * max(gradients, default=0.0)
+
+
+def _worked_off(ready: list[float], rates: list[tuple[float, float]], work: float) -> float:
+    """When ``work`` seconds per group are done, by devices that take part from a time on."""
+    backlog = rate = now = 0.0
+    for time, more, faster in sorted(
+        [(time, work, 0.0) for time in ready] + [(time, 0.0, each) for time, each in rates]
+    ):
+        backlog = max(0.0, backlog - rate * (time - now)) + more
+        rate, now = rate + faster, time
+    return now + backlog / rate
+
+
+def one_step(pool: IndependentPool, groups: int | None = None) -> tuple[float, int]:
+    """Seconds of a batch, and how many groups the trainer had better be allowed to generate: as
+    many as is best, or ``groups`` and no more."""
+    seconds, allowed = _overlapping(pool, groups)
+    tag_inputs = pool.tag_inputs
+    least = least_period(tag_inputs, publish=pool.publish, last=pool.last / 2)
+    return max(seconds, least), allowed
+
+
+def least_period(tag_inputs: TagInputs, *, publish: float, last: float) -> float:
+    """Seconds of a batch that a step of staleness allows at least, however many devices there are.
+
+    A batch is begun with the version of two commits before its own, at the earliest, and then takes
+    a fragment, and the training of the groups that are ready no sooner than its last one: of all
+    groups, where every fragment has a device at once.
+    """
+    if not tag_inputs.rollout:
+        return math.inf
+    classes = tuple(Counter(tag_inputs.rollout).items())
+    alone = generate(classes, tag_inputs.groups, tag_inputs.fragments_per_group).ready[-1]
+    mean = len(tag_inputs.rollout) / sum(1 / seconds for seconds in tag_inputs.rollout)
+    longest = min(mean, alone)  # slow devices begin what is needed last
+    share = min(1.0, longest / alone)  # of the batch that is done with the last fragment
+    training = share * tag_inputs.groups * tag_inputs.train
+    return (publish + longest + tag_inputs.ready + training + last + tag_inputs.commit) / 2
+
+
+def _overlapping(pool: IndependentPool, groups: int | None) -> tuple[float, int]:
+    tag_inputs = pool.tag_inputs
+    total = tag_inputs.groups
+    generate_, help_ = per_group(tag_inputs)
+    training = total * tag_inputs.train + tag_inputs.commit + pool.last / 2
+    balanced = (total * generate_ - training) / (generate_ + help_)
+    most = total if groups is None else groups
+    if balanced > 0:
+        helped = min(balanced, most)
+        allowed = most if groups is not None else independent_share(tag_inputs, one_step=True)
+        return (total - helped) * generate_, allowed
+    allowed = most if groups is not None else int(balanced > -1)
+    computed, seconds = _computed(pool, training - total * generate_)
+    waited = _held_up(seconds) + (BETWEEN * max(tag_inputs.rollout) if seconds else 0.0)
+    return training - computed * tag_inputs.train + waited, allowed
+
+
+def per_group(tag_inputs: TagInputs) -> tuple[float, float]:
+    """Return seconds of generating a group on all rollout devices, and on all of the trainer's."""
+    fragments, slots = tag_inputs.fragments_per_group, tag_inputs.trainer_queues
+    rate = sum(1 / seconds for seconds in tag_inputs.rollout)
+    generates = fragments / rate if rate else math.inf
+    return generates, fragments * tag_inputs.help / slots if slots else math.inf
+
+
+def _computed(pool: IndependentPool, ahead: float) -> tuple[float, list[float]]:
+    """Groups whose gradients rollout devices compute, which are ``ahead`` by so many seconds, and
+    the seconds of a gradient on each kind that does.
+
+    Those devices first that generate least in the time of a gradient; whole groups only.
+    """
+    tag_inputs = pool.tag_inputs
+    rate = sum(1 / seconds for seconds in tag_inputs.rollout)
+    costs = sorted(
+        (seconds / each / rate, seconds, count)  # time of all rollout devices
+        for (each, seconds), count in pool.rollout.items()
+        if math.isfinite(seconds)
+    )
+    batch, groups, helping = tag_inputs.groups * tag_inputs.train, 0.0, []
+    for cost, seconds, count in costs:
+        for _ in range(count):
+            taken = min(batch // seconds, ahead / (tag_inputs.train + cost))
+            if taken <= 0:
+                break
+            groups, ahead = groups + taken, ahead - taken * (tag_inputs.train + cost)
+            batch -= taken * tag_inputs.train
+            helping.append(seconds)
+    return groups, helping

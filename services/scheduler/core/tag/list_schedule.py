@@ -1,0 +1,61 @@
+"""List scheduling of equal fragments by earliest completion, for classes of alike devices.
+
+Alike devices end at the same times, so one entry stands for all of them: what it takes grows with
+the number of rounds and of classes, and not with that of devices.
+"""
+
+import heapq
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+Class = tuple[float, int]
+"""Seconds of a fragment on each of so many alike devices."""
+
+
+@dataclass(frozen=True, slots=True)
+class Generated:
+    ready: list[float]
+    """When each group is generated, in order of issue."""
+    free: list[tuple[float, int, int]]
+    """When so many devices of a class, by its place, have nothing left to generate."""
+
+
+def completions(classes: Iterable[Class]) -> Iterator[tuple[float, int, int]]:
+    """Yield when fragments are done, how many at a time and by which class, for ever."""
+    ends = [(seconds, place, count, seconds) for place, (seconds, count) in enumerate(classes)]
+    heapq.heapify(ends)
+    while ends:
+        end, place, count, seconds = ends[0]
+        yield end, count, place
+        heapq.heapreplace(ends, (end + seconds, place, count, seconds))
+
+
+def generate(classes: tuple[Class, ...], num_groups: int, fragments_per_group: int) -> Generated:
+    """Place the groups' fragments one after the other, each where it is done first.
+
+    A slow device gets no fragment that a fast one would finish sooner. Fragments are thus done in
+    the order of issue, and a group with its last.
+    """
+    ready: list[float] = []
+    last: list[float] = [0.0] * len(classes)
+    left, missing = num_groups * fragments_per_group, fragments_per_group
+    rest: tuple[int, int, float] | None = None
+    for done, count, place in completions(classes):
+        if left <= 0:
+            break
+        taken = min(count, left)
+        left -= taken
+        if taken < count:
+            rest = place, count - taken, last[place]
+        last[place] = done
+        while taken >= missing and len(ready) < num_groups:
+            ready.append(done)
+            taken, missing = taken - missing, fragments_per_group
+        missing -= taken
+    free = [
+        (last[place], count - (rest[1] if rest is not None and rest[0] == place else 0), place)
+        for place, (_, count) in enumerate(classes)
+    ]
+    if rest is not None:
+        free.append((rest[2], rest[1], rest[0]))
+    return Generated(ready, free)

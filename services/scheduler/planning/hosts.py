@@ -1,0 +1,226 @@
+"""Hosts with several GPUs of one kind each, and which processes of a run go where.
+
+Written as people say it: `h100x8*4` is four hosts of 8 H100, `h100x8*2+a100x8*2` two of each;
+`h100=12` counts GPUs, in hosts of as many as an option says, and one with the rest.
+"""
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from services.scheduler.costs.profile import Profile
+from services.scheduler.planning.splits import Split
+from shared.errors import UserError
+
+MAX_DEVICES = 4096
+HOST = re.compile(r"(?P<kind>.+)x(?P<gpus>\d+)(?:\*(?P<hosts>\d+))?")
+RENDEZVOUS_PORT = 29400
+
+HOST_GIB_PER_GPU: Mapping[str, float] = {
+    "H100": 256.0, "H200": 256.0, "A100": 128.0, "H20": 256.0, "L40S": 64.0, "4090": 32.0,
+}  # fmt: skip
+"""Memory of a host per GPU, of usual ones: DGX H100 and its like have 2 TB, DGX A100 has 1 TB, of
+servers with L40S and 4090 the smaller ones. Assumed: no profile has measured it."""
+
+
+@dataclass(frozen=True, slots=True)
+class HostClass:
+    """So many alike hosts."""
+
+    kind: str
+    gpus: int
+    """GPUs of each."""
+    number: int
+
+    def __str__(self) -> str:
+        return f"{self.kind.lower()}x{self.gpus}*{self.number}"
+
+
+@dataclass(frozen=True, slots=True)
+class Hosts:
+    classes: tuple[HostClass, ...]
+
+    @property
+    def devices(self) -> dict[str, int]:
+        """Return kind -> GPUs of all hosts."""
+        found: dict[str, int] = {}
+        for each in self.classes:
+            found[each.kind] = found.get(each.kind, 0) + each.gpus * each.number
+        return found
+
+    @property
+    def gpus(self) -> dict[str, int]:
+        """Return kind -> GPUs of its largest host: what one process can use."""
+        kinds = dict.fromkeys(each.kind for each in self.classes)
+        return {kind: max(c.gpus for c in self.classes if c.kind == kind) for kind in kinds}
+
+    def each(self) -> Iterator[HostClass]:
+        """Yield host by host."""
+        for each in self.classes:
+            for _ in range(each.number):
+                yield HostClass(each.kind, each.gpus, 1)
+
+    def __str__(self) -> str:
+        return "+".join(map(str, self.classes))
+
+
+def parse_hosts(option: str, text: str, profile: Profile, *, host_gpus: int) -> Hosts:
+    """Parse ``h100x8*2+a100x8*2``, ``h100=16,a100=16`` or both forms mixed.
+
+    Args:
+        host_gpus: GPUs of a host where only their number is given.
+
+    Raises:
+        UserError: names the option, the problem and the remedy.
+    """
+    known = {kind.lower(): kind for kind in profile.devices}
+    found: list[HostClass] = []
+    counted: set[str] = set()
+    for part in (piece.strip() for piece in re.split(r"[,+]", text)):
+        word, classes = _hosts_of(option, part, host_gpus)
+        name = known.get(word.lower())
+        if name is None:
+            kinds = ", ".join(profile.devices)
+            raise UserError(f"{option}: {profile.name} knows no {word}; known are {kinds}")
+        if "=" in part and name in counted:
+            raise UserError(f"{option}: {name} is given twice; add the counts")
+        counted.add(name)
+        found += [HostClass(name, gpus, number) for gpus, number in classes]
+    hosts = Hosts(tuple(found))
+    if sum(hosts.devices.values()) > MAX_DEVICES:
+        raise UserError(f"{option}: more than {MAX_DEVICES} devices; plan for a part of them")
+    return hosts
+
+
+def _hosts_of(option: str, part: str, host_gpus: int) -> tuple[str, list[tuple[int, int]]]:
+    """Return the kind that is written, and GPUs per host with the number of such hosts."""
+    kind, equals, count = (piece.strip() for piece in part.partition("="))
+    if equals and kind:
+        if not count.isdecimal() or int(count) == 0:
+            raise UserError(f"{option}: {part!r}: the count is a whole number, 1 or more")
+        whole, rest = divmod(int(count), host_gpus)
+        return kind, [(gpus, n) for gpus, n in ((host_gpus, whole), (rest, 1)) if gpus and n]
+    written = HOST.fullmatch(part)
+    if written is None:
+        raise UserError(
+            f"{option}: {part!r} is not kind=count, e.g. h100=16,a100=16, nor hosts, e.g. "
+            "h100x8*2+a100x8*2"
+        )
+    gpus, number = int(written["gpus"]), int(written["hosts"] or 1)
+    if not gpus or not number:
+        raise UserError(f"{option}: {part!r}: GPUs and hosts are whole numbers, 1 or more")
+    return written["kind"].strip(), [(gpus, number)]
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """What runs on a host."""
+
+    name: str
+    kind: str
+    gpus: int
+    trains: int
+    """GPUs that train: of one process, or a rank each."""
+    generates: int
+    """Rollout workers, on the GPUs after those that train."""
+
+
+def place(hosts: Hosts, split: Split) -> list[Placed]:
+    """Put the trainer on as few hosts of its kind as hold it, in equal parts where that goes, and a
+    rollout worker on each other GPU that the split uses."""
+    names = [(f"{host.kind.lower()}-{number}", host) for number, host in _numbered(hosts)]
+    trains = {name: 0 for name, _ in names}
+    for kind, number in split.trainer.items():
+        own = [(name, host.gpus) for name, host in names if host.kind == kind]
+        trains.update(_shares(own, number))
+    left = dict(split.rollout)
+    found = []
+    for name, host in names:
+        generates = min(host.gpus - trains[name], left.get(host.kind, 0))
+        left[host.kind] = left.get(host.kind, 0) - generates
+        found.append(Placed(name, host.kind, host.gpus, trains[name], generates))
+    return found
+
+
+def check_host_memory(profile: Profile, hosts: Hosts, split: Split) -> None:
+    """Check that each host holds what the workers that stream keep in its memory.
+
+    Raises:
+        UserError: names the host, what it has and the remedy.
+    """
+    for host in place(hosts, split):
+        if host.kind not in profile.streaming or not host.generates:
+            continue
+        needed = host.generates * profile.streaming[host.kind].host_gib
+        has = host.gpus * HOST_GIB_PER_GPU.get(host.kind, math.inf)
+        if needed > has:
+            raise UserError(
+                f"rollout.workers: {host.generates} workers that stream take {needed:.0f} GiB of "
+                f"the memory of {host.name}, of which hosts with {host.gpus} {host.kind} usually "
+                f"have {has:.0f}; start fewer on it, or set rollout.weights"
+            )
+
+
+def _numbered(hosts: Hosts) -> Iterator[tuple[int, HostClass]]:
+    seen: dict[str, int] = {}
+    for host in hosts.each():
+        seen[host.kind] = seen.get(host.kind, 0) + 1
+        yield seen[host.kind], host
+
+
+def _shares(hosts: list[tuple[str, int]], number: int) -> dict[str, int]:
+    """Divide so many devices over the fewest hosts that hold them, largest first."""
+    ordered = sorted(hosts, key=lambda each: -each[1])
+    used = 0
+    while sum(gpus for _, gpus in ordered[:used]) < number:
+        used += 1
+    shares: dict[str, int] = {}
+    for place_, (name, gpus) in enumerate(ordered[:used]):
+        shares[name] = min(gpus, -(-number // (used - place_)))
+        number -= shares[name]
+    for name, gpus in ordered[:used]:  # smaller hosts may not hold an equal share
+        more = min(gpus - shares[name], number)
+        shares[name], number = shares[name] + more, number - more
+    return shares
+
+
+def commands(
+    placed: list[Placed], keys: Mapping[str, Any], *, recipe: str, run: str = "RUN"
+) -> list[tuple[str, str]]:
+    """Return host -> the command that starts all of its processes, as one line of a shell.
+
+    The first host has scheduler and reward as well. Addresses and keys are those of the
+    environment (docs/operations.md).
+    """
+    training = [each for each in placed if each.trains]
+    found = []
+    for index, each in enumerate(placed):
+        parts = []
+        if index == 0:
+            parts.append(f"digenrl serve scheduler --recipe {recipe} --host 0.0.0.0")
+            parts.append(f"digenrl serve reward --run {run}")
+        if each.trains:
+            parts.append(_trainer(each, training, int(keys.get("trainer.ranks", 1)), run))
+        parts += [
+            f"CUDA_VISIBLE_DEVICES={gpu} digenrl serve rollout --run {run}"
+            for gpu in range(each.trains, each.trains + each.generates)
+        ]
+        if parts:
+            found.append((each.name, " & ".join([*parts, "wait"])))
+    return found
+
+
+def _trainer(host: Placed, training: list[Placed], ranks: int, run: str) -> str:
+    visible = f"CUDA_VISIBLE_DEVICES={','.join(map(str, range(host.trains)))}"
+    if ranks == 1:
+        return f"{visible} digenrl serve trainer --run {run}"
+    meet = "--standalone"
+    if len(training) > 1:
+        meet = (
+            f"--nnodes {len(training)} --rdzv-backend c10d --rdzv-id {run} "
+            f"--rdzv-endpoint {training[0].name}:{RENDEZVOUS_PORT}"
+        )
+    started = f"torchrun {meet} --nproc-per-node {host.trains} -m digenrl serve trainer"
+    return f"{visible} DIGENRL_RUN={run} {started}"

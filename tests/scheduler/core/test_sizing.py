@@ -1,0 +1,123 @@
+"""The size of fragments is chosen once per batch, by the formula that the planner has."""
+
+from dataclasses import replace
+
+import pytest
+
+from services.scheduler.core.sizing import best_size, size_fragments
+from services.scheduler.core.state import Plan, Sizing, State, new_batch
+from services.scheduler.core.supply import fragment_size, full_size, next_size, size_of_next
+from services.scheduler.core.tag.estimates import Overhead
+from services.scheduler.costs.profile import fragment_seconds, load_profile
+from services.scheduler.planning.forecast import forecast
+from services.scheduler.planning.planner import fragment_sizes
+from services.scheduler.planning.splits import Split
+from services.scheduler.sim.profiled import simulate
+from shared.recipe.schedule import RunSchedule
+from tests.scheduler.planning.situations import opening
+
+QWEN, FLUX = load_profile("qwen-image"), load_profile("flux1-dev")
+
+
+def next_of(plan: Plan, state: State, left: int, queues: int) -> int:
+    return size_of_next(plan, state, fragment_size(plan, state, queues), left, queues)
+
+
+def situation(
+    generate: int, train: int, *, name: str = "qwen-image", max_staleness: int = 0
+) -> tuple[Plan, State]:
+    profile = load_profile(name)
+    split = Split({"H100": generate}, {"H100": train})
+    size = profile.shape.group_size
+    plan, state = opening(profile, split, size, max_staleness=max_staleness)
+    plan = replace(plan, schedule=plan.schedule.changed(fragment_size="auto", tag="auto"))
+    one, all_ = (fragment_seconds(profile, "H100", n) for n in (1, size))
+    overhead = Overhead.of(one * (size - 1) / (all_ - one) - 1)
+    return plan, replace(state, costs=state.costs.with_overhead(overhead))
+
+
+@pytest.mark.parametrize("max_staleness", [0, 1])
+@pytest.mark.parametrize(("generate", "train"), [(1, 31), (8, 24), (22, 10), (4, 4)])
+@pytest.mark.parametrize("name", ["qwen-image", "hunyuanvideo"])
+def test_what_is_chosen_is_what_the_planner_forecasts_to_be_best(
+    name: str, generate: int, train: int, max_staleness: int
+) -> None:
+    plan, state = situation(generate, train, name=name, max_staleness=max_staleness)
+    trainer = state.trainer
+    assert trainer is not None
+    found = best_size(plan, state, trainer)
+    profile, split = load_profile(name), Split({"H100": generate}, {"H100": train})
+    seconds = {
+        size: forecast(profile, split, size, plan.schedule).seconds
+        for size in fragment_sizes(profile, plan.schedule)
+    }
+    assert seconds[found] <= 1.01 * min(seconds.values())
+
+
+def test_while_costs_are_unknown_devices_decide_alone() -> None:
+    plan, state = situation(8, 24)
+    unknown = replace(state, costs=state.costs.with_overhead(Overhead()))
+    assert size_fragments(plan, unknown) is unknown
+    left = plan.num_groups * plan.group_size
+    assert next_of(plan, unknown, left, 32) == next_size(plan, full_size(plan, 32), left, 32)
+
+
+def test_one_size_is_for_all_of_a_batch() -> None:
+    plan, state = situation(8, 24)
+    sized = size_fragments(plan, state)
+    assert sized.sizing is not None and sized.sizing.batch == 3
+    for left in (512, 100, 3):
+        assert next_of(plan, sized, left, 32) == sized.sizing.samples
+    slower = replace(sized, costs=sized.costs.with_overhead(Overhead.of(40.0)))
+    assert size_fragments(plan, slower) is slower
+    following = replace(slower, batches=(new_batch(plan, 4, 0.0),))
+    assert size_fragments(plan, following).sizing == Sizing(4, 16)
+
+
+def test_a_fixed_size_is_never_chosen_anew() -> None:
+    plan, state = situation(8, 24)
+    fixed = replace(plan, schedule=plan.schedule.changed(fragment_size=4))
+    assert size_fragments(fixed, state) is state
+    assert next_of(fixed, replace(state, sizing=Sizing(3, 16)), 3, 32) == 4
+
+
+def test_sizes_vary_until_they_have_told_what_they_cost() -> None:
+    plan, state = situation(8, 24, max_staleness=1)
+    unknown = replace(state, costs=state.costs.with_overhead(Overhead()))
+    sizes = {next_of(plan, unknown, left, 32) for left in range(1, 513)}
+    assert len(sizes) == 2
+
+
+def test_a_part_of_very_many_devices_stands_for_all() -> None:
+    plan, state = situation(8, 24)
+    trainer, many = state.trainer, 16
+    assert trainer is not None
+    workers = {
+        f"{address}-{number}": replace(worker, address=f"{address}-{number}")
+        for address, worker in state.workers.items()
+        for number in range(many)
+        if worker.service == "rollout"
+    }
+    rollout = {address: state.costs.rollout["H100-0"] for address in workers}
+    large = replace(trainer, concurrency=many * trainer.concurrency)
+    train = replace(state.costs.train, value=state.costs.train.seconds / many)
+    state_of_many = replace(
+        state,
+        workers={**workers, large.address: large},
+        costs=replace(state.costs, rollout=rollout, train=train),
+    )
+    plan_of_many = replace(plan, num_groups=many * plan.num_groups)
+    assert best_size(plan_of_many, state_of_many, large) == best_size(plan, state, trainer)
+
+
+@pytest.mark.parametrize("max_staleness", [0, 1])
+def test_a_run_learns_what_it_is_told_elsewhere(max_staleness: int) -> None:
+    schedule = RunSchedule(tag=24, max_staleness=1 if max_staleness else 0)
+    told, learned = (
+        simulate(
+            QWEN, rollout={"H100": 8}, trainer={"H100": 24}, schedule=schedule, batches=4,
+            warm_up=4, causes=False, knows_costs=knows,
+        ).step_seconds
+        for knows in (True, False)
+    )  # fmt: skip
+    assert learned == pytest.approx(told, rel=0.03)
