@@ -61,17 +61,17 @@ def _trainer(
     recipe: Recipe, profile: Profile, devices: Devices, host_gpus: HostGpus, remedy: Remedy
 ) -> Devices:
     key, number = _trains(recipe)
-    held = [kind for kind in devices if number <= gpus_of(host_gpus, {kind: 1})]
-    if key == "trainer.devices" and not held:
-        largest = max(gpus_of(host_gpus, {kind: 1}) for kind in devices)
-        raise UserError(
-            f"trainer.devices: {number} GPUs of one host, and a host has {largest} "
-            "(--hosts or --host-gpus); use trainer.ranks"
-        )
-    usable = held if key == "trainer.devices" else list(devices)
-    enough = [kind for kind in usable if devices[kind] >= number]
+    enough = [kind for kind, count in devices.items() if count >= number]
     if not enough:
         raise UserError(f"{key}: {number} of one kind, which {words(devices)} are not")
+    if key == "trainer.devices":
+        largest = max(gpus_of(host_gpus, {kind: 1}) for kind in enough)
+        enough = [kind for kind in enough if number <= gpus_of(host_gpus, {kind: 1})]
+        if not enough:
+            raise UserError(
+                f"trainer.devices: {number} GPUs of one host, and a host has {largest} "
+                "(--hosts or --host-gpus); use trainer.ranks"
+            )
     able = [kind for kind in enough if fits(profile, kind, "trainer") is None]
     if not able:
         reason = fits(profile, enough[0], "trainer")

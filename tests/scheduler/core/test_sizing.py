@@ -8,6 +8,7 @@ from services.scheduler.core.sizing import best_size, size_fragments
 from services.scheduler.core.state import Plan, Sizing, State, new_batch
 from services.scheduler.core.supply import fragment_size, full_size, next_size, size_of_next
 from services.scheduler.core.tag.estimates import Overhead
+from services.scheduler.core.workers import Workers
 from services.scheduler.costs.profile import fragment_seconds, load_profile
 from services.scheduler.planning.forecast import forecast
 from services.scheduler.planning.planner import fragment_sizes
@@ -103,7 +104,7 @@ def test_a_part_of_very_many_devices_stands_for_all() -> None:
     train = replace(state.costs.train, value=state.costs.train.seconds / many)
     state_of_many = replace(
         state,
-        workers={**workers, large.address: large},
+        workers=Workers({**workers, large.address: large}),
         costs=replace(state.costs, rollout=rollout, train=train),
     )
     plan_of_many = replace(plan, num_groups=many * plan.num_groups)

@@ -94,7 +94,7 @@ def test_devices_that_go_together_wait_for_the_end_of_their_block() -> None:
     profile, split = load_profile("qwen-image", "full"), Split({"H100": 8}, {"H100": 24})
     fixed = STRICT.changed(tag=7)
     tag_inputs = situation_of(profile, split, 8, schedule=fixed)
-    assert forecast(profile, split, 8, fixed).seconds == makespan(tag_inputs, 7)
+    assert forecast(profile, split, 8, fixed).seconds == makespan(tag_inputs.tag_inputs, 7)
 
 
 def test_one_step_help_leaves_what_others_have_in_hand() -> None:

@@ -99,34 +99,33 @@ class Overhead:
     """Learns how long a fragment takes whatever its size: o of o + c n, in samples, as o / c.
 
     A device that takes v (r + n) seconds for n samples, and on average t for m of them, takes
-    t (n - m) / (r + m) longer for n than for m. So devices of any speed tell the same r, if they
-    generate fragments of several sizes. It is the least squares' slope over all of them.
+    t y more for n, with y (r + m) = n - m. So devices of any speed tell the same r, if they
+    generate fragments of several sizes: that for which u (y (r + m) - (n - m)) / m adds up to 0,
+    u = (n - m) / m. Noise is in y alone, so it does not shift r.
     """
 
-    squares: float = 0.0
-    """Of n - m."""
-    products: float = 0.0
-    """Of n - m and the relative seconds."""
-    moment: float = 0.0
-    """Of m, weighted with these squares."""
     evidence: float = 0.0
-    """Sum of squares of (n - m) / m."""
+    """Sum of u squared."""
+    products: float = 0.0
+    """Sum of u y."""
+    per_sample: float = 0.0
+    """Sum of u y / m."""
 
     @classmethod
     def of(cls, samples: float) -> "Overhead":
         """Return what is known after many fragments, of an overhead of so many samples."""
         weight = EVIDENCE / MEMORY
-        return cls(squares=weight, products=weight / (samples + 1), moment=weight, evidence=weight)
+        known = weight / (samples + 1)
+        return cls(evidence=weight, products=known, per_sample=known)
 
     def observe(self, mean: MeanFragment, samples: int, seconds: float) -> "Overhead":
         """Add a fragment to those of its device before it."""
-        away = samples - mean.samples
-        kept = 1 - MEMORY
+        apart = samples / mean.samples - 1
+        product, kept = apart * mean.relative(samples, seconds), 1 - MEMORY
         return Overhead(
-            squares=kept * self.squares + away * away,
-            products=kept * self.products + away * mean.relative(samples, seconds),
-            moment=kept * self.moment + away * away * mean.samples,
-            evidence=kept * self.evidence + (away / mean.samples) ** 2,
+            evidence=kept * self.evidence + apart * apart,
+            products=kept * self.products + product,
+            per_sample=kept * self.per_sample + product / mean.samples,
         )
 
     @property
@@ -138,10 +137,9 @@ class Overhead:
         if not self.is_known:
             return None
         most = MOST_OVERHEAD * group_size
-        if self.products <= 0:
+        if self.per_sample <= 0:
             return most
-        found = self.squares / self.products - self.moment / self.squares
-        return min(most, max(0.0, found))
+        return min(most, max(0.0, (self.evidence - self.products) / self.per_sample))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
