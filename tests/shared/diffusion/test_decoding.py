@@ -155,7 +155,7 @@ def test_a_step_that_finds_no_memory_beside_decoding_waits_for_it_and_is_not_hal
 
     def velocity(x: Tensor, sigma: Tensor, told: Conditions, *, guidance: float) -> Tensor:
         rows.append(len(x))
-        if not found.done():
+        if generator._shared._decoding.locked():
             decoder.may_go_on.set()
             raise torch.OutOfMemoryError("tried to allocate 20 GiB")
         return whole(x, sigma, told, guidance=guidance)
