@@ -39,7 +39,8 @@ def engine_of(gib: float, *, ema: bool) -> tuple[TrainerEngine, float]:
 
 
 def _with_rank(recipe: Recipe, rank: int, *, ema: bool) -> Recipe:
-    changes: dict[str, Any] = {"model.lora.rank": rank, "trainer.ema": 0.9 if ema else None}
+    lora = {"rank": rank, "alpha": 2.0 * rank}
+    changes: dict[str, Any] = {"model.lora": lora, "trainer.ema": 0.9 if ema else None}
     return override(recipe, {**changes, "run.shard_bytes": 1 << 30})
 
 

@@ -23,6 +23,9 @@ FROZEN_S = (0.5, 6.5)
 """Seconds that a process is stopped; at most longer than a worker's lease."""
 SHARD_BYTES = 600_000
 """Bytes of a shard: every version's weights and checkpoint have four."""
+CHECKPOINT_EVERY = 3
+"""Versions from one whose optimizer state is stored to the next: a trainer that was killed trains
+the batches since then again."""
 CALM_STEPS = 3
 """Steps that the run takes after the last fault."""
 CALM_S = 40.0
@@ -139,6 +142,7 @@ async def through(folder: Path, seed: int, number: int, **changes: Any) -> Storm
         encoders=1, shard_bytes=SHARD_BYTES, **changes,
     )  # fmt: skip
     with known():
-        async with cluster(folder / "run", setting, stores_in="s3") as run:
+        keys = {"trainer.checkpoint_every": CHECKPOINT_EVERY}
+        async with cluster(folder / "run", setting, changes=keys, stores_in="s3") as run:
             await run.until_step(1)
             return await weather(run, seed, number)
