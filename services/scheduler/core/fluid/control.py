@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from services.scheduler.core import exclusion
 from services.scheduler.core.assign import Issued, assign
-from services.scheduler.core.fluid.members import have_made
+from services.scheduler.core.fluid.members import are_together, have_made
 from services.scheduler.core.fluid.pieces import in_one_piece, train_pieces, whole_group
 from services.scheduler.core.fluid.recovery import drop_lost_version
 from services.scheduler.core.fluid.rounds import decide
@@ -83,7 +83,7 @@ def _assign_next(plan: Plan, state: State, now: float) -> Issued:
     assert fluid is not None
     made, following = fluid.provisional, fluid.batch + 1
     is_last = following >= plan.num_batches or state.goal_reached_by is not None
-    if made is None or is_last or state.batch is None:
+    if made is None or is_last or state.batch is None or not are_together(fluid, now):
         return state, []
     able = {a: state.workers[a] for a in have_made(fluid) if a in state.workers}
     batch = state.find_batch(following) or new_batch(plan, following, now)

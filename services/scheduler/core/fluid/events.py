@@ -51,7 +51,7 @@ def record(plan: Plan, state: State, event: FluidEvent, now: float) -> State:
     if fluid is None or event.batch != fluid.batch:
         return state
     if isinstance(event, Stepped):
-        return replace(state, fluid=_stepped(fluid, event))
+        return replace(state, fluid=_stepped(fluid, event, now))
     if event.attempt != fluid.attempt:
         return state
     match event:
@@ -188,14 +188,15 @@ def _answered(fluid: FluidState, event: SumHeld | ExchangeMissed) -> FluidState:
     return replace(fluid, exchange=exchange)
 
 
-def _stepped(fluid: FluidState, event: Stepped) -> FluidState:
+def _stepped(fluid: FluidState, event: Stepped, now: float) -> FluidState:
     """Record a step; one of an earlier attempt may be all that is left of the batch in the end."""
     if event.attempt < fluid.attempt:
         return replace(fluid, former={**fluid.former, event.worker: event})
     step = fluid.step
     if step is None or event.attempt != fluid.attempt or event.worker in step.stepped:
         return fluid
-    step = replace(step, stepped={**step.stepped, event.worker: event})
+    first = now if step.stepped_at is None else step.stepped_at
+    step = replace(step, stepped={**step.stepped, event.worker: event}, stepped_at=first)
     held = Holds(version=event.policy.version, checksum=event.checksum)
     holds = fluid.holds if event.worker in fluid.gone else {**fluid.holds, event.worker: held}
     return replace(fluid, step=step, holds=holds)

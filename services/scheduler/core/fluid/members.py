@@ -6,6 +6,9 @@ from services.scheduler.core.state import State, WorkerState
 MEMBER = "member"
 """What a trainer of a fluid run is called in the state: it generates as rollout does."""
 
+TOGETHER_S = 0.5
+"""Seconds that those who have stepped wait for the others."""
+
 
 def may_step(state: State, worker: WorkerState) -> bool:
     """Whether the worker can train pieces of the open batch and take its step."""
@@ -39,3 +42,13 @@ def have_made(fluid: FluidState) -> list[str]:
         and each.checksum == made.checksum
         and address not in fluid.gone
     ]
+
+
+def are_together(fluid: FluidState, now: float) -> bool:
+    """Whether the next batch may be given out: to all that hold the total, or, after a while, to
+    those that have stepped. Given to the first ones, it would be theirs alone."""
+    step = fluid.step
+    if step is None or step.stepped_at is None:
+        return False
+    missing = [a for a in step.holders if a not in step.stepped and a not in fluid.gone]
+    return not missing or now - step.stepped_at > TOGETHER_S

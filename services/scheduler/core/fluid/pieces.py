@@ -22,8 +22,9 @@ AHEAD = 2
 """Fragments and pieces that a member has: one in work, and one waiting, so that it never waits for
 a message."""
 FINE_PARTS = 3
-"""Parts into which the trained steps of a sample are divided at most: a call of few rows costs
-nearly as much as one of many."""
+"""Parts into which the trained steps of a sample are divided at most."""
+LEAST_ROWS = 3
+"""Rows of a piece at least, each of one sample at one step: a call of fewer takes nearly as long."""
 UNLIKE = 1.1
 """Devices whose speeds differ by less are taken as equal."""
 
@@ -181,15 +182,22 @@ def _cut(plan: Plan, group: GroupPieces, index: int, share: float, num_members: 
     least = _least_samples(plan)
     if samples >= 1 or least > 1:
         return [piece(group.num_cut, min(left, max(least, math.floor(samples))), own)]
-    parts = min(FINE_PARTS, len(own), math.ceil(1 / max(samples, 1e-9)), _most_parts(plan))
+    parts = min(
+        FINE_PARTS,
+        max(1, len(own) // LEAST_ROWS),
+        math.ceil(1 / max(samples, 1e-9)),
+        _most_parts(plan),
+    )
     ends = [merged + len(own) * n // parts for n in range(parts + 1)]
     return [piece(group.num_cut, 1, range(begin, end)) for begin, end in itertools.pairwise(ends)]
 
 
 def _least_samples(plan: Plan) -> int:
-    """Samples of a piece, so that one message can name all of a batch."""
+    """Samples of a piece at least; so that one message can name all of a batch, too."""
     samples = plan.trained_samples or plan.group_size
-    return math.ceil(plan.num_groups * samples / (MAX_PIECES // 2))
+    own = max(1, plan.trained_steps - plan.merged_steps)
+    nameable = math.ceil(plan.num_groups * samples / (MAX_PIECES // 2))
+    return min(samples, max(nameable, math.ceil(LEAST_ROWS / own)))
 
 
 def _most_parts(plan: Plan) -> int:

@@ -80,6 +80,8 @@ class Step:
     stepped: Mapping[str, Stepped] = field(default_factory=dict)
     named: CommitVersion | None = None
     """Another committer than the first."""
+    stepped_at: float | None = None
+    """When the first step was reported."""
 
     @property
     def committer(self) -> str:
