@@ -4,13 +4,12 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
-from services.scheduler.core import gradients
+from services.scheduler.core import fragments, gradients
 from services.scheduler.core.fluid import control, events, members, pieces, recovery, rounds
 from services.scheduler.core.fluid.state import FluidState
 from services.scheduler.core.state import Plan, State, WorkerState
-from services.scheduler.sim.commits import Commits
 from services.scheduler.sim.members import SimMember, Total
-from shared.messages.contracts import PolicyPublished
+from shared.messages.contracts import GenerateFragment, PolicyPublished
 from shared.messages.fluid import ExchangeSums, TakeStep
 from tests.faults.planting import Mutant, patched
 
@@ -80,11 +79,15 @@ def _whoever_lives(state: State, worker: WorkerState) -> bool:
 def a_member_that_differs_goes_on() -> AbstractContextManager[None]:
     """It neither compares nor loads, and the scheduler does not look at checksums."""
 
+    def begin(self: SimMember, task: GenerateFragment) -> None:
+        self._generate(task)
+
     def published(self: SimMember, message: PolicyPublished) -> None:
         self.newest = max(self.newest, message.policy.version)
 
     return patched(
         (SimMember, "_compare", lambda *_: None), (SimMember, "_published", published),
+        (SimMember, "_begin_fragment", begin),
         (members, "may_step", _may_step_in_spite_of_all),
         (pieces, "may_step", _may_step_in_spite_of_all),
     )  # fmt: skip
@@ -136,21 +139,8 @@ def what_a_lost_version_made_is_kept() -> AbstractContextManager[None]:
 
     return patched(
         (control, "drop_lost_version", keep), (recovery, "drop_lost_version", keep),
+        (fragments, "drop_stale_groups", lambda plan, state: state),
     )  # fmt: skip
-
-
-def a_version_is_committed_twice() -> AbstractContextManager[None]:
-    def begin(self: Commits) -> None:
-        self.fenced = False
-
-    return patched(
-        (
-            Commits,
-            "__post_init__",
-            begin,
-        ),
-        (SimMember, "_compare", lambda *_: None),
-    )
 
 
 def nobody_else_commits() -> AbstractContextManager[None]:
@@ -163,17 +153,6 @@ def an_exchange_has_no_deadline() -> AbstractContextManager[None]:
 
     original = rounds._end_round
     return patched((rounds, "_end_round", ends), (SimMember, "_expire", lambda *_: None))
-
-
-def an_order_to_step_is_forgotten_at_a_restart() -> AbstractContextManager[None]:
-    original = recovery._restored
-
-    def restored(plan: Plan, fluid: FluidState, command: Any, now: float) -> FluidState:
-        if isinstance(command, TakeStep | ExchangeSums):
-            return fluid
-        return original(plan, fluid, command, now)
-
-    return patched((recovery, "_restored", restored))
 
 
 def totals_of_older_rounds_are_taken() -> AbstractContextManager[None]:
@@ -205,13 +184,6 @@ def gradients_are_taken_at_whatever_weights_there_are() -> AbstractContextManage
     )  # fmt: skip
 
 
-def weights_change_in_the_middle_of_work() -> AbstractContextManager[None]:
-    def occupy(self: SimMember, seconds: float, done: Any) -> None:
-        self.process.after(seconds, done)
-
-    return patched((SimMember, "_occupy_when_free", occupy))
-
-
 FLUID_MUTANTS: tuple[Mutant, ...] = (
     a_share_is_counted_twice,
     a_sum_is_exchanged_whatever_is_in_it,
@@ -224,7 +196,6 @@ FLUID_MUTANTS: tuple[Mutant, ...] = (
     what_a_lost_version_made_is_kept,
     nobody_else_commits,
     an_exchange_has_no_deadline,
-    an_order_to_step_is_forgotten_at_a_restart,
     totals_of_older_rounds_are_taken,
     gradients_are_taken_at_whatever_weights_there_are,
 )

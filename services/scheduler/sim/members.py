@@ -479,7 +479,8 @@ class SimMember:
         self.history.works(f"{self.address}/0", "commit", 0.0, self.timing.step)
 
         def done() -> None:
-            assert self.made is not None and self.policy is not None
+            if self.made is None or self.policy is None:
+                return  # another version was loaded first
             before, self._before = self.checksum, self.policy
             self.policy = self.made[2]
             self.checksum = self.policy.weights_digest[:32]

@@ -24,7 +24,7 @@ a message."""
 FINE_PARTS = 3
 """Parts into which the trained steps of a sample are divided at most."""
 LEAST_ROWS = 3
-"""Rows of a piece at least, each of one sample at one step: a call of fewer takes nearly as long."""
+"""Rows of a piece at least: a call of fewer (sample, step) takes nearly as long."""
 UNLIKE = 1.1
 """Devices whose speeds differ by less are taken as equal."""
 
