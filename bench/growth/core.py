@@ -1,9 +1,11 @@
 """CPU seconds of the scheduler's core, by the number of devices: opening a batch, and an event."""
 
+import heapq
 import time
-from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import count
+from random import Random
 
 from services.scheduler.core.machine import MachineInput, WorkerJoined, step
 from services.scheduler.core.state import Plan, State
@@ -64,8 +66,10 @@ def published(version: int) -> PolicyPublished:
     return PolicyPublished(policy=policy_of(version), weights=REF, worker="trainer-0")
 
 
-def results_of(command: Command) -> Iterator[FragmentGenerated | FragmentScored | GroupTrained]:
-    """What workers answer to a command."""
+def results_of(
+    command: Command, seconds: float = 1.0
+) -> Iterator[FragmentGenerated | FragmentScored | GroupTrained]:
+    """What workers answer to a command; ``seconds``: that a fragment takes."""
     if isinstance(command, GenerateFragment):
         stored = Trajectories(
             trajectory=REF, conditions=REF, media=REF,
@@ -74,7 +78,7 @@ def results_of(command: Command) -> Iterator[FragmentGenerated | FragmentScored 
         rewards = tuple(float(sample) for sample in command.fragment.samples)
         yield FragmentGenerated(
             fragment=command.fragment, policy=command.policy, prompt=command.prompt, stored=stored,
-            worker=command.worker, seconds=1.0,
+            worker=command.worker, seconds=seconds,
         )  # fmt: skip
         yield FragmentScored(
             fragment=command.fragment, policy=command.policy, stored=stored, rewards=rewards,
@@ -112,17 +116,33 @@ def measure(devices: int, *, fragments_per_device: int = 2, helping: int = 0) ->
 
 def _batch(plan: Plan, state: State, version: int) -> tuple[State, tuple[float, int], list[float]]:
     """The state at its end, seconds and fragments of its opening, and seconds of each event."""
-    now = 10.0 * version
+    random, now = Random(version), 1e3 * version
     state, commands, seconds = _timed(plan, state, published(version), now)
     opening = seconds, sum(isinstance(each, GenerateFragment) for each in commands)
-    events, work = list[float](), deque(commands)
-    while work:
-        for event in results_of(work.popleft()):
-            now += 1e-4
-            state, commands, seconds = _timed(plan, state, event, now)
-            events.append(seconds)
-            work.extend(commands)
-    return state, opening, events
+    events, numbers = list[float](), count()
+    due, free = list[tuple[float, int, MachineInput]](), dict[str, float]()
+    while True:
+        for command in commands:
+            for at, event in _answers(command, now, free, random):
+                heapq.heappush(due, (at, next(numbers), event))
+        if not due:
+            return state, opening, events
+        now, _, event = heapq.heappop(due)
+        state, commands, seconds = _timed(plan, state, event, now)
+        events.append(seconds)
+
+
+def _answers(
+    command: Command, now: float, free: dict[str, float], random: Random
+) -> Iterator[tuple[float, MachineInput]]:
+    """What workers answer, and when; ``free``: until when each device has work."""
+    worker = command.worker if isinstance(command, GenerateFragment) else ""
+    at = max(now, free.get(worker, 0.0))
+    for result in results_of(command, random.uniform(0.9, 1.1)):
+        at += result.seconds
+        if isinstance(result, FragmentGenerated):
+            free[worker] = at
+        yield at, result
 
 
 def _timed(

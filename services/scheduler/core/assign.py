@@ -34,6 +34,11 @@ from services.scheduler.core.supply import (
 )
 from shared.messages.contracts import Fragment, GenerateFragment
 
+DEVICES_PER_EVENT = 64
+"""Devices that are looked at per event, on average. A schedule of all devices, which the end of a
+batch needs, is made again after as many events as that allows: up to then a device that has
+finished something goes on with what it has waiting."""
+
 Choice = tuple[WorkerState, NextFragment]
 Issued = tuple[State, list[GenerateFragment]]
 
@@ -49,6 +54,8 @@ def assign(plan: Plan, state: State, now: float) -> Issued:
     supply = open_supply(plan, state)
     if supply is None:
         return state, []
+    if state.pause and state.batch.count("issued") > state.pause:  # as many events will come
+        return replace(state, pause=state.pause - 1), []
     draft = Draft(plan, state, now)
     assigner = (
         ColocatedAssigner(draft, state.batch)
@@ -58,7 +65,10 @@ def assign(plan: Plan, state: State, now: float) -> Issued:
     tasks: list[GenerateFragment] = []
     while (choice := assigner.choose()) is not None:
         tasks.append(issue(draft, *choice))
-    return (draft.done(assigner.first), tasks) if tasks else (state, tasks)
+    pause = assigner.looked_at // DEVICES_PER_EVENT
+    if not tasks and pause == state.pause:
+        return state, tasks
+    return replace(draft.done(assigner.first), pause=pause), tasks
 
 
 class ColocatedAssigner:
@@ -67,6 +77,7 @@ class ColocatedAssigner:
     def __init__(self, draft: Draft, batch: BatchState) -> None:
         state, plan = draft.state, draft.plan
         self.first: dict[int, int] = {}
+        self.looked_at = 0
         self._draft = draft
         self._batch = batch
         self._queues = DeviceQueues(draft.now)
@@ -143,6 +154,8 @@ class PooledAssigner:
     """How many of its groups may be begun."""
     first: dict[int, int] = field(default_factory=dict)
     """For a batch, a group before which none has anything to issue."""
+    looked_at: int = 0
+    """Devices of which a schedule was made."""
     _queues: DeviceQueues = field(init=False)
     _addresses: list[str] = field(init=False)
     """Rollout devices by their places; the trainer's comes last."""
@@ -268,7 +281,8 @@ class PooledAssigner:
         if (finish - self._draft.now) * rate < left:
             return True  # even if the others had nothing else to do
         if now.schedule is None:
-            devices = map(self._device, range(len(self._addresses) + now.with_trainer))
+            self.looked_at = len(self._addresses) + now.with_trainer
+            devices = map(self._device, range(self.looked_at))
             queues = [queue for device in devices for queue in self._queues.of(state, device)]
             now.schedule = ListSchedule(queues, size, math.ceil(self._samples / now.size))
         return now.schedule.has(worker.address)

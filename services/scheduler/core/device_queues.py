@@ -3,12 +3,12 @@
 import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from services.scheduler.core.state import State, WorkerState
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceQueue:
+class DeviceQueue(NamedTuple):
     """One place on a device where fragments are generated, one after the other."""
 
     free_at: float
@@ -24,10 +24,12 @@ def queues_of(
     if seconds is None:
         seconds = sample_seconds(state, worker)
     if worker.concurrency == 1 and worker.gradient_task is None:
-        free_at = now
-        for place, held in enumerate(worker.assigned):
-            elapsed = 0.0 if place else now - held.since
-            free_at += max(0.0, state.costs.whole_samples(held.num_samples) * seconds - elapsed)
+        free_at, whole, is_first = now, state.costs.whole_samples, True
+        for held in worker.assigned:
+            left = whole(held.num_samples) * seconds
+            if is_first:
+                left, is_first = left - (now - held.since), False
+            free_at += left if left > 0 else 0.0
         return [DeviceQueue(free_at, seconds, worker.address)]
     free = [now] * worker.concurrency  # a heap
     for place, held in enumerate(worker.assigned):

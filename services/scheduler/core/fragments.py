@@ -38,7 +38,7 @@ def batch_opened(plan: Plan, state: State, policy: Policy, now: float) -> State:
     batch = state.find_batch(policy.version) or new_batch(plan, policy.version, now)
     phase = "running" if state.phase == "waiting" else state.phase
     batches = (replace(batch, opened_at=now),)
-    state = replace(state, policy=policy, batches=batches, phase=phase, trained_at=now)
+    state = replace(state, policy=policy, batches=batches, phase=phase, trained_at=now, pause=0)
     return drop_stale_groups(plan, state)
 
 

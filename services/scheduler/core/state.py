@@ -247,6 +247,8 @@ class State:
     """When the last group of the current batch was trained."""
     ticked_at: float = 0.0
     """When the last tick came."""
+    pause: int = 0
+    """Events that pass before devices are looked at again for the end of a batch; see `assign`."""
     failure: str | None = None
     goal_reached_by: int | None = None
     """Version by which evaluations have reached the run's goal: it ends with the next version."""
