@@ -107,7 +107,7 @@ class Generator:
             OutOfMemory: if there is no room for both.
         """
         with self._fits_beside():
-            staging = Staging(self._model.transformer)
+            staging = Staging(self._model.transformer, self._weights.digest_of)
             staging.add(Fetched(weights, None))
             return staging.finish()
 
@@ -115,7 +115,9 @@ class Generator:
         """Fetches weights and prepares them for `adopt`, one object after the other, in other
         threads; raises as `stage`, and IntegrityError if an object is not in the store."""
         with self._fits_beside():
-            staging = await asyncio.to_thread(Staging, self._model.transformer)
+            staging = await asyncio.to_thread(
+                Staging, self._model.transformer, self._weights.digest_of
+            )
             async for part in weights.parts():
                 await asyncio.to_thread(staging.add, part)
             return await asyncio.to_thread(staging.finish)

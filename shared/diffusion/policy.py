@@ -10,6 +10,7 @@ import structlog
 import torch
 from torch import nn
 
+from shared.diffusion.checksum import checksum_digest
 from shared.diffusion.compilation import CompiledBlocks, compile_blocks
 from shared.diffusion.device import fits
 from shared.diffusion.families.base import Family
@@ -19,7 +20,13 @@ from shared.diffusion.models import ModelAdapter, Part, load_model
 from shared.diffusion.recomputation import checkpoint_blocks
 from shared.diffusion.sampler import SamplingPlan
 from shared.diffusion.streaming import stream
-from shared.diffusion.weights import ADAPTER, WeightsInUse, trained_parameters
+from shared.diffusion.weights import (
+    ADAPTER,
+    DigestOf,
+    WeightsInUse,
+    trained_parameters,
+    weights_digest,
+)
 from shared.diffusion.weights_beside import WeightsBeside
 from shared.errors import UserError
 from shared.learning.algorithms import ALGORITHMS
@@ -124,7 +131,7 @@ def copy_policy(policy: LoadedPolicy, index: int) -> LoadedPolicy:
         return LoadedPolicy(
             model,
             device,
-            WeightsInUse(network),
+            WeightsInUse(network, digest_of=policy.in_use.digest_of),
             TrainedWeights(network, masters),
             WeightsBeside(network),
             None if policy.compiled is None else compile_blocks(network),
@@ -253,10 +260,16 @@ def policy_of(
     return LoadedPolicy(
         model,
         device,
-        WeightsInUse(network, place.types),
+        WeightsInUse(network, place.types, _digest_of(recipe)),
         TrainedWeights(network, place.masters, place.types),
         WeightsBeside(network),
     )
+
+
+def _digest_of(recipe: Recipe) -> DigestOf:
+    """Returns what names the weights of a version: where every device takes the optimizer step, 16
+    bytes that it finds for itself."""
+    return checksum_digest if recipe.schedule.is_fluid else weights_digest
 
 
 def set_matmul_precision(recipe: Recipe, device: torch.device) -> None:

@@ -1,7 +1,7 @@
 """The trained weights, an adapter's or all of the network's, and the digest of their content."""
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -88,8 +88,10 @@ class Staging:
     while the network generates.
     """
 
-    def __init__(self, network: nn.Module) -> None:
+    def __init__(self, network: nn.Module, digest_of: "DigestOf | None" = None) -> None:
+        """``digest_of``: that of the network's `WeightsInUse`, if it is not `weights_digest`."""
         parameters = trained_parameters(network)
+        self._digest_of = digest_of or weights_digest
         self._device = next(iter(parameters.values())).device
         self._assembly = Assembly()
         with _stream_of_its_own(self._device):
@@ -116,7 +118,8 @@ class Staging:
         """Returns the weights with their digest; raises IntegrityError if some are missing."""
         self._assembly.finish()
         with _stream_of_its_own(self._device):
-            return StagedTensors(digest=weights_digest(self._copies), tensors=self._copies)
+            digest = self._digest_of(self._copies, None)
+            return StagedTensors(digest=digest, tensors=self._copies)
 
 
 @contextmanager
@@ -171,6 +174,9 @@ State = tuple[tuple[int, int], ...]
 """Where the weights of a network lie, and how often they were changed in place: the same weights as
 long as it is the same."""
 
+DigestOf = Callable[[Mapping[str, Tensor], Mapping[str, torch.dtype] | None], str]
+"""Digest of weights, in other types if they are given."""
+
 
 class WeightsInUse:
     """Knows the digest of the weights that a network really holds: computed again when one of them
@@ -178,8 +184,14 @@ class WeightsInUse:
     it, which all ranks have to do together.
     """
 
-    def __init__(self, network: nn.Module, types: Mapping[str, torch.dtype] | None = None) -> None:
+    def __init__(
+        self,
+        network: nn.Module,
+        types: Mapping[str, torch.dtype] | None = None,
+        digest_of: DigestOf = weights_digest,
+    ) -> None:
         """``types``: those in which the weights are used, if the network holds them in others."""
+        self.digest_of = digest_of
         self._parameters = trained_parameters(network)
         self._types = types
         self._seen: dict[State, str] = {}
@@ -189,7 +201,7 @@ class WeightsInUse:
         state = self.state
         found = self._seen.get(state)
         if found is None:
-            found = weights_digest(self._parameters, self._types)
+            found = self.digest_of(self._parameters, self._types)
             self.know(state, found)
         return found
 

@@ -125,6 +125,7 @@ def _check_noise(tables: Tables) -> None:
 
 def _check_devices(tables: Tables) -> None:
     _check_colocated(tables)
+    _check_fluid(tables)
     _check_ranks(tables)
     _check_full(tables)
     _check_updates(tables)
@@ -136,7 +137,7 @@ def _check_devices(tables: Tables) -> None:
         _check_weights(tables)
     several = {
         "rollout.can_train": tables.rollout.can_train,
-        "trainer.devices": tables.trainer.devices > 1,
+        "trainer.devices": tables.trainer.devices > 1 and not tables.schedule.is_fluid,
         "trainer.ranks": tables.trainer.ranks > 1,
     }
     field = next((name for name, is_set in several.items() if is_set), None)
@@ -149,15 +150,50 @@ def _check_devices(tables: Tables) -> None:
 
 def _check_colocated(tables: Tables) -> None:
     colocated = tables.schedule.mode == "colocated"
-    if not tables.rollout.workers and not colocated:
+    if not tables.rollout.workers and not colocated and not tables.schedule.is_fluid:
         raise ValueError(
-            'rollout.workers: 0 needs schedule.mode "colocated"; otherwise start at least 1'
+            'rollout.workers: 0 needs schedule.mode "fluid" or "colocated"; otherwise start at '
+            "least 1"
         )
     if colocated and tables.rollout.workers and not tables.rollout.can_train:
         raise ValueError(
             'rollout.can_train: schedule.mode "colocated" trains on every device; set it to '
             "true, or rollout.workers to 0"
         )
+
+
+def _check_fluid(tables: Tables) -> None:
+    """A fluid device takes one elementwise step per batch, with all that is trained on it."""
+    if not tables.schedule.is_fluid:
+        if tables.trainer.exchange != "auto":
+            raise ValueError(
+                'trainer.exchange: is how fluid devices sum gradients; leave it out, or set '
+                'schedule.mode to "fluid"'
+            )
+        return
+    other = 'or schedule.mode to "pipelined"'
+    refused = {
+        f"trainer.ranks: fluid devices are processes of their own; set it to 1, {other}": (
+            tables.trainer.ranks > 1
+        ),
+        f"trainer.updates: fluid devices take one step per batch; set it to 1, {other}": (
+            tables.trainer.updates > 1
+        ),
+        f"algorithm.nft_decay: fluid devices hold no old policy; set it to 0, {other}": (
+            tables.keeps_old_policy
+        ),
+        f"schedule.max_staleness: fluid devices hold one version; set it to 0, {other}": (
+            tables.schedule.max_staleness != 0
+        ),
+        f"rollout.can_train: fluid devices train, others only generate; set it to false, {other}": (
+            tables.rollout.can_train
+        ),
+        f'algorithm.advantage_std: fluid devices train groups as they come; set it to "group", '
+        f"{other}": tables.batch_std is not None,
+    }
+    for reason, is_refused in refused.items():
+        if is_refused:
+            raise ValueError(reason)
 
 
 def _check_ranks(tables: Tables) -> None:

@@ -18,7 +18,9 @@ class Schedule(Table):
 
     mode: Literal["pipelined", "sequential", "colocated", "fluid"] = "pipelined"
     """sequential: a whole batch is generated, then scored, then trained. colocated: the same, with
-    every device generating its share of the groups and then training it."""
+    every device generating its share of the groups and then training it. fluid: every process of
+    the trainer holds the weights and their optimizer, generates while there is something to
+    generate, and trains what is ready (`Trainer.devices` processes)."""
     fragment_size: Positive | Literal["auto"] = "auto"
     """Samples that one device generates at a time. auto: chosen for the devices at hand, and
     smaller towards the end of a batch."""
@@ -34,6 +36,11 @@ class Schedule(Table):
     slot_deadline_s: Annotated[float, Field(gt=0)] | Literal["auto"] = "auto"
     """Seconds after which what a device has not finished is given to another one beside it. auto:
     ten times what it took before, 120 at least; 1,800 for one that has not finished anything."""
+
+    @property
+    def is_fluid(self) -> bool:
+        """Whether devices have no roles: each generates, trains and takes the optimizer step."""
+        return self.mode == "fluid"
 
     @property
     def staleness_limit(self) -> Literal[0, 1]:

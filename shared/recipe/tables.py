@@ -50,9 +50,13 @@ class Trainer(Table):
     threads: Positive = 1
     devices: Positive = 1
     """GPUs of this host that train together, each with all weights. On a CPU, replicas of the
-    network in one process."""
+    network in one process. With `schedule.mode` "fluid": number of processes that `digenrl up`
+    starts, each with one GPU; others may join from other hosts."""
     ranks: Positive = 1
     """Processes that torchrun starts, on one host or several, with a GPU each."""
+    exchange: Literal["auto", "store", "group"] = "auto"
+    """How fluid devices sum what they have trained: over the object store, or by a process group
+    (NCCL on GPUs, gloo on CPUs). auto: a process group on GPUs."""
     sharded: bool = False
     """Whether every rank holds a share of the weights (FSDP2), or all of them."""
 
@@ -187,6 +191,11 @@ class Tables(Table):
     reward: Reward
     schedule: Schedule = Schedule()
     evaluation: Evaluation = Evaluation()
+
+    @property
+    def num_trainers(self) -> int:
+        """Number of trainer processes that this host starts, but for ranks."""
+        return self.trainer.devices if self.schedule.is_fluid else 1
 
     @property
     def trainer_may_help(self) -> bool:

@@ -1,0 +1,150 @@
+"""A 128-bit checksum over the bits of tensors, taken where they lie, in whole numbers.
+
+Devices that took the same optimizer step compare 16 bytes instead of gigabytes. Two sums modulo
+2^64, which no order of additions changes, so that every device and every kernel finds the same:
+
+    sum_k = sum over rows i of  s_k(i) * sum over words j of  r_k(j) * mix(w_ij)      k = 1, 2
+    mix(w) = u xor (u >> 32),  u = w * M
+
+All tensors one after the other, by the width of their words (32 bits, or those of a narrower type)
+and then by name, are cut into rows of `ROW` words; r_k and s_k are odd pseudo-random numbers
+(splitmix64: Steele, Lea and Flood 2014). Odd factors let no change of a single word go unseen, and
+`mix`, which is one-to-one, brings the high bits of a word, its sign among them, down to where a
+factor spreads them: a multilinear hash sees little of a difference in high bits alone (Lemire and
+Kaser 2014). Names, types and shapes come in by their sha256.
+
+It finds faults of devices, not forgeries: what is stored has its own sha256.
+"""
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+ROW = 1 << 14
+MOST = 1 << 22
+"""Words that are mixed at a time: what it takes beside the tensors is some 100 MB."""
+BITS = 64
+MASK = (1 << BITS) - 1
+GOLDEN = 0x9E3779B97F4A7C15
+MULTIPLIERS = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+SEEDS = {"words": (1, 2), "rows": (3, 4)}
+"""Of r_1, r_2 and of s_1, s_2."""
+WORDS = {8: torch.int32, 4: torch.int32, 2: torch.int16, 1: torch.int8}
+"""Types that bits are read as, by the bytes of an element."""
+
+
+@dataclass(frozen=True, slots=True)
+class Checksum:
+    value: int
+    """128 bits."""
+
+    @property
+    def hex(self) -> str:
+        """The 32 hexadecimal digits that messages and records have."""
+        return f"{self.value:032x}"
+
+    @property
+    def digest(self) -> str:
+        """The sha256 that names what has this checksum, where a digest is asked for."""
+        return hashlib.sha256(b"digenrl checksum 1|" + self.value.to_bytes(16, "big")).hexdigest()
+
+    def beside(self, other: "Checksum") -> "Checksum":
+        """Return one checksum of both."""
+        both = hashlib.sha256(f"{self.hex}|{other.hex}".encode()).digest()
+        return Checksum(int.from_bytes(both[:16], "big"))
+
+
+@torch.no_grad()
+def checksum(tensors: Mapping[str, Tensor]) -> Checksum:
+    """Return the checksum of tensors of one device, whole ones of any shapes and types. Reads them
+    once; 16 bytes come to the host."""
+    ordered = sorted(tensors.items(), key=lambda item: (-_word(item[1]).itemsize, item[0]))
+    sums, first = None, 0
+    for words in _segments([tensor for _, tensor in ordered]):
+        rows = -(-len(words) // ROW)
+        found = _sums(words, first, rows)
+        sums = found if sums is None else sums + found
+        first += rows
+    low, high = (0, 0) if sums is None else (int(each) & MASK for each in sums.cpu())
+    layout = "".join(f"{name}|{t.dtype}|{tuple(t.shape)}|" for name, t in ordered)
+    about = hashlib.sha256(layout.encode()).digest()
+    low = (low + int.from_bytes(about[:8], "big")) & MASK
+    high = (high + int.from_bytes(about[8:16], "big")) & MASK
+    return Checksum(high << BITS | low)
+
+
+def _word(tensor: Tensor) -> torch.dtype:
+    return WORDS[tensor.element_size()]
+
+
+def _segments(tensors: list[Tensor]) -> Iterator[Tensor]:
+    """Yield the words of all tensors, at most `MOST` at a time, whole rows but for the last of each
+    width."""
+    for width in (torch.int32, torch.int16, torch.int8):
+        waiting: list[Tensor] = []
+        size = 0
+        for tensor in tensors:
+            if _word(tensor) is not width:
+                continue
+            words = tensor.detach().contiguous().reshape(-1).view(width)
+            while size + len(words) >= MOST:
+                taken = MOST - size
+                yield torch.cat([*waiting, words[:taken]])
+                words, waiting, size = words[taken:], [], 0
+            waiting.append(words)
+            size += len(words)
+        if size:
+            yield torch.cat(waiting)
+
+
+def _sums(words: Tensor, first: int, rows: int) -> Tensor:
+    """Return the two sums (2,) of these words, the rows of which begin at number ``first``."""
+    mixed = torch.zeros(rows * ROW, dtype=torch.int64, device=words.device)
+    mixed[: len(words)] = words
+    mixed.mul_(_signed(MULTIPLIERS[0]))
+    mixed.bitwise_xor_(mixed >> 32)
+    found = []
+    for of_words, of_rows in zip(_word_factors(words.device), SEEDS["rows"], strict=True):
+        each = (mixed.view(rows, ROW) * of_words).sum(1)
+        found.append((each * _factors(of_rows, first, rows, words.device)).sum())
+    return torch.stack(found)
+
+
+@lru_cache(maxsize=16)
+def _word_factors(device: torch.device) -> tuple[Tensor, ...]:
+    return tuple(_factors(seed, 0, ROW, device) for seed in SEEDS["words"])
+
+
+def _factors(seed: int, first: int, count: int, device: torch.device) -> Tensor:
+    """Return odd pseudo-random numbers (count,), those of the places from ``first`` on."""
+    found = torch.arange(first, first + count, dtype=torch.int64, device=device)
+    found = found * _signed(GOLDEN) + _signed(seed * MULTIPLIERS[1] & MASK)
+    for shift, multiplier in zip((30, 27), MULTIPLIERS, strict=True):
+        found = (found ^ _shifted(found, shift)) * _signed(multiplier)
+    return (found ^ _shifted(found, 31)) | 1
+
+
+def _shifted(numbers: Tensor, by: int) -> Tensor:
+    """Shift without the sign."""
+    return (numbers >> by) & ((1 << (BITS - by)) - 1)
+
+
+def _signed(number: int) -> int:
+    """Return a number of 64 bits as torch takes it."""
+    return number - (1 << BITS) if number >> (BITS - 1) else number
+
+
+def checksum_digest(
+    tensors: Mapping[str, Tensor], types: Mapping[str, torch.dtype] | None = None
+) -> str:
+    """Returns the digest of weights where devices compare checksums (`schedule.mode` "fluid"); of
+    the values in other ``types``, if they are given."""
+    held = {
+        name: tensor.detach() if types is None else tensor.detach().to(types[name])
+        for name, tensor in tensors.items()
+    }
+    return checksum(held).digest
