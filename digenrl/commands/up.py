@@ -27,7 +27,7 @@ def up(
         typer.Option(help="rollout workers compute gradients for a trainer that falls behind"),
     ] = None,
     mode: Annotated[
-        str | None, typer.Option(help="pipelined, colocated (one device), or sequential")
+        str | None, typer.Option(help="pipelined, fluid, colocated (one device), or sequential")
     ] = None,
     tag: Annotated[
         str | None, typer.Option(help="auto, off, or how many groups the trainer generates at most")
@@ -80,8 +80,8 @@ def up(
 
 
 def _rollout_workers(asked: int | None, mode: str | None) -> int | None:
-    """Return 0 in colocated mode, where the trainer's device does all the work, unless one asks."""
-    return 0 if asked is None and mode == "colocated" else asked
+    """Return 0 in modes where the trainer's devices generate as well, unless one asks."""
+    return 0 if asked is None and mode in ("colocated", "fluid") else asked
 
 
 def _number(text: str | None) -> str | int | float | None:

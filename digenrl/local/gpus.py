@@ -45,13 +45,19 @@ def assign_gpus(recipe: Recipe, gpus: Sequence[str]) -> Assignment:
     rollouts = [f"rollout-{number}" for number in range(recipe.rollout.workers)]
     rewards = [f"reward-{number}" for number in range(recipe.reward.workers)]
     encoders = [f"encoder-{number}" for number in range(recipe.encoder.workers)]
-    every = [TRAINER, *rollouts, *rewards, *encoders, EVALUATOR, REPORT]
+    trainers = trainers_of(recipe)
+    every = [*trainers, *rollouts, *rewards, *encoders, EVALUATOR, REPORT]
     if recipe.model.device == "cpu":
         return Assignment({name: {VISIBLE: ""} for name in every})
     num_trained = max(recipe.trainer.devices, recipe.trainer.ranks)
     _check_enough(recipe, num_trained, gpus)
     needed = num_trained + len(rollouts)
-    given = {TRAINER: gpus[:num_trained], REPORT: gpus[:1]}
+    given = {REPORT: gpus[:1]} | {
+        name: gpus[first : first + num_trained // len(trainers)]
+        for first, name in zip(
+            range(0, num_trained, num_trained // len(trainers)), trainers, strict=True
+        )
+    }
     given |= {name: [gpu] for name, gpu in zip(rollouts, gpus[num_trained:], strict=False)}
     left = list(gpus[needed:])
     takers = _takers(recipe, rewards, encoders)
@@ -71,6 +77,13 @@ def assign_gpus(recipe: Recipe, gpus: Sequence[str]) -> Assignment:
         tuple(warnings),
         evaluates_at_end=not left,
     )
+
+
+def trainers_of(recipe: Recipe) -> list[str]:
+    """Return the names of the trainer's processes on this host."""
+    if not recipe.schedule.is_fluid:
+        return [TRAINER]
+    return [f"trainer-{number}" for number in range(recipe.trainer.devices)]
 
 
 def _takers(

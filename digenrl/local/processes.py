@@ -4,7 +4,7 @@ import sys
 from collections.abc import Awaitable, Callable
 
 from digenrl.local.brokers import Program
-from digenrl.local.gpus import TRAINER
+from digenrl.local.gpus import trainers_of
 from digenrl.local.ports import free_ports
 from digenrl.local.preflight import LocalRun
 
@@ -22,7 +22,7 @@ def workers_of(local: LocalRun, ready: Ready) -> list[Program]:
         *(("rollout", f"rollout-{number}") for number in range(recipe.rollout.workers)),
         *(("encoder", f"encoder-{number}") for number in range(recipe.encoder.workers)),
         *(("reward", f"reward-{number}") for number in range(recipe.reward.workers)),
-        ("trainer", TRAINER),
+        *(("trainer", name) for name in trainers_of(recipe)),
     ]
     ports = free_ports(len(names))
     return [

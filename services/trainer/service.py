@@ -27,6 +27,15 @@ async def run(settings: ServiceSettings) -> None:
 
 
 async def _work(process: WorkerProcess) -> None:
+    if process.recipe.schedule.is_fluid:
+        from services.trainer.fluid.process import be_a_member  # torch
+
+        await be_a_member(process)
+    else:
+        await _train(process)
+
+
+async def _train(process: WorkerProcess) -> None:
     from services.trainer.app import TrainerApp  # torch, once the probes answer
     from services.trainer.engine.ranked import RankedTraining
     from shared.diffusion.device import this_device

@@ -52,9 +52,9 @@ class Checksum:
         """The sha256 that names what has this checksum, where a digest is asked for."""
         return hashlib.sha256(b"digenrl checksum 1|" + self.value.to_bytes(16, "big")).hexdigest()
 
-    def beside(self, other: "Checksum") -> "Checksum":
-        """Return one checksum of both."""
-        both = hashlib.sha256(f"{self.hex}|{other.hex}".encode()).digest()
+    def beside(self, other: "Checksum", about: str = "") -> "Checksum":
+        """Return one checksum of both, and of a text about them."""
+        both = hashlib.sha256(f"{self.hex}|{other.hex}|{about}".encode()).digest()
         return Checksum(int.from_bytes(both[:16], "big"))
 
 

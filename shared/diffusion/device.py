@@ -51,7 +51,7 @@ def this_device(
     if torch.cuda.is_available():
         gpu = visible(
             torch.cuda.device_count(),
-            max(recipe.trainer.devices, recipe.trainer.ranks) if trains else 1,
+            _gpus_of_a_process(recipe) if trains else 1,
         )
         properties = torch.cuda.get_device_properties(0)
         kind, memory = properties.name, properties.total_memory
@@ -69,6 +69,13 @@ def this_device(
         independent_devices=independent_devices,
         can_train=can_train,
     )
+
+
+def _gpus_of_a_process(recipe: Recipe) -> int:
+    """Returns how many of the host's GPUs one process trains on, or the ranks that it starts."""
+    if recipe.schedule.is_fluid:
+        return 1
+    return max(recipe.trainer.devices, recipe.trainer.ranks)
 
 
 def held_bytes(
@@ -93,6 +100,8 @@ def held_bytes(
         held -= network - network // trainer.ranks
     targets = model.lora.targets or checked_family_of(model.folder).lora_targets
     adapter = adapter_bytes(model.folder, model.lora.rank, targets, frozen_layers(recipe))
+    if trains and recipe.schedule.is_fluid:  # the sum of all members beside its own gradient
+        return held + adapter * 6
     return held + adapter * (4 if trains else 2)
 
 

@@ -19,6 +19,7 @@ from shared.messages.workers import (
     Activity,
     Device,
     DeviceLoan,
+    Holds,
     MemoryShortage,
     Service,
     WorkerRefused,
@@ -62,6 +63,8 @@ class Worker:
     policy_version: int | None = None
     loan: DeviceLoan | None = None
     memory_shortage: MemoryShortage | None = None
+    holds: Holds | None = None
+    """What a fluid device could take the next step from."""
     num_done: int = 0
     busy_seconds: float = 0.0
     seconds: dict[Activity, float] = field(default_factory=dict)
@@ -182,6 +185,7 @@ class Worker:
             device=self.device,
             loan=self.loan,
             memory_shortage=self.memory_shortage,
+            holds=self.holds,
             host=self.host,
             url=self.url,
             note=self._says or ("" if self._doing or not self._lacks else self._lacks[0][1]),

@@ -167,7 +167,7 @@ def _check_fluid(tables: Tables) -> None:
     if not tables.schedule.is_fluid:
         if tables.trainer.exchange != "auto":
             raise ValueError(
-                'trainer.exchange: is how fluid devices sum gradients; leave it out, or set '
+                "trainer.exchange: is how fluid devices sum gradients; leave it out, or set "
                 'schedule.mode to "fluid"'
             )
         return

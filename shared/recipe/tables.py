@@ -193,11 +193,6 @@ class Tables(Table):
     evaluation: Evaluation = Evaluation()
 
     @property
-    def num_trainers(self) -> int:
-        """Number of trainer processes that this host starts, but for ranks."""
-        return self.trainer.devices if self.schedule.is_fluid else 1
-
-    @property
     def trainer_may_help(self) -> bool:
         """Whether the trainer's devices also generate. Ranks wait for one another instead."""
         return self.run_schedule.lends_trainer and self.trainer.ranks == 1

@@ -19,6 +19,7 @@ from pydantic import Field, FiniteFloat, ValidationError, model_validator
 from shared.errors import CommitConflict, ContractError
 from shared.learning.curriculum import Saturated, saturated
 from shared.messages.contracts import ObjectRef, Policy
+from shared.messages.fluid import Checksum, Share
 from shared.messages.records import Count, Digest, Record, Text, Token
 from shared.messages.staleness import Admissible
 from shared.run.layout import commit_key, commits_folder
@@ -54,6 +55,10 @@ def _is_none(value: object) -> bool:
     return value is None
 
 
+def _is_empty(value: tuple[object, ...]) -> bool:
+    return not value
+
+
 class CommitRecord(Record):
     run: Token
     policy: Policy
@@ -79,6 +84,10 @@ class CommitRecord(Record):
     metrics: dict[str, FiniteFloat] = Field(default_factory=dict)
     worker: Token
     """Address of the trainer."""
+    checksum: Checksum | None = Field(default=None, exclude_if=_is_none)
+    """Of the bits of weights, moments and average, where several devices took the step."""
+    shares: tuple[Share, ...] = Field(default=(), exclude_if=_is_empty)
+    """What each of these had summed of the batch; together all of it, and nothing twice."""
 
     @property
     def batch(self) -> int | None:

@@ -14,6 +14,7 @@
 <run>/usage/<batch>.json             what the devices did in that batch, and what TAG decided
 <run>/evaluations/<settings>/...     what was measured, and the pictures (docs/evaluation.md)
 <run>/batches/<batch>/<sha256>...    trajectories and media, until no recovery needs them
+    .../exchange/<attempt>.<round>/  which sums fluid devices have stored for a total
 """
 
 import contextlib
@@ -82,6 +83,11 @@ def conditions_key(run: str, digest: str) -> str:
 
 def batch_folder(run: str, batch: int) -> str:
     return f"{_batches_folder(run)}/{batch:08d}"
+
+
+def exchange_folder(run: str, batch: int, attempt: int, round_number: int) -> str:
+    """Return where fluid devices say what they have for a round (`services.trainer.fluid`)."""
+    return f"{batch_folder(run, batch)}/exchange/{attempt}.{round_number}"
 
 
 async def stored_batches(store: ObjectStore, run: str) -> list[int]:

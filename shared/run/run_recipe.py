@@ -26,7 +26,7 @@ MAY_CHANGE = {
     "rollout.workers", "rollout.threads", "rollout.can_train", "rollout.memory", "rollout.media",
     "trainer.devices", "trainer.checkpoint_every",
     "encoder.workers", "encoder.threads", "encoder.ahead", "encoder.device",
-    "trainer.ranks", "trainer.sharded",
+    "trainer.ranks", "trainer.sharded", "trainer.exchange",
     "reward.workers", "reward.threads",
     "schedule.mode", "schedule.tag", "schedule.early_fraction", "schedule.slot_deadline_s",
     "evaluation.every", "evaluation.seed", "evaluation.samples_per_prompt", "evaluation.digits",
@@ -187,7 +187,10 @@ def check_same_run(stored: Recipe, given: Recipe, *, same: Collection[str] = ())
         },
     )
     before, after = _flat(old), _flat(new)
-    changed = [key for key in before if before[key] != after.get(key) and key not in MAY_CHANGE]
+    may_change = MAY_CHANGE
+    if stored.schedule.is_fluid != given.schedule.is_fluid:  # weights have digests of another kind
+        may_change = MAY_CHANGE - {"schedule.mode"}
+    changed = [key for key in before if before[key] != after.get(key) and key not in may_change]
     if changed:
         key = changed[0]
         raise UserError(

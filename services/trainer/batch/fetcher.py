@@ -111,7 +111,7 @@ class GroupFetcher:
                     command = received.message
                     if isinstance(command, TrainGroup) and self._is_wanted(command, counted):
                         allowed = await _admissible(command, before, committed)
-                        group = await self._admitted(command, allowed)
+                        group = await self.admitted(command, allowed)
                         if group is not None:
                             await fetched.put(group)
 
@@ -171,7 +171,7 @@ class GroupFetcher:
             )
         )
 
-    async def _admitted(self, command: TrainGroup, admissible: Admissible) -> AdmittedGroup | None:
+    async def admitted(self, command: TrainGroup, admissible: Admissible) -> AdmittedGroup | None:
         """Return the group with what is needed of it; or None, having reported what is faulty of
         it, if it may not be trained."""
         refused = [f for f in command.fragments if not await self._admits(f, command, admissible)]

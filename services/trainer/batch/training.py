@@ -294,7 +294,7 @@ class BatchTraining:
         batch.seconds += seconds
         if not batch.is_again:
             await self._tell(command, seconds)
-        batch.trained[command.group] = _record(command)
+        batch.trained[command.group] = trained_group(command)
 
     async def _tell(self, command: TrainGroup, seconds: float) -> None:
         await self._bus.publish(
@@ -320,7 +320,8 @@ def _scored(command: TrainGroup) -> Scored:
     )
 
 
-def _record(command: TrainGroup) -> TrainedGroup:
+def trained_group(command: TrainGroup) -> TrainedGroup:
+    """Return what a commit record says of a group."""
     names = command.fragments[0].parts
     added = command.contribution
     return TrainedGroup(

@@ -308,10 +308,7 @@ class TrainerEngine:
         self._transaction.join(self._parameters, scale)
         if self._recipe.trainer.ranks > 1:
             sum_gradients(self._parameters.values())
-        norm = clip_gradients(
-            (each.grad for each in self._parameters.values() if each.grad is not None),
-            table.max_grad_norm,
-        )
+        norm = self._clipped()
         finite = math.isfinite(norm)
         if finite:
             with fits(self._loaded.device, "the optimizer step", STEP_REMEDY):
@@ -329,6 +326,11 @@ class TrainerEngine:
             "micro_batch": float(self.chunk.samples),
             "tsp_steps": float(self.chunk.steps),
         }
+
+    def _clipped(self) -> float:
+        """Clip the gradient, and return the norm that it had."""
+        gradients = (each.grad for each in self._parameters.values() if each.grad is not None)
+        return clip_gradients(gradients, self._recipe.trainer.max_grad_norm)
 
     @torch.no_grad()
     def _average(self, step: int) -> None:

@@ -3,8 +3,9 @@
     message        it is followed if                                          else
     TrainPiece     it is of the batch that is trained from the version in     dropped
                    use, and of this sum, or a later one: that begins empty
-    ExchangeSums   it is the newest round of the newest attempt, names this   dropped
-                   member, and its sum is made of exactly its share           missed
+    ExchangeSums   it is newer than every round before,                       dropped
+                   names this member,                                         left out
+                   and its sum is made of exactly its share                   missed
     TakeStep       the total of that round is here, with this sum id          dropped
 
 Whoever has stepped follows no other message of that batch: not even of a later attempt, in which
@@ -16,7 +17,7 @@ from typing import Literal
 
 from shared.messages.fluid import ExchangeSums, Piece, Share, TakeStep, TrainPiece
 
-Verdict = Literal["follow", "missed", "drop"]
+Verdict = Literal["follow", "missed", "left_out", "drop"]
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -82,8 +83,8 @@ class Ledger:
             self._advance(SumKey(message.batch, message.attempt, 0))
         self.attempt, self.round, self.total = message.attempt, message.round, None
         if share is None:
-            return "drop"
-        return "follow" if self._is_exactly(message, share) else "missed"
+            return "left_out"
+        return "follow" if self.is_exactly(message, share) else "missed"
 
     def is_current(self, message: ExchangeSums) -> bool:
         """Whether no other round, and no other version, has come since."""
@@ -101,7 +102,8 @@ class Ledger:
         told = message.batch, message.attempt, message.round
         return current == told and self.total == message.sum_id
 
-    def _is_exactly(self, message: ExchangeSums, share: Share) -> bool:
+    def is_exactly(self, message: ExchangeSums, share: Share) -> bool:
+        """Whether the sum is made of a share, the whole of it and nothing else."""
         key = SumKey(message.batch, message.attempt, share.sum_number)
         if key > self.key and not share.pieces:
             self._advance(key)

@@ -1,0 +1,117 @@
+"""Commits the version that members have stepped to: any of them can, from the same list."""
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import structlog
+
+from services.trainer.batch.measures import batch_metrics
+from services.trainer.batch.training import trained_group
+from services.trainer.versions import store_version
+from shared.devices.protocols import Snapshot
+from shared.errors import ContractError
+from shared.messages import subjects
+from shared.messages.contracts import Policy, PolicyPublished, TrainGroup
+from shared.messages.fluid import Share
+from shared.process.worker import WorkerContext, patiently
+from shared.run.commits import CommitRecord, commit, stored_digest
+from shared.telemetry import STAGE_SECONDS
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class MadeVersion:
+    """A version that this member has stepped to; nobody else need have."""
+
+    policy: Policy
+    checksum: str
+    shares: tuple[Share, ...] = ()
+    """What the total was made of, by whom; nothing for the first version."""
+    metrics: Mapping[str, float] | None = None
+    """Of the step."""
+    began: float = 0.0
+    """Monotonic seconds at the beginning of the step."""
+
+    @property
+    def batch(self) -> int:
+        return self.policy.version - 1
+
+
+class Committing:
+    def __init__(self, context: WorkerContext) -> None:
+        self._bus = context.bus
+        self._store = context.store
+        self._worker = context.worker
+
+    async def commit(self, made: MadeVersion, snapshot: Snapshot) -> CommitRecord:
+        """Store a version and commit it; go on until the store answers.
+
+        Raises:
+            CommitConflict: if it is committed already.
+        """
+        record = await patiently(lambda: self._committed(made, snapshot), "store_unavailable")
+        seconds = time.monotonic() - made.began if made.shares else 0.0
+        if made.shares:
+            STAGE_SECONDS.labels(stage="commit").observe(seconds)
+        await self.announce(record, seconds)
+        return record
+
+    async def announce(self, record: CommitRecord, seconds: float = 0.0) -> None:
+        await self._bus.publish(
+            PolicyPublished(
+                policy=record.policy,
+                weights=record.weights,
+                worker=self._worker.address,
+                seconds=seconds,
+                checksum=record.checksum,
+            )
+        )
+
+    async def _committed(self, made: MadeVersion, snapshot: Snapshot) -> CommitRecord:
+        run, version = self._bus.run, made.policy.version
+        weights, checkpoint = await store_version(self._store, run, snapshot)
+        groups = await self._groups(made)
+        trained = tuple(trained_group(each) for each in groups)
+        metrics = dict(made.metrics or {})
+        if groups:
+            advantages = [each for group in groups for each in group.advantages]
+            metrics = {**batch_metrics(made.batch, trained, advantages), **metrics}
+        record = CommitRecord(
+            run=run,
+            policy=made.policy,
+            parent=await stored_digest(self._store, run, version - 1) if version else None,
+            weights=weights,
+            checkpoint=checkpoint,
+            trained=trained,
+            metrics=metrics,
+            worker=self._worker.address,
+            checksum=made.checksum,
+            shares=made.shares,
+        )
+        await commit(self._store, record)
+        log.info("committed", version=version, **metrics)
+        return record
+
+    async def _groups(self, made: MadeVersion) -> list[TrainGroup]:
+        """Return the groups that the shares name, by their index.
+
+        Raises:
+            ContractError: if one is not on the bus.
+        """
+        if not made.shares:
+            return []
+        wanted = {(p.group, p.attempt) for share in made.shares for p in share.pieces}
+        subject = subjects.batch_subject(self._bus.run, subjects.TRAIN, made.batch)
+        stored, _ = await self._bus.stored(subjects.TRAIN, [subject])
+        messages = [each.message for each in stored]
+        found = {
+            (each.group, each.attempt): each
+            for each in messages
+            if isinstance(each, TrainGroup) and (each.group, each.attempt) in wanted
+        }
+        if found.keys() != wanted:
+            lacking = sorted(wanted - found.keys())[0]
+            raise ContractError(f"group {lacking} of batch {made.batch} is not on the bus")
+        return [found[which] for which in sorted(wanted)]

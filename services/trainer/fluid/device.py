@@ -1,0 +1,100 @@
+"""A member's device: one network that generates and trains, in threads."""
+
+import asyncio
+import math
+from collections.abc import Callable, Mapping
+
+from services.trainer.engine.trainer_engine import ParsedGroups
+from services.trainer.fluid.engine import FluidEngine, StepScale
+from services.trainer.fluid.exchange import ALL, Sum
+from services.trainer.fluid.protocols import TotalMeasure
+from services.trainer.fluid.sums import Term
+from shared.devices.protocols import GroupData, Snapshot
+from shared.devices.slices import GroupSlice
+from shared.diffusion.checksum import checksum
+from shared.diffusion.policy import LoadedPolicy
+from shared.messages.fluid import Piece
+from shared.messages.workers import MemoryShortage
+from shared.recipe.recipe import Recipe
+from shared.run.manifest import StoredTensors
+
+READ_GROUPS = 3
+"""Groups whose tensors stay unpacked: a device takes pieces of few groups at a time."""
+
+
+class EngineMember:
+    """Implements `FluidDevice`."""
+
+    def __init__(self, recipe: Recipe, loaded: LoadedPolicy) -> None:
+        self.engine = FluidEngine(recipe, loaded)
+        self._by_group = recipe.trainer.deterministic
+        self._window = recipe.sampling.window
+        self._groups = ParsedGroups(self.engine.read, READ_GROUPS)
+        self._terms: dict[int, Term] = {}
+        """In deterministic mode, the gradient of each group in main memory."""
+
+    def weights_digest(self) -> str:
+        return self.engine.weights_digest()
+
+    async def checksum(self) -> str:
+        return await asyncio.to_thread(lambda: self.engine.checksum().hex)
+
+    async def restore(self, weights: StoredTensors, checkpoint: StoredTensors) -> None:
+        await self.engine.restore(weights, checkpoint)
+        self.begin()
+
+    def begin(self) -> None:
+        self.engine.begin()
+        self._terms = {}
+
+    async def train(self, group: GroupData, piece: Piece) -> MemoryShortage | None:
+        read = await self._groups.read(group)
+        last = piece.first_step + piece.num_steps
+        part = read.sliced(GroupSlice(piece.samples, first=piece.first_step, end=last))
+        return await asyncio.to_thread(
+            self._apart, piece, lambda: self.engine.train(part, kind=group.kind)
+        )
+
+    async def skip(self, piece: Piece) -> None:
+        rows = piece.num_samples * piece.num_steps
+        await asyncio.to_thread(self._apart, piece, lambda: self.engine.skip_rows(rows))
+
+    def _apart(
+        self, piece: Piece, train: Callable[[], MemoryShortage | None]
+    ) -> MemoryShortage | None:
+        """Train a piece; in deterministic mode, keep its gradient apart from all others."""
+        if not self._by_group:
+            return train()
+        self.engine.begin()
+        shortage = train()
+        term = self.engine.term()
+        gradient = None if term.gradient is None else term.gradient.cpu()
+        self._terms[piece.group] = Term(gradient, term.tally)
+        self.engine.begin()
+        return shortage
+
+    async def own_sum(self) -> Sum:
+        if self._by_group:
+            return dict(self._terms)
+        return {ALL: await asyncio.to_thread(self.engine.term)}
+
+    async def measure(self, total: Term) -> TotalMeasure:
+        return await asyncio.to_thread(self._measure, total)
+
+    def _measure(self, total: Term) -> TotalMeasure:
+        assert total.gradient is not None
+        self.engine.check(total)
+        found = self.engine.measured(total)
+        norm = found.norm if math.isfinite(found.norm) else None
+        return TotalMeasure(checksum({"": total.gradient}).digest, norm, found.scale)
+
+    async def step(self, batch: int, total: Term, measure: TotalMeasure) -> Mapping[str, float]:
+        norm = math.nan if measure.norm is None else measure.norm
+        given = StepScale(norm, measure.scale)
+        self._terms = {}
+        metrics = await asyncio.to_thread(self.engine.take, batch, total, given)
+        self.begin()
+        return metrics
+
+    async def weights(self) -> Snapshot:
+        return await asyncio.to_thread(self.engine.weights)

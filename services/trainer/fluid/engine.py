@@ -1,0 +1,126 @@
+"""Trains a member's pieces, and takes the step of a total that all members hold."""
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+from torch.nn.utils import get_total_norm
+
+from services.trainer.engine.checkpoint import STEP
+from services.trainer.engine.trainer_engine import TrainerEngine
+from services.trainer.fluid.sums import SumLayout, Term
+from shared.devices.protocols import Snapshot
+from shared.diffusion.checksum import Checksum, checksum
+from shared.diffusion.policy import LoadedPolicy
+from shared.diffusion.training.tally import Tally
+from shared.diffusion.weights import trained_parameters
+from shared.recipe.recipe import Recipe
+
+
+@dataclass(frozen=True, slots=True)
+class StepScale:
+    """What all members step by, as the committer has measured it once."""
+
+    norm: float
+    """Norm of the total; not finite if the step is passed over."""
+    scale: float
+    """Factor on the total, by which it is clipped."""
+
+
+class FluidEngine(TrainerEngine):
+    def __init__(self, recipe: Recipe, loaded: LoadedPolicy) -> None:
+        super().__init__(recipe, loaded)
+        first = next(iter(self._parameters.values()))
+        size = sum(each.numel() for each in self._parameters.values())
+        self.layout = SumLayout(size, first.dtype, first.device)
+        self._network = loaded.model.transformer
+        self._given = StepScale(0.0, 1.0)
+
+    def weights(self) -> Snapshot:
+        """Copy weights and optimizer as they stand to kept buffers; the checksum names them."""
+        return replace(self.copy().snapshot(), digest=self.weights_digest())
+
+    def term(self) -> Term:
+        """Copy what was summed since `begin`, flat."""
+        grads = {name: each.grad for name, each in self._parameters.items()}
+        tally = replace(self._transaction.tally)
+        tally.skip(self._transaction.num_skipped)
+        if all(each is None for each in grads.values()):
+            return Term(None, tally.as_dict())
+        with torch.no_grad():
+            flat = torch.cat([
+                (torch.zeros_like(each) if grads[name] is None else grads[name]).reshape(-1)
+                for name, each in self._parameters.items()
+            ])  # fmt: skip
+        return Term(flat, tally.as_dict())
+
+    def skip_rows(self, num_rows: int) -> None:
+        """Count rows whose gradient is zero."""
+        self._transaction.skip(num_rows)
+
+    def measured(self, total: Term) -> StepScale:
+        """Return norm and scale of a total: the gradient is clipped by its norm."""
+        assert total.gradient is not None
+        norm = get_total_norm(list(self._parts(total.gradient).values()))
+        limit = self._recipe.trainer.max_grad_norm
+        scale = torch.clamp(limit / (norm + 1e-6), max=1.0)
+        if not math.isfinite(norm):
+            return StepScale(math.nan, 1.0)
+        return StepScale(float(norm), float(scale))
+
+    def take(self, batch: int, total: Term, given: StepScale) -> dict[str, float]:
+        """Take the step of a total, elementwise, and return its metrics."""
+        assert total.gradient is not None
+        self.begin()
+        self._transaction.tally = Tally(**_of_types(total.tally))
+        for name, gradient in self._parts(total.gradient).items():
+            self._parameters[name].grad = gradient
+        self._given = given
+        return self.step(batch)
+
+    def check(self, total: Term) -> None:
+        """Raises BatchFailed if these weights cannot be trained on the rows of a total."""
+        kept, self._transaction.tally = self._transaction.tally, Tally(**_of_types(total.tally))
+        try:
+            self.check_rows()
+        finally:
+            self._transaction.tally = kept
+
+    def checksum(self) -> Checksum:
+        """Return the checksum of the weights, the moments and the average."""
+        weights = checksum(trained_parameters(self._network))
+        states, steps = {}, []
+        for name, parameter in self._parameters.items():
+            for state, value in self._optimizer.state[parameter].items():
+                if state == STEP:
+                    steps.append(float(value))
+                else:
+                    states[f"{state}/{name}"] = value
+        states |= {f"average/{name}": each for name, each in self._averages.items()}
+        states |= {f"master/{name}": each for name, each in self._trained.masters.items()}
+        return weights.beside(checksum(states), about=str(steps))
+
+    def _clipped(self) -> float:
+        """Scale the gradient as all members do; return the norm that it had."""
+        if math.isfinite(self._given.norm):
+            for parameter in self._parameters.values():
+                assert parameter.grad is not None
+                parameter.grad.mul_(self._given.scale)
+        return self._given.norm
+
+    def _parts(self, flat: Tensor) -> dict[str, Tensor]:
+        """Return the gradient of each parameter, in place."""
+        sizes = [each.numel() for each in self._parameters.values()]
+        return dict(self._shaped(flat.split(sizes)))
+
+    def _shaped(self, parts: tuple[Tensor, ...]) -> Iterator[tuple[str, Tensor]]:
+        for (name, parameter), part in zip(self._parameters.items(), parts, strict=True):
+            yield name, part.view_as(parameter)
+
+
+def _of_types(tally: Mapping[str, float]) -> dict[str, float]:
+    """Return the fields of a tally; those that count are whole numbers."""
+    empty = Tally()
+    return {name: type(getattr(empty, name))(value) for name, value in tally.items()}

@@ -1,0 +1,101 @@
+"""How members form one total of their sums: what a transport is asked for, and what it says.
+
+Two transports form the same total (docs/large-models.md): `StoreExchange` over the object store,
+`GroupExchange` by a process group. Either ends by its deadline, whoever is lost.
+"""
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from shared.errors import DigenRLError
+from shared.messages.fluid import ExchangeSums, Share
+from shared.run.layout import exchange_folder
+
+ALL = -1
+"""Key of a member's one sum; in deterministic mode each group has a sum of its own, by its
+number."""
+
+Sum = Mapping[int, Any]
+"""`services.trainer.fluid.sums.Term` of each key."""
+
+
+class Missed(DigenRLError):
+    """A round came to nothing here."""
+
+    def __init__(self, reason: str, missing: tuple[str, ...] = ()) -> None:
+        """``missing``: addresses of those that were waited for in vain."""
+        super().__init__(reason)
+        self.missing = missing
+
+
+@dataclass(frozen=True, slots=True)
+class Meeting:
+    """One round of an exchange as one member sees it."""
+
+    run: str
+    me: str
+    message: ExchangeSums
+    deadline: float
+    """Monotonic seconds by which it has to be over."""
+    by_group: bool = False
+    """Whether every group has a sum of its own, and they are added in the order of the groups."""
+
+    @classmethod
+    def of(cls, message: ExchangeSums, run: str, me: str, *, by_group: bool) -> "Meeting":
+        deadline = time.monotonic() + message.max_seconds
+        return cls(run, me, message, deadline, by_group)
+
+    @property
+    def seconds(self) -> float:
+        """Seconds that are left."""
+        return max(0.0, self.deadline - time.monotonic())
+
+    @property
+    def folder(self) -> str:
+        message = self.message
+        return exchange_folder(self.run, message.batch, message.attempt, message.round)
+
+    @property
+    def committer(self) -> str:
+        return self.message.committer
+
+    @property
+    def is_committer(self) -> bool:
+        return self.me == self.committer
+
+    @property
+    def members(self) -> tuple[str, ...]:
+        return tuple(share.worker for share in self.message.shares)
+
+    @property
+    def contributors(self) -> tuple[Share, ...]:
+        """Shares of those that have summed something, in the order in which they are added."""
+        return tuple(share for share in self.message.shares if share.pieces)
+
+    @property
+    def owner_of(self) -> dict[int, str]:
+        """The member that has trained each group, in the order of the groups.
+
+        Raises:
+            Missed: if several have trained a part of one, where each is trained whole.
+        """
+        owners: dict[int, str] = {}
+        for share in self.contributors:
+            for piece in share.pieces:
+                if owners.setdefault(piece.group, share.worker) != share.worker:
+                    raise Missed(f"group {piece.group} was trained by several, in parts")
+        return dict(sorted(owners.items()))
+
+
+class Exchange(Protocol):
+    async def total(self, meeting: Meeting, own: Sum) -> Any:
+        """Return the total (a `Term`) of what all members have summed; all get the same bits.
+
+        Raises:
+            Missed: if it is not formed by the deadline.
+        """
+
+    async def close(self) -> None:
+        """Let go of what is kept between rounds."""

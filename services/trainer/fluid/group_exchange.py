@@ -1,0 +1,315 @@
+"""Sums by a process group: NCCL between GPUs, gloo between CPUs.
+
+The committer of a round answers on a port of its own (torch's TCPStore) and says in the object
+store where; the members meet there under the round's prefix. The sums go to the committer, added
+on their way, and the total goes from there to all: as many bytes as a sum that everybody forms, and
+the same bits everywhere. Deterministic runs send one group's gradient after the other, and
+everybody adds them in the order of the groups.
+
+A membership that has just formed a total is kept for the next batch's first round; whatever goes
+wrong ends it, and the next round meets anew. No call waits without a limit: gloo's have a timeout;
+NCCL's end when the group is aborted, which the deadline does from outside, before torch's own
+watchdog ends the process. A call that does not end even then ends this process, which is a new
+member when it comes back.
+"""
+
+import asyncio
+import contextlib
+import json
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import structlog
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from services.trainer.fluid.exchange import ALL, Meeting, Missed, Sum
+from services.trainer.fluid.sums import (
+    TALLY_NAMES,
+    SumLayout,
+    Term,
+    added,
+    in_order,
+    tally_of,
+    tally_row,
+)
+from shared.diffusion.training.tally import Tally
+from shared.errors import DigenRLError, Unavailable
+from shared.process.service import end_soon
+from shared.store import ObjectStore
+
+LOOK_S = 0.05
+GRACE_S = 10.0
+"""Seconds that a call has to end once its group is aborted."""
+WATCHDOG_S = 600.0
+"""Seconds after which torch itself would end a process whose NCCL call hangs."""
+PLACE = "place"
+
+log = structlog.get_logger()
+
+
+class Stuck(DigenRLError):
+    """A call of a lost process group does not end: this process has to."""
+
+
+@dataclass(slots=True)
+class Membership:
+    """Processes that have met; one thread at a time uses it."""
+
+    members: tuple[str, ...]
+    name: str
+    """Of the round that it met for."""
+    store: Any
+    group: Any = None
+    """torch's process group, once all are there."""
+
+    def abort(self) -> None:
+        """End what waits for others, from any thread, and let go of all connections."""
+        group, self.group, self.store = self.group, None, None
+        with contextlib.suppress(Exception):  # it may be in any state
+            group.abort()
+
+
+class GroupExchange:
+    def __init__(self, store: ObjectStore, layout: SumLayout, address: str) -> None:
+        """``address``: of this host, as other members reach it."""
+        self._store = store
+        self._layout = layout
+        self._address = address
+        self._kept: Membership | None = None
+
+    async def total(self, meeting: Meeting, own: Sum) -> Term:
+        if len(meeting.members) == 1:
+            terms = in_order({meeting.me: own}, meeting)
+            return await asyncio.to_thread(added, terms, self._layout)
+        try:
+            membership = await self._membership(meeting)
+        except TimeoutError:
+            missing = () if meeting.is_committer else (meeting.committer,)
+            raise Missed("nobody said where to meet in time", missing) from None
+        call = _Call(lambda: self._formed(membership, meeting, own))
+        try:
+            async with asyncio.timeout(meeting.seconds):
+                total = await call.result()
+        except TimeoutError:
+            raise Missed("the others did not come, or did not answer, in time") from None
+        except RuntimeError as error:  # torch's, for whatever goes wrong between processes
+            raise Missed(f"a member is lost: {str(error).splitlines()[0][:200]}") from error
+        finally:
+            if not call.has_succeeded:
+                await self._end(membership, call)
+        self._kept = membership
+        return total
+
+    async def close(self) -> None:
+        kept, self._kept = self._kept, None
+        if kept is not None:
+            await asyncio.to_thread(kept.abort)
+
+    async def _end(self, membership: Membership, call: "_Call") -> None:
+        aborting = _Call(membership.abort)
+        with contextlib.suppress(TimeoutError, RuntimeError, DigenRLError):
+            async with asyncio.timeout(GRACE_S):
+                await aborting.result()
+                await call.result()
+        if not (call.is_over and aborting.is_over):
+            end_soon()
+            raise Stuck("a process group does not end; this process does")
+
+    async def _membership(self, meeting: Meeting) -> Membership:
+        """Return the kept membership if the committer says so, or begin a new one.
+
+        Raises:
+            TimeoutError: if the committer does not say in time where to meet.
+            Missed: if it is one that this member does not have.
+        """
+        kept, self._kept = self._kept, None
+        if kept is not None and (kept.members != meeting.members or meeting.message.round):
+            await asyncio.to_thread(kept.abort)
+            kept = None
+        name = f"{meeting.message.batch}.{meeting.message.attempt}.{meeting.message.round}"
+        key = f"{meeting.folder}/{PLACE}.json"
+        if meeting.is_committer:
+            if kept is None:
+                store = await asyncio.to_thread(_serve, meeting.seconds)
+                kept = Membership(meeting.members, name, store)
+                place = {"name": name, "host": self._address, "port": store.port}
+            else:
+                place = {"name": kept.name}
+            async with asyncio.timeout(meeting.seconds):
+                await self._write(key, json.dumps(place).encode())
+            return kept
+        async with asyncio.timeout(meeting.seconds):
+            place = json.loads(await self._read(key))
+        if kept is not None and kept.name == place["name"]:
+            return kept
+        if kept is not None:
+            await asyncio.to_thread(kept.abort)
+        if "port" not in place:
+            raise Missed("the others have met before this member came", (meeting.me,))
+        reached = _Call(lambda: _reach(place["host"], place["port"], meeting.seconds))
+        try:
+            return Membership(meeting.members, place["name"], await reached.result())
+        except RuntimeError as error:
+            raise Missed(f"the committer does not answer: {error}", (meeting.committer,)) from error
+
+    async def _write(self, key: str, data: bytes) -> None:
+        while True:
+            try:
+                return await self._store.write(key, data)
+            except Unavailable:
+                await asyncio.sleep(LOOK_S)
+
+    async def _read(self, key: str) -> bytes:
+        while True:
+            with contextlib.suppress(Unavailable):
+                found = await self._store.read(key)
+                if found is not None:
+                    return found
+            await asyncio.sleep(LOOK_S)
+
+    def _formed(self, membership: Membership, meeting: Meeting, own: Sum) -> Term:
+        """Meet and form the total, in a thread; raises RuntimeError if a member is lost."""
+        if self._layout.device.type == "cuda":
+            torch.cuda.set_device(self._layout.device)
+        rank = meeting.members.index(meeting.me)
+        if membership.group is None:
+            membership.group = self._met(membership, rank, meeting.seconds)
+        group, root = membership.group, meeting.members.index(meeting.committer)
+        tallies = self._tallies(group, meeting, own)
+        if meeting.by_group:
+            gradient = self._in_order(group, meeting, own)
+        else:
+            term = own.get(ALL)
+            given = None if term is None else term.gradient
+            gradient = self._layout.zeros() if given is None else given.clone()
+            _reduce(group, gradient, root)
+            _broadcast(group, gradient, root)
+        if gradient.is_cuda:
+            torch.cuda.current_stream(gradient.device).synchronize()
+        return Term(gradient, tallies)
+
+    def _met(self, membership: Membership, rank: int, seconds: float) -> Any:
+        size, store = len(membership.members), dist.PrefixStore(membership.name, membership.store)
+        timeout = timedelta(seconds=max(1.0, seconds))
+        if self._layout.device.type == "cuda":
+            options = dist.ProcessGroupNCCL.Options()
+            options._timeout = timedelta(seconds=WATCHDOG_S)  # the deadline comes before
+            return dist.ProcessGroupNCCL(store, rank, size, options)
+        return _gloo(store, rank, size, timeout, self._address)
+
+    def _in_order(self, group: Any, meeting: Meeting, own: Sum) -> Tensor:
+        """Add one group's gradient after the other, each from its owner. Groups without a gradient
+        are passed over by all alike: their owners say so first."""
+        total: Tensor | None = None
+        owners = meeting.owner_of
+        has = torch.zeros(len(owners), dtype=torch.int32, device=self._layout.device)
+        for place, number in enumerate(owners):
+            term = own.get(number)
+            if owners[number] == meeting.me and term is not None and term.gradient is not None:
+                has[place] = 1
+        _sum_of_all(group, has)
+        for place, number in enumerate(owners):
+            if not int(has[place]):
+                continue
+            gradient = self._layout.zeros()
+            if owners[number] == meeting.me:
+                gradient.copy_(own[number].gradient)
+            _broadcast(group, gradient, meeting.members.index(owners[number]))
+            total = gradient if total is None else total.add_(gradient)
+        return self._layout.zeros() if total is None else total
+
+    def _tallies(self, group: Any, meeting: Meeting, own: Sum) -> dict[str, float]:
+        """Return the tallies of all terms, merged in the order in which gradients are added."""
+        wanted = (
+            [(worker, number) for number, worker in meeting.owner_of.items()]
+            if meeting.by_group
+            else [(share.worker, ALL) for share in meeting.contributors]
+        )
+        rows = torch.zeros(len(wanted), len(TALLY_NAMES), dtype=torch.float64)
+        for place, (worker, key) in enumerate(wanted):
+            if worker == meeting.me and key in own:
+                # Extremes of no rows are infinite, and inf + 0 = inf: the sum keeps each row.
+                rows[place] = tally_row(own[key].tally)
+        rows = rows.to(self._layout.device)
+        _sum_of_all(group, rows)
+        merged = Tally()
+        for row in rows.cpu():
+            merged.merge(tally_of(row))
+        return merged.as_dict()
+
+
+def _serve(seconds: float) -> Any:
+    """Return a store on a free port that other members meet at."""
+    timeout = timedelta(seconds=max(1.0, seconds))
+    return dist.TCPStore("0.0.0.0", 0, None, True, timeout, wait_for_workers=False)
+
+
+def _reach(host: str, port: int, seconds: float) -> Any:
+    timeout = timedelta(seconds=max(1.0, seconds))
+    return dist.TCPStore(host, port, None, False, timeout, wait_for_workers=False)
+
+
+def _gloo(store: Any, rank: int, size: int, timeout: timedelta, address: str) -> Any:
+    options = dist.ProcessGroupGloo._Options()
+    options._timeout = timeout
+    options._devices = [dist.ProcessGroupGloo.create_device(hostname=address)]
+    return dist.ProcessGroupGloo(store, rank, size, options)
+
+
+def _reduce(group: Any, tensor: Tensor, root: int) -> None:
+    """Sum a tensor of all members into that of one."""
+    options = dist.ReduceOptions()
+    options.reduceOp, options.rootRank = dist.ReduceOp.SUM, root
+    group.reduce([tensor], options).wait()
+
+
+def _broadcast(group: Any, tensor: Tensor, root: int) -> None:
+    options = dist.BroadcastOptions()
+    options.rootRank, options.rootTensor = root, 0
+    group.broadcast([tensor], options).wait()
+
+
+def _sum_of_all(group: Any, tensor: Tensor) -> None:
+    """Sum a small tensor of all members into all."""
+    _reduce(group, tensor, 0)
+    _broadcast(group, tensor, 0)
+
+
+class _Call:
+    """Runs something that may never end in a thread of its own, which does not keep the process."""
+
+    def __init__(self, work: Callable[[], Any]) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._done: asyncio.Future[Any] = self._loop.create_future()
+        self._done.add_done_callback(lambda done: done.cancelled() or done.exception())
+        threading.Thread(target=self._run, args=(work,), daemon=True).start()
+
+    async def result(self) -> Any:
+        return await asyncio.shield(self._done)
+
+    @property
+    def is_over(self) -> bool:
+        return self._done.done()
+
+    @property
+    def has_succeeded(self) -> bool:
+        return self.is_over and self._done.exception() is None
+
+    def _run(self, work: Callable[[], Any]) -> None:
+        try:
+            result, error = work(), None
+        except Exception as raised:
+            result, error = None, raised
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            self._loop.call_soon_threadsafe(self._settle, result, error)
+
+    def _settle(self, result: Any, error: Exception | None) -> None:
+        if error is None:
+            self._done.set_result(result)
+        else:
+            self._done.set_exception(error)

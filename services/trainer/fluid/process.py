@@ -1,0 +1,70 @@
+"""Starts a member: loads one network that generates and trains, and connects it to the others."""
+
+import asyncio
+import socket
+from functools import partial
+from urllib.parse import urlsplit
+
+import structlog
+
+from services.trainer.fluid.device import EngineMember
+from services.trainer.fluid.exchange import Exchange
+from services.trainer.fluid.group_exchange import GroupExchange
+from services.trainer.fluid.member import MemberApp
+from services.trainer.fluid.store_exchange import StoreExchange
+from services.trainer.fluid.sums import SumLayout
+from shared.devices.conditions import encoded_conditions
+from shared.diffusion.device import this_device
+from shared.diffusion.generation import Generator, LocalGenerator
+from shared.diffusion.policy import load_policy
+from shared.diffusion.training.rows import check_stored
+from shared.process.worker_process import WorkerProcess
+from shared.recipe.recipe import Recipe
+from shared.store import ObjectStore
+
+log = structlog.get_logger()
+
+
+async def be_a_member(process: WorkerProcess) -> None:
+    """Generate, train and step until the run is finished."""
+    settings, recipe = process.settings, process.recipe
+    parts = set(recipe.generating_parts)
+    device = this_device(recipe, parts, trains=True, concurrency=1, memory_gib=settings.memory_gib)
+    async with process.connect("waiting_for_rollout", device) as context:
+        await process.refuse_or_go_on(context)
+        loaded = await asyncio.to_thread(load_policy, recipe, parts, trains=True)
+        member = EngineMember(recipe, loaded)
+        broker = settings.nats_url.get_secret_value()
+        exchange = exchange_of(recipe, process.store, member.engine.layout, broker)
+        encoded = await encoded_conditions(process.store, recipe)
+        app = MemberApp(
+            member, LocalGenerator(Generator(recipe, loaded)), exchange, recipe, context,
+            encoded=encoded, check=partial(check_stored, recipe),
+        )  # fmt: skip
+        await process.run(app.run(), context)
+
+
+def exchange_of(recipe: Recipe, store: ObjectStore, layout: SumLayout, broker: str) -> Exchange:
+    """Return the transport that the recipe names. Of itself it is a process group on GPUs, whose
+    links are much faster than any store's; processes on CPUs have a store at hand, and gloo would
+    be one more port for each."""
+    chosen = recipe.trainer.exchange
+    if chosen == "auto":
+        chosen = "group" if layout.device.type == "cuda" else "store"
+    log.info("exchange", by=chosen, numbers=layout.size)
+    if chosen == "store":
+        return StoreExchange(store, layout)
+    return GroupExchange(store, layout, own_address(broker))
+
+
+def own_address(broker: str) -> str:
+    """Return this host's address on the network where the broker is: the way to it is asked for,
+    and nothing is sent."""
+    parts = urlsplit(broker)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((parts.hostname or "127.0.0.1", parts.port or 4222))
+            found: str = probe.getsockname()[0]
+        except OSError:
+            return "127.0.0.1"
+    return found

@@ -1,0 +1,68 @@
+"""What a member asks of its device; `services.trainer.fluid.device` is the real one."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from services.trainer.fluid.exchange import Sum
+from shared.devices.protocols import GroupData, Snapshot
+from shared.messages.fluid import Piece
+from shared.messages.workers import MemoryShortage
+from shared.run.manifest import StoredTensors
+
+
+@dataclass(frozen=True, slots=True)
+class TotalMeasure:
+    """What a member says of a total that it holds."""
+
+    sum_id: str
+    norm: float | None
+    scale: float
+
+    @property
+    def finite(self) -> bool:
+        return self.norm is not None
+
+
+class FluidDevice(Protocol):
+    """Trains, sums and steps with the weights that it also generates with. One call at a time,
+    but `own_sum`, `measure` and `read` touch no weights."""
+
+    def weights_digest(self) -> str:
+        """Return the digest of the weights in use, as versions are named by."""
+
+    async def checksum(self) -> str:
+        """Return the checksum of weights, moments and average."""
+
+    async def restore(self, weights: StoredTensors, checkpoint: StoredTensors) -> None:
+        """Take over a committed version; raises IntegrityError if it is one of other weights."""
+
+    def begin(self) -> None:
+        """Empty the sum."""
+
+    async def train(self, group: GroupData, piece: Piece) -> MemoryShortage | None:
+        """Add the gradient of a piece; return what did not fit at first, if anything.
+
+        Raises:
+            ContractError: if the fragments do not make up a group of this run.
+            Untrainable, OutOfMemory: if a part of it may be in the sum, which is then spoilt.
+        """
+
+    async def skip(self, piece: Piece) -> None:
+        """Count the rows of a piece without a gradient."""
+
+    async def own_sum(self) -> Sum:
+        """Copy the sum."""
+
+    async def measure(self, total: Any) -> TotalMeasure:
+        """Say which total it is, and what the step takes of it.
+
+        Raises:
+            BatchFailed: if these weights cannot be trained on its rows.
+        """
+
+    async def step(self, batch: int, total: Any, measure: TotalMeasure) -> Mapping[str, float]:
+        """Take the elementwise step, with norm and scale of ``measure``; return its metrics."""
+
+    async def weights(self) -> Snapshot:
+        """Copy weights and optimizer as they stand."""

@@ -1,0 +1,217 @@
+"""Rounds and steps: a member's part in the total of a batch, and the step that all take of it."""
+
+import asyncio
+import time
+from collections.abc import Mapping
+
+import structlog
+
+from services.trainer.fluid.committing import MadeVersion
+from services.trainer.fluid.exchange import Exchange, Meeting, Missed
+from services.trainer.fluid.protocols import FluidDevice, TotalMeasure
+from services.trainer.fluid.state import HeldTotal, MemberState, Reference
+from services.trainer.fluid.versions import MemberVersions
+from shared.errors import BatchFailed, OutOfMemory
+from shared.messages import subjects
+from shared.messages.contracts import Policy, RunFailed
+from shared.messages.fluid import (
+    CommitVersion,
+    ExchangeMissed,
+    ExchangeSums,
+    Stepped,
+    SumHeld,
+    TakeStep,
+)
+from shared.process.worker import WorkerContext
+
+log = structlog.get_logger()
+
+
+class Rounds:
+    def __init__(
+        self,
+        device: FluidDevice,
+        exchange: Exchange,
+        state: MemberState,
+        versions: MemberVersions,
+        context: WorkerContext,
+        *,
+        by_group: bool,
+    ) -> None:
+        self._device = device
+        self._exchange = exchange
+        self._state = state
+        self._versions = versions
+        self._bus = context.bus
+        self._worker = context.worker
+        self._by_group = by_group
+        self._round: asyncio.Task[None] | None = None
+        """The round that this member takes part in."""
+        self._committers: dict[tuple[int, int], set[str]] = {}
+        """Members that were named to commit a (batch, attempt)."""
+        self._steps: dict[str, Stepped] = {}
+        """The newest step of each member."""
+        self._attempt = 0
+        """Attempt at the batch that this member's newest step was of."""
+        self._stepped_at = time.monotonic()
+
+    async def follow(self, tasks: asyncio.TaskGroup) -> None:
+        """Do what all members are told, for ever; rounds and commits go on in ``tasks``."""
+        run, me = self._bus.run, self._worker.address
+        async for received in self._bus.follow(subjects.FLUID, subjects.fluid_subjects(run)):
+            match received.message:
+                case ExchangeSums() as message:
+                    await self._hear_round(message, tasks)
+                case TakeStep() as message:
+                    await self._hear_step(message, tasks)
+                case Stepped() as message:
+                    self._steps[message.worker] = message
+                    self._compare(message)
+                case CommitVersion() as message:
+                    self._name_committer(message.batch, message.attempt, message.worker)
+                    if message.worker == me:
+                        self._versions.commit(message.batch, tasks)
+                case _:
+                    pass
+
+    async def _hear_round(self, message: ExchangeSums, tasks: asyncio.TaskGroup) -> None:
+        if self._is_undone(message):
+            await self._go_back(message)
+        verdict = self._state.ledger.hear_round(message)
+        if verdict == "drop":
+            return
+        await self._end_round()  # each round ends every one before it
+        me = self._worker.address
+        if verdict == "missed":
+            await self._missed(message, Missed("its sum is not its share", (me,)))
+        elif verdict == "follow":
+            self._round = tasks.create_task(self._take_part(message))
+
+    async def _end_round(self) -> None:
+        ended, self._round, self._state.held = self._round, None, None
+        if ended is not None:
+            ended.cancel()
+            await asyncio.wait({ended})
+
+    async def _take_part(self, message: ExchangeSums) -> None:
+        """Form the total of a round with the others, and say which it is."""
+        began, me = time.monotonic(), self._worker.address
+        try:
+            with self._worker.doing("committing"):
+                total = await self._total(message)
+                measure = await self._device.measure(total)
+        except (Missed, OutOfMemory) as error:
+            missed = error if isinstance(error, Missed) else Missed(str(error), (me,))
+            await self._missed(message, missed)
+            return
+        except BatchFailed as error:
+            await self._fail(message, error)
+            return
+        if not self._state.ledger.is_current(message):
+            return
+        self._state.ledger.hold(message, measure.sum_id)
+        self._state.held = HeldTotal(message, total)
+        await self._bus.publish(
+            SumHeld(
+                batch=message.batch, attempt=message.attempt, round=message.round, worker=me,
+                sum_id=measure.sum_id, norm=measure.norm, finite=measure.finite,
+                scale=measure.scale, seconds=time.monotonic() - began,
+            )
+        )  # fmt: skip
+
+    async def _total(self, message: ExchangeSums) -> object:
+        me, ledger = self._worker.address, self._state.ledger
+        share = next(each for each in message.shares if each.worker == me)
+        async with self._state.lock:
+            own = await self._device.own_sum() if share.pieces else {}
+            if not ledger.is_current(message) or not ledger.is_exactly(message, share):
+                raise Missed("its sum is no longer its share", (me,))
+        meeting = Meeting.of(message, self._bus.run, me, by_group=self._by_group)
+        total: object = await self._exchange.total(meeting, own)
+        return total
+
+    async def _missed(self, message: ExchangeSums, missed: Missed) -> None:
+        log.warning("exchange_missed", batch=message.batch, round=message.round, error=str(missed))
+        await self._bus.publish(
+            ExchangeMissed(
+                batch=message.batch, attempt=message.attempt, round=message.round,
+                worker=self._worker.address, missing=missed.missing, reason=str(missed)[:4000],
+            )
+        )  # fmt: skip
+
+    async def _fail(self, message: ExchangeSums, error: BatchFailed) -> None:
+        """Report a batch that cannot be trained; the committer does it for all."""
+        me = self._worker.address
+        log.error("run_failed", batch=message.batch, reason=str(error))
+        if message.committer == me:
+            failed = RunFailed(batch=message.batch, worker=me, reason=str(error)[:4000])
+            await self._bus.publish(failed)
+        await self._missed(message, Missed(str(error), (me,)))
+
+    async def _hear_step(self, message: TakeStep, tasks: asyncio.TaskGroup) -> None:
+        self._name_committer(message.batch, message.attempt, message.committer)
+        held = self._state.held
+        if held is None or not self._state.ledger.hear_step(message):
+            return  # what it lacks, it fetches once it is published
+        made = await self._step(message, held)
+        self._versions.made, self._attempt = made, message.attempt
+        if message.committer == self._worker.address:
+            self._versions.commit(message.batch, tasks)
+        await self._bus.publish(
+            Stepped(
+                batch=message.batch, attempt=message.attempt, worker=self._worker.address,
+                policy=made.policy, checksum=made.checksum,
+                seconds=time.monotonic() - made.began,
+            )
+        )  # fmt: skip
+        for step in self._steps.values():
+            self._compare(step)
+
+    async def _step(self, message: TakeStep, held: HeldTotal) -> MadeVersion:
+        """Take the step, once for ever, and use the version that it makes."""
+        began = time.monotonic()
+        norm = message.norm if message.finite else None
+        measure = TotalMeasure(message.sum_id, norm, message.scale)
+        with self._worker.doing("committing"):
+            async with self._state.lock:
+                self._state.change()
+                metrics = await self._device.step(message.batch, held.total, measure)
+                digest = await asyncio.to_thread(self._device.weights_digest)
+                checksum = await self._device.checksum()
+                policy = Policy(version=message.batch + 1, weights_digest=digest)
+                self._state.use(policy, checksum)
+        log.info("stepped", version=policy.version, checksum=checksum)
+        return MadeVersion(policy, checksum, held.message.shares, self._paced(metrics), began)
+
+    def _paced(self, metrics: Mapping[str, float]) -> dict[str, float]:
+        now = time.monotonic()
+        seconds, self._stepped_at = now - self._stepped_at, now
+        return {**metrics, "step_seconds": seconds}
+
+    def _compare(self, step: Stepped) -> None:
+        """Compare with a step, if it is the committer's."""
+        if step.worker in self._committers.get((step.batch, step.attempt), ()):
+            self._versions.compare(Reference(step.policy, step.checksum, step.worker))
+
+    def _name_committer(self, batch: int, attempt: int, worker: str) -> None:
+        newest = max((of[0] for of in self._committers), default=batch)
+        kept = {of: each for of, each in self._committers.items() if of[0] >= newest - 1}
+        kept.setdefault((batch, attempt), set()).add(worker)
+        self._committers = kept
+
+    def _is_undone(self, message: ExchangeSums) -> bool:
+        """Whether others train a batch again that this member has stepped from: all others that
+        had are lost, and nobody has committed it."""
+        made = self._versions.made
+        return (
+            made is not None
+            and made.policy == self._state.policy
+            and made.batch == message.batch
+            and message.attempt > self._attempt
+        )
+
+    async def _go_back(self, message: ExchangeSums) -> None:
+        log.warning("step_undone", batch=message.batch, attempt=message.attempt)
+        self._versions.made = None
+        self._state.lose()
+        await self._versions.fetch()

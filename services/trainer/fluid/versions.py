@@ -1,0 +1,166 @@
+"""The version that a member has in use: made by its own step, or fetched; compared, and committed.
+
+What others make of a batch is the reference: the step of the member that commits, and then what is
+published. A member whose own step has other bits says so, and fetches the version. While it waits
+for that, it can still generate if only its optimizer differs.
+"""
+
+import asyncio
+import time
+from functools import partial
+
+import structlog
+
+from services.trainer.fluid.committing import Committing, MadeVersion
+from services.trainer.fluid.protocols import FluidDevice
+from services.trainer.fluid.state import MemberState, Reference
+from shared.errors import CommitConflict, DigenRLError, IntegrityError
+from shared.messages import subjects
+from shared.messages.contracts import Policy, PolicyPublished
+from shared.process.worker import RETRY_S, WorkerContext, patiently
+from shared.run.commits import CommitRecord, newest_commit
+from shared.run.shards import open_tensors
+
+STEP_S = 5.0
+"""Seconds that a published version waits for this member's own step to it, if it holds the
+total."""
+
+log = structlog.get_logger()
+
+
+class MemberVersions:
+    def __init__(self, device: FluidDevice, state: MemberState, context: WorkerContext) -> None:
+        self._device = device
+        self._state = state
+        self._bus = context.bus
+        self._store = context.store
+        self._worker = context.worker
+        self._committing = Committing(context)
+        self._news = asyncio.Event()
+        """Set when a version is published, or found to differ."""
+        self._published = -1
+        """Newest version that is published."""
+        self.made: MadeVersion | None = None
+        """The version that this member has stepped to last."""
+
+    async def recover(self) -> None:
+        """Take over the newest commit, or make the first one; announce it either way."""
+        with self._worker.doing("loading_weights"):
+            if await patiently(self._newest, "commits_unavailable") is None:
+                await self._make_first()
+            record = await self.fetch()
+        await self._committing.announce(record)
+
+    async def follow(self) -> None:
+        """Note each version that is published, for ever."""
+        subject = subjects.event_subject(self._bus.run, "policy_published")
+        async for received in self._bus.follow(subjects.EVT, [subject]):
+            event = received.message
+            if isinstance(event, PolicyPublished) and event.policy.version >= self._published:
+                self._published = event.policy.version
+                if event.checksum is not None:
+                    self.compare(Reference(event.policy, event.checksum, event.worker))
+                self._news.set()
+
+    async def keep_up(self) -> None:
+        """Fetch each version that is published and not in use here, for ever."""
+        while True:
+            await self._news.wait()
+            self._news.clear()
+            if self._lacks_published and self._state.holds_total_of(self._published - 1):
+                await asyncio.sleep(STEP_S)  # told to step, on another stream
+            if self._lacks_published:
+                with self._worker.doing("loading_weights"):
+                    await self.fetch()
+
+    def compare(self, reference: Reference) -> None:
+        """Note what a version has to be; if this member's is something else, say so."""
+        self._state.refer(reference)
+        found = self._state.differs
+        if found is None:
+            return
+        log.error(
+            "step_differs", version=found.policy.version, committer=found.worker,
+            theirs=found.checksum, here=self._state.checksum,
+        )  # fmt: skip
+        self._state.doubt()
+        self._news.set()
+
+    async def fetch(self) -> CommitRecord:
+        """Take over the newest commit; go on until its objects can be had."""
+        while True:
+            record = await patiently(self._newest, "commits_unavailable")
+            assert record is not None
+            try:
+                await patiently(partial(self._adopt, record), "store_unavailable")
+                return record
+            except IntegrityError as error:  # deleted meanwhile, if there are newer ones
+                log.warning("version_unavailable", error=str(error))
+                await asyncio.sleep(RETRY_S)
+
+    def commit(self, batch: int, tasks: asyncio.TaskGroup) -> None:
+        """Commit what this member has made of a batch, beside the next one; if it has not, nothing
+        happens."""
+        made = self.made
+        if made is not None and made.batch == batch and self._state.policy == made.policy:
+            tasks.create_task(self._committed(made))
+
+    async def _committed(self, made: MadeVersion) -> None:
+        """Copy a version while it is in use, which it is until it is committed, and commit it."""
+        try:
+            snapshot = await self._device.weights()
+            if self._state.policy != made.policy:
+                log.warning("commit_too_late", version=made.policy.version)
+                return
+            await self._committing.commit(made, snapshot)
+        except CommitConflict:
+            log.info("committed_by_another", version=made.policy.version)
+        except DigenRLError as error:
+            log.error("commit_failed", version=made.policy.version, error=str(error))
+
+    async def _make_first(self) -> None:
+        """Commit version 0, which is the same in every process."""
+        digest = await asyncio.to_thread(self._device.weights_digest)
+        policy = Policy(version=0, weights_digest=digest)
+        made = MadeVersion(policy, await self._device.checksum(), began=time.monotonic())
+        try:
+            await self._committing.commit(made, await self._device.weights())
+        except CommitConflict:
+            log.info("committed_by_another", version=0)
+
+    async def _newest(self) -> CommitRecord | None:
+        return await newest_commit(self._store, self._bus.run)
+
+    async def _adopt(self, record: CommitRecord) -> None:
+        """Fetch weights, moments and average of a version, and use them.
+
+        Raises:
+            IntegrityError: if they are not what the record says.
+        """
+        version, digest = record.policy.version, record.policy.weights_digest
+        weights = await open_tensors(self._store, record.weights, digest)
+        checkpoint = await open_tensors(self._store, record.checkpoint, digest)
+        async with self._state.lock:
+            if self._has(record):
+                return
+            self._state.lose()
+            await self._device.restore(weights, checkpoint)
+            found = await asyncio.to_thread(self._device.weights_digest)
+            checksum = await self._device.checksum()
+            if found != digest or record.checksum not in (None, checksum):
+                raise IntegrityError(f"version {version}: its weights or states have other bits")
+            self._state.use(record.policy, checksum)
+        log.info("version_fetched", version=version, checksum=checksum)
+
+    def _has(self, record: CommitRecord) -> bool:
+        """Whether a version is in use, or a later one: by a step that this member was still at."""
+        state = self._state
+        same = (state.policy, state.checksum) == (record.policy, record.checksum)
+        return same or state.version > record.policy.version
+
+    @property
+    def _lacks_published(self) -> bool:
+        """Whether the newest published version is not the one in use."""
+        version = self._state.version
+        is_other = version == self._published and self._state.differs is not None
+        return version < self._published or is_other

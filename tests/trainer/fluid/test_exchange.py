@@ -1,0 +1,195 @@
+"""Both transports form one total of all sums, and neither waits for ever for a lost member."""
+
+import asyncio
+import math
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+
+from services.trainer.fluid.exchange import ALL, Exchange, Meeting, Missed, Sum
+from services.trainer.fluid.group_exchange import GroupExchange
+from services.trainer.fluid.store_exchange import StoreExchange
+from services.trainer.fluid.sums import SumLayout, Term, pack_sum, unpack_sum
+from shared.diffusion.checksum import checksum
+from shared.diffusion.training.tally import Tally
+from shared.errors import ContractError
+from shared.messages.fluid import ExchangeSums, Piece, Share
+from shared.store import ObjectStore
+from shared.store.folder import FolderBackend
+from tests import examples
+
+LAYOUT = SumLayout(size=50, dtype=torch.float32, device=torch.device("cpu"))
+NAMES = ("a", "b", "c")
+Make = Callable[[], Exchange]
+
+
+@pytest.fixture(params=["store", "group"])
+def make(request: pytest.FixtureRequest, tmp_path: Path) -> Make:
+    store = ObjectStore(FolderBackend(tmp_path))
+    if request.param == "store":
+        return lambda: StoreExchange(store, LAYOUT)
+    return lambda: GroupExchange(store, LAYOUT, "127.0.0.1")
+
+
+def term(seed: int, rows: int = 1) -> Term:
+    gradient = torch.randn(50, generator=torch.Generator().manual_seed(seed))
+    tally = Tally(num_rows=rows, loss=0.25 * seed, ratio_min=1.0 - seed / 100, ratio_max=1.0)
+    return Term(gradient, tally.as_dict())
+
+
+def share(worker: str, *groups: int) -> Share:
+    pieces = [
+        Piece(
+            group=g, attempt=0, number=0, first_sample=0, num_samples=4, first_step=0, num_steps=1
+        )
+        for g in groups
+    ]  # fmt: skip
+    return Share(worker=worker, sum_number=0, pieces=tuple(pieces))
+
+
+def meetings(
+    shares: Sequence[Share], *, batch: int = 0, round_number: int = 0, seconds: float = 20.0,
+    by_group: bool = False,
+) -> dict[str, Meeting]:  # fmt: skip
+    message = ExchangeSums(
+        batch=batch, attempt=0, round=round_number, policy=examples.policy(batch), committer="b",
+        shares=tuple(shares), max_seconds=seconds,
+    )  # fmt: skip
+    return {
+        each.worker: Meeting.of(message, "test", each.worker, by_group=by_group) for each in shares
+    }
+
+
+async def totals(
+    exchanges: dict[str, Exchange], met: dict[str, Meeting], sums: dict[str, Sum]
+) -> list[Term]:
+    forming = [exchanges[name].total(met[name], sums.get(name, {})) for name in exchanges]
+    return await asyncio.gather(*forming)
+
+
+def test_all_members_have_the_bits_of_one_total(make: Make) -> None:
+    async def scenario() -> list[list[Term]]:
+        exchanges = {name: make() for name in NAMES}
+        found = []
+        for batch in range(3):  # a membership that is kept forms the later ones
+            met = meetings([share("a", 0), share("b", 1, 2), share("c")], batch=batch)
+            sums: dict[str, Sum] = {"a": {ALL: term(batch)}, "b": {ALL: term(batch + 1, 2)}}
+            found.append(await totals(exchanges, met, sums))
+        for exchange in exchanges.values():
+            await exchange.close()
+        return found
+
+    for batch, found in enumerate(asyncio.run(scenario())):
+        whole = term(batch).gradient + term(batch + 1).gradient
+        assert len({checksum({"": each.gradient}).hex for each in found}) == 1
+        assert torch.allclose(found[0].gradient, whole, rtol=1e-6)
+        assert [each.tally for each in found[1:]] == [found[0].tally] * 2
+        assert found[0].tally["num_rows"] == 3
+        assert found[0].tally["ratio_min"] == pytest.approx(1 - (batch + 1) / 100)
+
+
+def test_groups_are_added_in_their_order_whoever_has_trained_them(make: Make) -> None:
+    groups = {number: term(number) for number in range(5)}
+    divided = [
+        {"b": (0, 1, 2, 3, 4)},
+        {"a": (4, 0), "b": (2, 1, 3)},
+        {"a": (3,), "b": (4, 1), "c": (0, 2)},
+    ]
+
+    async def scenario() -> list[Term]:
+        found = []
+        for batch, parts in enumerate(divided):
+            shares = [share(name, *own) for name, own in parts.items()]
+            exchanges = {name: make() for name in parts}
+            sums: dict[str, Sum] = {
+                name: {number: groups[number] for number in own} for name, own in parts.items()
+            }
+            found += await totals(exchanges, meetings(shares, batch=batch, by_group=True), sums)
+            for exchange in exchanges.values():
+                await exchange.close()
+        return found
+
+    found = asyncio.run(scenario())
+    expected = groups[0].gradient.clone()
+    for number in range(1, 5):
+        expected += groups[number].gradient
+    assert all(torch.equal(each.gradient, expected) for each in found)
+    assert all(each.tally == found[0].tally for each in found)
+
+
+def test_groups_without_a_gradient_count_with_their_rows(make: Make) -> None:
+    async def scenario() -> list[Term]:
+        exchanges = {name: make() for name in ("a", "b")}
+        met = meetings([share("a", 0), share("b", 1)], by_group=True)
+        nothing = Term(None, Tally(num_rows=4).as_dict())
+        found = await totals(exchanges, met, {"a": {0: nothing}, "b": {1: term(1)}})
+        for exchange in exchanges.values():
+            await exchange.close()
+        return found
+
+    for each in asyncio.run(scenario()):
+        assert torch.equal(each.gradient, term(1).gradient)
+        assert each.tally["num_rows"] == 5
+        assert math.isfinite(each.tally["ratio_min"])
+
+
+@pytest.mark.parametrize("lost", ["a", "b"])
+def test_a_round_ends_without_a_lost_member_and_the_next_is_formed_by_the_rest(
+    make: Make, lost: str
+) -> None:
+    async def scenario() -> tuple[list[Missed], Term, float]:
+        exchanges = {name: make() for name in NAMES if name != lost}
+        shares = [share("a", 0), share("b", 1), share("c", 2)]
+        sums: dict[str, Sum] = {name: {ALL: term(place)} for place, name in enumerate(NAMES)}
+        met = meetings(shares, seconds=1.5)
+        began = time.monotonic()
+        ended = await asyncio.gather(
+            *(exchanges[name].total(met[name], sums[name]) for name in exchanges),
+            return_exceptions=True,
+        )
+        seconds = time.monotonic() - began
+        rest = [each for each in shares if each.worker != lost]
+        message = met["a"].message.model_copy(
+            update={"shares": tuple(rest), "round": 1, "committer": "c", "max_seconds": 20.0}
+        )
+        again = {n: Meeting.of(message, "test", n, by_group=False) for n in exchanges}
+        [total, *_] = await totals(exchanges, again, sums)
+        for exchange in exchanges.values():
+            await exchange.close()
+        return [each for each in ended if isinstance(each, Missed)], total, seconds
+
+    missed, total, seconds = asyncio.run(scenario())
+    assert len(missed) == 2
+    assert seconds < 15
+    alive = [place for place, name in enumerate(NAMES) if name != lost]
+    whole = term(alive[0]).gradient + term(alive[1]).gradient
+    assert torch.allclose(total.gradient, whole, rtol=1e-6)
+
+
+def test_a_round_that_is_given_up_leaves_nothing_that_waits(make: Make) -> None:
+    async def scenario() -> int:
+        exchange = make()
+        met = meetings([share("a", 0), share("b", 1)], seconds=60.0)
+        forming = asyncio.create_task(exchange.total(met["b"], {ALL: term(0)}))
+        await asyncio.sleep(0.5)
+        forming.cancel()
+        await asyncio.wait({forming}, timeout=15)
+        assert forming.cancelled()
+        return len(asyncio.all_tasks())
+
+    assert asyncio.run(scenario()) == 1
+
+
+def test_what_is_no_sum_of_this_run_is_refused() -> None:
+    good = {ALL: term(1), 3: Term(None, term(1).tally)}
+    found = unpack_sum(pack_sum(good), LAYOUT)
+    assert torch.equal(found[ALL].gradient, good[ALL].gradient)
+    assert found[3].gradient is None
+    other = SumLayout(size=49, dtype=torch.float32, device=torch.device("cpu"))
+    with pytest.raises(ContractError):
+        unpack_sum(pack_sum(good), other)
+    with pytest.raises(ContractError):
+        unpack_sum(b"nothing", LAYOUT)

@@ -1,0 +1,344 @@
+"""Members with real engines, on a real bus and store, while a test plays the scheduler."""
+
+import asyncio
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import structlog
+import torch
+
+from services.trainer.fluid.engine import FluidEngine
+from services.trainer.fluid.exchange import ALL
+from shared.errors import OutOfMemory
+from shared.messages.fluid import CommitVersion, Piece, PieceReleased
+from shared.recipe.recipe import Recipe, override
+from tests.trainer.fluid.director import Director, directing, part, whole
+
+FLUID = {
+    "schedule.mode": "fluid", "rollout.workers": 0, "trainer.updates": 1, "batch.groups": 3,
+    "trainer.ema": 0.9,
+}  # fmt: skip
+Start = Callable[..., AbstractAsyncContextManager[Director]]
+
+
+@pytest.fixture
+def direct(nats_url: str, tmp_path: Path, recipe: Recipe) -> Start:
+    def start(folder: str = "objects", **changes: Any) -> AbstractAsyncContextManager[Director]:
+        given = {key.replace("__", "."): value for key, value in changes.items()}
+        return directing(nats_url, tmp_path / folder, override(recipe, {**FLUID, **given}))
+
+    return start
+
+
+def test_three_members_sum_what_one_process_does(direct: Start) -> None:
+    async def scenario() -> None:
+        async with direct() as director:
+            await director.start("a", "b", "c")
+            groups = await director.open(0, by="a")
+            recipe, size = director.recipe, director.recipe.batch.group_size
+            parts = {
+                "a": [whole(recipe, 0), part(recipe, 2, range(size), range(0, 1), number=2)],
+                "b": [part(recipe, 1, range(1)), part(recipe, 2, range(size), range(1, 3))],
+                "c": [part(recipe, 1, range(1, size), number=1)],
+            }
+            await director.train(0, parts)
+            alone = director.members["a"].device
+            shares = director.shares(parts)
+            message = await director.exchange(0, shares, committer="b")
+            held = await director.held(message, 3)
+            assert len({each.sum_id for each in held}) == 1
+            own = [(await director.members[n].device.own_sum())[ALL].gradient for n in parts]
+            total = own[0] + own[1] + own[2]
+            for name in ("b", "c"):
+                await director.kill(name)
+            alone.begin()
+            for group in groups:
+                alone.engine.train(alone.engine.read(group))
+            expected = alone.engine.term().gradient
+            assert expected is not None
+            error = torch.linalg.vector_norm(total - expected) / torch.linalg.vector_norm(expected)
+            assert float(error) <= 1e-5
+
+    asyncio.run(scenario())
+
+
+def test_all_members_step_alike_and_one_that_joins_works_in_the_next_batch(direct: Start) -> None:
+    async def scenario() -> None:
+        async with direct() as director:
+            recipe = director.recipe
+            await director.start("a", "b")
+            parts = {"a": [whole(recipe, 0), whole(recipe, 1)], "b": [whole(recipe, 2)]}
+            record = await director.batch(0, parts, committer="a")
+            assert record.worker == "a"
+            assert [share.worker for share in record.shares] == ["a", "b"]
+            assert [group.group for group in record.trained] == [0, 1, 2]
+            assert {"loss", "grad_norm", "reward_mean", "step_seconds"} <= set(record.metrics)
+            assert record.metrics["onpolicy_ratio_error"] < 1e-5
+            await director.start("c")
+            assert holds(director, "c") == (1, record.checksum)
+            record = await director.batch(1, thirds(recipe), committer="c")
+            assert record.worker == "c"
+            assert record.metrics["onpolicy_ratio_error"] < 1e-5
+            for name in "abc":
+                assert holds(director, name) == (2, record.checksum)
+            await director.chain_has(3)
+
+    asyncio.run(scenario())
+
+
+def test_in_deterministic_mode_one_two_and_three_members_make_the_same_bytes(
+    direct: Start,
+) -> None:
+    async def scenario(count: int) -> tuple[Any, ...]:
+        async with direct(f"of-{count}", trainer__deterministic=True) as director:
+            recipe, names = director.recipe, "abc"[:count]
+            await director.start(*names)
+            for batch in range(2):
+                parts = {name: [] for name in names}
+                for group in (2, 0, 1):  # in an order of their own
+                    parts[names[(group + batch) % count]].append(whole(recipe, group))
+                record = await director.batch(batch, parts, committer=names[-1])
+            gold = {key: record.metrics[key] for key in ("loss", "kl", "grad_norm")}
+            return record.weights.sha256, record.checkpoint.sha256, record.checksum, gold
+
+    found = [asyncio.run(scenario(count)) for count in (1, 2, 3)]
+    assert found[0] == found[1] == found[2]
+
+
+def test_a_member_lost_in_training_is_replaced_by_the_others(direct: Start) -> None:
+    async def scenario() -> None:
+        async with direct() as director:
+            recipe = director.recipe
+            await director.start("a", "b", "c")
+            await director.open(0, by="a")
+            await director.train(0, thirds(recipe))
+            await director.kill("b")
+            await director.train(0, {"c": [whole(recipe, 1, number=1)]})
+            parts = {"a": [whole(recipe, 0)], "c": [whole(recipe, 2), whole(recipe, 1, number=1)]}
+            await agreed(director, parts, "a")
+
+    asyncio.run(scenario())
+
+
+def test_a_member_lost_in_the_exchange_ends_the_round_and_the_next_is_held_without_it(
+    direct: Start,
+) -> None:
+    async def scenario() -> None:
+        async with direct() as director:
+            recipe = director.recipe
+            await director.start("a", "b", "c")
+            await director.open(0, by="a")
+            parts = thirds(recipe)
+            await director.train(0, parts)
+            await director.kill("b")
+            message = await director.exchange(0, director.shares(parts), committer="a", seconds=1.0)
+            missed = {each.worker: each for each in await director.missed(message, 2)}
+            assert missed["a"].missing == ("b",)
+            await director.train(0, {"a": [whole(recipe, 1, number=1)]})
+            parts = {"a": [whole(recipe, 0), whole(recipe, 1, number=1)], "c": [whole(recipe, 2)]}
+            await agreed(director, parts, "a", round_number=1)
+
+    asyncio.run(scenario())
+
+
+def test_a_member_lost_between_the_sum_and_the_step_changes_nothing(direct: Start) -> None:
+    async def scenario() -> None:
+        async with direct() as director:
+            await director.start("a", "b", "c")
+            await director.open(0, by="a")
+            parts = thirds(director.recipe)
+            await director.train(0, parts)
+            message = await director.exchange(0, director.shares(parts), committer="a")
+            await director.held(message, 3)
+            await director.kill("b")
+            await director.step(message, 2)
+            record = await director.record(1)
+            assert [share.worker for share in record.shares] == ["a", "b", "c"]
+            await director.batch(1, thirds(director.recipe, "aca"), committer="c")
+
+    asyncio.run(scenario())
+
+
+def test_if_the_committer_is_lost_after_the_step_another_commits_the_same_version(
+    direct: Start,
+) -> None:
+    async def scenario() -> None:
+        async with direct() as director:
+            await director.start("a", "b")
+            director.members["a"].device.weights = never  # type: ignore[method-assign]
+            await director.open(0, by="a")
+            parts = thirds(director.recipe, "abb")
+            await director.train(0, parts)
+            message = await director.exchange(0, director.shares(parts), committer="a")
+            steps = await director.step(message, 2)
+            await director.kill("a")
+            await director.bus.publish(CommitVersion(batch=0, attempt=0, number=0, worker="b"))
+            record = await director.record(1)
+            assert record.worker == "b"
+            assert {each.checksum for each in steps} == {record.checksum}
+            assert [group.group for group in record.trained] == [0, 1, 2]
+
+    asyncio.run(scenario())
+
+
+def test_two_that_commit_at_once_make_one_version(direct: Start) -> None:
+    async def scenario() -> None:
+        async with direct() as director:
+            await director.start("a", "b")
+            await director.open(0, by="a")
+            parts = thirds(director.recipe, "abb")
+            await director.train(0, parts)
+            message = await director.exchange(0, director.shares(parts), committer="a")
+            await director.step(message, 2)
+            await director.bus.publish(CommitVersion(batch=0, attempt=0, number=0, worker="b"))
+            record = await director.batch(1, thirds(director.recipe, "abb"), committer="b")
+            assert record.policy.version == 2
+            await director.chain_has(3)
+
+    asyncio.run(scenario())
+
+
+def test_if_all_that_have_stepped_are_lost_the_batch_is_trained_again_under_the_next_attempt(
+    direct: Start,
+) -> None:
+    async def scenario() -> None:
+        async with direct() as director:
+            recipe = director.recipe
+            await director.start("a", "b")
+            for name in "ab":
+                director.members[name].device.weights = never  # type: ignore[method-assign]
+            await director.open(0, by="a")
+            parts = thirds(recipe, "abb")
+            await director.train(0, parts)
+            message = await director.exchange(0, director.shares(parts), committer="a")
+            await director.step(message, 2)
+            await director.kill("a")  # and b does not answer for a while
+            await director.start("c")
+            assert director.members["c"].worker.policy_version == 0
+            again = {"c": [whole(recipe, group, number=1) for group in range(3)]}
+            await director.train(0, again, attempt=1)
+            message = await director.exchange(0, director.shares(again), committer="c", attempt=1)
+            await director.step(message, 1)
+            record = await director.record(1)
+            assert record.worker == "c"
+            await director.until(lambda: holds(director, "b") == (1, record.checksum))
+            await director.batch(1, thirds(recipe, "bcc"), committer="c")
+
+    asyncio.run(scenario())
+
+
+def test_a_member_whose_step_has_other_bits_says_so_and_fetches(direct: Start) -> None:
+    async def scenario() -> None:
+        async with direct() as director:
+            await director.start("a", "b")
+            engine, take = director.members["b"].device.engine, FluidEngine.take
+
+            def with_a_fault(*given: Any) -> dict[str, float]:
+                metrics = take(engine, *given)
+                [moment, *_] = [each["exp_avg"] for each in engine._optimizer.state.values()]
+                moment.view(-1)[0] += 1e-3
+                return metrics
+
+            engine.take = with_a_fault  # type: ignore[method-assign]
+            await director.open(0, by="a")
+            parts = thirds(director.recipe, "abb")
+            await director.train(0, parts)
+            message = await director.exchange(0, director.shares(parts), committer="a")
+            with structlog.testing.capture_logs() as logs:
+                steps = await director.step(message, 2)
+                record = await director.record(1)
+                assert len({each.checksum for each in steps}) == 2
+                assert len({each.policy for each in steps}) == 1  # it may still generate
+                await director.until(lambda: holds(director, "b") == (1, record.checksum))
+            assert [each["event"] for each in logs].count("step_differs") == 1
+            del engine.take
+            await director.batch(1, thirds(director.recipe, "abb"), committer="b")
+
+    asyncio.run(scenario())
+
+
+def test_a_group_without_advantage_counts_with_its_rows_and_has_no_gradient(
+    direct: Start,
+) -> None:
+    async def scenario() -> None:
+        async with direct(algorithm__kl_beta=0.0, batch__groups=1) as director:
+            await director.start("a", "b")
+            await director.open(0, by="a", advantages=[0.0] * 4)
+            parts = {"a": [part(director.recipe, 0, range(2))],
+                     "b": [part(director.recipe, 0, range(2, 4), number=1)]}  # fmt: skip
+            await director.train(0, parts)
+            message = await director.exchange(0, director.shares(parts), committer="a")
+            [held, _] = await director.held(message, 2)
+            assert (held.norm, held.scale) == (0.0, 1.0)
+            await director.step(message, 2)
+            record = await director.record(1)
+            assert record.metrics["zero_advantage_fraction"] == 1.0
+
+    asyncio.run(scenario())
+
+
+def test_a_sum_that_is_spoilt_is_said_to_be_and_trained_again(direct: Start) -> None:
+    async def scenario() -> None:
+        async with direct() as director:
+            recipe = director.recipe
+            await director.start("a", "b")
+            await director.open(0, by="a")
+            parts = thirds(recipe, "abb")
+            engine = director.members["b"].device.engine
+            train = engine.train
+
+            def out_of_memory(*given: Any, **named: Any) -> None:
+                train(*given, **named)
+                engine.train = train  # type: ignore[method-assign]
+                raise OutOfMemory("no room")
+
+            await director.train(0, {"a": parts["a"], "b": parts["b"][:1]})
+            engine.train = out_of_memory  # type: ignore[assignment, method-assign]
+            await director.give(0, {"b": parts["b"][1:]})
+            await director.told(PieceReleased, 1)
+            again = [whole(recipe, 1, number=1), whole(recipe, 2, number=1)]
+            message = await director.exchange(0, director.shares(parts), committer="a", seconds=1)
+            assert "b" in {each.worker for each in await director.missed(message, 2)}
+            await director.train(0, {"b": again}, sum_number=1)
+            shares = director.shares({"a": parts["a"]})
+            shares += director.shares({"b": again}, sum_number=1)
+            message = await director.exchange(0, shares, committer="a", round_number=1)
+            await director.held(message, 2)
+            await director.step(message, 2)
+            await director.record(1)
+
+    asyncio.run(scenario())
+
+
+def thirds(recipe: Recipe, names: str = "abc") -> dict[str, list[Piece]]:
+    """The three groups of a batch, each trained whole by the member at its place."""
+    found: dict[str, list[Piece]] = {name: [] for name in names}
+    for group, name in enumerate(names):
+        found[name].append(whole(recipe, group))
+    return found
+
+
+async def agreed(
+    director: Director, parts: dict[str, list[Piece]], committer: str, round_number: int = 0
+) -> None:
+    """The members that are left agree on the batch, and on the next one."""
+    message = await director.exchange(
+        0, director.shares(parts), committer=committer, round_number=round_number
+    )
+    await director.held(message, len(parts))
+    await director.step(message, len(parts))
+    record = await director.record(1)
+    assert [group.group for group in record.trained] == [0, 1, 2]
+    await director.batch(1, thirds(director.recipe, "aca"), committer=committer)
+
+
+def holds(director: Director, name: str) -> tuple[int, str] | None:
+    found = director.members[name].worker.holds
+    return None if found is None else (found.version, found.checksum)
+
+
+async def never() -> Any:
+    await asyncio.Event().wait()
