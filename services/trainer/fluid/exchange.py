@@ -53,6 +53,11 @@ class Meeting:
         return max(0.0, self.deadline - time.monotonic())
 
     @property
+    def name(self) -> str:
+        """Name of the round among all rounds of the run."""
+        return f"{self.message.batch}.{self.message.attempt}.{self.message.round}"
+
+    @property
     def folder(self) -> str:
         message = self.message
         return exchange_folder(self.run, message.batch, message.attempt, message.round)

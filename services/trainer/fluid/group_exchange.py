@@ -7,10 +7,11 @@ the same bits everywhere. Deterministic runs send one group's gradient after the
 everybody adds them in the order of the groups.
 
 A membership that has just formed a total is kept for the next batch's first round; whatever goes
-wrong ends it, and the next round meets anew. No call waits without a limit: gloo's have a timeout;
-NCCL's end when the group is aborted, which the deadline does from outside, before torch's own
-watchdog ends the process. A call that does not end even then ends this process, which is a new
-member when it comes back.
+wrong ends it, and the next round meets anew. No call waits without a limit: who has not come is
+waited for outside of torch; of those that have, gloo's calls have a timeout, and NCCL's end when
+the group is aborted, which the deadline does from outside, before torch's own watchdog ends the
+process. A call that does not end even then ends this process, which is a new member when it comes
+back.
 """
 
 import asyncio
@@ -18,7 +19,7 @@ import contextlib
 import json
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
@@ -43,8 +44,10 @@ from shared.process.service import end_soon
 from shared.store import ObjectStore
 
 LOOK_S = 0.05
-GRACE_S = 10.0
-"""Seconds that a call has to end once its group is aborted."""
+GRACE_S = 5.0
+"""Seconds that a call has to end once its group is aborted, or has waited for too long."""
+SLOWEST = 50e6
+"""Bytes per second below which a member counts as lost."""
 WATCHDOG_S = 600.0
 """Seconds after which torch itself would end a process whose NCCL call hangs."""
 PLACE = "place"
@@ -66,9 +69,20 @@ class Membership:
     store: Any
     group: Any = None
     """torch's process group, once all are there."""
+    is_over: threading.Event = field(default_factory=threading.Event)
+
+    def meet(self, meeting: Meeting) -> None:
+        """Wait until all members are there for this round: only then does a call begin that waits
+        for them in torch. Raises RuntimeError if the membership is over before."""
+        store = dist.PrefixStore(f"here {meeting.name}", self.store)
+        store.set(meeting.me, b"here")
+        while not store.check(list(self.members)):
+            if self.is_over.wait(LOOK_S):
+                raise RuntimeError("the round is over")
 
     def abort(self) -> None:
         """End what waits for others, from any thread, and let go of all connections."""
+        self.is_over.set()
         group, self.group, self.store = self.group, None, None
         with contextlib.suppress(Exception):  # it may be in any state
             group.abort()
@@ -96,7 +110,7 @@ class GroupExchange:
             async with asyncio.timeout(meeting.seconds):
                 total = await call.result()
         except TimeoutError:
-            raise Missed("the others did not come, or did not answer, in time") from None
+            raise Missed("not all members came and answered in time") from None
         except RuntimeError as error:  # torch's, for whatever goes wrong between processes
             raise Missed(f"a member is lost: {str(error).splitlines()[0][:200]}") from error
         finally:
@@ -113,7 +127,7 @@ class GroupExchange:
     async def _end(self, membership: Membership, call: "_Call") -> None:
         aborting = _Call(membership.abort)
         with contextlib.suppress(TimeoutError, RuntimeError, DigenRLError):
-            async with asyncio.timeout(GRACE_S):
+            async with asyncio.timeout(GRACE_S + self._limit_s):
                 await aborting.result()
                 await call.result()
         if not (call.is_over and aborting.is_over):
@@ -131,7 +145,7 @@ class GroupExchange:
         if kept is not None and (kept.members != meeting.members or meeting.message.round):
             await asyncio.to_thread(kept.abort)
             kept = None
-        name = f"{meeting.message.batch}.{meeting.message.attempt}.{meeting.message.round}"
+        name = meeting.name
         key = f"{meeting.folder}/{PLACE}.json"
         if meeting.is_committer:
             if kept is None:
@@ -176,9 +190,9 @@ class GroupExchange:
         """Meet and form the total, in a thread; raises RuntimeError if a member is lost."""
         if self._layout.device.type == "cuda":
             torch.cuda.set_device(self._layout.device)
-        rank = meeting.members.index(meeting.me)
+        membership.meet(meeting)
         if membership.group is None:
-            membership.group = self._met(membership, rank, meeting.seconds)
+            membership.group = self._group(membership, meeting.members.index(meeting.me))
         group, root = membership.group, meeting.members.index(meeting.committer)
         tallies = self._tallies(group, meeting, own)
         if meeting.by_group:
@@ -193,14 +207,18 @@ class GroupExchange:
             torch.cuda.current_stream(gradient.device).synchronize()
         return Term(gradient, tallies)
 
-    def _met(self, membership: Membership, rank: int, seconds: float) -> Any:
+    @property
+    def _limit_s(self) -> float:
+        """Seconds that one call may wait for a member that has come, and sends nothing."""
+        return GRACE_S + self._layout.size * self._layout.dtype.itemsize / SLOWEST
+
+    def _group(self, membership: Membership, rank: int) -> Any:
         size, store = len(membership.members), dist.PrefixStore(membership.name, membership.store)
-        timeout = timedelta(seconds=max(1.0, seconds))
         if self._layout.device.type == "cuda":
             options = dist.ProcessGroupNCCL.Options()
             options._timeout = timedelta(seconds=WATCHDOG_S)  # the deadline comes before
             return dist.ProcessGroupNCCL(store, rank, size, options)
-        return _gloo(store, rank, size, timeout, self._address)
+        return _gloo(store, rank, size, timedelta(seconds=self._limit_s), self._address)
 
     def _in_order(self, group: Any, meeting: Meeting, own: Sum) -> Tensor:
         """Add one group's gradient after the other, each from its owner. Groups without a gradient

@@ -203,7 +203,7 @@ class DeviceWork:
             if ledger.is_empty:
                 self._device.begin()
             if group is None or ledger.is_spoilt:
-                await self._release(message, "failed")
+                await self._release(message, "faulty" if group is None else "failed")
                 return
             began = time.monotonic()
             try:
@@ -236,9 +236,12 @@ class DeviceWork:
             self._worker.note_shortage(shortage)
         else:
             await self._fetcher.fail(group.command, error)
-        await self._release(message, "failed")
+        is_at_fault = not (is_partly_in or isinstance(error, OutOfMemory))
+        await self._release(message, "faulty" if is_at_fault else "failed")
 
-    async def _release(self, message: TrainPiece, reason: Literal["draining", "failed"]) -> None:
+    async def _release(
+        self, message: TrainPiece, reason: Literal["draining", "failed", "faulty"]
+    ) -> None:
         log.info("piece_released", batch=message.batch, piece=str(message.piece), reason=reason)
         await self._bus.publish(PieceReleased(**_about(message), reason=reason))
 

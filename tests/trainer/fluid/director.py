@@ -300,6 +300,8 @@ async def directing(
 ) -> AsyncIterator[Director]:
     async with Bus.connect(url, run=RUN, name="director") as bus:
         await bus.ensure_streams()
+        for stream in subjects.STREAMS:  # of another scenario on the same broker
+            await bus.jetstream.purge_stream(stream.name)
         store = ObjectStore(FolderBackend(folder))
         director = Director(bus, store, recipe, url, make_exchange)
         try:

@@ -1,0 +1,83 @@
+"""Fluid devices as processes of their own, through the real services."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from shared.recipe.recipe import load_recipe, override
+from tests.e2e.local_run import SMALL, LocalRun, StartRun
+from tests.paths import DIGITS
+
+pytestmark = [pytest.mark.run, pytest.mark.timeout(600)]
+
+Write = Callable[..., Path]
+FLUID = SMALL | {
+    "schedule.mode": "fluid", "rollout.workers": 0, "trainer.devices": 3, "trainer.updates": 1,
+}  # fmt: skip
+
+
+@pytest.fixture
+def recipe_with(tmp_path: Path) -> Write:
+    def write(**changes: Any) -> Path:
+        path = tmp_path / "fluid.json"
+        given = {key.replace("__", "."): value for key, value in changes.items()}
+        path.write_text(override(load_recipe(DIGITS), {**FLUID, **given}).model_dump_json())
+        return path
+
+    return write
+
+
+def member(run: LocalRun, name: str) -> psutil.Process:
+    """The process of one member."""
+    found: psutil.Process = next(
+        child for child in psutil.Process(run.process.pid).children() if name in child.cmdline()
+    )
+    return found
+
+
+def test_three_members_train_and_a_killed_one_costs_nothing(
+    start_run: StartRun, recipe_with: Write
+) -> None:
+    steps = 4
+    run = start_run("--steps", str(steps), recipe=recipe_with())
+    run.wait_for(lambda view: view["step"] >= 1)
+    member(run, "trainer-1").kill()  # whatever it is at; it is started again
+    summary = run.finish()
+    assert summary["commits"] == steps
+    assert summary["samples_trained"] == steps * 3 * 4
+    assert summary["onpolicy_ratio_error_max"] <= 1e-5
+    assert summary["reward_before"] != summary["reward_after"]
+
+
+@pytest.mark.slow
+def test_every_member_may_be_killed_while_sums_go_through_a_process_group(
+    start_run: StartRun, recipe_with: Write
+) -> None:
+    steps = 8
+    run = start_run("--steps", str(steps), recipe=recipe_with(trainer__exchange="group"))
+    for step in range(1, steps - 1):
+        run.wait_for(lambda view, step=step: view["step"] >= step)
+        member(run, f"trainer-{step % 3}").kill()
+    summary = run.finish()
+    assert summary["commits"] == steps
+    assert summary["samples_trained"] == steps * 3 * 4
+    assert "exchange by=group" in _log(run, "trainer-0") or os.environ.get("CI")
+
+
+@pytest.mark.slow
+def test_a_rollout_worker_generates_by_the_checksum_of_members(
+    start_run: StartRun, recipe_with: Write
+) -> None:
+    recipe = recipe_with(rollout__workers=1, trainer__devices=1)
+    run = start_run("--steps", "3", recipe=recipe)
+    summary = run.finish()
+    assert summary["commits"] == 3
+    assert "policy_adopted" in _log(run, "rollout-0")
+
+
+def _log(run: LocalRun, name: str) -> str:
+    return (run.folder / "logs" / f"{name}.log").read_text()
