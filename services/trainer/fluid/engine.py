@@ -44,16 +44,17 @@ class FluidEngine(TrainerEngine):
 
     def term(self) -> Term:
         """Copy what was summed since `begin`, flat."""
-        grads = {name: each.grad for name, each in self._parameters.items()}
+        grads = [each.grad for each in self._parameters.values()]
         tally = replace(self._transaction.tally)
         tally.skip(self._transaction.num_skipped)
-        if all(each is None for each in grads.values()):
+        if all(each is None for each in grads):
             return Term(None, tally.as_dict())
         with torch.no_grad():
-            flat = torch.cat([
-                (torch.zeros_like(each) if grads[name] is None else grads[name]).reshape(-1)
-                for name, each in self._parameters.items()
-            ])  # fmt: skip
+            parts = [
+                torch.zeros_like(parameter) if each is None else each
+                for parameter, each in zip(self._parameters.values(), grads, strict=True)
+            ]
+            flat = torch.cat([each.reshape(-1) for each in parts])
         return Term(flat, tally.as_dict())
 
     def skip_rows(self, num_rows: int) -> None:
@@ -74,7 +75,7 @@ class FluidEngine(TrainerEngine):
         """Take the step of a total, elementwise, and return its metrics."""
         assert total.gradient is not None
         self.begin()
-        self._transaction.tally = Tally(**_of_types(total.tally))
+        self._transaction.tally = _tally(total.tally)
         for name, gradient in self._parts(total.gradient).items():
             self._parameters[name].grad = gradient
         self._given = given
@@ -82,7 +83,7 @@ class FluidEngine(TrainerEngine):
 
     def check(self, total: Term) -> None:
         """Raises BatchFailed if these weights cannot be trained on the rows of a total."""
-        kept, self._transaction.tally = self._transaction.tally, Tally(**_of_types(total.tally))
+        kept, self._transaction.tally = self._transaction.tally, _tally(total.tally)
         try:
             self.check_rows()
         finally:
@@ -120,7 +121,8 @@ class FluidEngine(TrainerEngine):
             yield name, part.view_as(parameter)
 
 
-def _of_types(tally: Mapping[str, float]) -> dict[str, float]:
-    """Return the fields of a tally; those that count are whole numbers."""
-    empty = Tally()
-    return {name: type(getattr(empty, name))(value) for name, value in tally.items()}
+def _tally(fields: Mapping[str, float]) -> Tally:
+    """Return a tally of these fields."""
+    tally = Tally()
+    tally.merge(fields)
+    return tally

@@ -27,6 +27,7 @@ import structlog
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from services.trainer.fluid.exchange import ALL, Meeting, Missed, Sum
 from services.trainer.fluid.sums import (
@@ -74,8 +75,8 @@ class Membership:
     def meet(self, meeting: Meeting) -> None:
         """Wait until all members are there for this round: only then does a call begin that waits
         for them in torch. Raises RuntimeError if the membership is over before."""
-        store = dist.PrefixStore(f"here {meeting.name}", self.store)
-        store.set(meeting.me, b"here")
+        store = PrefixStore(f"here {meeting.name}", self.store)
+        store.set(meeting.me, "here")
         while not store.check(list(self.members)):
             if self.is_over.wait(LOOK_S):
                 raise RuntimeError("the round is over")
@@ -108,7 +109,7 @@ class GroupExchange:
         call = _Call(lambda: self._formed(membership, meeting, own))
         try:
             async with asyncio.timeout(meeting.seconds):
-                total = await call.result()
+                total: Term = await call.result()
         except TimeoutError:
             raise Missed("not all members came and answered in time") from None
         except RuntimeError as error:  # torch's, for whatever goes wrong between processes
@@ -213,7 +214,7 @@ class GroupExchange:
         return GRACE_S + self._layout.size * self._layout.dtype.itemsize / SLOWEST
 
     def _group(self, membership: Membership, rank: int) -> Any:
-        size, store = len(membership.members), dist.PrefixStore(membership.name, membership.store)
+        size, store = len(membership.members), PrefixStore(membership.name, membership.store)
         if self._layout.device.type == "cuda":
             options = dist.ProcessGroupNCCL.Options()
             options._timeout = timedelta(seconds=WATCHDOG_S)  # the deadline comes before
@@ -264,24 +265,25 @@ class GroupExchange:
 def _serve(seconds: float) -> Any:
     """Return a store on a free port that other members meet at."""
     timeout = timedelta(seconds=max(1.0, seconds))
-    return dist.TCPStore("0.0.0.0", 0, None, True, timeout, wait_for_workers=False)
+    return TCPStore("0.0.0.0", 0, None, True, timeout, wait_for_workers=False)
 
 
 def _reach(host: str, port: int, seconds: float) -> Any:
     timeout = timedelta(seconds=max(1.0, seconds))
-    return dist.TCPStore(host, port, None, False, timeout, wait_for_workers=False)
+    return TCPStore(host, port, None, False, timeout, wait_for_workers=False)
 
 
 def _gloo(store: Any, rank: int, size: int, timeout: timedelta, address: str) -> Any:
-    options = dist.ProcessGroupGloo._Options()
+    gloo: Any = dist.ProcessGroupGloo
+    options = gloo._Options()
     options._timeout = timeout
-    options._devices = [dist.ProcessGroupGloo.create_device(hostname=address)]
-    return dist.ProcessGroupGloo(store, rank, size, options)
+    options._devices = [gloo.create_device(hostname=address)]
+    return gloo(store, rank, size, options)
 
 
 def _reduce(group: Any, tensor: Tensor, root: int) -> None:
     """Sum a tensor of all members into that of one."""
-    options = dist.ReduceOptions()
+    options: Any = dist.ReduceOptions()
     options.reduceOp, options.rootRank = dist.ReduceOp.SUM, root
     group.reduce([tensor], options).wait()
 

@@ -40,6 +40,8 @@ class MemberVersions:
         """Set when a version is published, or found to differ."""
         self._published = -1
         """Newest version that is published."""
+        self._said: str | None = None
+        """Checksum of which this member has said that it differs."""
         self.made: MadeVersion | None = None
         """The version that this member has stepped to last."""
 
@@ -79,12 +81,15 @@ class MemberVersions:
         found = self._state.differs
         if found is None:
             return
+        self._news.set()
+        if self._said == self._state.checksum:
+            return  # by the step of its committer, before it is published
+        self._said = self._state.checksum
         log.error(
             "step_differs", version=found.policy.version, committer=found.worker,
             theirs=found.checksum, here=self._state.checksum,
         )  # fmt: skip
         self._state.doubt()
-        self._news.set()
 
     async def fetch(self) -> CommitRecord:
         """Take over the newest commit; go on until its objects can be had."""

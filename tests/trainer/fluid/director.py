@@ -89,8 +89,8 @@ class Director:
         """Start members, which have the newest version when this returns."""
         for name in names:
             await self._start(name)
-        for name in names:
-            await self.until(lambda name=name: self.members[name].worker.holds is not None)
+        started = [self.members[name].worker for name in names]
+        await self.until(lambda: all(worker.holds is not None for worker in started))
 
     async def _start(self, name: str) -> None:
         loaded = load_policy(self.recipe, {"transformer", "text", "decoder"}, trains=True)
@@ -210,6 +210,7 @@ class Director:
 
     async def step(self, message: ExchangeSums, count: int) -> list[Stepped]:
         """Have those that hold the committer's total step; return what ``count`` of them say."""
+        await self.held(message, count)
         held = await self.told(
             SumHeld, 1, lambda each: _is_of(each, message) and each.worker == message.committer
         )

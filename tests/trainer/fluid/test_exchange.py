@@ -40,6 +40,11 @@ def term(seed: int, rows: int = 1) -> Term:
     return Term(gradient, tally.as_dict())
 
 
+def of(term: Term) -> torch.Tensor:
+    assert term.gradient is not None
+    return term.gradient
+
+
 def share(worker: str, *groups: int) -> Share:
     pieces = [
         Piece(
@@ -67,7 +72,7 @@ async def totals(
     exchanges: dict[str, Exchange], met: dict[str, Meeting], sums: dict[str, Sum]
 ) -> list[Term]:
     forming = [exchanges[name].total(met[name], sums.get(name, {})) for name in exchanges]
-    return await asyncio.gather(*forming)
+    return list(await asyncio.gather(*forming))
 
 
 def test_all_members_have_the_bits_of_one_total(make: Make) -> None:
@@ -83,9 +88,9 @@ def test_all_members_have_the_bits_of_one_total(make: Make) -> None:
         return found
 
     for batch, found in enumerate(asyncio.run(scenario())):
-        whole = term(batch).gradient + term(batch + 1).gradient
-        assert len({checksum({"": each.gradient}).hex for each in found}) == 1
-        assert torch.allclose(found[0].gradient, whole, rtol=1e-6)
+        whole = of(term(batch)) + of(term(batch + 1))
+        assert len({checksum({"": of(each)}).hex for each in found}) == 1
+        assert torch.allclose(of(found[0]), whole, rtol=1e-6)
         assert [each.tally for each in found[1:]] == [found[0].tally] * 2
         assert found[0].tally["num_rows"] == 3
         assert found[0].tally["ratio_min"] == pytest.approx(1 - (batch + 1) / 100)
@@ -93,7 +98,7 @@ def test_all_members_have_the_bits_of_one_total(make: Make) -> None:
 
 def test_groups_are_added_in_their_order_whoever_has_trained_them(make: Make) -> None:
     groups = {number: term(number) for number in range(5)}
-    divided = [
+    divided: list[dict[str, tuple[int, ...]]] = [
         {"b": (0, 1, 2, 3, 4)},
         {"a": (4, 0), "b": (2, 1, 3)},
         {"a": (3,), "b": (4, 1), "c": (0, 2)},
@@ -113,10 +118,10 @@ def test_groups_are_added_in_their_order_whoever_has_trained_them(make: Make) ->
         return found
 
     found = asyncio.run(scenario())
-    expected = groups[0].gradient.clone()
+    expected = of(groups[0]).clone()
     for number in range(1, 5):
-        expected += groups[number].gradient
-    assert all(torch.equal(each.gradient, expected) for each in found)
+        expected += of(groups[number])
+    assert all(torch.equal(of(each), expected) for each in found)
     assert all(each.tally == found[0].tally for each in found)
 
 
@@ -131,7 +136,7 @@ def test_groups_without_a_gradient_count_with_their_rows(make: Make) -> None:
         return found
 
     for each in asyncio.run(scenario()):
-        assert torch.equal(each.gradient, term(1).gradient)
+        assert torch.equal(of(each), of(term(1)))
         assert each.tally["num_rows"] == 5
         assert math.isfinite(each.tally["ratio_min"])
 
@@ -165,8 +170,8 @@ def test_a_round_ends_without_a_lost_member_and_the_next_is_formed_by_the_rest(
     assert len(missed) == 2
     assert seconds < 15
     alive = [place for place, name in enumerate(NAMES) if name != lost]
-    whole = term(alive[0]).gradient + term(alive[1]).gradient
-    assert torch.allclose(total.gradient, whole, rtol=1e-6)
+    whole = of(term(alive[0])) + of(term(alive[1]))
+    assert torch.allclose(of(total), whole, rtol=1e-6)
 
 
 def test_a_round_that_is_given_up_leaves_nothing_that_waits(make: Make) -> None:
@@ -186,7 +191,7 @@ def test_a_round_that_is_given_up_leaves_nothing_that_waits(make: Make) -> None:
 def test_what_is_no_sum_of_this_run_is_refused() -> None:
     good = {ALL: term(1), 3: Term(None, term(1).tally)}
     found = unpack_sum(pack_sum(good), LAYOUT)
-    assert torch.equal(found[ALL].gradient, good[ALL].gradient)
+    assert torch.equal(of(found[ALL]), of(good[ALL]))
     assert found[3].gradient is None
     other = SumLayout(size=49, dtype=torch.float32, device=torch.device("cpu"))
     with pytest.raises(ContractError):

@@ -97,7 +97,7 @@ def test_in_deterministic_mode_one_two_and_three_members_make_the_same_bytes(
             recipe, names = director.recipe, "abc"[:count]
             await director.start(*names)
             for batch in range(2):
-                parts = {name: [] for name in names}
+                parts: dict[str, list[Piece]] = {name: [] for name in names}
                 for group in (2, 0, 1):  # in an order of their own
                     parts[names[(group + batch) % count]].append(whole(recipe, group))
                 record = await director.batch(batch, parts, committer=names[-1])
@@ -242,7 +242,7 @@ def test_a_member_whose_step_has_other_bits_says_so_and_fetches(direct: Start) -
                 moment.view(-1)[0] += 1e-3
                 return metrics
 
-            engine.take = with_a_fault  # type: ignore[method-assign]
+            engine.take = with_a_fault  # type: ignore[assignment, method-assign]
             await director.open(0, by="a")
             parts = thirds(director.recipe, "abb")
             await director.train(0, parts)
@@ -296,7 +296,7 @@ def test_a_sum_that_is_spoilt_is_said_to_be_and_trained_again(direct: Start) -> 
                 raise OutOfMemory("no room")
 
             await director.train(0, {"a": parts["a"], "b": parts["b"][:1]})
-            engine.train = out_of_memory  # type: ignore[assignment, method-assign]
+            engine.train = out_of_memory  # type: ignore[method-assign]
             await director.give(0, {"b": parts["b"][1:]})
             await director.told(PieceReleased, 1)
             again = [whole(recipe, 1, number=1), whole(recipe, 2, number=1)]
