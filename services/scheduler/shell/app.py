@@ -323,4 +323,9 @@ class Scheduler:
 
 
 def _announcement(record: CommitRecord) -> PolicyPublished:
-    return PolicyPublished(policy=record.policy, weights=record.weights, worker=record.worker)
+    return PolicyPublished(
+        policy=record.policy,
+        weights=record.weights,
+        worker=record.worker,
+        checksum=record.checksum,
+    )
