@@ -9,11 +9,16 @@ from digenrl.commands.options import AsJson, ProfileVariant, Variant, zero_or_on
 
 def sim(
     profile: Annotated[str, typer.Option(help="cost profile: a name, or a JSON file")],
-    rollout: Annotated[str, typer.Option(help="devices that generate, kind=count,...")],
+    rollout: Annotated[
+        str, typer.Option(help="devices that generate, kind=count,...; with --mode fluid also none")
+    ],
     trainer: Annotated[str, typer.Option(help="devices that train, kind=count,...")],
     variant: ProfileVariant = Variant.lora,
     mode: Annotated[
-        str, typer.Option(help="pipelined, or sequential: generate all, then train all")
+        str,
+        typer.Option(
+            help="pipelined; sequential: generate all, then train all; or fluid: --trainer do both"
+        ),
     ] = "pipelined",
     staleness: Annotated[int, typer.Option(min=0, max=1, help="0 or 1")] = 0,
     tag: Annotated[

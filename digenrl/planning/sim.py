@@ -36,8 +36,11 @@ def simulated(
         UserError: names the option and the remedy.
     """
     costs = load_profile(profile, variant)
+    if schedule.mode == "fluid":
+        _check_fluid(costs, comparing)
+    alone = schedule.mode == "fluid" and rollout == "none"
     split = Split(
-        parse_devices("--rollout", rollout, costs),
+        {} if alone else parse_devices("--rollout", rollout, costs),
         parse_devices("--trainer", trainer, costs),
     )
     fitted = _fitted(schedule, costs)
@@ -59,6 +62,13 @@ def simulated(
         rows = [Technique(fitted.mode, fitted, found)]
     colocated = {each: colocated_seconds(costs, split.devices, each) for each in BASELINES}
     return Comparison(costs, split, colocated, tuple(rows))
+
+
+def _check_fluid(profile: Profile, comparing: bool) -> None:
+    if profile.variant.sharded:
+        raise UserError("--mode: every fluid device holds all weights; use --variant lora")
+    if comparing:
+        raise UserError("--compare: adds one technique after the other; leave out --mode fluid")
 
 
 def typed_schedule(

@@ -19,7 +19,7 @@ from services.scheduler.sim.history_events import (
     SumName,
     Totalled,
 )
-from shared.messages.contracts import TrainGroup
+from shared.messages.contracts import PolicyPublished, TrainGroup
 from shared.messages.fluid import ExchangeMissed, ExchangeSums, Piece, SumHeld, TakeStep
 from tests.faults import check
 from tests.faults.evidence import Evidence, gather
@@ -140,9 +140,18 @@ def confirmed(memory: Memory) -> Iterator[str]:
                 since, command = rounds[key]
                 for share in command.shares:
                     lost = any(time >= since - 12 for time in memory.ended.get(share.worker, ()))
+                    lost = lost or _is_succeeded(memory, share.worker, fact.time)
                     late = fact.time > since + command.max_seconds
                     if share.worker not in answers[key] and not lost and not late:
                         yield f"step {key} was ordered before {share.worker} had answered"
+
+
+def _is_succeeded(memory: Memory, address: str, time: float) -> bool:
+    """Whether another start of the same worker was there by then, which may take its name."""
+    name, _, life = address.rpartition("-")
+    starts = (f.message.worker.rpartition("-") for f in memory.stored
+              if isinstance(f.message, PolicyPublished) and f.time <= time)  # fmt: skip
+    return any(other == name and number != life for other, _, number in starts)
 
 
 def durable(memory: Memory) -> Iterator[str]:

@@ -9,7 +9,7 @@ from tests.faults.fluid_mutants import FLUID_MUTANTS
 from tests.faults.fluid_schedules import DEATHS, FAULTS, run_fluid
 from tests.faults.planting import Mutant
 
-NUM_SEEDS = int(os.environ.get("DIGENRL_FLUID_SEEDS", "40"))
+NUM_SEEDS = int(os.environ.get("DIGENRL_FLUID_SEEDS", "25"))
 CAUGHT_WITHIN = 200
 
 

@@ -27,9 +27,9 @@ def command(plan: Plan, state: State, now: float) -> Commanded:
     state, sent = _send_groups(plan, state)
     commands: list[Command] = [*sent]
     if state.phase != "failed":
-        state, pieces = train_pieces(plan, state, now)
         state, decided = decide(plan, state, now)
-        commands += [*pieces, *decided]
+        state, pieces = train_pieces(plan, state, now)
+        commands += [*decided, *pieces]
     state = drop_lost_version(state)
     if state.phase != "running":
         return state, commands

@@ -1,0 +1,225 @@
+"""Fluid devices in the pure core: pieces, sums, exchange, step and commit."""
+
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+from services.scheduler.core.fluid.events import MemberReported
+from services.scheduler.core.machine import (
+    MachineInput,
+    Recovered,
+    Tick,
+    WorkerJoined,
+    WorkerLeft,
+    step,
+)
+from services.scheduler.core.state import Plan, State
+from shared.messages.contracts import GenerateFragment, PolicyPublished, TrainGroup
+from shared.messages.fluid import (
+    CommitVersion,
+    ExchangeMissed,
+    ExchangeSums,
+    PieceTrained,
+    Stepped,
+    SumHeld,
+    TakeStep,
+    TrainPiece,
+)
+from shared.messages.workers import Holds
+from tests import examples
+
+CHECKSUM = "0" * 32
+
+
+class Run:
+    """A run whose commands are collected."""
+
+    def __init__(self, members: int = 2, **changes: Any) -> None:
+        plan = examples.plan(mode="fluid", tag=0, **changes)
+        self.plan: Plan = replace(plan, trained_steps=6)
+        self.state = State(recovering=True)
+        self.now = 0.0
+        self.commands: list[Any] = []
+        self.give(self.published(0), Recovered())
+        for number in range(members):
+            self.join(number)
+
+    def give(self, *events: MachineInput, seconds: float = 0.01) -> None:
+        for event in events:
+            self.now += seconds
+            self.state, commands = step(self.plan, self.state, event, self.now)
+            self.commands += commands
+
+    def published(self, version: int) -> PolicyPublished:
+        return examples.published(version).model_copy(update={"checksum": CHECKSUM})
+
+    def join(self, number: int, version: int = 0) -> None:
+        name = f"trainer-{number}"
+        self.give(WorkerJoined(f"{name}-a", name, "trainer", concurrency=1))
+        self.give(MemberReported(f"{name}-a", Holds(version=version, checksum=CHECKSUM)))
+
+    def take(self, kind: type[Any]) -> list[Any]:
+        """Commands of a kind that were given, which are taken out."""
+        found = [each for each in self.commands if isinstance(each, kind)]
+        self.commands = [each for each in self.commands if not isinstance(each, kind)]
+        return found
+
+    def generate(self) -> None:
+        """Have all fragments generated and scored."""
+        while tasks := self.take(GenerateFragment):
+            for task in tasks:
+                self.give(examples.generated(task), examples.scored(task))
+
+    def train(self, but: str = "") -> None:
+        """Have all pieces trained, but those of one member."""
+        while pieces := self.take(TrainPiece):
+            for piece in pieces:
+                if piece.worker != but:
+                    self.give(trained(piece))
+
+    def exchange(self) -> ExchangeSums:
+        self.generate()
+        self.train()
+        [command] = self.take(ExchangeSums)
+        assert isinstance(command, ExchangeSums)
+        return command
+
+
+def trained(piece: TrainPiece) -> PieceTrained:
+    fields = piece.model_dump(exclude={"kind", "policy", "piece"})
+    return PieceTrained(**fields, piece=piece.piece, seconds=0.1)
+
+
+def held(command: ExchangeSums, worker: str, sum_id: int = 7) -> SumHeld:
+    return SumHeld(
+        batch=command.batch, attempt=command.attempt, round=command.round, worker=worker,
+        sum_id=f"{sum_id:064x}", norm=1.0, finite=True,
+    )  # fmt: skip
+
+
+def stepped(command: TakeStep, worker: str) -> Stepped:
+    return Stepped(
+        batch=command.batch, attempt=command.attempt, worker=worker, policy=examples.policy(1),
+        checksum=CHECKSUM,
+    )  # fmt: skip
+
+
+def test_pieces_make_up_the_batch_and_are_exchanged_once() -> None:
+    run = Run()
+    command = run.exchange()
+    cells = Counter(
+        (piece.group, sample, part)
+        for share in command.shares
+        for piece in share.pieces
+        for sample in piece.samples
+        for part in piece.steps
+    )
+    assert set(cells.values()) == {1}
+    assert len(cells) == 2 * 4 * 6
+    assert {share.worker for share in command.shares} == {"trainer-0-a", "trainer-1-a"}
+    run.give(Tick())
+    assert run.take(ExchangeSums) == []
+
+
+def test_the_step_waits_for_every_member_and_is_ordered_once() -> None:
+    run = Run()
+    command = run.exchange()
+    run.give(held(command, "trainer-0-a"))
+    assert run.take(TakeStep) == []
+    run.give(held(command, "trainer-1-a"), held(command, "trainer-1-a"))
+    [order] = run.take(TakeStep)
+    assert order.sum_id == f"{7:064x}"
+    assert order.committer == command.committer
+
+
+def test_what_a_lost_member_had_is_given_to_others_under_other_numbers() -> None:
+    run = Run()
+    run.generate()
+    given = [piece for piece in run.commands if isinstance(piece, TrainPiece)]
+    lost = {(p.piece.group, p.piece.number) for p in given if p.worker == "trainer-0-a"}
+    run.train(but="trainer-0-a")
+    run.give(WorkerLeft("trainer-0-a"))
+    run.train()
+    [command] = run.take(ExchangeSums)
+    [share] = command.shares
+    assert lost and lost.isdisjoint({(p.group, p.number) for p in share.pieces})
+
+
+def test_a_member_whose_sum_is_not_its_share_begins_another() -> None:
+    run = Run()
+    command = run.exchange()
+    for share in command.shares:
+        missing = (share.worker,) if share.worker == "trainer-0-a" else ()
+        run.give(ExchangeMissed(
+            batch=0, attempt=0, round=0, worker=share.worker, missing=missing
+        ))  # fmt: skip
+    run.train()
+    [again] = run.take(ExchangeSums)
+    numbers = {share.worker: share.sum_number for share in again.shares}
+    assert (again.round, numbers) == (1, {"trainer-0-a": 1, "trainer-1-a": 0})
+
+
+def test_whoever_does_not_answer_in_time_is_out() -> None:
+    run = Run()
+    command = run.exchange()
+    run.give(ExchangeMissed(
+        batch=0, attempt=0, round=0, worker="trainer-0-a", missing=("trainer-1-a",)
+    ))  # fmt: skip
+    run.give(Tick(), seconds=command.max_seconds + 10)
+    run.train()
+    [again] = run.take(ExchangeSums)
+    assert [share.worker for share in again.shares] == ["trainer-0-a"]
+
+
+def test_the_next_batch_begins_before_the_commit_and_is_trained_after_it() -> None:
+    run = Run()
+    command = run.exchange()
+    run.give(*(held(command, share.worker) for share in command.shares))
+    [order] = run.take(TakeStep)
+    run.take(TrainGroup)
+    run.give(*(stepped(order, share.worker) for share in command.shares))
+    run.generate()
+    assert run.take(TrainGroup) == []
+    run.give(run.published(1))
+    assert {group.batch for group in run.take(TrainGroup)} == {1}
+
+
+def test_another_member_commits_if_the_committer_is_lost() -> None:
+    run = Run()
+    command = run.exchange()
+    run.give(*(held(command, share.worker) for share in command.shares))
+    [order] = run.take(TakeStep)
+    run.give(*(stepped(order, share.worker) for share in command.shares))
+    run.give(WorkerLeft(order.committer))
+    [named] = run.take(CommitVersion)
+    assert named.worker != order.committer
+
+
+def test_if_all_that_have_stepped_are_lost_the_batch_is_trained_again() -> None:
+    run = Run()
+    command = run.exchange()
+    run.give(*(held(command, share.worker) for share in command.shares))
+    [order] = run.take(TakeStep)
+    run.give(*(stepped(order, share.worker) for share in command.shares))
+    run.generate()
+    run.give(*(WorkerLeft(share.worker) for share in command.shares))
+    run.join(2)
+    run.train()
+    [again] = run.take(ExchangeSums)
+    assert (again.attempt, again.policy) == (1, examples.policy(0))
+    following = run.state.find_batch(1)
+    assert following is not None
+    assert all(group.policy is None for group in following.groups)
+
+
+def test_one_that_comes_late_counts_as_soon_as_it_holds_the_version() -> None:
+    run = Run(members=1)
+    run.give(WorkerJoined("trainer-1-a", "trainer-1", "trainer", concurrency=1))
+    run.generate()
+    assert {piece.worker for piece in run.commands if isinstance(piece, TrainPiece)} == {
+        "trainer-0-a"
+    }
+    run.join(1)
+    run.train()
+    [command] = run.take(ExchangeSums)
+    assert {share.worker for share in command.shares} == {"trainer-0-a", "trainer-1-a"}
