@@ -108,6 +108,7 @@ def test_in_deterministic_mode_one_two_and_three_members_make_the_same_bytes(
     assert found[0] == found[1] == found[2]
 
 
+@pytest.mark.slow
 def test_a_member_lost_in_training_is_replaced_by_the_others(direct: Start) -> None:
     async def scenario() -> None:
         async with direct() as director:
@@ -144,6 +145,7 @@ def test_a_member_lost_in_the_exchange_ends_the_round_and_the_next_is_held_witho
     asyncio.run(scenario())
 
 
+@pytest.mark.slow
 def test_a_member_lost_between_the_sum_and_the_step_changes_nothing(direct: Start) -> None:
     async def scenario() -> None:
         async with direct() as director:
@@ -184,6 +186,7 @@ def test_if_the_committer_is_lost_after_the_step_another_commits_the_same_versio
     asyncio.run(scenario())
 
 
+@pytest.mark.slow
 def test_two_that_commit_at_once_make_one_version(direct: Start) -> None:
     async def scenario() -> None:
         async with direct() as director:
@@ -280,6 +283,7 @@ def test_a_group_without_advantage_counts_with_its_rows_and_has_no_gradient(
     asyncio.run(scenario())
 
 
+@pytest.mark.slow
 def test_a_sum_that_is_spoilt_is_said_to_be_and_trained_again(direct: Start) -> None:
     async def scenario() -> None:
         async with direct() as director:
