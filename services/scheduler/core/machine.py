@@ -152,7 +152,7 @@ def step(plan: Plan, state: State, event: MachineInput, now: float) -> Step:
     if state.recovering or (state is before and reports):
         return state, []  # devices report once a second
     if plan.schedule.mode == "fluid":
-        return control.command(plan, state, now)
+        return control.command(plan, size_fragments(plan, state), now)
     return _command(plan, state, now)
 
 

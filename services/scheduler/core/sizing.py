@@ -7,8 +7,11 @@ chooses by the same formula. Until enough is known, `supply.full_size` divides b
 
 import math
 from collections import Counter
+from collections.abc import Collection
 from dataclasses import replace
 
+from services.scheduler.core.device_queues import sample_seconds
+from services.scheduler.core.fluid.members import MEMBER
 from services.scheduler.core.gradients import gradient_seconds
 from services.scheduler.core.lending import tag_inputs
 from services.scheduler.core.state import Plan, Sizing, State, WorkerState
@@ -36,29 +39,36 @@ def size_fragments(plan: Plan, state: State) -> State:
     batch, sizing = state.batch, state.sizing
     if batch is None or (sizing is not None and sizing.batch == batch.index):
         return state
-    trainer = state.trainer
     if plan.schedule.fixed_fragment is not None or plan.schedule.mode == "colocated":
         return state
-    if trainer is None or not _is_known(state):
+    trains = _members(state) or state.trainer is not None
+    if not trains or not _is_known(state):
         return state
-    return replace(state, sizing=Sizing(batch.index, best_size(plan, state, trainer)))
+    size = best_size(plan, state)
+    return state if size is None else replace(state, sizing=Sizing(batch.index, size))
 
 
-def best_size(plan: Plan, state: State, trainer: WorkerState) -> int:
+def best_size(plan: Plan, state: State) -> int | None:
     """Return the samples per fragment by which a batch like the current one takes least; of those
-    that are as good, the smallest that makes no more than `MAX_FRAGMENTS` of a group."""
+    that are as good, the smallest that makes no more than `MAX_FRAGMENTS` of a group. None if no
+    device is there to generate."""
     seconds = {
-        size: forecast(situation(plan, state, trainer, size), plan.schedule).seconds
+        size: forecast(situation(plan, state, size), plan.schedule).seconds
         for size in fragment_sizes(plan.group_size)
     }
-    least = min(seconds.values())
+    seconds = {size: each for size, each in seconds.items() if math.isfinite(each)}
+    least = min(seconds.values(), default=math.inf)
     good = [size for size, each in seconds.items() if each <= AS_GOOD * least]
     few = [size for size in good if size * MAX_FRAGMENTS >= plan.group_size]
-    return min(few) if few else max(good)
+    return min(few) if few else max(good, default=None)
 
 
-def situation(plan: Plan, state: State, trainer: WorkerState, size: int) -> Situation:
+def situation(plan: Plan, state: State, size: int) -> Situation:
     """Return the current batch in fragments of such a size, as far as devices are known."""
+    members, trainer = _members(state), state.trainer
+    if members:
+        return _of_members(plan, state, members, size)
+    assert trainer is not None
     seen, factor = _thinned(_alike(tag_inputs(plan, state, trainer, size)))
     if not trainer.independent_devices:
         return Situation(seen)
@@ -78,26 +88,69 @@ def situation(plan: Plan, state: State, trainer: WorkerState, size: int) -> Situ
     ))  # fmt: skip
 
 
+def _of_members(plan: Plan, state: State, members: list[WorkerState], size: int) -> Situation:
+    """Return the same for fluid devices, which all generate and then train."""
+    costs, samples = state.costs, state.costs.whole_samples(size)
+    rollout = [w for w in state.rollout if w.service == "rollout"]
+    gradient = [costs.gradient_seconds(w.address) or 1.0 for w in members]
+    seconds = [sample_seconds(state, w) * samples for w in (*members, *rollout)]
+    levels = _levels(seconds), _levels(gradient)
+    lanes = tuple((levels[0][a], levels[1][b]) for a, b in zip(seconds, gradient, strict=False))
+    train = 1 / sum(1 / each for _, each in lanes)
+    alike = len(lanes) / sum(1 / each for each, _ in lanes)
+    last = last_piece(plan.group_size, plan.trained_steps, plan.merged_steps, 0.0)
+    others = tuple(levels[0][each] for each in seconds[len(members) :])
+    seen = TagInputs(
+        groups=plan.num_groups,
+        fragments_per_group=-(-plan.group_size // size),
+        rollout=others,
+        trainer_queues=len(members),
+        help=alike,
+        train=train,
+        switch=0.0,
+        ready=costs.ready.seconds,
+        commit=costs.commit.seconds,
+    )
+    return Situation(seen, IndependentPool(
+        tag_inputs=seen,
+        num_trainer=len(members),
+        last=train * len(members) * last,
+        gradient=(math.inf,) * len(others),
+        lanes=lanes,
+    ))  # fmt: skip
+
+
+def _members(state: State) -> list[WorkerState]:
+    return [worker for worker in state.rollout if worker.service == MEMBER]
+
+
 def _is_known(state: State) -> bool:
     costs = state.costs
     overhead = costs.overhead.is_known or costs.shared_share > 0
-    return overhead and bool(costs.rollout) and costs.train.value is not None
+    trains = costs.train.value is not None or bool(costs.gradient)
+    return overhead and bool(costs.rollout) and trains
 
 
 def _alike(seen: TagInputs) -> TagInputs:
     """Take devices that are nearly as fast as another for equal: a class of them is forecast in the
     time of one."""
+    mean = _levels(seen.rollout)
+    return replace(seen, rollout=tuple(mean[seconds] for seconds in seen.rollout))
+
+
+def _levels(all_seconds: Collection[float]) -> dict[float, float]:
+    """Return seconds -> mean of those that are alike."""
     levels: dict[float, float] = {}
     first = 0.0
-    for seconds in sorted(seen.rollout):
+    for seconds in sorted(all_seconds):
         if seconds > first * ALIKE:
             first = seconds
         levels[seconds] = first
     rates: dict[float, list[float]] = {}
-    for seconds in seen.rollout:
+    for seconds in all_seconds:
         rates.setdefault(levels[seconds], []).append(1 / seconds)
     mean = {level: len(each) / sum(each) for level, each in rates.items()}
-    return replace(seen, rollout=tuple(mean[levels[seconds]] for seconds in seen.rollout))
+    return {seconds: mean[level] for seconds, level in levels.items()}
 
 
 def _thinned(seen: TagInputs) -> tuple[TagInputs, int]:

@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from services.scheduler.core.state import first_state
-from services.scheduler.core.supply import full_size
 from services.scheduler.core.tag.estimates import Estimate
 from services.scheduler.costs import fluid
 from services.scheduler.costs.floor import floor_seconds
@@ -16,7 +15,7 @@ from services.scheduler.costs.profile import (
 )
 from services.scheduler.sim.cluster import Cluster, build
 from services.scheduler.sim.measured import Pools, Simulated, Watch, measure
-from services.scheduler.sim.steady import NEVER, steady_plan
+from services.scheduler.sim.steady import NEVER, learned_overhead, steady_plan
 from services.scheduler.sim.timing import Timing
 from shared.recipe.schedule import RunSchedule
 
@@ -96,8 +95,8 @@ def _cluster(
         plan, timing, rollout=rollout, trainer_slots=0, members=members, seed=seed or 0,
         delay=lambda: hop, first_state=first_state(plan),
     )  # fmt: skip
-    size = full_size(plan, sum(rollout.values()) + sum(members.values()))
-    costs = cluster.scheduler.state.costs
+    size = schedule.fixed_fragment or shape.group_size
+    costs = cluster.scheduler.state.costs.with_overhead(learned_overhead(profile, members))
 
     def sample(kind: str) -> Estimate:
         return Estimate(value=timing.fragment(kind, size) / costs.whole_samples(size))

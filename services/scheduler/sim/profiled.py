@@ -9,12 +9,11 @@ the batch; ranks that share the weights those of one group at a time, so that 16
 devices take as long as on 8.
 """
 
-import math
 from collections.abc import Mapping
 from dataclasses import replace
 
 from services.scheduler.core.state import first_state
-from services.scheduler.core.tag.estimates import Costs, Estimate, Overhead
+from services.scheduler.core.tag.estimates import Costs, Estimate
 from services.scheduler.costs.floor import floor_seconds
 from services.scheduler.costs.profile import (
     Profile,
@@ -32,6 +31,7 @@ from services.scheduler.sim.fluid import simulate_fluid
 from services.scheduler.sim.measured import Pools, Simulated, Watch, measure
 from services.scheduler.sim.scheduler import LookAhead
 from services.scheduler.sim.steady import NEVER as NEVER
+from services.scheduler.sim.steady import learned_overhead
 from services.scheduler.sim.steady import steady_plan as steady_plan
 from services.scheduler.sim.timing import Timing
 from shared.errors import UserError
@@ -216,7 +216,9 @@ def _learned(
     """Returns what a run would learn; costs of rollout go by kind."""
     timing, hop = cluster.timing, profile.rollout.handoff_seconds
     size = schedule.fixed_fragment or profile.shape.group_size
-    costs = cluster.scheduler.state.costs.with_overhead(_overhead(profile, rollout or trainer))
+    costs = cluster.scheduler.state.costs.with_overhead(
+        learned_overhead(profile, rollout or trainer)
+    )
 
     def each(seconds: float) -> Estimate:
         return Estimate(value=seconds)
@@ -235,18 +237,6 @@ def _learned(
         ready=each(hop),
         commit=each(timing.commit + (0.0 if schedule.staleness_limit else timing.publish)),
     )
-
-
-def _overhead(profile: Profile, devices: Devices) -> Overhead:
-    """Returns what a run would learn, of the kind of which most devices are."""
-    size = profile.shape.group_size
-    if size == 1:
-        return Overhead()
-    kind = max(devices, key=lambda kind: devices[kind])
-    one, all_ = (fragment_seconds(profile, kind, n) for n in (1, size))
-    if not math.isfinite(one):
-        return Overhead()
-    return Overhead.of(max(0.0, one * (size - 1) / (all_ - one) - 1))
 
 
 def _generation_seconds(

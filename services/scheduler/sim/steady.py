@@ -1,6 +1,11 @@
 """A run's plan with nothing in it but its shape, for simulations by a cost profile."""
 
+import math
+from collections.abc import Mapping
+
 from services.scheduler.core.state import Plan
+from services.scheduler.core.tag.estimates import Overhead
+from services.scheduler.costs.profile import Profile, fragment_seconds
 from services.scheduler.costs.shape import Shape
 from shared.learning.prompts import PromptOrder
 from shared.learning.windows import Windows
@@ -27,3 +32,15 @@ def steady_plan(shape: Shape, *, batches: int, schedule: RunSchedule) -> Plan:
         schedule=schedule,
         loan_seconds=NEVER,
     )
+
+
+def learned_overhead(profile: Profile, devices: Mapping[str, int]) -> Overhead:
+    """Return the overhead that a run would learn, of the kind of which most devices are."""
+    size = profile.shape.group_size
+    if size == 1:
+        return Overhead()
+    kind = max(devices, key=lambda kind: devices[kind])
+    one, all_ = (fragment_seconds(profile, kind, n) for n in (1, size))
+    if not math.isfinite(one):
+        return Overhead()
+    return Overhead.of(max(0.0, one * (size - 1) / (all_ - one) - 1))

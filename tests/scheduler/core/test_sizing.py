@@ -44,9 +44,8 @@ def test_what_is_chosen_is_what_the_planner_forecasts_to_be_best(
     name: str, generate: int, train: int, max_staleness: int
 ) -> None:
     plan, state = situation(generate, train, name=name, max_staleness=max_staleness)
-    trainer = state.trainer
-    assert trainer is not None
-    found = best_size(plan, state, trainer)
+    found = best_size(plan, state)
+    assert found is not None
     profile, split = load_profile(name), Split({"H100": generate}, {"H100": train})
     seconds = {
         size: forecast(profile, split, size, plan.schedule).seconds
@@ -61,6 +60,15 @@ def test_while_costs_are_unknown_devices_decide_alone() -> None:
     assert size_fragments(plan, unknown) is unknown
     left = plan.num_groups * plan.group_size
     assert next_of(plan, unknown, left, 32) == next_size(plan, full_size(plan, 32), left, 32)
+
+
+def test_without_a_device_that_generates_nothing_is_chosen() -> None:
+    plan, state = situation(8, 24)
+    trainer = state.trainer
+    assert trainer is not None
+    alone = replace(trainer, concurrency=0)
+    none_left = replace(state, workers=Workers({alone.address: alone}))
+    assert size_fragments(plan, none_left) is none_left
 
 
 def test_one_size_is_for_all_of_a_batch() -> None:
@@ -108,7 +116,7 @@ def test_a_part_of_very_many_devices_stands_for_all() -> None:
         costs=replace(state.costs, rollout=rollout, train=train),
     )
     plan_of_many = replace(plan, num_groups=many * plan.num_groups)
-    assert best_size(plan_of_many, state_of_many, large) == best_size(plan, state, trainer)
+    assert best_size(plan_of_many, state_of_many) == best_size(plan, state)
 
 
 @pytest.mark.parametrize("max_staleness", [0, 1])
@@ -122,3 +130,18 @@ def test_a_run_learns_what_it_is_told_elsewhere(max_staleness: int) -> None:
         for knows in (True, False)
     )  # fmt: skip
     assert learned == pytest.approx(told, rel=0.03)
+
+
+@pytest.mark.parametrize("members", [{"H100": 32}, {"H100": 16, "A100": 16}])
+def test_fluid_devices_generate_in_fragments_of_the_best_size(members: dict[str, int]) -> None:
+    fluid = RunSchedule(mode="fluid")
+    shape = QWEN.shape.model_copy(update={"updates": 1})
+    profile = QWEN.model_copy(update={"shape": shape})
+    chosen, *fixed = (
+        simulate(
+            profile, rollout={}, trainer=members, schedule=fluid.changed(fragment_size=size),
+            batches=2, causes=False,
+        ).step_seconds
+        for size in ("auto", 4, 8, 16)
+    )  # fmt: skip
+    assert chosen <= 1.01 * min(fixed)

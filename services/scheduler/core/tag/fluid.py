@@ -36,6 +36,9 @@ class IndependentPool:
     """Seconds of a piece of a group: at a batch's end some devices train one and others none."""
     gradient: tuple[float, ...]
     """Seconds of a group's gradient on each rollout device; infinite where it does not help."""
+    lanes: tuple[tuple[float, float], ...] = ()
+    """Seconds of a fragment and of a group's gradient on each of the trainer's devices, where they
+    are unlike; else all are as `tag_inputs` says."""
     publish: float = 0.0
     """Seconds from the commit to the first fragment by the new version."""
 
@@ -66,11 +69,16 @@ def makespan(pool: IndependentPool, k: int) -> float:
     if (k < tag_inputs.groups and not classes) or (k and not queues):
         return math.inf
     rollout = generate(classes, tag_inputs.groups - k, fragments)
-    helped = generate(((tag_inputs.help, queues),) if queues else (), k, fragments)
+    lanes = list(Counter(pool.lanes).items())
+    if lanes:
+        helped = generate(tuple((seconds, count) for (seconds, _), count in lanes), k, fragments)
+    else:
+        helped = generate(((tag_inputs.help, queues),) if queues else (), k, fragments)
     ready = [time + tag_inputs.ready for time in (*rollout.ready, *helped.ready)]
     work = tag_inputs.train * pool.num_trainer  # of a group, on one of the trainer's devices
-    always = [(0.0, float(pool.num_trainer - queues))]
-    rates = always + [(time, float(count)) for time, count, _ in helped.free]
+    rates = [(0.0, float(pool.num_trainer - queues))]
+    for time, count, place in helped.free:
+        rates.append((time, count * (work / lanes[place][0][1] if lanes else 1.0)))
     helpers = [
         (time, seconds, count)
         for time, count, place in rollout.free

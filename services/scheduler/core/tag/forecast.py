@@ -53,6 +53,10 @@ def forecast(situation: Situation, schedule: RunSchedule) -> Forecast:
     tag_inputs, pool = situation.tag_inputs, situation.pool
     if schedule.mode == "colocated":
         return Forecast(makespan(tag_inputs, tag_inputs.groups), tag_inputs.groups)
+    if schedule.mode == "fluid":
+        assert pool is not None, "fluid devices are independent"
+        everything = None if tag_inputs.rollout else tag_inputs.groups
+        return Forecast(*fluid.strict(pool, everything))
     if schedule.mode == "sequential":
         return Forecast(_sequential(tag_inputs, pool), 0)
     if pool is not None:
