@@ -1,9 +1,15 @@
-"""A run that is evaluated and followed while it is trained, and what it leaves."""
+"""A run that is evaluated and followed while it is trained, what it leaves, and the same run again,
+killed and resumed: all services and brokers are real.
+
+Starting the services takes most of the time, so one test does several things with its runs. What
+needs no real model is shown on the emulated cluster as well, in seconds (test_emulated.py).
+"""
 
 import asyncio
 import json
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +27,7 @@ from tests.e2e.local_run import LocalRun, StartRun, wait_until
 from tests.e2e.test_families import GROUPS, SIZE, check_trained, recipe_of
 from tests.e2e.test_schedule import child, logged
 
-pytestmark = [pytest.mark.run, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.run, pytest.mark.timeout(900)]
 
 STEPS = 3
 DUE = [0, 2, 3]
@@ -30,16 +36,22 @@ PICTURES = 4
 """Pictures of an evaluated version: two prompts, two samples of each."""
 
 
-def test_versions_are_evaluated_and_steps_followed_while_a_run_goes_on_and_it_is_reported(
+def test_a_run_is_evaluated_followed_and_reported_and_has_the_same_bytes_if_killed_and_resumed(
     start_run: StartRun, start: StartProgram, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "evaluated.json"
-    path.write_text(override(load_recipe(recipe_of("flux", tmp_path)), CHANGES).model_dump_json())
-    run = start_run("--steps", str(STEPS), "--tensorboard", str(tmp_path / "tb"), recipe=path)
+    plain = recipe_of("wan", tmp_path)
+    path.write_text(override(load_recipe(plain), CHANGES).model_dump_json())
+    run = start_run(
+        "--steps", str(STEPS), "--deterministic", "--rollout-workers", "1",
+        "--tensorboard", str(tmp_path / "tb"), recipe=path,
+    )  # fmt: skip
     wait_until(lambda: bool(run_log(run.folder)), 120)
     child(run, "evaluate").kill()
     summary = run.finish()
-    check_trained("flux", run, summary, steps=STEPS)
+    check_trained("wan", run, summary, steps=STEPS)
+    assert summary["reward_before"] != summary["reward_after"], "the adapter changes what is made"
+    assert summary["schedule"]["staleness"] == {"0": STEPS * GROUPS * SIZE}
     check_evaluations(run, summary)
     check_curves(tmp_path / "tb", summary)
     check_card(run)
@@ -54,8 +66,22 @@ def test_versions_are_evaluated_and_steps_followed_while_a_run_goes_on_and_it_is
     assert [record["policy"]["version"] for record in found] == DUE
     assert {record["worker"] for record in found} == {"evaluator"}
     named = {sample["media"]["key"] for record in found for sample in record["samples"]}
-    assert {key for key in keys if key.endswith(".png")} == named
+    assert {key for key in keys if key.endswith(".mp4")} == named
     assert len(named) > PICTURES, "other pictures by other versions"
+    check_killed_and_resumed(
+        partial(start_run, "--steps", str(STEPS), "--deterministic", recipe=plain), summary
+    )
+
+
+def check_killed_and_resumed(start: StartRun, expected: dict[str, Any]) -> None:
+    """The run has the same bytes if it is killed as a whole and goes on with other workers."""
+    killed = start("--rollout-workers", "1", name="killed")
+    killed.wait_for(lambda run: run["step"] >= 1)
+    killed.kill_everything()
+    found = start("--rollout-workers", "2", "--resume", name="killed").finish()
+    assert found["commits"] == STEPS
+    assert found["adapter_sha256"] == expected["adapter_sha256"]
+    assert found["weights_digest"] == expected["weights_digest"]
 
 
 def follow_by_name_alone(run: LocalRun, folder: Path) -> None:
@@ -82,8 +108,9 @@ def check_curves(folder: Path, summary: dict[str, Any]) -> None:
     [run] = folder.iterdir()
     curves = EventAccumulator(str(run)).Reload()
     assert set(curves.Tags()["scalars"]) == {
-        *STEP_METRICS, "reward_mean/texture", "reward_std/texture"
-    }  # fmt: skip
+        *STEP_METRICS,
+        *(f"reward_{what}/{each}" for what in ("mean", "std") for each in ("texture", "calm")),
+    }
     for tag in curves.Tags()["scalars"]:
         assert [event.step for event in curves.Scalars(tag)] == list(range(1, STEPS + 1)), tag
     rewards = [event.value for event in curves.Scalars("reward_mean")]

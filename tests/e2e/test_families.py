@@ -1,6 +1,6 @@
 """A small random model of every family through the real services, each with another algorithm.
 
-Two of them are run every time, where more is asked of a run (test_runs.py, test_evaluation.py).
+Two of them are run every time, where more is asked of a run (test_ranks.py, test_evaluation.py).
 """
 
 import json

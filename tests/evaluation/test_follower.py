@@ -79,6 +79,7 @@ async def check_media(store: ObjectStore, recipe: Recipe, records: list[Evaluati
     assert (from_png(png) == sides[0].stills[3]).all()
 
 
+@pytest.mark.slow
 async def test_a_due_version_that_was_not_kept_is_left_out(folder_store: ObjectStore) -> None:
     recipe = await begin(folder_store)
     await commit_up_to(folder_store, recipe, 4)
@@ -94,6 +95,7 @@ async def test_a_due_version_that_was_not_kept_is_left_out(folder_store: ObjectS
     assert await evaluation_interval(folder_store, recipe.run.name) == 1
 
 
+@pytest.mark.slow
 async def test_two_evaluators_leave_one_record_of_a_version(folder_store: ObjectStore) -> None:
     recipe = await begin(folder_store)
     await commit_up_to(folder_store, recipe, 0)
@@ -107,6 +109,7 @@ async def test_two_evaluators_leave_one_record_of_a_version(folder_store: Object
     assert first.worker == "one" and slow.quality == first.quality
 
 
+@pytest.mark.slow
 async def test_evaluation_settings_change_what_is_sampled_and_are_kept_apart(
     folder_store: ObjectStore,
 ) -> None:
@@ -122,6 +125,7 @@ async def test_evaluation_settings_change_what_is_sampled_and_are_kept_apart(
     assert (one.stills != other.stills).mean() > 0.05
 
 
+@pytest.mark.slow
 async def test_the_alarm_is_in_the_record_of_the_version_that_raised_it(
     folder_store: ObjectStore,
 ) -> None:

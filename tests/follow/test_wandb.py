@@ -56,6 +56,7 @@ def steps(folder: Path) -> list[dict[str, float]]:
     ]
 
 
+@pytest.mark.slow
 def test_each_step_is_kept_once_for_later(tmp_path: Path) -> None:
     run = Run(tmp_path / "objects").begin()
     for more in (2, 0, 1):

@@ -142,6 +142,7 @@ def test_two_ranks_train_merged_rows_as_one_does(
     assert distance(together.moments(1), alone.moments(1)) <= TOLERANCE
 
 
+@pytest.mark.slow
 def test_one_rank_goes_on_where_two_were_and_two_where_one_was(
     ranks: Ranks, one: Recipe, two: Recipe, trained: Versions, tmp_path: Path
 ) -> None:
@@ -162,6 +163,7 @@ def test_one_rank_goes_on_where_two_were_and_two_where_one_was(
     assert same == back.records[1], "the same ranks store what they have restored as other objects"
 
 
+@pytest.mark.slow
 def test_what_lies_whole_on_every_rank_is_exchanged_once_per_batch(
     ranks: Ranks, kind: str, two: Recipe, tmp_path: Path
 ) -> None:
