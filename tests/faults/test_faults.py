@@ -16,6 +16,8 @@ from tests.faults.sweep import run_schedule, sweep
 NUM_SEEDS = int(os.environ.get("DIGENRL_FAULT_SEEDS", "1000"))
 CHUNK = 250
 CAUGHT_WITHIN = 500
+TELLING = (26, 38, 18, 51, 8, 68, 71, 7, 20, 27, 56, 57, 69, 107, 116, 215, 245)
+"""Schedules that catch all bugs that were planted when they were chosen: they are tried first."""
 
 
 FIRSTS = range(0, NUM_SEEDS, CHUNK)
@@ -40,7 +42,7 @@ def test_the_sweep_meets_every_fault_and_every_branch() -> None:
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.__name__)
 def test_a_planted_bug_is_caught(mutant: Mutant) -> None:
-    for seed in range(CAUGHT_WITHIN):
+    for seed in dict.fromkeys((*TELLING, *range(CAUGHT_WITHIN))):
         outcome = run_schedule(seed, mutant())
         if outcome.violations or not outcome.finished:
             return
