@@ -204,6 +204,7 @@ def test_two_that_commit_at_once_make_one_version(direct: Start) -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.slow
 def test_if_all_that_have_stepped_are_lost_the_batch_is_trained_again_under_the_next_attempt(
     direct: Start,
 ) -> None:
