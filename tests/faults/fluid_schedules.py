@@ -169,8 +169,6 @@ class FluidNemesis:
     def _calm(self, member: SimMember) -> None:
         member.on.clear()
         member.piece_failure, member.steps_wrongly = 0.0, False
-        if member.hangs:
-            member.process.kill()
 
     def _strike(self) -> None:
         if self.at_peace:
@@ -255,8 +253,9 @@ class FluidNemesis:
         return member is not None
 
     def hang_member(self) -> bool:
+        """A member reports and finishes nothing any more, not even in peace."""
         member = self._member()
-        if member is None or len(self.cluster.members) < 2:
+        if member is None or sum(not m.hangs for m in self.cluster.members.values()) < 2:
             return False
         member.hangs = True
         return True

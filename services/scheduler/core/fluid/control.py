@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from services.scheduler.core import exclusion
 from services.scheduler.core.assign import Issued, assign
-from services.scheduler.core.fluid.members import are_together, have_made
+from services.scheduler.core.fluid.members import are_together, have_made, members
 from services.scheduler.core.fluid.pieces import in_one_piece, train_pieces, whole_group
 from services.scheduler.core.fluid.recovery import drop_lost_version
 from services.scheduler.core.fluid.rounds import decide
@@ -41,8 +41,8 @@ def command(plan: Plan, state: State, now: float) -> Commanded:
 def exclude_late_members(plan: Plan, state: State, now: float) -> State:
     """Give out again what a member has not trained in time, with all that is in its sum."""
     fluid = state.fluid
-    if fluid is None or fluid.is_settled:
-        return state
+    if fluid is None or fluid.is_settled or len(members(state)) < 2:
+        return state  # a late one is better than none
     for address, queue in fluid.queues.items():
         worker = state.workers.get(address)
         if not queue or worker is None:

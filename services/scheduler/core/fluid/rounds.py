@@ -244,4 +244,4 @@ def _stuck(
     if alive or not fluid.out:
         return state
     begun = replace(state, fluid=next_attempt(fluid, fluid.attempt + 1))
-    return begun if members(begun) and fluid.attempt + 1 < MAX_BATCH_ATTEMPTS else state
+    return begun if members(begun) else state
