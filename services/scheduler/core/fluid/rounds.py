@@ -30,6 +30,8 @@ COMMIT_S = 120.0
 """After so long without a step, or without a commit, another member is named."""
 MAX_ROUNDS = 6
 """Exchanges in a row that may come to nothing."""
+MOST_NAMED = 2
+"""How often each member that has stepped is named to commit, if others could train the batch."""
 MAX_BATCH_ATTEMPTS = 8
 """How often a batch may lose everybody who has stepped."""
 
@@ -186,8 +188,9 @@ def _commit(plan: Plan, state: State, now: float, commands: list[FluidCommand]) 
     if step.committer not in fluid.gone and not expired:
         return state
     able = [a for a in step.holders if a in step.stepped and a not in fluid.gone]
+    in_vain = fluid.named >= MOST_NAMED * len(step.holders) and bool(members(state))
     others = [a for a in able if a != step.committer] or able
-    if others:
+    if others and not in_vain:
         return _name(state, fluid, _next_after(step, others), fluid.attempt, now, commands)
     waits = [a for a in step.holders if a not in fluid.gone and a not in step.stepped]
     if waits and not expired:
