@@ -41,12 +41,13 @@ def command(plan: Plan, state: State, now: float) -> Commanded:
 def exclude_late_members(plan: Plan, state: State, now: float) -> State:
     """Give out again what a member has not trained in time, with all that is in its sum."""
     fluid = state.fluid
-    if fluid is None or fluid.is_settled or len(members(state)) < 2:
-        return state  # a late one is better than none
+    if fluid is None or fluid.is_settled:
+        return state
+    able = {member.address for member in members(state)} if any(fluid.queues.values()) else set()
     for address, queue in fluid.queues.items():
         worker = state.workers.get(address)
-        if not queue or worker is None:
-            continue
+        if not queue or worker is None or not able - {address}:
+            continue  # a late one is better than none
         index, place = queue[0]
         since = max(fluid.groups[index].pieces[place].since, worker.clock_from)
         limit = exclusion.gradient_deadline(plan, state, worker) + max(
