@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from digenrl.commands.brokers import brokers
 from digenrl.commands.check import check
 from digenrl.commands.evaluate import evaluate
 from digenrl.commands.follow import follow
@@ -35,7 +36,8 @@ app = typer.Typer(
 )
 app.command("profile")(profile)
 app.command("tail-check")(tail_check)
-for command in (report, follow, evaluate, gc, up, check, serve, generate, serve_scorer, plan, sim):
+of_runs = (report, follow, evaluate, gc, up, check, serve, brokers)
+for command in (*of_runs, generate, serve_scorer, plan, sim):
     app.command()(command)
 app.add_typer(model, name="model")
 

@@ -43,6 +43,18 @@ ANNOUNCEMENTS_REFUSED = Counter(
     "digenrl_announcements_refused_total", "Versions announced of which there is no commit record"
 )
 
+SHARED_BYTES = Counter(
+    "digenrl_shared_bytes_total",
+    "Bytes of objects that several processes of a host read, by where they came from",
+    ["source"],
+)
+
+DIGESTED_BYTES = Counter(
+    "digenrl_digested_bytes_total",
+    "Bytes of which a sha256 was taken, of objects or of weights",
+    ["of"],
+)
+
 WEIGHTS_LOAD_SECONDS = Histogram(
     "digenrl_weights_load_seconds", "Fetching and staging new weights, beside generation"
 )

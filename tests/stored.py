@@ -19,6 +19,7 @@ class Given:
 
     given: Sequence[Fetched]
     ref: ObjectRef = field(default_factory=lambda: examples.ref("given"))
+    weights_digest: str | None = None
 
     async def parts(self, wanted: Wanted | None = None) -> AsyncIterator[Fetched]:
         for part in self.given:

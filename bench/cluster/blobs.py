@@ -105,6 +105,13 @@ async def joined(stored: StoredTensors) -> bytes:
     return b"".join([part.data async for part in stored.parts()])
 
 
+async def head_of(stored: StoredTensors) -> bytes:
+    """Fetches what `parts_of` has cut, and returns only what an adapter begins with: its other
+    bytes lie in the host's cache, and need not be copied."""
+    heads = [bytes(part.data[:DIGEST_BYTES]) async for part in stored.parts()]
+    return b"".join(heads)[:DIGEST_BYTES]
+
+
 def adapter_blob(digest: str, size: int) -> bytes:
     """Returns an adapter that stands for the weights of ``digest``."""
     return filled(digest.encode(), size)

@@ -9,7 +9,7 @@ from bench.cluster.blobs import (
     conditions_blob,
     digest_of,
     gradient_blob,
-    joined,
+    head_of,
     media_blob,
     samples_of,
     trajectory_blob,
@@ -107,7 +107,7 @@ class EmulatedRollout(EmulatedDevice):
     """A rollout device: takes published weights, and computes gradients of whole groups."""
 
     async def stage(self, weights: StoredTensors) -> Staged:
-        return EmulatedStaged(self, digest_of(await joined(weights)))
+        return EmulatedStaged(self, digest_of(await head_of(weights)))
 
     async def gradient(self, group: GroupData, trained: Staged | None = None) -> GroupGradient:
         check_group(self.profile, group)

@@ -14,7 +14,7 @@ import signal
 import sys
 from collections.abc import Callable, Coroutine, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import uvloop
@@ -39,7 +39,8 @@ from shared.process.worker import Worker, WorkerContext, host_memory
 from shared.run.conditions import Encoding
 from shared.run.layout import weights_folder
 from shared.run.run_recipe import wait_for_recipe
-from shared.store import ObjectStore, open_store
+from shared.store import CacheSettings, ObjectStore, open_store
+from shared.store.host_cache import host_cache
 from shared.telemetry import configure_logs
 
 SETTING = "setting.json"
@@ -47,6 +48,9 @@ ENCODING = Encoding(
     model="0" * 64, negative=False, text_tokens=0, dtype="float32", matmul_precision="high"
 )
 """How emulated devices encode: they have no model."""
+KEPT_VERSIONS = 4
+"""Versions that an emulated host has in its cache."""
+MANIFEST_BYTES = 1 << 20
 AGAIN_S = 1.0
 JOINING_S = 0.05
 """Between two looks at whether all have joined."""
@@ -75,12 +79,13 @@ async def run_host(emulation: Emulation, name: str, devices: list[EmulatedRollou
     """Runs rollout devices that share a connection to the bus, and the adapters that they fetch."""
     setting, settings = emulation.setting, _settings(emulation, name)
     backend = open_store(settings.store).backend
-    store = NodeStore(backend, weights_folder(setting.run), emulation.move_seconds)
     async with (
+        host_cache(_cache(emulation, settings), redis_url="", run=setting.run) as cache,
         settings.connect_bus() as bus,
         settings.connect_index() as index,
         asyncio.TaskGroup() as tasks,
     ):
+        store = NodeStore(backend, weights_folder(setting.run), emulation.move_seconds, cache=cache)
         for device in devices:
             registered = emulation.registered(device.kind, "rollout", concurrency=1)
             worker = Worker("rollout", device.held.name, "waiting_for_trainer", registered)
@@ -90,6 +95,15 @@ async def run_host(emulation: Emulation, name: str, devices: list[EmulatedRollou
                 device, context, index, max_staleness=limit, encoded=_encoded(emulation, store)
             )
             tasks.create_task(app.run())
+
+
+def _cache(emulation: Emulation, settings: ServiceSettings) -> CacheSettings:
+    """Returns the cache of a host, which is in memory like the store: a few versions fit."""
+    assert settings.cache is not None, "DIGENRL_HOST_CACHE names no folder"
+    limit = KEPT_VERSIONS * (emulation.sizes.adapter + MANIFEST_BYTES)
+    return replace(
+        settings.cache, folder=settings.cache.folder / settings.run / settings.worker, limit=limit
+    )
 
 
 def _encoded(emulation: Emulation, store: ObjectStore) -> EncodedConditions | None:

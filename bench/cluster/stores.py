@@ -7,12 +7,10 @@ as this machine needs for its bytes.
 
 import asyncio
 import contextlib
-import hashlib
 import time
-from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
+from collections.abc import AsyncGenerator, AsyncIterator
+from dataclasses import dataclass
 
-from shared.errors import IntegrityError
 from shared.messages.contracts import ObjectRef
 from shared.store import ObjectStore
 from shared.store.objects import Content
@@ -20,30 +18,22 @@ from shared.store.objects import Content
 
 @dataclass(frozen=True, slots=True)
 class NodeStore(ObjectStore):
-    """The store of one host: an adapter is fetched once, and its devices share the bytes."""
+    """The store as a host sees it, whose cache (`shared.store.host_cache`) fetches an adapter once
+    for all its devices."""
 
     folder: str = ""
     """Where the adapters are."""
     seconds: float = 0.0
     """Seconds that a fetch takes, scaled."""
-    _fetched: "dict[str, asyncio.Task[bytes]]" = field(default_factory=dict)
-    """The newest adapter, by its key."""
 
-    async def get(self, ref: ObjectRef) -> bytes:
-        if not ref.key.startswith(f"{self.folder}/"):
-            return await ObjectStore.get(self, ref)
-        if ref.key not in self._fetched:
-            self._fetched.clear()
-            self._fetched[ref.key] = asyncio.create_task(self._fetch(ref))
-        return await asyncio.shield(self._fetched[ref.key])
-
-    async def _fetch(self, ref: ObjectRef) -> bytes:
-        """Checks on a thread: other hosts' devices are in this process as well."""
-        async with at_least(self.seconds):
-            data = await self.backend.read(ref.key)
-            if data is None or await asyncio.to_thread(_digest, data) != ref.sha256:
-                raise IntegrityError(f"{ref.key} is not what its reference says")
-        return data
+    async def stream(self, ref: ObjectRef, first: int = 0) -> AsyncGenerator[bytes]:
+        is_adapter = ref.key.startswith(f"{self.folder}/")
+        async with (
+            at_least(self.seconds if is_adapter else 0.0),
+            contextlib.aclosing(ObjectStore.stream(self, ref, first)) as chunks,
+        ):
+            async for chunk in chunks:
+                yield chunk
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +56,3 @@ async def at_least(seconds: float) -> AsyncIterator[None]:
     began = time.monotonic()
     yield
     await asyncio.sleep(max(0.0, seconds - (time.monotonic() - began)))
-
-
-def _digest(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()

@@ -66,6 +66,7 @@ async def open_session(
         if objects is not None:
             names = BROKERS[:2]
             environment["DIGENRL_STORE_URL"] = f"file://{objects}"
+            environment["DIGENRL_HOST_CACHE"] = str(objects / "host-cache")
         brokers = Supervisor(folder / "logs", environment)
         wanted = [place(program) for program in plan.programs if program.name in names]
         try:

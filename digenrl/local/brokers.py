@@ -1,17 +1,22 @@
 """Real brokers from wheels: NATS with JetStream, Valkey, and SeaweedFS as the S3 store.
 
-They serve one machine, and the tests; production uses the official images. Each broker keeps its
-data in its own folder, listens on the loopback interface only, and requires a password.
+They serve one machine, or a few on a private network, and the tests; production uses the official
+images. Each broker keeps its data in its own folder, requires a password, and listens on the
+loopback interface, unless an address of this host is named: then NATS, Valkey and a gateway to
+SeaweedFS listen there. SeaweedFS itself, whose other ports ask for no key, stays on loopback.
 """
 
 import asyncio
 import json
+import os
+import secrets
 import shutil
 import sysconfig
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 from urllib.parse import quote
 
 import httpx
@@ -25,7 +30,10 @@ from digenrl.local.ports import free_ports
 from shared.errors import Unavailable, UserError, how_to_install
 from shared.store import StoreSettings, open_store
 
+LOOPBACK = "127.0.0.1"
 USER = "digenrl"
+HOST_CACHE = "host-cache"
+"""Folder of what rollout workers share, unless DIGENRL_HOST_CACHE is set."""
 BUCKET = "digenrl"
 READY_S = 60.0
 GRPC_OFFSET = 10_000
@@ -55,6 +63,14 @@ class Program:
     deaths, and not the time that it lives: loading a model may take minutes."""
 
 
+class Ports(NamedTuple):
+    """Where services reach the brokers."""
+
+    nats: int = 4222
+    redis: int = 6379
+    s3: int = 8333
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Brokers:
     """Holds the ports, programs and addresses of the three brokers of a run."""
@@ -67,37 +83,62 @@ class Brokers:
     """Variables by which services find the brokers (shared/process/settings.py)."""
 
 
-def plan_brokers(folder: Path, password: str) -> Brokers:
-    """Plan brokers that keep their data under ``folder``, on ports that are free."""
-    nats_port, monitor_port, redis_port = free_ports(3)
+def plan_brokers(
+    folder: Path, password: str, *, at: str = LOOPBACK, ports: Ports | None = None
+) -> Brokers:
+    """Plan brokers that keep their data under ``folder``.
+
+    Args:
+        at: address of this host at which services reach them.
+        ports: theirs, by default ports that are free on loopback.
+    """
+    [monitor_port] = free_ports(1)
     s3_ports = free_ports(5, paired_at=GRPC_OFFSET)
-    s3_port = s3_ports[0]
+    nats_port, redis_port, s3_port = ports or _free(s3_ports[0], at)
     return Brokers(
         nats_port=nats_port,
         redis_port=redis_port,
         s3_port=s3_port,
         programs=(
-            _nats(folder / "nats", nats_port, monitor_port, password),
-            _valkey(folder / "valkey", redis_port, password),
+            _nats(folder / "nats", at, nats_port, monitor_port, password),
+            _valkey(folder / "valkey", at, redis_port, password),
             _seaweedfs(folder / "objects", s3_ports, password),
+            *([] if at == LOOPBACK else [_gateway(at, s3_port, s3_ports, password)]),
         ),
         environment={
-            "DIGENRL_NATS_URL": f"nats://{USER}:{password}@127.0.0.1:{nats_port}",
-            "DIGENRL_REDIS_URL": f"redis://:{password}@127.0.0.1:{redis_port}",
+            "DIGENRL_NATS_URL": f"nats://{USER}:{password}@{at}:{nats_port}",
+            "DIGENRL_REDIS_URL": f"redis://:{password}@{at}:{redis_port}",
             "DIGENRL_STORE_URL": f"s3://{BUCKET}",
-            "DIGENRL_S3_ENDPOINT": f"http://127.0.0.1:{s3_port}",
+            "DIGENRL_S3_ENDPOINT": f"http://{at}:{s3_port}",
             "DIGENRL_S3_ACCESS_KEY": USER,
             "DIGENRL_S3_SECRET_KEY": password,
+            "DIGENRL_HOST_CACHE": os.environ.get(
+                "DIGENRL_HOST_CACHE", str(folder.absolute() / HOST_CACHE)
+            ),
         },
     )
 
 
-def _nats(folder: Path, port: int, monitor_port: int, password: str) -> Program:
+def password_of(folder: Path) -> str:
+    """Return the password of brokers, kept in a file that only the owner can read."""
+    path = folder / "password"
+    if not path.exists():
+        path.touch(mode=0o600)
+        path.write_text(secrets.token_urlsafe(24))
+    return path.read_text()
+
+
+def _free(s3_port: int, at: str) -> Ports:
+    nats_port, redis_port = free_ports(2)
+    return Ports(nats_port, redis_port, s3_port if at == LOOPBACK else free_ports(1)[0])
+
+
+def _nats(folder: Path, at: str, port: int, monitor_port: int, password: str) -> Program:
     folder.mkdir(parents=True, exist_ok=True)
     config = folder / "nats.conf"
     # sync_interval always: an acknowledged message survives a power cut.
     config.write_text(
-        f"""listen: "127.0.0.1:{port}"
+        f"""listen: "{at}:{port}"
 http: "127.0.0.1:{monitor_port}"
 max_payload: 256KB
 jetstream {{
@@ -109,7 +150,7 @@ jetstream {{
 authorization {{ user: {USER}, password: $NATS_PASSWORD }}
 """
     )
-    url = f"nats://{USER}:{password}@127.0.0.1:{port}"
+    url = f"nats://{USER}:{password}@{at}:{port}"
 
     async def ready() -> bool:
         async with httpx.AsyncClient(verify=False) as client:
@@ -128,12 +169,12 @@ authorization {{ user: {USER}, password: $NATS_PASSWORD }}
     )
 
 
-def _valkey(folder: Path, port: int, password: str) -> Program:
+def _valkey(folder: Path, at: str, port: int, password: str) -> Program:
     folder.mkdir(parents=True, exist_ok=True)
     config = folder / "valkey.conf"
     config.touch(mode=0o600)
     config.write_text(
-        f"""bind 127.0.0.1
+        f"""bind {at}
 port {port}
 dir {folder}
 requirepass {password}
@@ -145,7 +186,7 @@ maxmemory-policy noeviction
     )
 
     async def ready() -> bool:
-        client = redis.Redis(port=port, password=password, socket_timeout=2)
+        client = redis.Redis(host=at, port=port, password=password, socket_timeout=2)
         try:
             return bool(await client.ping())
         finally:
@@ -192,6 +233,30 @@ def _seaweedfs(folder: Path, ports: list[int], password: str) -> Program:
         },
         ready=ready,
     )
+
+
+def _gateway(at: str, port: int, s3_ports: list[int], password: str) -> Program:
+    """Plan an S3 server at another address, over the data of SeaweedFS."""
+    filer = s3_ports[3]
+    argv = [
+        _binary("weed"), "s3", f"-ip.bind={at}", f"-port={port}", f"-filer={LOOPBACK}:{filer}",
+        "-port.iceberg=0", "-port.lance=0", "-iam=false",
+    ]  # fmt: skip
+    settings = StoreSettings(
+        url=f"s3://{BUCKET}",
+        endpoint=f"http://{at}:{port}",
+        access_key=SecretStr(USER),
+        secret_key=SecretStr(password),
+    )
+
+    async def ready() -> bool:
+        async with httpx.AsyncClient(verify=False) as client:  # fails at once while nobody listens
+            await client.get(f"http://{at}:{port}/")
+        await open_store(settings).write("digenrl-ready", b"")
+        return True
+
+    keys = {"AWS_ACCESS_KEY_ID": USER, "AWS_SECRET_ACCESS_KEY": password, "GOMEMLIMIT": "512MiB"}
+    return Program(name="s3", argv=argv, environment=keys, ready=ready)
 
 
 def names_in_sqlite(folder: Path) -> dict[str, str]:

@@ -2,7 +2,6 @@
 
 import fcntl
 import os
-import secrets
 import shlex
 import shutil
 import sys
@@ -15,6 +14,7 @@ from pydantic import TypeAdapter
 
 from digenrl.follow.steps import Targets
 from digenrl.follow.steps import check_installed as check_targets
+from digenrl.local.brokers import password_of
 from digenrl.local.gpus import Assignment, assign_gpus, visible_gpus
 from digenrl.local.ports import free_ports, hold_port
 from digenrl.tail.results import check_tail
@@ -107,7 +107,7 @@ def prepare(request: Request) -> LocalRun:
         recipe=recipe,
         folder=folder,
         api_port=request.port or free_ports(1)[0],
-        password=_password(folder),
+        password=password_of(folder),
         resumed=request.resume,
         targets=request.targets,
         again=request.again,
@@ -255,15 +255,6 @@ def _set_aside(folder: Path) -> None:
     while (aside := folder.with_name(f"{folder.name}.{number}")).exists():
         number += 1
     folder.rename(aside)
-
-
-def _password(folder: Path) -> str:
-    """Return the password of the run's brokers, kept in a file that only the owner can read."""
-    path = folder / "password"
-    if not path.exists():
-        path.touch(mode=0o600)
-        path.write_text(secrets.token_urlsafe(24))
-    return path.read_text()
 
 
 def versions_bytes(recipe: Recipe) -> int:

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import shutil
 import signal
 import sys
 import time
@@ -12,7 +13,7 @@ from typing import Any, Literal
 import httpx
 from rich.console import Console
 
-from digenrl.local.brokers import Brokers, plan_brokers
+from digenrl.local.brokers import HOST_CACHE, Brokers, plan_brokers
 from digenrl.local.display import Display
 from digenrl.local.evaluation import LocalEvaluation
 from digenrl.local.gpus import EVALUATOR, REPORT
@@ -59,7 +60,7 @@ async def run_locally(local: LocalRun) -> int:
     weighted = local.recipe.largest_weight is not None
     display = Display(console, api.url, str(local.folder / "logs"), weighted)
     brokers = plan_brokers(local.folder, local.password)
-    supervisor = Supervisor(local.folder / "logs", brokers.environment)
+    supervisor = Supervisor(local.folder / "logs", brokers.environment | _no_cache(local))
     evaluation = _evaluation(local, supervisor, display, client)
     interrupted = _on_interrupt()
     began = time.monotonic()
@@ -81,6 +82,13 @@ async def run_locally(local: LocalRun) -> int:
         await _stop_services(supervisor)
         await supervisor.stop(BROKERS)
         await client.aclose()
+        shutil.rmtree(local.folder / HOST_CACHE, ignore_errors=True)
+
+
+def _no_cache(local: LocalRun) -> dict[str, str]:
+    """Turn off, unless somebody wants it, what one rollout worker would share with nobody."""
+    is_alone = local.recipe.rollout.workers < 2
+    return {"DIGENRL_HOST_CACHE": os.environ.get("DIGENRL_HOST_CACHE", "off")} if is_alone else {}
 
 
 async def _stop_services(supervisor: Supervisor, but: Sequence[str] = ()) -> None:

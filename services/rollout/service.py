@@ -48,7 +48,8 @@ async def _work(process: WorkerProcess, *, build_device: BuildDevice | None) -> 
         holding=recipe.holding,
     )  # fmt: skip
     async with (
-        process.connect("waiting_for_trainer", registered) as context,
+        process.sharing() as sharing,
+        sharing.connect("waiting_for_trainer", registered) as context,
         settings.connect_index() as index,
     ):
         await process.refuse_or_go_on(context)

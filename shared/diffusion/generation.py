@@ -120,7 +120,7 @@ class Generator:
             )
             async for part in weights.parts():
                 await asyncio.to_thread(staging.add, part)
-            return await asyncio.to_thread(staging.finish)
+            return await asyncio.to_thread(staging.finish, weights.weights_digest)
 
     def _fits_beside(self) -> AbstractContextManager[None]:
         return fits(self._device, "weights beside those in use", "use a GPU with more memory")

@@ -9,25 +9,18 @@ import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import get_args
+from mmap import mmap
 
 import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
+from shared.diffusion.mapped import DTYPES, unpack_mapped
 from shared.diffusion.tensors import unpack
 from shared.errors import ContractError, IntegrityError
 from shared.run.manifest import DType, Fetched, Piece, Pieces, StoredTensors, cut
 
-DTYPES = dict(zip(
-    get_args(DType),
-    (
-        torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32,
-        torch.int16, torch.int8, torch.uint8, torch.bool,
-    ),
-    strict=True,
-))  # fmt: skip
 _NAMES: dict[torch.dtype, DType] = {dtype: name for name, dtype in DTYPES.items()}
 _ORDER: tuple[DType, ...] = (
     "I64", "F64", "F32", "I32", "BF16", "F16", "I16", "I8", "U8", "BOOL",
@@ -197,7 +190,8 @@ def read_part(part: Fetched) -> Iterator[tuple[str, Tensor, Piece]]:
     Raises:
         ContractError: if it is no safetensors object, or holds other tensors than it must.
     """
-    found = unpack(part.data)
+    data = part.data
+    found = unpack_mapped(data) if isinstance(data, mmap) else unpack(data)
     pieces = {n: local_part(t)[1] for n, t in found.items()} if part.pieces is None else part.pieces
     wanted = {(name, each.shape, DTYPES[each.dtype]) for name, each in pieces.items()}
     given = {(name, tuple(tensor.shape), tensor.dtype) for name, tensor in found.items()}

@@ -13,6 +13,7 @@ from shared.diffusion.ranks import full_tensor, local_shard
 from shared.diffusion.shards import Assembly, read_part
 from shared.errors import IntegrityError
 from shared.run.manifest import Fetched
+from shared.telemetry import DIGESTED_BYTES
 
 ADAPTER = "default"
 MARKER = f".{ADAPTER}."
@@ -114,11 +115,13 @@ class Staging:
                 self._assembly.add(name, tensor, piece)
 
     @torch.no_grad()
-    def finish(self) -> StagedTensors:
-        """Returns the weights with their digest; raises IntegrityError if some are missing."""
+    def finish(self, digest: str | None = None) -> StagedTensors:
+        """Returns the weights with their digest; raises IntegrityError if some are missing.
+
+        ``digest``: of the weights, if it is known by that of the objects that were added."""
         self._assembly.finish()
         with _stream_of_its_own(self._device):
-            digest = self._digest_of(self._copies, None)
+            digest = digest or self._digest_of(self._copies, None)
             return StagedTensors(digest=digest, tensors=self._copies)
 
 
@@ -165,6 +168,7 @@ def weights_digest(
     for name in sorted(tensors):
         held = tensors[name].detach()
         tensor = full_tensor(held if types is None else held.to(types[name])).cpu().contiguous()
+        DIGESTED_BYTES.labels(of="weights").inc(tensor.nbytes)
         digest.update(f"{name}|{tensor.dtype}|{tuple(tensor.shape)}|".encode())
         digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()

@@ -8,17 +8,19 @@ import os
 import secrets
 import socket
 from contextlib import AbstractAsyncContextManager
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Any
 
 import structlog
-from pydantic import BeforeValidator, Field, SecretStr
+from pydantic import AfterValidator, BeforeValidator, Field, SecretStr
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from shared.bus.bus import Bus
+from shared.errors import UserError
 from shared.messages.records import Token
 from shared.models.memory import Residence
 from shared.run.versions import VersionIndex
-from shared.store import StoreSettings
+from shared.store import CacheSettings, StoreSettings
 from shared.telemetry import public
 
 log = structlog.get_logger()
@@ -27,6 +29,36 @@ log = structlog.get_logger()
 def _names(given: str | tuple[str, ...]) -> tuple[str, ...]:
     """Split ``a,b`` of a variable into names."""
     return tuple(given.replace(",", " ").split()) if isinstance(given, str) else given
+
+
+def _host_and_port(given: Any) -> Any:
+    """Split ``host:port`` of a variable."""
+    if not isinstance(given, str):
+        return given
+    host, _, port = given.rpartition(":")
+    if not host or not port.isdecimal():
+        raise ValueError("not host:port")
+    return host.strip("[]"), int(port)
+
+
+def _cache_folder(given: str) -> str:
+    """Return auto, off or the absolute path of a folder; raise ValueError for anything else."""
+    if given not in ("auto", "off") and not Path(given).is_absolute():
+        raise ValueError("neither auto, off, nor the absolute path of a folder")
+    return given
+
+
+def _default_cache() -> Path:
+    """Return a folder below the user's cache, which need not exist or be of any use."""
+    given = os.environ.get("XDG_CACHE_HOME")
+    return Path(given or os.path.expanduser("~/.cache")) / "digenrl"  # noqa: PTH111 -- never raises
+
+
+def _is_folder(store_url: str) -> bool:
+    return store_url.startswith("file:")
+
+
+HostCacheFolder = Annotated[str, AfterValidator(_cache_folder)]
 
 
 CONFIG = SettingsConfigDict(
@@ -98,6 +130,36 @@ class ServiceSettings(Endpoints, HttpSettings):
     """Memory that this worker may take of its device, where others use it too."""
     rollout_memory: Residence | None = None
     """Overrides `rollout.memory` for this rollout worker: it changes no sample."""
+    host_cache: HostCacheFolder = "auto"
+    """Folder in which this host keeps the weights that its processes read, so that one of them
+    fetches them; off; auto: in the user's cache, unless the store is a folder already."""
+    host_cache_gib: float = Field(default=32, gt=0)
+    """Most of it that the host keeps."""
+    share_at: Annotated[tuple[str, int] | None, NoDecode, BeforeValidator(_host_and_port)] = None
+    """Host and port, `10.0.0.5:7800`, at which other hosts read what this one's cache holds; None:
+    it passes nothing on, and reads from the store alone."""
+
+    @property
+    def cache(self) -> CacheSettings | None:
+        """This host's cache; None if it is off.
+
+        Raises:
+            UserError: if it is off and should be shared.
+        """
+        if self.host_cache == "off" or (self.host_cache == "auto" and _is_folder(self.store_url)):
+            if self.share_at is not None:
+                raise UserError(
+                    "share_at: what hosts pass on lies in their caches, and host_cache is "
+                    f"{self.host_cache} (of a store that is a folder, off); name a folder"
+                )
+            return None
+        chosen = self.host_cache != "auto"
+        return CacheSettings(
+            folder=Path(self.host_cache) if chosen else _default_cache(),
+            is_chosen=chosen,
+            limit=int(self.host_cache_gib * 2**30),
+            share_at=self.share_at,
+        )
 
     def connect_bus(self) -> AbstractAsyncContextManager[Bus]:
         return Bus.connect(self.nats_url.get_secret_value(), run=self.run, name=self.worker)

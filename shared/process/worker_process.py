@@ -8,7 +8,7 @@ import asyncio
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import structlog
@@ -26,6 +26,7 @@ from shared.recipe.recipe import Recipe
 from shared.run.files import check_files
 from shared.run.run_recipe import read_recipe, wait_for_recipe
 from shared.store import ObjectStore, open_store
+from shared.store.host_cache import host_cache
 
 READS = {
     "rollout": ("model.folder",),
@@ -51,6 +52,15 @@ class WorkerProcess:
     health: Health
     url: str
     """Address of its probes."""
+
+    @asynccontextmanager
+    async def sharing(self) -> AsyncIterator["WorkerProcess"]:
+        """Yields this process with a store that fetches what all of its host read once for all, if
+        the host has a cache."""
+        settings = self.settings
+        redis_url = settings.redis_url.get_secret_value()
+        async with host_cache(settings.cache, redis_url=redis_url, run=settings.run) as cache:
+            yield replace(self, store=replace(self.store, cache=cache))
 
     @asynccontextmanager
     async def connect(self, idle: Activity, device: Device) -> AsyncIterator[WorkerContext]:

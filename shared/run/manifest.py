@@ -18,7 +18,7 @@ from pydantic import Field, ValidationError, model_validator
 from shared.errors import ContractError
 from shared.messages.contracts import ObjectRef
 from shared.messages.records import Count, Digest, Record
-from shared.store.tensor_header import BITS, MAX_RANK, MAX_TENSORS
+from shared.store.tensor_header import BITS, MAX_RANK, MAX_TENSORS, Data
 
 SHARD = ".safetensors"
 MANIFEST = ".manifest.json"
@@ -176,7 +176,7 @@ class Part(Protocol):
 class Fetched:
     """One object of a version's weights, or of its checkpoint."""
 
-    data: bytes
+    data: Data
     pieces: Pieces | None
     """What it must hold; None if that is what its own header says: whole tensors."""
 
@@ -191,6 +191,11 @@ class StoredTensors(Protocol):
     @property
     def ref(self) -> ObjectRef:
         """What the commit record names."""
+
+    @property
+    def weights_digest(self) -> str | None:
+        """Digest of the weights, as the commit record says that names these objects: with theirs it
+        is known, and need not be taken again. None if it is not known."""
 
     def parts(self, wanted: Wanted | None = None) -> AsyncIterator[Fetched]:
         """Fetch one object after the other, without those that hold nothing that is wanted.

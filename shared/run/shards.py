@@ -23,6 +23,7 @@ from shared.run.manifest import (
     read_manifest,
 )
 from shared.store import ObjectStore
+from shared.store.tensor_header import Data
 
 PUTS_AT_ONCE = 2
 """Shards that are packed and sent at a time: each takes its bytes once more on the host."""
@@ -78,22 +79,23 @@ class Stored:
     store: ObjectStore
     shards: tuple[Shard, ...] | None
     """Shards of its manifest, None if it is one object."""
+    weights_digest: str | None = None
 
     async def parts(self, wanted: Wanted | None = None) -> AsyncIterator[Fetched]:
         """Fetch one object after the other; the next one is fetched while this one is used, so that
         two are in memory."""
         if self.shards is None:
-            yield Fetched(await self.store.get(self.ref), None)
+            yield Fetched(await self.store.get_shared(self.ref), None)
             return
         shards = [each for each in self.shards if wanted is None or _has(each, wanted)]
-        fetching: asyncio.Task[bytes] | None = None
+        fetching: asyncio.Task[Data] | None = None
         try:
             for number, shard in enumerate(shards):
-                data = await (fetching or self.store.get(shard.object))
+                data = await (fetching or self.store.get_shared(shard.object))
                 following = shards[number + 1 : number + 2]
                 fetching = None
                 for each in following:
-                    fetching = asyncio.create_task(self.store.get(each.object))
+                    fetching = asyncio.create_task(self.store.get_shared(each.object))
                 yield Fetched(data, shard.pieces)
                 del data  # or it would be held beside the next two
         finally:
@@ -117,10 +119,10 @@ async def open_tensors(
         ContractError: if it is no manifest.
     """
     if not is_manifest(ref):
-        return Stored(ref, store, None)
+        return Stored(ref, store, None, weights_digest)
     if ref.size > MAX_MANIFEST_BYTES:
         raise ContractError(f"{ref.key} is too large for a manifest: {ref.size} bytes")
     manifest = read_manifest(await store.get(ref), ref.key)
     if weights_digest not in (None, manifest.weights_digest):
         raise IntegrityError(f"{ref.key} is of weights {manifest.weights_digest[:12]}")
-    return Stored(ref, store, manifest.shards)
+    return Stored(ref, store, manifest.shards, weights_digest)

@@ -5,6 +5,6 @@ Two backends, chosen by URL: ``file:///folder`` for one host; ``s3://bucket/pref
 """
 
 from shared.store.objects import ObjectStore, open_store
-from shared.store.settings import StoreSettings
+from shared.store.settings import CacheSettings, StoreSettings
 
-__all__ = ["ObjectStore", "StoreSettings", "open_store"]
+__all__ = ["CacheSettings", "ObjectStore", "StoreSettings", "open_store"]

@@ -9,7 +9,7 @@ what they leave open comes from the variables and files of each cloud's own tool
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import AsyncGenerator, Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -23,8 +23,8 @@ from obstore.exceptions import (
 )
 from obstore.store import from_url
 
-from shared.errors import Unavailable, UserError
-from shared.store.objects import Content, StoredObject
+from shared.errors import IntegrityError, Unavailable, UserError
+from shared.store.objects import CHUNK, Content, StoredObject
 from shared.store.settings import StoreSettings
 
 CONNECT = timedelta(seconds=10)
@@ -83,6 +83,19 @@ class BucketBackend:
             found = await obstore.get_async(self._store, key)
             return bytes(await found.bytes_async())
         return None
+
+    async def stream(self, key: str, first: int) -> AsyncGenerator[bytes]:
+        with _as_unavailable():
+            try:
+                found = await (
+                    obstore.get_async(self._store, key, options={"range": {"offset": first}})
+                    if first  # of no bytes there is no range
+                    else obstore.get_async(self._store, key)
+                )
+            except (NotFoundError, FileNotFoundError) as error:
+                raise IntegrityError(f"{key} is not in the store") from error
+            async for chunk in found.stream(min_chunk_size=CHUNK):
+                yield bytes(chunk)
 
     async def size(self, key: str) -> int | None:
         with _as_unavailable(), contextlib.suppress(NotFoundError, FileNotFoundError):

@@ -9,12 +9,13 @@ import contextlib
 import os
 import stat
 import uuid
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from functools import wraps
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
-from shared.store.objects import Content, StoredObject
+from shared.errors import IntegrityError
+from shared.store.objects import CHUNK, Content, StoredObject
 
 TEMPORARY = ".tmp-"
 """Beginning of the name of a file that is being written."""
@@ -83,6 +84,16 @@ class FolderBackend:
             return (self._root / key).read_bytes()
         except FileNotFoundError:
             return None
+
+    async def stream(self, key: str, first: int) -> AsyncGenerator[bytes]:
+        try:
+            file = await asyncio.to_thread((self._root / key).open, "rb")
+        except FileNotFoundError as error:
+            raise IntegrityError(f"{key} is not in the store") from error
+        with file:
+            file.seek(first)
+            while chunk := await asyncio.to_thread(file.read, CHUNK):
+                yield chunk
 
     @in_thread
     def size(self, key: str) -> int | None:

@@ -3,8 +3,8 @@
 import asyncio
 import hashlib
 import re
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, Collection
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple, Protocol
 from urllib.parse import urlsplit
@@ -12,6 +12,8 @@ from urllib.parse import urlsplit
 from shared.errors import ContractError, IntegrityError, UserError
 from shared.messages.contracts import ObjectRef
 from shared.store.settings import StoreSettings
+from shared.store.tensor_header import Data
+from shared.telemetry import DIGESTED_BYTES
 
 _KEY = re.compile(r"\A[A-Za-z0-9][A-Za-z0-9_.-]*(?:/[A-Za-z0-9][A-Za-z0-9_.-]*)*\Z")
 
@@ -22,6 +24,8 @@ Content = bytes | memoryview
 """What is stored: a view is of memory that nobody changes meanwhile."""
 LARGE = 1 << 19
 """Size in bytes from which hashing takes longer than a hop to a thread."""
+CHUNK = 1 << 20
+"""Bytes of an object that are read at a time where it is read in parts."""
 
 
 class StoredObject(NamedTuple):
@@ -40,6 +44,10 @@ class Backend(Protocol):
 
     async def read(self, key: str) -> bytes | None: ...
 
+    def stream(self, key: str, first: int) -> AsyncGenerator[bytes]:
+        """Yield the object's bytes from ``first`` on, some MiB at most at a time; raise
+        IntegrityError if there is no such object."""
+
     async def size(self, key: str) -> int | None:
         """Return the bytes of the object, None if there is none."""
 
@@ -52,9 +60,17 @@ class Backend(Protocol):
     async def delete(self, keys: list[str]) -> None: ...
 
 
+class SharedReads(Protocol):
+    """Reads objects that other processes of this host read as well."""
+
+    async def get(self, ref: ObjectRef, store: "ObjectStore") -> Data:
+        """Do what `ObjectStore.get` does."""
+
+
 @dataclass(frozen=True, slots=True)
 class ObjectStore:
     backend: Backend
+    cache: SharedReads | None = field(default=None, kw_only=True)
 
     async def put(self, folder: str, data: Content, *, suffix: str) -> ObjectRef:
         """Store ``data`` under ``folder``, named by its content."""
@@ -81,6 +97,16 @@ class ObjectStore:
         if len(data) != ref.size or await _sha256(data) != ref.sha256:
             raise IntegrityError(f"{ref.key} is not what its reference says")
         return data
+
+    async def get_shared(self, ref: ObjectRef) -> Data:
+        """Return an object that many processes of this host read, through their cache, if there is
+        one; raises as `get` does."""
+        return await (self.get(ref) if self.cache is None else self.cache.get(ref, self))
+
+    def stream(self, ref: ObjectRef, first: int = 0) -> AsyncGenerator[bytes]:
+        """Yield the bytes of an object, from ``first`` on; nothing is verified but that there is
+        one."""
+        return self.backend.stream(checked_key(ref.key), first)
 
     async def write(self, key: str, data: bytes) -> None:
         await self.backend.write(checked_key(key), data)
@@ -126,6 +152,7 @@ async def _named(folder: str, data: Content, suffix: str) -> ObjectRef:
 
 async def _sha256(data: Content) -> str:
     """Hash the data, in a thread if they are large."""
+    DIGESTED_BYTES.labels(of="object").inc(len(data))
     if len(data) < LARGE:
         return hashlib.sha256(data).hexdigest()
     return (await asyncio.to_thread(hashlib.sha256, data)).hexdigest()

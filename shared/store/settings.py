@@ -1,6 +1,7 @@
-"""Where the object store is, and the credentials for it."""
+"""Where the object store is, the credentials for it, and what a host keeps of it."""
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from pydantic import SecretStr
 
@@ -14,3 +15,14 @@ class StoreSettings:
     secret_key: SecretStr | None = None
     session_token: SecretStr | None = None
     """Session token that belongs to temporary keys."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheSettings:
+    folder: Path
+    is_chosen: bool
+    """Whether somebody has named the folder, and should be told if it cannot be used."""
+    limit: int
+    """Most bytes in it."""
+    share_at: tuple[str, int] | None = None
+    """Host and port at which other hosts find what it holds."""

@@ -3,10 +3,13 @@
 import json
 import math
 from collections.abc import Collection, Mapping
-from typing import Any
+from mmap import mmap
+from typing import Any, TypeAlias
 
 from shared.errors import ContractError
 
+Data: TypeAlias = "bytes | mmap"
+"""An object's bytes: in memory, or of a file that several processes map."""
 MAX_HEADER_BYTES = 4 * 1024 * 1024
 MAX_TENSORS = 4096
 MAX_RANK = 8
@@ -17,7 +20,7 @@ BITS = {
 """Bits of each type that objects may hold; others, such as fp8, lack arithmetic on some devices."""
 
 
-def check_header(data: bytes, dtypes: Collection[str] = tuple(BITS)) -> None:
+def check_header(data: Data, dtypes: Collection[str] = tuple(BITS)) -> None:
     """Raises ContractError unless ``data`` begin with a header of sane size, types and shapes, and
     are as long as the header says."""
     size = int.from_bytes(data[:8], "little")

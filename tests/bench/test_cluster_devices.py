@@ -37,6 +37,7 @@ from shared.errors import ContractError, IntegrityError
 from shared.messages.contracts import Fragment, GenerateFragment, Policy, Prompt
 from shared.recipe.schedule import RunSchedule
 from shared.store.folder import FolderBackend
+from tests.shared.store.hosts import Counting, process_on
 from tests.stored import one_object, packed, read_back
 
 SCALE = 500.0
@@ -228,21 +229,18 @@ async def test_storing_an_adapter_takes_what_its_publication_takes(tmp_path: Pat
     assert await store.get(ref) == b"adapter"
 
 
-async def test_devices_of_a_host_share_an_adapter(tmp_path: Path) -> None:
-    class Counting(FolderBackend):
-        reads = 0
-
-        async def read(self, key: str) -> bytes | None:
-            Counting.reads += 1
-            return await super().read(key)
-
-    store = NodeStore(Counting(tmp_path), "run/weights")
+async def test_devices_of_a_host_share_an_adapter_that_takes_its_time(tmp_path: Path) -> None:
+    backend = Counting(tmp_path / "objects")
+    store = NodeStore(backend, "run/weights", 0.05, cache=process_on(tmp_path / "host"))
     ref = await store.put("run/weights", b"adapter", suffix=".bin")
-    assert await asyncio.gather(*(store.get(ref) for _ in range(8))) == [b"adapter"] * 8
-    assert Counting.reads == 1
-    lying = ref.model_copy(update={"sha256": "0" * 64, "key": ref.key})
+    began = time.monotonic()
+    found = await asyncio.gather(*(store.get_shared(ref) for _ in range(8)))
+    assert time.monotonic() - began >= 0.05
+    assert [each[:] for each in found] == [b"adapter"] * 8
+    assert backend.read_bytes == len(b"adapter")
+    lying = ref.model_copy(update={"sha256": "0" * 64})
     with pytest.raises(IntegrityError):
-        await NodeStore(Counting(tmp_path), "run/weights").get(lying)
+        await store.get_shared(lying)
 
 
 async def test_a_step_needs_the_gradient_of_every_sample_once() -> None:

@@ -219,10 +219,14 @@ class SentToAll:
     def ref(self) -> ObjectRef:
         return self.stored.ref
 
+    @property
+    def weights_digest(self) -> str | None:
+        return self.stored.weights_digest
+
     async def parts(self, wanted: Wanted | None = None) -> AsyncIterator[Fetched]:
         async for part in self.stored.parts(wanted):
             pieces = None if part.pieces is None else dict(part.pieces)
-            message = Message("part", {"of": self.of}, (part.data, PIECES.dump_json(pieces)))
+            message = Message("part", {"of": self.of}, (bytes(part.data), PIECES.dump_json(pieces)))
             await asyncio.to_thread(self.ask_all, message)
             yield part
 

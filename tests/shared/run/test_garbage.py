@@ -3,7 +3,7 @@
 import json
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -53,6 +53,9 @@ class InMemory:
 
     async def read(self, key: str) -> bytes | None:
         return self.objects[key][0] if key in self.objects else None
+
+    async def stream(self, key: str, first: int) -> AsyncGenerator[bytes]:
+        yield self.objects[key][0][first:]
 
     async def size(self, key: str) -> int | None:
         return len(self.objects[key][0]) if key in self.objects else None

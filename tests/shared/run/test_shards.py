@@ -45,7 +45,7 @@ async def stored(store: ObjectStore, *parts: Rows) -> ObjectRef:
 
 async def content(store: ObjectStore, ref: ObjectRef) -> list[bytes]:
     opened = await open_tensors(store, ref, DIGEST)
-    return [part.data async for part in opened.parts()]
+    return [part.data[:] async for part in opened.parts()]
 
 
 async def test_one_shard_needs_no_manifest_and_several_come_back_in_order(

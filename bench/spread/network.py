@@ -1,0 +1,98 @@
+"""Hosts as network namespaces, each with a line of its own to a switch. Linux, as root."""
+
+import ctypes
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from shared.errors import UserError
+
+NAMESPACES = Path("/run/netns")
+SUBNET = "10.203.0"
+BURST = "1mb"
+"""Sent at once, then a line is as slow as it should be: enough for the largest packet."""
+CLONE_NEWNET = 0x40000000
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    name: str
+    address: str
+
+    def enter(self) -> None:
+        """Moves this process, which has one thread, to the host."""
+        libc = ctypes.CDLL(None, use_errno=True)
+        with (NAMESPACES / self.name).open() as file:
+            if libc.setns(file.fileno(), CLONE_NEWNET):
+                raise OSError(ctypes.get_errno(), f"cannot enter {self.name}")
+
+    def command(self, argv: Sequence[str]) -> list[str]:
+        """Returns the command that runs ``argv`` on the host."""
+        return ["ip", "netns", "exec", self.name, *argv]
+
+
+def why_not() -> str | None:
+    """Returns why this machine cannot have such hosts; None if it can."""
+    if os.geteuid() != 0:
+        return "network namespaces need root"
+    if shutil.which("ip") is None or shutil.which("tc") is None:
+        return "ip and tc are not installed (iproute2)"
+    probe = f"digenrl-probe-{os.getpid()}"
+    made = subprocess.run(["ip", "netns", "add", probe], capture_output=True, text=True)
+    if made.returncode:
+        return f"no network namespace can be made: {made.stderr.strip()}"
+    _run("ip", "netns", "del", probe)
+    return None
+
+
+@contextmanager
+def network(number: int, megabytes_per_s: float | None) -> Iterator[list[Host]]:
+    """Makes so many hosts, and removes them at the end. A line has the speed in each direction;
+    None: all that there is.
+
+    Raises:
+        UserError: if this machine cannot.
+    """
+    reason = why_not()
+    if reason is not None:
+        raise UserError(reason)
+    prefix = f"digenrl-{os.getpid()}"
+    switch = f"{prefix}-switch"
+    hosts = [Host(f"{prefix}-{each}", f"{SUBNET}.{each + 1}") for each in range(number)]
+    names = [switch, *(host.name for host in hosts)]
+    try:
+        for name in names:
+            _run("ip", "netns", "add", name)
+            _run("ip", "-n", name, "link", "set", "lo", "up")
+        _run("ip", "-n", switch, "link", "add", "switch", "type", "bridge")
+        _run("ip", "-n", switch, "link", "set", "switch", "up")
+        for each, host in enumerate(hosts):
+            _connect(host, switch, f"port{each}", megabytes_per_s)
+        yield hosts
+    finally:
+        for name in names:
+            subprocess.run(["ip", "netns", "del", name], capture_output=True)
+
+
+def _connect(host: Host, switch: str, port: str, megabytes_per_s: float | None) -> None:
+    line = ["link", "add", "line", "netns", host.name, "type", "veth"]
+    _run("ip", *line, "peer", "name", port, "netns", switch)
+    _run("ip", "-n", switch, "link", "set", port, "master", "switch", "up")
+    _run("ip", "-n", host.name, "addr", "add", f"{host.address}/24", "dev", "line")
+    _run("ip", "-n", host.name, "link", "set", "line", "up")
+    if megabytes_per_s is None:
+        return
+    rate = f"{round(megabytes_per_s * 8e6)}bit"
+    for namespace, device in ((host.name, "line"), (switch, port)):
+        tbf = ["root", "tbf", "rate", rate, "burst", BURST, "latency", "100ms"]
+        _run("tc", "-n", namespace, "qdisc", "add", "dev", device, *tbf)
+
+
+def _run(*argv: str) -> None:
+    done = subprocess.run(argv, capture_output=True, text=True)
+    if done.returncode:
+        raise UserError(f"{' '.join(argv)}: {done.stderr.strip()}")

@@ -1,0 +1,21 @@
+"""`digenrl brokers`: NATS, Valkey and SeaweedFS for several hosts."""
+
+import asyncio
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def brokers(
+    at: Annotated[str, typer.Option(help="this host's address in the private network")],
+    data: Annotated[Path, typer.Option(help="folder for everything that is stored")],
+    nats_port: Annotated[int, typer.Option(help="port of NATS")] = 4222,
+    redis_port: Annotated[int, typer.Option(help="port of Valkey")] = 6379,
+    s3_port: Annotated[int, typer.Option(help="port of the object store")] = 8333,
+) -> None:
+    """Run the brokers of a run on several hosts, until Ctrl-C; they are those of `digenrl up`."""
+    from digenrl.local.brokers import Ports
+    from digenrl.local.shared_brokers import run_brokers
+
+    asyncio.run(run_brokers(at, data, Ports(nats_port, redis_port, s3_port)))

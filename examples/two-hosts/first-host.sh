@@ -1,0 +1,39 @@
+#!/bin/sh
+# The first host: brokers, scheduler, reward worker and trainer. Ends when the run is finished.
+#
+#   ADDRESS=10.0.0.1 examples/two-hosts/first-host.sh
+#
+# ADDRESS is this host's own in the private network; RECIPE and DATA may be set as well.
+set -eu
+cd "$(dirname "$0")/../.."
+: "${ADDRESS:?this host's address in the private network, as 10.0.0.1}"
+RECIPE=${RECIPE:-recipes/digits.toml}
+DATA=${DATA:-runs/two-hosts}
+export DIGENRL_MODELS="${DIGENRL_MODELS:-$PWD/models}"
+export PATH="${VENV:-.venv}/bin:$PATH"
+
+end() {
+    trap - EXIT INT TERM
+    # shellcheck disable=SC2086
+    kill $started 2>/dev/null || true
+    wait
+}
+started=
+trap end EXIT
+trap 'exit 130' INT TERM
+
+rm -f "$DATA/hosts.env"
+digenrl brokers --at "$ADDRESS" --data "$DATA" &
+started="$started $!"
+until [ -s "$DATA/hosts.env" ]; do
+    kill -0 "$!" || exit 1
+    sleep 0.2
+done
+. "$DATA/hosts.env"
+export DIGENRL_RUN="${DIGENRL_RUN:-two-hosts}"
+
+digenrl serve scheduler --recipe "$RECIPE" --run "$DIGENRL_RUN" --port "${PORT:-8000}" &
+started="$started $!"
+digenrl serve reward &
+started="$started $!"
+digenrl serve trainer # ends with the run

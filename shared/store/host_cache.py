@@ -1,0 +1,220 @@
+"""Objects that many processes of a host read: one of them fetches each, the others map its file.
+
+    what is here       is mapped: no bytes are read, copied or digested
+    what is not        is fetched by whoever has the object's lock; the others wait for it
+
+The bytes come from the store, or from a host that is receiving them (`relay`). Either way their
+digest is taken once, here, while they are received. A cache that cannot be used, because its disk
+is full for example, is no reason to stop: the object is then read as if there were none.
+"""
+
+import asyncio
+import hashlib
+import os
+import secrets
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import NamedTuple
+
+import structlog
+
+from shared.errors import IntegrityError, UserError
+from shared.messages.contracts import ObjectRef
+from shared.store.cache_folder import CacheFolder, Part
+from shared.store.objects import ObjectStore
+from shared.store.peers import peer_list
+from shared.store.relay import PeerFailed, Relay
+from shared.store.settings import CacheSettings
+from shared.store.tensor_header import Data
+from shared.telemetry import DIGESTED_BYTES, SHARED_BYTES
+
+LOOK_S = 0.02
+"""Seconds between two looks at the lock of an object that another process fetches."""
+TRIED_PEERS = 3
+"""Other hosts that are asked for an object, before the store is."""
+TRIES = 3
+"""Fetches of one object by this process, if others remove it again and again."""
+
+log = structlog.get_logger()
+
+
+class Source(NamedTuple):
+    name: str
+    chunks: Callable[[int], AsyncGenerator[bytes]]
+    """Gives an object's bytes, from so many on."""
+
+
+@dataclass(slots=True)
+class Fetch:
+    task: "asyncio.Task[None]"
+    waiting: int = 0
+    """Readers of this process who wait for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class HostCache:
+    """Implements `SharedReads`."""
+
+    folder: CacheFolder
+    limit: int
+    """Most bytes in the folder."""
+    relay: Relay | None = None
+    _under_way: dict[tuple[str, int], Fetch] = field(default_factory=dict)
+
+    async def get(self, ref: ObjectRef, store: ObjectStore) -> Data:
+        """Return the object that ``ref`` names.
+
+        Raises:
+            IntegrityError: if it is missing, or differs from the reference.
+        """
+        try:
+            for _ in range(TRIES):
+                if (found := self.folder.map(ref.sha256, ref.size)) is not None:
+                    SHARED_BYTES.labels(source="cache").inc(ref.size)
+                    return found
+                await self._until_here(ref, store)
+            raise OSError(f"{ref.key} was removed {TRIES} times: make room for all that is in use")
+        except OSError as error:
+            log.warning(
+                "host_cache_unusable",
+                folder=str(self.folder.root),
+                error=str(error),
+                hint="read from the store by each process; DIGENRL_HOST_CACHE names another folder",
+            )
+            SHARED_BYTES.labels(source="store").inc(ref.size)
+            return await store.get(ref)
+
+    async def stop(self) -> None:
+        """End what is under way."""
+        tasks = [fetch.task for fetch in self._under_way.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _until_here(self, ref: ObjectRef, store: ObjectStore) -> None:
+        """Wait for a fetch that all readers of this process share; it ends with the last of
+        them."""
+        name = (ref.sha256, ref.size)
+        fetch = self._under_way.get(name)
+        if fetch is None:
+            fetch = self._under_way[name] = Fetch(asyncio.create_task(self._fetch(ref, store)))
+        fetch.waiting += 1
+        try:
+            await asyncio.shield(fetch.task)
+        finally:
+            fetch.waiting -= 1
+            if not fetch.waiting or fetch.task.done():
+                fetch.task.cancel()
+                if self._under_way.get(name) is fetch:
+                    del self._under_way[name]
+
+    async def _fetch(self, ref: ObjectRef, store: ObjectStore) -> None:
+        async with self._locked(ref.sha256):
+            if self.folder.map(ref.sha256, ref.size) is not None:  # another process was faster
+                return
+            if ref.size > self.limit:
+                raise OSError(f"{ref.size} bytes are more than DIGENRL_HOST_CACHE_GIB allows")
+            self.folder.make_room(ref.sha256, ref.size, self.limit)
+            await self._fill(ref, store)
+
+    async def _fill(self, ref: ObjectRef, store: ObjectStore) -> None:
+        """Receive it from other hosts, as far as they have it, and the rest from the store; if that
+        makes up something else, all of it from the store."""
+        from_store = Source("store", partial(store.stream, ref))
+        with self._receiving(ref) as (attempt, part):
+            # The part is there already: once this host is listed, others ask for it.
+            peers = [] if self.relay is None else await self.relay.join(ref, attempt)
+            sources = [Source("peer", partial(peer.chunks, ref)) for peer in peers[:TRIED_PEERS]]
+            try:
+                return await self._receive(ref, part, [*sources, from_store])
+            except IntegrityError as error:
+                if not sources:
+                    raise
+                log.warning("peer_wrong", error=str(error), hint="read from the store instead")
+        with self._receiving(ref) as (_, part):
+            await self._receive(ref, part, [from_store])
+
+    @contextmanager
+    def _receiving(self, ref: ObjectRef) -> Iterator[tuple[str, Part]]:
+        attempt = secrets.token_hex(8)
+        with self.folder.receiving(ref.sha256, attempt) as part:
+            yield attempt, part
+
+    async def _receive(self, ref: ObjectRef, part: Part, sources: list[Source]) -> None:
+        """Write what the sources give, each from where the one before has failed, and give it its
+        name.
+
+        Raises:
+            IntegrityError: if it is not what ``ref`` says.
+        """
+        digest = hashlib.sha256()
+        for source in sources:
+            try:
+                async with aclosing(source.chunks(part.size)) as chunks:
+                    async for chunk in chunks:
+                        SHARED_BYTES.labels(source=source.name).inc(len(chunk))
+                        if part.size + len(chunk) > ref.size:
+                            raise IntegrityError(f"{ref.key} is larger than its reference says")
+                        await asyncio.to_thread(_add, part, chunk, digest.update)
+                break
+            except PeerFailed as error:
+                log.info("peer_failed", error=str(error), received=part.size, size=ref.size)
+        if part.size != ref.size or digest.hexdigest() != ref.sha256:
+            raise IntegrityError(f"{ref.key} is not what its reference says")
+        self.folder.keep(part, ref.sha256)
+
+    @asynccontextmanager
+    async def _locked(self, digest: str) -> AsyncIterator[None]:
+        while (descriptor := self.folder.lock(digest)) is None:  # noqa: ASYNC110 -- of a process
+            await asyncio.sleep(LOOK_S)
+        try:
+            yield
+        finally:
+            os.close(descriptor)
+
+
+def _add(part: Part, chunk: bytes, digest: Callable[[bytes], None]) -> None:
+    part.add(chunk)
+    digest(chunk)
+    DIGESTED_BYTES.labels(of="object").inc(len(chunk))
+
+
+@asynccontextmanager
+async def host_cache(
+    settings: CacheSettings | None, *, redis_url: str, run: str
+) -> AsyncIterator[HostCache | None]:
+    """Open this host's cache; None if it is off, or cannot be used and nobody has asked for it.
+
+    Raises:
+        UserError: if the folder that somebody has named cannot be used.
+    """
+    folder = None if settings is None else _opened(settings)
+    if settings is None or folder is None:
+        yield None
+        return
+    async with AsyncExitStack() as stack:
+        stack.callback(folder.close)
+        relay = None
+        if settings.share_at is not None:
+            peers = await stack.enter_async_context(peer_list(redis_url, run))
+            relay = await stack.enter_async_context(Relay(folder, settings.share_at, peers))
+        cache = HostCache(folder, settings.limit, relay)
+        stack.push_async_callback(cache.stop)
+        yield cache
+
+
+def _opened(settings: CacheSettings) -> CacheFolder | None:
+    try:
+        return CacheFolder.open(settings.folder)
+    except OSError as error:
+        refusal = f"host_cache: {settings.folder} cannot be used: {error}"
+        if settings.is_chosen:
+            raise UserError(refusal) from error
+    except UserError as error:
+        refusal = str(error)
+        if settings.is_chosen:
+            raise
+    log.warning("host_cache_off", reason=refusal)
+    return None
