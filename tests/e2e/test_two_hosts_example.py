@@ -79,6 +79,8 @@ def smaller(recipe: str) -> str:
         (r"\nsteps = 12\n", "\nsteps = 2\n"),
         (r"\ngroups = \d+", "\ngroups = 2"),
         (r"\ngroup_size = \d+", "\ngroup_size = 4"),
+        (r"\nmicro_batch = \d+", "\nmicro_batch = 4"),
+        (r"\nfragment_size = \d+", "\nfragment_size = 4"),
         (r'"\.\./models/digits"', f'"{ROOT / "models" / "digits"}"'),
         (r'"digits\.prompts\.jsonl"', f'"{DEMO.parent / "digits.prompts.jsonl"}"'),
     )
