@@ -44,9 +44,12 @@ test: $(TEST_VENV)/.installed
 	$(PYTEST) -m "clock and not (slow or night)" $(CLOCKED) || [ $$? = $(NOTHING_FOUND) ]
 
 # The core, in a minute: scheduler, simulator with its planted bugs, mathematics and formats, without
-# brokers, whole runs and long searches.
+# brokers, whole models, whole runs and long searches.
 FAST = tests/scheduler tests/faults tests/shared tests/rollout tests/follow tests/test_architecture.py
-LONG = --ignore tests/scheduler/planning --ignore tests/scheduler/core/tag/test_regret.py \
+OF_MODELS = families $(patsubst %,test_%.py,attention blocks experts generation loading local_generator \
+    out_of_memory quantisation return shared_noise shared_noise_cuts streaming)
+LONG = $(patsubst %,--ignore tests/shared/diffusion/%,$(OF_MODELS)) $(patsubst %,--ignore tests/rollout/test_%.py,encoder_engine memory rollout_engine) \
+    --ignore tests/scheduler/planning --ignore tests/scheduler/core/tag/test_regret.py --ignore tests/scheduler/core/test_sizing.py \
     --ignore tests/shared/process/test_service.py \
     --deselect tests/faults/test_faults.py::test_no_schedule_breaks_an_invariant_or_keeps_a_run_from_finishing
 test-fast: $(TEST_VENV)/.installed

@@ -50,7 +50,6 @@ def test_a_run_is_evaluated_followed_and_reported_and_has_the_same_bytes_if_kill
     child(run, "evaluate").kill()
     summary = run.finish()
     check_trained("wan", run, summary, steps=STEPS)
-    assert summary["reward_before"] != summary["reward_after"], "the adapter changes what is made"
     assert summary["schedule"]["staleness"] == {"0": STEPS * GROUPS * SIZE}
     check_evaluations(run, summary)
     check_curves(tmp_path / "tb", summary)

@@ -53,7 +53,6 @@ def test_two_ranks_train_and_when_one_dies_nothing_is_lost_or_trained_twice(
     follower.kill()
     summary = run.finish()
     check_trained("flux", run, summary, steps=steps)
-    assert summary["reward_before"] != summary["reward_after"]
 
 
 @pytest.mark.slow

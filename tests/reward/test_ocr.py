@@ -29,7 +29,8 @@ def picture(word: str) -> npt.NDArray[np.uint8]:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("number", [4, pytest.param(len(WORDS), marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [4, len(WORDS)])
 def test_the_right_word_scores_high_and_a_wrong_one_low(number: int) -> None:
     words = WORDS[:number]
     [scorer] = build_scorers([ScorerTable(name="text", type="ocr")])

@@ -178,8 +178,9 @@ def test_what_lies_whole_on_every_rank_is_exchanged_once_per_batch(
         assert (in_passes, in_step) == (0, 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lost", range(RANKS))
-@pytest.mark.parametrize("where", ["train", pytest.param("step", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("where", ["train", "step"])
 def test_when_one_rank_has_no_memory_the_first_says_why_and_nobody_waits_for_it(
     ranks: Ranks, kind: str, two: Recipe, tmp_path: Path, where: str, lost: int
 ) -> None:

@@ -26,7 +26,7 @@ def loaded(family: str, folder: Path) -> ModelAdapter:
 @pytest.mark.parametrize(
     "family",
     [
-        pytest.param(each, marks=pytest.mark.slow if each == "hunyuan-video" else ())
+        pytest.param(each, marks=pytest.mark.slow if each in tiny_models.VIDEO else ())
         for each in tiny_models.FAMILIES
     ],
 )
