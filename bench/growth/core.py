@@ -41,7 +41,7 @@ class CoreCosts:
     event_seconds: float
     """Mean CPU seconds of all later events of the batch."""
     slowest_seconds: float
-    """Of the slowest of them."""
+    """CPU seconds of the slowest of them."""
     events: int
 
 

@@ -31,13 +31,13 @@ class CountedReads(FolderBackend):
 class HistoryCosts:
     steps: int
     start_seconds: float
-    """To read the chain, with its segments."""
+    """CPU seconds to read the chain, with its segments."""
     start_reads: int
     """Objects that are read then; and two listings."""
     first_start_seconds: float
     """The same for a run of an earlier release, which has no segments."""
     page_seconds: float
-    """To make a page of the 50 newest steps."""
+    """CPU seconds to make a page of the 50 newest steps."""
     old_page_reads: int
     """Objects that are read for a page of 50 in the middle of the run."""
     resident_bytes: int

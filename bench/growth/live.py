@@ -38,7 +38,7 @@ class LiveCosts:
     workers: int
     batches: int
     seconds: float
-    """From the first batch's opening to the last one's commit."""
+    """Seconds from the first batch's opening to the last one's commit."""
     left: int
     """Living workers that were given up."""
     longest_turn: float
@@ -46,7 +46,7 @@ class LiveCosts:
     turns_over: int
     """Turns of more than a quarter of a second."""
     cpu_seconds: float
-    """Of the scheduler's process."""
+    """CPU seconds of the scheduler's process."""
     resident_bytes: tuple[int, int]
     """After the second batch, and in the end."""
 

@@ -52,7 +52,7 @@ class Spread:
     hosts: int
     workers: int
     seconds: list[float]
-    """From each version's announcement to the last worker that has adopted it."""
+    """Seconds from each version's announcement to the last worker that has adopted it."""
     from_store: float
     """Bytes that workers have read from the store per version, in sizes of a version."""
     from_peers: float

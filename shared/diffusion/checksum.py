@@ -32,7 +32,7 @@ MASK = (1 << BITS) - 1
 GOLDEN = 0x9E3779B97F4A7C15
 MULTIPLIERS = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 SEEDS = {"words": (1, 2), "rows": (3, 4)}
-"""Of r_1, r_2 and of s_1, s_2."""
+"""Seeds of r_1, r_2 and of s_1, s_2."""
 WORDS = {8: torch.int32, 4: torch.int32, 2: torch.int16, 1: torch.int8}
 """Types that bits are read as, by the bytes of an element."""
 

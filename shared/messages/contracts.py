@@ -263,7 +263,7 @@ class PolicyPublished(Record):
     seconds: Seconds = 0.0
     """Time from the beginning of the optimizer step to this message; 0 without a step."""
     checksum: Checksum | None = Field(default=None, exclude_if=is_none)
-    """Of weights, moments and average, where fluid devices compare it."""
+    """Checksum of weights, moments and average, where fluid devices compare it."""
 
 
 class SetDevice(Record):

@@ -166,7 +166,7 @@ class Stepped(FluidMessage):
     policy: Policy
     """The version that the step has made; it is provisional until it is committed."""
     checksum: Checksum
-    """Of the bits of weights, moments and average."""
+    """Checksum of the bits of weights, moments and average."""
     seconds: Seconds = 0.0
 
 

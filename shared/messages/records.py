@@ -45,7 +45,7 @@ class Policy(Record):
 
 
 def is_none(value: object) -> bool:
-    """For fields that messages and records of earlier releases do not have (`exclude_if`)."""
+    """Leaves out fields that records of earlier releases do not have (`exclude_if`)."""
     return value is None
 
 

@@ -26,7 +26,7 @@ class BatchVolume:
     fragments_per_group: int
     scorers: int
     prompt_bytes: int
-    """Of a group, on average over the longest prompts that a batch could have."""
+    """Bytes of a group's prompt, on average over the longest that a batch could have."""
 
     def needs(self) -> dict[str, int]:
         """Most bytes by name of the stream."""

@@ -43,14 +43,14 @@ class Step(Record):
     run: Token
     policy: Policy
     digest: Digest
-    """Of the record's stored bytes: the next record names it."""
+    """Digest of the record's stored bytes: the next record names it."""
     weights: ObjectRef
     others: tuple[ObjectRef, ...] = ()
     """What else the version is stored as."""
     staleness: tuple[tuple[Count, Count], ...] = ()
     """Steps by which samples were stale, and how many were."""
     saturated: str = ""
-    """Of each group, "1" if it was saturated."""
+    """One character for each group, "1" if it was saturated."""
     metrics: dict[str, FiniteFloat] = Field(default_factory=dict)
 
     @property
@@ -107,7 +107,7 @@ class Chain:
     wanted: list[Step] = field(default_factory=list)
     """Those that `read_chain` was asked for, the newest one, and all that came later."""
     saturated: list[Saturated] = field(default_factory=list)
-    """Of each batch, if `read_chain` was asked for it."""
+    """Which groups of each batch were saturated, if `read_chain` was asked for it."""
 
     @property
     def version(self) -> int:

@@ -31,7 +31,7 @@ class CheckpointRecord(Record):
     run: Token
     version: Count
     weights_digest: Digest
-    """Of the version's trained weights."""
+    """Digest of the version's trained weights."""
     checkpoint: ObjectRef
 
 

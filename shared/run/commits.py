@@ -85,7 +85,7 @@ class CommitRecord(Record):
     worker: Token
     """Address of the trainer."""
     checksum: Checksum | None = Field(default=None, exclude_if=_is_none)
-    """Of the bits of weights, moments and average, where several devices took the step."""
+    """Checksum of weights, moments and average, where several devices took the step."""
     shares: tuple[Share, ...] = Field(default=(), exclude_if=_is_empty)
     """What each of these had summed of the batch; together all of it, and nothing twice."""
 
@@ -153,7 +153,7 @@ async def commit(store: ObjectStore, record: CommitRecord) -> None:
 class StoredRecord(NamedTuple):
     record: CommitRecord
     digest: Digest
-    """Of its stored bytes (`record_digest`)."""
+    """Digest of its stored bytes (`record_digest`)."""
 
 
 class Named(Protocol):

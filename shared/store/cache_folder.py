@@ -193,7 +193,7 @@ class CacheFolder:
             return file.read()
 
     def _make_secret(self) -> None:
-        """Of several processes that do so the first one's is taken."""
+        """Make the secret that processes of this host share; the first one made is taken."""
         new = f"{SECRET}-{secrets.token_hex(8)}"
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         with os.fdopen(os.open(new, flags, 0o600, dir_fd=self._descriptor), "w") as file:

@@ -8,7 +8,8 @@ from services.scheduler.core import fragments, gradients
 from services.scheduler.core.fluid import control, events, members, pieces, recovery, rounds
 from services.scheduler.core.fluid.state import FluidState
 from services.scheduler.core.state import Plan, State, WorkerState
-from services.scheduler.sim.members import SimMember, Total
+from services.scheduler.sim.fabric import Total
+from services.scheduler.sim.members import SimMember
 from shared.messages.contracts import GenerateFragment, PolicyPublished
 from shared.messages.fluid import ExchangeSums, TakeStep
 from tests.faults.planting import Mutant, patched

@@ -153,7 +153,7 @@ class PooledAssigner:
     _limit: int
     """How many of its groups may be begun."""
     first: dict[int, int] = field(default_factory=dict)
-    """For a batch, a group before which none has anything to issue."""
+    """Names, for a batch, a group before which none has anything to issue."""
     looked_at: int = 0
     """Devices of which a schedule was made."""
     _queues: DeviceQueues = field(init=False)

@@ -20,7 +20,7 @@ from services.scheduler.core.state import (
 class Draft:
     plan: Plan
     state: State
-    """As it was before; its costs, policy and decisions do not change."""
+    """State before anything was issued; its costs, policy and decisions do not change."""
     now: float
     samples_left: int = field(init=False)
     """Samples that the lent trainer may still take."""

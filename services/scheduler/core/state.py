@@ -242,7 +242,7 @@ class State:
     costs: Costs = field(default_factory=Costs)
     tag: LoanState = field(default_factory=LoanState)
     sizing: Sizing | None = None
-    """Of the newest batch for which it was chosen; None while costs are unknown."""
+    """Size of the fragments of the newest batch; None while costs are unknown."""
     trained_at: float = 0.0
     """When the last group of the current batch was trained."""
     ticked_at: float = 0.0

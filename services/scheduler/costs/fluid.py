@@ -18,7 +18,8 @@ STEP_PASSES = 17
 """Times that a step reads or writes as much as the trained weights have in float32: 3 for norm and
 clipping, 7 for AdamW, 3 for the average, 4 for the checksum of all."""
 STEP_GB_PER_SECOND = 580.0
-"""At which it does, in many small tensors: fitted to .05 s of Qwen-Image's adapter on an H100."""
+"""GB per second at which it does so, in many small tensors: fitted to .05 s for the adapter of
+Qwen-Image on an H100."""
 STATE_PARTS = 4
 """Weights, two moments and an average, each in float32."""
 

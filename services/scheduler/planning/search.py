@@ -38,10 +38,10 @@ class Candidate:
     split: Split
     size: int
     schedule: RunSchedule
-    """With what is open left open."""
+    """Schedule that leaves open what the recipe leaves open."""
     forecast: Forecast
     chosen: RunSchedule
-    """With its fragment size and the help that is forecast best."""
+    """Schedule with its fragment size and the help that is forecast best."""
 
     @property
     def name(self) -> str:

@@ -11,9 +11,10 @@ from services.scheduler.sim.batches import Trainer
 from services.scheduler.sim.broker import Broker, Delay
 from services.scheduler.sim.commits import Commits
 from services.scheduler.sim.devices import SimReward, SimRollout
+from services.scheduler.sim.fabric import Fabric
 from services.scheduler.sim.history import History
 from services.scheduler.sim.independent_devices import IndependentTrainer, Lane
-from services.scheduler.sim.members import Fabric, SimMember
+from services.scheduler.sim.members import SimMember
 from services.scheduler.sim.scheduler import LookAhead, SimScheduler, Status
 from services.scheduler.sim.timing import Timing
 from services.scheduler.sim.trainer import SimTrainer
@@ -70,8 +71,9 @@ class Cluster:
         if self.fabric is None:
             self.fabric = Fabric(self.world, self.timing.exchange)
         member = SimMember(
-            Process(self.world, name), self.broker, self.history, self.timing, kind,
-            self._address(name), self.plan, self.commits, self.fabric,
+            process=Process(self.world, name), broker=self.broker, history=self.history,
+            timing=self.timing, kind=kind, address=self._address(name), plan=self.plan,
+            commits=self.commits, fabric=self.fabric,
         )  # fmt: skip
         self.members[name] = member
         joined = WorkerJoined(member.address, name, "trainer", concurrency=1, kind=kind)

@@ -19,7 +19,7 @@ class Commit(NamedTuple):
     trained: tuple[TrainGroup, ...]
     worker: str
     checksum: str | None = None
-    """Of weights, moments and average, if fluid devices have made it."""
+    """Checksum of weights, moments and average, if fluid devices have made it."""
     shares: tuple[Share, ...] = ()
     """What the sums were made of."""
 

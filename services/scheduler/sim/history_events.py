@@ -146,7 +146,7 @@ class Moved(NamedTuple):
     batch: int
     attempt: int
     sum_id: str | None
-    """Of the total that it has stepped with; None: loaded."""
+    """Names the total that it has stepped with; None if it has loaded a version."""
     before: str
     after: str
     """Checksums."""

@@ -42,7 +42,7 @@ class Timing:
     """(device kind, samples, trained steps of each) -> a piece's gradient on a fluid device. None:
     as many parts of what a group's takes as it has rows."""
     exchange: float = 0.0
-    """From the last member's arrival to the total of all sums, on every member."""
+    """Seconds from the last member's arrival to the total of all sums, on every member."""
     step: float = 0.0
     """The optimizer's step on a fluid device."""
     snapshot: float = 0.0

@@ -99,7 +99,11 @@ class RankedTraining(TrainingOnThreads):
         await asyncio.to_thread(self._restored)
 
     async def replace(self, weights: StoredTensors, sampling: StoredTensors | None) -> None:
-        """As `restore`."""
+        """Put other committed weights in the place of those in use, on all ranks.
+
+        Raises:
+            IntegrityError: if they are of other weights, or not in the store.
+        """
         if self._first.is_sharded:
             assert sampling is None, "the recipe has been checked"
             refs = {"weights": weights.ref.model_dump()}

@@ -40,7 +40,7 @@ class EngineCopy:
     checkpoint: Sequence[HostPart]
     sampling: Sequence[HostPart] | None
     digest: str | None
-    """Of sharded weights, which all ranks take together; None if the copy is whole."""
+    """Digest of sharded weights, which all ranks take together; None if the copy is whole."""
 
     def snapshot(self) -> Snapshot:
         """Take the digests of the copy; touches no device."""

@@ -30,7 +30,7 @@ class MadeVersion:
     shares: tuple[Share, ...] = ()
     """What the total was made of, by whom; nothing for the first version."""
     metrics: Mapping[str, float] | None = None
-    """Of the step."""
+    """Metrics of the optimizer step."""
     began: float = 0.0
     """Monotonic seconds at the beginning of the step."""
 

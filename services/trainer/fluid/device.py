@@ -31,7 +31,7 @@ class EngineMember:
         self._window = recipe.sampling.window
         self._groups = ParsedGroups(self.engine.read, READ_GROUPS)
         self._terms: dict[int, Term] = {}
-        """In deterministic mode, the gradient of each group in main memory."""
+        """Holds the gradient of each group in main memory, in deterministic mode."""
 
     def weights_digest(self) -> str:
         return self.engine.weights_digest()

@@ -66,7 +66,7 @@ class Membership:
 
     members: tuple[str, ...]
     name: str
-    """Of the round that it met for."""
+    """Names the round that it met for."""
     store: Any
     group: Any = None
     """torch's process group, once all are there."""

@@ -41,7 +41,7 @@ class MemberState:
     """The version in use, committed or not."""
     checksum: str | None = None
     references: dict[int, Reference] = field(default_factory=dict)
-    """By version; of the newest two."""
+    """The newest two, by their versions."""
     held: HeldTotal | None = None
 
     @property

@@ -29,7 +29,7 @@ from tests.trainer.batches import make_batch, train_group
 MADE = Path(__file__).parent / "run-30368cb"
 RUN = "tiny"
 DIGEST = "7955dd1a9b813a1b4a8eac7bfca86abfdfed68179cfce5150e19f9c4d41f4fef"
-"""Of its newest weights, as that commit computed it."""
+"""Digest of its newest weights, as that commit computed it."""
 
 
 @pytest.fixture

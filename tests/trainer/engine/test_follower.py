@@ -26,7 +26,7 @@ class Direct:
         self._follower = follower
         self._answer = Message("nothing")
         self.num_bytes: list[int] = []
-        """Of each message."""
+        """Size of each message."""
 
     def send(self, message: Message) -> None:
         self.num_bytes.append(sum(map(len, message.blobs)))

@@ -94,7 +94,7 @@ class FluidState:
 
     batch: int
     checksum: str | None = None
-    """Of weights, moments and average of the newest committed version; None if unknown."""
+    """Checksum of weights, moments and average of the newest committed version, if known."""
     attempt: int = 0
     groups: Mapping[int, GroupPieces] = field(default_factory=dict)
     """Groups that were sent to be trained."""

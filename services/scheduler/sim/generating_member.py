@@ -1,0 +1,193 @@
+"""A fluid device of the simulated cluster as it generates: its fragments and its weights."""
+
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal
+
+from services.scheduler.sim.broker import Broker
+from services.scheduler.sim.commits import Commit, Commits
+from services.scheduler.sim.devices import result_of
+from services.scheduler.sim.history import History
+from services.scheduler.sim.history_events import Moved
+from services.scheduler.sim.timing import Timing
+from services.scheduler.sim.world import Process
+from shared.messages.contracts import (
+    FragmentReleased,
+    GenerateFragment,
+    Message,
+    Policy,
+    PolicyPublished,
+)
+from shared.messages.fluid import (
+    TrainPiece,
+)
+from shared.messages.workers import Holds
+
+
+@dataclass(slots=True, kw_only=True)
+class GeneratingMember(ABC):
+    process: Process
+    broker: Broker
+    history: History
+    timing: Timing
+    kind: str
+    address: str
+    commits: Commits
+    report: Callable[[], None] = lambda: None
+    """Tells the scheduler at once what it holds."""
+    hangs: bool = False
+    """A fault: it reports, and finishes nothing any more."""
+    on: dict[str, Callable[[], None]] = field(default_factory=dict)
+    """Faults: what happens to it at a point of its work."""
+    newest: int = -1
+    """Version that it has heard of."""
+    policy: Policy | None = None
+    """Version whose weights are in memory."""
+    checksum: str = ""
+    holds: Holds | None = None
+    made: tuple[int, int, Policy] | None = None
+    """Batch and attempt of its own step, and what that made."""
+    _busy: bool = False
+    _tasks: deque[GenerateFragment] = field(default_factory=deque)
+    _pieces: deque[TrainPiece] = field(default_factory=deque)
+
+    @property
+    def idles(self) -> bool:
+        return not self._busy and not self._tasks and not self._pieces
+
+    @abstractmethod
+    def _begin_piece(self, command: TrainPiece) -> None:
+        """Train a piece, unless it is not of the sum that is here."""
+
+    # --- generating ---
+
+    def _given(self, message: Message) -> None:
+        assert isinstance(message, GenerateFragment)
+        self._tasks.append(message)
+        self._next()
+
+    def _next(self) -> None:
+        """Fragments before pieces; nothing while weights change."""
+        while not self._busy and (self._tasks or self._pieces):
+            if self._tasks:
+                self._begin_fragment(self._tasks.popleft())
+            else:
+                self._begin_piece(self._pieces.popleft())
+
+    def _begin_fragment(self, task: GenerateFragment) -> None:
+        if self.newest > task.policy.version:
+            self._release(task, "stale")
+        elif task.policy == self.policy:
+            self._generate(task)
+        else:
+            found = self._committed(task.policy)
+            if found is None:
+                self._release(task, "stale")
+            else:
+                self._tasks.appendleft(task)
+                self._load(found)
+
+    def _generate(self, task: GenerateFragment) -> None:
+        assert self.policy is not None
+        weights = self.policy.weights_digest
+        seconds = self.history.drawn(
+            self.process.name, self.timing.fragment(self.kind, task.fragment.num_samples)
+        )
+        generation = self.history.begins(self.address, task, self.newest, weights)
+        self.history.works(f"{self.address}/0", "generate", 0.0, seconds)
+        self._point("generates", seconds)
+
+        def done() -> None:
+            self.broker.send(
+                self.process, result_of(task, weights, self.address, seconds, generation)
+            )
+
+        self._occupy(seconds, done)
+
+    def _occupy(self, seconds: float, done: Callable[[], None]) -> None:
+        self._busy = True
+
+        def end() -> None:
+            if not self.hangs:
+                self._busy = False
+                done()
+                self._next()
+
+        self.process.after(seconds, end)
+
+    def _release(self, task: GenerateFragment, reason: Literal["stale", "draining"]) -> None:
+        slot = task.fragment.slot
+        self.broker.send(
+            self.process, FragmentReleased(slot=slot, worker=self.address, reason=reason)
+        )
+
+    # --- loading ---
+
+    def _published(self, message: Message) -> None:
+        assert isinstance(message, PolicyPublished)
+        version = message.policy.version
+        if version <= self.newest:
+            return
+        self.newest = version
+        held = self.holds
+        if held is not None and (held.version, held.checksum) == (version, message.checksum):
+            return
+        found = self._committed(message.policy)
+        if found is not None:
+            self._let_go()
+            self._load(found)
+
+    def _committed(self, policy: Policy) -> Commit | None:
+        versions = self.commits.versions
+        if policy.version >= len(versions) or versions[policy.version].policy != policy:
+            return None
+        return versions[policy.version]
+
+    def _load(self, commit: Commit) -> None:
+        """Load weights, moments and average, as soon as it does nothing else."""
+        if self._busy:
+            self.process.after(0.05, lambda: self._load(commit))
+            return
+        if self.holds is not None and self.policy == commit.policy:
+            return
+        self.holds = None
+
+        def loaded() -> None:
+            before, self.made = self.checksum, None
+            self.policy, self.checksum = commit.policy, commit.checksum or ""
+            self.newest = max(self.newest, commit.policy.version)
+            self.history.note(Moved(
+                self.process.world.now, self.address, commit.policy.version - 1, 0, None, before,
+                self.checksum,
+            ))  # fmt: skip
+            newest = self.commits.versions[-1]
+            if newest.policy.version > commit.policy.version:
+                self._load(newest)
+                return
+            self._hold()
+
+        self.history.works(f"{self.address}/0", "load", self.timing.adopt_state, 0.0)
+        self._occupy(self.timing.adopt_state, loaded)
+
+    def _let_go(self) -> None:
+        self.holds = None
+        self.report()
+
+    def _hold(self) -> None:
+        assert self.policy is not None
+        self.holds = Holds(version=self.policy.version, checksum=self.checksum)
+        self.report()
+
+    def _occupy_when_free(self, seconds: float, done: Callable[[], None]) -> None:
+        if self._busy:
+            self.process.after(0.01, lambda: self._occupy_when_free(seconds, done))
+        else:
+            self._occupy(seconds, done)
+
+    def _point(self, name: str, seconds: float) -> None:
+        """A fault may wait for this."""
+        fault = self.on.pop(name, None)
+        if fault is not None:
+            self.process.after(seconds * self.process.world.random.random(), fault)
