@@ -8,7 +8,8 @@ from services.scheduler.shell.api import create_app
 from services.scheduler.shell.app import Scheduler
 from services.scheduler.shell.goal import goal_of
 from services.scheduler.shell.staleness import settle_staleness
-from services.scheduler.shell.volume import stream_needs
+from shared.messages.contracts import MAX_FRAGMENTS_PER_GROUP
+from shared.messages.volume import BatchVolume, prompt_bytes
 from shared.process.service import Health, listen, serve
 from shared.process.settings import ServiceSettings
 from shared.recipe.recipe import Recipe
@@ -34,6 +35,22 @@ def plan_of(recipe: Recipe) -> Plan:
         needs_encoder=bool(recipe.encoder.workers),
         seed=recipe.run.seed,
     )
+
+
+def stream_needs(plan: Plan) -> dict[str, int]:
+    """Return the most bytes that a run needs in each stream, by its name.
+
+    With `schedule.fragment_size = "auto"` the number of devices decides how small fragments become,
+    and nobody knows how many will join: counted are as many as a group may have.
+    """
+    fixed, size = plan.schedule.fixed_fragment, plan.group_size
+    return BatchVolume(
+        groups=plan.num_groups,
+        group_size=size,
+        fragments_per_group=size // fixed if fixed else min(size, MAX_FRAGMENTS_PER_GROUP),
+        scorers=max(1, len(plan.advantages.weights)),
+        prompt_bytes=prompt_bytes(plan.prompts.prompts, plan.num_groups),
+    ).needs()
 
 
 async def run(settings: ServiceSettings, recipe: Recipe, *, beside: Path) -> None:
