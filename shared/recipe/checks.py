@@ -7,6 +7,7 @@ from shared.learning.algorithms import ALGORITHMS
 from shared.learning.curriculum import BEHIND
 from shared.messages.codec import group_bytes
 from shared.messages.contracts import MAX_FRAGMENTS_PER_GROUP, MAX_MESSAGE_BYTES, MAX_SCORERS
+from shared.recipe.fluid_devices import refusal_of
 from shared.recipe.rewards import check_evaluation
 from shared.recipe.tables import Tables
 
@@ -163,7 +164,6 @@ def _check_colocated(tables: Tables) -> None:
 
 
 def _check_fluid(tables: Tables) -> None:
-    """A fluid device takes one elementwise step per batch, with all that is trained on it."""
     if not tables.schedule.is_fluid:
         if tables.trainer.exchange != "auto":
             raise ValueError(
@@ -171,29 +171,9 @@ def _check_fluid(tables: Tables) -> None:
                 'schedule.mode to "fluid"'
             )
         return
-    other = 'or schedule.mode to "pipelined"'
-    refused = {
-        f"trainer.ranks: fluid devices are processes of their own; set it to 1, {other}": (
-            tables.trainer.ranks > 1
-        ),
-        f"trainer.updates: fluid devices take one step per batch; set it to 1, {other}": (
-            tables.trainer.updates > 1
-        ),
-        f"algorithm.nft_decay: fluid devices hold no old policy; set it to 0, {other}": (
-            tables.keeps_old_policy
-        ),
-        f"schedule.max_staleness: fluid devices hold one version; set it to 0, {other}": (
-            tables.schedule.max_staleness != 0
-        ),
-        f"rollout.can_train: fluid devices train, others only generate; set it to false, {other}": (
-            tables.rollout.can_train
-        ),
-        f'algorithm.advantage_std: fluid devices train groups as they come; set it to "group", '
-        f"{other}": tables.batch_std is not None,
-    }
-    for reason, is_refused in refused.items():
-        if is_refused:
-            raise ValueError(reason)
+    reason = refusal_of(tables)
+    if reason is not None:
+        raise ValueError(reason)
 
 
 def _check_ranks(tables: Tables) -> None:

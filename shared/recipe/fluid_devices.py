@@ -1,0 +1,53 @@
+"""What fluid devices do not do: the one answer for recipes that ask for them and plans that might.
+
+A fluid device takes one elementwise step per batch, with all that is trained on it.
+"""
+
+from shared.recipe.tables import Tables
+
+OTHER = 'or schedule.mode to "pipelined"'
+
+
+def refusal(
+    *,
+    ranks: int = 1,
+    updates: int = 1,
+    old_policy: bool = False,
+    max_staleness: int | str = 0,
+    can_train: bool = False,
+    batch_std: str | None = None,
+) -> str | None:
+    """Return why no recipe can ask this of fluid devices, with field and remedy; None if one can.
+
+    Args:
+        ranks: `trainer.ranks`.
+        updates: `trainer.updates`.
+        old_policy: what samples is not what is trained (`Tables.keeps_old_policy`).
+        max_staleness: `schedule.max_staleness`.
+        can_train: `rollout.can_train`.
+        batch_std: `Tables.batch_std`.
+    """
+    refused = {
+        "trainer.ranks: fluid devices are processes of their own; set it to 1": ranks > 1,
+        "trainer.updates: fluid devices take one step per batch; set it to 1": updates > 1,
+        "algorithm.nft_decay: fluid devices hold no old policy; set it to 0": old_policy,
+        "schedule.max_staleness: fluid devices hold one version; set it to 0": max_staleness != 0,
+        "rollout.can_train: fluid devices train, others only generate; set it to false": can_train,
+        'algorithm.advantage_std: fluid devices train groups as they come; set it to "group"': (
+            batch_std is not None
+        ),
+    }
+    return next((f"{reason}, {OTHER}" for reason, applies in refused.items() if applies), None)
+
+
+def refusal_of(tables: Tables) -> str | None:
+    """Return why the devices of this recipe cannot be fluid, whatever its mode; None if they
+    can."""
+    return refusal(
+        ranks=tables.trainer.ranks,
+        updates=tables.trainer.updates,
+        old_policy=tables.keeps_old_policy,
+        max_staleness=tables.schedule.max_staleness,
+        can_train=tables.rollout.can_train,
+        batch_std=tables.batch_std,
+    )
