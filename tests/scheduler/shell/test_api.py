@@ -1,8 +1,6 @@
 """The HTTP API over a scheduler in mid-run."""
 
 import asyncio
-from dataclasses import replace
-from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -11,7 +9,6 @@ from prometheus_client import REGISTRY
 from pydantic import BaseModel
 
 from services.scheduler.core.machine import WorkerJoined, step
-from services.scheduler.core.state import Phase, State
 from services.scheduler.core.usage import BatchUsage
 from services.scheduler.planning.staleness import StalenessDecision
 from services.scheduler.shell import api_models
@@ -19,108 +16,13 @@ from services.scheduler.shell.api import create_app
 from services.scheduler.shell.app import Scheduler
 from services.scheduler.shell.metrics import StepMetrics, measure_commit
 from services.scheduler.shell.roster import Seen
-from services.scheduler.shell.views import seconds_per_step
-from shared.bus.bus import Bus
-from shared.messages.contracts import Message
 from shared.messages.workers import Device, WorkerStatus
 from shared.process.http_api import Problem
-from shared.process.service import Health, ProbeView
+from shared.process.service import ProbeView
 from shared.run.chain import RECENT, SHORT
-from shared.run.commits import CommitRecord, StoredRecord, TrainedGroup, record_digest
-from shared.run.layout import commit_key, usage_key
-from shared.run.versions import VersionIndex
-from shared.store import ObjectStore
-from shared.store.folder import FolderBackend
+from shared.run.layout import usage_key
 from tests import examples
-
-METRICS = {"reward_mean": 0.5, "onpolicy_ratio_error": 1e-8, "reward_mean/proxy": 0.25}
-
-
-class Outbox:
-    """Stands where the bus is; keeps what was published."""
-
-    run = "test"
-
-    def __init__(self) -> None:
-        self.published: list[Message] = []
-
-    async def publish(self, message: Message) -> bool:
-        self.published.append(message)
-        return True
-
-
-def commit(version: int) -> CommitRecord:
-    group = TrainedGroup(
-        group=0,
-        attempt=0,
-        policy_version=version - 1 if version else 0,
-        fragments=((0, 4, 0),),
-        rewards=(0.0, 1.0, 1.0, 0.0),
-        parts={},
-        workers=("rollout-0-a",),
-    )
-    return CommitRecord(
-        run="test",
-        policy=examples.policy(version),
-        parent=None,
-        weights=examples.ref("weights"),
-        checkpoint=examples.ref("checkpoint"),
-        trained=(group,) if version else (),
-        metrics=METRICS if version else {},
-        worker="trainer-0",
-    )
-
-
-def stored(version: int) -> StoredRecord:
-    record = commit(version)
-    return StoredRecord(record, record_digest(record.encode()))
-
-
-class CountedReads(FolderBackend):
-    """A folder that counts what is read of it."""
-
-    num_reads = 0
-
-    async def read(self, key: str) -> bytes | None:
-        self.num_reads += 1
-        return await super().read(key)
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> CountedReads:
-    for version in (0, 1):
-        path = tmp_path / commit_key("test", version)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(commit(version).encode())
-    return CountedReads(tmp_path)
-
-
-@pytest.fixture
-def scheduler(folder: CountedReads) -> Scheduler:
-    plan = examples.plan()
-    state, _ = step(plan, State(), WorkerJoined("rollout-0-a", "rollout-0", "rollout"), 0.0)
-    state, _ = step(plan, state, examples.published(1), 1.0)
-    status = WorkerStatus(
-        service="rollout", worker="rollout-0", address="rollout-0-a", activity="generating"
-    )
-    scheduler = Scheduler(
-        plan,
-        cast(Bus, Outbox()),
-        ObjectStore(folder),
-        cast(VersionIndex, None),
-        Health(),
-        state=state,
-        committed_at=[0.0, 2.0, 4.0, 7.0],
-    )
-    for version in (0, 1):
-        scheduler.chain.add(stored(version))
-    scheduler.roster.seen["rollout-0-a"] = Seen(status, 0.0)
-    return scheduler
-
-
-@pytest.fixture
-def client(scheduler: Scheduler) -> TestClient:
-    return TestClient(create_app(scheduler))
+from tests.scheduler.shell.served import METRICS, CountedReads, Outbox, commit, stored
 
 
 @pytest.fixture
@@ -369,77 +271,3 @@ def test_every_error_is_documented_as_it_is_answered(schema: dict[str, Any]) -> 
     probe = schema["paths"]["/readyz"]["get"]["responses"]
     assert probe["503"]["content"] == probe["200"]["content"]
     assert set(schema["paths"]["/metrics"]["get"]["responses"]["200"]["content"]) == {"text/plain"}
-
-
-def test_a_run_without_workers_says_what_it_waits_for_and_who_is_missing(
-    client: TestClient, scheduler: Scheduler
-) -> None:
-    scheduler.state = State()
-    run = client.get("/v1/run").json()
-    assert (run["phase"], run["waiting_for"]) == ("waiting", "trainer")
-    assert run["missing_workers"] == ["rollout", "reward", "trainer"]
-    joined = WorkerJoined("trainer-0-a", "trainer-0", "trainer")
-    scheduler.state, _ = step(scheduler.plan, scheduler.state, joined, 0.0)
-    assert client.get("/v1/run").json()["missing_workers"] == ["rollout", "reward"]
-    scheduler.plan = examples.with_schedule(scheduler.plan, mode="colocated")
-    assert client.get("/v1/run").json()["missing_workers"] == ["reward"]
-
-
-def test_encoders_are_shown_and_missed_only_where_the_run_needs_them(
-    client: TestClient, scheduler: Scheduler
-) -> None:
-    assert "encoder" not in client.get("/v1/run").json()["num_workers"]
-    scheduler.plan = replace(scheduler.plan, needs_encoder=True)
-    run = client.get("/v1/run").json()
-    assert run["num_workers"] == {"rollout": 1, "reward": 0, "trainer": 0, "encoder": 0}
-    assert run["missing_workers"] == ["reward", "trainer", "encoder"]
-    status = WorkerStatus(
-        service="encoder", worker="encoder-0", address="encoder-0-a", activity="encoding",
-        note="no prompts",
-    )  # fmt: skip
-    scheduler.roster.seen["encoder-0-a"] = Seen(status, 0.0)
-    assert client.get("/v1/run").json()["missing_workers"] == ["reward", "trainer"]
-    [shown] = [each for each in client.get("/v1/workers").json() if each["use"] is None]
-    assert (shown["service"], shown["activity"], shown["note"]) == (
-        "encoder", "encoding", "no prompts",
-    )  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("phase", "waits_for"),
-    [("paused", "operator"), ("stopped", "operator"), ("failed", "operator"),
-     ("finished", "nothing")],
-)  # fmt: skip
-def test_a_run_that_does_not_go_on_waits_for_no_worker(
-    client: TestClient, scheduler: Scheduler, phase: Phase, waits_for: str
-) -> None:
-    scheduler.state = replace(scheduler.state, phase=phase)
-    run = client.get("/v1/run").json()
-    assert (run["waiting_for"], run["missing_workers"]) == (waits_for, [])
-
-
-def test_a_worker_shows_its_own_seconds_per_sample_and_nobody_elses(
-    client: TestClient, scheduler: Scheduler
-) -> None:
-    for service in ("reward", "trainer", "rollout"):
-        address = f"{service}-9-a"
-        status = WorkerStatus(
-            service=service, worker=f"{service}-9", address=address, activity="starting"
-        )
-        scheduler.roster.seen[address] = Seen(status, 0.0)
-    costs = scheduler.state.costs.observe_rollout("rollout-0-a", 0.5)
-    scheduler.state = replace(scheduler.state, costs=costs)
-
-    def shown() -> dict[str, float | None]:
-        workers = client.get("/v1/workers").json()
-        return {worker["worker"]: worker["seconds_per_sample"] for worker in workers}
-
-    assert shown() == {"rollout-0": 0.5, "reward-9": None, "rollout-9": None, "trainer-9": None}
-    scheduler.state = replace(scheduler.state, costs=costs.observe("help", 0.7))
-    assert shown()["trainer-9"] == 0.7
-
-
-def test_the_pace_is_the_median_of_the_newest_steps() -> None:
-    assert seconds_per_step([]) is None
-    assert seconds_per_step([5.0]) is None
-    assert seconds_per_step([0.0, 1.0, 2.0, 10.0]) == 1.0

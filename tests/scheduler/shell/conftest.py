@@ -1,0 +1,58 @@
+"""A scheduler in mid-run, whose HTTP API answers."""
+
+from pathlib import Path
+from typing import cast
+
+import pytest
+from fastapi.testclient import TestClient
+
+from services.scheduler.core.machine import WorkerJoined, step
+from services.scheduler.core.state import State
+from services.scheduler.shell.api import create_app
+from services.scheduler.shell.app import Scheduler
+from services.scheduler.shell.roster import Seen
+from shared.bus.bus import Bus
+from shared.messages.workers import WorkerStatus
+from shared.process.service import Health
+from shared.run.layout import commit_key
+from shared.run.versions import VersionIndex
+from shared.store import ObjectStore
+from tests import examples
+from tests.scheduler.shell.served import CountedReads, Outbox, commit, stored
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> CountedReads:
+    for version in (0, 1):
+        path = tmp_path / commit_key("test", version)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(commit(version).encode())
+    return CountedReads(tmp_path)
+
+
+@pytest.fixture
+def scheduler(folder: CountedReads) -> Scheduler:
+    plan = examples.plan()
+    state, _ = step(plan, State(), WorkerJoined("rollout-0-a", "rollout-0", "rollout"), 0.0)
+    state, _ = step(plan, state, examples.published(1), 1.0)
+    status = WorkerStatus(
+        service="rollout", worker="rollout-0", address="rollout-0-a", activity="generating"
+    )
+    scheduler = Scheduler(
+        plan,
+        cast(Bus, Outbox()),
+        ObjectStore(folder),
+        cast(VersionIndex, None),
+        Health(),
+        state=state,
+        committed_at=[0.0, 2.0, 4.0, 7.0],
+    )
+    for version in (0, 1):
+        scheduler.chain.add(stored(version))
+    scheduler.roster.seen["rollout-0-a"] = Seen(status, 0.0)
+    return scheduler
+
+
+@pytest.fixture
+def client(scheduler: Scheduler) -> TestClient:
+    return TestClient(create_app(scheduler))
