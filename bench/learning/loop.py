@@ -21,7 +21,7 @@ from shared.devices.protocols import AdvantageKind, GroupData
 from shared.diffusion.generation import Generator
 from shared.diffusion.policy import load_policy
 from shared.diffusion.tensors import pack, unpack
-from shared.learning.curriculum import Saturated, saturated
+from shared.learning.curriculum import saturated
 from shared.messages.contracts import Fragment, GenerateFragment, Policy, Prompt
 from shared.recipe.recipe import Recipe
 from shared.run.run_recipe import prompt_order
@@ -47,7 +47,7 @@ class Learning:
         self._rollout = Generator(recipe, sampled)
         self._scorers = build_scorers(recipe.reward.scorers)
         self._order = prompt_order(recipe)
-        self._saturated: list[Saturated] = []
+        self._draws = self._order.first_draws(recipe.batch.groups)
         self._published = [self._sampling_weights()]
         """What samples of the newest versions, the oldest first."""
 
@@ -60,7 +60,8 @@ class Learning:
         staleness = min(batch, self.recipe.schedule.staleness_limit)
         groups = self._generate(batch, staleness)
         rewards = [reward for group in groups for reward in group.rewards]
-        self._saturated.append(saturated([group.rewards for group in groups]))
+        if self._draws is not None:
+            self._draws = self._draws.seeing([saturated([group.rewards for group in groups])])
         metrics = self._train(batch, groups)
         self._published = [*self._published[-1:], self._sampling_weights()]
         return {**metrics, "reward_mean": sum(rewards) / len(rewards)}
@@ -72,7 +73,7 @@ class Learning:
 
     def _group(self, batch: int, group: int, policy: Policy) -> GeneratedGroup:
         recipe = self.recipe
-        prompt = self._order.of_group(batch, group, recipe.batch.groups, self._saturated)
+        prompt = self._order.of_group(batch, group, recipe.batch.groups, self._draws)
         task = GenerateFragment(
             fragment=Fragment(
                 batch=batch, group=group, first_sample=0, num_samples=recipe.batch.group_size

@@ -18,7 +18,7 @@ import structlog
 
 from shared.bus.bus import Bus
 from shared.errors import ContractError
-from shared.learning.curriculum import Saturated
+from shared.learning.curriculum import Draws
 from shared.messages import subjects
 from shared.messages.contracts import PolicyPublished
 from shared.process.worker import WorkerContext, patiently
@@ -53,7 +53,7 @@ class EncoderApp:
         self._recipe = recipe
         self._encoding = encoding
         self._prompts = prompt_order(recipe)
-        self._saturated: list[Saturated] = []
+        self._draws = self._prompts.first_draws(recipe.batch.groups)
         self._num_batches = recipe.run.steps
         self._newest = 0
         """Version that generates the nearest batch whose prompts are encoded."""
@@ -93,18 +93,19 @@ class EncoderApp:
             return
         if record is not None:
             newest = max(record.policy.version, self._newest)
-            if self._prompts.curriculum is not None:
-                await self._learn_to(newest)
+            if self._draws is not None:
+                self._draws = await self._learned(self._draws, newest)
             self._newest = newest
             self._newer.set()
 
-    async def _learn_to(self, newest: int) -> None:
+    async def _learned(self, draws: Draws, newest: int) -> Draws:
         """Read which groups were saturated of the batches up to the one that made a version."""
-        while len(self._saturated) < newest:
-            read = partial(read_commit, self._store, self._bus.run, len(self._saturated) + 1)
+        while draws.num_seen < newest:
+            read = partial(read_commit, self._store, self._bus.run, draws.num_seen + 1)
             record = await patiently(read, "commits_unavailable")
             assert record is not None, "a version is committed after all before it"
-            self._saturated.append(saturated_groups(record))
+            draws = draws.seeing([saturated_groups(record)])
+        return draws
 
     async def _encode_ahead(self, tasks: asyncio.TaskGroup) -> None:
         while True:
@@ -152,7 +153,7 @@ class EncoderApp:
 
     def _prompts_of(self, batch: int) -> list[str]:
         number, of_group = self._recipe.batch.groups, self._prompts.of_group
-        return [of_group(batch, group, number, self._saturated).text for group in range(number)]
+        return [of_group(batch, group, number, self._draws).text for group in range(number)]
 
     def _is_mine(self, prompt: str) -> bool:
         workers = self._recipe.encoder.workers

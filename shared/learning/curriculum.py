@@ -10,8 +10,8 @@ batches up to three before it, which every process knows that has to name them: 
 generates the next batch early, an encoder two batches ahead, whoever resumes the run.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 from shared.learning.advantages import population_std
@@ -19,6 +19,8 @@ from shared.learning.seeds import derive, permutation
 
 BEHIND = 3
 """Batches from the newest one whose rewards count for a batch to that batch."""
+KEPT = 2 * BEHIND
+"""Newest batches whose prompts are known: those that were drawn ahead, and as many before them."""
 SATURATED = 0.25
 """Share of the batch's standard deviation below which that of a group is."""
 UNIT = 1 << 53
@@ -45,51 +47,79 @@ def epoch_order(seed: int, size: int, epoch: int) -> list[int]:
     return permutation(seed, size, "epoch", epoch)
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Draws:
-    """Draws the prompts of one batch after the other, and remembers them: what was drawn follows
-    from the seed and from the batches that it was drawn after, and never changes."""
+    """Knows the prompts of the batches that may be asked for, however long a run is: of old ones
+    only what later draws depend on is kept. Immutable; `seeing` a batch draws another one."""
 
     seed: int
     size: int
     """Number of prompts."""
     skipped: float
     """Share of its draws at which a prompt is passed over whose newest group was saturated."""
-    _batches: list[tuple[int, ...]] = field(default_factory=list)
-    _resting: set[int] = field(default_factory=set)
-    """Prompts whose newest group was saturated, as of what counts for the newest batch."""
+    num_groups: int
+    """Prompts of a batch."""
+    num_seen: int = 0
+    """Batches whose rewards are known: all below this number."""
+    _batches: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    """Prompts of the newest `KEPT` batches that are drawn, by the number of the batch."""
+    _resting: frozenset[int] = frozenset()
+    """Prompts whose newest group was saturated, as of what counts for the newest batch drawn."""
     _position: int = 0
     """Number of draws so far, those that were passed over among them."""
 
-    def of_batch(self, batch: int, num_groups: int, seen: Sequence[Saturated]) -> tuple[int, ...]:
+    def of_batch(self, batch: int) -> tuple[int, ...]:
         """Return the prompts of a batch's groups.
 
-        ``seen``: which groups were saturated of each batch that is committed, the first one first.
-
         Raises:
-            ValueError: if a batch that counts is not among them.
+            ValueError: if a batch that counts for it was not seen, or if it is long past.
         """
-        while len(self._batches) <= batch:
-            newest = len(self._batches) - BEHIND
-            if newest >= len(seen):
-                raise ValueError(f"batch {newest} counts for batch {batch}, and is not committed")
-            if newest >= 0:
-                self._learn(self._batches[newest], seen[newest])
-            self._batches.append(tuple(self._next() for _ in range(num_groups)))
-        return self._batches[batch]
+        known = self if self._batches else self.seeing(())
+        found = known._batches.get(batch)
+        if found is not None:
+            return found
+        if batch < self.num_seen:
+            raise ValueError(f"the prompts of batch {batch} were forgotten: it is long past")
+        raise ValueError(f"batch {batch - BEHIND} counts for batch {batch}, and is not committed")
 
-    def _learn(self, prompts: Sequence[int], groups: Saturated) -> None:
-        for prompt, is_saturated in zip(prompts, groups, strict=True):
-            (self._resting.add if is_saturated else self._resting.discard)(prompt)
+    def seeing(self, committed: Iterable[Saturated]) -> "Draws":
+        """Return what is drawn once these are known: which groups were saturated of the batches
+        from `num_seen` on."""
+        batches, resting, position = dict(self._batches), set(self._resting), self._position
+        num_seen = self.num_seen
+        if not batches:  # the first ones are drawn after no other
+            for batch in range(BEHIND):
+                batches[batch], position = self._drawn(resting, position)
+        for groups in committed:
+            for prompt, is_saturated in zip(batches[num_seen], groups, strict=True):
+                (resting.add if is_saturated else resting.discard)(prompt)
+            batches[num_seen + BEHIND], position = self._drawn(resting, position)
+            num_seen += 1
+            batches.pop(num_seen + BEHIND - 1 - KEPT, None)
+        return replace(
+            self,
+            num_seen=num_seen,
+            _batches=batches,
+            _resting=frozenset(resting),
+            _position=position,
+        )
 
-    def _next(self) -> int:
+    def _drawn(self, resting: Set[int], position: int) -> tuple[tuple[int, ...], int]:
+        """Draw the next batch: its prompts, and the position behind them."""
+        prompts: list[int] = []
+        for _ in range(self.num_groups):
+            prompt, position = self._next(resting, position)
+            prompts.append(prompt)
+        return tuple(prompts), position
+
+    def _next(self, resting: Set[int], position: int) -> tuple[int, int]:
         for _ in range(self.size):
-            epoch, index = divmod(self._position, self.size)
-            self._position += 1
+            epoch, index = divmod(position, self.size)
+            position += 1
             prompt = epoch_order(self.seed, self.size, epoch)[index]
-            if prompt not in self._resting or not self._is_skipped(epoch, prompt):
-                return prompt
-        return prompt  # all were passed over in a row
+            if prompt not in resting or not self._is_skipped(epoch, prompt):
+                break
+        return prompt, position  # the last one if all were passed over in a row
 
     def _is_skipped(self, epoch: int, prompt: int) -> bool:
         return derive(self.seed, "curriculum", epoch, prompt) % UNIT < self.skipped * UNIT

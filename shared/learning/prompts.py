@@ -5,17 +5,16 @@ import csv
 import hashlib
 import io
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from dataclasses import field as dataclass_field
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
 from shared.errors import UserError, how_to_install
-from shared.learning.curriculum import Draws, Saturated, epoch_order
+from shared.learning.curriculum import Draws, epoch_order
 from shared.messages.contracts import Prompt
 
 CSV, PARQUET, ARROW = ".csv", ".parquet", ".arrow"
@@ -36,22 +35,28 @@ class PromptOrder:
     seed: int
     curriculum: float | None = None
     """Share of its draws at which a prompt is passed over whose newest group was saturated."""
-    _draws: Draws = dataclass_field(init=False, repr=False, compare=False)
 
-    def __post_init__(self) -> None:
-        draws = Draws(self.seed, len(self.prompts), self.curriculum or 0.0)
-        object.__setattr__(self, "_draws", draws)
+    def first_draws(self, num_groups: int) -> Draws | None:
+        """Return what the curriculum draws before any batch is committed; None without one."""
+        if self.curriculum is None:
+            return None
+        return Draws(self.seed, len(self.prompts), self.curriculum, num_groups).seeing(())
 
     def of_group(
-        self, batch: int, group: int, num_groups: int, seen: Sequence[Saturated] = ()
+        self, batch: int, group: int, num_groups: int, draws: Draws | None = None
     ) -> Prompt:
         """Return the prompt of a batch's group. The data position of a run is its batch number.
 
-        ``seen``: which groups were saturated of each committed batch, for the curriculum
-        (`shared.learning.curriculum`); without one it is not looked at.
+        ``draws``: what the curriculum has drawn, `first_draws` that have seen the committed
+        batches; without a curriculum it is not looked at.
+
+        Raises:
+            ValueError: if the curriculum has not drawn that batch.
         """
         if self.curriculum is not None:
-            return self.prompts[self._draws.of_batch(batch, num_groups, seen)[group]]
+            drawn = draws or self.first_draws(num_groups)
+            assert drawn is not None
+            return self.prompts[drawn.of_batch(batch)[group]]
         epoch, index = divmod(batch * num_groups + group, len(self.prompts))
         return self.prompts[epoch_order(self.seed, len(self.prompts), epoch)[index]]
 

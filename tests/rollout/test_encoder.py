@@ -66,8 +66,10 @@ class Encoders:
     def prompts(self, *batches: int) -> list[str]:
         """Prompts of these batches, in the order of their groups."""
         order = prompt_order(self.recipe)
+        draws = order.first_draws(GROUPS)
+        draws = draws and draws.seeing(self.seen)
         groups = [(batch, group) for batch in batches for group in range(GROUPS)]
-        return [order.of_group(batch, group, GROUPS, self.seen).text for batch, group in groups]
+        return [order.of_group(batch, group, GROUPS, draws).text for batch, group in groups]
 
     async def has(self, *batches: int) -> None:
         """Wait until everything that these batches need is stored."""

@@ -351,7 +351,7 @@ def issue(draft: Draft, worker: WorkerState, found: NextFragment) -> GenerateFra
     return GenerateFragment(
         fragment=Fragment(**slot.model_dump(), num_samples=fragment.num_samples),
         policy=policy,
-        prompt=plan.prompts.of_group(slot.batch, slot.group, plan.num_groups, state.saturated),
+        prompt=plan.prompts.of_group(slot.batch, slot.group, plan.num_groups, state.draws),
         window_start=plan.windows.start(plan.seed, slot.batch, slot.group),
         worker=worker.address,
     )

@@ -114,8 +114,10 @@ class TagRefined:
 
 @dataclass(frozen=True, slots=True)
 class BatchesSeen:
-    """Which groups were saturated of each committed batch, by the commit records."""
+    """Which groups were saturated of committed batches in a row, by the commit records."""
 
+    first: int
+    """Number of the first of these batches: no later one than the first that was not seen yet."""
     saturated: tuple[Saturated, ...]
 
 
@@ -280,18 +282,26 @@ def _record_own(plan: Plan, state: State, event: MachineInput, now: float) -> St
         case Recovered():
             return fragments.drop_stale_groups(plan, replace(state, recovering=False))
         case _:
-            return _record_stored(state, event)
+            return _record_stored(plan, state, event)
 
 
-def _record_stored(state: State, event: MachineInput) -> State:
+def _record_stored(plan: Plan, state: State, event: MachineInput) -> State:
     """Record what the shell has read in the store of the run so far."""
     match event:
         case GoalReached(version=version):
             return replace(state, goal_reached_by=version)
-        case BatchesSeen(saturated=saturated):
-            return replace(state, saturated=saturated)
+        case BatchesSeen():
+            return _batches_seen(plan, state, event)
         case _:
             return state
+
+
+def _batches_seen(plan: Plan, state: State, event: BatchesSeen) -> State:
+    draws = state.draws or plan.prompts.first_draws(plan.num_groups)
+    if draws is None:
+        return state
+    assert event.first <= draws.num_seen, f"batch {draws.num_seen} was committed and not seen"
+    return replace(state, draws=draws.seeing(event.saturated[draws.num_seen - event.first :]))
 
 
 def _worker_joined(plan: Plan, state: State, event: WorkerJoined, now: float) -> State:

@@ -16,7 +16,7 @@ from services.scheduler.core.workers import GradientTask as GradientTask
 from services.scheduler.core.workers import Workers
 from services.scheduler.core.workers import WorkerState as WorkerState
 from shared.learning.advantages import Advantages
-from shared.learning.curriculum import Saturated
+from shared.learning.curriculum import Draws
 from shared.learning.prompts import PromptOrder
 from shared.learning.windows import Windows
 from shared.messages.contracts import FragmentScored, FragmentSlot, GroupGradientRef, Policy
@@ -254,8 +254,8 @@ class State:
     """Version by which evaluations have reached the run's goal: it ends with the next version."""
     fluid: FluidState | None = None
     """What fluid devices train, with `schedule.mode` "fluid"; otherwise None."""
-    saturated: tuple[Saturated, ...] = ()
-    """Which groups were saturated of each committed batch, for the curriculum, if there is one."""
+    draws: Draws | None = None
+    """What the curriculum has drawn, from the committed batches; None without one."""
 
     @property
     def batch(self) -> BatchState | None:
@@ -347,4 +347,9 @@ def first_state(plan: Plan) -> State:
     else:
         controller = Controller(mode="fixed", groups=groups)
     costs = Costs(shared_share=plan.shared_share, group_size=plan.group_size)
-    return State(recovering=True, costs=costs, tag=LoanState(controller=controller))
+    return State(
+        recovering=True,
+        costs=costs,
+        tag=LoanState(controller=controller),
+        draws=plan.prompts.first_draws(plan.num_groups),
+    )

@@ -106,7 +106,12 @@ def cluster_of(plan: Plan, state: State, groups: int, *, batches: int = 1) -> Cl
     gradient = {kind: gradient_seconds(state, w) for kind, w in devices.items() if w.can_train}
     mode = Controller(mode="fixed", groups=groups) if groups else Controller(mode="off")
     cluster = build(
-        replace(plan, num_batches=batches, loan_seconds=NEVER),
+        replace(
+            plan,
+            num_batches=batches,
+            loan_seconds=NEVER,
+            prompts=replace(plan.prompts, curriculum=None),  # nothing is learned here
+        ),
         _timing(plan, costs, trainer, seconds, gradient),
         rollout=dict.fromkeys(devices, 1),
         trainer_slots=trainer.concurrency,

@@ -69,9 +69,9 @@ READ_S = 0.05
 """Seconds of reading what is stored after which others have a turn."""
 COMMITS_KEPT = 64
 """Times of commits that are kept."""
-OPENING = (PolicyPublished, OperatorRequest, Recovered)
-"""Events that may give every device something to do. Their commands are computed in a thread, while
-statuses are heard."""
+OPENING = (PolicyPublished, OperatorRequest, Recovered, BatchesSeen)
+"""Events that may give every device something to do, or are about all that the run has done. They
+are handled in a thread, while statuses are heard."""
 
 RESTORED = Event | GenerateFragment | TrainGroup | ComputeGradient | FluidCommand
 """What is stored and says where the run was."""
@@ -178,7 +178,8 @@ class Scheduler:
             for batch in (self.chain.version, self.chain.version + 1):
                 await retry(partial(self.bus.forget_batch, max(0, batch)))
         if self.plan.prompts.curriculum is not None:
-            await self._apply(BatchesSeen(tuple(self.chain.saturated)))
+            await self._apply(BatchesSeen(0, tuple(self.chain.saturated)))
+            self.chain.saturated.clear()  # of use to nobody else, and long
         if self.goal is not None and (found := await self.goal.look()) is not None:
             await self._apply(found)
         if self.chain.newest is not None:
@@ -291,7 +292,7 @@ class Scheduler:
     async def _extend(self, stored: StoredRecord, event: PolicyPublished) -> None:
         record, step = stored.record, self.chain.add(stored)
         if self.plan.prompts.curriculum is not None and step.batch is not None:
-            await self._apply(BatchesSeen((*self.state.saturated, step.saturated_groups)))
+            await self._apply(BatchesSeen(step.batch, (step.saturated_groups,)))
         self.committed_at = [*self.committed_at, time.monotonic()][-COMMITS_KEPT:]
         self._publish_lag.publish(time.monotonic() - event.seconds)
         await self._apply(event)

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from services.scheduler.core.machine import BatchesSeen
-from shared.learning.curriculum import Saturated
+from shared.learning.curriculum import Draws, Saturated
 from shared.learning.prompts import PromptOrder
 from shared.messages.contracts import Prompt
 from tests import examples
@@ -18,11 +18,18 @@ def order() -> PromptOrder:
     return PromptOrder(PROMPTS, 0, curriculum=0.9)
 
 
+def drawn(num_seen: int) -> Draws:
+    draws = order().first_draws(GROUPS)
+    assert draws is not None
+    return draws.seeing(SEEN[:num_seen])
+
+
 def prompts_of(batch: int, machine: Machine) -> Iterator[Prompt]:
-    machine.handle(BatchesSeen(SEEN[:batch]))
+    for event in (BatchesSeen(0, SEEN[: batch // 2]), BatchesSeen(0, SEEN[:batch])):
+        machine.handle(event)  # what was seen before changes nothing
     for task in machine.tasks(examples.published(batch)):
         if task.fragment.batch == batch:
-            wanted = order().of_group(batch, task.fragment.group, GROUPS, SEEN[:batch])
+            wanted = order().of_group(batch, task.fragment.group, GROUPS, drawn(batch))
             assert task.prompt == wanted
             yield task.prompt
 
@@ -38,7 +45,5 @@ def test_a_scheduler_that_is_started_late_names_the_same_prompts() -> None:
 
 def test_a_batch_that_is_begun_early_needs_no_rewards_of_the_one_before() -> None:
     for batch in (1, 12):
-        known, later = SEEN[: batch - 1], SEEN[:batch]
-        assert order().of_group(batch, 1, GROUPS, known) == order().of_group(
-            batch, 1, GROUPS, later
-        )
+        known, later = drawn(batch - 1), drawn(batch)
+        assert known.of_batch(batch) == later.of_batch(batch)

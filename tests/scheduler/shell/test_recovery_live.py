@@ -241,7 +241,9 @@ async def test_a_curriculum_goes_on_from_the_rewards_in_the_commit_records(
             for _ in range(4):
                 await live.trainer.commit(announce=True, rewards=rewards)
         assert await live.knows(4)
-        assert live.scheduler.state.saturated == ((True, False),) * 4
+        draws = live.scheduler.plan.prompts.first_draws(2)
+        assert draws is not None
+        assert live.scheduler.state.draws == draws.seeing([(True, False)] * 4)
 
 
 async def evaluated(store: ObjectStore, version: int, accuracy: float) -> None:

@@ -1,6 +1,5 @@
 """Prompts whose groups are saturated are drawn less often, and every process draws the same."""
 
-import random
 from collections import Counter
 from pathlib import Path
 
@@ -22,10 +21,12 @@ def learned(order: PromptOrder, batches: int) -> tuple[list[list[int]], list[Sat
     """A run in which groups of every second prompt are saturated: prompts and what was seen."""
     drawn: list[list[int]] = []
     seen: list[Saturated] = []
+    draws = order.first_draws(GROUPS)
     for batch in range(batches):
-        prompts = [order.of_group(batch, group, GROUPS, seen) for group in range(GROUPS)]
+        prompts = [order.of_group(batch, group, GROUPS, draws) for group in range(GROUPS)]
         drawn.append([PROMPTS.index(prompt) for prompt in prompts])
         seen.append(tuple(prompt in EASY for prompt in drawn[-1]))
+        draws = draws and draws.seeing(seen[-1:])
     return drawn, seen
 
 
@@ -48,21 +49,24 @@ def test_prompts_of_saturated_groups_are_drawn_less_often_and_come_back() -> Non
 
 def test_what_is_drawn_follows_from_the_seed_and_from_batches_three_before() -> None:
     drawn, seen = learned(PromptOrder(PROMPTS, 3, 0.75), 40)
-    resumed = PromptOrder(PROMPTS, 3, 0.75)
-    for batch in random.Random(0).sample(range(40), 40):
+    first = PromptOrder(PROMPTS, 3, 0.75).first_draws(GROUPS)
+    assert first is not None
+    for batch in range(40):
         known = seen[: max(0, batch - BEHIND + 1)]
-        found = [resumed.of_group(batch, group, GROUPS, known) for group in range(GROUPS)]
-        assert [PROMPTS.index(prompt) for prompt in found] == drawn[batch]
-        resumed = PromptOrder(PROMPTS, 3, 0.75)
+        assert list(first.seeing(known).of_batch(batch)) == drawn[batch]
+        assert list(first.seeing(seen[: batch + 1]).of_batch(batch)) == drawn[batch]
     assert learned(PromptOrder(PROMPTS, 4, 0.75), 40)[0] != drawn
     with pytest.raises(ValueError, match="batch 7 counts for batch 10"):
-        PromptOrder(PROMPTS, 3, 0.75).of_group(10, 0, GROUPS, seen[:7])
+        first.seeing(seen[:7]).of_batch(10)
+    with pytest.raises(ValueError, match=r"batch 7 .* long past"):
+        first.seeing(seen[:11]).of_batch(7)
 
 
 def test_a_run_whose_prompts_are_all_saturated_goes_on() -> None:
-    draws = Draws(seed=0, size=4, skipped=0.999)
+    draws = Draws(seed=0, size=4, skipped=0.999, num_groups=3)
     for batch in range(30):
-        assert len(draws.of_batch(batch, 3, [(True,) * 3] * batch)) == 3
+        assert len(draws.of_batch(batch)) == 3
+        draws = draws.seeing([(True,) * 3])
 
 
 def test_without_a_curriculum_prompts_take_turns() -> None:
