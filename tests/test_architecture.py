@@ -38,6 +38,16 @@ def test_the_command_and_the_scheduler_never_import_torch() -> None:
     assert ended.returncode == 0, ended.stderr
 
 
+def test_a_worker_loads_the_libraries_of_its_device_and_of_the_index_only_where_it_needs_them() -> (
+    None
+):
+    imports = "services.reward.app, services.reward.service, services.trainer.app"
+    unwanted = "{'diffusers', 'onnxruntime', 'redis', 'scipy', 'torch', 'torchao', 'transformers'}"
+    check = f"import sys, {imports}; sys.exit(', '.join({unwanted} & set(sys.modules)) or 0)"
+    ended = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+
+
 def test_help_never_imports_torch() -> None:
     command = [sys.executable, "-X", "importtime", "-m", "digenrl", "--help"]
     ended = subprocess.run(command, capture_output=True, text=True)

@@ -9,7 +9,7 @@ import secrets
 import socket
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import structlog
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr
@@ -19,9 +19,11 @@ from shared.bus.bus import Bus
 from shared.errors import UserError
 from shared.messages.records import Token
 from shared.models.memory import Residence
-from shared.run.versions import VersionIndex
 from shared.store import CacheSettings, StoreSettings
 from shared.telemetry import public
+
+if TYPE_CHECKING:
+    from shared.run.versions import VersionIndex
 
 log = structlog.get_logger()
 
@@ -164,7 +166,9 @@ class ServiceSettings(Endpoints, HttpSettings):
     def connect_bus(self) -> AbstractAsyncContextManager[Bus]:
         return Bus.connect(self.nats_url.get_secret_value(), run=self.run, name=self.worker)
 
-    def connect_index(self) -> AbstractAsyncContextManager[VersionIndex]:
+    def connect_index(self) -> "AbstractAsyncContextManager[VersionIndex]":
+        from shared.run.versions import VersionIndex  # Redis' client, which few services need
+
         return VersionIndex.connect(self.redis_url.get_secret_value(), run=self.run)
 
 

@@ -24,7 +24,6 @@ from shared.errors import IntegrityError, UserError
 from shared.messages.contracts import ObjectRef
 from shared.store.cache_folder import CacheFolder, Part
 from shared.store.objects import ObjectStore
-from shared.store.peers import peer_list
 from shared.store.relay import PeerFailed, Relay
 from shared.store.settings import CacheSettings
 from shared.store.tensor_header import Data
@@ -198,6 +197,8 @@ async def host_cache(
         stack.callback(folder.close)
         relay = None
         if settings.share_at is not None:
+            from shared.store.peers import peer_list  # Redis' client
+
             peers = await stack.enter_async_context(peer_list(redis_url, run))
             relay = await stack.enter_async_context(Relay(folder, settings.share_at, peers))
         cache = HostCache(folder, settings.limit, relay)
