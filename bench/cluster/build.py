@@ -1,18 +1,22 @@
 """The emulated devices of one run, and the services over them: without torch, many per process."""
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
 from bench.cluster.blobs import EmulatedWeights
 from bench.cluster.generation import EmulatedDevice, EmulatedRollout
-from bench.cluster.hold import Held
+from bench.cluster.hold import Held, QueuedHeld
 from bench.cluster.ledger import Ledger
+from bench.cluster.members import EmulatedMember, first_weights
 from bench.cluster.payloads import Scaled, scaled
 from bench.cluster.setting import DEVICES_PER_NODE, Setting
+from bench.cluster.shipped import checkpoint_seconds
 from bench.cluster.training import EmulatedTraining, lanes
 from services.scheduler.costs.noise import Noise, rollout_device, trainer_device
 from services.scheduler.costs.profile import Profile, Role, device
+from services.scheduler.sim.cluster import member_name
 from shared.messages.workers import Device
+from shared.run.layout import checkpoints_folder, weights_folder
 
 GIB = 1 << 30
 
@@ -36,9 +40,19 @@ class Emulation:
         """Seconds to store an adapter, and again to fetch it, on the emulation's clock."""
         return self.profile.variant.publish_seconds / 2 / self.setting.scale
 
+    @property
+    def store_seconds(self) -> dict[str, float]:
+        """Folder -> seconds in which whoever trains stores a version's part, on that clock."""
+        run, scale = self.setting.run, self.setting.scale
+        found = {weights_folder(run): self.move_seconds}
+        if self.setting.is_fluid:
+            found[checkpoints_folder(run)] = checkpoint_seconds(self.profile) / scale
+        return found
+
     def held(self, device: "Named") -> Held:
         noise = Noise(self.profile.rollout.noise_cv, self.setting.seed)
-        return Held(device.name, self.setting.scale, noise, device.drawn_as)
+        kind = QueuedHeld if device.is_member else Held
+        return kind(device.name, self.setting.scale, noise, device.drawn_as)
 
     def registered(self, kind: str, role: Role, *, concurrency: int) -> Device:
         """Returns the device as a worker on it registers."""
@@ -98,6 +112,31 @@ class Named:
     kind: str
     drawn_as: str
     """Name by which the simulator draws its service times."""
+    is_member: bool = False
+
+
+def member(
+    emulation: Emulation, device: Named, ready: Callable[[], Awaitable[object]]
+) -> EmulatedMember:
+    """Makes a fluid device; ``ready`` returns once the run may begin."""
+    held = emulation.held(device)
+    assert isinstance(held, QueuedHeld)
+    generating = EmulatedDevice(
+        emulation.profile, device.kind, held, emulation.sizes,
+        first_weights(emulation.setting.seed),
+    )  # fmt: skip
+    return EmulatedMember(generating, held, ready)
+
+
+def member_hosts(setting: Setting) -> list[list[Named]]:
+    """Names fluid devices, host by host."""
+    each = [
+        Named(f"trainer-{kind}-{number}".lower(), kind, member_name(kind, number), is_member=True)
+        for kind, count in setting.trainer.items()
+        for number in range(count)
+    ]
+    size = setting.host_devices
+    return [each[first : first + size] for first in range(0, len(each), size)]
 
 
 def named(role: Role, devices: Mapping[str, int]) -> list[Named]:

@@ -65,6 +65,17 @@ class Held:
         return wanted
 
 
+@dataclass(slots=True)
+class QueuedHeld(Held):
+    """A device of which several things may be asked at a time: it does one after the other."""
+
+    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    async def hold(self, seconds: float, use: Use, *, samples: float = 0.0) -> float:
+        async with self.turn:
+            return await Held.hold(self, seconds, use, samples=samples)
+
+
 @dataclass(frozen=True, slots=True)
 class Overshoot:
     """How much too long an emulation slept, in milliseconds."""

@@ -1,8 +1,9 @@
 """What moves between the services for one model, in bytes, at full scale.
 
-Window states are the trained steps' latents and one more (K + 1), in bf16; where the samples of a
-group begin at one state, a fragment has that one once, and each sample K. Media are what the
-decoder gives, one byte per channel; conditions are the prompt's embeddings in bf16.
+Window states are the trained steps' latents and one more (K + 1), in bf16, as recipes with
+`sampling.state_dtype = "bfloat16"` store them; adapters and gradients are float32. Where the
+samples of a group begin at one state, a fragment has that one once, and each sample K. Media are
+what the decoder gives, one byte per channel; conditions are the prompt's embeddings in bf16.
 
 | model | latent | window | media | conditions |
 |---|---|---|---|---|
@@ -19,6 +20,7 @@ are with guidance.
 import math
 from dataclasses import dataclass
 
+from bench.cluster.shipped import FLOAT32_OVER_PUBLISHED
 from digenrl.profile.models import ARCHITECTURES, ModelName
 from services.scheduler.costs.profile import Profile
 from shared.errors import UserError
@@ -26,8 +28,6 @@ from shared.errors import UserError
 BF16 = 2
 GUIDANCE = 2.0
 """Any that is more than none."""
-GRADIENT_OVER_ADAPTER = 2
-"""A gradient is float32, the published adapter bf16."""
 MEMORY_SHARE = 2
 """Hashing and writing, then reading and hashing 0.85 GB takes two cores twice the 0.85 s that the
 profile allows."""
@@ -89,7 +89,8 @@ def scaled(profile: Profile, scale: float, hosts: int) -> Scaled:
     """Divides bytes by ``scale``; adapters and gradients by `MEMORY_SHARE` x ``hosts`` as well: all
     hosts of the emulated cluster move them through the memory of one machine."""
     payload = payload_of(profile)
-    adapter = profile.variant.published_gb * 1e9 / scale / (MEMORY_SHARE * hosts)
+    adapter = FLOAT32_OVER_PUBLISHED * profile.variant.published_gb * 1e9
+    adapter /= scale * MEMORY_SHARE * hosts
 
     def whole(number: float) -> int:
         return max(MIN_BYTES, round(number))
@@ -100,5 +101,5 @@ def scaled(profile: Profile, scale: float, hosts: int) -> Scaled:
         media=whole(payload.media / scale),
         conditions=whole(payload.conditions / scale),
         adapter=whole(adapter),
-        gradient=whole(GRADIENT_OVER_ADAPTER * adapter),
+        gradient=whole(adapter),
     )

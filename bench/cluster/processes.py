@@ -1,6 +1,8 @@
-"""One process of the emulated cluster: all rollout devices, all reward workers, or the trainer.
+"""One process of the emulated cluster: all rollout devices, all reward workers, the trainer, or the
+fluid devices of one host.
 
     python -m bench.cluster.processes rollout FOLDER
+    python -m bench.cluster.processes members-2 FOLDER
 
 FOLDER holds setting.json; DIGENRL_* variables say where the brokers are, as for every service. Told
 to end, it leaves FOLDER/<service>.json: what its devices did, and how much too long they slept.
@@ -19,9 +21,10 @@ from pathlib import Path
 
 import uvloop
 
-from bench.cluster.build import Emulation, nodes, rollout_devices, training
+from bench.cluster.build import Emulation, member_hosts, nodes, rollout_devices, training
 from bench.cluster.generation import EmulatedEncoder, EmulatedRollout
 from bench.cluster.hold import Held, overshoot
+from bench.cluster.member_host import MemberHost
 from bench.cluster.scoring import EmulatedScorer
 from bench.cluster.setting import Setting
 from bench.cluster.stores import NodeStore, PublishingStore
@@ -147,7 +150,7 @@ def trainer(emulation: Emulation) -> Work:
 async def _train(emulation: Emulation, engine: EmulatedTraining) -> None:
     setting, settings = emulation.setting, _settings(emulation, "trainer")
     backend = open_store(settings.store).backend
-    store = PublishingStore(backend, weights_folder(setting.run), emulation.move_seconds)
+    store = PublishingStore(backend, seconds=emulation.store_seconds)
     commonest = max(setting.trainer, key=lambda kind: setting.trainer[kind])
     registered = emulation.registered(commonest, "trainer", concurrency=len(engine.generating))
     worker = Worker("trainer", "trainer", "waiting_for_rollout", registered)
@@ -160,6 +163,25 @@ async def _train(emulation: Emulation, engine: EmulatedTraining) -> None:
             encoded=_encoded(emulation, store),
         )  # fmt: skip
         await app.run()
+
+
+def members(emulation: Emulation, host: int) -> Work:
+    """Runs the fluid devices of one host."""
+    here = MemberHost(emulation, member_hosts(emulation.setting)[host])
+
+    async def run() -> None:
+        run = emulation.setting.run
+        await here.run(
+            _settings(emulation, f"members-{host}"),
+            lambda store: _until_joined(store, run),
+            lambda store: _encoded(emulation, store),
+        )
+
+    return Work([each.held for each in here.members.values()], run())
+
+
+def encoder(emulation: Emulation) -> Work:
+    return Work([], run_encoder(emulation, "encoder"))
 
 
 async def _until_joined(store: ObjectStore, run: str) -> None:
@@ -187,7 +209,26 @@ SERVICES: dict[str, Callable[[Emulation], Work]] = {
     "rollout": rollout,
     "reward": reward,
     "trainer": trainer,
+    "encoder": encoder,
 }
+MEMBERS = "members-"
+"""Begins the names of the processes with fluid devices, which go on with the number of the host."""
+
+
+def services_of(setting: Setting) -> list[str]:
+    """Returns the processes that emulate the devices of a run, by their names."""
+    found = ["rollout"] if setting.num_rollout else []
+    found += ["encoder"] if setting.encoders else []
+    if setting.is_fluid:
+        hosts = range(setting.num_member_hosts)
+        return [*found, "reward", *(f"{MEMBERS}{host}" for host in hosts)]
+    return [*found, "reward", "trainer"]
+
+
+def work_of(service: str, emulation: Emulation) -> Work:
+    if service.startswith(MEMBERS):
+        return members(emulation, int(service.removeprefix(MEMBERS)))
+    return SERVICES[service](emulation)
 
 
 async def run_until_told(work: Work) -> None:
@@ -214,7 +255,7 @@ async def run_until_told(work: Work) -> None:
 def main(service: str, folder: Path) -> None:
     setting = Setting.model_validate_json((folder / SETTING).read_text())
     configure_logs(service=service, worker=service, run=setting.run)
-    work = SERVICES[service](Emulation.of(setting))
+    work = work_of(service, Emulation.of(setting))
     freeze_gc()
     uvloop.run(run_until_told(work))
     found = {

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import httpx
 
-from bench.cluster.processes import JOINING_S, SERVICES, SETTING, joined_key
+from bench.cluster.processes import JOINING_S, SETTING, joined_key, services_of
 from bench.cluster.setting import Setting, recipe_of, write_prompts
 from bench.runner import figures
 from bench.runner.figures import Interval
@@ -56,7 +56,7 @@ async def run(
     setting = setting.model_copy(update={"run": f"{setting.run}-{session.num_runs}"})
     folder = session.new_folder(setting.run)
     _prepare(folder, setting)
-    emulated = [name for name in SERVICES if name != "rollout" or setting.num_rollout]
+    emulated = services_of(setting)
     [port] = free_ports(1)
     announcements = [subjects.event_subject(setting.run, "policy_published")]
     async with watching(
@@ -106,8 +106,11 @@ def _prepare(folder: Path, setting: Setting) -> None:
 
 
 async def _all_joined(port: int, setting: Setting) -> None:
-    """Waits until the scheduler, at ``port``, knows all workers but the trainer."""
+    """Waits until the scheduler, at ``port``, knows all workers but a trainer with roles, which
+    joins as soon as it may publish."""
     wanted = {"rollout": setting.num_rollout, "reward": setting.num_reward}
+    if setting.is_fluid:
+        wanted["trainer"] = setting.num_trainer
     async with httpx.AsyncClient(verify=False) as client:
         while True:
             with contextlib.suppress(httpx.TransportError):

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from pydantic import Field
 
+from bench.cluster.shipped import shipped
 from services.scheduler.costs.floor import floor_seconds
 from services.scheduler.costs.profile import Profile, VariantName, load_profile
 from services.scheduler.costs.shape import Shape
@@ -49,6 +50,10 @@ class Setting(Record):
     """Whose recipe the services run; no loss is computed."""
     nft_decay: DecayKind = 0
     """How the policy that generates follows the trained one, if that is another one."""
+    host_devices: int = Field(default=DEVICES_PER_NODE, gt=0)
+    """Fluid devices of a host."""
+    recipe: Path | None = None
+    """The row's recipe, of which everything is run but model, prompts and rewards."""
     shard_bytes: int = Field(default=1 << 30, gt=0)
     """Most bytes of a stored object of weights; a checkpoint is in as many."""
 
@@ -71,14 +76,24 @@ class Setting(Record):
         return math.ceil(self.num_rollout / DEVICES_PER_NODE)
 
     @property
+    def is_fluid(self) -> bool:
+        """Whether the devices of ``trainer`` are members, each on its own."""
+        return self.schedule.is_fluid
+
+    @property
+    def num_member_hosts(self) -> int:
+        """Hosts with fluid devices, each of which is a process here."""
+        return math.ceil(self.num_trainer / self.host_devices) if self.is_fluid else 0
+
+    @property
     def num_reward(self) -> int:
         """Reward workers, one per host: in the profiles samples are scored where they are."""
-        return max(MIN_REWARD_WORKERS, self.num_nodes)
+        return max(MIN_REWARD_WORKERS, self.num_nodes + self.num_member_hosts)
 
     @property
     def independent_devices(self) -> bool:
         """Whether the trainer's devices work one by one."""
-        return self.num_trainer > 1
+        return self.num_trainer > 1 and not self.is_fluid
 
     @property
     def can_train(self) -> bool:
@@ -86,7 +101,8 @@ class Setting(Record):
         return self.schedule.gradient_help or (colocated and self.num_rollout > 0)
 
     def load_profile(self) -> Profile:
-        return load_profile(self.profile, self.variant)
+        """Returns the costs that devices are held by."""
+        return shipped(load_profile(self.profile, self.variant), self.trainer)
 
 
 def default_scale(profile: Profile, devices: Mapping[str, int]) -> float:

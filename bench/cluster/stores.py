@@ -8,8 +8,8 @@ as this machine needs for its bytes.
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncGenerator, AsyncIterator
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from dataclasses import dataclass, field
 
 from shared.messages.contracts import ObjectRef
 from shared.store import ObjectStore
@@ -38,15 +38,13 @@ class NodeStore(ObjectStore):
 
 @dataclass(frozen=True, slots=True)
 class PublishingStore(ObjectStore):
-    """The store as the trainer sees it."""
+    """The store as whoever trains sees it."""
 
-    folder: str = ""
-    """Where the adapters are."""
-    seconds: float = 0.0
-    """Seconds that storing an adapter takes, scaled."""
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    """Folder -> seconds that storing something in it takes, scaled."""
 
     async def put(self, folder: str, data: Content, *, suffix: str) -> ObjectRef:
-        async with at_least(self.seconds if folder == self.folder else 0.0):
+        async with at_least(self.seconds.get(folder, 0.0)):
             return await ObjectStore.put(self, folder, data, suffix=suffix)
 
 

@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple, TypeVar
 from bench.runner.watch import Sample
 from services.scheduler.core.usage import BUSY, BatchUsage
 
-Use = Literal["generate", "train", "score", "commit", "adopt"]
+Use = Literal["generate", "train", "score", "commit", "adopt", "exchange", "snapshot"]
 Key = TypeVar("Key", bound=str)
 
 

@@ -19,6 +19,8 @@ COLOURS = {
     "train": "#E69F00",
     "commit": "#000000",
     "adopt": "#CC79A7",
+    "exchange": "#009E73",
+    "snapshot": "#999999",
     "switch": "#D55E00",
     "score": "#F0E442",
     "idle": "#F2F2F2",

@@ -1,6 +1,7 @@
 """A tiny emulated cluster over real services: four devices, batches of half a second."""
 
 import json
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from bench.cluster.session import EmulatedRun, opened, run
 from bench.cluster.setting import Setting
 from bench.runner.session import Session
 from services.scheduler.costs.floor import floor_seconds
+from services.scheduler.sim.profiled import simulate
 from shared.recipe.schedule import RunSchedule
 from tests.profile.tiny import GROUP_SIZE, GROUPS, tiny_profile
 
@@ -78,3 +80,24 @@ async def test_strict_and_one_step_runs_of_emulated_devices_are_measured(tmp_pat
     by_trainer = samples_by(strict, "trainer") / GROUP_SIZE
     assert by_trainer == pytest.approx(batches, abs=wasted / GROUP_SIZE), "one group each"
     assert not list((tmp_path / "bench").iterdir()), "nothing is left"
+
+
+async def test_fluid_devices_of_two_hosts_run_as_the_simulator_says(tmp_path: Path) -> None:
+    fluid, pool = RunSchedule(mode="fluid"), {"H100": 4}
+    changes = {"schedule": fluid, "rollout": {}, "trainer": pool, "host_devices": 2, "scale": 10.0}
+    async with opened(tmp_path / "bench") as session:
+        found = await run(session, setting(tmp_path, **changes), WARM_UP, LAST, lambda _: None)
+    measured = measure(found, WARM_UP, LAST)
+    simulated = simulate(
+        found.setting.load_profile(), rollout={}, trainer=pool, schedule=fluid, batches=2
+    )
+    utilisation = simulated.floor_seconds / found.setting.scale / measured.step_seconds
+    assert simulated.utilisation / 2 < utilisation < 1.1, "seconds depend on what else runs here"
+    wanted, early = (LAST - WARM_UP) * GROUPS * GROUP_SIZE, pool["H100"] * FRAGMENT
+    assert samples_by(found, "trainer") == pytest.approx(wanted, abs=early), (
+        "some begin before the commit"
+    )
+    begin, end = found.commits[WARM_UP], found.commits[LAST]
+    uses = Counter(each.use for each in found.intervals if begin <= each.begin < end)
+    assert uses["exchange"] == uses["commit"] == 4 * uses["snapshot"] > 0
+    assert {each.device for each in found.intervals} == {f"trainer-h100-{n}" for n in range(4)}

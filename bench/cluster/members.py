@@ -1,0 +1,114 @@
+"""Emulated fluid devices: each generates, trains pieces and steps with one set of weights.
+
+What a member has summed is an account of the pieces in it (`bench.cluster.ledger`), and so is the
+total, from which the digest of the next weights follows: a step refuses a total in which not every
+trained step of every sample is exactly once.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+
+from bench.cluster.accounts import Account, PieceEntries, Total
+from bench.cluster.blobs import (
+    EmulatedWeights,
+    adapter_blob,
+    digest_of,
+    filled,
+    joined,
+    parts_of,
+)
+from bench.cluster.generation import EmulatedDevice, check_group
+from bench.cluster.hold import QueuedHeld
+from bench.cluster.ledger import entries_of
+from bench.cluster.training import CHECKPOINT_BYTES
+from services.scheduler.costs import fluid
+from services.trainer.fluid.exchange import ALL, Sum
+from services.trainer.fluid.protocols import TotalMeasure
+from shared.devices.protocols import GroupData, Snapshot
+from shared.errors import ContractError
+from shared.messages.fluid import Piece
+from shared.run.manifest import StoredTensors
+
+CHECKSUM_DIGITS = 32
+"""Hexadecimal digits of a checksum: it begins the digest of the weights, which all else follows."""
+
+
+@dataclass(slots=True)
+class EmulatedMember:
+    """Implements `FluidDevice` over a device that is held for the profile's seconds."""
+
+    generating: EmulatedDevice
+    """The same device as it generates; its weights are those that are trained."""
+    held: QueuedHeld
+    ready: Callable[[], Awaitable[object]]
+    """Returns once the run may begin."""
+    account: Account = field(default_factory=Account)
+
+    def weights_digest(self) -> str:
+        return self.generating.weights
+
+    async def checksum(self) -> str:
+        await self.ready()
+        return self.generating.weights[:CHECKSUM_DIGITS]
+
+    async def restore(self, weights: StoredTensors, checkpoint: StoredTensors) -> None:
+        digest, states = digest_of(await joined(weights)), await joined(checkpoint)
+        if digest_of(states) != digest:
+            raise ContractError("the checkpoint is not that of these weights")
+        if digest != self.generating.weights:  # the first version is what all begin with
+            await self.held.hold(fluid.load_seconds(self.generating.profile), "adopt")
+        self.generating.weights = digest
+        self.begin()
+
+    def begin(self) -> None:
+        self.account = Account()
+
+    async def train(self, group: GroupData, piece: Piece) -> None:
+        profile = self.generating.profile
+        check_group(profile, group)
+        seconds = fluid.piece_seconds(
+            profile, self.generating.kind, piece.num_samples, piece.num_steps
+        )
+        # Beside the hold, so that it takes none of the device's time.
+        reading = asyncio.create_task(
+            asyncio.to_thread(entries_of, group, piece.samples, self.generating.sizes.start)
+        )
+        await self.held.hold(self.held.drawn(seconds), "train")
+        self.account.pieces.append(PieceEntries(piece.steps, tuple(await reading)))
+
+    async def skip(self, piece: Piece) -> None:
+        self.account.skipped_rows += piece.num_samples * piece.num_steps
+
+    async def own_sum(self) -> Sum:
+        return {ALL: self.account}
+
+    async def measure(self, total: Total) -> TotalMeasure:
+        return TotalMeasure(total.sum_id, 1.0, 1.0)
+
+    async def step(self, batch: int, total: Total, measure: TotalMeasure) -> Mapping[str, float]:
+        """Raises RuntimeError if the total is not all of the batch, trained from these weights."""
+        if total.before != self.generating.weights:
+            raise RuntimeError(f"{self.held.name}: the total of batch {batch} is of other weights")
+        await self.held.hold(fluid.step_seconds(self.generating.profile), "commit")
+        self.generating.weights = total.after
+        self.begin()
+        nothing = dict.fromkeys(("onpolicy_ratio_error", "loss", "skipped_not_finite"), 0.0)
+        return {**nothing, "grad_norm": 1.0}
+
+    async def weights(self) -> Snapshot:
+        """Copy to the host what is to be committed; the device does nothing else meanwhile."""
+        digest, profile = self.generating.weights, self.generating.profile
+        await self.held.hold(fluid.snapshot_seconds(profile, self.generating.kind), "snapshot")
+        return await asyncio.to_thread(partial(self._packed, digest))
+
+    def _packed(self, digest: str) -> Snapshot:
+        adapter = adapter_blob(digest, self.generating.sizes.adapter)
+        states = filled(f"{digest}{digest}".encode(), CHECKPOINT_BYTES)
+        return Snapshot(digest, parts_of(adapter, 1), parts_of(states, 1))
+
+
+def first_weights(seed: int) -> str:
+    """Return the digest of the weights that every member begins with."""
+    return EmulatedWeights.first(seed).digest
