@@ -9,6 +9,7 @@ DigenRLError
     IntegrityError        a stored object is not what its reference says
     AdmissionError        a trajectory may not be trained: wrong version, wrong weights
     CommitConflict        another trainer has committed this batch already
+    LeaseLost             another scheduler commands now
     BatchFailed           a batch cannot be trained: trying again would end in the same way
     OutOfMemory           work does not fit the memory of a device
     RanksLost             it does not fit one of several ranks, and the others wait for that one
@@ -53,6 +54,10 @@ class AdmissionError(DigenRLError):
 
 class CommitConflict(DigenRLError):
     """Another trainer has committed this batch already."""
+
+
+class LeaseLost(DigenRLError):
+    """Another scheduler commands now, or may: this one stands by."""
 
 
 class BatchFailed(DigenRLError):

@@ -71,6 +71,14 @@ LOAN_RETURN_SECONDS = Histogram(
     buckets=(0.001, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10),
 )
 
+LEADER = Gauge("digenrl_leader", "1 of the scheduler that commands, 0 of one that stands by")
+
+LEASE_EPOCH = Gauge("digenrl_lease_epoch", "Epoch in which this scheduler commands")
+
+FENCED = Counter(
+    "digenrl_fenced_total", "Commands and changes of a scheduler whose epoch is over", ["what"]
+)
+
 STALENESS = Counter("digenrl_staleness_steps_total", "Trained samples by staleness", ["steps"])
 
 

@@ -7,7 +7,8 @@ Three ways to use it:
     follow(stream)          every message of a stream in its stored order, from the first one on
 
 Delivery is at least once and an acknowledgement proves nothing: publish the result, then
-acknowledge. What cannot be decoded is copied to the quarantine, counted, and never delivered.
+acknowledge. What cannot be decoded is copied to the quarantine, counted, and never delivered; nor
+is a command of a scheduler whose epoch was over when it was stored (shared/messages/epochs.py).
 """
 
 import asyncio
@@ -24,6 +25,7 @@ from nats.js.errors import APIError, NotFoundError
 
 from shared.bus.cancellation import cancellable
 from shared.bus.connection import open_connection
+from shared.bus.marks import begin_epoch, drop_fenced, epoch_of, in_epoch
 from shared.bus.queue import RETRY_S, Queue
 from shared.bus.streams import (
     Incoming,
@@ -38,11 +40,12 @@ from shared.bus.streams import (
 from shared.errors import ContractError, SlotPoisoned, Unavailable
 from shared.messages import subjects
 from shared.messages.codec import decode, encode
-from shared.messages.contracts import Message
+from shared.messages.contracts import Command, Message
+from shared.messages.epochs import Fence
 from shared.messages.records import Record
 from shared.messages.subjects import Stream, subject_of
 from shared.messages.workers import Transient, WorkerRefused, WorkerStatus
-from shared.telemetry import STREAM_FULL
+from shared.telemetry import FENCED, STREAM_FULL
 
 MIN_SERVER = (2, 11)
 PUBLISH_TIMEOUT_S = 5.0
@@ -71,6 +74,10 @@ class Bus:
         self.jetstream = client.jetstream(timeout=PUBLISH_TIMEOUT_S)
         self.full: dict[str, str] = {}
         """Stream of each subject whose message waits for room."""
+        self.epoch = 0
+        """Epoch of the commands that this bus publishes; 0 for none."""
+        self._marks: dict[str, int] = {}
+        """Number of the mark of that epoch, by stream."""
 
     @classmethod
     @contextlib.asynccontextmanager
@@ -133,6 +140,17 @@ class Bus:
                 except (NotFoundError, nats.errors.Error):
                     await asyncio.sleep(RETRY_S)
 
+    async def begin_epoch(self, epoch: int) -> None:
+        """Mark a new epoch in every stream of commands: those of older ones are refused from here
+        on, and what is published from now on carries it.
+
+        Raises:
+            Unavailable: if the server does not answer.
+        """
+        with as_unavailable():
+            self._marks = await begin_epoch(self.jetstream, self.run, epoch)
+        self.epoch = epoch
+
     async def publish(self, message: Message) -> bool:
         """Store ``message``; return False if its slot is taken already.
 
@@ -147,10 +165,11 @@ class Bus:
             SlotPoisoned: if the slot holds bytes that are no message.
         """
         subject, data = subject_of(self.run, message), encode(message)
+        headers = in_epoch(self.epoch) if isinstance(message, Command) and self.epoch else None
         while True:
             try:
                 with as_unavailable():
-                    is_first = await self._store(subject, data)
+                    is_first = await self._store(subject, data, headers)
                 if is_first is not None:
                     self.full.pop(subject, None)
                     return is_first
@@ -158,17 +177,18 @@ class Bus:
                 log.warning("publish_repeated", subject=subject, error=str(error))
             await asyncio.sleep(RETRY_S)
 
-    async def _store(self, subject: str, data: bytes) -> bool | None:
-        """Return whether the message is the first in its slot, None if there is no room."""
+    async def _store(
+        self, subject: str, data: bytes, headers: dict[str, str] | None
+    ) -> bool | None:
+        """Return whether the message is the first in its slot, None if it is to be repeated."""
         try:
-            await cancellable(self.jetstream.publish(subject, data))
+            await cancellable(self.jetstream.publish(subject, data, headers=headers))
             return True
         except APIError as error:
             if error.err_code != STORE_FAILED:
                 raise
             if "per subject" in (error.description or ""):
-                await self._check_slot(subject)
-                return False
+                return None if await self._check_slot(subject) else False
             self._note_full(subject)
             return None
 
@@ -212,16 +232,17 @@ class Bus:
         self, stream: Stream, filters: Sequence[str] | None = None
     ) -> tuple[list[Received], int]:
         """Return what the run has in ``stream``, in order, and the last one's sequence number."""
-        wanted = list(filters or subjects.run_subjects(self.run, stream))
+        wanted = self._wanted(stream, filters)
         while True:
             try:
-                found, last = [], 0
+                found, last, fence = list[Received](), 0, Fence()
                 async with self._push_consumer(stream, wanted, start=1) as incoming:
                     if not incoming.num_pending:
                         return [], 0
                     async for raw in incoming.messages:
                         last = raw.metadata.sequence.stream
-                        found.append(await self._received(stream, raw))
+                        fence, received = await self._read(stream, raw, fence)
+                        found += received
                         if not raw.metadata.num_pending:
                             return found, last
             except (nats.errors.Error, APIError, OSError) as error:
@@ -235,19 +256,21 @@ class Bus:
 
         If the stream was lost and created again, it begins with the new stream's first message.
         """
-        wanted = list(filters or subjects.run_subjects(self.run, stream))
-        last, before = after, None
+        wanted = self._wanted(stream, filters)
+        last, before, fence = after, None, Fence()
         while True:
             try:
                 state = await stream_state(self.jetstream, stream)
                 if state is not None:
                     if before is not None and before.is_lost_in(state):
-                        last = 0
+                        last, fence = 0, Fence()
                     before = state
                 async with self._push_consumer(stream, wanted, start=last + 1) as incoming:
                     async for raw in incoming.messages:
                         last = raw.metadata.sequence.stream
-                        yield await self._received(stream, raw)
+                        fence, received = await self._read(stream, raw, fence)
+                        for each in received:
+                            yield each
             except (nats.errors.Error, APIError, OSError) as error:
                 log.warning("follow_interrupted", stream=stream.name, error=repr(error))
                 await asyncio.sleep(RETRY_S)
@@ -275,14 +298,44 @@ class Bus:
                     purge = self.jetstream.purge_stream(stream.name, subject=subject)
                     await cancellable(purge)
 
-    async def _check_slot(self, subject: str) -> None:
+    async def _check_slot(self, subject: str) -> bool:
+        """Return whether the slot was taken by a command that nobody heeds; it is free now."""
         stream = subjects.stream_of(subject)
         with contextlib.suppress(NotFoundError):  # purged meanwhile: nobody needs it any more
             stored = await cancellable(self.jetstream.get_last_msg(stream.name, subject))
+            mark = self._marks.get(stream.name)
+            if mark is not None and await drop_fenced(self.jetstream, stored, mark, self.epoch):
+                return True
             try:
                 decode(stored.data or b"")
             except ContractError as error:
                 raise SlotPoisoned(f"{subject} is taken by bytes that are no message") from error
+        return False
+
+    def _wanted(self, stream: Stream, filters: Sequence[str] | None) -> list[str]:
+        """Return the subjects to read: what is asked for, and the marks of epochs beside it."""
+        if filters is None or stream not in subjects.COMMANDED:
+            return list(filters or subjects.run_subjects(self.run, stream))
+        return [*filters, subjects.marks_in(self.run, stream)]
+
+    async def _read(
+        self, stream: Stream, raw: Msg, fence: Fence
+    ) -> tuple[Fence, tuple[Received, ...]]:
+        """Return a message of a stream, unless it is a mark or a command whose epoch is over, and
+        the fence behind it."""
+        if stream not in subjects.COMMANDED:
+            return fence, (await self._received(stream, raw),)
+        mark = subjects.marked_epoch(raw.subject)
+        if mark is not None:
+            return fence.raised(mark), ()
+        epoch, received = epoch_of(raw.headers), await self._received(stream, raw)
+        if isinstance(received.message, Command):
+            if not fence.passes(epoch):
+                FENCED.labels(what=received.message.kind).inc()
+                log.warning("command_refused", subject=raw.subject, epoch=epoch, now=fence.epoch)
+                return fence, ()
+            fence = fence.raised(epoch)
+        return fence, (received,)
 
     async def _received(self, stream: Stream, raw: Msg) -> Received:
         if stream is subjects.DLQ:  # advisories, and bytes that others could not read

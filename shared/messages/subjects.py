@@ -15,6 +15,7 @@
     dg.<run>.fluid.<batch>.commit.<attempt>.<number>           DG_FLUID   CommitVersion
     dg.<run>.device.<address>                                  DG_DEVICE  SetDevice
     dg.<run>.evt.<kind>                                        DG_EVT     everything else
+    dg.<run>.<task|train|grad|fluid|device>.epoch.<epoch>      same       mark of a new epoch
     dg.<run>.quarantine.<stream>.<sequence>                    DG_DLQ     bytes that are no message
     dg.<run>.live.<service>.<worker>                           (none)     WorkerStatus
     dg.<run>.refused.<worker>                                  (none)     WorkerRefused
@@ -85,10 +86,13 @@ DLQ = Stream("DG_DLQ", (ADVISORIES, "dg.*.quarantine.>"), 64 * MIB, slots=False)
 STREAMS = (TASK, TRAJ, REW, TRAIN, GRAD, PART, FLUID, DEVICE, EVT, DLQ)
 ADDRESSED = (TASK, GRAD)
 """Streams whose subjects name the device before the batch."""
+COMMANDED = (TASK, TRAIN, GRAD, FLUID, DEVICE)
+"""Streams with commands of the scheduler, in which epochs are marked (epochs.py)."""
 
 _FRAGMENT = re.compile(
     r"\Adg\.[^.]+\.(?:task\.[^.]+|traj|rew)\.(\d{1,9})\.(\d{1,9})\.(\d{1,9})\.(\d{1,9})\Z"
 )
+_MARK = re.compile(r"\Adg\.[^.]+\.[a-z]+\.epoch\.(\d{1,18})\Z", re.ASCII)
 _GROUP = re.compile(r"\Adg\.[^.]+\.train\.(\d{1,9})\.(\d{1,9})\.(\d{1,9})\Z")
 
 
@@ -212,6 +216,26 @@ def group_slot(subject: str) -> tuple[int, int, int] | None:
     """Return batch, group and attempt of a train subject."""
     found = _GROUP.match(subject)
     return (int(found[1]), int(found[2]), int(found[3])) if found else None
+
+
+def mark_subject(run: str, stream: Stream, epoch: int) -> str:
+    """Return where the beginning of an epoch is marked in a stream of commands."""
+    return f"{_marks(run, stream)}.{epoch}"
+
+
+def marks_in(run: str, stream: Stream) -> str:
+    """Match the marks of all epochs in a stream of commands."""
+    return f"{_marks(run, stream)}.*"
+
+
+def marked_epoch(subject: str) -> int | None:
+    """Return the epoch that a subject marks, None if it is that of a message."""
+    found = _MARK.match(subject)
+    return int(found[1]) if found else None
+
+
+def _marks(run: str, stream: Stream) -> str:
+    return f"dg.{run}.{stream.subjects[0].split('.')[2]}.epoch"
 
 
 def _piece(piece: Piece) -> str:

@@ -16,6 +16,7 @@ import uvicorn
 from fastapi import APIRouter, FastAPI, Response
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from pydantic import BaseModel, ConfigDict
+from starlette.types import ASGIApp
 
 from shared.bus.cancellation import stop
 from shared.errors import UserError
@@ -144,7 +145,7 @@ def _url(host: str, port: int) -> str:
 
 
 async def serve(
-    app: FastAPI,
+    app: ASGIApp,
     work: Coroutine[None, None, None],
     *,
     listener: Listener,

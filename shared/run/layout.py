@@ -5,6 +5,7 @@
 <run>/files/<key>.json               digests of the model and the rewards (files.py)
 <run>/commits/<version>.json         the commit records (commits.py)
 <run>/chain/<size>/<version>.json    what is needed of so many old ones (chain.py)
+<run>/epochs/<epoch>.json            which scheduler commanded when (epochs.py)
 <run>/weights/<sha256>.safetensors   a policy version's weights, while it is kept (retention.py)
 <run>/checkpoints/<sha256>...        its optimizer and random state, as long
 <run>/states/<version>.json          that this state is stored, since the commit (checkpoints.py)
@@ -53,6 +54,14 @@ def segment_key(run: str, size: int, first: int) -> str:
     """Return where the summary of ``size`` commits is stored, of which version ``first`` is the
     oldest."""
     return f"{chain_folder(run)}/{size}/{first:08d}.json"
+
+
+def epochs_folder(run: str) -> str:
+    return f"{run}/epochs"
+
+
+def epoch_key(run: str, epoch: int) -> str:
+    return f"{epochs_folder(run)}/{epoch:016d}.json"
 
 
 def weights_folder(run: str) -> str:

@@ -14,11 +14,11 @@ import structlog
 from pydantic import ValidationError
 from redis.exceptions import WatchError
 
-from shared.errors import ContractError, IntegrityError, Unavailable, UserError
+from shared.errors import ContractError, IntegrityError, LeaseLost, Unavailable, UserError
 from shared.messages.contracts import ObjectRef, Policy
 from shared.messages.records import Record
 from shared.run.commits import Named
-from shared.telemetry import public
+from shared.telemetry import FENCED, public
 
 INDEXED = 256
 """Newest versions that are in the index."""
@@ -35,6 +35,8 @@ class Version(Record):
 class VersionIndex:
     _redis: "redis.Redis"
     run: str
+    epoch: int = 0
+    """Epoch of the scheduler that writes: one whose epoch is over changes nothing."""
 
     @classmethod
     @asynccontextmanager
@@ -56,13 +58,15 @@ class VersionIndex:
 
         Raises:
             IntegrityError: if it is not the next one, or the index holds other weights for it.
+            LeaseLost: if a scheduler of a later epoch has written.
         """
         number = version.policy.version
         key = self._key(number)
         async with self._redis.pipeline(transaction=True) as pipe:
             while True:
                 try:
-                    await pipe.watch(self._newest_key, key)
+                    await pipe.watch(self._newest_key, key, self._epoch_key)
+                    await self._check_epoch(pipe)
                     known, newest = await pipe.get(key), await pipe.get(self._newest_key)
                     if known is not None and _decode(known) == version:
                         return
@@ -74,6 +78,7 @@ class VersionIndex:
                     pipe.multi()  # type: ignore[no-untyped-call]
                     pipe.set(key, version.model_dump_json())
                     pipe.set(self._newest_key, number)
+                    pipe.set(self._epoch_key, self.epoch)
                     pipe.delete(self._key(number - INDEXED))
                     await pipe.execute()
                     return
@@ -94,16 +99,36 @@ class VersionIndex:
         return None if found is None else _decode(found)
 
     async def rebuild(self, chain: Iterable[Named]) -> None:
-        """Make the index agree with the newest commits."""
+        """Make the index agree with the newest commits; raises LeaseLost as `publish` does."""
+        versions = [Version(policy=each.policy, weights=each.weights) for each in chain]
         stale = [key async for key in self._redis.scan_iter(f"{self._newest_key}:*", count=1000)]
         async with self._redis.pipeline(transaction=True) as pipe:
-            for key in [*stale, self._newest_key]:
-                pipe.delete(key)
-            for record in chain:
-                version = Version(policy=record.policy, weights=record.weights)
-                pipe.set(self._key(record.policy.version), version.model_dump_json())
-                pipe.set(self._newest_key, record.policy.version)
-            await pipe.execute()
+            while True:
+                try:
+                    await pipe.watch(self._epoch_key)
+                    await self._check_epoch(pipe)
+                    pipe.multi()  # type: ignore[no-untyped-call]
+                    for key in [*stale, self._newest_key]:
+                        pipe.delete(key)
+                    for version in versions:
+                        number = version.policy.version
+                        pipe.set(self._key(number), version.model_dump_json())
+                        pipe.set(self._newest_key, number)
+                    pipe.set(self._epoch_key, self.epoch)
+                    await pipe.execute()
+                    return
+                except WatchError:
+                    continue
+
+    async def _check_epoch(self, pipe: "redis.client.Pipeline") -> None:
+        newest = int(await pipe.get(self._epoch_key) or 0)
+        if newest > self.epoch:
+            FENCED.labels(what="version_index").inc()
+            raise LeaseLost(f"a scheduler of epoch {newest} writes the version index")
+
+    @property
+    def _epoch_key(self) -> str:
+        return f"{self._newest_key}:epoch"
 
     @property
     def _newest_key(self) -> str:

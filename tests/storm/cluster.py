@@ -72,6 +72,8 @@ class Cluster:
     recipe: Recipe
     environment: dict[str, str]
     port: int
+    second_port: int
+    """Of the API of `scheduler-1`, which may stand by."""
     children: dict[str, Child] = field(default_factory=dict)
 
     @property
@@ -87,7 +89,8 @@ class Cluster:
         """Start a service and keep it running: rollout-2 is the third of the setting's devices."""
 
         def start() -> ForkServerProcess:
-            arguments = (name, self.folder, self.environment, self.port)
+            port = self.second_port if name == "scheduler-1" else self.port
+            arguments = (name, self.folder, self.environment, port)
             process = _forked.Process(target=run_service, args=arguments, daemon=True)
             process.start()
             return process
@@ -133,15 +136,28 @@ class Cluster:
         await until(lambda: not child.is_alive)
 
     async def get(self, path: str) -> Any:
-        """None while the scheduler does not answer."""
+        """None while no scheduler answers that commands."""
+        async with httpx.AsyncClient(verify=False, timeout=5) as client:
+            for port in (self.port, self.second_port):
+                with contextlib.suppress(httpx.HTTPError):
+                    answer = await client.get(f"http://127.0.0.1:{port}{path}")
+                    return answer.raise_for_status().json()
+        return None
+
+    async def status(self, name: str, probe: str = "readyz") -> tuple[int, str]:
+        """Return what a probe of a scheduler says; 0 while it does not answer."""
+        port = self.second_port if name == "scheduler-1" else self.port
         with contextlib.suppress(httpx.HTTPError):
-            async with httpx.AsyncClient(verify=False, timeout=5) as client:
-                answer = await client.get(f"http://127.0.0.1:{self.port}{path}")
-                return answer.raise_for_status().json()
+            async with httpx.AsyncClient(verify=False, timeout=1) as client:
+                answer = await client.get(f"http://127.0.0.1:{port}/{probe}")
+                return answer.status_code, answer.json()["status"]
+        return 0, ""
 
     async def post(self, path: str, body: dict[str, Any] | None = None) -> None:
         async with httpx.AsyncClient(verify=False, timeout=5) as client:
-            answer = await client.post(f"http://127.0.0.1:{self.port}{path}", json=body)
+            ready, _ = await self.status("scheduler")
+            port = self.port if ready == 200 else self.second_port
+            answer = await client.post(f"http://127.0.0.1:{port}{path}", json=body)
             answer.raise_for_status()
 
     async def until_run(self, holds: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
@@ -215,8 +231,7 @@ async def cluster(
     environment = dict(plan.environment)
     if stores_in == "folder":
         environment["DIGENRL_STORE_URL"] = f"file://{folder / 'objects'}"
-    [port] = free_ports(1)
-    run = Cluster(folder, setting, recipe, environment, port)
+    run = Cluster(folder, setting, recipe, environment, *free_ports(2))
     brokers = [p for p in plan.programs if p.name != "objects" or stores_in == "s3"]
     keeping = asyncio.create_task(asyncio.sleep(0))
     try:

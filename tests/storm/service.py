@@ -52,7 +52,7 @@ def run_service(name: str, folder: Path, environment: Mapping[str, str], port: i
 
 def _run(name: str, setting: Setting, folder: Path, port: int) -> None:
     configure_logs(service=name.split("-")[0], worker=name, run=setting.run)
-    if name == "scheduler":
+    if name.startswith("scheduler"):
         recipe = str(folder / "recipe.json")
         sys.argv = ["digenrl", "serve", "scheduler", "--recipe", recipe, "--port", str(port)]
         cli.main()

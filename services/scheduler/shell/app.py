@@ -34,6 +34,7 @@ from services.scheduler.shell.housekeeping import (
     retry,
 )
 from services.scheduler.shell.inbox import DeadLetters, Inbox, follow, tick
+from services.scheduler.shell.lease import Lease
 from services.scheduler.shell.metrics import PublishLag, batch_usage, measure_commit
 from services.scheduler.shell.roster import Roster
 from shared.bus.bus import Bus
@@ -97,6 +98,8 @@ class Scheduler:
     """How many steps stale samples may be, and why; None if nobody has asked."""
     stream_needs: Mapping[str, int] = field(default_factory=dict)
     """Bytes that a stream must take, by its name; without it a full one is waited for."""
+    lease: Lease | None = None
+    """The lease by which it commands; None if no other scheduler can be there."""
     chain: Chain = field(init=False)
     meter: Meter = field(default_factory=Meter)
     committed_at: list[float] = field(default_factory=list)
@@ -144,6 +147,8 @@ class Scheduler:
             StreamsLost: in a group.
         """
         await retry(lambda: self.bus.ensure_streams(self.stream_needs))
+        if self.lease is not None:
+            await retry(partial(self.bus.begin_epoch, self.lease.epoch))
         states = await retry(self.bus.stream_states)
         watch = StreamWatch(
             self.bus, self.health, lambda: self._cleanup.make_room(self.chain.version)
@@ -175,6 +180,7 @@ class Scheduler:
         self.chain = await retry(self._read_chain)
         await retry(lambda: self.index.rebuild(self.chain.recent))
         if before is not None:  # what is left of the open batches may not be whole
+            await self._confirm()
             for batch in (self.chain.version, self.chain.version + 1):
                 await retry(partial(self.bus.forget_batch, max(0, batch)))
         if self.plan.prompts.curriculum is not None:
@@ -270,7 +276,13 @@ class Scheduler:
         if is_exact or since is None or now - since >= LOOK_S * len(self.state.workers):
             self.meter.advance(now, uses(self.plan, self.state))
 
+    async def _confirm(self) -> None:
+        """Return when it is sure that this scheduler commands."""
+        if self.lease is not None:
+            await self.lease.confirm()
+
     async def _send(self, command: Command) -> None:
+        await self._confirm()
         try:
             await self.bus.publish(command)
         except SlotPoisoned as error:

@@ -1,17 +1,28 @@
-"""Starts the scheduler: opens its connections and passes them down."""
+"""Starts the scheduler: waits until it is this one's turn to command, opens its connections and
+passes them down."""
 
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
+
+from fastapi import FastAPI, HTTPException
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from services.scheduler.core.state import Plan, first_state
 from services.scheduler.planning.recipes import shape_of
 from services.scheduler.shell.api import create_app
 from services.scheduler.shell.app import Scheduler
 from services.scheduler.shell.goal import goal_of
+from services.scheduler.shell.lease import Lease
 from services.scheduler.shell.staleness import settle_staleness
+from shared.errors import LeaseLost
 from shared.messages.contracts import MAX_FRAGMENTS_PER_GROUP
 from shared.messages.volume import BatchVolume, prompt_bytes
-from shared.process.service import Health, listen, serve
+from shared.process.service import Health, Listener, listen, serve, worker_app
 from shared.process.settings import ServiceSettings
+from shared.process.worker_process import one_user_error
 from shared.recipe.recipe import Recipe
 from shared.run.retention import retention_of
 from shared.run.run_recipe import prompt_order, store_recipe
@@ -53,18 +64,81 @@ def stream_needs(plan: Plan) -> dict[str, int]:
     ).needs()
 
 
+@dataclass(slots=True)
+class Current:
+    """Is the ASGI application that answers at present: another one while this scheduler commands
+    than while it stands by."""
+
+    app: ASGIApp
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self.app(scope, receive, send)
+
+
+def standby_app(health: Health) -> FastAPI:
+    """Return the API of a scheduler that stands by: probes, and who commands."""
+    app = worker_app("scheduler", health)
+
+    @app.api_route("/v1/{path:path}", methods=["GET", "POST"], include_in_schema=False)
+    def standing_by(path: str) -> None:
+        raise HTTPException(503, f"{health.reason}; ask that one")
+
+    return app
+
+
 async def run(settings: ServiceSettings, recipe: Recipe, *, beside: Path) -> None:
-    """``beside`` is the folder of the recipe's file."""
-    listener = listen(settings.host, settings.port)
+    """Command the run when it is this scheduler's turn; ``beside``: the folder of the recipe's
+    file."""
+    listener, health = listen(settings.host, settings.port), Health()
+    current = Current(standby_app(health))
+
+    async def take_turns() -> None:
+        while True:
+            current.app = standby_app(health)
+            try:
+                await _command(settings, recipe, beside, health, listener, current)
+            except* LeaseLost as lost:
+                health.is_not_ready(f"standby: {lost.exceptions[0]}")
+
+    await serve(current, take_turns(), listener=listener, allowed_hosts=settings.allowed_hosts)
+
+
+@asynccontextmanager
+async def _tasks() -> AsyncIterator[asyncio.TaskGroup]:
+    """Yield a group of tasks, which raises what a user can mend alone."""
+    with one_user_error():
+        async with asyncio.TaskGroup() as tasks:
+            yield tasks
+
+
+async def _command(
+    settings: ServiceSettings,
+    recipe: Recipe,
+    beside: Path,
+    health: Health,
+    listener: Listener,
+    current: Current,
+) -> None:
+    """Wait for the lease, then command the run for as long as it is held.
+
+    Raises:
+        LeaseLost: in a group.
+    """
     store = open_store(settings.store)
-    recipe, staleness = await settle_staleness(store, recipe)
-    plan = plan_of(recipe)
-    recipe = await store_recipe(store, recipe, beside)
-    async with settings.connect_bus() as bus, settings.connect_index() as index:
+    async with (
+        settings.connect_bus() as bus,
+        settings.connect_index() as index,
+        Lease(bus, store, health, listener.url).held() as lease,
+        _tasks() as tasks,
+    ):
+        tasks.create_task(lease.keep())
+        recipe, staleness = await settle_staleness(store, recipe)
+        plan = plan_of(recipe)
+        recipe = await store_recipe(store, recipe, beside)
         scheduler = Scheduler(
-            plan, bus, store, index, Health(),
+            plan, bus, store, replace(index, epoch=lease.epoch), health,
             state=first_state(plan), retention=retention_of(recipe), goal=goal_of(recipe, store),
-            staleness=staleness, stream_needs=stream_needs(plan),
+            staleness=staleness, stream_needs=stream_needs(plan), lease=lease,
         )  # fmt: skip
-        app = create_app(scheduler)
-        await serve(app, scheduler.run(), listener=listener, allowed_hosts=settings.allowed_hosts)
+        current.app = create_app(scheduler)
+        await scheduler.run()

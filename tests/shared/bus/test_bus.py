@@ -3,10 +3,12 @@
 import asyncio
 import contextlib
 import json
+from collections.abc import AsyncIterator
 
 import pytest
 
 from digenrl.local.brokers import Brokers
+from shared.bus import marks
 from shared.bus.bus import Bus, Received
 from shared.errors import SlotPoisoned, Unavailable
 from shared.messages import subjects
@@ -222,3 +224,67 @@ async def test_a_follower_can_be_stopped_while_the_server_is_away(
         following.cancel()
         done, _ = await asyncio.wait({following}, timeout=15)
         assert done and following.cancelled()
+
+
+@contextlib.asynccontextmanager
+async def schedulers(url: str, *epochs: int) -> AsyncIterator[list[Bus]]:
+    """Buses of schedulers that took turns, each in its epoch; all of them still there."""
+    async with contextlib.AsyncExitStack() as stack:
+        found = []
+        for epoch in epochs:
+            bus = await stack.enter_async_context(Bus.connect(url, run="test", name="test"))
+            await bus.ensure_streams()
+            await bus.begin_epoch(epoch)
+            found.append(bus)
+        yield found
+
+
+async def test_a_command_of_an_epoch_that_is_over_is_refused_by_whoever_reads_it(
+    nats_url: str,
+) -> None:
+    async with schedulers(nats_url, 3) as [old]:
+        before, late = examples.task(), examples.task(first_sample=2)
+        await old.publish(before)
+        async with schedulers(nats_url, 7) as [new]:
+            await old.publish(late)
+            after = examples.task(first_sample=4)
+            await new.publish(after)
+            wanted = [subjects.tasks_for("test", after.worker)]
+            for filters in (None, wanted):
+                stored, _ = await new.stored(subjects.TASK, filters)
+                assert [each.message for each in stored] == [before, after]
+            found = await take(new, subjects.TASK, 2)
+            assert [each.message for each in found] == [before, after]
+
+
+async def test_a_slot_that_a_refused_command_took_goes_to_who_commands_now(nats_url: str) -> None:
+    async with schedulers(nats_url, 3, 7) as [old, new]:
+        task = examples.task()
+        assert await old.publish(task)
+        assert await new.publish(task), "the one in the slot is heeded by nobody"
+        assert not await new.publish(task)
+        assert not await old.publish(task)
+        assert [each.message for each in await take(new, subjects.TASK, 1)] == [task]
+
+
+async def test_commands_before_a_takeover_and_of_earlier_releases_hold(nats_url: str) -> None:
+    async with Bus.connect(nats_url, run="test", name="test") as bus:
+        await bus.ensure_streams()
+        await bus.publish(examples.task())  # of a release without epochs
+        async with schedulers(nats_url, 2, 5) as [_, new]:
+            assert not await new.publish(examples.task())
+            device = SetDevice(worker="t-1", loan_number=1, mode="train")
+            await new.publish(device)
+            for number in range(6, 9):  # a mark that is there already is no other one
+                await new.begin_epoch(number)
+                await new.begin_epoch(number)
+            assert len((await new.stored(subjects.TASK))[0]) == 1
+            found, _ = await new.stored(subjects.DEVICE, ["dg.test.device.t-1"])
+            assert [each.message for each in found] == [device]
+
+
+async def test_old_marks_are_removed(nats_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(marks, "KEPT", 2)
+    async with schedulers(nats_url, 1, 2, 3, 4) as buses:
+        info = await buses[0].jetstream.stream_info(subjects.TRAIN.name)
+        assert info.state.messages == 2

@@ -1,0 +1,270 @@
+"""The lease of a run's schedulers: one commands, the others stand by.
+
+The lease is an entry of a register (`shared.bus.register`) that leaves it after `TTL_S`. Its holder
+renews it once a second in the loop in which it also works, so that a loop that hangs loses it. One
+that cannot reach the broker asks until it can, and goes on if nobody took the lease meanwhile: then
+its next entry follows its last one. A scheduler that ends gives it back; where the holder's process
+is gone from this very host, nobody waits for the entry to leave.
+
+Whoever takes the lease begins a new epoch (`shared.messages.epochs`): that is what makes the
+commands of all others void, while the lease only sees to it that somebody commands.
+"""
+
+import asyncio
+import os
+import time
+import uuid
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import structlog
+from pydantic import ValidationError
+
+from services.scheduler.shell.housekeeping import retry
+from shared.bus.bus import Bus
+from shared.bus.register import Entry, Register
+from shared.errors import LeaseLost, Unavailable
+from shared.messages.epochs import Held
+from shared.messages.records import Record, Text, Token
+from shared.process.service import Health
+from shared.run.epochs import claim_epoch, newest_epoch
+from shared.store import ObjectStore
+from shared.telemetry import LEADER, LEASE_EPOCH
+
+TTL_S = 3.0
+RENEW_S = 1.0
+FRESH_S = 2.5
+"""Time after the last renewal in which commands are sent: shorter than the lease."""
+ASK_S = 0.2
+"""Seconds between two attempts to take the lease, or to renew one when the broker is silent."""
+HOLDER_FIRST_S = 1.5
+"""After the broker was away, others wait so long: the holder may go on where it was."""
+
+log = structlog.get_logger()
+
+
+class ProcessRecord(Record):
+    """Names a process of one host, as others of that host see it."""
+
+    boot: Text
+    """The host's boot; empty where a system does not tell."""
+    namespace: Text
+    """What its process ids are counted in."""
+    pid: int
+    started: Text
+    """When it was started, in the kernel's count."""
+
+    @classmethod
+    def this(cls) -> "ProcessRecord":
+        pid = os.getpid()
+        return cls(boot=_boot(), namespace=_namespace(), pid=pid, started=_started(pid))
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether this process can tell that it has ended."""
+        is_here = bool(self.boot) and (self.boot, self.namespace) == (_boot(), _namespace())
+        return is_here and _started(self.pid) != self.started
+
+
+class LeaseRecord(Record):
+    """Is what the register holds."""
+
+    scheduler: Token
+    """Name of the holder's start, made up for it."""
+    url: Text = ""
+    """Address of its API."""
+    process: ProcessRecord
+    released: bool = False
+    """Whether the holder has given it back."""
+
+
+def _boot() -> str:
+    return _read("/proc/sys/kernel/random/boot_id")
+
+
+def _namespace() -> str:
+    with suppress(OSError):
+        return str(Path("/proc/self/ns/pid").readlink())
+    return ""
+
+
+def _started(pid: int) -> str:
+    """Return when a process was started, nothing if there is none, or only what is left of it."""
+    fields = _read(f"/proc/{pid}/stat").rpartition(")")[2].split()
+    return fields[19] if len(fields) > 19 and fields[0] not in "ZX" else ""
+
+
+def _read(path: str) -> str:
+    with suppress(OSError):
+        return Path(path).read_text().strip()
+    return ""
+
+
+@dataclass(slots=True)
+class Lease:
+    """Is waited for, kept, and given back by one scheduler."""
+
+    bus: Bus
+    store: ObjectStore
+    health: Health
+    url: str = ""
+    clock: Callable[[], float] = time.monotonic
+    holder: str = ""
+    """Address of the API of whoever holds it, as far as is known."""
+    _held: Held | None = None
+    _renewed_at: float = 0.0
+    _renewed: asyncio.Event = field(default_factory=asyncio.Event)
+    _register: Register = field(init=False)
+    _mine: LeaseRecord = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._register = Register(self.bus.jetstream, f"DG_LEASE_{self.bus.run}", TTL_S)
+        name = f"scheduler-{uuid.uuid4().hex[:12]}"
+        self._mine = LeaseRecord(scheduler=name, url=self.url, process=ProcessRecord.this())
+
+    @property
+    def epoch(self) -> int:
+        """The epoch in which this scheduler commands."""
+        assert self._held is not None
+        return self._held.epoch
+
+    @asynccontextmanager
+    async def held(self) -> AsyncIterator["Lease"]:
+        """Wait for the lease, and give it back at the end of the block."""
+        LEADER.set(0)
+        await self._take()
+        try:
+            yield self
+        finally:
+            LEADER.set(0)
+            await self._release()
+
+    async def keep(self) -> None:
+        """Renew the lease, for ever.
+
+        Raises:
+            LeaseLost: if another scheduler has taken it, or may have.
+        """
+        while True:
+            renewed = await self._renew()
+            await asyncio.sleep(RENEW_S if renewed else ASK_S)
+
+    async def confirm(self) -> None:
+        """Return when it is sure, by this process's clock, that nobody else has the lease."""
+        while self.clock() - self._renewed_at > FRESH_S:
+            self._renewed.clear()
+            await self._renewed.wait()
+
+    async def _take(self) -> None:
+        """Take the lease as soon as nobody has it, and begin an epoch."""
+        await retry(self._register.make)
+        ask_from = 0.0
+        while True:
+            began = self.clock()
+            try:
+                revision = await self._ask() if began >= ask_from else None
+            except Unavailable as error:
+                self._stand_by(f"standby: {error}")
+                ask_from, revision = self.clock() + HOLDER_FIRST_S, None
+            if revision is not None and await self._begin(revision, began):
+                return
+            await asyncio.sleep(ASK_S)
+
+    async def _ask(self) -> int | None:
+        """Return the number of this scheduler's entry if nobody has the lease."""
+        entry = await self._register.read()
+        known = None if entry is None else _decoded(entry)
+        if entry is not None and known is not None and not _is_free(known):
+            self.holder = known.url
+            self._stand_by(f"standby: the scheduler at {known.url or known.scheduler} commands")
+            return None
+        return await self._write(on=0 if entry is None else entry.revision)
+
+    async def _begin(self, revision: int, began: float) -> bool:
+        """Begin an epoch with this entry; False if the lease was lost meanwhile."""
+        store, run, name = self.store, self.bus.run, self._mine.scheduler
+        epoch = await retry(lambda: claim_epoch(store, run, revision, name))
+        self._held, self._renewed_at = Held(epoch, revision), began
+        if self.clock() - began > FRESH_S:  # it took long: somebody else may have the lease
+            try:
+                await self._renew()
+            except LeaseLost:
+                self._held = None
+                return False
+        self.holder = self.url
+        LEADER.set(1)
+        LEASE_EPOCH.set(epoch)
+        log.info("lease_taken", epoch=epoch, scheduler=name)
+        return True
+
+    async def _renew(self) -> bool:
+        """Write the next entry; False if the broker does not answer. Raises LeaseLost."""
+        assert self._held is not None
+        began = self.clock()
+        try:
+            revision = await self._write(on=self._held.revision)
+            if revision is None:  # it has left the register, or an answer was lost
+                revision = await self._ask_again()
+            held = await self._next(revision)
+        except Unavailable as error:
+            log.warning("lease_not_renewed", error=str(error))
+            return False
+        if held is None:
+            log.error("lease_lost", epoch=self._held.epoch, holder=self.holder)
+            raise LeaseLost("another scheduler commands")
+        self._held, self._renewed_at = held, began
+        self._renewed.set()
+        return True
+
+    async def _ask_again(self) -> int | None:
+        entry = await self._register.read()
+        if entry is None:
+            return await self._write(on=0)
+        known = _decoded(entry)
+        if known is not None and known.scheduler == self._mine.scheduler:
+            return entry.revision  # the answer to it was lost
+        self.holder = "" if known is None else known.url
+        return None
+
+    async def _next(self, revision: int | None) -> Held | None:
+        """Return the lease behind this entry, None if it is another's, or was meanwhile."""
+        assert self._held is not None
+        if revision is None:
+            return None
+        if revision == self._held.revision:
+            return self._held
+        if revision == 1 and self._held.revision > 1:  # the broker has lost the register
+            newest = await newest_epoch(self.store, self.bus.run)
+            return Held(self._held.epoch, 1) if newest == self._held.epoch else None
+        return self._held.goes_on(revision)
+
+    async def _write(self, *, on: int) -> int | None:
+        return await self._register.write(self._mine.model_dump_json().encode(), on=on)
+
+    async def _release(self) -> None:
+        held, self._held = self._held, None
+        if held is None:
+            return
+        data = self._mine.model_copy(update={"released": True}).model_dump_json().encode()
+        with suppress(Unavailable):
+            await self._register.write(data, on=held.revision)
+        log.info("lease_released", epoch=held.epoch)
+
+    def _stand_by(self, reason: str) -> None:
+        if self.health.reason != reason:
+            log.info("standby", reason=reason)
+        self.health.is_not_ready(reason)
+
+
+def _is_free(record: LeaseRecord) -> bool:
+    return record.released or record.process.is_gone
+
+
+def _decoded(entry: Entry) -> LeaseRecord | None:
+    """Return what the register holds, None if it is nothing of this release."""
+    try:
+        return LeaseRecord.model_validate_json(entry.data)
+    except ValidationError:
+        return None

@@ -1,0 +1,69 @@
+"""Epochs in streams: their marks, the header of commands, and slots that a refused command took."""
+
+import asyncio
+import contextlib
+from collections.abc import Mapping
+from typing import Any
+
+import structlog
+from nats.js import JetStreamContext, api
+from nats.js.errors import APIError, NotFoundError
+
+from shared.bus.cancellation import cancellable
+from shared.messages import subjects
+from shared.messages.subjects import Stream
+
+HEADER = "dg-epoch"
+KEPT = 64
+"""Newest marks that a stream keeps: what stood behind older ones was removed with its batch."""
+TAKEN = 10077
+"""JetStream's error code for a slot that is taken: here, a mark that is there already."""
+
+log = structlog.get_logger()
+
+
+def in_epoch(epoch: int) -> dict[str, str]:
+    return {HEADER: str(epoch)}
+
+
+def epoch_of(headers: Mapping[str, Any] | None) -> int:
+    """Return the epoch of a command, 0 if it has none, or none that is a number."""
+    given = str((headers or {}).get(HEADER, ""))
+    return int(given) if given.isascii() and given.isdigit() and len(given) < 19 else 0
+
+
+async def begin_epoch(jetstream: JetStreamContext, run: str, epoch: int) -> dict[str, int]:
+    """Mark an epoch in every stream of commands; return the number of each mark by stream."""
+    streams = subjects.COMMANDED
+    numbers = await asyncio.gather(*(_mark(jetstream, run, each, epoch) for each in streams))
+    return {stream.name: number for stream, number in zip(streams, numbers, strict=True)}
+
+
+async def _mark(jetstream: JetStreamContext, run: str, stream: Stream, epoch: int) -> int:
+    subject = subjects.mark_subject(run, stream, epoch)
+    try:
+        made = await cancellable(jetstream.publish(subject, b"", headers=in_epoch(epoch)))
+        number: int = made.seq
+    except APIError as error:
+        if error.err_code != TAKEN:
+            raise
+        found = await cancellable(jetstream.get_last_msg(stream.name, subject))
+        number = found.seq or 0
+    marks = subjects.marks_in(run, stream)
+    await cancellable(jetstream.purge_stream(stream.name, subject=marks, keep=KEPT))
+    return number
+
+
+async def drop_fenced(
+    jetstream: JetStreamContext, stored: api.RawStreamMsg, mark: int, epoch: int
+) -> bool:
+    """Remove a command that is stored behind the mark of ``epoch`` and is of an older one: it is
+    refused by everybody, and would keep its slot for ever. Return whether it was one."""
+    number = stored.seq or 0
+    if number <= mark or epoch_of(stored.headers) >= epoch:
+        return False
+    log.warning("slot_freed", subject=stored.subject, epoch=epoch_of(stored.headers), now=epoch)
+    stream = subjects.stream_of(stored.subject or "").name
+    with contextlib.suppress(NotFoundError):  # removed by a request that timed out
+        await cancellable(jetstream.delete_msg(stream, number))
+    return True

@@ -1,0 +1,172 @@
+"""The lease of two schedulers on a real NATS server: who commands, and when it changes."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+import pytest
+
+from services.scheduler.shell import lease as leases
+from services.scheduler.shell.lease import Lease, LeaseRecord, ProcessRecord
+from shared.bus.bus import Bus
+from shared.errors import LeaseLost
+from shared.process.service import Health
+from shared.run.epochs import newest_epoch
+from shared.store import ObjectStore
+
+pytestmark = pytest.mark.broker
+WAIT_S = 20
+ELSEWHERE = ProcessRecord(boot="another host", namespace="", pid=1, started="")
+
+
+@dataclass
+class Clock:
+    """A monotonic clock that stands still for what its process does not notice."""
+
+    behind: float = 0.0
+
+    def __call__(self) -> float:
+        return asyncio.get_running_loop().time() - self.behind
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leases, "TTL_S", 0.8)
+    monkeypatch.setattr(leases, "RENEW_S", 0.1)
+    monkeypatch.setattr(leases, "ASK_S", 0.05)
+    monkeypatch.setattr(leases, "HOLDER_FIRST_S", 0.4)
+
+
+@pytest.fixture
+async def bus(nats_url: str) -> AsyncIterator[Bus]:
+    async with Bus.connect(nats_url, run="test", name="test") as bus:
+        yield bus
+
+
+def another(bus: Bus, store: ObjectStore, name: str) -> Lease:
+    """A scheduler on a host of its own: nobody sees whether its process is there."""
+    found = Lease(bus, store, Health(), f"http://{name}:8000")
+    found._mine = found._mine.model_copy(update={"process": ELSEWHERE})
+    return found
+
+
+@contextlib.asynccontextmanager
+async def taking(lease: Lease) -> AsyncIterator["asyncio.Task[int]"]:
+    async def take() -> int:
+        async with lease.held():
+            await lease.keep()
+        raise AssertionError
+
+    task = asyncio.create_task(take())
+    try:
+        yield task
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+
+
+async def until_held(lease: Lease) -> int:
+    async with asyncio.timeout(WAIT_S):
+        while lease._held is None:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    return lease.epoch
+
+
+async def test_one_commands_and_the_other_stands_by_until_it_is_given_the_lease(
+    bus: Bus, folder_store: ObjectStore
+) -> None:
+    first, second = (another(bus, folder_store, name) for name in ("first", "second"))
+    async with taking(first):
+        before = await until_held(first)
+        async with taking(second):
+            async with asyncio.timeout(WAIT_S):
+                while "first:8000 commands" not in second.health.reason:  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
+            assert not second.health.ready
+            await asyncio.sleep(2 * leases.TTL_S)  # it is renewed all the time
+            assert second._held is None
+            await first._release()
+            after = await until_held(second)
+    assert after > before
+    assert await newest_epoch(folder_store, "test") == after
+
+
+async def test_a_holder_that_is_dead_on_this_host_is_not_waited_for(
+    bus: Bus, folder_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(leases, "TTL_S", 600.0)
+    dead, heir = (Lease(bus, folder_store, Health()) for _ in range(2))
+    gone = ProcessRecord.this().model_copy(update={"started": "1"})
+    dead._mine = dead._mine.model_copy(update={"process": gone})
+    await dead._take()
+    async with taking(heir):
+        assert await until_held(heir) > dead.epoch
+        with pytest.raises(LeaseLost):
+            await dead._renew()
+
+
+async def test_a_holder_goes_on_after_an_outage_if_nobody_took_the_lease(
+    bus: Bus, folder_store: ObjectStore
+) -> None:
+    lease = another(bus, folder_store, "only")
+    await lease._take()
+    before = lease._held
+    await asyncio.sleep(2 * leases.TTL_S)  # the entry leaves the register
+    assert await lease._register.read() is None
+    assert await lease._renew()
+    assert before is not None
+    assert lease._held == before.goes_on(before.revision + 1)
+
+
+async def test_a_holder_that_slept_finds_that_another_has_commanded(
+    bus: Bus, folder_store: ObjectStore
+) -> None:
+    """Also if that one has ended since, and left nothing behind."""
+    asleep, other = (another(bus, folder_store, name) for name in ("asleep", "other"))
+    await asleep._take()
+    async with taking(other):
+        await until_held(other)
+    await asyncio.sleep(2 * leases.TTL_S)
+    assert await other._register.read() is None
+    with pytest.raises(LeaseLost):
+        await asleep._renew()
+
+
+async def test_a_holder_confirms_no_command_by_a_lease_that_is_old(
+    bus: Bus, folder_store: ObjectStore
+) -> None:
+    clock = Clock()
+    lease = Lease(bus, folder_store, Health(), clock=clock)
+    await lease._take()
+    await lease.confirm()
+    clock.behind -= 10.0  # it was stopped for so long
+    confirming = asyncio.create_task(lease.confirm())
+    await asyncio.sleep(0.05)
+    assert not confirming.done()
+    await lease._renew()
+    await asyncio.wait_for(confirming, WAIT_S)
+
+
+async def test_a_register_that_was_lost_is_made_again_and_epochs_go_on(
+    bus: Bus, folder_store: ObjectStore
+) -> None:
+    lease = another(bus, folder_store, "first")
+    await lease._take()
+    for _ in range(3):
+        await lease._renew()
+    epoch = lease.epoch
+    await bus.jetstream.delete_stream("KV_DG_LEASE_test")
+    while not await lease._renew():  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+    assert (lease.epoch, lease._held and lease._held.revision) == (epoch, 1)
+    later = another(bus, folder_store, "later")
+    await lease._release()
+    await later._take()
+    assert later.epoch > epoch
+
+
+def test_an_entry_of_another_release_is_nobodys() -> None:
+    assert leases._decoded(leases.Entry(1, b"{}")) is None
+    here = LeaseRecord(scheduler="a", process=ProcessRecord.this())
+    assert not leases._is_free(here)
