@@ -231,7 +231,8 @@ async def cluster(
     environment = dict(plan.environment)
     if stores_in == "folder":
         environment["DIGENRL_STORE_URL"] = f"file://{folder / 'objects'}"
-    run = Cluster(folder, setting, recipe, environment, *free_ports(2))
+    first, second = free_ports(2)
+    run = Cluster(folder, setting, recipe, environment, first, second)
     brokers = [p for p in plan.programs if p.name != "objects" or stores_in == "s3"]
     keeping = asyncio.create_task(asyncio.sleep(0))
     try:

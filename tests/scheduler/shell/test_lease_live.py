@@ -10,6 +10,7 @@ import pytest
 from services.scheduler.shell import lease as leases
 from services.scheduler.shell.lease import Lease, LeaseRecord, ProcessRecord
 from shared.bus.bus import Bus
+from shared.bus.register import Entry
 from shared.errors import LeaseLost
 from shared.process.service import Health
 from shared.run.epochs import newest_epoch
@@ -167,6 +168,6 @@ async def test_a_register_that_was_lost_is_made_again_and_epochs_go_on(
 
 
 def test_an_entry_of_another_release_is_nobodys() -> None:
-    assert leases._decoded(leases.Entry(1, b"{}")) is None
+    assert leases._decoded(Entry(1, b"{}")) is None
     here = LeaseRecord(scheduler="a", process=ProcessRecord.this())
     assert not leases._is_free(here)
