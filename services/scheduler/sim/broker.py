@@ -7,7 +7,8 @@ from services.scheduler.sim.history import History
 from services.scheduler.sim.world import Process, World
 from shared.errors import SlotPoisoned
 from shared.messages import subjects
-from shared.messages.contracts import Message
+from shared.messages.contracts import Command, Message
+from shared.messages.epochs import Fence
 from shared.messages.subjects import Stream, subject_of
 
 RUN = "sim"
@@ -65,13 +66,26 @@ class Broker:
     dedupe: bool = True
     """Whether a slot takes one message only. Off in no real run: tests plant it as a bug."""
     poisoned: set[str] = field(default_factory=set)
+    fence: Fence = field(default_factory=Fence)
+    """The newest epoch that a scheduler has marked, in all streams of commands at once."""
+    _void: set[str] = field(default_factory=set)
+    """Slots that refused commands took."""
     _subscriptions: dict[str, list[Subscription]] = field(default_factory=dict)
     _queues: dict[str, Queue] = field(default_factory=dict)
 
-    def publish(self, message: Message) -> bool:
-        """Returns False if the slot is taken; raises SlotPoisoned if what took it is no message."""
+    def begin_epoch(self, epoch: int) -> None:
+        """A scheduler begins to command: what those before it send is refused from now on."""
+        self.fence = self.fence.raised(epoch)
+
+    def publish(self, message: Message, epoch: int = 0) -> bool:
+        """Returns False if the slot is taken; raises SlotPoisoned if what took it is no message.
+        ``epoch``: of the scheduler whose command this is."""
         subject = subject_of(RUN, message)
         stream = STREAMS[subject.split(".", 3)[2]]
+        if isinstance(message, Command) and not self.fence.passes(epoch):
+            return self._refuse(stream, subject, epoch)
+        if subject in self._void:
+            self._free(subject)
         taken = stream.slots and subject in self.slots
         if self._is_poisoned(stream, subject, taken):
             raise SlotPoisoned(subject)
@@ -83,6 +97,20 @@ class Broker:
         self.stored.setdefault(stream.name, []).append(message)
         self._forward(stream, subject, message)
         return True
+
+    def _refuse(self, stream: Stream, subject: str, epoch: int) -> bool:
+        """Stores a command that nobody heeds; it may take a slot."""
+        self.history.fault("command refused", f"{subject} of epoch {epoch}")
+        if not stream.slots or subject in self.slots:
+            return False
+        self.slots.add(subject)
+        self._void.add(subject)
+        return True
+
+    def _free(self, subject: str) -> None:
+        """Gives a slot that a refused command took to who commands now."""
+        self._void.discard(subject)
+        self.slots.discard(subject)
 
     def _is_poisoned(self, stream: Stream, subject: str, taken: bool) -> bool:
         if stream not in (subjects.TRAIN, subjects.GRAD) or not (self.poison or self.poisoned):

@@ -132,10 +132,12 @@ class Cluster:
         self.reward.start()
 
     def restart_scheduler(self) -> None:
+        """Start another scheduler in the next epoch; the one before may be dead, or not know."""
         old = self.scheduler
         self.scheduler = SimScheduler(
             Process(self.world, "scheduler"), self.broker, self.history, self.plan, self.commits,
             old.first_state, old.look_ahead, old.tick, old.leases, old.read_seconds,
+            epoch=old.epoch + 1,
         )  # fmt: skip
         self.scheduler.start()
 

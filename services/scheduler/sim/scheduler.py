@@ -75,6 +75,8 @@ class SimScheduler:
     """Whether workers report, and are lost when they do not."""
     read_seconds: Callable[[], float] | None = None
     """Seconds of reading a stream when recovering; None: no time passes."""
+    epoch: int = 0
+    """Epoch of its commands."""
     commands_left: int | None = None
     """A fault: the process dies after having sent so many more."""
     failpoint: str | None = None
@@ -94,7 +96,8 @@ class SimScheduler:
     """The batch that was last looked ahead for."""
 
     def start(self) -> None:
-        """Read what is stored, then handle events as they come."""
+        """Begin an epoch and read what is stored, then handle events as they come."""
+        self.broker.begin_epoch(self.epoch)
         self.state = self.first_state
         self._num_commits = len(self.commits.versions)
         if self._num_commits:
@@ -234,7 +237,7 @@ class SimScheduler:
 
     def _send(self, command: Command) -> None:
         try:
-            self.broker.publish(command)
+            self.broker.publish(command, self.epoch)
         except SlotPoisoned as error:
             assert isinstance(command, TrainGroup | ComputeGradient | FluidCommand)
             self.history.fault("slot poisoned", str(error))
