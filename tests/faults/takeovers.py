@@ -12,6 +12,7 @@ from services.scheduler.sim.world import Process
 from shared.messages.epochs import Fence
 from tests.faults import sweep
 from tests.faults.planting import Mutant, built, patched
+from tests.faults.schedules import draw
 from tests.faults.sweep import Outcome
 
 ZOMBIE_S = 6.0
@@ -51,7 +52,7 @@ def run_takeovers(seed: int, mutant: AbstractContextManager[None] | None = None)
     """One run of two schedulers under faults; ``mutant``: a bug planted meanwhile."""
 
     def begin(cluster: Cluster) -> None:
-        schedule = sweep.draw(seed)
+        schedule = draw(seed)
         Takeovers(cluster, Random(seed + 77), schedule.fault_seconds).begin()
 
     with mutant or nullcontext(), built(begin):
