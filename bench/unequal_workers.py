@@ -20,6 +20,7 @@ import psutil
 
 from bench import FROM_CLONE, ROOT
 from digenrl.local.ports import free_ports
+from digenrl.local.tokens import KEYS
 from shared.recipe.recipe import load_recipe, override
 
 DIGITS = ROOT / "bench" / "learning" / "digits.toml"
@@ -36,6 +37,7 @@ class Run:
         path = folder / "recipe.json"
         path.write_text(recipe.model_dump_json())
         port = free_ports(1)[0]
+        self.keys = folder / "unequal" / KEYS
         self.url = f"http://127.0.0.1:{port}"
         command = [
             sys.executable, "-m", "digenrl", "up", str(path), "--steps", str(steps), "--name",
@@ -45,8 +47,10 @@ class Run:
 
     def get(self, path: str) -> Any:
         try:
-            return httpx.get(f"{self.url}{path}", timeout=5).json()
-        except httpx.HTTPError:
+            token = (self.keys / "viewer.token").read_text().strip()
+            headers = {"authorization": f"Bearer {token}"}
+            return httpx.get(f"{self.url}{path}", timeout=5, headers=headers).json()
+        except (httpx.HTTPError, OSError):
             return None
 
     def add_worker(self, name: str, slowdown: float) -> "subprocess.Popen[bytes]":

@@ -20,6 +20,7 @@ from bench.runner.watch import OnCommit, service, watching
 from digenrl.local.brokers import Program
 from digenrl.local.ports import free_ports
 from digenrl.local.supervisor import STOP_S
+from digenrl.local.tokens import Tokens
 from shared.messages import subjects
 
 MEMORY = Path("/dev/shm")
@@ -64,7 +65,7 @@ async def run(
     ) as watch:
         for program in _programs(folder, emulated, port):
             await watch.services.start(program, wait=False)
-        await watch.or_failed(_all_joined(port, setting))
+        await watch.or_failed(_all_joined(session.tokens, port, setting))
         await session.store.create(joined_key(setting.run), b"")
         begin, end = await watch.follow(warm_up - 1, last, note, streams=True)
         usage = await watch.usage(last)
@@ -105,13 +106,13 @@ def _prepare(folder: Path, setting: Setting) -> None:
     (folder / "recipe.json").write_text(recipe_of(setting, folder).model_dump_json(indent=1))
 
 
-async def _all_joined(port: int, setting: Setting) -> None:
+async def _all_joined(tokens: Tokens, port: int, setting: Setting) -> None:
     """Waits until the scheduler, at ``port``, knows all workers but a trainer with roles, which
     joins as soon as it may publish."""
     wanted = {"rollout": setting.num_rollout, "reward": setting.num_reward}
     if setting.is_fluid:
         wanted["trainer"] = setting.num_trainer
-    async with httpx.AsyncClient(verify=False) as client:
+    async with httpx.AsyncClient(verify=False, headers=tokens.headers("viewer")) as client:
         while True:
             with contextlib.suppress(httpx.TransportError):
                 run = (await client.get(f"http://127.0.0.1:{port}/v1/run")).json()

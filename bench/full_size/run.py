@@ -13,6 +13,7 @@ from typing import Any
 from bench.full_size.watch import OTHERS, Watched, watch
 from digenrl.local.ports import free_ports
 from digenrl.local.processes import command
+from digenrl.local.tokens import KEYS, Tokens
 from shared.errors import DigenRLError
 
 GB = 1e9
@@ -42,7 +43,8 @@ async def run_recipe(recipe: Path, runs: Path, *, limit_s: float) -> Finished:
         process = await asyncio.create_subprocess_exec(
             *argv, stdout=output, stderr=output, env={**os.environ, "COLUMNS": "160"}
         )
-    watching = asyncio.create_task(watch(process.pid, f"http://127.0.0.1:{port}", ended))
+    tokens = Tokens(runs / NAME / KEYS)
+    watching = asyncio.create_task(watch(process.pid, f"http://127.0.0.1:{port}", tokens, ended))
     try:
         status = await asyncio.wait_for(process.wait(), limit_s)
     except TimeoutError as error:

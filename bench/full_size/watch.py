@@ -14,6 +14,9 @@ from typing import Any
 
 import httpx
 
+from digenrl.local.tokens import Tokens
+from shared.errors import UserError
+
 SAMPLE_S = 3.0
 PROC = Path("/proc")
 ROLES = ("rollout", "reward", "trainer", "scheduler", "report", "evaluate", "up")
@@ -52,7 +55,7 @@ class Watched:
     """Seconds and bytes of all processes together."""
 
 
-async def watch(root: int, url: str, ended: asyncio.Event) -> Watched:
+async def watch(root: int, url: str, tokens: Tokens, ended: asyncio.Event) -> Watched:
     """Watches process ``root`` and what it has started until ``ended`` is set.
 
     ``url``: the scheduler's API, which need not answer yet, or any more.
@@ -67,7 +70,7 @@ async def watch(root: int, url: str, ended: asyncio.Event) -> Watched:
                 seen.roles[role].note(num_bytes, now)
             seen.total.note(sum(by_role.values()), now)
             seen.series.append((round(now, 1), sum(by_role.values())))
-            for name, state in (await _states(client, url)).items():
+            for name, state in (await _states(client, url, tokens)).items():
                 if last.get(name) != state:
                     last[name] = state
                     seen.moments.append(Moment(round(now, 1), f"{name}: {state}"))
@@ -75,12 +78,13 @@ async def watch(root: int, url: str, ended: asyncio.Event) -> Watched:
     return seen
 
 
-async def _states(client: httpx.AsyncClient, url: str) -> dict[str, str]:
+async def _states(client: httpx.AsyncClient, url: str, tokens: Tokens) -> dict[str, str]:
     """Returns what the run and each worker do, by name; nothing while the API does not answer."""
     try:
+        client.headers.update(tokens.headers("viewer"))
         run = (await client.get(f"{url}/v1/run")).raise_for_status().json()
         workers = (await client.get(f"{url}/v1/workers")).raise_for_status().json()
-    except (httpx.HTTPError, ValueError):
+    except (httpx.HTTPError, UserError, ValueError):
         return {}
     return {"run": _of_run(run)} | {each["worker"]: each["activity"] for each in workers}
 

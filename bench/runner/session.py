@@ -11,6 +11,7 @@ from bench import FROM_CLONE
 from digenrl.local.brokers import Program, plan_brokers
 from digenrl.local.ports import releasing_ports
 from digenrl.local.supervisor import Supervisor
+from digenrl.local.tokens import Tokens, tokens_of
 from shared.process.settings import ServiceSettings
 from shared.store import ObjectStore, open_store
 
@@ -26,6 +27,7 @@ class Session:
     environment: dict[str, str]
     """What the services need to find the brokers."""
     brokers: Supervisor
+    tokens: Tokens
     num_runs: int = 0
 
     def settings(self, run: str) -> ServiceSettings:
@@ -62,7 +64,8 @@ async def open_session(
     with releasing_ports():
         plan = plan_brokers(data, secrets.token_urlsafe(24))
         names: Collection[str] = BROKERS
-        environment = plan.environment | FROM_CLONE
+        tokens = tokens_of(folder)
+        environment = plan.environment | tokens.environment | FROM_CLONE
         if objects is not None:
             names = BROKERS[:2]
             environment["DIGENRL_STORE_URL"] = f"file://{objects}"
@@ -71,6 +74,6 @@ async def open_session(
         wanted = [place(program) for program in plan.programs if program.name in names]
         try:
             await asyncio.gather(*(brokers.start(program) for program in wanted))
-            yield Session(folder, environment, brokers)
+            yield Session(folder, environment, brokers, tokens)
         finally:
             await brokers.stop(list(names))

@@ -6,7 +6,16 @@ from typing import Annotated
 
 import typer
 
-from digenrl.commands.options import RUNS, RunArgument, RunOption, Runs, named, settings_of
+from digenrl.commands.options import (
+    RUNS,
+    OpenApi,
+    PlainHttp,
+    RunArgument,
+    RunOption,
+    Runs,
+    named,
+    settings_of,
+)
 
 
 def evaluate(
@@ -30,6 +39,8 @@ def evaluate(
     stay: Annotated[
         bool, typer.Option("--stay", help="keep running after the run, in case it is resumed")
     ] = False,
+    open_api: OpenApi = False,
+    plain_http: PlainHttp = False,
     runs: Runs = RUNS,
 ) -> None:
     """Evaluate a run's policy versions during the run, every so many optimizer steps."""
@@ -38,7 +49,10 @@ def evaluate(
 
     wanted = named(name, run)
     with store_of(runs / wanted) as is_left:
-        settings = settings_of(run=wanted, worker=worker, host=host, port=port, stay=stay or None)
+        settings = settings_of(
+            run=wanted, worker=worker, host=host, port=port, stay=stay, open_api=open_api,
+            plain_http=plain_http,
+        )  # fmt: skip
         configure_logs(service="evaluation", worker=settings.worker, run=settings.run)
         os.nice(nice)
         from digenrl.evaluation.process import catch_up, follow_run

@@ -2,14 +2,16 @@
 
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import typer
 
 from shared.errors import UserError
 
 if TYPE_CHECKING:
-    from shared.process.settings import ServiceSettings
+    from shared.process.settings import HttpSettings, ServiceSettings
+
+S = TypeVar("S")
 
 
 class Variant(StrEnum):
@@ -33,6 +35,10 @@ WandbProject = Annotated[
 RunArgument = Annotated[str, typer.Argument(metavar="[RUN]", help="name of the run, like --run")]
 RunOption = Annotated[str, typer.Option(envvar="DIGENRL_RUN", help="name of the run")]
 Runs = Annotated[Path, typer.Option(help="folder with the runs of `digenrl up`")]
+OpenApi = Annotated[bool, typer.Option("--open-api", help="ask nobody for a token: on a laptop")]
+PlainHttp = Annotated[
+    bool, typer.Option("--plain-http", help="listen beyond this machine without TLS")
+]
 RUNS = Path("runs")
 
 
@@ -57,14 +63,29 @@ def settings_of(**given: Any) -> "ServiceSettings":
     Raises:
         UserError: if a value is invalid; names the option and the variable.
     """
-    from pydantic import ValidationError
-
     from shared.process.settings import ServiceSettings
 
+    return _settings(ServiceSettings, given)
+
+
+def http_settings(**given: Any) -> "HttpSettings":
+    """Return the settings of an HTTP API; raises UserError as `settings_of` does."""
+    from shared.process.settings import HttpSettings
+
+    return _settings(HttpSettings, given)
+
+
+def _settings(kind: "type[S]", given: "dict[str, Any]") -> "S":
+    """Options that say nothing leave the word to the environment."""
+    from pydantic import ValidationError
+
     try:
-        return ServiceSettings(
-            **{key: value for key, value in given.items() if value not in ("", None)}
-        )
+        said = {
+            key: value
+            for key, value in given.items()
+            if value is not None and value is not False and value != ""
+        }
+        return kind(**said)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         name = str(first["loc"][0])

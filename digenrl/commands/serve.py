@@ -2,11 +2,11 @@
 
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from digenrl.commands.options import settings_of
+from digenrl.commands.options import OpenApi, PlainHttp, settings_of
 from shared.errors import UserError
 
 SCHEDULER_PORT = 8000
@@ -42,16 +42,19 @@ def serve(
             "--stay", help="workers only: keep running after the run, in case it is resumed"
         ),
     ] = False,
+    open_api: OpenApi = False,
+    plain_http: PlainHttp = False,
 ) -> None:
     """Run one service in this process, with the endpoints in the DIGENRL_* variables."""
+    http = {"host": host, "open_api": open_api, "plain_http": plain_http}
     if service is ServiceName.scheduler:
-        _serve_scheduler(recipe, run=run, steps=steps, host=host, port=port)
+        _serve_scheduler(recipe, steps, run=run, port=port, **http)
     else:
-        _serve_worker(service, run=run, worker=worker, host=host, port=port, stay=stay)
+        _serve_worker(service, run=run, worker=worker, port=port, stay=stay, **http)
 
 
 def _serve_scheduler(
-    recipe_file: Path | None, *, run: str, steps: int | None, host: str, port: int | None
+    recipe_file: Path | None, steps: int | None, *, run: str, port: int | None, **http: Any
 ) -> None:
     if recipe_file is None:
         raise UserError("--recipe: the scheduler needs the run's recipe")
@@ -64,8 +67,8 @@ def _serve_scheduler(
     settings = settings_of(
         run=recipe.run.name,
         worker="scheduler",
-        host=host,
         port=SCHEDULER_PORT if port is None else port,
+        **http,
     )
     configure_logs(service="scheduler", worker="scheduler", run=settings.run)
     from services.scheduler.shell.service import run as run_scheduler
@@ -74,13 +77,13 @@ def _serve_scheduler(
 
 
 def _serve_worker(
-    service: ServiceName, *, run: str, worker: str, host: str, port: int | None, stay: bool
+    service: ServiceName, *, run: str, worker: str, port: int | None, stay: bool, **http: Any
 ) -> None:
     import uvloop
 
     from shared.telemetry import configure_logs
 
-    settings = settings_of(run=run, worker=worker, host=host, port=port, stay=stay or None)
+    settings = settings_of(run=run, worker=worker, port=port, stay=stay, **http)
     configure_logs(service=service.value, worker=settings.worker, run=settings.run)
     match service:
         case ServiceName.rollout:

@@ -2,7 +2,7 @@
 
 from digenrl.evaluation.progress import Progress, routes
 from shared.errors import UserError
-from shared.process.service import Health, listen, serve, worker_app
+from shared.process.service import Health, serve, worker_app
 from shared.process.settings import ServiceSettings
 from shared.process.worker_process import prepare_libraries
 from shared.run.files import check_files
@@ -12,7 +12,8 @@ from shared.store import open_store
 
 async def follow_run(settings: ServiceSettings, *, every: int | None) -> None:
     """Evaluate versions during the run, and answer probes; end with the run or on a signal."""
-    listener = listen(settings.host, settings.port)
+    listener = settings.listen(settings.host, settings.port)
+    access = settings.access(settings.run)
     health, progress = Health(), Progress()
     app = worker_app("evaluation", health)
     app.include_router(routes(progress))
@@ -28,7 +29,7 @@ async def follow_run(settings: ServiceSettings, *, every: int | None) -> None:
         health.is_ready()
         await follower.follow(stay=settings.stay)
 
-    await serve(app, work(), listener=listener, allowed_hosts=settings.allowed_hosts)
+    await serve(app, work(), listener=listener, access=access, allowed_hosts=settings.allowed_hosts)
 
 
 async def catch_up(settings: ServiceSettings, *, every: int | None) -> None:

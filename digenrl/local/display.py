@@ -54,6 +54,10 @@ class Display:
         else:
             self._live.update(self._render({}, []))
 
+    def tell(self, line: str) -> None:
+        """Print a line that stays on the screen."""
+        self.console.print(line, highlight=False, soft_wrap=True)
+
     def warn(self, line: str) -> None:
         """Print a warning that stays on the screen."""
         self.console.print(line, style="bold red", highlight=False)

@@ -17,6 +17,7 @@ from digenrl.follow.steps import check_installed as check_targets
 from digenrl.local.brokers import password_of
 from digenrl.local.gpus import Assignment, assign_gpus, visible_gpus
 from digenrl.local.ports import free_ports, hold_port
+from digenrl.local.tokens import Tokens, tokens_of
 from digenrl.tail.results import check_tail
 from services.reward.scorer import check_packages, kind_of
 from shared.errors import UserError
@@ -68,6 +69,7 @@ class LocalRun:
     folder: Path
     api_port: int
     password: str
+    tokens: Tokens
     resumed: bool
     targets: Targets
     again: str
@@ -108,6 +110,7 @@ def prepare(request: Request) -> LocalRun:
         folder=folder,
         api_port=request.port or free_ports(1)[0],
         password=password_of(folder),
+        tokens=tokens_of(folder),
         resumed=request.resume,
         targets=request.targets,
         again=request.again,

@@ -9,6 +9,7 @@ from typing import Any
 
 from digenrl.local.brokers import LOOPBACK, Brokers, Ports, password_of, plan_brokers
 from digenrl.local.supervisor import Supervisor
+from digenrl.local.tokens import tokens_of
 from shared.errors import UserError
 
 SETTINGS = "hosts.env"
@@ -25,6 +26,7 @@ async def run_brokers(at: str, data: Path, ports: Ports) -> None:
     _check(at)
     data = _made(data)
     brokers = plan_brokers(data, password_of(data), at=at, ports=ports)
+    tokens_of(data)
     supervisor, ended = Supervisor(data / "logs", {}), asyncio.Event()
     for signum in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(signum, ended.set)

@@ -49,18 +49,29 @@ class Api:
     async def resume(self) -> None:
         await self.client.post(f"{self.url}/v1/run/resume")
 
+    async def link(self) -> str | None:
+        """Return a link that signs a browser in, once; None while the scheduler restarts."""
+        try:
+            answer = (await self.client.post(f"{self.url}/v1/codes")).raise_for_status()
+        except httpx.HTTPError:
+            return None
+        return f"{self.url}{answer.json()['path']}"
+
 
 async def run_locally(local: LocalRun) -> int:
     """Run until the run finishes, stops or is interrupted. Returns the exit code of the command."""
     console = Console()
-    client = httpx.AsyncClient(
-        timeout=10, verify=False
-    )  # on loopback: there is no certificate to check
+    client = httpx.AsyncClient(  # on loopback: there is no certificate to check
+        timeout=10, verify=False, headers=local.tokens.headers("operator")
+    )
     api = Api(f"http://127.0.0.1:{local.api_port}", client)
     weighted = local.recipe.largest_weight is not None
     display = Display(console, api.url, str(local.folder / "logs"), weighted)
     brokers = plan_brokers(local.folder, local.password)
-    supervisor = Supervisor(local.folder / "logs", brokers.environment | _no_cache(local))
+    supervisor = Supervisor(
+        local.folder / "logs",
+        brokers.environment | local.tokens.environment | _no_cache(local),
+    )
     evaluation = _evaluation(local, supervisor, display, client)
     interrupted = _on_interrupt()
     began = time.monotonic()
@@ -140,6 +151,8 @@ async def _start_and_watch(
     for program in workers_of(local, api.ready):
         await supervisor.start(program, wait=False)
     await supervisor.start(scheduler_of(local, api.ready))
+    if (link := await api.link()) is not None:
+        display.tell(f"in a browser, once, within ten minutes: {link}")
     if local.targets:
         await supervisor.start(follower_of(local, api.ready), wait=False)
     # From here on, the store has the recipe of this start.

@@ -23,7 +23,7 @@ from digenrl.report.summary import (
 )
 from shared.errors import DigenRLError, IntegrityError, UserError
 from shared.learning.metrics import ALARMING_RATIO_ERROR
-from shared.process.settings import ServiceSettings
+from shared.process.settings import ClientSettings, ServiceSettings
 from shared.process.worker_process import prepare_libraries
 from shared.recipe.recipe import Recipe
 from shared.recipe.rewards import ScorerTable
@@ -298,7 +298,7 @@ def table_of(summary: Summary, rows: Mapping[str, str]) -> Table:
 
 
 async def _wait_for_finish(scheduler: str) -> None:
-    async with httpx.AsyncClient() as client:
+    async with httpx.AsyncClient(headers=ClientSettings().headers) as client:
         while True:
             try:
                 answer = await client.get(f"{scheduler}/v1/run", timeout=5)

@@ -31,6 +31,7 @@ until [ -s "$DATA/hosts.env" ]; do
 done
 . "$DATA/hosts.env"
 export DIGENRL_RUN="${DIGENRL_RUN:-two-hosts}"
+export DIGENRL_API_TOKENS="$DATA/keys/api_tokens.json"
 
 digenrl serve scheduler --recipe "$RECIPE" --run "$DIGENRL_RUN" --port "${PORT:-8000}" &
 started="$started $!"

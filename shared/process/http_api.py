@@ -1,6 +1,8 @@
 """What every HTTP API has: errors as problem+json (RFC 9457), and the page `/docs`, which needs no
 other host."""
 
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from http import HTTPStatus
 from importlib.resources import files
 from pathlib import Path
@@ -17,6 +19,15 @@ PROBLEM_JSON = "application/problem+json"
 REF = "#/components/schemas/Problem"
 FASTAPIS = (REF, "#/components/schemas/HTTPValidationError")
 """What FastAPI says an error looks like, if a route says nothing of its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refused(Exception):
+    """A request is refused before a route is asked."""
+
+    status: int
+    detail: str
+    headers: Mapping[str, str] = field(default_factory=dict)
 
 
 class Problem(BaseModel):
@@ -46,11 +57,16 @@ class Problem(BaseModel):
     """The field that is wrong, what is wrong with it, and what would be right."""
 
 
-ON_EVERY_ROUTE = {421: "the host's name is none of this service's"}
+ON_EVERY_ROUTE = {
+    401: "nothing proves who asks; `/livez` and `/readyz` ask nobody",
+    421: "the host's name is none of this service's",
+}
 ON_CHANGES = {
-    403: "a page of another site asks",
+    403: "a page of another site asks, or the caller's role may not do this",
+    409: "a request with this Idempotency-Key is under way",
     413: "the body is too long",
     415: "the body is of another type",
+    422: "the request is not understood, or another one had this Idempotency-Key",
 }
 """What is refused before a route is asked (shared/process/http_guard.py)."""
 
@@ -70,9 +86,9 @@ def add_problems(app: FastAPI) -> None:
     app.add_exception_handler(Exception, _unexpected_problem)
 
 
-def problem(status: int, detail: str) -> JSONResponse:
+def problem(status: int, detail: str, headers: Mapping[str, str] | None = None) -> JSONResponse:
     said = Problem(title=HTTPStatus(status).phrase, status=status, detail=detail)
-    return JSONResponse(said.model_dump(), status, media_type=PROBLEM_JSON)
+    return JSONResponse(said.model_dump(), status, headers, media_type=PROBLEM_JSON)
 
 
 def _http_problem(_: Request, error: Exception) -> JSONResponse:

@@ -9,7 +9,11 @@ A page in the browser of somebody who can reach a service must neither read it n
                     page (403). What sends neither Sec-Fetch-Site nor Origin is no browser.
     Content-Type    What a page can send without asking first (forms, text) is refused (415). A
                     request without a body needs no type: for it the two above are enough.
+    caller          A token or a session whose role may do it (401, 403): `http_access.py`.
     body            64 KiB, and 10 seconds, unless the service reads its bodies itself (413, 408).
+    Idempotency-Key A request that was answered gets the same answer (409, 422): `http_once.py`.
+
+Requests that change something are logged, with who has asked and what was answered.
 
 uvicorn closes a connection that is idle between two requests, and waits for ever for a request
 that was begun. Here the head of a request must be complete within a time limit, and a body may
@@ -21,15 +25,18 @@ import ipaddress
 import re
 import socket
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import cast
 
 import h11
+import structlog
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from shared.process.http_api import problem
+from shared.process import http_once
+from shared.process.http_access import CALLER, Access, Caller
+from shared.process.http_api import Refused, problem
 
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 SAME_SITE = frozenset({"same-origin", "none"})
@@ -37,10 +44,7 @@ SAME_SITE = frozenset({"same-origin", "none"})
 HOST = re.compile(r"(?P<name>\[[0-9a-f:.]+\]|[a-z0-9._-]+)(:\d{1,5})?", re.ASCII)
 
 
-@dataclass(frozen=True, slots=True)
-class Refused(Exception):
-    status: int
-    detail: str
+log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,26 +68,53 @@ class Guard:
     names: frozenset[str]
     """Names that the service may be asked by, in lower case; `*.name` is every name below."""
     bodies: Bodies = BODIES
+    access: Access = field(default_factory=Access)
+    once: http_once.Once = field(default_factory=http_once.Once)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
-            return
+        elif scope["method"] in SAFE_METHODS:
+            await self._answer(scope, receive, send)
+        else:
+            await self._answer(scope, receive, _audited(scope, send))
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = Headers(scope=scope)
         try:
-            body = await self._admit(scope["method"], Headers(scope=scope), receive)
+            caller = self._admit(scope["method"], scope["path"], headers)
+            body = await self._body(headers, receive)
+            scope[CALLER] = caller
+            if body is not None:
+                receive = _replayed(body, receive)
+            key = headers.get(http_once.HEADER)
+            reads = scope["method"] in SAFE_METHODS or self.bodies.max_bytes is None
+            if key is None or caller is None or reads:
+                await self.app(scope, receive, send)
+                return
+            request = repr((scope["method"], scope["path"], scope["query_string"], body)).encode()
+            answered = self.once.begin(caller.name, key, request)
         except Refused as refused:
-            answer = problem(refused.status, refused.detail)
+            answer = problem(refused.status, refused.detail, refused.headers)
             answer.headers["connection"] = "close"  # its body may still be on the way
             await answer(scope, receive, send)
             return
-        await self.app(scope, receive if body is None else _replayed(body, receive), send)
+        if answered is None:
+            await self.once.do(caller.name, key, self.app, scope, receive, send)
+        else:
+            for message in answered:
+                await send(message)
 
-    async def _admit(self, method: str, headers: Headers, receive: Receive) -> bytes | None:
-        """Return the request's body, if it was read. Raises Refused."""
+    def _admit(self, method: str, path: str, headers: Headers) -> Caller | None:
+        """Return who asks, if it matters. Raises Refused."""
         check_host(headers.getlist("host"), self.names)
         if method not in SAFE_METHODS:
             check_origin(headers)
             check_content_type(headers, self.bodies.content_types)
+        return self.access.check(method, path, headers)
+
+    async def _body(self, headers: Headers, receive: Receive) -> bytes | None:
+        """Return the request's body, if it has to be read here. Raises Refused."""
         if self.bodies.max_bytes is None or not has_body(headers):
             return None
         check_length(headers, self.bodies.max_bytes)
@@ -93,6 +124,25 @@ class Guard:
         except TimeoutError:
             late = f"{self.bodies.seconds:g} s"
             raise Refused(408, f"the body was not here after {late}; send it again") from None
+
+
+def _audited(scope: Scope, send: Send) -> Send:
+    """Return a `Send` that logs what is answered to a request that changes something."""
+
+    async def audit(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            caller = scope.get(CALLER)
+            log.info(
+                "audit",
+                caller=None if caller is None else caller.name,
+                role=None if caller is None else caller.role,
+                operation=f"{scope['method']} {scope['path']}"[:200],
+                client=(scope.get("client") or ("",))[0],
+                status=message["status"],
+            )
+        await send(message)
+
+    return audit
 
 
 def own_names(bound_to: str, allowed: Iterable[str] = ()) -> frozenset[str]:

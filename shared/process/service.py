@@ -3,12 +3,14 @@
 import asyncio
 import errno
 import gc
+import ipaddress
 import os
 import signal
 import socket
 import threading
 from collections.abc import Collection, Coroutine
 from dataclasses import dataclass
+from pathlib import Path
 from types import FrameType
 
 import structlog
@@ -20,6 +22,7 @@ from starlette.types import ASGIApp
 
 from shared.bus.cancellation import stop
 from shared.errors import UserError
+from shared.process.http_access import Access, check_routes
 from shared.process.http_api import add_problems
 from shared.process.http_guard import BODIES, Bodies, Guard, PatientH11, own_names
 
@@ -112,13 +115,26 @@ class Listener:
     host: str
     url: str
     """Address that others reach it by: a server on all interfaces names its host."""
+    tls: "Tls | None" = None
 
 
-def listen(host: str, port: int) -> Listener:
+@dataclass(frozen=True, slots=True)
+class Tls:
+    """Names the files of a certificate and its key, as PEM."""
+
+    certificate: Path
+    key: Path
+
+
+def listen(host: str, port: int, *, tls: Tls | None = None, plain: bool = False) -> Listener:
     """Take a port, 0 for one that is free, and say which in the log.
 
+    Args:
+        plain: other machines may reach it without TLS.
+
     Raises:
-        UserError: if the port is occupied, or ``host`` is no address of this machine.
+        UserError: if the port is occupied, ``host`` is no address of this machine, or others could
+            read tokens on the way to it.
     """
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
@@ -133,15 +149,23 @@ def listen(host: str, port: int) -> Listener:
                 f"--port: {port} may not be used by this user; choose another"
             ) from error
         raise UserError(f"--host: cannot listen on {host!r}: {error.strerror}") from error
-    listener = Listener(taken, host, _url(host, taken.getsockname()[1]))
+    address, taken_port = taken.getsockname()[:2]
+    if tls is None and not plain and not ipaddress.ip_address(address).is_loopback:
+        taken.close()
+        raise UserError(
+            f"--host: {host} is reached from other machines, which can read tokens on the way; "
+            "set DIGENRL_TLS_CERT and DIGENRL_TLS_KEY, or --plain-http if the network is private"
+        )
+    listener = Listener(taken, host, _url(host, taken_port, tls), tls)
     log.info("listening", url=listener.url)
     return listener
 
 
-def _url(host: str, port: int) -> str:
+def _url(host: str, port: int, tls: Tls | None) -> str:
+    scheme = "http" if tls is None else "https"
     if host in EVERYWHERE:
         host = socket.gethostname()
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 async def serve(
@@ -149,10 +173,13 @@ async def serve(
     work: Coroutine[None, None, None],
     *,
     listener: Listener,
+    access: Access | None = None,
     allowed_hosts: Collection[str] = (),
     bodies: Bodies = BODIES,
 ) -> None:
     """Serve ``app``, behind a guard, while ``work`` runs; both end when ``work`` ends.
+
+    Without ``access`` it answers probes alone.
 
     SIGTERM ends both in order and returns, within `LAST_S` whatever the threads of the process do.
     An error in ``work`` ends both and is raised, so that a service whose work has died never keeps
@@ -164,9 +191,15 @@ async def serve(
     for signum in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(signum, end_soon)
 
+    access = access or Access()
+    if isinstance(app, FastAPI) and not access.is_open:
+        check_routes(app)
+    tls = listener.tls
     config = uvicorn.Config(
-        Guard(app, own_names(listener.host, allowed_hosts), bodies),
+        Guard(app, own_names(listener.host, allowed_hosts), bodies, access),
         http=PatientH11,
+        ssl_certfile=None if tls is None else tls.certificate,
+        ssl_keyfile=None if tls is None else tls.key,
         log_level="warning",
         timeout_graceful_shutdown=GRACE_S,
     )

@@ -13,12 +13,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import structlog
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr
-from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+from pydantic_settings import (
+    BaseSettings,
+    NoDecode,
+    PydanticBaseSettingsSource,
+    SecretsSettingsSource,
+    SettingsConfigDict,
+)
 
 from shared.bus.bus import Bus
 from shared.errors import UserError
 from shared.messages.records import Token
 from shared.models.memory import Residence
+from shared.process.http_access import Access, TokenFile
+from shared.process.service import Listener, Tls, listen
 from shared.store import CacheSettings, StoreSettings
 from shared.telemetry import public
 
@@ -63,18 +71,27 @@ def _is_folder(store_url: str) -> bool:
 HostCacheFolder = Annotated[str, AfterValidator(_cache_folder)]
 
 
-CONFIG = SettingsConfigDict(
-    env_prefix="digenrl_",
-    secrets_dir=os.environ.get("DIGENRL_SECRETS_DIR"),
-    extra="ignore",
-    frozen=True,
-)
+class FromSecrets(BaseSettings):
+    """Settings of which secrets are in files: those of the folder that is named when they are
+    read, as one program may start several services."""
+
+    model_config = SettingsConfigDict(env_prefix="digenrl_", extra="ignore", frozen=True)
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        folder = os.environ.get("DIGENRL_SECRETS_DIR")
+        return init_settings, env_settings, SecretsSettingsSource(settings_cls, folder)
 
 
-class Endpoints(BaseSettings):
+class Endpoints(FromSecrets):
     """Secrets are never part of a log line: they print as asterisks."""
-
-    model_config = CONFIG
 
     nats_url: SecretStr = SecretStr("nats://127.0.0.1:4222")
     redis_url: SecretStr = SecretStr("redis://127.0.0.1:6379")
@@ -110,14 +127,58 @@ class Endpoints(BaseSettings):
             )
 
 
-class HttpSettings(BaseSettings):
+class HttpSettings(FromSecrets):
     """Settings of a process's HTTP API."""
-
-    model_config = CONFIG
 
     allowed_hosts: Annotated[tuple[str, ...], NoDecode, BeforeValidator(_names)] = ()
     """Names, besides the machine's own, that its HTTP API may be asked by; `*.name` is every name
     below."""
+    api_tokens: Path | None = None
+    """File of the tokens that it accepts; None: it answers probes alone."""
+    open_api: bool = False
+    """Whether anybody who reaches its port may do anything: on a laptop."""
+    plain_http: bool = False
+    """Whether other machines may reach it without TLS: in a private network."""
+    tls_cert: Path | None = None
+    """Certificate with which it answers, as PEM."""
+    tls_key: Path | None = None
+
+    def listen(self, host: str, port: int) -> Listener:
+        """Take a port; raises UserError as `listen` does, or if half of TLS is set."""
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise UserError("DIGENRL_TLS_CERT, DIGENRL_TLS_KEY: set both, or none")
+        tls = Tls(self.tls_cert, self.tls_key) if self.tls_cert and self.tls_key else None
+        for path in (self.tls_cert, self.tls_key):
+            if path is not None and not os.access(path, os.R_OK):
+                raise UserError(f"DIGENRL_TLS_CERT, DIGENRL_TLS_KEY: {path} cannot be read")
+        return listen(host, port, tls=tls, plain=self.plain_http)
+
+    def access(self, run: str) -> Access:
+        """Return who may do what.
+
+        Raises:
+            UserError: if there are no tokens where they should be.
+        """
+        access = Access(
+            tokens=None if self.api_tokens is None else TokenFile(self.api_tokens),
+            is_open=self.open_api,
+            is_encrypted=self.tls_cert is not None,
+            cookie=f"digenrl-{run}",
+        )
+        access.say()
+        return access
+
+
+class ClientSettings(FromSecrets):
+    """Settings of a program that asks a service."""
+
+    api_token: SecretStr | None = None
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """The headers of its requests."""
+        token = self.api_token
+        return {} if token is None else {"authorization": f"Bearer {token.get_secret_value()}"}
 
 
 class ServiceSettings(Endpoints, HttpSettings):

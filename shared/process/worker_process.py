@@ -19,7 +19,7 @@ from shared.errors import UserError
 from shared.messages import subjects
 from shared.messages.contracts import PolicyPublished
 from shared.messages.workers import Activity, Device
-from shared.process.service import Health, listen, serve, worker_app
+from shared.process.service import Health, serve, worker_app
 from shared.process.settings import ServiceSettings
 from shared.process.worker import Worker, WorkerContext, patiently
 from shared.recipe.recipe import Recipe
@@ -146,7 +146,8 @@ async def run_worker(
     work: Callable[[WorkerProcess], Awaitable[None]],
 ) -> None:
     """Answer probes while ``work`` goes on; end when it ends, or when asked to."""
-    listener, health = listen(settings.host, settings.port), Health()
+    listener, health = settings.listen(settings.host, settings.port), Health()
+    access = settings.access(settings.run)
     settings.say_store()
 
     async def begin() -> None:
@@ -163,4 +164,6 @@ async def run_worker(
             await work(WorkerProcess(service, settings, recipe, store, health, listener.url))
 
     app = worker_app(service, health)
-    await serve(app, begin(), listener=listener, allowed_hosts=settings.allowed_hosts)
+    await serve(
+        app, begin(), listener=listener, access=access, allowed_hosts=settings.allowed_hosts
+    )

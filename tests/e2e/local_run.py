@@ -15,6 +15,8 @@ import httpx
 import psutil
 
 from digenrl.local.ports import free_ports
+from digenrl.local.tokens import KEYS, Tokens
+from shared.errors import UserError
 
 PATIENCE_S = 500
 
@@ -37,10 +39,19 @@ class LocalRun:
     url: str
 
     def get(self, path: str) -> Any:
-        return httpx.get(f"{self.url}{path}", timeout=10).raise_for_status().json()
+        return self.ask(path).raise_for_status().json()
+
+    def ask(self, path: str) -> httpx.Response:
+        return httpx.get(f"{self.url}{path}", timeout=10, headers=self.tokens.headers("viewer"))
 
     def post(self, path: str, body: dict[str, Any] | None = None) -> httpx.Response:
-        return httpx.post(f"{self.url}{path}", json=body, timeout=10)
+        headers = self.tokens.headers("operator")
+        return httpx.post(f"{self.url}{path}", json=body, timeout=10, headers=headers)
+
+    @property
+    def tokens(self) -> Tokens:
+        """Those of the run, which `up` makes."""
+        return Tokens(self.folder / KEYS)
 
     def free_port(self) -> int:
         return free_ports(1)[0]
@@ -53,7 +64,7 @@ class LocalRun:
                 run: dict[str, Any] = self.get("/v1/run")
                 if condition(run):
                     return run
-            except httpx.HTTPError:
+            except (httpx.HTTPError, UserError):  # it has no tokens yet
                 pass
             assert self.process.poll() is None, "the run has ended"
             time.sleep(0.1)

@@ -71,7 +71,7 @@ def check_api(run: LocalRun) -> None:
     assert run.get("/v1/batches")[0]["status"] == "in_flight"
     assert run.get("/v1/batches/0")["status"] == "committed"
     assert run.get("/v1/versions")[-1]["version"] == 0
-    assert "digenrl_onpolicy_ratio_error" in httpx.get(f"{run.url}/metrics").text
+    assert "digenrl_onpolicy_ratio_error" in run.ask("/metrics").text
     assert httpx.get(f"{run.url}/readyz").status_code == 200
 
 

@@ -31,7 +31,11 @@ class Process:
                     sys.executable, "-m", "digenrl", "evaluate", "--run", "digits",
                     "--port", str(self.port), *arguments,
                 ],
-                env={**os.environ, "DIGENRL_STORE_URL": f"file://{objects}"},
+                env={
+                    **os.environ,
+                    "DIGENRL_STORE_URL": f"file://{objects}",
+                    "DIGENRL_OPEN_API": "1",
+                },
                 stdout=output, stderr=output,
             )  # fmt: skip
 

@@ -10,6 +10,7 @@ from digenrl.local import preflight
 from digenrl.local.gpus import Assignment, assign_gpus, parse_nvidia_smi, visible_gpus
 from digenrl.local.preflight import LocalRun
 from digenrl.local.processes import workers_of
+from digenrl.local.tokens import Tokens
 from shared.errors import UserError
 from shared.recipe.recipe import Recipe, load_recipe, override
 from tests.paths import RECIPES
@@ -42,8 +43,8 @@ def environments(recipe: Recipe, gpus: list[str], folder: Path) -> dict[str, str
     """CUDA_VISIBLE_DEVICES of each worker that `digenrl up` would start."""
     with (folder / "lock").open("w") as lock:
         local = LocalRun(
-            recipe=recipe, folder=folder, api_port=1, password="", resumed=False,
-            targets=Targets(), again="", gpus=assign_gpus(recipe, gpus), lock=lock,
+            recipe=recipe, folder=folder, api_port=1, password="", tokens=Tokens(folder),
+            resumed=False, targets=Targets(), again="", gpus=assign_gpus(recipe, gpus), lock=lock,
         )  # fmt: skip
         return {
             program.name: program.environment["CUDA_VISIBLE_DEVICES"]

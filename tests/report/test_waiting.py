@@ -8,6 +8,7 @@ from fastapi import FastAPI
 
 from digenrl.report.make import make_report
 from shared.errors import UserError
+from shared.process.http_access import Access
 from shared.process.http_api import add_problems
 from shared.process.service import listen, serve
 
@@ -20,7 +21,8 @@ async def test_a_scheduler_that_refuses_is_not_asked_for_ever(tmp_path: Path) ->
         await done.wait()
 
     listener = listen("127.0.0.1", 0)
-    serving = asyncio.create_task(serve(app, work(), listener=listener))
+    access = Access(is_open=True)
+    serving = asyncio.create_task(serve(app, work(), listener=listener, access=access))
     try:
         async with asyncio.timeout(10):
             with pytest.raises(UserError, match=r"--scheduler: http.* refuses: Not Found"):

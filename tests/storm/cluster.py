@@ -25,6 +25,7 @@ from bench.cluster.processes import SETTING, joined_key
 from bench.cluster.setting import Setting, recipe_of, write_prompts
 from digenrl.local.brokers import Program, plan_brokers, wait_ready
 from digenrl.local.ports import free_ports
+from digenrl.local.tokens import Tokens, tokens_of
 from shared.errors import Unavailable
 from shared.process.settings import ServiceSettings
 from shared.recipe.recipe import Recipe, override
@@ -74,6 +75,7 @@ class Cluster:
     port: int
     second_port: int
     """Of the API of `scheduler-1`, which may stand by."""
+    tokens: Tokens
     children: dict[str, Child] = field(default_factory=dict)
 
     @property
@@ -137,7 +139,8 @@ class Cluster:
 
     async def get(self, path: str) -> Any:
         """None while no scheduler answers that commands."""
-        async with httpx.AsyncClient(verify=False, timeout=5) as client:
+        headers = self.tokens.headers("viewer")
+        async with httpx.AsyncClient(verify=False, timeout=5, headers=headers) as client:
             for port in (self.port, self.second_port):
                 with contextlib.suppress(httpx.HTTPError):
                     answer = await client.get(f"http://127.0.0.1:{port}{path}")
@@ -154,7 +157,8 @@ class Cluster:
         return 0, ""
 
     async def post(self, path: str, body: dict[str, Any] | None = None) -> None:
-        async with httpx.AsyncClient(verify=False, timeout=5) as client:
+        headers = self.tokens.headers("operator")
+        async with httpx.AsyncClient(verify=False, timeout=5, headers=headers) as client:
             ready, _ = await self.status("scheduler")
             port = self.port if ready == 200 else self.second_port
             answer = await client.post(f"http://127.0.0.1:{port}{path}", json=body)
@@ -228,11 +232,12 @@ async def cluster(
     """
     recipe = _prepare(folder, setting, changes or {})
     plan = plan_brokers(folder, secrets.token_urlsafe(16))
-    environment = dict(plan.environment)
+    tokens = tokens_of(folder)
+    environment = plan.environment | tokens.environment
     if stores_in == "folder":
         environment["DIGENRL_STORE_URL"] = f"file://{folder / 'objects'}"
     first, second = free_ports(2)
-    run = Cluster(folder, setting, recipe, environment, first, second)
+    run = Cluster(folder, setting, recipe, environment, first, second, tokens)
     brokers = [p for p in plan.programs if p.name != "objects" or stores_in == "s3"]
     keeping = asyncio.create_task(asyncio.sleep(0))
     try:

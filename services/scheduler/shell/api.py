@@ -9,6 +9,7 @@ from services.scheduler.shell import api_models as models
 from services.scheduler.shell import views
 from services.scheduler.shell.app import Scheduler
 from shared.messages.contracts import OperatorRequest, TagRequest
+from shared.process.http_access import Access, check_routes, sign_in
 from shared.process.http_api import Problem, add_docs, add_problems
 from shared.process.service import probes
 
@@ -19,7 +20,8 @@ Before = Annotated[
 Number = Annotated[int, Path(ge=0, lt=2**31, description="number of the batch")]
 DESCRIPTION = """Shows where a run is and what its workers do, and takes requests to it.
 
-There is no authentication: whoever reaches the port may request anything (docs/operations.md).
+Requests send a token, `Authorization: Bearer ...` (docs/security.md): one of a viewer reads, one of
+an operator steers the run as well. With an Idempotency-Key, what is sent twice is done once.
 Errors are problem+json (RFC 9457). A request that is accepted (202) takes effect a moment later.
 """
 ERRORS: dict[int | str, dict[str, object]] = {
@@ -29,7 +31,7 @@ ERRORS: dict[int | str, dict[str, object]] = {
 }
 
 
-def create_app(scheduler: Scheduler) -> FastAPI:
+def create_app(scheduler: Scheduler, access: Access | None = None) -> FastAPI:
     app = FastAPI(
         title="DigenRL scheduler",
         version="1",
@@ -39,6 +41,7 @@ def create_app(scheduler: Scheduler) -> FastAPI:
         redoc_url=None,
     )
     app.include_router(probes(scheduler.health))
+    app.include_router(sign_in(access or Access()))
     add_problems(app)
     add_docs(app)
 
@@ -55,6 +58,7 @@ def create_app(scheduler: Scheduler) -> FastAPI:
     _add_history(app, scheduler)
     _add_tag(app, scheduler)
     _add_actions(app, scheduler)
+    check_routes(app)
     return app
 
 

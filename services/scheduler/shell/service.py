@@ -20,7 +20,8 @@ from services.scheduler.shell.staleness import settle_staleness
 from shared.errors import LeaseLost
 from shared.messages.contracts import MAX_FRAGMENTS_PER_GROUP
 from shared.messages.volume import BatchVolume, prompt_bytes
-from shared.process.service import Health, Listener, listen, serve, worker_app
+from shared.process.http_access import Access, check_routes
+from shared.process.service import Health, Listener, serve, worker_app
 from shared.process.settings import ServiceSettings
 from shared.process.worker_process import one_user_error
 from shared.recipe.recipe import Recipe
@@ -83,24 +84,29 @@ def standby_app(health: Health) -> FastAPI:
     def standing_by(path: str) -> None:
         raise HTTPException(503, f"{health.reason}; ask that one")
 
+    check_routes(app)
     return app
 
 
 async def run(settings: ServiceSettings, recipe: Recipe, *, beside: Path) -> None:
     """Command the run when it is this scheduler's turn; ``beside``: the folder of the recipe's
     file."""
-    listener, health = listen(settings.host, settings.port), Health()
+    listener, health = settings.listen(settings.host, settings.port), Health()
+    access = settings.access(settings.run)
     current = Current(standby_app(health))
 
     async def take_turns() -> None:
         while True:
             current.app = standby_app(health)
             try:
-                await _command(settings, recipe, beside, health, listener, current)
+                await _command(settings, recipe, beside, health, listener, current, access)
             except* LeaseLost as lost:
                 health.is_not_ready(f"standby: {lost.exceptions[0]}")
 
-    await serve(current, take_turns(), listener=listener, allowed_hosts=settings.allowed_hosts)
+    await serve(
+        current, take_turns(),
+        listener=listener, access=access, allowed_hosts=settings.allowed_hosts,
+    )  # fmt: skip
 
 
 @asynccontextmanager
@@ -118,6 +124,7 @@ async def _command(
     health: Health,
     listener: Listener,
     current: Current,
+    access: Access,
 ) -> None:
     """Wait for the lease, then command the run for as long as it is held.
 
@@ -140,5 +147,5 @@ async def _command(
             state=first_state(plan), retention=retention_of(recipe), goal=goal_of(recipe, store),
             staleness=staleness, stream_needs=stream_needs(plan), lease=lease,
         )  # fmt: skip
-        current.app = create_app(scheduler)
+        current.app = create_app(scheduler, access)
         await scheduler.run()

@@ -17,6 +17,7 @@ from services.scheduler.shell.app import Scheduler
 from services.scheduler.shell.metrics import StepMetrics, measure_commit
 from services.scheduler.shell.roster import Seen
 from shared.messages.workers import Device, WorkerStatus
+from shared.process.http_access import CodeView
 from shared.process.http_api import Problem
 from shared.process.service import ProbeView
 from shared.run.chain import RECENT, SHORT
@@ -234,7 +235,7 @@ def test_every_route_is_described(schema: dict[str, Any]) -> None:
             assert all(parameter["description"] for parameter in operation.get("parameters", []))
             names.append(operation["operationId"])
             assert operation["operationId"].split("_")[0] in (
-                "get", "list", "set", "pause", "resume", "stop"
+                "get", "list", "set", "make", "pause", "resume", "stop"
             ), f"{method} {path}"  # fmt: skip
     assert len(set(names)) == len(names)
 
@@ -244,7 +245,7 @@ def test_every_field_is_described_and_every_model_has_an_example_that_it_accepts
 ) -> None:
     known = {
         each.__name__: each
-        for each in (*vars(api_models).values(), Problem, ProbeView)
+        for each in (*vars(api_models).values(), CodeView, Problem, ProbeView)
         if isinstance(each, type) and issubclass(each, BaseModel)
     }
     described = schema["components"]["schemas"]
@@ -264,7 +265,7 @@ def test_every_error_is_documented_as_it_is_answered(schema: dict[str, Any]) -> 
         for method, operation in methods.items():
             answers = operation["responses"]
             errors = {status for status in answers if int(status) >= 400}
-            wanted = {"421"} | ({"403", "413", "415"} if method == "post" else set())
+            wanted = {"401", "421"} | ({"403", "413", "415"} if method == "post" else set())
             assert wanted <= errors, path
             for status in errors - {"503"}:
                 assert answers[status]["content"] == problem, f"{path} {status}"

@@ -12,6 +12,7 @@ import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
+from shared.process.http_access import Access
 from shared.process.http_api import add_docs, add_problems
 from shared.process.http_guard import BODIES, Bodies, Guard, PatientH11, own_names
 from shared.process.service import listen, serve
@@ -19,6 +20,7 @@ from shared.process.settings import HttpSettings
 
 NAMES = own_names("0.0.0.0", ["scheduler", "*.cluster.example"])
 EVIL = {"origin": "https://evil.example"}
+OPEN = Access(is_open=True)
 
 
 def an_app() -> FastAPI:
@@ -43,7 +45,7 @@ def an_app() -> FastAPI:
 
 @pytest.fixture
 def client() -> Iterator[TestClient]:
-    yield TestClient(Guard(an_app(), NAMES), base_url="http://localhost:8000")
+    yield TestClient(Guard(an_app(), NAMES, access=OPEN), base_url="http://localhost:8000")
 
 
 def refused(answer: Any, status: int, said: str) -> None:
@@ -170,7 +172,7 @@ async def served(app: FastAPI, bodies: Bodies = BODIES) -> AsyncIterator[int]:
     async def work() -> None:
         await done.wait()
 
-    serving = asyncio.create_task(serve(app, work(), listener=listener, bodies=bodies))
+    serving = asyncio.create_task(serve(app, work(), listener=listener, bodies=bodies, access=OPEN))
     while True:
         with contextlib.suppress(OSError):
             async with asked(port):

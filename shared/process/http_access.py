@@ -1,0 +1,326 @@
+"""Who may do what over HTTP: the operations, the roles, and how a caller proves a role.
+
+    Authorization: Bearer TOKEN   of programs; services know the sha256 of tokens, not tokens
+    a cookie                      of browsers, in exchange for a code that works once
+
+A request that proves nothing gets the probes alone.
+"""
+
+import hashlib
+import hmac
+import json
+import secrets
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, get_args
+
+import structlog
+from fastapi import APIRouter, FastAPI, HTTPException, Query, Request
+from fastapi.responses import RedirectResponse
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+from starlette.datastructures import Headers
+from starlette.requests import cookie_parser
+from starlette.routing import BaseRoute, Match, Route
+
+from shared.errors import UserError
+from shared.process.http_api import Refused
+
+Role = Literal["viewer", "operator", "admin"]
+ROLES: tuple[Role, ...] = get_args(Role)
+"""Each may do what those before it may."""
+Needs = Role | Literal["nothing", "code"]
+
+OPERATIONS: Mapping[str, Needs] = {
+    "GET /livez": "nothing",
+    "GET /readyz": "nothing",
+    "GET /sign-in": "code",
+    "GET /metrics": "viewer",
+    "GET /docs": "viewer",
+    "GET /docs/{name}": "viewer",
+    "GET /openapi.json": "viewer",
+    "GET /v1/run": "viewer",
+    "GET /v1/workers": "viewer",
+    "GET /v1/batches": "viewer",
+    "GET /v1/batches/{batch}": "viewer",
+    "GET /v1/batches/{batch}/usage": "viewer",
+    "GET /v1/versions": "viewer",
+    "GET /v1/tag": "viewer",
+    "GET /v1/evaluation": "viewer",
+    "POST /score": "viewer",
+    "POST /v1/codes": "viewer",
+    "POST /v1/tag": "operator",
+    "POST /v1/run/pause": "operator",
+    "POST /v1/run/resume": "operator",
+    "POST /v1/run/stop": "operator",
+    # Of a scheduler that stands by: it says who commands.
+    "GET /v1/{path:path}": "viewer",
+    "POST /v1/{path:path}": "viewer",
+}
+"""What each operation of any service needs. A service with another one does not start."""
+
+REST: Role = "viewer"
+"""What a request needs that is no operation: its answer says that there is no such thing."""
+CODE_S = 600.0
+SESSION_S = 12 * 3600.0
+MAX_SESSIONS = 256
+CALLER = "digenrl.caller"
+"""Where a request's scope has who asks."""
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    name: str
+    role: Role
+
+    def may(self, needs: Role) -> bool:
+        return ROLES.index(self.role) >= ROLES.index(needs)
+
+
+class TokenRecord(BaseModel):
+    """What a service knows of a token."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str
+    """Name of whoever has it, for the audit log."""
+    role: Role
+    sha256: str
+    expires: float | None = None
+    """Seconds of the Unix clock after which it is worth nothing."""
+
+
+RECORDS = TypeAdapter(list[TokenRecord])
+
+
+def digest_of(secret: str) -> str:
+    return hashlib.sha256(secret.encode()).hexdigest()
+
+
+def new_secret() -> str:
+    """Return 32 random bytes as text."""
+    return secrets.token_urlsafe(32)
+
+
+@dataclass(slots=True)
+class TokenFile:
+    """The tokens that a service accepts; a file that changes is read again."""
+
+    path: Path
+    _seen: tuple[int, int] = (0, 0)
+    _records: list[TokenRecord] = field(default_factory=list)
+
+    def records(self) -> list[TokenRecord]:
+        """Return the records of tokens.
+
+        Raises:
+            UserError: if the file cannot be read or is no such file.
+        """
+        try:
+            found = self.path.stat()
+            seen = found.st_mtime_ns, found.st_ino
+            if seen != self._seen:
+                self._records = RECORDS.validate_json(self.path.read_bytes())
+                self._seen = seen
+        except (OSError, ValidationError) as error:
+            fault = error.strerror if isinstance(error, OSError) else "is no list of tokens"
+            raise UserError(
+                f"DIGENRL_API_TOKENS: {self.path}: {fault}; `digenrl keys init` makes one"
+            ) from error
+        return self._records
+
+    def caller(self, token: str, now: float) -> Caller | None:
+        """Return whose token it is; every record is compared, in constant time."""
+        given, found = digest_of(token), None
+        try:
+            records = self.records()
+        except UserError as error:
+            log.error("tokens_unreadable", error=str(error))
+            return None
+        for record in records:
+            same = hmac.compare_digest(given, record.sha256)
+            if same and (record.expires is None or now < record.expires):
+                found = Caller(record.name, record.role)
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Proof:
+    """What a code or a session is worth, and until when."""
+
+    caller: Caller
+    until: float
+
+
+@dataclass(slots=True)
+class Access:
+    """Decides who may do what at one service. By default nobody may do anything."""
+
+    tokens: TokenFile | None = None
+    is_open: bool = False
+    """Whether anybody may do anything: on a laptop."""
+    is_encrypted: bool = False
+    cookie: str = "digenrl"
+    """Name of the cookie: a browser sends it to every port of a host."""
+    clock: Callable[[], float] = time.monotonic
+    _codes: dict[str, _Proof] = field(default_factory=dict)
+    _sessions: dict[str, _Proof] = field(default_factory=dict)
+
+    def check(self, method: str, path: str, headers: Headers) -> Caller | None:
+        """Return who asks; None if the operation asks nobody.
+
+        Raises:
+            Refused: with 401 if the caller proves nothing, with 403 if its role may not do it.
+        """
+        needs = needs_of(method, path)
+        if needs == "nothing" or needs == "code":
+            return None
+        caller = Caller("anybody", "admin") if self.is_open else self._caller(headers)
+        if caller is None:
+            raise Refused(
+                401,
+                "authorization: send a token (Authorization: Bearer ...), or open the link that "
+                "`digenrl up` has printed",
+                {"www-authenticate": "Bearer"},
+            )
+        if not caller.may(needs):
+            raise Refused(403, f"authorization: this needs the role {needs}, not {caller.role}")
+        return caller
+
+    def new_code(self, caller: Caller) -> str:
+        """Return a code that is worth a session, once, for ten minutes."""
+        code = new_secret()
+        _keep(self._codes, code, _Proof(caller, self.clock() + CODE_S), self.clock())
+        return code
+
+    def exchange(self, code: str) -> str:
+        """Return the secret of a new session for a code.
+
+        Raises:
+            Refused: if it is no code, or not any more.
+        """
+        proof = self._codes.pop(digest_of(code), None)
+        if proof is None or self.clock() >= proof.until:
+            raise Refused(401, "code: it was used or is too old; ask for another link")
+        session = new_secret()
+        until = self.clock() + SESSION_S
+        _keep(self._sessions, session, _Proof(proof.caller, until), self.clock())
+        return session
+
+    def say(self) -> None:
+        """Log if nobody can ask this service for anything, or anybody.
+
+        Raises:
+            UserError: if there are no tokens where they should be.
+        """
+        if self.tokens is not None:
+            self.tokens.records()
+        elif self.is_open:
+            log.warning("api_open", hint="whoever reaches the port may do anything")
+        else:
+            log.info(
+                "api_closed",
+                hint="only /livez and /readyz answer: set DIGENRL_API_TOKENS to a file of `digenrl "
+                "keys init`, or DIGENRL_OPEN_API=1 on a laptop",
+            )
+
+    def _caller(self, headers: Headers) -> Caller | None:
+        given = headers.get("authorization")
+        if given is not None:
+            scheme, _, token = given.partition(" ")
+            if self.tokens is None or scheme.lower() != "bearer":
+                return None
+            return self.tokens.caller(token.strip(), time.time())
+        session = cookie_parser(headers.get("cookie", "")).get(self.cookie)
+        proof = None if session is None else self._sessions.get(digest_of(session))
+        return None if proof is None or self.clock() >= proof.until else proof.caller
+
+
+def _keep(kept: dict[str, _Proof], secret: str, proof: _Proof, now: float) -> None:
+    """Keep a proof under the digest of its secret; forget old ones."""
+    for digest in [digest for digest, each in kept.items() if now >= each.until]:
+        del kept[digest]
+    while len(kept) >= MAX_SESSIONS:
+        del kept[next(iter(kept))]
+    kept[digest_of(secret)] = proof
+
+
+_ROUTES = tuple(
+    (Route(path, endpoint=lambda _: None, methods=[method]), needs)
+    for operation, needs in OPERATIONS.items()
+    for method, path in [operation.split(" ")]
+)
+
+
+def needs_of(method: str, path: str) -> Needs:
+    """Return what a request needs."""
+    scope = {"type": "http", "method": method, "path": path, "path_params": {}}
+    return next((needs for route, needs in _ROUTES if route.matches(scope)[0] is Match.FULL), REST)
+
+
+def check_routes(app: FastAPI) -> None:
+    """Raises AssertionError for a route of ``app`` that `OPERATIONS` does not have."""
+    unknown = [each for each in operations_of(app.routes) if each not in OPERATIONS]
+    assert not unknown, f"who may do {unknown}? OPERATIONS in {__name__} has to say"
+
+
+def operations_of(routes: Iterable[BaseRoute]) -> list[str]:
+    """Return the operations of these routes, as `OPERATIONS` names them."""
+    found: list[str] = []
+    for route in routes:
+        included = getattr(route, "original_router", None)  # FastAPI looks into it when asked
+        if included is not None:
+            found += operations_of(included.routes)
+            continue
+        assert isinstance(route, Route), route
+        found += [f"{each} {route.path}" for each in (route.methods or ()) if each != "HEAD"]
+    return found
+
+
+class CodeView(BaseModel):
+    """A link for a browser."""
+
+    model_config = ConfigDict(
+        use_attribute_docstrings=True,
+        json_schema_extra={"examples": [{"path": "/sign-in?code=Zm9v", "seconds": 600.0}]},
+    )
+
+    path: str
+    """Path that a browser opens, once, to be signed in as whoever has asked for it."""
+    seconds: float
+    """How long it works."""
+
+
+def sign_in(access: Access) -> APIRouter:
+    router = APIRouter()
+
+    @router.post("/v1/codes", operation_id="make_code", status_code=201, tags=["access"])
+    def code(request: Request) -> CodeView:
+        """Make a link that signs a browser in, once, with the caller's own role."""
+        return CodeView(
+            path=f"/sign-in?code={access.new_code(request.scope[CALLER])}", seconds=CODE_S
+        )
+
+    @router.get("/sign-in", include_in_schema=False)
+    def enter(code: str = Query("", max_length=100)) -> RedirectResponse:
+        try:
+            session = access.exchange(code)
+        except Refused as refused:
+            raise HTTPException(refused.status, refused.detail) from None
+        answer = RedirectResponse("/docs", 303, {"cache-control": "no-store"})
+        answer.headers["referrer-policy"] = "no-referrer"
+        answer.set_cookie(
+            access.cookie, session, max_age=int(SESSION_S), httponly=True, samesite="strict",
+            secure=access.is_encrypted,
+        )  # fmt: skip
+        return answer
+
+    return router
+
+
+def token_file(records: Iterable[TokenRecord]) -> str:
+    """Return the text of a file of tokens."""
+    return json.dumps([record.model_dump() for record in records], indent=1)
