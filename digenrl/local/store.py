@@ -10,8 +10,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from digenrl.local.brokers import plan_brokers, wait_ready
+from digenrl.local.linux import die_with_parent
 from digenrl.local.preflight import lock_run
-from digenrl.local.supervisor import STOP_S, die_with_parent
+from digenrl.local.supervisor import STOP_S
 from shared.process.settings import Endpoints
 
 STORE = "objects"

@@ -6,17 +6,19 @@ with this process, however it ends: an orphan would write to a run that somebody
 
 import asyncio
 import contextlib
-import ctypes
 import os
 import signal
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import structlog
 
 from digenrl.local.brokers import Program, wait_ready
+from digenrl.local.linux import die_with_parent
+from digenrl.local.starter import Process, Starter
 from shared.errors import DigenRLError
 
 STOP_S = 20.0
@@ -25,7 +27,6 @@ STABLE_S = 30.0
 """A child that lived this long counts as useful, unless it reports its work."""
 MAX_DEATHS = 8
 """Number of deaths in a row, without work in between, after which a child is given up."""
-PR_SET_PDEATHSIG = 1
 EXIT_USER_ERROR = 2
 SAFE_PATH = {"PYTHONSAFEPATH": "1"}
 """Variable for every child: the working folder may hold packages with the names of ours."""
@@ -41,7 +42,7 @@ class ChildFailed(DigenRLError):
 class Child:
     program: Program
     log_path: Path
-    process: asyncio.subprocess.Process | None = None
+    process: Process | None = None
     num_restarts: int = 0
     stopping: bool = False
     works: set[str] = field(default_factory=set)
@@ -56,6 +57,8 @@ class Supervisor:
     logs: Path
     environment: dict[str, str]
     """Variables for every child, in addition to its own and the inherited ones."""
+    starter: Starter | None = None
+    """What forks children that have their libraries already; None: all are started by Python."""
     children: dict[str, Child] = field(default_factory=dict)
     failed: "asyncio.Future[None]" = field(
         default_factory=lambda: asyncio.get_running_loop().create_future()
@@ -66,7 +69,6 @@ class Supervisor:
         """Start a program and keep it running; with ``wait``, return once it answers."""
         child = Child(program, self.logs / f"{program.name}.log")
         self.children[program.name] = child
-        await self._spawn(child)
         child.keeper = asyncio.create_task(self._keep(child))
         if wait:
             ready = asyncio.create_task(wait_ready(program))
@@ -81,6 +83,8 @@ class Supervisor:
         wanted = [self.children[name] for name in names if name in self.children]
         for child in wanted:
             child.stopping = True
+            if child.keeper is not None and not _is_running(child):
+                child.keeper.cancel()  # it would start the child
             _signal(child, signal.SIGTERM)
         keepers = [child.keeper for child in wanted if child.keeper]
         if keepers:
@@ -104,24 +108,50 @@ class Supervisor:
             child.works.add(work)
             child.has_worked = True
 
-    async def _spawn(self, child: Child) -> None:
+    async def launch(
+        self, argv: Sequence[str], environment: Mapping[str, str], output: int | None = None
+    ) -> Process:
+        """Start a process, by a fork if that is possible.
+
+        Args:
+            environment: variables in addition to those of every child and the inherited ones.
+            output: file that it writes to; by default, what this process writes to.
+        """
+        whole = {**os.environ, **self.environment, **environment, **SAFE_PATH}
+        if self.starter is not None:
+            files = (1, 2) if output is None else (output, output)
+            if (forked := await self.starter.start(argv, whole, files)) is not None:
+                return forked
+        return await asyncio.create_subprocess_exec(
+            *argv,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            env=whole,
+            start_new_session=True,  # Ctrl-C ends this process, which stops the others in order
+            preexec_fn=die_with_parent if sys.platform == "linux" else None,
+        )
+
+    async def _spawn(self, child: Child) -> Process:
         with child.log_path.open("ab") as output:
-            child.process = await asyncio.create_subprocess_exec(
-                *child.program.argv,
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                env={**os.environ, **self.environment, **child.program.environment, **SAFE_PATH},
-                start_new_session=True,  # Ctrl-C ends this process, which stops the others in order
-                preexec_fn=die_with_parent if sys.platform == "linux" else None,
-            )
+            program = child.program
+            child.process = None
+            child.process = await self.launch(program.argv, program.environment, output.fileno())
+        return child.process
 
     async def _keep(self, child: Child) -> None:
+        try:
+            await self._restart(child)
+        except OSError as error:
+            if not self.failed.done():
+                self.failed.set_exception(error)
+
+    async def _restart(self, child: Child) -> None:
         deaths = 0
         while True:
-            assert child.process is not None
+            process = await self._spawn(child)
             began = time.monotonic()
-            status = await child.process.wait()
+            status = await process.wait()
             if child.stopping:
                 return
             is_useful = time.monotonic() - began > STABLE_S
@@ -133,10 +163,7 @@ class Supervisor:
                 return
             log.warning("child_died", name=child.program.name, status=status)
             await asyncio.sleep(min(MAX_BACKOFF_S, 0.2 * 2 ** (deaths - 1)))
-            if child.stopping:
-                return
             child.num_restarts += 1
-            await self._spawn(child)
 
     def _fail(self, child: Child, status: int) -> None:
         last = last_line(child.log_path)
@@ -154,12 +181,11 @@ def last_line(path: Path) -> str:
     return f"see {path}"
 
 
+def _is_running(child: Child) -> bool:
+    return child.process is not None and child.process.returncode is None
+
+
 def _signal(child: Child, signum: int) -> None:
     if child.process is not None and child.process.returncode is None:
         with contextlib.suppress(ProcessLookupError):
             child.process.send_signal(signum)
-
-
-def die_with_parent() -> None:
-    """Ask Linux, between fork and exec, to kill this process when its parent ends."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)

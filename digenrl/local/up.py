@@ -4,7 +4,6 @@ import asyncio
 import os
 import shutil
 import signal
-import sys
 import time
 from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from typing import Any, Literal
 import httpx
 from rich.console import Console
 
+from digenrl.local.ahead import ahead_of
 from digenrl.local.brokers import HOST_CACHE, Brokers, plan_brokers
 from digenrl.local.display import Display
 from digenrl.local.evaluation import LocalEvaluation
@@ -20,7 +20,8 @@ from digenrl.local.gpus import EVALUATOR, REPORT
 from digenrl.local.ports import free_ports
 from digenrl.local.preflight import LocalRun
 from digenrl.local.processes import command, follower_of, scheduler_of, workers_of
-from digenrl.local.supervisor import SAFE_PATH, Supervisor, die_with_parent
+from digenrl.local.starter import Starter
+from digenrl.local.supervisor import Supervisor
 
 POLL_S = 0.5
 EXIT_INTERRUPTED = 130
@@ -68,10 +69,10 @@ async def run_locally(local: LocalRun) -> int:
     weighted = local.recipe.largest_weight is not None
     display = Display(console, api.url, str(local.folder / "logs"), weighted)
     brokers = plan_brokers(local.folder, local.password)
-    supervisor = Supervisor(
-        local.folder / "logs",
-        brokers.environment | local.tokens.environment | _no_cache(local),
-    )
+    environment = brokers.environment | local.tokens.environment | _no_cache(local)
+    logs = local.folder / "logs"
+    starter = await Starter.begin(ahead_of(local.recipe), environment, logs / "starter.log")
+    supervisor = Supervisor(logs, environment, starter)
     evaluation = _evaluation(local, supervisor, display, client)
     interrupted = _on_interrupt()
     began = time.monotonic()
@@ -86,13 +87,15 @@ async def run_locally(local: LocalRun) -> int:
                 outcome = await _until(_finish(evaluation), supervisor, interrupted)
             await _stop_services(supervisor)
         if outcome == "finished":
-            code = await _report(local, supervisor.environment, wall_seconds, interrupted)
+            code = await _report(local, supervisor, wall_seconds, interrupted)
             return code if code != EXIT_INTERRUPTED else _explain("interrupted", local, console)
         return _explain(outcome, local, console)
     finally:
         await _stop_services(supervisor)
         await supervisor.stop(BROKERS)
         await client.aclose()
+        if starter is not None:
+            await starter.stop()
         shutil.rmtree(local.folder / HOST_CACHE, ignore_errors=True)
 
 
@@ -212,33 +215,29 @@ def _evaluation(
 
 
 async def _report(
-    local: LocalRun, environment: Mapping[str, str], wall_seconds: float, interrupted: asyncio.Event
+    local: LocalRun, supervisor: Supervisor, wall_seconds: float, interrupted: asyncio.Event
 ) -> int:
     argv = command(
         "report", "--run", local.recipe.run.name, "--out", str(local.folder),
         "--wall-seconds", str(wall_seconds),
     )  # fmt: skip
-    return await run_to_end(
-        argv, {**environment, **local.gpus.environments[REPORT], **SAFE_PATH}, interrupted
-    )
+    return await run_to_end(supervisor, argv, local.gpus.environments[REPORT], interrupted)
 
 
 async def run_to_end(
-    argv: Sequence[str], environment: Mapping[str, str], interrupted: asyncio.Event
+    supervisor: Supervisor,
+    argv: Sequence[str],
+    environment: Mapping[str, str],
+    interrupted: asyncio.Event,
 ) -> int:
     """Run a program and return its exit code; if it is interrupted, terminate it."""
-    process = await asyncio.create_subprocess_exec(
-        *argv,
-        env={**os.environ, **environment},
-        start_new_session=True,  # Ctrl-C ends this process, which ends the other
-        preexec_fn=die_with_parent if sys.platform == "linux" else None,
-    )
+    process = await supervisor.launch(argv, environment)
     ending, asked = asyncio.create_task(process.wait()), asyncio.create_task(interrupted.wait())
     await asyncio.wait({ending, asked}, return_when=asyncio.FIRST_COMPLETED)
     asked.cancel()
     if ending.done():
         return ending.result()
-    process.terminate()
+    process.send_signal(signal.SIGTERM)
     await ending
     return EXIT_INTERRUPTED
 

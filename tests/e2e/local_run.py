@@ -75,6 +75,7 @@ class LocalRun:
         output, _ = self.process.communicate(timeout=PATIENCE_S)
         assert self.process.returncode == 0, output
         assert "loading_model" not in output, "what services log is in files"
+        assert "starter_lost" not in output, "the libraries can be imported ahead"
         summary: dict[str, Any] = json.loads((self.folder / "summary.json").read_text())
         return summary
 

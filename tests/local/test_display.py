@@ -3,11 +3,13 @@
 import asyncio
 import io
 import sys
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
 from digenrl.local.display import Display, doing
+from digenrl.local.supervisor import Supervisor
 from digenrl.local.up import EXIT_INTERRUPTED, run_to_end
 
 RUN = {
@@ -80,12 +82,12 @@ def test_a_shortage_of_memory_is_said_once_with_what_the_device_does_since_and_t
     assert doing(short) == "generating (out of memory: 4 at a time)"
 
 
-async def test_ctrl_c_ends_the_evaluation_at_the_end_at_once() -> None:
-    interrupted = asyncio.Event()
+async def test_ctrl_c_ends_the_evaluation_at_the_end_at_once(tmp_path: Path) -> None:
+    supervisor, interrupted = Supervisor(tmp_path, {}), asyncio.Event()
     sleeps = [sys.executable, "-c", "import time; time.sleep(600)"]
-    running = asyncio.create_task(run_to_end(sleeps, {}, interrupted))
+    running = asyncio.create_task(run_to_end(supervisor, sleeps, {}, interrupted))
     assert not (await asyncio.wait({running}, timeout=0.2))[0]
     interrupted.set()
     assert await asyncio.wait_for(running, 10) == EXIT_INTERRUPTED
     ends = [sys.executable, "-c", "import sys; sys.exit(7)"]
-    assert await run_to_end(ends, {}, asyncio.Event()) == 7
+    assert await run_to_end(supervisor, ends, {}, asyncio.Event()) == 7

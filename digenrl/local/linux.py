@@ -1,0 +1,28 @@
+"""What Linux lets a process say of its children's ends. Other systems: nothing of it."""
+
+import ctypes
+import os
+import signal
+
+PR_SET_PDEATHSIG = 1
+PR_SET_CHILD_SUBREAPER = 36
+
+
+def die_with_parent() -> None:
+    """Ask Linux to kill this process when its parent ends."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def adopt_orphans(wanted: bool) -> bool:
+    """Become the parent of descendants whose own parents end, or no longer; tell whether Linux
+    lets this process."""
+    return bool(ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, int(wanted)) == 0)
+
+
+def has_pidfds() -> bool:
+    """Tell whether this system has files that stand for processes; a sandbox may forbid them."""
+    try:
+        os.close(os.pidfd_open(os.getpid()))
+    except (AttributeError, OSError):
+        return False
+    return True
