@@ -14,6 +14,7 @@ from digenrl.commands.gc import gc
 from digenrl.commands.generate import generate
 from digenrl.commands.model import model
 from digenrl.commands.plan import plan
+from digenrl.commands.repair import repair
 from digenrl.commands.report import report
 from digenrl.commands.serve import serve
 from digenrl.commands.serve_scorer import serve_scorer
@@ -36,7 +37,7 @@ app = typer.Typer(
 )
 app.command("profile")(profile)
 app.command("tail-check")(tail_check)
-of_runs = (report, follow, evaluate, gc, up, check, serve, brokers)
+of_runs = (report, follow, evaluate, gc, repair, up, check, serve, brokers)
 for command in (*of_runs, generate, serve_scorer, plan, sim):
     app.command()(command)
 app.add_typer(model, name="model")

@@ -79,6 +79,10 @@ FENCED = Counter(
     "digenrl_fenced_total", "Commands and changes of a scheduler whose epoch is over", ["what"]
 )
 
+CORRUPT = Counter(
+    "digenrl_corrupt_objects_total", "Stored objects found damaged, by what they are", ["what"]
+)
+
 STALENESS = Counter("digenrl_staleness_steps_total", "Trained samples by staleness", ["steps"])
 
 

@@ -179,7 +179,7 @@ class TrainerApp:
                 log.warning("batch_begun_again", reason=str(error))
                 parent = None
             except (BatchFailed, OutOfMemory) as error:
-                batch = 0 if parent is None else parent.version
+                batch = self._batch if parent is None else parent.version
                 parent, is_final = None, self._failures.is_final(batch, error)
                 if isinstance(error, OutOfMemory):
                     since = "the run has failed" if is_final else AGAIN[error.smaller]
@@ -244,6 +244,7 @@ class TrainerApp:
             assert record is not None
         try:
             self._use(None)
+            self._batch = record.policy.version
             await self._resuming.to(record)
             self._use(record.policy)
             await self._store_states_of(record)

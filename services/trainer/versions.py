@@ -96,6 +96,12 @@ class Versions:
         batch = commands[0].batch
         return await store_commands(self._store, self._bus.run, batch, commands)
 
+    async def store_again(self, snapshot: Snapshot) -> None:
+        """Store weights once more that are damaged in the store: they have the same names."""
+        await store_weights(self._store, self._bus.run, snapshot)
+        if snapshot.sampling is not None:
+            await store_sampling(self._store, self._bus.run, snapshot.sampling)
+
     async def add_states(self, record: CommitRecord, snapshot: Snapshot) -> None:
         """Store the optimizer's state of a committed version, and say that it is complete."""
         checkpoint = await store_states(self._store, self._bus.run, snapshot)
@@ -107,7 +113,7 @@ class Versions:
     async def _digest_of(self, parent: CommitRecord | None) -> str | None:
         if parent is None:
             return None
-        return await stored_digest(self._store, self._bus.run, parent.policy.version)
+        return await stored_digest(self._store, self._bus.run, parent.policy.version, parent)
 
     async def announce(self, record: CommitRecord, seconds: float = 0.0) -> None:
         self._worker.policy_version = record.policy.version

@@ -23,7 +23,14 @@ from shared.errors import ContractError
 from shared.learning.curriculum import Saturated
 from shared.messages.contracts import ObjectRef, Policy
 from shared.messages.records import Count, Digest, Record, Token
-from shared.run.commits import CommitRecord, StoredRecord, read_stored, saturated_groups
+from shared.run.commits import (
+    CommitRecord,
+    StoredRecord,
+    broken_chain,
+    read_stored,
+    read_verified,
+    saturated_groups,
+)
 from shared.run.layout import chain_folder, commit_key, commits_folder, segment_key
 from shared.store import ObjectStore
 
@@ -186,12 +193,12 @@ async def read_chain(
     if keys and keys[-1] != commit_key(run, count - 1):
         raise ContractError(f"the commits of run {run} are broken: a record is missing")
     there = frozenset(await store.keys(chain_folder(run)))
-    for usable in (there, frozenset[str]()):
-        reader = _Reader(store, run, count, usable, wanted, curriculum)
+    for usable, careful in ((there, False), (frozenset[str](), False), (frozenset[str](), True)):
+        reader = _Reader(store, run, count, usable, wanted, curriculum, careful)
         if await reader.read() and await reader.is_confirmed():
             return reader.chain()
         log.warning("chain_broken", run=run, version=reader.length, segments=len(usable))
-    raise ContractError(f"the commits of run {run} are broken at version {reader.length}")
+    raise broken_chain(run, reader.length)
 
 
 @dataclass(slots=True)
@@ -204,6 +211,8 @@ class _Reader:
     """Keys of segments that may be used."""
     is_wanted: Callable[[Step], bool]
     curriculum: bool
+    careful: bool = False
+    """Whether each record is compared with its copy."""
     length: int = 0
     """Number of steps so far."""
     steps: deque[Step] = field(default_factory=lambda: deque(maxlen=LONG))
@@ -233,12 +242,12 @@ class _Reader:
         return True
 
     async def is_confirmed(self) -> bool:
-        """Whether the last step is really that of the newest record."""
-        if self.newest is None and self.count:
-            [stored] = await _stored(self.store, self.run, [self.count - 1])
-            self.newest = stored.record
-            return stored.digest == self._digest
-        return True
+        """Whether the last step is really that of the newest record, for which none vouches."""
+        if not self.count:
+            return True
+        [stored] = await _stored(self.store, self.run, [self.count - 1], careful=True)
+        self.newest = stored.record
+        return stored.digest == self._digest
 
     def chain(self) -> Chain:
         """What was read; the newest step is always wanted."""
@@ -259,11 +268,11 @@ class _Reader:
 
     async def _take_records(self, versions: range) -> bool:
         """Take records, if they go on from here."""
-        for stored in await _stored(self.store, self.run, versions):
+        found = await _stored(self.store, self.run, versions, careful=self.careful)
+        for stored in found:
             if stored.record.parent != self._digest:
                 return False
             self._add(step_of(stored))
-            self.newest = stored.record if self.length == self.count else None
         return True
 
     def _add(self, step: Step) -> None:
@@ -284,13 +293,16 @@ class _Reader:
             await keep_long(self.store, self.run, self.length - LONG)
 
 
-async def _stored(store: ObjectStore, run: str, versions: Sequence[int]) -> list[StoredRecord]:
+async def _stored(
+    store: ObjectStore, run: str, versions: Sequence[int], *, careful: bool = False
+) -> list[StoredRecord]:
     """Read records, some at a time; raises ContractError if one is missing."""
+    read = read_verified if careful else read_stored
     found: list[StoredRecord] = []
     for begin in range(0, len(versions), AT_ONCE):
         part = versions[begin : begin + AT_ONCE]
         for version, each in zip(
-            part, await asyncio.gather(*(read_stored(store, run, n) for n in part)), strict=True
+            part, await asyncio.gather(*(read(store, run, n) for n in part)), strict=True
         ):
             if each is None:
                 raise ContractError(f"the commits of run {run} are broken at version {version}")

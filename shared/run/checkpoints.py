@@ -6,7 +6,7 @@ was complete by then. Who resumes goes back to the newest complete one, and trai
 then again, by the commands that their commit records name, without new records.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import AsyncGenerator, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -85,6 +85,23 @@ async def newest_checkpoint(store: ObjectStore, newest: CommitRecord) -> Resumpt
         if found is not None:
             return Resumption(version, found)
     return Resumption(newest.resumes_from, newest.checkpoint)
+
+
+async def older_checkpoints(
+    store: ObjectStore, newest: CommitRecord, before: int
+) -> AsyncGenerator[Resumption]:
+    """Yield the checkpoints of versions below ``before`` that are still there, newest first."""
+    for version in range(min(before, newest.policy.version) - 1, -1, -1):
+        record = await read_commit(store, newest.run, version)
+        found = None if record is None else await checkpoint_of(store, record)
+        if found is not None and await store.backend.size(found.key) == found.size:
+            yield Resumption(version, found)
+
+
+async def forget_checkpoint(store: ObjectStore, run: str, version: int) -> None:
+    """Say no more that the checkpoint of a version is stored, since it is damaged: what is stored
+    anew can be named then. One that the commit record itself names stays named."""
+    await store.delete([state_key(run, version)])
 
 
 async def stored_versions(store: ObjectStore, run: str) -> set[int]:

@@ -22,6 +22,7 @@ from shared.messages.contracts import ObjectRef, Policy
 from shared.messages.fluid import Checksum, Share
 from shared.messages.records import Count, Digest, Record, Text, Token
 from shared.messages.staleness import Admissible
+from shared.run.copies import verified
 from shared.run.layout import commit_key, commits_folder
 from shared.store import ObjectStore
 
@@ -170,45 +171,78 @@ class Named(Protocol):
 
 
 async def read_stored(store: ObjectStore, run: str, version: int) -> StoredRecord | None:
-    """Return a record with the digest of its bytes, None if the version is not committed.
+    """Return a record with the digest of its bytes, None if the version is not committed. If it is
+    no record, its copy takes its place.
 
     Raises:
-        ContractError: if the object is no record.
+        ContractError: if the object is no record, and has no copy.
     """
     data = await store.read(commit_key(run, version))
-    return None if data is None else StoredRecord(_decoded(data, run, version), record_digest(data))
+    if data is None:
+        return None
+    try:
+        return StoredRecord(_decoded(data, run, version), record_digest(data))
+    except ContractError:
+        return await _copied(store, run, version, data)
+
+
+async def read_verified(store: ObjectStore, run: str, version: int) -> StoredRecord | None:
+    """Return what `read_stored` does, from its copy also if only the copy is what it was."""
+    data = await store.read(commit_key(run, version))
+    return None if data is None else await _copied(store, run, version, data)
+
+
+async def _copied(store: ObjectStore, run: str, version: int, data: bytes) -> StoredRecord:
+    data = await verified(store, run, version, data)
+    return StoredRecord(_decoded(data, run, version), record_digest(data))
 
 
 async def read_commit(store: ObjectStore, run: str, version: int) -> CommitRecord | None:
-    """Raises ContractError if the object is no record."""
-    data = await store.read(commit_key(run, version))
-    return None if data is None else _decoded(data, run, version)
+    """Raises ContractError as `read_stored` does."""
+    stored = await read_stored(store, run, version)
+    return None if stored is None else stored.record
 
 
 def _decoded(data: bytes, run: str, version: int) -> CommitRecord:
     try:
         return CommitRecord.model_validate_json(data)
     except ValidationError as error:
-        raise ContractError(f"{commit_key(run, version)} is not a commit record") from error
+        key = commit_key(run, version)
+        raise ContractError(f"{key} is not a commit record; {remedy(run)}") from error
 
 
-async def stored_digest(store: ObjectStore, run: str, version: int) -> str:
+def remedy(run: str) -> str:
+    return f"stop the run, and digenrl repair {run} says what can be done"
+
+
+async def stored_digest(
+    store: ObjectStore, run: str, version: int, expected: CommitRecord | None = None
+) -> str:
     """Return the digest of a version's record, which the next record names.
 
+    Args:
+        expected: the record as it was made, so that a damaged one is noticed.
+
     Raises:
-        ContractError: if the version is not committed.
+        ContractError: if the version is not committed, or its record is damaged and has no copy.
     """
-    data = await store.read(commit_key(run, version))
-    if data is None:
+    stored = await read_stored(store, run, version)
+    if stored is not None and expected is not None and stored.record != expected:
+        stored = await read_verified(store, run, version)
+    if stored is None:
         raise ContractError(f"{commit_key(run, version)} is missing")
-    return record_digest(data)
+    if expected is not None and stored.record != expected:
+        raise ContractError(f"{commit_key(run, version)} is damaged; {remedy(run)}")
+    return stored.digest
 
 
 async def newest_commit(store: ObjectStore, run: str) -> CommitRecord | None:
     keys = await store.keys(commits_folder(run))
     if not keys:
         return None
-    return await read_commit(store, run, int(keys[-1].rsplit("/", 1)[1].removesuffix(".json")))
+    version = int(keys[-1].rsplit("/", 1)[1].removesuffix(".json"))
+    found = await read_verified(store, run, version)  # no record after it vouches for it
+    return None if found is None else found.record
 
 
 async def commit_chain(store: ObjectStore, run: str) -> list[CommitRecord]:
@@ -220,13 +254,34 @@ async def commit_chain(store: ObjectStore, run: str) -> list[CommitRecord]:
     chain: list[CommitRecord] = []
     parent: str | None = None
     for version in range(len(await store.keys(commits_folder(run)))):
-        data = await store.read(commit_key(run, version))
-        record = None if data is None else _decoded(data, run, version)
-        if data is None or record is None or record.parent != parent:
-            raise ContractError(f"the commits of run {run} are broken at version {version}")
-        chain.append(record)
-        parent = record_digest(data)
+        stored = await read_stored(store, run, version)
+        if stored is None or stored.record.parent != parent:
+            return await _verified_chain(store, run)
+        chain.append(stored.record)
+        parent = stored.digest
     return chain
+
+
+async def _verified_chain(store: ObjectStore, run: str) -> list[CommitRecord]:
+    chain: list[CommitRecord] = []
+    parent: str | None = None
+    for version in range(len(await store.keys(commits_folder(run)))):
+        stored = await read_verified(store, run, version)
+        if stored is None or stored.record.parent != parent:
+            raise broken_chain(run, version)
+        chain.append(stored.record)
+        parent = stored.digest
+    return chain
+
+
+def broken_chain(run: str, version: int) -> ContractError:
+    """Return the error of a chain in which ``version`` does not name the record before it: the one
+    or the other is damaged."""
+    either = f"{max(0, version - 1)} or {version}"
+    return ContractError(
+        f"the commits of run {run} are broken at version {version}: the record of version {either} "
+        f"is damaged; {remedy(run)}"
+    )
 
 
 async def admissible_versions(

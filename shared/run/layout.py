@@ -5,6 +5,8 @@
 <run>/files/<key>.json               digests of the model and the rewards (files.py)
 <run>/commits/<version>.json         the commit records (commits.py)
 <run>/chain/<size>/<version>.json    what is needed of so many old ones (chain.py)
+<run>/copies/<version>/<sha256>.z    each commit record once more, in case it is damaged (copies.py)
+<run>/quarantine/...                 what `digenrl repair` has moved away
 <run>/epochs/<epoch>.json            which scheduler commanded when (epochs.py)
 <run>/weights/<sha256>.safetensors   a policy version's weights, while it is kept (retention.py)
 <run>/checkpoints/<sha256>...        its optimizer and random state, as long
@@ -54,6 +56,16 @@ def segment_key(run: str, size: int, first: int) -> str:
     """Return where the summary of ``size`` commits is stored, of which version ``first`` is the
     oldest."""
     return f"{chain_folder(run)}/{size}/{first:08d}.json"
+
+
+def copies_folder(run: str, version: int) -> str:
+    """Return where copies of a version's commit record are."""
+    return f"{run}/copies/{version:08d}"
+
+
+def quarantine_key(run: str, key: str) -> str:
+    """Return where a damaged object of a run is moved to."""
+    return f"{run}/quarantine/{key.removeprefix(f'{run}/')}"
 
 
 def epochs_folder(run: str) -> str:

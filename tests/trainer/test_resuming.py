@@ -5,9 +5,15 @@ import asyncio
 
 import pytest
 
-from shared.messages.contracts import GroupTrained
+from shared.messages.contracts import GroupTrained, ObjectRef
+from shared.run.chain import read_chain
 from shared.run.checkpoints import checkpoint_of, newest_checkpoint
 from shared.run.commits import commit_chain
+from shared.run.copies import keep_copy
+from shared.run.layout import commit_key
+from shared.run.shards import is_whole
+from shared.store import ObjectStore
+from shared.store.folder import FolderBackend
 from tests.trainer.cluster import RUN, Cluster, Start
 from tests.trainer.fakes import FakeTraining
 
@@ -167,3 +173,53 @@ async def test_only_the_first_device_is_held_while_a_version_is_copied(trainer: 
         assert any(each.startswith("d0 train 1/1") for each in run.training.log)
         run.backend.given.set()
         await run.commit(2)
+
+
+def flip(store: ObjectStore, ref: ObjectRef) -> None:
+    """Damage one byte of an object of a folder store."""
+    assert isinstance(store.backend, FolderBackend)
+    path = store.backend._root / ref.key
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(bytes(data))
+
+
+@pytest.mark.parametrize("damaged", ["checkpoint", "weights"])
+async def test_a_damaged_byte_in_the_newest_version_sends_a_trainer_back_to_the_one_before(
+    trainer: Start, damaged: str
+) -> None:
+    async with trainer(trainer__checkpoint_every=1) as run:
+        run.run_freely()
+        await trained_to(run, 2)
+        newest = await run.commit(2)
+        at = await newest_checkpoint(run.store, newest)
+    ref = at.checkpoint if damaged == "checkpoint" else newest.weights
+    flip(run.store, ref)
+    assert not await is_whole(run.store, ref)
+    async with trainer(trainer__checkpoint_every=1) as run:
+        run.run_freely()
+        await run.send(2, 0, 1)
+        await run.commit(3)
+        assert run.training.adapter == b"fresh+8+8+8"
+        assert [r.policy.version for r in await commit_chain(run.store, RUN)] == [0, 1, 2, 3]
+    assert await is_whole(run.store, ref), "what came out again was stored again"
+
+
+async def test_a_damaged_record_is_read_from_its_copy(trainer: Start) -> None:
+    async with trainer() as run:
+        run.run_freely()
+        await trained_to(run, 2)
+        chain = await read_chain(run.store, RUN)
+        for step in chain.recent:
+            await keep_copy(run.store, RUN, step.version, step.digest)
+    before = await commit_chain(run.store, RUN)
+    for version in (1, 2):
+        key = commit_key(RUN, version)
+        data = await run.store.read(key)
+        assert data is not None
+        await run.store.write(key, data.replace(b'"metrics"', b'"metricz"'))
+    async with trainer() as run:
+        run.run_freely()
+        await run.send(2, 0, 1)
+        await run.commit(3)
+    assert (await commit_chain(run.store, RUN))[:3] == before

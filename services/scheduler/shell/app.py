@@ -55,6 +55,7 @@ from shared.messages.fluid import FluidCommand
 from shared.process.service import Health
 from shared.run.chain import SHORT, Chain, Step, read_chain
 from shared.run.commits import CommitRecord, StoredRecord, read_stored
+from shared.run.copies import keep_copy
 from shared.run.layout import usage_key
 from shared.run.retention import Retention, version_folders
 from shared.run.versions import Version, VersionIndex
@@ -70,6 +71,8 @@ READ_S = 0.05
 """Seconds of reading what is stored after which others have a turn."""
 COMMITS_KEPT = 64
 """Times of commits that are kept."""
+COPIES_CHECKED = 32
+"""Newest records of which a copy is looked for at the start."""
 OPENING = (PolicyPublished, OperatorRequest, Recovered, BatchesSeen)
 """Events that may give every device something to do, or are about all that the run has done. They
 are handled in a thread, while statuses are heard."""
@@ -113,6 +116,8 @@ class Scheduler:
     _first: State = field(init=False)
     _segments: "asyncio.Queue[int]" = field(default_factory=asyncio.Queue)
     """Versions up to which segments of the chain are to be stored."""
+    _uncopied: "asyncio.Queue[Step]" = field(default_factory=asyncio.Queue)
+    """Versions whose record is to be copied."""
 
     def __post_init__(self) -> None:
         self._first = self.state
@@ -169,6 +174,7 @@ class Scheduler:
             tasks.create_task(self.roster.watch())
             tasks.create_task(self._cleanup.run(self.chain.newest))
             tasks.create_task(self._keep_segments())
+            tasks.create_task(self._keep_copies())
             tasks.create_task(versions.look_for_ever())
             if self.goal is not None and self.state.goal_reached_by is None:
                 tasks.create_task(self.goal.watch(self._inbox.put))
@@ -218,6 +224,16 @@ class Scheduler:
         while True:
             end = await self._segments.get()
             await retry(partial(self.chain.keep, end))
+
+    async def _keep_copies(self) -> None:
+        """Copy commit records for ever, beside the handling of events; first those of the newest
+        versions, which a scheduler that died may have left without."""
+        for each in [*self.chain.recent][-COPIES_CHECKED:]:
+            self._uncopied.put_nowait(each)
+        while True:
+            each = await self._uncopied.get()
+            copy = partial(keep_copy, self.store, self.bus.run, each.version, each.digest)
+            await retry(copy)
 
     def _start_over(self) -> State:
         """Forget what follows from the streams; returns the state so far."""
@@ -311,6 +327,7 @@ class Scheduler:
         # Indexed after the batch is opened: devices wait for that, and can find the record.
         await retry(partial(self._index, record))
         measure_commit(record)
+        self._uncopied.put_nowait(step)
         await self._keep_usage(record)
         self._cleanup.committed(record)
         if (record.policy.version + 1) % SHORT == 0:

@@ -1,0 +1,49 @@
+"""`digenrl repair`: finds what is damaged in a stopped run's store, and mends it."""
+
+import asyncio
+from typing import Annotated
+
+import typer
+
+from digenrl.commands.options import RUNS, RunArgument, RunOption, Runs, named
+
+
+def repair(
+    name: RunArgument = "",
+    run: RunOption = "",
+    apply: Annotated[
+        bool, typer.Option("--apply", help="mend it; without this, only say what would be done")
+    ] = False,
+    runs: Runs = RUNS,
+) -> None:
+    """Read everything that is stored of a stopped run, and say what is damaged; with --apply, move
+    it to the run's quarantine, and put back what is known. Exits with 1 if something is left."""
+    from digenrl.local.store import store_of
+    from shared.process.settings import ServiceSettings
+    from shared.run.repair import find_damage, mend
+    from shared.store import open_store
+
+    wanted = named(name, run)
+    with store_of(runs / wanted):
+        store = open_store(ServiceSettings(run=wanted).store)
+        found = asyncio.run(find_damage(store, wanted))
+        for each in found:
+            typer.echo(f"{each.key}: {each.what}")
+            typer.echo(f"    {each.remedy if each.remedy != 'none' else 'by hand'}: {each.then}")
+        if not found:
+            typer.echo("nothing is damaged")
+            return
+        if not apply:
+            typer.echo("nothing was changed; --apply mends it")
+            raise typer.Exit(1)
+
+        async def mend_all() -> None:
+            for each in found:
+                await mend(store, wanted, each)
+
+        asyncio.run(mend_all())
+        left = sum(each.remedy == "none" for each in found)
+        kept = f"{wanted}/quarantine"
+        typer.echo(f"mended {len(found) - left} objects; the damaged ones are in {kept}")
+        if left:
+            raise typer.Exit(1)
