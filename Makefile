@@ -4,9 +4,9 @@ VENV ?= .venv
 TEST_VENV ?= .test-venv
 ARGS ?=
 UV_EXTRA ?=
-SOURCES := pyproject.toml constraints.txt
+SOURCES := pyproject.toml constraints.txt requirements.lock
 
-.PHONY: install demo bench bench-quick bench-learning gpu-day test test-fast test-all check lint types compose-up compose-down clean
+.PHONY: install demo bench bench-quick bench-learning gpu-day test test-fast test-all check lint types lock sbom compose-up compose-down clean
 
 install: $(VENV)/.installed
 demo: $(VENV)/.installed
@@ -72,6 +72,21 @@ lint: $(TEST_VENV)/.installed
 types: $(TEST_VENV)/.installed
 	$(TEST_VENV)/bin/mypy
 
+# Exact versions and hashes of all packages, anew from constraints.txt; UPGRADE=--upgrade takes newer
+# ones of what that does not name. torch and CUDA are left out: they come in one build per device.
+lock: $(TEST_VENV)/.installed
+	mkdir -p build
+	$(TEST_VENV)/bin/uv pip compile pyproject.toml --extra dev --universal --python-version 3.11 $(UPGRADE) \
+	    --constraint constraints.txt --generate-hashes --no-annotate --no-header --no-emit-index-url \
+	    --quiet --output-file build/all.lock
+	awk '/^[a-z]/ { left_out = /^(torch|triton)==|^(nvidia|cuda)-/ } !left_out' build/all.lock > requirements.lock
+
+# What is installed, as a bill of materials in CycloneDX's format.
+sbom: $(VENV)/.installed
+	mkdir -p build
+	$(VENV)/bin/uvx --from cyclonedx-bom==7.5.0 cyclonedx-py environment $(VENV)/bin/python \
+	    --output-format JSON --output-file build/sbom.json
+
 compose-up:
 	docker compose up --build --wait $(ARGS)
 
@@ -82,12 +97,14 @@ clean:
 	rm -rf $(VENV) $(TEST_VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
 # uv is ten times faster than pip, and finds a CPU build of torch where PIP_FIND_LINKS offers one.
-# Compiled bytecode halves the start of every service; without it some machines never write any.
+# A package whose hash is not in requirements.lock is refused. Compiled bytecode halves the start of
+# every service; without it some machines never write any.
 $(VENV)/.installed: EXTRA := all
 $(TEST_VENV)/.installed: EXTRA := dev
 %/.installed: $(SOURCES)
 	$(PYTHON) -m venv $*
 	$*/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt uv
 	$*/bin/uv pip install --python $*/bin/python $(if $(PIP_FIND_LINKS),--find-links $(PIP_FIND_LINKS)) \
-	    --compile-bytecode --constraint constraints.txt $(UV_EXTRA) --editable ".[$(EXTRA)]"
+	    --compile-bytecode --constraint constraints.txt --constraint requirements.lock $(UV_EXTRA) \
+	    --editable ".[$(EXTRA)]"
 	touch $@
