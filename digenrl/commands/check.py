@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from digenrl.commands.options import AsJson, HostGpus, Hosts, RecipeFile
+from digenrl.commands.options import AsJson, HostGpus, HostMemory, Hosts, RecipeFile
 from shared.errors import UserError
 
 
@@ -18,6 +18,7 @@ def check(
         str | None, typer.Option(help="cost profile; by default the one named like the model")
     ] = None,
     hosts: Hosts = None,
+    host_memory: HostMemory = None,
     host_gpus: HostGpus = 8,
     streamed: Annotated[
         str | None,
@@ -47,7 +48,8 @@ def check(
 
     try:
         checked = check_recipe(
-            recipe, devices, profile, hosts=hosts, host_gpus=host_gpus, streamed=streamed,
+            recipe, devices, profile, hosts=hosts, host_gpus=host_gpus, host_memory=host_memory,
+            streamed=streamed,
             elsewhere=elsewhere, traced=traced, say=partial(typer.echo, err=True),
         )  # fmt: skip
     except UserError as error:

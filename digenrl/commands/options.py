@@ -24,6 +24,12 @@ HostGpus = Annotated[int, typer.Option(min=1, help="GPUs per host where only GPU
 Hosts = Annotated[
     str | None, typer.Option(help="hosts by kind and GPUs, e.g. h100x8*4 or h100x8*2+a100x8*2")
 ]
+HostMemory = Annotated[
+    str | None,
+    typer.Option(
+        help="GiB of memory of each host of a kind whose workers stream the network, e.g. 4090=128"
+    ),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="print JSON instead of tables")]
 ProfileVariant = Annotated[Variant, typer.Option(help="what is trained")]
 TensorBoardFolder = Annotated[

@@ -5,7 +5,15 @@ from typing import Annotated
 
 import typer
 
-from digenrl.commands.options import AsJson, HostGpus, Hosts, ProfileVariant, Variant, zero_or_one
+from digenrl.commands.options import (
+    AsJson,
+    HostGpus,
+    HostMemory,
+    Hosts,
+    ProfileVariant,
+    Variant,
+    zero_or_one,
+)
 
 
 def plan(
@@ -21,6 +29,7 @@ def plan(
     ] = None,
     devices: Annotated[str | None, typer.Option(help="GPUs by kind, e.g. h100=16,a100=16")] = None,
     hosts: Hosts = None,
+    host_memory: HostMemory = None,
     host_gpus: HostGpus = 8,
     as_json: AsJson = False,
 ) -> None:
@@ -31,6 +40,7 @@ def plan(
     found = find_plan(
         recipe, devices, profile=profile, variant=variant.value,
         staleness=zero_or_one(staleness), host_gpus=host_gpus, hosts=hosts,
+        host_memory=host_memory,
     )  # fmt: skip
     if as_json:
         typer.echo(plan_as_json(found))

@@ -99,6 +99,7 @@ def check(
     profile: str | None = None,
     *,
     hosts: str | None = None,
+    host_memory: str | None = None,
     host_gpus: int = HOST_GPUS,
     streamed: str | None = None,
     elsewhere: bool = False,
@@ -112,6 +113,7 @@ def check(
         devices: as ``h100=8,a100=16``; without devices, nothing is forecast.
         profile: name of the cost profile; by default the one named like the model.
         hosts: the same by hosts, as ``h100x8*4``.
+        host_memory: GiB of memory of each host of a kind, as ``4090=128``, for workers that stream.
         host_gpus: number of GPUs per host where only devices are counted.
         streamed: kinds of the devices whose workers stream the network.
         elsewhere: do not look for the model and the rewards on this host.
@@ -137,6 +139,7 @@ def check(
         if pool is not None:
             expected = forecast(
                 recipe, pool[1], profile, option=pool[0], host_gpus=host_gpus, streamed=streamed,
+                host_memory=host_memory,
                 timing=timing, trace=found,
             )  # fmt: skip
     except UserError:

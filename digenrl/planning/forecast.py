@@ -3,22 +3,29 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
-from digenrl.planning.plan import known_profiles, parse_kinds
+from digenrl.planning.plan import accepts, known_profiles, parse_kinds, with_weights
 from digenrl.planning.work import sample_seconds, work_line
 from digenrl.trace.record import Trace
 from services.scheduler.costs.memory import (
     Needed,
     Use,
     encoder_needs,
+    member_needs,
     rollout_needs,
     trainer_needs,
     with_memory,
 )
 from services.scheduler.costs.profile import Profile, load_profile
-from services.scheduler.planning.hosts import Hosts, check_host_memory, parse_hosts
+from services.scheduler.planning.forecast import largest_fragment
+from services.scheduler.planning.hosts import (
+    Hosts,
+    check_host_memory,
+    host_memory_line,
+    parse_host_memory,
+    parse_hosts,
+)
 from services.scheduler.planning.lookahead import look_ahead
 from services.scheduler.planning.own_split import Own, own_split
 from services.scheduler.planning.planner import Choice, plan_split
@@ -33,9 +40,9 @@ from services.scheduler.planning.runnable import as_toml, recipe_keys
 from services.scheduler.planning.splits import Devices, words
 from services.scheduler.planning.staleness import StalenessDecision, decide, decide_at_start
 from services.scheduler.planning.staleness import line as staleness_line
+from services.scheduler.planning.ways import Way
 from services.scheduler.sim.measured import Simulated
 from services.scheduler.sim.profiled import simulate
-from shared.models.memory import num_weights
 from shared.recipe.recipe import Recipe
 
 BATCHES_STRICT, BATCHES_ONE_STEP = 3, 6
@@ -43,15 +50,13 @@ EFFORT = 50_000
 """Effort of the search for a better split, which takes a second or less."""
 BETTER = 0.97
 """A split is reported as faster if its step takes less than this share of the recipe's own."""
-GIB = 2**30
-FIGURES_BYTES = 2
-"""Bytes per weight of network and text encoders in a profile's memory table."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forecast:
     """Holds the forecast for one recipe on one set of devices."""
 
+    recipe: Recipe
     profile: Profile
     own: Own
     simulated: Simulated | None
@@ -95,6 +100,7 @@ def forecast(
     host_gpus: int,
     option: str = "--devices",
     streamed: str | None = None,
+    host_memory: str | None = None,
     timing: bool = True,
     trace: Trace | None = None,
 ) -> Forecast:
@@ -106,6 +112,7 @@ def forecast(
         option: by which the devices are given.
         streamed: kinds of device, separated by commas, whose workers stream the network though the
             recipe does not say so.
+        host_memory: GiB of each host of a kind, where that is known.
         timing: forecast the step time, not only the memory.
         trace: a trace of the recipe, whose figures replace the profile's.
 
@@ -114,14 +121,22 @@ def forecast(
     """  # fmt: skip
     name = profile or profile_of(recipe, known_profiles())
     costs = with_shape_of(load_profile(name), recipe)
-    use = use_of(recipe, costs, fragment=fragment_of(recipe))
-    costs = with_trace(costs, trace, use) if trace else _with_weights(costs, recipe.model.folder)
     hosts = parse_hosts(option, devices, costs, host_gpus=host_gpus)
+    if host_memory is not None:
+        hosts = replace(hosts, memory_gib=parse_host_memory(host_memory, costs))
     kinds = hosts.devices
     streams = parse_kinds("--streamed", streamed, kinds) if streamed else ()
-    held = with_memory(costs, use, streams)
-    remedy = partial(would_fit, costs, use)
-    own = own_split(recipe, held, kinds, host_gpus=hosts.gpus, remedy=remedy)
+    use = use_of(recipe, costs, fragment=fragment_of(recipe))
+    costs = with_trace(costs, trace, use) if trace else with_weights(costs, recipe.model.folder)
+
+    def own_of(use: Use) -> tuple[Profile, Own]:
+        held, remedy = with_memory(costs, use, streams), partial(would_fit, costs, use)
+        return held, own_split(recipe, held, kinds, host_gpus=hosts.gpus, remedy=remedy)
+
+    held, own = own_of(replace(use, fragment=1))
+    if _is_timed(recipe):  # by the costs that a run learns
+        use = replace(use, fragment=largest_fragment(held, own.split, own.schedule))
+    held, own = own_of(use)
     check_host_memory(held, hosts, own.split)
     schedule, decision = recipe.run_schedule, None
     if recipe.schedule.max_staleness == "auto":
@@ -131,11 +146,16 @@ def forecast(
     simulated = better = None
     if timing and _is_timed(recipe):
         simulated = _simulated(held, own)
-        if own.schedule.mode == "pipelined":
+        if own.schedule.mode in ("pipelined", "fluid"):
             smallest = with_memory(costs, replace(use, fragment=1), streams)
-            best = plan_split(smallest, kinds, schedule, effort=EFFORT, host_gpus=hosts.gpus).best
+            way = Way(smallest, use, {})
+            best = plan_split(
+                smallest, kinds, schedule, effort=EFFORT, host_gpus=hosts.gpus, fluid=True,
+                accepts=partial(accepts, recipe, hosts, way),
+            ).best  # fmt: skip
             better = best if best.step_seconds < BETTER * simulated.step_seconds else None
     return Forecast(
+        recipe=recipe,
         profile=held,
         own=own,
         simulated=simulated,
@@ -171,12 +191,20 @@ def lines(found: Forecast) -> Iterator[str]:
         )
     if found.simulated is not None:
         yield found.work
+    yield from _memory_lines(found)
+
+
+def _memory_lines(found: Forecast) -> Iterator[str]:
+    """Say what memory devices and their hosts need."""
     for need in found.needs:
         has = ", ".join(
             f"{kind} has {found.profile.devices[kind].memory_gib:g}" for kind in need.pool
         )
         how = "traced" if found.is_traced else "an estimate"
         yield f"memory to {need.words}, {how}: {need.needed}{has and f'; {has}'}"
+    host_memory = host_memory_line(found.profile, found.hosts, found.own.split)
+    if host_memory is not None:
+        yield host_memory
     if found.needs and found.keeps_activations and not found.is_traced:
         yield (
             "memory to train assumes trainer.gradient_checkpointing = true; without it, the "
@@ -212,8 +240,9 @@ def better_keys(found: Forecast) -> dict[str, Any]:
     """Return the recipe keys of the faster split."""
     assert found.better is not None
     return recipe_keys(
-        found.profile, found.better.split, found.better.schedule, host_gpus=found.hosts.gpus
-    )
+        found.profile, found.better.split, found.better.schedule, host_gpus=found.hosts.gpus,
+        recipe=found.recipe,
+    )  # fmt: skip
 
 
 def with_trace(profile: Profile, trace: Trace, use: Use) -> Profile:
@@ -225,23 +254,6 @@ def with_trace(profile: Profile, trace: Trace, use: Use) -> Profile:
         ratio = profile.memory.tiled_gib / profile.memory.decode_gib
         memory = memory.model_copy(update={"tiled_gib": memory.tiled_gib * ratio})
     return profile.model_copy(update={"memory": memory, "variant": variant})
-
-
-def _with_weights(profile: Profile, folder: Path) -> Profile:
-    """Return the profile with the sizes of the local model, if there is one."""
-    if profile.memory is None or not (folder / "model_index.json").is_file():
-        return profile
-    sizes = {
-        "network_gib": num_weights(folder, "transformer") * FIGURES_BYTES / GIB,
-        "text_gib": num_weights(folder, "text") * FIGURES_BYTES / GIB,
-        "decoder_gib": num_weights(folder, "decoder") * 4 / GIB,
-    }
-    found = {name: gib for name, gib in sizes.items() if gib}
-    if "network_gib" in found:
-        ratio = found["network_gib"] / profile.memory.network_gib
-        found["streamed_gib"] = ratio * profile.memory.streamed_gib
-        found["linear_gib"] = ratio * profile.memory.linear_gib
-    return profile.model_copy(update={"memory": profile.memory.model_copy(update=found)})
 
 
 def _simulated(profile: Profile, own: Own) -> Simulated:
@@ -273,6 +285,10 @@ def _needs(profile: Profile, use: Use, own: Own) -> Iterator[Need]:
         needed = rollout_needs(memory, replace(use, streams=True))
         words = "generate with a streamed network"
         yield Need("generate_streamed", words, streaming, needed)
-    yield Need("train", "train", split.trainer, trainer_needs(memory, use))
+    if own.schedule.is_fluid:
+        words = "generate and train as a fluid device"
+        yield Need("fluid", words, split.trainer, member_needs(memory, use))
+    else:
+        yield Need("train", "train", split.trainer, trainer_needs(memory, use))
     if not use.encodes:
         yield Need("encode", "encode prompts", {}, encoder_needs(memory, use))

@@ -10,19 +10,20 @@ from typing import Any
 from rich.console import Console
 from rich.table import Column, Table
 
+from digenrl.planning.plan import advised_keys
 from digenrl.planning.work import sample_seconds
 from services.scheduler.costs.colocated import Baseline
 from services.scheduler.costs.profile import Profile
-from services.scheduler.planning.hosts import commands, place
+from services.scheduler.planning.hosts import Placed, commands, place, trains_where
 from services.scheduler.planning.planner import Choice
-from services.scheduler.planning.runnable import HOST_GPUS, HostGpus, as_toml, recipe_keys
+from services.scheduler.planning.runnable import HOST_GPUS, HostGpus, as_toml
 from services.scheduler.planning.splits import Devices, Split, words
 from services.scheduler.planning.techniques import Technique
 from services.scheduler.planning.ways import Advice
 from services.scheduler.sim.measured import Simulated
 from shared.recipe.schedule import RunSchedule
 
-NARROWEST = 100
+NARROWEST = 120
 """Width of the narrowest table in columns: wrapped lines can be read, cut ones cannot."""
 SHOWN = 5
 """Number of choices in the table; the JSON has all that were simulated."""
@@ -53,12 +54,15 @@ def show_plan(advice: Advice, console: Console) -> None:
     for line in (*advice.reasons, *(f"left out: {each}" for each in advice.left_out)):
         console.print(line, highlight=False, soft_wrap=True)
     table = _table(
-        "rollout", "trainer", "fragment", "TAG", "stale", "s/step", "util.", "tuned", "2026-06"
-    )
-    for choice in planned.choices[:SHOWN]:
+        "mode", "rollout", "trainer", "fragment", "TAG", "stale", "s/step", "util.", "tuned",
+        "2026-06",
+    )  # fmt: skip
+    for choice in _shown(planned.choices):
+        where = trains_where(_placed(advice, choice))
         table.add_row(
+            choice.schedule.mode,
             words(choice.split.rollout),
-            words(choice.split.trainer),
+            words(choice.split.trainer) + (where and f" ({where})"),
             str(choice.schedule.fixed_fragment),
             _help_words(choice),
             str(choice.schedule.staleness_limit),
@@ -69,7 +73,7 @@ def show_plan(advice: Advice, console: Console) -> None:
         )
     console.print(table)
     console.print("to write into a recipe, in the same order:")
-    for choice in planned.choices[:SHOWN]:
+    for choice in _shown(planned.choices):
         said = as_toml(_keys(advice, choice)) + _environment(advice, choice)
         console.print(f"  {said}", highlight=False, soft_wrap=True)
     for host, command in _commands(advice, planned.best):
@@ -100,6 +104,11 @@ def plan_as_json(advice: Advice) -> str:
                 "recipe": _keys(advice, choice),
                 "environment": way.environment(choice.split),
                 "simulated_part": choice.factor,
+                "placed": [
+                    {"host": each.name, "kind": each.kind, "gpus": each.gpus,
+                     "trains": each.trains, "generates": each.generates}
+                    for each in _placed(advice, choice)
+                ],
                 "commands": dict(_commands(advice, choice)),
             }
             for choice in planned.choices
@@ -123,6 +132,13 @@ def simulated_as_json(found: Comparison) -> str:
         "trainer": dict(found.split.trainer),
         "rows": [_technique(row) for row in found.rows],
     }, indent=2)  # fmt: skip
+
+
+def _shown(choices: Sequence[Choice]) -> list[Choice]:
+    """Return the choices of the table: the best, and the best of each mode that was compared."""
+    first = {choice.schedule.mode: choice for choice in reversed(choices)}
+    missing = [c for c in first.values() if c not in choices[:SHOWN]]
+    return [*choices[: SHOWN - len(missing)], *missing]
 
 
 def _show_head(
@@ -208,18 +224,26 @@ def _choice(choice: Choice) -> dict[str, Any]:
 def _keys(advice: Advice, choice: Choice) -> dict[str, Any]:
     planned = advice.planned
     host_gpus = planned.host_gpus if planned.host_gpus is not None else HOST_GPUS
-    return {
-        **recipe_keys(planned.profile, choice.split, choice.schedule, host_gpus=host_gpus),
-        **advice.way.recipe_keys(choice.split, choice.schedule),
-    }
+    return advised_keys(advice.way, choice.split, choice.schedule, host_gpus, advice.recipe)
 
 
 def _commands(advice: Advice, choice: Choice) -> list[tuple[str, str]]:
     """Return host -> the command that starts what runs on it; nothing where hosts are unknown."""
     if advice.hosts is None:
         return []
-    placed = place(advice.hosts, choice.split)
-    return commands(placed, _keys(advice, choice), recipe="RECIPE")
+    keys, recipe = _keys(advice, choice), advice.recipe
+    if recipe is not None:
+        keys.setdefault("encoder.workers", recipe.encoder.workers)
+        keys.setdefault("schedule.mode", recipe.schedule.mode)
+    return commands(
+        place(advice.hosts, choice.split), keys, recipe="RECIPE",
+        environment=advice.way.environment(choice.split),
+    )  # fmt: skip
+
+
+def _placed(advice: Advice, choice: Choice) -> list[Placed]:
+    """Return what runs where; nothing where hosts are unknown."""
+    return [] if advice.hosts is None else place(advice.hosts, choice.split)
 
 
 def _largest_host(host_gpus: HostGpus | None) -> int | None:

@@ -4,25 +4,35 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from digenrl.planning.work import work_line
-from services.scheduler.costs.memory import Use, usual, with_memory
+from services.scheduler.costs.memory import FIGURES_BYTES, Use, usual, with_memory
 from services.scheduler.costs.profile import PROFILES, Profile, VariantName, load_profile
-from services.scheduler.planning.hosts import parse_hosts
+from services.scheduler.planning.hosts import (
+    Hosts,
+    check_host_memory,
+    host_memory_line,
+    parse_host_memory,
+    parse_hosts,
+)
 from services.scheduler.planning.recipes import (
     profile_of,
     use_of,
     with_shape_of,
     with_staleness,
 )
-from services.scheduler.planning.runnable import HOST_GPUS
+from services.scheduler.planning.runnable import HOST_GPUS, HostGpus, recipe_keys
+from services.scheduler.planning.splits import Split
 from services.scheduler.planning.staleness import decide_by_seconds
 from services.scheduler.planning.staleness import line as staleness_line
-from services.scheduler.planning.ways import Advice, advise
+from services.scheduler.planning.ways import Advice, Way, advise
 from shared.errors import UserError
-from shared.recipe.recipe import Recipe, load_recipe
+from shared.models.memory import num_weights
+from shared.recipe.recipe import Recipe, load_recipe, override
 from shared.recipe.schedule import RunSchedule
+
+GIB = 2**30
 
 
 def parse_devices(option: str, text: str, profile: Profile) -> dict[str, int]:
@@ -74,9 +84,11 @@ def plan(
     staleness: Literal[0, 1] | None,
     host_gpus: int,
     hosts: str | None = None,
+    host_memory: str | None = None,
 ) -> Advice:
     """Plan for hosts, which have ``host_gpus`` GPUs each where only devices are counted; only plans
-    that a recipe can express count, with what small devices need to take part.
+    that a recipe can express count, with what small devices need to take part. Fluid devices are
+    compared with roles where the recipe can have them.
 
     Raises:
         UserError: names the option and the remedy.
@@ -101,14 +113,49 @@ def plan(
         costs, use = _shaped(loaded, profile or profile_of(loaded, known_profiles()), fragment=1)
         schedule = loaded.run_schedule
     given = parse_hosts(*pool, costs, host_gpus=host_gpus)
-    advised = partial(advise, costs, use, given.devices, host_gpus=given.gpus)
+    if host_memory is not None:
+        given = replace(given, memory_gib=parse_host_memory(host_memory, costs))
+    advised = partial(
+        advise, costs, use, given.devices, host_gpus=given.gpus, fluid=True,
+        accepts=partial(accepts, loaded, given),
+    )  # fmt: skip
     if loaded is None:
-        return replace(advised(with_staleness(schedule, staleness)), hosts=given)
+        return _placed(advised(with_staleness(schedule, staleness)), given)
     if staleness is None and loaded.schedule.max_staleness == "auto":
         found = _with_decision(advised, schedule)
     else:
         found = advised(with_staleness(schedule, staleness))
-    return replace(found, hosts=given, reasons=(work_line(costs, loaded), *found.reasons))
+    found = _placed(replace(found, recipe=loaded), given)
+    return replace(found, reasons=(work_line(costs, loaded), *found.reasons))
+
+
+def _placed(found: Advice, hosts: Hosts) -> Advice:
+    """Return the advice with where its devices are, and what it needs of their hosts."""
+    line = host_memory_line(found.planned.profile, hosts, found.planned.best.split)
+    return replace(
+        found, hosts=hosts, reasons=found.reasons if line is None else (*found.reasons, line)
+    )
+
+
+def advised_keys(
+    way: Way, split: Split, schedule: RunSchedule, host_gpus: HostGpus, recipe: Recipe | None
+) -> dict[str, Any]:
+    """Return what to write into a recipe for a row of a plan."""
+    keys = recipe_keys(way.profile, split, schedule, host_gpus=host_gpus, recipe=recipe)
+    return {**keys, **way.recipe_keys(split, schedule)}
+
+
+def accepts(
+    recipe: Recipe | None, hosts: Hosts, way: Way, split: Split, schedule: RunSchedule
+) -> bool:
+    """Whether the recipe with the keys of such a row is one, whose hosts hold what streams."""
+    try:
+        check_host_memory(way.profile, hosts, split)
+        if recipe is not None:
+            override(recipe, advised_keys(way, split, schedule, hosts.gpus, recipe))
+    except UserError:
+        return False
+    return True
 
 
 def _with_decision(advised: Callable[[RunSchedule], Advice], schedule: RunSchedule) -> Advice:
@@ -148,5 +195,23 @@ def _shaped(recipe: Recipe, profile: str, *, fragment: int) -> tuple[Profile, Us
             "trainer.sharded: what gathering shared weights takes is in no profile, so such steps "
             "are not planned; digenrl check says what the recipe's own split needs"
         )
-    costs = with_shape_of(load_profile(profile), recipe)
-    return costs, use_of(recipe, costs, fragment=fragment)
+    costs = with_weights(with_shape_of(load_profile(profile), recipe), recipe.model.folder)
+    use = use_of(recipe, costs, fragment=fragment)
+    return costs, replace(use, helps=recipe.run_schedule.lends_trainer)
+
+
+def with_weights(profile: Profile, folder: Path) -> Profile:
+    """Return the profile with the sizes of the local model, if there is one."""
+    if profile.memory is None or not (folder / "model_index.json").is_file():
+        return profile
+    sizes = {
+        "network_gib": num_weights(folder, "transformer") * FIGURES_BYTES / GIB,
+        "text_gib": num_weights(folder, "text") * FIGURES_BYTES / GIB,
+        "decoder_gib": num_weights(folder, "decoder") * 4 / GIB,
+    }
+    found = {name: gib for name, gib in sizes.items() if gib}
+    if "network_gib" in found:
+        ratio = found["network_gib"] / profile.memory.network_gib
+        found["streamed_gib"] = ratio * profile.memory.streamed_gib
+        found["linear_gib"] = ratio * profile.memory.linear_gib
+    return profile.model_copy(update={"memory": profile.memory.model_copy(update=found)})

@@ -7,7 +7,7 @@ chooses by the same formula. Until enough is known, `supply.full_size` divides b
 
 import math
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from services.scheduler.core.device_queues import sample_seconds
@@ -56,10 +56,16 @@ def best_size(plan: Plan, state: State) -> int | None:
         size: forecast(situation(plan, state, size), plan.schedule).seconds
         for size in fragment_sizes(plan.group_size)
     }
+    return chosen_size(seconds, plan.group_size)
+
+
+def chosen_size(seconds: Mapping[int, float], group_size: int) -> int | None:
+    """Return the size of fragments that is chosen by the seconds of a batch in each; None if all
+    take for ever."""
     seconds = {size: each for size, each in seconds.items() if math.isfinite(each)}
     least = min(seconds.values(), default=math.inf)
     good = [size for size, each in seconds.items() if each <= AS_GOOD * least]
-    few = [size for size in good if size * MAX_FRAGMENTS >= plan.group_size]
+    few = [size for size in good if size * MAX_FRAGMENTS >= group_size]
     return min(few) if few else max(good, default=None)
 
 

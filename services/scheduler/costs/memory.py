@@ -139,6 +139,13 @@ def trainer_needs(memory: Memory, use: Use) -> Needed:
     )
 
 
+def member_needs(memory: Memory, use: Use) -> Needed:
+    """Return what a fluid device needs: a training device's that is lent, and beside its own sum of
+    gradients that of all (`shared.diffusion.device.held_bytes`)."""
+    needed = trainer_needs(memory, replace(use, helps=True, ranks=1))
+    return replace(needed, trained=needed.trained + 2 * _gradients(memory, use))
+
+
 def encoder_needs(memory: Memory, use: Use) -> Needed:
     """Return what a device needs that only encodes prompts, without the activations of one."""
     return Needed(network=0.0, text=_text(memory, use), decoder=0.0, trained=0.0, peak=0.0)
@@ -169,6 +176,8 @@ def with_memory(profile: Profile, use: Use, streams: Collection[str] = ()) -> Pr
         return profile
     resident = rollout_needs(profile.memory, replace(use, streams=False))
     trainer = trainer_needs(profile.memory, use)
+    member = member_needs(profile.memory, use)
+    gradients = _gradients(profile.memory, use)
     streaming = _streaming(profile.memory, use)
     return profile.model_copy(
         update={
@@ -182,7 +191,9 @@ def with_memory(profile: Profile, use: Use, streams: Collection[str] = ()) -> Pr
             "variant": profile.variant.model_copy(
                 update={
                     "memory_gib": trainer.total,
-                    "optimizer_gib": max(0.0, trainer.held - resident.held),
+                    "optimizer_gib": max(0.0, trainer.held + gradients - resident.held),
+                    "member_gib": member.total,
+                    "beside_gib": max(0.0, member.held + gradients - resident.held),
                 }
             ),
             "streaming": dict.fromkeys(profile.devices if use.streams else streams, streaming),

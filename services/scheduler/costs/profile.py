@@ -27,7 +27,8 @@ from shared.messages.records import Record, Seconds, Text, Token
 
 PROFILES = Path(__file__).parent / "profiles"
 
-Role = Literal["rollout", "trainer"]
+Role = Literal["rollout", "trainer", "member"]
+"""member: a fluid device, which holds what it takes to generate and to train."""
 VariantName = Literal["lora", "full"]
 
 
@@ -63,7 +64,11 @@ class Variant(Record):
     memory_gib: Factor
     """Memory that each training device needs."""
     optimizer_gib: Annotated[float, Field(ge=0)] = 0.0
-    """Part of the memory that a rollout device does not need; 0 if unknown."""
+    """Part of the memory, gradients included, that a rollout device does not hold; 0 if unknown."""
+    member_gib: Annotated[float, Field(ge=0)] = 0.0
+    """Memory that each fluid device needs; 0 if unknown, and then it is a training device's."""
+    beside_gib: Annotated[float, Field(ge=0)] = 0.0
+    """Part of it, gradients and sums included, that a rollout device does not hold."""
     sharded: bool
     """Whether a node's devices share the weights; if not, each can be lent on its own."""
     optimizer_seconds: Seconds
@@ -216,14 +221,22 @@ def device(profile: Profile, kind: str) -> Device:
 
 def fits(profile: Profile, kind: str, role: Role) -> str | None:
     """Return why a device of this kind cannot hold the model in this role; None if it can."""
-    needed = (profile.rollout if role == "rollout" else profile.variant).memory_gib
-    if role == "rollout" and kind in profile.streaming:
-        needed = profile.streaming[kind].memory_gib
+    needed = _needed_gib(profile, kind, role)
     has = device(profile, kind).memory_gib
     if needed <= has * profile.memory_share:
         return None
-    reason = f"{profile.name} needs {needed:.4g} GiB on a {role} device; {kind} has {has:g} GiB"
+    who = "fluid" if role == "member" else role
+    reason = f"{profile.name} needs {needed:.4g} GiB on a {who} device; {kind} has {has:g} GiB"
     return reason if needed > has else f"{reason}, of which {profile.memory_share:.0%} count"
+
+
+def _needed_gib(profile: Profile, kind: str, role: Role) -> float:
+    rollout, variant = profile.rollout.memory_gib, profile.variant
+    if role == "rollout":
+        return profile.streaming[kind].memory_gib if kind in profile.streaming else rollout
+    if role == "trainer":
+        return variant.memory_gib
+    return max(rollout, variant.memory_gib, variant.member_gib)
 
 
 def holds_fragments(profile: Profile, kind: str, role: Role, samples: int) -> bool:
@@ -231,6 +244,8 @@ def holds_fragments(profile: Profile, kind: str, role: Role, samples: int) -> bo
     held = profile.rollout.held_gib
     if role == "trainer":
         held += profile.variant.optimizer_gib
+    elif role == "member":
+        held += max(profile.variant.optimizer_gib, profile.variant.beside_gib)
     elif kind in profile.streaming:
         held = profile.streaming[kind].held_gib
     needed = held + samples * profile.rollout.sample_gib
@@ -245,7 +260,7 @@ def speed(profile: Profile, kind: str, role: Role) -> float:
     if fits(profile, kind, role) is not None:
         return 0.0
     found = device(profile, kind)
-    if role == "trainer":
+    if role != "rollout":
         return found.training_speed
     if kind not in profile.streaming:
         return found.generation_speed

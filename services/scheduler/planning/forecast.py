@@ -3,10 +3,13 @@
 import math
 from statistics import NormalDist
 
+from services.scheduler.core.sizing import chosen_size
+from services.scheduler.core.supply import fragment_sizes, full_size
 from services.scheduler.core.tag import forecast as core
 from services.scheduler.core.tag.fluid import IndependentPool
 from services.scheduler.core.tag.forecast import Forecast, Situation, last_piece
 from services.scheduler.core.tag.makespan import TagInputs
+from services.scheduler.costs import fluid
 from services.scheduler.costs.profile import (
     Profile,
     fragment_seconds,
@@ -21,12 +24,16 @@ from services.scheduler.sim.profiled import (
     helpers,
     timing_of,
 )
+from services.scheduler.sim.steady import steady_plan
 from shared.recipe.schedule import RunSchedule
 
 HOPS_TO_TRAINING = 3
 """Messages from a fragment's end to its group's training: to reward, scheduler and trainer."""
 HOPS_TO_GENERATION = 2
 """Messages from a new version to the first fragment by it: to the scheduler and to the device."""
+HOPS_OF_FLUID = 6
+"""Messages from the last piece of a batch to the first fragment of the next one on fluid devices:
+the piece, the exchange, the sums, the step, who has taken it, and the fragment."""
 
 
 def forecast(profile: Profile, split: Split, size: int, schedule: RunSchedule) -> Forecast:
@@ -34,8 +41,27 @@ def forecast(profile: Profile, split: Split, size: int, schedule: RunSchedule) -
     return core.forecast(situation_of(profile, split, size, schedule=schedule), schedule)
 
 
+def largest_fragment(profile: Profile, split: Split, schedule: RunSchedule) -> int:
+    """Return the most samples that a device generates at a time in a run that is open about it:
+    what the scheduler chooses by these costs, or what it begins and probes with before it knows
+    them."""
+    if schedule.fixed_fragment is not None:
+        return schedule.fixed_fragment
+    shape = profile.shape
+    sizes = fragment_sizes(shape.group_size)
+    seconds = {size: forecast(profile, split, size, schedule).seconds for size in sizes}
+    plan = steady_plan(shape, batches=1, schedule=schedule)
+    both = sum(split.devices.values())
+    lent = schedule.mode in ("fluid", "colocated") or schedule.lends_trainer
+    first = full_size(plan, both if lent else sum(split.rollout.values()))
+    probed = min(first + 1, shape.group_size) if first == 1 else first
+    return max(chosen_size(seconds, shape.group_size) or 1, probed)
+
+
 def situation_of(profile: Profile, split: Split, size: int, *, schedule: RunSchedule) -> Situation:
     """Describe a batch in fragments of `size` samples as the scheduler would see it."""
+    if schedule.mode == "fluid":
+        return _of_fluid(profile, split, size)
     shape, hop = profile.shape, profile.rollout.handoff_seconds
     timing = timing_of(profile, split.trainer)
     alone = has_independent_devices(profile, split.trainer)
@@ -62,6 +88,50 @@ def situation_of(profile: Profile, split: Split, size: int, *, schedule: RunSche
         return Situation(tag_inputs)
     publish = publishing if overlapping else 0.0
     return Situation(tag_inputs, _pool(profile, split, schedule, tag_inputs, publish))
+
+
+def _of_fluid(profile: Profile, split: Split, size: int) -> Situation:
+    """Describe it on fluid devices, the split's trainer, and others that only generate."""
+    shape, hop = profile.shape, profile.rollout.handoff_seconds
+    lanes = tuple(
+        each
+        for kind, count in split.trainer.items()
+        for each in [(
+            fragment_seconds(profile, kind, size, "trainer"),
+            gradient_seconds(profile, kind, shape.group_size),
+        )] * count
+    )  # fmt: skip
+    others = tuple(
+        seconds
+        for kind, count in split.rollout.items()
+        for seconds in [fragment_seconds(profile, kind, size)] * count
+    )
+    train = 1 / sum(1 / gradient for _, gradient in lanes)
+    last = last_piece(
+        shape.group_size, shape.trained_steps, shape.merged_steps, merged_part(profile),
+        shape.trained_share,
+    )  # fmt: skip
+    inputs = TagInputs(
+        groups=shape.groups,
+        fragments_per_group=-(-shape.group_size // size),
+        rollout=others,
+        trainer_queues=len(lanes),
+        help=len(lanes) / sum(1 / seconds for seconds, _ in lanes),
+        train=train,
+        switch=0.0,
+        ready=HOPS_TO_TRAINING * hop,
+        commit=fluid.exchange_seconds(profile, len(lanes))
+        + fluid.step_seconds(profile)
+        + HOPS_OF_FLUID * hop,
+    )
+    pool = IndependentPool(
+        tag_inputs=inputs,
+        num_trainer=len(lanes),
+        last=train * len(lanes) * last,
+        gradient=(math.inf,) * len(others),
+        lanes=lanes,
+    )
+    return Situation(inputs, pool)
 
 
 def _help_in_step(profile: Profile, split: Split, size: int) -> float:

@@ -6,8 +6,8 @@ Written as people say it: `h100x8*4` is four hosts of 8 H100, `h100x8*2+a100x8*2
 
 import math
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from services.scheduler.costs.profile import Profile
@@ -17,12 +17,6 @@ from shared.errors import UserError
 MAX_DEVICES = 4096
 HOST = re.compile(r"(?P<kind>.+)x(?P<gpus>\d+)(?:\*(?P<hosts>\d+))?")
 RENDEZVOUS_PORT = 29400
-
-HOST_GIB_PER_GPU: Mapping[str, float] = {
-    "H100": 256.0, "H200": 256.0, "A100": 128.0, "H20": 256.0, "L40S": 64.0, "4090": 32.0,
-}  # fmt: skip
-"""Memory of a host per GPU, of usual ones: DGX H100 and its like have 2 TB, DGX A100 has 1 TB, of
-servers with L40S and 4090 the smaller ones. Assumed: no profile has measured it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +35,8 @@ class HostClass:
 @dataclass(frozen=True, slots=True)
 class Hosts:
     classes: tuple[HostClass, ...]
+    memory_gib: Mapping[str, float] = field(default_factory=dict)
+    """Kind -> memory of each of its hosts, where that is stated."""
 
     @property
     def devices(self) -> dict[str, int]:
@@ -94,6 +90,26 @@ def parse_hosts(option: str, text: str, profile: Profile, *, host_gpus: int) -> 
     return hosts
 
 
+def parse_host_memory(text: str, profile: Profile) -> dict[str, float]:
+    """Parse ``4090=128,l40s=512``: GiB of each host of a kind.
+
+    Raises:
+        UserError: names the option, the problem and the remedy.
+    """
+    known = {kind.lower(): kind for kind in profile.devices}
+    found: dict[str, float] = {}
+    for part in text.split(","):
+        kind, _, size = (piece.strip() for piece in part.partition("="))
+        name = known.get(kind.lower())
+        if name is None or not re.fullmatch(r"\d+(\.\d+)?", size) or not float(size):
+            raise UserError(
+                f"--host-memory: {part.strip()!r} is not kind=GiB of a host, e.g. 4090=128; kinds "
+                f"are {', '.join(profile.devices)}"
+            )
+        found[name] = float(size)
+    return found
+
+
 def _hosts_of(option: str, part: str, host_gpus: int) -> tuple[str, list[tuple[int, int]]]:
     """Return the kind that is written, and GPUs per host with the number of such hosts."""
     kind, equals, count = (piece.strip() for piece in part.partition("="))
@@ -122,7 +138,7 @@ class Placed:
     kind: str
     gpus: int
     trains: int
-    """GPUs that train: of one process, or a rank each."""
+    """GPUs that train: of one process, or a rank or a fluid device each."""
     generates: int
     """Rollout workers, on the GPUs after those that train."""
 
@@ -144,23 +160,49 @@ def place(hosts: Hosts, split: Split) -> list[Placed]:
     return found
 
 
+def streaming_needs(profile: Profile, hosts: Hosts, split: Split) -> dict[str, tuple[str, float]]:
+    """Return the hosts on which workers stream: name -> kind, and GiB of the host's memory that
+    they keep pinned."""
+    return {
+        host.name: (host.kind, host.generates * profile.streaming[host.kind].host_gib)
+        for host in place(hosts, split)
+        if host.kind in profile.streaming and host.generates
+    }
+
+
 def check_host_memory(profile: Profile, hosts: Hosts, split: Split) -> None:
-    """Check that each host holds what the workers that stream keep in its memory.
+    """Check that each host whose memory is stated holds what workers that stream keep in it.
 
     Raises:
         UserError: names the host, what it has and the remedy.
     """
-    for host in place(hosts, split):
-        if host.kind not in profile.streaming or not host.generates:
-            continue
-        needed = host.generates * profile.streaming[host.kind].host_gib
-        has = host.gpus * HOST_GIB_PER_GPU.get(host.kind, math.inf)
+    for name, (kind, needed) in streaming_needs(profile, hosts, split).items():
+        has = hosts.memory_gib.get(kind, math.inf)
         if needed > has:
             raise UserError(
-                f"rollout.workers: {host.generates} workers that stream take {needed:.0f} GiB of "
-                f"the memory of {host.name}, of which hosts with {host.gpus} {host.kind} usually "
-                f"have {has:.0f}; start fewer on it, or set rollout.weights"
+                f"rollout.workers: those that stream take {needed:.0f} GiB of the memory of {name},"
+                f" which has {has:g} by --host-memory; start fewer on it, or set rollout.weights"
             )
+
+
+def host_memory_line(profile: Profile, hosts: Hosts, split: Split) -> str | None:
+    """Say what memory hosts need for workers that stream, where it is not stated; None if no
+    host's is open."""
+    needs = streaming_needs(profile, hosts, split)
+    most: dict[str, float] = {}
+    for kind, needed in needs.values():
+        most[kind] = max(most.get(kind, 0.0), needed)
+    told = [
+        f"{needed:.0f} GiB of the memory of each host of {kind}"
+        for kind, needed in most.items()
+        if kind not in hosts.memory_gib
+    ]
+    if not told:
+        return None
+    return (
+        f"workers that stream take {' and '.join(told)}, which nothing here has measured: "
+        "--host-memory says what hosts have, e.g. 4090=128"
+    )
 
 
 def _numbered(hosts: Hosts) -> Iterator[tuple[int, HostClass]]:
@@ -187,12 +229,21 @@ def _shares(hosts: list[tuple[str, int]], number: int) -> dict[str, int]:
 
 
 def commands(
-    placed: list[Placed], keys: Mapping[str, Any], *, recipe: str, run: str = "RUN"
+    placed: list[Placed],
+    keys: Mapping[str, Any],
+    *,
+    recipe: str,
+    run: str = "RUN",
+    environment: Mapping[str, Mapping[str, str]] | None = None,
 ) -> list[tuple[str, str]]:
     """Return host -> the command that starts all of its processes, as one line of a shell.
 
-    The first host has scheduler and reward as well. Addresses and keys are those of the
-    environment (docs/operations.md).
+    The first host has scheduler and reward as well, and the encoder if there is one. Addresses and
+    keys are those of the environment (docs/operations.md).
+
+    Args:
+        keys: of the recipe: ranks, mode and encoders.
+        environment: kind -> variables that its rollout workers need.
     """
     training = [each for each in placed if each.trains]
     found = []
@@ -201,15 +252,33 @@ def commands(
         if index == 0:
             parts.append(f"digenrl serve scheduler --recipe {recipe} --host 0.0.0.0")
             parts.append(f"digenrl serve reward --run {run}")
-        if each.trains:
+            if keys.get("encoder.workers"):
+                free = range(each.trains + each.generates, each.gpus)
+                gpu = free[0] if free else ""
+                parts.append(f"CUDA_VISIBLE_DEVICES={gpu} digenrl serve encoder --run {run}")
+        if keys.get("schedule.mode") == "fluid":
+            parts += _one_per_gpu("trainer", range(each.trains), run)
+        elif each.trains:
             parts.append(_trainer(each, training, int(keys.get("trainer.ranks", 1)), run))
-        parts += [
-            f"CUDA_VISIBLE_DEVICES={gpu} digenrl serve rollout --run {run}"
-            for gpu in range(each.trains, each.trains + each.generates)
-        ]
+        generating = range(each.trains, each.trains + each.generates)
+        parts += _one_per_gpu("rollout", generating, run, (environment or {}).get(each.kind, {}))
         if parts:
-            found.append((each.name, " & ".join([*parts, "wait"])))
+            found.append((each.name, " & ".join([*parts, "wait"]).replace("done &", "done;")))
     return found
+
+
+def _one_per_gpu(
+    service: str, gpus: range, run: str, variables: Mapping[str, str] | None = None
+) -> list[str]:
+    """Return what starts a process for each GPU; a loop, if they are several."""
+    said = "".join(f"{name}={value} " for name, value in (variables or {}).items())
+    if not gpus:
+        return []
+    gpu = str(gpus[0]) if len(gpus) == 1 else "$gpu"
+    one = f"{said}CUDA_VISIBLE_DEVICES={gpu} digenrl serve {service} --run {run}"
+    if len(gpus) == 1:
+        return [one]
+    return [f"for gpu in {' '.join(map(str, gpus))}; do {one} & done"]
 
 
 def _trainer(host: Placed, training: list[Placed], ranks: int, run: str) -> str:
@@ -224,3 +293,18 @@ def _trainer(host: Placed, training: list[Placed], ranks: int, run: str) -> str:
         )
     started = f"torchrun {meet} --nproc-per-node {host.trains} -m digenrl serve trainer"
     return f"{visible} DIGENRL_RUN={run} {started}"
+
+
+def trains_where(placed: Sequence[Placed]) -> str:
+    """Say where devices train, as hosts x devices of each; empty if that is one host.
+
+    >>> trains_where([Placed("h100-1", "H100", 8, 7, 1), Placed("h100-2", "H100", 8, 7, 0)])
+    '2 x 7'
+    """
+    numbers: dict[int, int] = {}
+    for each in placed:
+        if each.trains:
+            numbers[each.trains] = numbers.get(each.trains, 0) + 1
+    if sum(numbers.values()) < 2:
+        return ""
+    return " + ".join(f"{hosts} x {n}" for n, hosts in numbers.items())

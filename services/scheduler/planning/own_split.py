@@ -30,6 +30,8 @@ def own_split(
         UserError: if there are too few, or they do not hold what they are to hold, with the remedy.
     """
     _check_number(recipe, devices)
+    if recipe.schedule.is_fluid:
+        return _fluid(recipe, profile, devices, remedy)
     trainer = _trainer(recipe, profile, devices, host_gpus, remedy)
     left = {kind: count - trainer.get(kind, 0) for kind, count in devices.items()}
     rollout = _rollout(recipe, profile, left, remedy)
@@ -39,6 +41,27 @@ def own_split(
     if not recipe.trainer_may_help:
         schedule = schedule.changed(tag=0)
     return Own(Split(rollout, trainer), schedule)
+
+
+def _fluid(recipe: Recipe, profile: Profile, devices: Devices, remedy: Remedy) -> Own:
+    """Choose fluid devices, of any kinds that can be: those first that train fastest."""
+    wanted, chosen = recipe.trainer.devices, dict[str, int]()
+    able = [kind for kind in devices if fits(profile, kind, "member") is None]
+    for kind in sorted(able, key=lambda kind: -profile.devices[kind].training_speed):
+        taken = min(devices[kind], wanted - sum(chosen.values()))
+        if taken:
+            chosen[kind] = taken
+    if sum(chosen.values()) < wanted:
+        kind = max(
+            (kind for kind, count in devices.items() if count and kind not in able),
+            key=lambda kind: profile.devices[kind].memory_gib,
+        )
+        reason = fits(profile, kind, "member")
+        raise UserError(
+            f"trainer.devices: {wanted} are to be fluid; {reason}{_and(remedy(kind, 'member'))}"
+        )
+    left = {kind: count - chosen.get(kind, 0) for kind, count in devices.items()}
+    return Own(Split(_rollout(recipe, profile, left, remedy), chosen), recipe.run_schedule)
 
 
 def _check_number(recipe: Recipe, devices: Devices) -> None:

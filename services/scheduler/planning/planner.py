@@ -6,8 +6,9 @@ virtual time; then what is near the best of them (`planning.search`). Very many 
 by a part of them (`planning.symmetry`). Equal inputs give equal plans.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+import heapq
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import zip_longest
 from typing import Any
@@ -20,13 +21,22 @@ from services.scheduler.costs.profile import Profile, Role, fits, holds_fragment
 from services.scheduler.planning.forecast import forecast
 from services.scheduler.planning.runnable import HostGpus, why_not
 from services.scheduler.planning.search import EFFORT, Candidate, Found, run, search
-from services.scheduler.planning.splits import Devices, Split, excluded, splits, words
+from services.scheduler.planning.splits import (
+    Devices,
+    Split,
+    excluded,
+    fluid_splits,
+    splits,
+    words,
+)
 from services.scheduler.planning.symmetry import Part, part_of
 from services.scheduler.sim.measured import Simulated
 from services.scheduler.sim.profiled import has_independent_devices
 from shared.errors import UserError
 from shared.recipe.schedule import RunSchedule
 
+Accepts = Callable[[Split, RunSchedule], bool]
+"""(split of all devices, schedule) -> whether the recipe that is planned for takes its keys."""
 BASELINES: tuple[Baseline, ...] = ("2026-06", "batched", "tuned")
 
 
@@ -88,29 +98,43 @@ def plan_split(
     *,
     effort: float = EFFORT,
     host_gpus: HostGpus | None = None,
+    accepts: Accepts | None = None,
+    fluid: bool = False,
 ) -> Planned:
     """Rank splits of these devices. What ``schedule`` leaves open is chosen: ``fragment_size``
     None, ``tag`` "auto".
 
-    ``host_gpus``: GPUs of a host; what no recipe can say of such hosts is left out. None: devices
-    go together wherever they are, as the bounds and the emulated cluster have it.
+    Args:
+        host_gpus: GPUs of a host; what no recipe can say of such hosts is left out. None: devices
+            go together wherever they are, as the bounds and the emulated cluster have it.
+        accepts: whether the recipe that is planned for can say it, too.
+        fluid: compare roles with fluid devices, where the schedule is pipelined.
 
     Raises:
         UserError: a kind that the profile does not know, or too few devices for two roles.
     """
     left_out = excluded(profile, devices)
     part = part_of(profile, devices)
-    candidates = _candidates(part, schedule, host_gpus)
+    can_say = _CanSay(part, host_gpus, accepts)
+    modes = {schedule.mode: schedule}
+    if fluid and schedule.mode == "pipelined":
+        modes["fluid"] = schedule.changed(mode="fluid")
+    candidates = list(heapq.merge(
+        *(_candidates(part, each, can_say) for each in modes.values()),
+        key=lambda each: each.forecast.seconds,
+    ))  # fmt: skip
     if not candidates:
         raise UserError(_why_none(profile, devices, schedule, host_gpus))
 
     def like(near: Candidate, split: Split, size: int, tag: int | None) -> Candidate | None:
         """Return the candidate that differs from another by this, if a recipe says it."""
-        wanted = part.part_of(schedule) if tag is None else near.schedule.changed(tag=tag)
-        way = _said(part, split, wanted, host_gpus)
+        wanted = part.part_of(modes[near.schedule.mode])
+        if tag is not None:
+            wanted = near.schedule.changed(tag=tag)
+        way = can_say.way(split, wanted)
         if (
             way is None
-            or not _able(part.profile, split)
+            or not _able(part.profile, split, way)
             or not _holds(part.profile, split, way, size)
         ):
             return None
@@ -152,13 +176,15 @@ def fragment_sizes(profile: Profile, schedule: RunSchedule) -> list[int]:
 
 def _splits(profile: Profile, devices: Devices, schedule: RunSchedule) -> list[Split]:
     """All that are worth a look; colocated, every device that can is the trainer's."""
+    if schedule.mode == "fluid":
+        return fluid_splits(profile, devices)
     if schedule.mode != "colocated":
         return splits(profile, devices)
     able = {kind: n for kind, n in devices.items() if n and fits(profile, kind, "trainer") is None}
     return [Split({}, able)] if able else []
 
 
-def _candidates(part: Part, schedule: RunSchedule, host_gpus: HostGpus | None) -> list[Candidate]:
+def _candidates(part: Part, schedule: RunSchedule, can_say: "_CanSay") -> list[Candidate]:
     """Every split in every fragment size, the best forecast first.
 
     Where a switch takes time, help is lent more rarely than forecasts think, which take it for one
@@ -168,7 +194,7 @@ def _candidates(part: Part, schedule: RunSchedule, host_gpus: HostGpus | None) -
     ways = [
         (split, size, part.part_of(way))
         for split in _splits(profile, part.devices, schedule)
-        if (way := _said(part, split, schedule, host_gpus)) is not None
+        if (way := can_say.way(split, schedule)) is not None
         for size in fragment_sizes(profile, schedule)
         if _holds(profile, split, way, size)
     ]
@@ -194,26 +220,40 @@ def _candidate(profile: Profile, split: Split, size: int, schedule: RunSchedule)
     return Candidate(split, size, schedule, found, with_help(profile, split, sized, found.groups))
 
 
-def _said(
-    part: Part, split: Split, schedule: RunSchedule, host_gpus: HostGpus | None
-) -> RunSchedule | None:
-    """The schedule as a recipe can say it of this split: without help where the choice is open and
-    its trainer cannot be lent. None if there is no such recipe."""
-    ways = [schedule]
-    if schedule.fixed_tag is None:
-        ways.append(schedule.changed(tag=0))
-    if host_gpus is None:
-        return schedule
-    whole = part.whole_split(split)
-    return next(
-        (way for way in ways if why_not(part.profile, whole, way, host_gpus=host_gpus) is None),
-        None,
-    )
+@dataclass(frozen=True, slots=True)
+class _CanSay:
+    """Asks whether a recipe can say what is planned."""
+
+    part: Part
+    host_gpus: HostGpus | None
+    accepts: Accepts | None
+    _known: dict[tuple[str, RunSchedule], RunSchedule | None] = field(default_factory=dict)
+
+    def way(self, split: Split, schedule: RunSchedule) -> RunSchedule | None:
+        """Return the schedule as a recipe can say it of this split: without help where the choice
+        is open and its trainer cannot be lent. None if there is no such recipe."""
+        if self.host_gpus is None:
+            return schedule
+        key = str(split), schedule
+        if key not in self._known:
+            ways = [schedule]
+            if schedule.fixed_tag is None:
+                ways.append(schedule.changed(tag=0))
+            whole = self.part.whole_split(split)
+            self._known[key] = next((way for way in ways if self._is_said(whole, way)), None)
+        return self._known[key]
+
+    def _is_said(self, split: Split, way: RunSchedule) -> bool:
+        assert self.host_gpus is not None
+        if why_not(self.part.profile, split, way, host_gpus=self.host_gpus) is not None:
+            return False
+        return self.accepts is None or self.accepts(split, way)
 
 
-def _able(profile: Profile, split: Split) -> bool:
+def _able(profile: Profile, split: Split, schedule: RunSchedule) -> bool:
     """Whether every device holds what it is to hold."""
-    roles: dict[Role, Devices] = {"rollout": split.rollout, "trainer": split.trainer}
+    trains: Role = "member" if schedule.mode == "fluid" else "trainer"
+    roles: dict[Role, Devices] = {"rollout": split.rollout, trains: split.trainer}
     return all(
         fits(profile, kind, role) is None
         for role, pool in roles.items()
@@ -225,7 +265,9 @@ def _able(profile: Profile, split: Split) -> bool:
 def _holds(profile: Profile, split: Split, schedule: RunSchedule, size: int) -> bool:
     """Whether all devices that generate have memory for so many samples at a time."""
     roles: dict[Role, Devices] = {"rollout": split.rollout}
-    if schedule.lends_trainer:
+    if schedule.mode == "fluid":
+        roles["member"] = split.trainer
+    elif schedule.lends_trainer:
         roles["trainer"] = split.trainer
     return all(
         holds_fragments(profile, kind, role, size)

@@ -17,7 +17,14 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from services.scheduler.costs.memory import MEMORY_SHARE, Needed, Use, rollout_needs, trainer_needs
+from services.scheduler.costs.memory import (
+    MEMORY_SHARE,
+    Needed,
+    Use,
+    member_needs,
+    rollout_needs,
+    trainer_needs,
+)
 from services.scheduler.costs.profile import Profile, Role, device
 from services.scheduler.planning.runnable import as_toml
 
@@ -30,10 +37,11 @@ def would_fit(profile: Profile, use: Use, kind: str, role: Role) -> str:
     if the profile does not know."""
     if profile.memory is None:
         return ""
-    needs = rollout_needs if role == "rollout" else trainer_needs
+    needs = {"rollout": rollout_needs, "trainer": trainer_needs, "member": member_needs}[role]
     has = device(profile, kind).memory_gib
     least: Needed | None = None
-    for each in generating(use) if role == "rollout" else _training(profile, use):
+    tried = {"rollout": generating(use), "trainer": _training(profile, use), "member": _fluid(use)}
+    for each in tried[role]:
         needed = needs(profile.memory, each)
         if needed.total <= has * MEMORY_SHARE:
             return f"it would take {needed.total:.3g} GiB with {as_toml(keys(use, each))}"
@@ -68,6 +76,12 @@ def _training(profile: Profile, use: Use) -> Iterator[Use]:
     for ranks in RANKS:
         if ranks > use.ranks and profile.shape.group_size % ranks == 0:
             yield replace(alone, ranks=ranks)
+
+
+def _fluid(use: Use) -> Iterator[Use]:
+    """Yield the uses that take less of a fluid device than ``use`` does."""
+    apart = replace(use, encodes=False)
+    yield from (replace(use, fragment=1), apart, replace(apart, tiles=True))
 
 
 def keys(before: Use, after: Use) -> dict[str, Any]:

@@ -2,7 +2,8 @@
 
 A trainer is one process, whose GPUs are of one host (`trainer.devices`), or several that torchrun
 starts with a GPU each (`trainer.ranks`), on one host or several. Ranks wait for one another in
-every group, so they are not lent to generate (docs/adr/0015-ranks.md).
+every group, so they are not lent to generate (docs/adr/0015-ranks.md). Fluid devices are processes
+with a GPU each, on any hosts (`trainer.devices` with `schedule.mode` "fluid").
 """
 
 from collections.abc import Mapping
@@ -10,8 +11,16 @@ from typing import Any
 
 from services.scheduler.costs.profile import Profile, Role, fits
 from services.scheduler.planning.splits import Devices, Split, words
-from shared.recipe.schedule import RunSchedule
+from shared.recipe.fields import Table
+from shared.recipe.fluid_devices import refusal
+from shared.recipe.schedule import RunSchedule, Schedule
+from shared.recipe.tables import Rollout, Tables, Trainer
 
+OF_TABLES: Mapping[str, type[Table]] = {
+    "rollout": Rollout,
+    "trainer": Trainer,
+    "schedule": Schedule,
+}
 HOST_GPUS = 8
 """GPUs of a host, unless an option says otherwise."""
 HostGpus = int | Mapping[str, int]
@@ -29,6 +38,8 @@ def why_not(
     profile: Profile, split: Split, schedule: RunSchedule, *, host_gpus: HostGpus
 ) -> str | None:
     """Why no recipe says this, in a few words; None if one does."""
+    if schedule.mode == "fluid":
+        return _why_not_fluid(profile, split, schedule)
     number, host = sum(split.trainer.values()), gpus_of(host_gpus, split.trainer)
     several_hosts = number > host
     lent = schedule.lends_trainer
@@ -44,7 +55,19 @@ def why_not(
     for reason, applies in reasons.items():
         if applies:
             return reason
-    return _too_small(profile, split)
+    return _too_small(profile, {"rollout": split.rollout, "trainer": split.trainer})
+
+
+def _why_not_fluid(profile: Profile, split: Split, schedule: RunSchedule) -> str | None:
+    reason = refusal(
+        updates=profile.shape.updates,
+        max_staleness=schedule.max_staleness,
+        can_train=schedule.gradient_help,
+        batch_std="held" if schedule.holds_groups else None,
+    )
+    if reason is None and profile.variant.sharded:
+        reason = "trainer.sharded: every fluid device holds all weights"
+    return reason or _too_small(profile, {"rollout": split.rollout, "member": split.trainer})
 
 
 def needs_ranks(profile: Profile, trainer: Devices, *, host_gpus: HostGpus) -> bool:
@@ -53,28 +76,45 @@ def needs_ranks(profile: Profile, trainer: Devices, *, host_gpus: HostGpus) -> b
 
 
 def recipe_keys(
-    profile: Profile, split: Split, schedule: RunSchedule, *, host_gpus: HostGpus
+    profile: Profile,
+    split: Split,
+    schedule: RunSchedule,
+    *,
+    host_gpus: HostGpus,
+    recipe: Tables | None = None,
 ) -> dict[str, Any]:
-    """What to write into a recipe, as ``table.key`` and value."""
-    ranks = needs_ranks(profile, split.trainer, host_gpus=host_gpus)
+    """What to write into a recipe, as ``table.key`` and value: into this one, or any that leaves
+    out what is not named here."""
+    trains, fluid = sum(split.trainer.values()), schedule.mode == "fluid"
+    ranks = not fluid and needs_ranks(profile, split.trainer, host_gpus=host_gpus)
+    pipelined = schedule.mode == "pipelined"
     keys: dict[str, Any] = {
         "rollout.workers": sum(split.rollout.values()),
-        "trainer.devices": 1 if ranks else sum(split.trainer.values()),
+        "trainer.devices": 1 if ranks else trains,
+        "trainer.ranks": trains if ranks else 1,
+        "trainer.sharded": profile.variant.sharded,
+        "trainer.exchange": "auto" if not fluid or recipe is None else recipe.trainer.exchange,
+        "rollout.can_train": schedule.gradient_help,
+        "schedule.mode": schedule.mode,
+        "schedule.fragment_size": schedule.fixed_fragment or "auto",
     }
-    if ranks:
-        keys["trainer.ranks"] = sum(split.trainer.values())
-    if profile.variant.sharded:
-        keys["trainer.sharded"] = True
-    if schedule.gradient_help:
-        keys["rollout.can_train"] = True
-    if schedule.mode != "pipelined":
-        keys["schedule.mode"] = schedule.mode
-    if schedule.fixed_fragment is not None:
-        keys["schedule.fragment_size"] = schedule.fixed_fragment
-    if schedule.mode == "pipelined":
-        keys["schedule.tag"] = schedule.tag or "off"
-        keys["schedule.max_staleness"] = schedule.staleness_limit
-    return keys
+    told = {"rollout.workers", "trainer.devices"}
+    if pipelined:
+        keys |= {"schedule.tag": schedule.tag or "off"}
+        keys |= {"schedule.max_staleness": schedule.staleness_limit}
+        told |= {"schedule.tag", "schedule.max_staleness"}
+    if fluid:
+        keys |= {"schedule.max_staleness": schedule.staleness_limit}
+        told |= {"trainer.exchange"}
+    return {key: value for key, value in keys.items() if key in told or value != _said(recipe, key)}
+
+
+def _said(recipe: Tables | None, key: str) -> Any:
+    """Return what a recipe says of a key, or one that leaves it out."""
+    table, field = key.split(".")
+    if recipe is not None:
+        return getattr(getattr(recipe, table), field)
+    return OF_TABLES[table].model_fields[field].default
 
 
 def as_toml(keys: Mapping[str, Any]) -> str:
@@ -92,8 +132,7 @@ def _kinds(devices: Devices) -> list[str]:
     return [kind for kind, count in devices.items() if count]
 
 
-def _too_small(profile: Profile, split: Split) -> str | None:
-    roles: dict[Role, Devices] = {"rollout": split.rollout, "trainer": split.trainer}
+def _too_small(profile: Profile, roles: Mapping[Role, Devices]) -> str | None:
     for role, devices in roles.items():
         for kind in _kinds(devices):
             reason = fits(profile, kind, role)

@@ -45,7 +45,7 @@ class Candidate:
 
     @property
     def name(self) -> str:
-        return f"{self.split} {self.size} {self.chosen.tag}"
+        return f"{self.chosen.mode} {self.split} {self.size} {self.chosen.tag}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,19 +126,21 @@ def _best_forecasts(
     simulated: Callable[[Candidate], Found],
     effort: float,
 ) -> float:
-    """Simulate the best candidates, until the effort is spent or forecasts are hopeless; return the
-    effort that it took."""
+    """Simulate the best candidates, until the effort is spent or forecasts are hopeless, and the
+    best of each mode; return the effort that it took."""
     seen: Counter[str] = Counter()
-    least, spent = math.inf, 0.0
+    least, spent, modes = math.inf, 0.0, set[str]()
     for candidate in candidates:
         if sum(seen.values()) >= MAX_SIMULATED:
             break
         cost = _effort(profile, candidate)
-        name = f"{candidate.split} {bool(candidate.forecast.groups)}"
+        mode = candidate.schedule.mode
+        name = f"{mode} {candidate.split} {bool(candidate.forecast.groups)}"
         hopeless = candidate.forecast.seconds > least * HOPELESS
         too_much = spent + cost > effort and math.isfinite(least)
-        if hopeless or too_much or seen[name] >= SIZES_PER_SPLIT:
+        if seen[name] >= SIZES_PER_SPLIT or (mode in modes and (hopeless or too_much)):
             continue
+        modes.add(mode)
         seen[name] += 1
         spent += cost
         least = min(least, simulated(candidate).seconds)
@@ -155,7 +157,8 @@ def _near(profile: Profile, best: Found, like: Like, tags: bool) -> Iterator[Can
         place = sizes.index(size)
         for other in (*sizes[place + 1 : place + 2], *reversed(sizes[max(0, place - 1) : place])):
             yield from _if_any(like(candidate, split, other, None))
-    for moved in _moved(split) if candidate.schedule.mode != "colocated" else ():
+    has_roles = candidate.schedule.mode not in ("colocated", "fluid")
+    for moved in _moved(split) if has_roles else ():
         yield from _if_any(like(candidate, moved, size, None))
     if tags and candidate.schedule.mode == "pipelined":
         for groups in (0, profile.shape.groups):

@@ -84,6 +84,25 @@ def splits(profile: Profile, devices: Devices) -> list[Split]:
     return list(found.values())
 
 
+def fluid_splits(profile: Profile, devices: Devices) -> list[Split]:
+    """Return the splits of fluid devices: kinds behind one in the order of advantage are members,
+    those in front of it only generate; so are kinds that cannot be members. None is divided, as
+    members divide their time themselves."""
+    able = [kind for kind, count in devices.items() if count and any(_speeds(profile, kind))]
+    able.sort(key=lambda kind: _order(profile, kind))
+    may_be = [kind for kind in able if fits(profile, kind, "member") is None]
+    found: list[Split] = []
+    for first in range(len(may_be)):
+        members = {kind: devices[kind] for kind in may_be[first:]}
+        others = {
+            kind: devices[kind]
+            for kind in able
+            if kind not in members and fits(profile, kind, "rollout") is None
+        }
+        found.append(Split(others, members))
+    return found
+
+
 def _speeds(profile: Profile, kind: str) -> tuple[float, float]:
     return speed(profile, kind, "rollout"), speed(profile, kind, "trainer")
 

@@ -1,12 +1,14 @@
 """Plans very many devices by fewer: alike devices are one class, of which a part stands for all.
 
 With a part of the devices of each kind and as large a part of the groups, a batch takes as long as
-with all of them: each device has as much to do, and waits as long for the others.
+with all of them: each device has as much to do, and waits as long for the others. An exchange of
+fluid devices is that of all of them.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from services.scheduler.costs.fluid import exchange_seconds
 from services.scheduler.costs.profile import Profile
 from services.scheduler.planning.splits import Devices, Split
 from shared.recipe.schedule import RunSchedule
@@ -63,8 +65,11 @@ def part_of(profile: Profile, devices: Devices) -> Part:
         return Part(1, profile, devices, devices)
     groups = round(profile.shape.groups / factor)
     shape = profile.shape.model_copy(update={"groups": groups})
+    exchange = exchange_seconds(profile, sum(given.values()))
+    variant = profile.variant.model_copy(update={"exchange_seconds": exchange})
     part = {kind: round(count / factor) for kind, count in given.items()}
-    return Part(factor, profile.model_copy(update={"shape": shape}), part, given)
+    changed = profile.model_copy(update={"shape": shape, "variant": variant})
+    return Part(factor, changed, part, given)
 
 
 def _factor(groups: int, devices: Mapping[str, int]) -> int:

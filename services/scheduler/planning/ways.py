@@ -6,8 +6,9 @@ would do instead: that way is planned as well. A way is taken in place of one be
 step is clearly faster, so weights stay exact unless that costs time.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from services.scheduler.costs.memory import Use, encoder_needs, rollout_needs, with_memory
@@ -19,6 +20,7 @@ from services.scheduler.planning.runnable import HostGpus, as_toml
 from services.scheduler.planning.search import EFFORT
 from services.scheduler.planning.splits import Devices, Split
 from shared.errors import UserError
+from shared.recipe.recipe import Recipe
 from shared.recipe.schedule import RunSchedule
 
 WORDS: Mapping[Role, str] = {"rollout": "generate", "trainer": "train"}
@@ -75,6 +77,8 @@ class Advice:
     """A line for each kind that would take no part otherwise, and for each way not taken."""
     hosts: Hosts | None = None
     """Where the devices are, if that is known."""
+    recipe: Recipe | None = None
+    """What is planned for, if that is a recipe."""
 
 
 def advise(
@@ -85,8 +89,13 @@ def advise(
     *,
     host_gpus: HostGpus | None = None,
     effort: float = EFFORT,
+    accepts: Callable[["Way", Split, RunSchedule], bool] | None = None,
+    fluid: bool = False,
 ) -> Advice:
     """Plan every way that is worth a look, and take the first that none beats clearly.
+
+    Args:
+        accepts: whether the recipe that is planned for can say it; otherwise as `plan_split`.
 
     Raises:
         UserError: if no way has a split, with what would fit.
@@ -95,7 +104,10 @@ def advise(
     failed: UserError | None = None
     for way in ways(costs, use, devices):
         try:
-            planned = plan_split(way.profile, devices, schedule, effort=effort, host_gpus=host_gpus)
+            planned = plan_split(
+                way.profile, devices, schedule, effort=effort, host_gpus=host_gpus,
+                accepts=None if accepts is None else partial(accepts, way), fluid=fluid,
+            )  # fmt: skip
         except UserError as error:
             failed = failed or error
             continue

@@ -1,19 +1,28 @@
 """The bus as services see it: slots that take one message, streams in order, late delivery."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 
 from services.scheduler.sim.history import History
 from services.scheduler.sim.world import Process, World
 from shared.errors import SlotPoisoned
 from shared.messages import subjects
-from shared.messages.contracts import Command, Message
+from shared.messages.contracts import (
+    Command,
+    ComputeGradient,
+    GenerateFragment,
+    Message,
+    SetDevice,
+)
 from shared.messages.epochs import Fence
+from shared.messages.fluid import CommitVersion, TrainPiece
 from shared.messages.subjects import Stream, subject_of
 
 RUN = "sim"
 STREAMS = {stream.subjects[0].split(".")[2]: stream for stream in subjects.STREAMS}
 """Word in a subject -> stream."""
+ADDRESSED = GenerateFragment | ComputeGradient | SetDevice | TrainPiece | CommitVersion
+"""Commands to one worker."""
 Receive = Callable[[Message], None]
 Delay = Callable[[], float]
 
@@ -26,6 +35,10 @@ class Subscription:
     wanted: Callable[[Message], bool]
     lag: float = 0.0
     """Seconds that it needs, after its process was cut off, to read on."""
+    kinds: frozenset[type] | None = None
+    """Types of messages that it is given; None: all."""
+    address: str | None = None
+    """Whose it is: commands to others are not given to it."""
 
     @property
     def is_alive(self) -> bool:
@@ -33,6 +46,50 @@ class Subscription:
 
     def cancel(self) -> None:
         self.life = -1
+
+
+@dataclass(slots=True)
+class Routes:
+    """The subscriptions of a stream, and which of them a message goes to: found without looking at
+    those of all devices."""
+
+    subscriptions: list[Subscription] = field(default_factory=list)
+    _of_kind: dict[type, list[Subscription]] = field(default_factory=dict)
+    _open: dict[type, list[tuple[int, Subscription]]] = field(default_factory=dict)
+    _of_address: dict[str, list[tuple[int, Subscription]]] = field(default_factory=dict)
+
+    def add(self, subscription: Subscription) -> None:
+        if self._of_kind or self._open:  # some may have ended since
+            self.subscriptions = [s for s in self.subscriptions if s.is_alive]
+        self.subscriptions.append(subscription)
+        self._of_kind, self._open, self._of_address = {}, {}, {}
+
+    def of(self, message: Message) -> Iterator[Subscription]:
+        """Yield those that may want a message, in the order in which they were made."""
+        if isinstance(message, ADDRESSED):
+            yield from self._of_command(message)
+            return
+        kind = type(message)
+        if kind not in self._of_kind:
+            self._of_kind[kind] = [
+                s for s in self.subscriptions if s.kinds is None or kind in s.kinds
+            ]
+        yield from self._of_kind[kind]
+
+    def _of_command(self, message: Message) -> Iterator[Subscription]:
+        kind = type(message)
+        if not self._of_address and not self._open:
+            for number, each in enumerate(self.subscriptions):
+                if each.address is not None:
+                    self._of_address.setdefault(each.address, []).append((number, each))
+        if kind not in self._open:
+            self._open[kind] = [
+                (number, s) for number, s in enumerate(self.subscriptions)
+                if s.address is None and (s.kinds is None or kind in s.kinds)
+            ]  # fmt: skip
+        own = self._of_address.get(message.worker, [])  # type: ignore[union-attr]
+        for _, each in sorted([*self._open[kind], *own], key=lambda pair: pair[0]):
+            yield each
 
 
 @dataclass(slots=True)
@@ -70,7 +127,7 @@ class Broker:
     """The newest epoch that a scheduler has marked, in all streams of commands at once."""
     _void: set[str] = field(default_factory=set)
     """Slots that refused commands took."""
-    _subscriptions: dict[str, list[Subscription]] = field(default_factory=dict)
+    _routes: dict[str, Routes] = field(default_factory=dict)
     _queues: dict[str, Queue] = field(default_factory=dict)
 
     def begin_epoch(self, epoch: int) -> None:
@@ -120,9 +177,9 @@ class Broker:
         return subject in self.poisoned
 
     def _forward(self, stream: Stream, subject: str, message: Message) -> None:
-        subscriptions = self._subscriptions.get(stream.name)
-        if subscriptions:
-            for subscription in subscriptions:
+        routes = self._routes.get(stream.name)
+        if routes is not None:
+            for subscription in routes.of(message):
                 if subscription.is_alive and subscription.wanted(message):
                     self._deliver(subscription, message)
         queue = self._queues.get(stream.name)
@@ -149,14 +206,21 @@ class Broker:
         wanted: Callable[[Message], bool] = lambda _: True,
         *,
         after: int = 0,
+        kinds: Collection[type] | None = None,
+        address: str | None = None,
     ) -> Subscription:
-        """Every stored message but the first ``after``, and every new one, for this life."""
+        """Every stored message but the first ``after``, and every new one, for this life.
+
+        Args:
+            kinds: types of the messages that it may want; None: all.
+            address: whose it is, if it wants no commands to others.
+        """
         lag = self.world.random.random() * self.slowest_return
-        subscription = Subscription(process, process.life, receive, wanted, lag)
-        alive = [s for s in self._subscriptions.get(stream.name, []) if s.is_alive]
-        self._subscriptions[stream.name] = [*alive, subscription]
+        only = None if kinds is None else frozenset(kinds)
+        subscription = Subscription(process, process.life, receive, wanted, lag, only, address)
+        self._routes.setdefault(stream.name, Routes()).add(subscription)
         for message in self.stored.get(stream.name, [])[after:]:
-            if wanted(message):
+            if (only is None or type(message) in only) and wanted(message):
                 self._deliver(subscription, message)
         return subscription
 

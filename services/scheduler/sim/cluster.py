@@ -81,10 +81,15 @@ class Cluster:
         if scheduler.leases:
             member.report = lambda: self._tell(member, joined)
         else:
-            member.report = lambda: self.scheduler.holds(member.address, member.holds)
+            member.report = lambda: self._tell_holds(member)
         self._announce(member, joined)
         member.start()
         return member
+
+    def _tell_holds(self, member: SimMember) -> None:
+        """Report as any message arrives: not before the batch that was published before."""
+        holds, scheduler = member.holds, self.scheduler
+        scheduler.process.after(self.broker.delay(), lambda: scheduler.holds(member.address, holds))
 
     def add_trainer(self) -> Trainer:
         """Start the trainer, or start it again from the newest commit."""

@@ -85,15 +85,19 @@ class SimRollout:
     _current: GenerateFragment | ComputeGradient | None = None
 
     def start(self) -> None:
-        self.broker.subscribe(self.process, subjects.EVT, self._heard, _is_publication)
+        self.broker.subscribe(
+            self.process, subjects.EVT, self._heard, _is_publication, kinds=(PolicyPublished,)
+        )
         self.broker.subscribe(
             self.process, subjects.TASK, self._received,
             lambda m: isinstance(m, GenerateFragment) and m.worker == self.address,
+            address=self.address,
         )  # fmt: skip
         if self.can_train:
             self.broker.subscribe(
                 self.process, subjects.GRAD, self._asked,
                 lambda m: isinstance(m, ComputeGradient) and m.worker == self.address,
+                address=self.address,
             )  # fmt: skip
 
     @property

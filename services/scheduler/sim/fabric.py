@@ -5,7 +5,9 @@ round is missing.
 """
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Protocol
 
 from services.scheduler.sim.history_events import SumName
@@ -13,6 +15,7 @@ from services.scheduler.sim.world import Process, World
 from shared.messages.fluid import (
     ExchangeSums,
     Piece,
+    Share,
 )
 
 Round = tuple[int, int, int]
@@ -27,14 +30,14 @@ class Sum:
     pieces: tuple[Piece, ...] = ()
 
 
-@dataclass(slots=True)
+@dataclass
 class Total:
     """What an exchange has made."""
 
     command: ExchangeSums
     sums: tuple[tuple[str, Sum], ...]
 
-    @property
+    @cached_property
     def sum_id(self) -> str:
         digest = hashlib.sha256()
         for device, made in self.sums:
@@ -60,6 +63,7 @@ class Meeting:
     """Where the devices of a round meet."""
 
     command: ExchangeSums
+    shares: Mapping[str, Share]
     come: dict[str, tuple[FluidDevice, int, Sum]] = field(default_factory=dict)
     """Address -> device, its life, and a copy of its sum."""
     is_done: bool = False
@@ -78,12 +82,22 @@ class Fabric:
 
     def join(self, member: FluidDevice, command: ExchangeSums) -> None:
         """Bring a sum to the round; all begin when the last one is there."""
-        key = command.batch, command.attempt, command.round
-        meeting = self.meetings.setdefault(key, Meeting(command))
+        meeting = self._meeting(command)
         name, pieces = member.sum.name, member.sum.pieces
         meeting.come[member.address] = member, member.process.life, Sum(name, pieces)
-        if {share.worker for share in command.shares} <= meeting.come.keys():
+        if len(meeting.come) == len(meeting.shares):
             self.world.at(self.world.now + self.seconds / 2, lambda: self._sent(meeting))
+
+    def shares(self, command: ExchangeSums) -> Mapping[str, Share]:
+        """Return the shares of a round by their member."""
+        return self._meeting(command).shares
+
+    def _meeting(self, command: ExchangeSums) -> Meeting:
+        key = command.batch, command.attempt, command.round
+        if key not in self.meetings:
+            shares = {share.worker: share for share in command.shares}
+            self.meetings[key] = Meeting(command, shares)
+        return self.meetings[key]
 
     def missing(self, command: ExchangeSums) -> list[str]:
         """Who has not come, or has died since."""

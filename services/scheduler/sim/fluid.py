@@ -44,7 +44,8 @@ def simulate_fluid(
         kind: rollout.get(kind, 0) + members.get(kind, 0) for kind in sorted({*rollout, *members})
     }
     size = schedule.fixed_fragment or profile.shape.group_size
-    rate = sum(n / fragment_seconds(profile, kind, size) for kind, n in together.items())
+    seconds = timing_of(profile, members, noise=False).fragment
+    rate = sum(n / seconds(kind, size) for kind, n in together.items())
     pools = Pools(
         num_rollout=sum(rollout.values()),
         num_trainer=sum(members.values()),
@@ -55,11 +56,16 @@ def simulate_fluid(
 
 
 def timing_of(profile: Profile, members: Mapping[str, int], *, noise: bool) -> Timing:
-    """The profile's seconds. Scoring is part of a fragment's, as in the profile."""
+    """The profile's seconds. Scoring is part of a fragment's, as in the profile. A kind is of
+    members or not; members hold the whole network, whatever others stream."""
     shape = profile.shape
+
+    def fragment(kind: str, samples: int) -> float:
+        return fragment_seconds(profile, kind, samples, "trainer" if kind in members else "rollout")
+
     slowest = max(members, key=lambda kind: fluid.snapshot_seconds(profile, kind))
     return Timing(
-        fragment=lambda kind, samples: fragment_seconds(profile, kind, samples),
+        fragment=fragment,
         gradient=lambda kind, samples: gradient_seconds(profile, kind, samples),
         help=lambda _: 0.0,
         score=lambda _: 0.0,

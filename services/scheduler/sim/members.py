@@ -41,6 +41,9 @@ from shared.messages.fluid import (
     TrainPiece,
 )
 
+HEARD = (TrainPiece, CommitVersion, ExchangeSums, TakeStep, Stepped)
+"""What a member follows of the stream of fluid devices."""
+
 
 @dataclass(slots=True, kw_only=True)
 class SimMember(GeneratingMember):
@@ -61,12 +64,18 @@ class SimMember(GeneratingMember):
             weights = hashlib.sha256(b"seed").hexdigest()
             policy = Policy(version=0, weights_digest=weights)
             self.commits.create(policy, None, (), self.address, checksum=weights[:32])
-        self.broker.subscribe(self.process, subjects.EVT, self._published, _is_publication)
+        self.broker.subscribe(
+            self.process, subjects.EVT, self._published, _is_publication, kinds=(PolicyPublished,)
+        )
         self.broker.subscribe(
             self.process, subjects.TASK, self._given,
             lambda m: isinstance(m, GenerateFragment) and m.worker == self.address,
+            address=self.address,
         )  # fmt: skip
-        self.broker.subscribe(self.process, subjects.FLUID, self._told, self._is_mine)
+        self.broker.subscribe(
+            self.process, subjects.FLUID, self._told, self._is_mine, kinds=HEARD,
+            address=self.address,
+        )  # fmt: skip
         newest = self.commits.versions[-1]
         self.newest = newest.policy.version
         self._announce(newest)
@@ -83,6 +92,10 @@ class SimMember(GeneratingMember):
     def _is_mine(self, message: Message) -> bool:
         if isinstance(message, TrainPiece | CommitVersion):
             return message.worker == self.address
+        if isinstance(message, Stepped) and self.total is not None:
+            command = self.total.command  # only the committer's step is looked at
+            is_of_round = (message.batch, message.attempt) == (command.batch, command.attempt)
+            return not is_of_round or message.worker == command.committer
         return isinstance(message, ExchangeSums | TakeStep | Stepped)
 
     # --- training ---
@@ -181,7 +194,7 @@ class SimMember(GeneratingMember):
 
     def _exchange(self, command: ExchangeSums) -> None:
         here = command.batch, command.attempt, command.round
-        shares = {share.worker: share for share in command.shares}
+        shares = self.fabric.shares(command)
         if self.address not in shares or here <= self._round or not self._is_at(command.batch):
             return
         self._round, share = here, shares[self.address]

@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,13 +10,18 @@ from typer.testing import CliRunner
 
 from digenrl.cli import app
 from digenrl.local.check import check
+from services.scheduler.costs.memory import usual, with_memory
 from services.scheduler.costs.profile import load_profile
 from services.scheduler.planning.hosts import (
     HostClass,
     Hosts,
+    check_host_memory,
     commands,
+    host_memory_line,
+    parse_host_memory,
     parse_hosts,
     place,
+    trains_where,
 )
 from services.scheduler.planning.runnable import why_not
 from services.scheduler.planning.splits import Split
@@ -86,6 +92,47 @@ def test_a_process_uses_no_more_than_the_largest_host_of_its_kind() -> None:
     assert why_not(QWEN, Split({"H100": 8}, {"A100": 8}), lent, host_gpus=hosts.gpus) is None
 
 
+def processes(command: str, service: str) -> int:
+    """Count the processes of a service that a command starts, one by one or in a loop."""
+    loops = re.findall(rf"for gpu in ([\d ]+); do [^;]*serve {service} ", command)
+    others = len(re.findall(f"serve {service} ", command + " ")) - len(loops)
+    return others + sum(len(loop.split()) for loop in loops)
+
+
+def test_fluid_devices_are_one_process_per_gpu_on_any_hosts() -> None:
+    keys = {"schedule.mode": "fluid", "trainer.devices": 28, "encoder.workers": 1}
+    mixed = parsed("h100x8*3+a100x4")
+    placed = place(mixed, Split({"A100": 3}, {"H100": 24}))
+    found = dict(commands(placed, keys, recipe="r.toml", run="x", environment={"A100": {"A": "b"}}))
+    assert [processes(line, "trainer") for line in found.values()] == [8, 8, 8, 0]
+    assert (
+        "do A=b CUDA_VISIBLE_DEVICES=$gpu digenrl serve rollout --run x & done" in found["a100-1"]
+    )
+    assert "CUDA_VISIBLE_DEVICES= digenrl serve encoder" in found["h100-1"], "no GPU is left there"
+    assert trains_where(placed) == "3 x 8"
+
+
+@pytest.mark.parametrize(
+    ("stated", "said"), [("4090=80", "take 89 GiB of the memory of 4090-1, which has 80"), ("", "")]
+)
+def test_the_memory_of_hosts_is_stated_and_never_assumed(stated: str, said: str) -> None:
+    flux = load_profile("flux1-dev")
+    assert flux.memory is not None
+    held = with_memory(flux, usual(flux.memory), ["4090"])
+    hosts = parse_hosts("--hosts", "h100x2+4090x4", flux, host_gpus=8)
+    split = Split({"4090": 4}, {"H100": 2})
+    assert "89 GiB of the memory of each host of 4090" in (
+        host_memory_line(held, hosts, split) or ""
+    )
+    hosts = replace(hosts, memory_gib=parse_host_memory(stated or "4090=128", flux))
+    assert host_memory_line(held, hosts, split) is None
+    if not said:
+        check_host_memory(held, hosts, split)
+        return
+    with pytest.raises(UserError, match=said):
+        check_host_memory(held, hosts, split)
+
+
 def test_each_host_has_one_command() -> None:
     placed = place(FOUR, Split({"H100": 18}, {"H100": 14}))
     found = dict(commands(placed, {"trainer.ranks": 14}, recipe="r.toml", run="x"))
@@ -94,8 +141,7 @@ def test_each_host_has_one_command() -> None:
     for host in ("h100-1", "h100-2"):
         assert "--nnodes 2 " in found[host] and "--rdzv-endpoint h100-1:" in found[host]
         assert "--nproc-per-node 7 " in found[host]
-    workers = [len(re.findall("serve rollout", line)) for line in found.values()]
-    assert workers == [1, 1, 8, 8]
+    assert [processes(line, "rollout") for line in found.values()] == [1, 1, 8, 8]
     alone = dict(commands(place(FOUR, Split({"H100": 24}, {"H100": 8})), {}, recipe="r.toml"))
     assert "CUDA_VISIBLE_DEVICES=0,1,2,3,4,5,6,7 digenrl serve trainer" in alone["h100-1"]
 
@@ -108,7 +154,8 @@ def test_a_plan_for_hosts_has_keys_and_commands() -> None:
         trains = choice["trainer"]["H100"]
         assert trains <= 4 or choice["recipe"]["trainer.ranks"] == trains
         said = " ".join(choice["commands"].values())
-        assert len(re.findall("serve rollout", said)) == choice["recipe"]["rollout.workers"]
+        assert processes(said, "rollout") == choice["recipe"]["rollout.workers"]
+        assert sum(each["trains"] for each in choice["placed"]) == trains
         assert set(choice["commands"]) <= {"h100-1", "h100-2"}
 
 
