@@ -115,7 +115,7 @@ def _rho_of(recipe: Recipe, work: Work, size: Size) -> float:
 def fragment_of(recipe: Recipe) -> int:
     """Samples per fragment while there is plenty, on as many devices as the recipe starts."""
     plan = steady_plan(shape_of(recipe), batches=1, schedule=recipe.run_schedule)
-    lent = recipe.trainer.devices if recipe.trainer_may_help else 0
+    lent = recipe.trainer.devices if recipe.trainer_may_help or recipe.schedule.is_fluid else 0
     return full_size(plan, recipe.rollout.workers + lent)
 
 
@@ -132,7 +132,7 @@ def use_of(recipe: Recipe, profile: Profile, *, fragment: int) -> Use:
         rows=make_tuner(recipe, math.inf).candidates[0].rows,
         fragment=fragment,
         ranks=trainer.ranks if trainer.sharded else 1,
-        helps=recipe.trainer_may_help,
+        helps=recipe.trainer_may_help or recipe.schedule.is_fluid,
         can_train=recipe.rollout.can_train,
         averages=trainer.ema is not None,
         sums_apart=recipe.sums_apart,
