@@ -44,6 +44,7 @@ def ahead_of(recipe: Recipe) -> Ahead:
         ("digenrl", "serve", "encoder"): recipe.encoder.threads,
         ("digenrl", "serve", "reward"): recipe.reward.threads,
         ("digenrl", "serve", "trainer"): recipe.trainer.threads,
+        ("digenrl.local.ranks",): recipe.trainer.threads,
         ("digenrl", "evaluate"): recipe.evaluation.threads,
         ("digenrl", "report"): recipe.evaluation.threads,
     }

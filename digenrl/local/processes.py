@@ -33,7 +33,6 @@ def workers_of(local: LocalRun, ready: Ready) -> list[Program]:
                 "serve", service, "--worker", worker, "--port", str(port),
                 "--stay",  # the supervisor stops them in order
             ),
-            # as a variable: torchrun has a --run of its own
             environment={"DIGENRL_RUN": run, **local.gpus.environments[worker]},
             ready=ready,
             reports_work=True,
@@ -63,8 +62,8 @@ def follower_of(local: LocalRun, ready: Ready) -> Program:
 
 
 def _launched(num_ranks: int, *arguments: str) -> list[str]:
-    """Return the command line, under torchrun if it starts several ranks."""
+    """Return the command line, of as many processes as there are ranks."""
     if num_ranks == 1:
         return command(*arguments)
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    return [*torchrun, "--nproc-per-node", str(num_ranks), "-m", "digenrl", *arguments]
+    ranks = [sys.executable, "-m", "digenrl.local.ranks", str(num_ranks)]
+    return [*ranks, "digenrl", *arguments]

@@ -158,13 +158,18 @@ def become(request: Request) -> None:
     cast(TextIO, sys.stdout).reconfigure(line_buffering=os.isatty(1))  # type: ignore[attr-defined]
     os.environ.clear()
     os.environ.update(request.environment)
-    if (numpy := sys.modules.get("numpy")) is not None:
-        numpy.random.seed()
+    take_own_randomness()
     set_title(request.argv)
     sys.orig_argv[:] = request.argv
     sys.argv[1:] = request.argv[3:]
     gc.enable()
     runpy.run_module(request.argv[2], run_name="__main__", alter_sys=True)
+
+
+def take_own_randomness() -> None:
+    """Seed anew what Python does not seed by itself after a fork."""
+    if (numpy := sys.modules.get("numpy")) is not None:
+        numpy.random.seed()
 
 
 def set_title(argv: Sequence[str]) -> None:

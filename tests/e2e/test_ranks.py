@@ -30,11 +30,11 @@ def recipe_with(tmp_path: Path) -> Write:
 
 
 def ranks(run: LocalRun) -> list[psutil.Process]:
-    """torchrun's, of this run."""
+    """The trainer's, of this run."""
     [launcher] = [
         process
         for process in psutil.Process(run.process.pid).children()
-        if "torch.distributed.run" in process.cmdline()
+        if "digenrl.local.ranks" in process.cmdline()
     ]
     found: list[psutil.Process] = launcher.children()
     return found

@@ -1,6 +1,6 @@
-"""What torchrun starts in the tests of ranks: the trainer's own ranks, with batches from here.
+"""The program of the tests of ranks: the trainer's own ranks, with batches from here.
 
-    python -m torch.distributed.run ... -m tests.trainer.engine.ranked_program PIPES
+    python -m digenrl.local.ranks 2 tests.trainer.engine.ranked_program PIPES
 
 Importing takes most of the time, so the two ranks serve many jobs, each in processes of its own
 that they fork. A rank reads jobs from the pipe ``PIPES/jobs-RANK`` and answers each with an exit

@@ -1,4 +1,4 @@
-"""Two ranks that torchrun has started, for all tests that need some."""
+"""Two ranks of a trainer, for all tests that need some."""
 
 import json
 import os
@@ -15,15 +15,15 @@ PATIENCE_S = 240
 
 
 class Ranks:
-    """Two ranks that torchrun has started, and that are given one job after the other."""
+    """Two ranks, started as `digenrl up` starts them, that are given one job after the other."""
 
     def __init__(self, folder: Path) -> None:
         self.log = folder / "log"
         names = [f"{kind}-{rank}" for kind in ("jobs", "answers") for rank in range(RANKS)]
         for name in names:
             os.mkfifo(folder / name)
-        command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-        program = ["--nproc-per-node", str(RANKS), "-m", "tests.trainer.engine.ranked_program"]
+        command = [sys.executable, "-m", "digenrl.local.ranks", str(RANKS)]
+        program = ["tests.trainer.engine.ranked_program"]
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
                 [*command, *program, str(folder)],

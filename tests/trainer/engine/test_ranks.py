@@ -1,4 +1,4 @@
-"""Several processes that torchrun has started train one network: two real ranks over gloo."""
+"""Several processes train one network: two real ranks over gloo."""
 
 import asyncio
 import json
