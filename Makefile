@@ -6,7 +6,7 @@ ARGS ?=
 UV_EXTRA ?=
 SOURCES := pyproject.toml constraints.txt requirements.lock
 
-.PHONY: install demo bench bench-quick bench-learning gpu-day test test-fast test-all check lint types lock sbom compose-up compose-down clean
+.PHONY: install demo bench bench-quick bench-learning gpu-day test test-fast test-all chaos check lint types lock sbom compose-up compose-down clean
 
 install: $(VENV)/.installed
 demo: $(VENV)/.installed
@@ -61,6 +61,11 @@ test-all: export DIGENRL_EXAMPLES = random
 test-all: $(TEST_VENV)/.installed
 	$(PYTEST) $(SIDE_BY_SIDE) -m "not clock" || [ $$? = $(NOTHING_FOUND) ]
 	$(PYTEST) -m clock $(CLOCKED) || [ $$? = $(NOTHING_FOUND) ]
+
+# Disturbs an emulated cluster at random, with every kind of fault, and judges what it has committed.
+# An hour: ARGS="--minutes 60 --faults 600 --seed 2".
+chaos: $(TEST_VENV)/.installed
+	$(TEST_VENV)/bin/python -m tests.storm --all $(if $(ARGS),$(ARGS),--minutes 10 --faults 100)
 
 check: lint types test
 

@@ -1,32 +1,17 @@
 """Brokers that lose all of their data in the middle of a run, which goes on."""
 
-import asyncio
-import shutil
-import signal
 from pathlib import Path
 
 import pytest
 
-from tests.storm.cluster import Cluster, cluster, until
+from tests.storm.cluster import cluster
 from tests.storm.judge import violations_of
 from tests.storm.small import small
+from tests.storm.storm import wipe
 
 pytestmark = [pytest.mark.run, pytest.mark.timeout(120)]
 
 STEPS = 8
-DATA = {"nats": "nats/jetstream", "valkey": "valkey/appendonlydir"}
-
-
-async def wipe(run: Cluster, broker: str) -> None:
-    """Its next start finds nothing."""
-    child = run.children[broker]
-    child.kept = False
-    child.send(signal.SIGKILL)
-    await until(lambda: not child.is_alive)
-    folder = run.folder / DATA[broker]
-    assert folder.is_dir()
-    await asyncio.to_thread(shutil.rmtree, folder)
-    child.kept = True
 
 
 async def test_a_run_goes_on_without_a_person_when_brokers_have_lost_everything(

@@ -2,12 +2,13 @@
 
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from shared.learning.algorithms import DEFAULT
 from tests.storm.lagging import NAME
-from tests.storm.storm import HELPED, LAGGED, Fault, faults, through
+from tests.storm.storm import ALL_KINDS, HELPED, LAGGED, Fault, faults, through
 
 pytestmark = [pytest.mark.run, pytest.mark.timeout(150)]
 
@@ -38,9 +39,21 @@ async def test_other_storms_lose_nothing_either(
     seed: int, max_staleness: int, nft_decay: int, tmp_path: Path
 ) -> None:
     algorithm = NAME if nft_decay else DEFAULT
-    changes = {"max_staleness": max_staleness, "nft_decay": nft_decay, "algorithm": algorithm}
+    changes: dict[str, Any] = {
+        "max_staleness": max_staleness,
+        "nft_decay": nft_decay,
+        "algorithm": algorithm,
+    }
     storm = await through(tmp_path, seed, NUM_FAULTS, **HELPED, **changes)
     assert storm.violations == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+async def test_a_storm_of_all_kinds_with_two_schedulers(tmp_path: Path) -> None:
+    storm = await through(tmp_path, 5, 40, kinds=ALL_KINDS, gap=2.0, standby=True, **HELPED)
+    assert storm.violations == []
+    assert {fault.kind for fault in storm.faults} == set(ALL_KINDS)
 
 
 def test_a_storm_is_a_function_of_its_seed() -> None:
