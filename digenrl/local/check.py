@@ -116,7 +116,8 @@ def check(
         host_memory: GiB of memory of each host of a kind, as ``4090=128``, for workers that stream.
         host_gpus: number of GPUs per host where only devices are counted.
         streamed: kinds of the devices whose workers stream the network.
-        elsewhere: do not look for the model and the rewards on this host.
+        elsewhere: do not look for the model and the rewards on this host; of a model, only
+            configuration files have to be here, if anything is.
         timing: forecast the step time and look for a faster split, not only the memory.
         traced: trace the model's configuration, and forecast with what it takes. Only its
             configuration files have to be here, or it is one of the published models.
@@ -128,6 +129,8 @@ def check(
     recipe, found = load_recipe(path), None
     if traced:
         recipe, elsewhere, found = _traced(recipe, elsewhere, say)
+    elif elsewhere and (recipe.model.folder / "model_index.json").is_file():
+        check_inputs(recipe, weights=False, elsewhere=True)
     elif elsewhere:
         check_rest(recipe, elsewhere=True)
     else:

@@ -155,7 +155,7 @@ def check_inputs(recipe: Recipe, *, weights: bool = True, elsewhere: bool = Fals
     text_tokens(recipe.model.folder, recipe.model.text_tokens)
     check_rest(recipe, elsewhere=elsewhere)
     for scorer in (*recipe.reward.scorers, *recipe.evaluation.scorers):
-        if kind_of(scorer).takes == "videos" and not makes_videos:
+        if kind_of(scorer, here=not elsewhere).takes == "videos" and not makes_videos:
             raise UserError(
                 f"reward.scorers.{scorer.name}.type: {scorer.type} scores videos, and "
                 f"{recipe.model.folder} makes images"

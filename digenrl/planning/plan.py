@@ -110,7 +110,7 @@ def plan(
         schedule = RunSchedule()
     else:
         loaded = load_recipe(recipe)
-        costs, use = _shaped(loaded, profile or profile_of(loaded, known_profiles()), fragment=1)
+        costs, use = costs_and_use(loaded, profile or profile_of(loaded, known_profiles()))
         schedule = loaded.run_schedule
     given = parse_hosts(*pool, costs, host_gpus=host_gpus)
     if host_memory is not None:
@@ -180,11 +180,13 @@ def costs_of(recipe: Recipe, profile: str, *, fragment: int = 1) -> Profile:
     Raises:
         UserError: if there is no such profile, or it has no costs for this recipe.
     """
-    costs, use = _shaped(recipe, profile, fragment=fragment)
+    costs, use = costs_and_use(recipe, profile, fragment=fragment)
     return with_memory(costs, use)
 
 
-def _shaped(recipe: Recipe, profile: str, *, fragment: int) -> tuple[Profile, Use]:
+def costs_and_use(recipe: Recipe, profile: str, *, fragment: int = 1) -> tuple[Profile, Use]:
+    """Return the same, with what memory depends on where a trainer may be lent, and not yet in
+    place of the profile's figures."""
     if recipe.model.trained == "full":
         raise UserError(
             'model.trained: only "lora" can be planned; what all weights take of a device depends '

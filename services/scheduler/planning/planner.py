@@ -115,14 +115,9 @@ def plan_split(
     """
     left_out = excluded(profile, devices)
     part = part_of(profile, devices)
-    can_say = _CanSay(part, host_gpus, accepts)
-    modes = {schedule.mode: schedule}
-    if fluid and schedule.mode == "pipelined":
-        modes["fluid"] = schedule.changed(mode="fluid")
-    candidates = list(heapq.merge(
-        *(_candidates(part, each, can_say) for each in modes.values()),
-        key=lambda each: each.forecast.seconds,
-    ))  # fmt: skip
+    can_say = CanSay(part, host_gpus, accepts)
+    modes = modes_of(schedule, fluid=fluid)
+    candidates = candidates_of(part, modes, can_say)
     if not candidates:
         raise UserError(_why_none(profile, devices, schedule, host_gpus))
 
@@ -155,6 +150,23 @@ def plan_split(
     )
 
 
+def modes_of(schedule: RunSchedule, *, fluid: bool) -> dict[str, RunSchedule]:
+    """Return the schedules that are compared, by their mode."""
+    if fluid and schedule.mode == "pipelined":
+        return {schedule.mode: schedule, "fluid": schedule.changed(mode="fluid")}
+    return {schedule.mode: schedule}
+
+
+def candidates_of(
+    part: Part, modes: Mapping[str, RunSchedule], can_say: "CanSay"
+) -> list[Candidate]:
+    """Return everything that a plan may choose from, the best forecast first."""
+    return list(heapq.merge(
+        *(_candidates(part, each, can_say) for each in modes.values()),
+        key=lambda each: each.forecast.seconds,
+    ))  # fmt: skip
+
+
 def _choice(part: Part, found: Found, colocated: Mapping[Baseline, float]) -> Choice:
     candidate = found.candidate
     return Choice(
@@ -184,7 +196,7 @@ def _splits(profile: Profile, devices: Devices, schedule: RunSchedule) -> list[S
     return [Split({}, able)] if able else []
 
 
-def _candidates(part: Part, schedule: RunSchedule, can_say: "_CanSay") -> list[Candidate]:
+def _candidates(part: Part, schedule: RunSchedule, can_say: "CanSay") -> list[Candidate]:
     """Every split in every fragment size, the best forecast first.
 
     Where a switch takes time, help is lent more rarely than forecasts think, which take it for one
@@ -221,7 +233,7 @@ def _candidate(profile: Profile, split: Split, size: int, schedule: RunSchedule)
 
 
 @dataclass(frozen=True, slots=True)
-class _CanSay:
+class CanSay:
     """Asks whether a recipe can say what is planned."""
 
     part: Part

@@ -1,0 +1,119 @@
+"""Whatever a plan may advise is a recipe that `digenrl check` accepts on those hosts."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from digenrl.local.check import check
+from digenrl.planning.plan import accepts, advised_keys, costs_and_use
+from digenrl.trace.published import PUBLISHED
+from services.scheduler.planning.hosts import Hosts, parse_hosts
+from services.scheduler.planning.planner import CanSay, candidates_of, modes_of
+from services.scheduler.planning.runnable import as_toml
+from services.scheduler.planning.search import Candidate
+from services.scheduler.planning.symmetry import part_of
+from services.scheduler.planning.ways import Way, ways
+from shared.errors import UserError
+from shared.recipe.fluid_devices import refusal_of
+from shared.recipe.recipe import Recipe, load_recipe
+from tests.paths import RECIPES
+
+MODELS = ("sd35-medium", "flux1-dev", "wan2.1-14b", "hunyuanvideo", "qwen-image")
+POOLS = (
+    "h100x8", "h100x8*4", "h100x8*2+a100x8*2", "h100x8+l40sx8*2", "4090x4*2", "a100x8*8",
+)  # fmt: skip
+MEMORY = "h100=2048,a100=2048,l40s=1024,4090=512"
+"""GiB of the hosts of each kind."""
+
+
+def recipe_of(model: str, keys: str, folder: Path) -> Path:
+    """Write a recipe whose model has configuration files only."""
+    path = folder / f"{model}.toml"
+    path.write_text(
+        f'base = "{RECIPES / model}.toml"\nmodel.folder = "{PUBLISHED / model}"\n{keys}'
+    )
+    return path
+
+
+def rows_of(
+    recipe: Recipe, model: str, pool: str, staleness: int
+) -> list[tuple[Hosts, Way, Candidate]]:
+    """Everything that a plan for these hosts chooses from."""
+    costs, use = costs_and_use(recipe, model)
+    hosts = parse_hosts("--hosts", pool, costs, host_gpus=8)
+    schedule = recipe.run_schedule.changed(max_staleness=staleness)
+    found = []
+    for way in ways(costs, use, hosts.devices):
+        part = part_of(way.profile, hosts.devices)
+        can_say = CanSay(part, hosts.gpus, partial(accepts, recipe, hosts, way))
+        for each in candidates_of(part, modes_of(schedule, fluid=True), can_say):
+            whole = part.whole_split(each.split)
+            found.append((hosts, way, replace(each, split=whole)))
+    return found
+
+
+def spread(rows: Sequence[tuple[Hosts, Way, Candidate]], number: int) -> list[int]:
+    """Places of the best row of each mode and of so many others."""
+    first: dict[str, int] = {}
+    for place, (_, _, each) in enumerate(rows):
+        first.setdefault(each.chosen.mode, place)
+    step = max(1, len(rows) // number)
+    return sorted({*first.values(), *range(0, len(rows), step)})
+
+
+def refused(model: str, pool: str, staleness: int, number: int, folder: Path) -> list[str]:
+    """Rows that `digenrl check` refuses, and why."""
+    path = recipe_of(model, "", folder)
+    recipe = load_recipe(path)
+    try:
+        rows = rows_of(recipe, model, pool, staleness)
+    except UserError:
+        return []
+    found = []
+    for place in spread(rows, number):
+        hosts, way, each = rows[place]
+        keys = advised_keys(way, each.split, each.chosen, hosts.gpus, recipe)
+        said = as_toml(keys).replace(", ", "\n")
+        typed = folder / "row.toml"
+        typed.write_text(f'base = "{path}"\n{said}\n')
+        streamed = ",".join(way.environment(each.split)) or None
+        try:
+            check(
+                typed, hosts=pool, host_memory=MEMORY, streamed=streamed, elsewhere=True,
+                timing=False,
+            )  # fmt: skip
+        except UserError as error:
+            found.append(f"{each.split} in {each.size}: {said}: {error}")
+    return found
+
+
+def test_a_sample_of_rows_is_accepted(tmp_path: Path) -> None:
+    assert refused("qwen-image", "h100x8*2+a100x8*2", 0, 8, tmp_path) == []
+    assert refused("hunyuanvideo", "h100x8+l40sx8*2", 1, 8, tmp_path) == []
+    assert refused("sd35-medium", "4090x4*2", 0, 8, tmp_path) == []
+
+
+def test_what_a_recipe_cannot_say_is_no_row(tmp_path: Path) -> None:
+    """Two updates of a batch are between devices with roles, and TAG has no version to lend."""
+    path = recipe_of(
+        "flux1-dev", "[trainer]\nupdates = 2\n[rollout]\ncan_train = false\n", tmp_path
+    )
+    recipe = load_recipe(path)
+    rows = rows_of(recipe, "flux1-dev", "h100x8*2", 0)
+    is_fluid = refusal_of(recipe) is None
+    assert {each.chosen.mode for _, _, each in rows} == {
+        "pipelined",
+        *(["fluid"] if is_fluid else []),
+    }
+    assert refused("flux1-dev", "h100x8*2", 0, 4, tmp_path) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("pool", POOLS)
+@pytest.mark.parametrize("model", MODELS)
+def test_every_row_of_a_plan_is_accepted(model: str, pool: str, tmp_path: Path) -> None:
+    for staleness in (0, 1):
+        assert refused(model, pool, staleness, 1000, tmp_path) == []
