@@ -8,16 +8,16 @@ import asyncio
 import contextlib
 import multiprocessing
 import time
-from asyncio.events import Handle
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from bench.growth.core import REF, plan_of, policy_of, results_of
 from bench.growth.history import METRICS, resident_bytes
+from bench.growth.turns import Turns
 from bench.runner.session import open_session
 from services.scheduler.core.state import first_state
 from services.scheduler.shell.app import Scheduler
+from services.scheduler.shell.heap import settle_heap
 from shared.bus.bus import Bus
 from shared.messages import subjects
 from shared.messages.contracts import GenerateFragment, Message, PolicyPublished, TrainGroup
@@ -41,10 +41,8 @@ class LiveCosts:
     """Seconds from the first batch's opening to the last one's commit."""
     left: int
     """Living workers that were given up."""
-    longest_turn: float
-    """Seconds of the longest turn of the scheduler's loop."""
-    turns_over: int
-    """Turns of more than a quarter of a second."""
+    turns: Turns
+    """Turns of the scheduler's loop."""
     cpu_seconds: float
     """CPU seconds of the scheduler's process."""
     resident_bytes: tuple[int, int]
@@ -134,30 +132,6 @@ def fleet(settings: ServiceSettings, num_workers: int, num_groups: int) -> None:
     asyncio.run(run())
 
 
-@dataclass(slots=True)
-class Turns:
-    longest: float = 0.0
-    over: int = 0
-
-    @contextlib.contextmanager
-    def timed(self) -> Iterator[None]:
-        """Time every turn of the loop in the block."""
-        original = Handle._run
-
-        def run(handle: Handle) -> None:
-            began = time.monotonic()
-            original(handle)
-            seconds = time.monotonic() - began
-            self.longest = max(self.longest, seconds)
-            self.over += seconds > 0.25
-
-        Handle._run = run  # type: ignore[method-assign,assignment]
-        try:
-            yield
-        finally:
-            Handle._run = original  # type: ignore[method-assign]
-
-
 async def measure(folder: Path, num_workers: int, batches: int) -> LiveCosts:
     objects = folder / "objects"
     objects.mkdir(parents=True)
@@ -183,6 +157,7 @@ async def _watch(
     scheduler: Scheduler, index: VersionIndex, num_workers: int, batches: int
 ) -> LiveCosts:
     turns, left = Turns(), set[str]()
+    settle_heap()
     task = asyncio.create_task(scheduler.run())
     began, cpu, early = 0.0, 0.0, 0
     with turns.timed():
@@ -201,6 +176,6 @@ async def _watch(
         await task
     return LiveCosts(
         workers=num_workers, batches=batches, seconds=seconds, left=len(left),
-        longest_turn=turns.longest, turns_over=turns.over, cpu_seconds=used,
+        turns=turns, cpu_seconds=used,
         resident_bytes=(early, resident_bytes()),
     )  # fmt: skip

@@ -13,6 +13,7 @@ is a command of a scheduler whose epoch was over when it was stored (shared/mess
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
@@ -50,6 +51,8 @@ from shared.telemetry import FENCED, STREAM_FULL
 MIN_SERVER = (2, 11)
 PUBLISH_TIMEOUT_S = 5.0
 FLUSH_S = 3
+TURN_S = 0.02
+"""Seconds of handling messages that are not stored after which others have a turn."""
 STORE_FAILED = 10077
 """JetStream's error code for a taken slot, and for a full stream; the text tells them apart."""
 
@@ -215,7 +218,14 @@ class Bus:
     async def _subscribe(
         self, subject: str, kind: type[TransientT], handle: Callable[[TransientT], Awaitable[None]]
     ) -> None:
+        turn_began = time.monotonic()
+
         async def receive(raw: Msg) -> None:
+            nonlocal turn_began
+            # The client hands over all that has come without giving anybody else a turn.
+            if time.monotonic() > turn_began + TURN_S:
+                await asyncio.sleep(0)
+                turn_began = time.monotonic()
             with contextlib.suppress(ContractError):
                 message = decode(raw.data)
                 if isinstance(message, kind):

@@ -25,7 +25,6 @@ def a_share_is_counted_twice() -> AbstractContextManager[None]:
     return patched(
         (FluidState, "void", void), (SimMember, "_is_other", lambda *_: False),
         (members, "may_step", _may_step_in_spite_of_all),
-        (pieces, "may_step", _may_step_in_spite_of_all),
     )  # fmt: skip
 
 
@@ -68,7 +67,7 @@ def a_member_takes_a_second_sum() -> AbstractContextManager[None]:
     return patched(
         (SimMember, "_step", step), (SimMember, "_exchange", exchange),
         (SimMember, "_go_back", lambda *_: None),
-        (members, "may_step", _whoever_lives), (pieces, "may_step", _whoever_lives),
+        (members, "may_step", _whoever_lives),
     )  # fmt: skip
 
 
@@ -90,7 +89,6 @@ def a_member_that_differs_goes_on() -> AbstractContextManager[None]:
         (SimMember, "_compare", lambda *_: None), (SimMember, "_published", published),
         (SimMember, "_begin_fragment", begin),
         (members, "may_step", _may_step_in_spite_of_all),
-        (pieces, "may_step", _may_step_in_spite_of_all),
     )  # fmt: skip
 
 
@@ -181,7 +179,7 @@ def gradients_are_taken_at_whatever_weights_there_are() -> AbstractContextManage
     return patched(
         (SimMember, "_is_at", lambda self, batch: True),
         (SimMember, "_go_back", lambda *_: None),
-        (members, "may_step", _whoever_lives), (pieces, "may_step", _whoever_lives),
+        (members, "may_step", _whoever_lives),
     )  # fmt: skip
 
 

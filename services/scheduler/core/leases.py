@@ -29,7 +29,8 @@ class Lease:
 
 @dataclass(slots=True)
 class Leases:
-    """Holds leases by address. Times come from any clock that only grows, in seconds."""
+    """Holds leases by address. Times come from any clock that only grows, in seconds; here they are
+    kept by a clock that stands still while nobody could be heard (`prolong`)."""
 
     _held: dict[str, Lease] = field(default_factory=dict)
     _by_name: dict[str, str] = field(default_factory=dict)
@@ -38,13 +39,16 @@ class Leases:
     """Address of a worker that wants a taken name -> when it was first heard."""
     _expected: dict[str, float] = field(default_factory=dict)
     """Addresses with work from before the scheduler restarted that are still silent."""
+    _stood_still: float = 0.0
+    """Seconds in which nobody could be heard so far."""
 
     def expect(self, addresses: Iterable[str], now: float) -> None:
         """Give these a lease although they have not been heard yet."""
-        self._expected = dict.fromkeys(addresses, now)
+        self._expected = dict.fromkeys(addresses, now - self._stood_still)
 
     def hear(self, address: str, name: str, now: float) -> Heard:
         """Record a status."""
+        now -= self._stood_still
         if address not in self._held:
             holder = self._by_name.get(name)
             if holder is not None and now - self._held[holder].at < HEIR_S:
@@ -69,15 +73,16 @@ class Leases:
 
     def end(self, now: float) -> list[str]:
         """Drop the workers whose lease has ended, and return their addresses."""
-        heard = {address: lease.at for address, lease in self._held.items()} | self._expected
-        ended = [address for address, at in heard.items() if at < now - SILENCE_S]
+        limit = now - self._stood_still - SILENCE_S
+        ended = [address for address, lease in self._held.items() if lease.at < limit]
+        ended += [address for address, at in self._expected.items() if at < limit]
         for address in ended:
             self._expected.pop(address, None)
             self.let_go(address)
-        self._others = {a: e for a, e in self._others.items() if e.name in self._by_name}
+        if self._others:
+            self._others = {a: e for a, e in self._others.items() if e.name in self._by_name}
         return ended
 
     def prolong(self, seconds: float) -> None:
         """Extend all leases by the time in which the scheduler itself stood still."""
-        self._held = {a: Lease(e.name, e.at + seconds) for a, e in self._held.items()}
-        self._expected = {a: at + seconds for a, at in self._expected.items()}
+        self._stood_still += seconds

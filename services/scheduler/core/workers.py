@@ -91,7 +91,7 @@ class Workers(dict[str, WorkerState]):
     def __init__(self, workers: Mapping[str, WorkerState] | None = None) -> None:
         super().__init__(workers or {})
         self._roles: Roles | None = None
-        self._room: tuple[int, frozenset[str]] | None = None
+        self._room: dict[int, frozenset[str]] = {}
 
     @property
     def roles(self) -> Roles:
@@ -107,34 +107,38 @@ class Workers(dict[str, WorkerState]):
         return self._roles
 
     def with_room(self, queue_depth: int) -> frozenset[str]:
-        """Addresses of the rollout devices that may be given another fragment."""
-        if self._room is None or self._room[0] != queue_depth:
+        """Addresses of the devices that generate and have less than so much per queue."""
+        found = self._room.get(queue_depth)
+        if found is None:
             places = self.roles.places
             found = frozenset(each for each in places if self[each].has_room(queue_depth))
-            self._room = queue_depth, found
-        return self._room[1]
+            self._room[queue_depth] = found
+        return found
 
     def changed(self, workers: Iterable[WorkerState]) -> Self:
         """The same with these workers, which are new or replace those of their addresses."""
-        made = type(self)(self)
+        made, changed = type(self)(self), list(workers)
         keeps = self._roles is not None
-        gain, loss = set[str](), set[str]()
-        for worker in workers:
+        for worker in changed:
             old = made.get(worker.address)
             made[worker.address] = worker
             keeps = keeps and old is not None and _role(old) == _role(worker)
-            if keeps and self._room is not None and worker.generates:
-                here = gain if worker.has_room(self._room[0]) else loss
-                (loss if here is gain else gain).discard(worker.address)
-                here.add(worker.address)
         if keeps:
             made._roles = self._roles
-            if self._room is not None:
-                depth, room = self._room
-                if not gain <= room or not loss.isdisjoint(room):
-                    room = (room | gain) - loss
-                made._room = depth, room
+            made._room = {
+                depth: _followed(room, depth, changed) for depth, room in self._room.items()
+            }
         return made
+
+
+def _followed(
+    room: frozenset[str], queue_depth: int, changed: Iterable[WorkerState]
+) -> frozenset[str]:
+    """Who has room once these have changed."""
+    now = {w.address: w.has_room(queue_depth) for w in changed if w.generates}
+    gain = [address for address, has_room in now.items() if has_room and address not in room]
+    loss = [address for address, has_room in now.items() if not has_room and address in room]
+    return room.union(gain).difference(loss) if gain or loss else room
 
 
 def _role(worker: WorkerState) -> tuple[str, int, Exclusion | None, bool]:

@@ -38,6 +38,13 @@ def command(plan: Plan, state: State, now: float) -> Commanded:
     return state, [*commands, *issued]
 
 
+def _only(workers: Workers, able: frozenset[str]) -> Workers:
+    """These of the workers; all, with what is known of them, if these are all that generate."""
+    if able >= workers.roles.places.keys():
+        return workers
+    return Workers({a: worker for a, worker in workers.items() if a in able})
+
+
 def exclude_late_members(plan: Plan, state: State, now: float) -> State:
     """Give out again what a member has not trained in time, with all that is in its sum."""
     fluid = state.fluid
@@ -86,9 +93,11 @@ def _assign_next(plan: Plan, state: State, now: float) -> Issued:
     is_last = following >= plan.num_batches or state.goal_reached_by is not None
     if made is None or is_last or state.batch is None or not are_together(fluid, now):
         return state, []
-    able = {a: state.workers[a] for a in have_made(fluid) if a in state.workers}
+    able = have_made(fluid)
+    if not able & state.workers.with_room(plan.queue_depth):
+        return state, []
     batch = state.find_batch(following) or new_batch(plan, following, now)
-    view = replace(state, policy=made, batches=(batch,), workers=Workers(able))
+    view = replace(state, policy=made, batches=(batch,), workers=_only(state.workers, able))
     view, issued = assign(plan, view, now)
     if not issued:
         return state, []

@@ -179,12 +179,14 @@ def _answered(fluid: FluidState, event: SumHeld | ExchangeMissed) -> FluidState:
     if exchange is None or exchange.command.round != event.round or fluid.step is not None:
         return fluid
     worker = event.worker
-    if worker not in exchange.members or worker in exchange.held or worker in exchange.missed:
+    if worker not in exchange.silent:
         return fluid
+    silent = exchange.silent - {worker}
     if isinstance(event, SumHeld):
-        exchange = replace(exchange, held={**exchange.held, worker: event})
+        exchange = replace(exchange, silent=silent, held={**exchange.held, worker: event})
     else:
-        exchange = replace(exchange, missed={**exchange.missed, worker: event.missing})
+        missed = {**exchange.missed, worker: event.missing}
+        exchange = replace(exchange, silent=silent, missed=missed)
     return replace(fluid, exchange=exchange)
 
 
@@ -195,8 +197,7 @@ def _stepped(fluid: FluidState, event: Stepped, now: float) -> FluidState:
     step = fluid.step
     if step is None or event.attempt != fluid.attempt or event.worker in step.stepped:
         return fluid
-    first = now if step.stepped_at is None else step.stepped_at
-    step = replace(step, stepped={**step.stepped, event.worker: event}, stepped_at=first)
+    step = step.with_stepped(event, now)
     held = Holds(version=event.policy.version, checksum=event.checksum)
     holds = fluid.holds if event.worker in fluid.gone else {**fluid.holds, event.worker: held}
     return replace(fluid, step=step, holds=holds)

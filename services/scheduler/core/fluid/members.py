@@ -23,25 +23,29 @@ def may_step(state: State, worker: WorkerState) -> bool:
     return fluid.checksum is None or held.checksum == fluid.checksum
 
 
+def member_addresses(state: State) -> frozenset[str]:
+    """Addresses of the workers that could take the step of the open batch; of all workers anew only
+    if somebody has joined, left, was excluded or reports to hold something else."""
+    fluid, roles = state.fluid, state.workers.roles
+    if fluid is None:
+        return frozenset()
+    basis = roles, fluid.out, fluid.gone, fluid.holds
+    known = fluid.known_members
+    if known is None or any(one is not other for one, other in zip(known[0], basis, strict=True)):
+        found = (a for a in roles.places if may_step(state, state.workers[a]))
+        known = basis, frozenset(found)
+        object.__setattr__(fluid, "known_members", known)
+    return known[1]
+
+
 def members(state: State) -> list[WorkerState]:
     """Workers that could take the step of the open batch, in a fixed order."""
-    found = [worker for worker in state.workers.values() if may_step(state, worker)]
-    return sorted(found, key=lambda worker: worker.address)
+    return [state.workers[address] for address in sorted(member_addresses(state))]
 
 
-def have_made(fluid: FluidState) -> list[str]:
+def have_made(fluid: FluidState) -> frozenset[str]:
     """Members that have made the provisional version, the committer's to the last bit."""
-    step = fluid.step
-    made = None if step is None else step.stepped.get(step.committer)
-    if step is None or made is None:
-        return []
-    return [
-        address
-        for address, each in step.stepped.items()
-        if each.policy == made.policy
-        and each.checksum == made.checksum
-        and address not in fluid.gone
-    ]
+    return frozenset() if fluid.step is None else fluid.step.agreed - fluid.gone
 
 
 def are_together(fluid: FluidState, now: float) -> bool:
@@ -50,5 +54,6 @@ def are_together(fluid: FluidState, now: float) -> bool:
     step = fluid.step
     if step is None or step.stepped_at is None:
         return False
-    missing = [a for a in step.holders if a not in step.stepped and a not in fluid.gone]
-    return not missing or now - step.stepped_at > TOGETHER_S
+    if now - step.stepped_at > TOGETHER_S:
+        return True
+    return all(a in step.stepped or a in fluid.gone for a in step.holders)

@@ -9,24 +9,30 @@ another that is still at work.
 import heapq
 import itertools
 import math
-from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 from services.scheduler.core.device_queues import sample_seconds
-from services.scheduler.core.fluid.members import may_step
-from services.scheduler.core.fluid.state import FluidState, GroupPieces, PieceState
+from services.scheduler.core.fluid.members import member_addresses
+from services.scheduler.core.fluid.state import (
+    AHEAD,
+    FluidState,
+    GroupPieces,
+    Pace,
+    PieceState,
+    num_rows,
+)
 from services.scheduler.core.state import Plan, State, WorkerState
 from shared.messages.fluid import MAX_PIECES, Piece, TrainPiece
 
-AHEAD = 2
-"""Fragments and pieces that a member has: one in work, and one waiting, so that it never waits for
-a message."""
 FINE_PARTS = 3
 """Parts into which the trained steps of a sample are divided at most."""
 LEAST_ROWS = 3
 """Rows of a piece at least: a call of fewer (sample, step) takes nearly as long."""
 UNLIKE = 1.1
 """Devices whose speeds differ by less are taken as equal."""
+LOOKED_AT = 64
+"""Members that are looked at per event, on average: what all of more members have to be asked for
+holds for some events. Of so many is known who would finish a small piece first."""
 
 Issued = tuple[State, list[TrainPiece]]
 
@@ -40,46 +46,137 @@ class Member:
     group_seconds: float
     """Device time of a whole group; 1 if nobody has trained anything yet."""
 
+    def end(self, part: float) -> float:
+        """When it would be done with such a part of a group."""
+        return self.free_at + part * self.group_seconds
+
 
 def train_pieces(plan: Plan, state: State, now: float) -> Issued:
     """Give pieces out while some wait and members have room for them."""
     fluid, commands = state.fluid, list[TrainPiece]()
     if fluid is None or not fluid.ready or fluid.step is not None or state.policy is None:
         return state, commands
-    members = {
-        worker.address: _member(plan, state, fluid, worker, now)
-        for worker in state.workers.values()
-        if may_step(state, worker)
-    }
-    free = [
-        (member.free_at, address)
-        for address, member in members.items()
-        if _num_ahead(fluid, member.worker) < AHEAD
-    ]
-    heapq.heapify(free)
+    crew = Crew(plan, state, fluid, now)
+    if not crew.has_room:
+        return state, commands
     left = _groups_left(plan, fluid)
-    rate = sum(1 / each.group_seconds for each in members.values())
-    while free and fluid.ready:
-        _, address = heapq.heappop(free)
-        member = members[address]
-        share = left / (2 * rate * member.group_seconds)
-        if _another_is_sooner(plan, members.values(), member, share):
+    while fluid.ready and (address := crew.take_first()) is not None:
+        member = crew.member(address)
+        share = left / (2 * crew.pace.rate * member.group_seconds)
+        if crew.another_is_sooner(member, share):
             continue
-        fluid, key = _next_piece(plan, fluid, min(fluid.ready), share, len(members))
+        fluid, key = _next_piece(plan, fluid, min(fluid.ready), share, len(crew.addresses))
         fluid, command = _given(state, fluid, member, key, now)
         commands.append(command)
         part = part_of_group(plan, command.piece)
         left -= part
         member = replace(member, free_at=member.free_at + part * member.group_seconds)
-        members[address] = member
+        crew.put_back(member, fluid)
+    return replace(state, fluid=replace(fluid, pace=crew.pace, pause=crew.pause)), commands
+
+
+class Crew:
+    """Knows the members while pieces are given out: of many, it looks at all only now and then."""
+
+    def __init__(self, plan: Plan, state: State, fluid: FluidState, now: float) -> None:
+        self._plan, self._state, self._fluid, self._now = plan, state, fluid, now
+        self.addresses = member_addresses(state)
+        self._known: dict[str, Member] = {}
+        """Members by address, as of what they were given so far."""
+        idle, self._others = _with_room(plan, state)
+        self._idle = sorted(idle, reverse=True)
+        self._free: list[tuple[float, str]] = []
+        """Heap of the others: when each is free. It is made when nobody idles."""
+        self.pace = _pace(state, fluid, self.addresses)
+        self._may_look = not fluid.pause or fluid.num_given <= fluid.pause  # so many events come
+        self._soonest: list[str] | None = None
+        """Members that would be the first to finish a small piece."""
+
+    @property
+    def has_room(self) -> bool:
+        return bool(self._idle or self._others)
+
+    def take_first(self) -> str | None:
+        """The member that is free first; None if no other has room."""
+        if self._idle:
+            return self._idle.pop()
+        for address in self._others:
+            if _num_ahead(self._fluid, self._state.workers[address]) < AHEAD:
+                heapq.heappush(self._free, (self.member(address).free_at, address))
+        self._others = frozenset()
+        return heapq.heappop(self._free)[1] if self._free else None
+
+    def put_back(self, member: Member, fluid: FluidState) -> None:
+        """Record what a member was given; ``fluid``: the state with it."""
+        address = member.worker.address
+        self._known[address] = member
         if _num_ahead(fluid, member.worker) < AHEAD:
-            heapq.heappush(free, (member.free_at, address))
-    return replace(state, fluid=fluid), commands
+            heapq.heappush(self._free, (member.free_at, address))
+
+    @property
+    def pause(self) -> int:
+        """Events that pass before all are looked at again."""
+        if self._soonest is not None:
+            return len(self.addresses) // LOOKED_AT
+        return max(0, self._fluid.pause - 1)
+
+    def member(self, address: str) -> Member:
+        found = self._known.get(address)
+        if found is None:
+            worker, others = self._state.workers[address], self.pace.others
+            found = _member(self._state, self._fluid, worker, self._now, self._plan, others)
+            self._known[address] = found
+        return found
+
+    def another_is_sooner(self, member: Member, share: float) -> bool:
+        """Whether another member, busy as it is, would finish the last pieces before this one; it
+        is taken for granted where that was found only some events ago."""
+        samples = self._plan.trained_samples or self._plan.group_size
+        if share * samples >= 1 or member.group_seconds < UNLIKE * self.pace.fastest:
+            return False
+        if not self._may_look:
+            return True
+        least = 1 / (samples * FINE_PARTS)
+        if self._soonest is None:
+            self._soonest = heapq.nsmallest(
+                LOOKED_AT, sorted(self.addresses), key=lambda a: self.member(a).end(least)
+            )
+        each = max(share, least)
+        return any(self.member(a).end(each) < member.end(each) for a in self._soonest)
+
+
+def _with_room(plan: Plan, state: State) -> tuple[frozenset[str], frozenset[str]]:
+    """Members that have nothing to do; and all others that may have room for a piece."""
+    fluid, workers, able = state.fluid, state.workers, member_addresses(state)
+    assert fluid is not None
+    if plan.early_groups:  # pieces go before fragments of the next batch
+        return frozenset(), able - fluid.loaded
+    without = workers.with_room(1) & able  # a fragment
+    with_one = (workers.with_room(AHEAD) & able) - without
+    return without - fluid.queued, (with_one - fluid.queued) | (
+        without & fluid.queued - fluid.loaded
+    )
+
+
+def _pace(state: State, fluid: FluidState, addresses: frozenset[str]) -> Pace:
+    """How fast the members train, found some events ago if there are many."""
+    known = fluid.pace
+    is_known = known is not None and known.members is addresses
+    if known is not None and is_known and known.times < len(addresses) // LOOKED_AT:
+        return replace(known, times=known.times + 1)
+    others = state.costs.gradient_seconds("") or 1.0
+    learned = state.costs.gradient
+    seconds = [learned[a].value or others if a in learned else others for a in sorted(addresses)]
+    return Pace(addresses, sum(1 / each for each in seconds), min(seconds), others)
 
 
 def whole_group(plan: Plan, attempt: int) -> GroupPieces:
     """A group that was just sent to be trained, of which nothing is cut yet."""
-    return GroupPieces(attempt=attempt, num_samples=plan.trained_samples or plan.group_size)
+    return GroupPieces(
+        attempt=attempt,
+        num_samples=plan.trained_samples or plan.group_size,
+        merged_steps=plan.merged_steps,
+    )
 
 
 def in_one_piece(plan: Plan, attempt: int) -> GroupPieces:
@@ -94,10 +191,12 @@ def in_one_piece(plan: Plan, attempt: int) -> GroupPieces:
 
 def part_of_group(plan: Plan, piece: Piece) -> float:
     """Return the share of a whole group's rows that a piece has."""
+    return num_rows(piece, plan.merged_steps) / _rows_of_group(plan)
+
+
+def _rows_of_group(plan: Plan) -> int:
     samples, merged = plan.trained_samples or plan.group_size, plan.merged_steps
-    rows = samples * (plan.trained_steps - merged) + merged
-    own = [step for step in piece.steps if step >= merged]
-    return (piece.num_samples * len(own) + piece.num_steps - len(own)) / rows
+    return samples * (plan.trained_steps - merged) + merged
 
 
 def cut_to(plan: Plan, piece: Piece) -> int:
@@ -108,16 +207,16 @@ def cut_to(plan: Plan, piece: Piece) -> int:
 
 def _groups_left(plan: Plan, fluid: FluidState) -> float:
     """What no member has yet of the batch's training, in groups."""
-    left = float(plan.num_groups - len(fluid.groups))
-    for index in fluid.ready:
-        group = fluid.groups[index]
-        left += 1 - group.num_cut / group.num_samples
-        left += sum(part_of_group(plan, each.piece) for each in group.pieces if each.worker is None)
-    return left
+    uncut = plan.num_groups - fluid.num_cut / (plan.trained_samples or plan.group_size)
+    return uncut + fluid.waiting_rows / _rows_of_group(plan)
 
 
-def _member(plan: Plan, state: State, fluid: FluidState, worker: WorkerState, now: float) -> Member:
-    seconds = state.costs.gradient_seconds(worker.address) or 1.0
+def _member(
+    state: State, fluid: FluidState, worker: WorkerState, now: float, plan: Plan, others: float
+) -> Member:
+    """``others``: device time of a whole group on a member that was not measured yet."""
+    learned = state.costs.gradient.get(worker.address)
+    seconds = others if learned is None else learned.value or others
     free_at = now
     for place, held in enumerate(worker.assigned):
         each = state.costs.whole_samples(held.num_samples) * sample_seconds(state, worker)
@@ -132,21 +231,6 @@ def _member(plan: Plan, state: State, fluid: FluidState, worker: WorkerState, no
 
 def _num_ahead(fluid: FluidState, worker: WorkerState) -> int:
     return len(worker.assigned) + len(fluid.queues.get(worker.address, ()))
-
-
-def _another_is_sooner(
-    plan: Plan, members: Collection[Member], member: Member, share: float
-) -> bool:
-    """Whether another member, busy as it is, would finish the last pieces before this one."""
-    samples = plan.trained_samples or plan.group_size
-    if share * samples >= 1:
-        return False
-    fastest = min(each.group_seconds for each in members)
-    if member.group_seconds < UNLIKE * fastest:
-        return False
-    each = max(share, 1 / (samples * FINE_PARTS))
-    end = member.free_at + each * member.group_seconds
-    return any(m.free_at + each * m.group_seconds < end for m in members)
 
 
 def _next_piece(
@@ -218,8 +302,7 @@ def _given(
     fluid = fluid.with_group(
         index, replace(group, pieces=pieces, next_number=group.next_number + 1)
     )
-    queue = (*fluid.queues.get(address, ()), key)
-    fluid = replace(fluid, queues={**fluid.queues, address: queue})
+    fluid = fluid.with_queue(address, (*fluid.queues.get(address, ()), key))
     assert state.policy is not None
     command = TrainPiece(
         batch=fluid.batch, attempt=fluid.attempt, worker=address, piece=piece,

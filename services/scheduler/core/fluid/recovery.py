@@ -8,11 +8,11 @@ from dataclasses import replace
 
 from services.scheduler.core.fluid.pieces import cut_to, whole_group
 from services.scheduler.core.fluid.state import (
-    Exchange,
     FluidState,
     GroupPieces,
     PieceState,
     Step,
+    exchange_of,
     next_attempt,
 )
 from services.scheduler.core.fragments import discard_group
@@ -37,7 +37,7 @@ def restore(plan: Plan, state: State, command: FluidCommand, now: float) -> Stat
     if isinstance(command, CommitVersion):
         fluid = replace(fluid, named=max(fluid.named, command.number + 1))
         if command.attempt == fluid.attempt and fluid.step is not None:
-            fluid = replace(fluid, step=replace(fluid.step, named=command, since=now))
+            fluid = replace(fluid, step=fluid.step.with_committer(command, now))
     elif command.attempt == fluid.attempt:
         fluid = _restored(plan, fluid, command, now)
     return replace(state, fluid=fluid)
@@ -97,7 +97,7 @@ def _restored(
             sums = {share.worker: share.sum_number for share in command.shares}
             for address, number in sums.items():
                 fluid = _sum_of(fluid, address, number)
-            exchange = Exchange(command=command, since=now)
+            exchange = exchange_of(command, now)
             return replace(fluid, exchange=exchange, round=command.round + 1)
         case TakeStep():
             held = {} if fluid.exchange is None else fluid.exchange.held
@@ -148,7 +148,10 @@ def _with_queues(fluid: FluidState, index: int) -> FluidState:
     for place, each in enumerate(fluid.groups[index].pieces):
         if each.worker is not None and not each.trained:
             queues[each.worker] = (*queues.get(each.worker, ()), (index, place))
-    return replace(fluid, queues=queues)
+    for address, queue in queues.items():
+        if queue != fluid.queues.get(address):
+            fluid = fluid.with_queue(address, queue)
+    return fluid
 
 
 def _overlap(one: Piece, other: Piece) -> bool:

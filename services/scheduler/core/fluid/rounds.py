@@ -10,13 +10,20 @@ Nothing here waits without an end: a member answers, or its lease ends, or a dea
 from dataclasses import replace
 
 from services.scheduler.core.fluid.members import members
-from services.scheduler.core.fluid.state import Exchange, FluidState, Step, next_attempt
+from services.scheduler.core.fluid.state import (
+    Exchange,
+    FluidState,
+    Step,
+    exchange_of,
+    next_attempt,
+)
 from services.scheduler.core.fragments import fail_run
 from services.scheduler.core.state import Plan, State
 from shared.messages.fluid import (
     CommitVersion,
     ExchangeSums,
     FluidCommand,
+    Piece,
     Share,
     Stepped,
     TakeStep,
@@ -69,19 +76,18 @@ def _begin_round(plan: Plan, state: State, now: float, commands: list[FluidComma
     if fluid.exchange is not None or len(fluid.trained) < plan.num_groups:
         return state
     taking_part = [worker.address for worker in members(state)]
-    owners = {owner for index in fluid.groups for owner in fluid.owners(index)}
-    if not taking_part or not owners <= set(taking_part):
-        return _void_absent(state, fluid, owners - set(taking_part))
+    pieces: dict[str, list[Piece]] = {}
+    for _, group in sorted(fluid.groups.items()):
+        for each in group.pieces:
+            if each.worker is not None:
+                pieces.setdefault(each.worker, []).append(each.piece)
+    if not taking_part or not pieces.keys() <= set(taking_part):
+        return _void_absent(state, fluid, pieces.keys() - set(taking_part))
     shares = tuple(
         Share(
             worker=address,
             sum_number=fluid.sum_number(address),
-            pieces=tuple(
-                each.piece
-                for _, group in sorted(fluid.groups.items())
-                for each in group.pieces
-                if each.worker == address
-            ),
+            pieces=tuple(pieces.get(address, ())),
         )
         for address in taking_part
     )
@@ -91,7 +97,7 @@ def _begin_round(plan: Plan, state: State, now: float, commands: list[FluidComma
         committer=committer, shares=shares, max_seconds=max_seconds(plan),
     )  # fmt: skip
     commands.append(command)
-    fluid = replace(fluid, exchange=Exchange(command=command, since=now), round=fluid.round + 1)
+    fluid = replace(fluid, exchange=exchange_of(command, now), round=fluid.round + 1)
     return replace(state, fluid=fluid, trained_at=now)
 
 
@@ -129,8 +135,7 @@ def _end_round(plan: Plan, state: State, now: float, commands: list[FluidCommand
 
 def _silent(fluid: FluidState, exchange: Exchange) -> list[str]:
     """Members of the round that live and have not answered."""
-    answered = exchange.held.keys() | exchange.missed.keys()
-    return [a for a in exchange.members if a not in answered and a not in fluid.gone]
+    return sorted(exchange.silent - fluid.gone)
 
 
 def _void_missed(fluid: FluidState, exchange: Exchange, silent: list[str]) -> FluidState:
@@ -213,7 +218,7 @@ def _name(
     commands.append(command)
     fluid = replace(fluid, named=fluid.named + 1)
     if fluid.step is not None and attempt == fluid.attempt:
-        fluid = replace(fluid, step=replace(fluid.step, named=command, since=now))
+        fluid = replace(fluid, step=fluid.step.with_committer(command, now))
     return replace(state, fluid=fluid)
 
 

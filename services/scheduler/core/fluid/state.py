@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 from shared.messages.fluid import (
     CommitVersion,
@@ -17,6 +18,19 @@ from shared.messages.workers import Holds
 Key = tuple[int, int]
 """Group, and the place of a piece among its pieces."""
 
+AHEAD = 2
+"""Fragments and pieces that a member has: one in work, and one waiting, so that it never waits for
+a message."""
+
+T = TypeVar("T")
+
+
+def _with(known: frozenset[T], each: T, is_in: bool) -> frozenset[T]:
+    """Put something into a set, or take it out."""
+    if (each in known) == is_in:
+        return known
+    return known | {each} if is_in else known - {each}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PieceState:
@@ -26,6 +40,13 @@ class PieceState:
     trained: bool = False
     since: float = 0.0
     """When it was given out."""
+
+
+def num_rows(piece: Piece, merged_steps: int) -> int:
+    """Return the rows (sample, step) of a piece; the first ``merged_steps`` of a group's trained
+    steps are one row for all its samples."""
+    once = max(0, min(piece.steps.stop, merged_steps) - piece.first_step)
+    return piece.num_samples * (piece.num_steps - once) + once
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +62,13 @@ class GroupPieces:
     """Samples that belong to pieces, whatever of their steps the group computes once."""
     pieces: tuple[PieceState, ...] = ()
     num_failures: int = 0
+    merged_steps: int = 0
+    """Trained steps that the group computes once for all its samples."""
+
+    @property
+    def waiting_rows(self) -> int:
+        """Rows of pieces that are cut and that no member has."""
+        return sum(num_rows(p.piece, self.merged_steps) for p in self.pieces if p.worker is None)
 
     @property
     def is_trained(self) -> bool:
@@ -58,6 +86,8 @@ class Exchange:
 
     command: ExchangeSums
     since: float
+    silent: frozenset[str]
+    """Members of the round that have not answered."""
     held: Mapping[str, SumHeld] = field(default_factory=dict)
     """Address -> what it reports of the total."""
     missed: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -66,6 +96,12 @@ class Exchange:
     @property
     def members(self) -> tuple[str, ...]:
         return tuple(share.worker for share in self.command.shares)
+
+
+def exchange_of(command: ExchangeSums, now: float) -> Exchange:
+    """A round that has just begun."""
+    silent = frozenset(share.worker for share in command.shares)
+    return Exchange(command=command, since=now, silent=silent)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,10 +118,56 @@ class Step:
     """Another committer than the first."""
     stepped_at: float | None = None
     """When the first step was reported."""
+    agreed: frozenset[str] = frozenset()
+    """Members that have made the committer's version, to the last bit."""
 
     @property
     def committer(self) -> str:
         return self.command.committer if self.named is None else self.named.worker
+
+    def with_stepped(self, event: Stepped, now: float) -> "Step":
+        """Record a member's step."""
+        since = now if self.stepped_at is None else self.stepped_at
+        stepped = {**self.stepped, event.worker: event}
+        made = stepped.get(self.committer)
+        agreed = self.agreed
+        if event is made:
+            agreed = _agreed(stepped, self.committer)
+        elif made is not None and _is_same(made, event):
+            agreed |= {event.worker}
+        return replace(self, stepped=stepped, stepped_at=since, agreed=agreed)
+
+    def with_committer(self, command: CommitVersion, now: float) -> "Step":
+        """Name another committer."""
+        agreed = _agreed(self.stepped, command.worker)
+        return replace(self, named=command, since=now, agreed=agreed)
+
+
+def _agreed(stepped: Mapping[str, Stepped], committer: str) -> frozenset[str]:
+    made = stepped.get(committer)
+    if made is None:
+        return frozenset()
+    return frozenset(address for address, each in stepped.items() if _is_same(made, each))
+
+
+def _is_same(one: Stepped, other: Stepped) -> bool:
+    return one.checksum == other.checksum and one.policy == other.policy
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How fast all members train. Of many it is not computed anew at every event: it sets the sizes
+    of pieces, and changes little."""
+
+    members: frozenset[str]
+    rate: float
+    """Groups per second."""
+    fastest: float
+    """Seconds of a group on the fastest member."""
+    others: float
+    """Seconds of a group on a member that was not measured yet."""
+    times: int = 0
+    """How often it was used since."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +187,20 @@ class FluidState:
     sums: Mapping[str, int] = field(default_factory=dict)
     """Address -> number of its sum, if not 0."""
     queues: Mapping[str, tuple[Key, ...]] = field(default_factory=dict)
-    """Address -> pieces that it has and has not trained, in order."""
+    """Address -> pieces that it has and has not trained, in order; see `with_queue`."""
+    queued: frozenset[str] = frozenset()
+    """Those of which this is a piece or more."""
+    loaded: frozenset[str] = frozenset()
+    """Those of which these are `AHEAD` pieces or more."""
+    num_cut: int = 0
+    """Samples of all groups that belong to pieces."""
+    waiting_rows: int = 0
+    """Rows of pieces that are cut and that no member has."""
+    num_given: int = 0
+    """Pieces that members have and have not trained."""
+    pace: Pace | None = None
+    pause: int = 0
+    """Events that pass before slow members are looked at again at the end; see `pieces`."""
     gone: frozenset[str] = frozenset()
     """Addresses of members whose lease has ended."""
     out: frozenset[str] = frozenset()
@@ -124,6 +219,10 @@ class FluidState:
     """When one that stepped in an earlier attempt was last named to commit."""
     holds: Mapping[str, Holds] = field(default_factory=dict)
     """Address -> what the member reports that it could step from."""
+    known_members: tuple[tuple[object, ...], frozenset[str]] | None = field(
+        default=None, compare=False, repr=False
+    )
+    """Addresses of the members, and what they follow from; see `members`."""
 
     @property
     def provisional(self) -> Policy | None:
@@ -143,10 +242,17 @@ class FluidState:
 
     def with_group(self, index: int, group: GroupPieces) -> "FluidState":
         """Replace the pieces of a group, and what is known of them in short."""
-        ready = self.ready | {index} if group.has_more else self.ready - {index}
-        trained = self.trained | {index} if group.is_trained else self.trained - {index}
-        groups = {**self.groups, index: group}
-        return replace(self, groups=groups, ready=ready, trained=trained)
+        old = self.groups.get(index)
+        return replace(
+            self,
+            groups={**self.groups, index: group},
+            ready=_with(self.ready, index, group.has_more),
+            trained=_with(self.trained, index, group.is_trained),
+            num_cut=self.num_cut + group.num_cut - (0 if old is None else old.num_cut),
+            waiting_rows=self.waiting_rows
+            + group.waiting_rows
+            - (0 if old is None else old.waiting_rows),
+        )
 
     def with_piece(self, key: Key, piece: PieceState) -> "FluidState":
         index, place = key
@@ -156,15 +262,31 @@ class FluidState:
 
     def without_group(self, index: int) -> "FluidState":
         """Forget the pieces of a group; the next attempt at it begins with other numbers."""
-        groups = {each: group for each, group in self.groups.items() if each != index}
+        groups = dict(self.groups)
+        old = groups.pop(index)
         return replace(
-            self, groups=groups, ready=self.ready - {index}, trained=self.trained - {index}
+            self,
+            groups=groups,
+            ready=self.ready - {index},
+            trained=self.trained - {index},
+            num_cut=self.num_cut - old.num_cut,
+            waiting_rows=self.waiting_rows - old.waiting_rows,
+        )
+
+    def with_queue(self, address: str, queue: tuple[Key, ...]) -> "FluidState":
+        """Say which pieces a member has and has not trained."""
+        return replace(
+            self,
+            queues={**self.queues, address: queue},
+            queued=_with(self.queued, address, bool(queue)),
+            loaded=_with(self.loaded, address, len(queue) >= AHEAD),
+            num_given=self.num_given + len(queue) - len(self.queues.get(address, ())),
         )
 
     def taken_off(self, key: Key, address: str) -> "FluidState":
         """Take a piece off a member's queue."""
         left = tuple(each for each in self.queues.get(address, ()) if each != key)
-        return replace(self, queues={**self.queues, address: left})
+        return self.with_queue(address, left)
 
     def void(self, address: str) -> "FluidState":
         """Begin another sum at a member: all that is in its sum, or is to be, waits again."""
@@ -177,8 +299,7 @@ class FluidState:
                 )
                 state = state.with_group(index, replace(group, pieces=pieces))
         sums = {**self.sums, address: self.sum_number(address) + 1}
-        queues = {a: queue for a, queue in self.queues.items() if a != address}
-        return replace(state, sums=sums, queues=queues)
+        return replace(state.with_queue(address, ()), sums=sums)
 
     def owners(self, index: int) -> set[str]:
         """Members with pieces of a group in their sums, or to be."""
@@ -204,7 +325,7 @@ def next_attempt(fluid: FluidState, attempt: int) -> FluidState:
     step = fluid.step
     state = replace(
         fluid, attempt=attempt, exchange=None, step=None, round=0, num_failures=0,
-        out=frozenset(), queues={}, sums={},
+        out=frozenset(), queues={}, queued=frozenset(), loaded=frozenset(), num_given=0, sums={},
         former={**fluid.former, **(step.stepped if step is not None else {})},
     )  # fmt: skip
     for index, group in fluid.groups.items():
