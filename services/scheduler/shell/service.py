@@ -15,6 +15,7 @@ from services.scheduler.planning.recipes import shape_of
 from services.scheduler.shell.api import create_app
 from services.scheduler.shell.app import Scheduler
 from services.scheduler.shell.goal import goal_of
+from services.scheduler.shell.heap import settle_heap
 from services.scheduler.shell.lease import Lease
 from services.scheduler.shell.staleness import settle_staleness
 from shared.errors import LeaseLost
@@ -103,6 +104,7 @@ async def run(settings: ServiceSettings, recipe: Recipe, *, beside: Path) -> Non
             except* LeaseLost as lost:
                 health.is_not_ready(f"standby: {lost.exceptions[0]}")
 
+    settle_heap()
     await serve(
         current, take_turns(),
         listener=listener, access=access, allowed_hosts=settings.allowed_hosts,
