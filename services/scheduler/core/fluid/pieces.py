@@ -167,7 +167,8 @@ def _pace(state: State, fluid: FluidState, addresses: frozenset[str]) -> Pace:
     others = state.costs.gradient_seconds("") or 1.0
     learned = state.costs.gradient
     seconds = [learned[a].value or others if a in learned else others for a in sorted(addresses)]
-    return Pace(addresses, sum(1 / each for each in seconds), min(seconds), others)
+    fastest = min(seconds, default=others)
+    return Pace(addresses, sum(1 / each for each in seconds), fastest, others)
 
 
 def whole_group(plan: Plan, attempt: int) -> GroupPieces:
