@@ -99,27 +99,27 @@ class Fluid:
     def _fluid_answers(
         self, command: FluidCommand, now: float, free: dict[str, float]
     ) -> Iterator[tuple[float, MachineInput]]:
-        own = {"batch": command.batch, "attempt": command.attempt}
+        batch, attempt = command.batch, command.attempt
         match command:
             case TrainPiece(piece=piece, worker=worker):
                 self.pieces += 1
                 seconds = part_of_group(self.plan, piece) * GROUP_SECONDS
                 free[worker] = max(now, free[worker]) + seconds
                 yield free[worker], PieceTrained(
-                    **own, worker=worker, piece=piece, sum_number=command.sum_number,
-                    seconds=seconds,
+                    batch=batch, attempt=attempt, worker=worker, piece=piece,
+                    sum_number=command.sum_number, seconds=seconds,
                 )  # fmt: skip
             case ExchangeSums():
                 for share in command.shares:
                     yield now + 0.1, SumHeld(
-                        **own, round=command.round, worker=share.worker,
-                        sum_id=f"{command.batch:064x}", norm=1.0, finite=True,
+                        batch=batch, attempt=attempt, round=command.round, worker=share.worker,
+                        sum_id=f"{batch:064x}", norm=1.0, finite=True,
                     )  # fmt: skip
             case TakeStep():
-                version = command.batch + 1
+                version = batch + 1
                 for address in self.addresses:
                     yield now + 0.05, Stepped(
-                        **own, worker=address, policy=policy_of(version),
+                        batch=batch, attempt=attempt, worker=address, policy=policy_of(version),
                         checksum=checksum_of(version),
                     )  # fmt: skip
                 yield now + 0.05 + COMMIT_SECONDS, opened(version)

@@ -5,6 +5,7 @@ the CPU seconds of its thread. The interpreter runs one thread at a time: what o
 meanwhile lengthens a turn as well, and a collection of garbage stops all of them.
 """
 
+import asyncio
 import contextlib
 import gc
 import heapq
@@ -95,10 +96,10 @@ class Turns:
 def described(callback: object) -> str:
     """Name what a turn has run: a coroutine by where it stands, or a function."""
     task = getattr(callback, "__self__", None)
-    coroutine = task.get_coro() if hasattr(task, "get_coro") else None
+    coroutine = task.get_coro() if isinstance(task, asyncio.Task) else None
     if coroutine is None:
         return str(getattr(callback, "__qualname__", callback))[:120]
-    names = []
+    names = list[str]()
     while coroutine is not None and len(names) < 6:
         names.append(getattr(coroutine, "__qualname__", str(coroutine))[:60])
         coroutine = getattr(coroutine, "cr_await", None) or getattr(coroutine, "ag_await", None)
