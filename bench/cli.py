@@ -134,6 +134,58 @@ def cluster(
         draw(finished, plot)
 
 
+@bench.command("rows")
+def rows(
+    name: Annotated[
+        list[str] | None, typer.Argument(help="rows whose names begin so; all if none is named")
+    ] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="runs of each row, by turns")] = 3,
+    batches: Annotated[int, typer.Option(min=1, help="of each run that are measured")] = 3,
+    one_step_batches: Annotated[int, typer.Option(min=2, help="the same one step ahead")] = 20,
+    list_only: Annotated[bool, typer.Option("--list", help="only say how long each takes")] = False,
+    results: Annotated[Path, typer.Option(help="a JSON file per row goes here")] = Path(
+        "bench/results"
+    ),
+    folder: ClusterFolder = CLUSTER_FOLDER,
+) -> None:
+    """Measure rows of the tables: real services over emulated devices, each row by its recipe."""
+    from bench.cluster.row_runs import Length, chosen_rows, run_rows
+    from shared.errors import UserError
+
+    length = Length(rounds=rounds, batches=batches, one_step_batches=one_step_batches)
+    chosen = list(chosen_rows(name or ()))
+    if not chosen:
+        raise UserError(f"no row begins with {name}; python -m bench rows --list names all")
+    for row in chosen if list_only else ():
+        sys.stdout.write(f"{row.name}: about {length.seconds(row):.0f} s; {row.command}\n")
+    if not list_only:
+        asyncio.run(run_rows(chosen, length, results, folder.resolve(), _console()))
+
+
+@bench.command("forecasts")
+def forecasts(
+    path: Annotated[Path, typer.Option(help="a JSON file")] = Path("bench/results/forecasts.json"),
+) -> None:
+    """Simulate every row with the costs of the emulated cluster, and store it as forecasts."""
+    from bench.cluster.row_runs import forecasts as simulated
+    from bench.cluster.row_runs import ladders
+
+    found = {"rows": simulated(), "ladder": ladders()}
+    path.write_text(json.dumps(found, indent=1) + "\n")
+    _print(found)
+
+
+@bench.command("recipes")
+def recipes() -> None:
+    """Write the recipe of every row anew."""
+    from bench.cluster.rows import RECIPES, ROWS, toml_of
+
+    for old in RECIPES.glob("*.toml"):
+        old.unlink()
+    for row in ROWS:
+        row.path.write_text(toml_of(row))
+
+
 @bench.command("two-devices")
 def two_devices(
     recipe: Annotated[Path, typer.Argument(help="for its model family, prompts and rewards")],
@@ -210,37 +262,37 @@ def everything(
     folder: ClusterFolder = CLUSTER_FOLDER,
 ) -> None:
     """Measure everything that the performance tables say. The machine should do nothing else."""
-    from bench.cluster.suite import full, run_all
-    from bench.cluster.suite import quick as few
+    from bench.cluster.row_runs import run_rows
+    from bench.cluster.suite import suite
     from bench.drift import show_drift
-    from bench.stored import TWO_DEVICES, read_results
-    from bench.tables import tables
+    from bench.stored import TWO_DEVICES
 
-    console, cases = _console(), few() if quick else full()
+    console, (wanted, length) = _console(), suite(quick=quick)
     if resume:
-        cases = [case for case in cases if not (results / f"{case.name}.json").is_file()]
-    minutes = sum(case.seconds for case in cases) / 60
-    console.print(f"{len(cases)} cases of the emulated cluster, about {minutes:.0f} minutes")
-    asyncio.run(run_all(cases, results, pictures, folder.resolve(), console))
+        wanted = [row for row in wanted if not (results / f"{row.name}.json").is_file()]
+    minutes = sum(length.seconds(row) for row in wanted) / 60
+    console.print(f"{len(wanted)} rows of the emulated cluster, about {minutes:.0f} minutes")
+    asyncio.run(run_rows(wanted, length, results, folder.resolve(), console))
     path = results / f"{TWO_DEVICES}.json"
     if not (resume and path.is_file()):
         two_devices(
             TWO_DEVICES_RECIPE, rounds=3 if quick else 2, quick=quick, json_file=path, plot=pictures
         )
-    (pictures / "tables.md").write_text(tables(list(read_results(results).values())))
     if quick:
         show_drift(results, console)
+    else:
+        write_tables(results)
 
 
 @bench.command("tables")
-def print_tables(
+def write_tables(
     results: Annotated[Path, typer.Argument(help="folder of results")] = Path("bench/results"),
 ) -> None:
-    """Print the tables of results that are there already, as Markdown."""
-    from bench.stored import read_results
-    from bench.tables import tables
+    """Write the tables of results that are there already into the pages that have them."""
+    from bench.tables import known_of, pages
 
-    sys.stdout.write(tables(list(read_results(results).values())))
+    for page, text in pages(Path(), known_of(results)).items():
+        page.write_text(text)
 
 
 @bench.command("compare")

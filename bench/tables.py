@@ -1,81 +1,227 @@
-"""The results of the emulated cluster as Markdown: all workloads side by side, and every case.
+"""The rows of the emulated cluster as Markdown: measured where services were run, else forecast.
 
-`python -m bench all` writes them, and `python -m bench tables` prints them again.
+`python -m bench tables` writes them into docs/performance/tables.md, and between the marks of
+docs/performance.md, docs/planning.md and README.md. A forecast is the simulator's, in italics.
 """
 
-from collections.abc import Iterator, Sequence
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from bench.summary import summary
-from bench.typed import counted, typed
+from bench.cluster.request import WORKLOADS
+from bench.cluster.rows import ROWS, Row
+from bench.stored import read_results
 
-HEAD = (
-    "mode", "split", "fragment", "TAG", "s per step", "utilisation", "simulator",
-    "2026-06", "tuned", "ours", "overhead", "a recipe says it",
-)  # fmt: skip
-BEGINNING = """# Measured on the emulated cluster
+NAMES = {
+    "qwen-image": "Qwen-Image",
+    "flux": "FLUX.1-dev",
+    "wan": "Wan2.1-14B",
+    "hunyuan": "HunyuanVideo",
+}
+"""Workload -> model, in the order of the rows."""
+EQUAL, UNEQUAL = ("32", "64"), ("16-a100-16", "16-h20-16", "16-l40s-16")
+TITLES = {
+    "32": "32 H100",
+    "64": "64 H100",
+    "16-a100-16": "16 H100 + 16 A100",
+    "16-h20-16": "16 H100 + 16 H20",
+    "16-l40s-16": "16 H100 + 16 L40S",
+}
+WAYS = tuple(dict.fromkeys(row.way for row in ROWS))
+LADDER = {
+    "sequential": "sequential",
+    "gap": "+ GAP",
+    "tsp": "+ TSP",
+    "tag": "+ TAG",
+    "one-step": "+ one step",
+    "fluid": "fluid, on-policy",
+}
+MISSING = "–"
+FORECASTS = "forecasts.json"
+BEGINNING = """# Rows of the emulated cluster
 
-Written by `make bench` from `bench/results`. Real services, emulated devices.
+Written by `python -m bench tables` from `bench/results`: real services over emulated devices where
+a row was measured, else *forecasts* of the simulator with the same costs, in italics. Each row is a
+recipe in `bench/recipes` that `digenrl check` accepts on its hosts.
 """
-LEGEND = """
-## Every case
+MARK = "<!-- bench: {name} -->\n"
+END = "<!-- bench: end -->"
 
-- *s per step*: at full scale, median of the rounds; *utilisation*: work-conserving floor over it;
-  *simulator*: how far the step is from what the simulator says of this configuration.
-- *2026-06*, *tuned*: how many times longer the cost models of colocated systems take on all these
-  devices; *ours*: the same of our own colocated mode, measured in the same case.
-- *overhead*: milliseconds per batch more than the simulator's with messages that take no time, and
-  its share of a real batch. It does not scale with the model.
-- *a recipe says it*: whether a run of today can be this row, on hosts with 8 GPUs each; *as ranks*:
-  with `trainer.ranks`, which the emulated cluster does not have.
-
-"""
+Result = Mapping[str, Any]
 
 
-def tables(results: Sequence[dict[str, Any]]) -> str:
-    lines = (line for result in results for line in _table(result))
-    rows = [typed(result["workload"], mode) for result in results for mode in result["modes"]]
-    return "\n".join([BEGINNING, summary(results), LEGEND + counted(rows), *lines]) + "\n"
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """What is known of a row."""
+
+    row: Row
+    forecast: Result | None
+    result: Result | None
+    """What was measured with services."""
+
+    @property
+    def mode(self) -> Result | None:
+        return None if self.result is None else self.result["modes"][0]
+
+    def figure(self, key: str, digits: int) -> str:
+        """Writes a figure: measured, else forecast."""
+        if self.mode is not None:
+            return f"{self.mode[key]:.{digits}f}"
+        return MISSING if self.forecast is None else f"*{self.forecast[key]:.{digits}f}*"
 
 
-def _table(result: dict[str, Any]) -> Iterator[str]:
-    devices = " + ".join(f"{count} {kind}" for kind, count in result["devices"].items())
-    yield f"\n### {result['workload']}, {devices}{_split_of(result)}\n"
-    floor, old = result["floor_seconds"], result["colocated_2026_06"]
-    yield (
-        f"Floor {floor:.1f} s, colocated 2026-06 {old:.1f} s, tuned "
-        f"{result['colocated_tuned']:.1f} s (models); scale {result['scale']:g}.\n"
+@dataclass(frozen=True, slots=True)
+class Known:
+    """All that is known, by the names of rows."""
+
+    results: Mapping[str, Result]
+    forecasts: Result
+
+    def of(self, row: Row) -> Figures:
+        forecast = next((f for f in self.forecasts["rows"] if f["row"] == row.name), None)
+        return Figures(row, forecast, self.results.get(row.name))
+
+
+def known_of(folder: Path) -> Known:
+    """Reads results and forecasts."""
+    forecasts = json.loads((folder / FORECASTS).read_text())
+    return Known({each["row"]: each for each in read_results(folder).values()}, forecasts)
+
+
+def tables(known: Known) -> str:
+    parts = [BEGINNING, utilisation(known), ratios(known), ladder(known), "## Every row\n"]
+    return "\n".join([*parts, *every_row(known)]) + "\n"
+
+
+def utilisation(known: Known) -> str:
+    """Writes the rows of equal devices: the work-conserving floor over the step."""
+    return _side_by_side("## Utilisation", known, EQUAL, "utilisation", 3)
+
+
+def ratios(known: Known) -> str:
+    """Writes how many times longer a tuned colocated system takes on the same devices."""
+    return _side_by_side(
+        "## Times faster than tuned colocated", known, (*EQUAL, *UNEQUAL), "over_tuned", 2
     )
-    yield "| " + " | ".join(HEAD) + " |"
-    yield "|---" * len(HEAD) + "|"
-    for mode in result["modes"]:
-        yield "| " + " | ".join(_cells(result["workload"], mode)) + " |"
 
 
-def _split_of(result: dict[str, Any]) -> str:
-    """Names the split where every mode has the same."""
-    found = {mode["split"] for mode in result["modes"]}
-    return f", {found.pop()}" if len(found) == 1 else ""
+def _side_by_side(title: str, known: Known, pools: Sequence[str], key: str, digits: int) -> str:
+    columns = [(pool, way) for pool in pools for way in WAYS]
+    head = [f"{TITLES[pool]}, {way}" for pool, way in columns]
+    lines = [f"{title}\n", *_head(head)]
+    for workload, name in NAMES.items():
+        cells = [known.of(Row(workload, *column)).figure(key, digits) for column in columns]
+        lines.append(_row(name, cells))
+    return "\n".join(lines) + "\n"
 
 
-def _cells(workload: str, mode: dict[str, Any]) -> list[str]:
-    ours = mode["over_colocated"]
-    spread = f" ({mode['fastest']:.1f}–{mode['slowest']:.1f})" if _varies(mode) else ""
-    return [
-        mode["mode"],
-        mode["split"],
-        str(mode["fragment_size"] or "auto"),
-        str(mode["tag"] or "off"),
-        f"{mode['step_seconds']:.1f}{spread}",
-        f"{mode['utilisation']:.3f}",
-        f"{mode['deviation']:+.1%}",
-        f"{mode['over_2026_06']:.2f}",
-        f"{mode['over_tuned']:.2f}",
-        "" if ours is None else f"{ours:.2f}",
-        f"{mode['overhead_ms']:.0f} ms, {mode['overhead_share']:.2%}",
-        typed(workload, mode).words,
+def ladder(known: Known) -> str:
+    """Writes each technique on top of those before: forecasts."""
+    rungs = {(each["workload"], each["mode"]): each for each in known.forecasts["ladder"]}
+    lines = ["## Each technique on top of those before\n"]
+    lines.append("Forecast seconds per batch on 32 H100, and the split.\n")
+    lines += _head(list(LADDER.values()))
+    for workload, name in NAMES.items():
+        found = [rungs.get((WORKLOADS[workload], mode)) for mode in LADDER]
+        cells = [
+            MISSING if each is None else f"*{each['step_seconds']:.1f}* ({each['split']})"
+            for each in found
+        ]
+        lines.append(_row(name, cells))
+    return "\n".join(lines) + "\n"
+
+
+def every_row(known: Known) -> Iterator[str]:
+    """Writes a line for each row."""
+    yield from _head(
+        [
+            "hosts", "generate : generate and train", "s per step", "utilisation", "simulator",
+            "2026-06", "tuned", "overhead",
+        ]
+    )  # fmt: skip
+    for row in ROWS:
+        found = known.of(row)
+        yield _row(f"[{row.name}](../../bench/recipes/{row.path.name})", list(_cells(found)))
+
+
+def _cells(found: Figures) -> Iterator[str]:
+    mode, forecast = found.mode, found.forecast
+    yield f"`{found.row.hosts}`"
+    yield MISSING if forecast is None else forecast["split"]
+    yield found.figure("step_seconds", 1) + _spread(mode)
+    yield found.figure("utilisation", 3)
+    yield MISSING if mode is None else f"{mode['simulated_seconds']:.1f} ({mode['deviation']:+.1%})"
+    yield found.figure("over_2026_06", 2)
+    yield found.figure("over_tuned", 2)
+    overhead = "{overhead_ms:.0f} ms, {overhead_share:.2%}"
+    yield MISSING if mode is None else overhead.format(**mode)
+
+
+def _spread(mode: Result | None) -> str:
+    if mode is None or mode["slowest"] - mode["fastest"] <= 0.001 * mode["step_seconds"]:
+        return ""
+    return f" ({mode['fastest']:.1f}–{mode['slowest']:.1f})"
+
+
+def front_page(known: Known) -> str:
+    """Writes the README's table."""
+    columns: list[tuple[str, str, str, str, int]] = [
+        (f"utilisation, 32 H100, {way}", "32", way, "utilisation", 2) for way in WAYS
     ]
+    columns += [
+        (f"times faster than tuned colocated\\*, {TITLES[pool]}", pool, WAYS[0], "over_tuned", 2)
+        for pool in UNEQUAL[:2]
+    ]
+    columns.append(("than colocated of June 2026\\*, 32 H100", "32", WAYS[0], "over_2026_06", 2))
+    lines = list(_head([title for title, *_ in columns]))
+    for workload, name in NAMES.items():
+        cells = [
+            known.of(Row(workload, pool, way)).figure(key, digits)  # type: ignore[arg-type]
+            for _, pool, way, key, digits in columns
+        ]
+        lines.append(_row(name, cells))
+    return "\n".join(lines) + "\n"
 
 
-def _varies(mode: dict[str, Any]) -> bool:
-    return bool(mode["slowest"] - mode["fastest"] > 0.001 * mode["step_seconds"])
+def with_table(text: str, name: str, table: str) -> str:
+    """Returns a page with a table between its marks."""
+    begin = re.escape(MARK.format(name=name))
+    return re.sub(f"({begin}).*?({END})", lambda found: found[1] + table + found[2], text,
+                  flags=re.DOTALL)  # fmt: skip
+
+
+def pages(root: Path, known: Known) -> dict[Path, str]:
+    """Returns every page with tables, as it should be."""
+    parts = {
+        "docs/performance.md": {
+            "utilisation": _plain(utilisation(known)),
+            "ratios": _plain(ratios(known)),
+            "ladder": _plain(ladder(known)),
+        },
+        "docs/planning.md": {"utilisation": _plain(utilisation(known))},
+        "README.md": {"front page": front_page(known)},
+    }
+    found = {root / "docs/performance/tables.md": tables(known)}
+    for page, tables_of in parts.items():
+        text = (root / page).read_text()
+        for name, table in tables_of.items():
+            text = with_table(text, name, table)
+        found[root / page] = text
+    return found
+
+
+def _plain(table: str) -> str:
+    """Leaves out the title."""
+    return table.split("\n\n", 1)[1]
+
+
+def _head(columns: Sequence[str]) -> Iterator[str]:
+    yield _row("", columns)
+    yield "|---" * (len(columns) + 1) + "|"
+
+
+def _row(name: str, cells: Sequence[str]) -> str:
+    return f"| {name} | {' | '.join(cells)} |"

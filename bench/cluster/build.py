@@ -32,7 +32,7 @@ class Emulation:
     @classmethod
     def of(cls, setting: Setting) -> "Emulation":
         profile = setting.load_profile()
-        hosts = setting.num_nodes + 1  # and the trainer's
+        hosts = setting.num_nodes + max(1, setting.num_member_hosts)
         return cls(setting, profile, scaled(profile, setting.scale, hosts))
 
     @property
@@ -57,6 +57,8 @@ class Emulation:
     def registered(self, kind: str, role: Role, *, concurrency: int) -> Device:
         """Returns the device as a worker on it registers."""
         needs = (self.profile.rollout if role == "rollout" else self.profile.variant).memory_gib
+        if role == "rollout" and kind in self.profile.streaming:
+            needs = self.profile.streaming[kind].memory_gib
         return Device(
             kind=kind,
             memory_bytes=int(device(self.profile, kind).memory_gib * GIB),

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 from bench.cluster.measured import MeasuredRun, measure
 from bench.cluster.modes import Chosen
@@ -11,6 +12,7 @@ from bench.cluster.setting import Setting
 from bench.runner.rounds import by_turns
 from bench.runner.session import Session
 from services.scheduler.costs.profile import Profile
+from shared.recipe.recipe import load_recipe
 
 WARM_UP_STRICT, WARM_UP_ONE_STEP = 1, 4
 """Batches. On-policy only the first one differs: workers are still joining."""
@@ -29,6 +31,10 @@ class Case:
     """Batches of each run that are measured."""
     one_step_batches: int
     """The same with one-step asynchrony, where the stock takes some batches to balance."""
+    recipe: Path | None = None
+    """The row's recipe, if it is one."""
+    streamed: tuple[str, ...] = ()
+    """Kinds of device whose workers stream the network."""
 
     def length(self, mode: Chosen) -> tuple[int, int]:
         """Returns the batches of the warm-up, and the last one that is measured."""
@@ -53,7 +59,14 @@ class Case:
             steps=last + following,
             seed=seed,
             schedule=mode.schedule,
+            encoders=self._encoders,
+            recipe=self.recipe,
+            streamed=self.streamed,
         )
+
+    @property
+    def _encoders(self) -> int:
+        return 0 if self.recipe is None else load_recipe(self.recipe).encoder.workers
 
 
 @dataclass(frozen=True, slots=True)

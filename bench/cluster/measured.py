@@ -24,6 +24,9 @@ class MeasuredRun:
     warm_up: int
     """Batches."""
     step_seconds: float
+    """Mean from commit to commit."""
+    balanced_seconds: float
+    """The same with what generation has gained or lost on training, as the simulator counts it."""
     batch_seconds: list[float]
     """Seconds of each measured batch, from commit to commit."""
     from_stock: float
@@ -43,13 +46,15 @@ def measure(run: EmulatedRun, warm_up: int, last: int) -> MeasuredRun:
     """Measures the batches from the version ``warm_up`` to the version ``last``."""
     setting, window = run.setting, Window(run, warm_up, last)
     stock = _from_stock(run, window) if setting.schedule.staleness_limit else 0.0
+    step = (window.end - window.begin) / window.num_batches
     shares: dict[str, dict[str, float]] = {role: _shares(run, role, window) for role in ROLES}
     stored = run.begin.stored
     return MeasuredRun(
         seed=setting.seed,
         warm_up=warm_up,
-        step_seconds=balanced(
-            (window.end - window.begin) / window.num_batches,
+        step_seconds=step,
+        balanced_seconds=balanced(
+            step,
             stock,
             _generation_seconds(run) / setting.scale,
             busy=1 - shares["rollout"].get("idle", 0.0),

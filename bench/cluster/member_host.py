@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 from bench.cluster.build import Emulation, Named, member
+from bench.cluster.host_bus import HostBus
 from bench.cluster.meeting import EmulatedExchange, HostExchange
 from bench.cluster.members import EmulatedMember
 from bench.cluster.stores import PublishingStore
@@ -38,7 +39,9 @@ class MemberHost:
         store = PublishingStore(backend, seconds=self._emulation.store_seconds)
         recipe = await wait_for_recipe(store, settings.run)
         exchange = await self._exchange(settings)
-        async with settings.connect_bus() as bus, asyncio.TaskGroup() as tasks:
+        url = settings.nats_url.get_secret_value()
+        connected = HostBus.connect(url, run=settings.run, name=settings.worker)
+        async with connected as bus, asyncio.TaskGroup() as tasks:
             for device in self._devices:
                 registered = self._emulation.registered(device.kind, "trainer", concurrency=1)
                 worker = Worker("trainer", device.name, "waiting_for_rollout", registered)

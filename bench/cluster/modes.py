@@ -2,13 +2,22 @@
 
 from dataclasses import dataclass
 
+from bench.cluster.shipped import shipped
 from services.scheduler.costs.profile import Profile
 from services.scheduler.planning.forecast import forecast
 from services.scheduler.planning.lookahead import look_ahead
-from services.scheduler.planning.planner import fragment_sizes, plan_split, with_help
+from services.scheduler.planning.planner import (
+    Choice,
+    Planned,
+    fragment_sizes,
+    plan_split,
+    with_help,
+)
+from services.scheduler.planning.runnable import HOST_GPUS, needs_ranks
 from services.scheduler.planning.splits import Devices, Split
 from services.scheduler.sim.measured import Simulated
 from services.scheduler.sim.profiled import simulate
+from shared.errors import UserError
 from shared.recipe.schedule import RunSchedule
 
 MODES = {
@@ -52,11 +61,11 @@ def chosen(
 ) -> Chosen:
     """Chooses what is left open of split, fragment size and help as the planner finds best.
 
-    Colocated, all devices are the trainer's. ``by_controller``: the run's own controller decides
-    how much to help.
+    Only what a recipe can say is chosen. Colocated, all devices are the trainer's.
+    ``by_controller``: the run's own controller decides how much to help.
     """
     if split is None or schedule.mode == "colocated":
-        best = plan_split(profile, devices, schedule).best
+        best = _without_ranks(profile, plan_split(profile, devices, schedule, host_gpus=HOST_GPUS))
         split, found = best.split, best.schedule
     else:
         sizes = fragment_sizes(profile, schedule)
@@ -65,6 +74,14 @@ def chosen(
     if schedule.fixed_fragment is None:
         found = _in_smaller_fragments(profile, split, schedule, found)
     return Chosen(name, split, found.changed(tag=schedule.tag) if by_controller else found)
+
+
+def _without_ranks(profile: Profile, planned: Planned) -> Choice:
+    """Returns the best choice whose trainer is one process, as that of the emulated cluster is."""
+    for choice in planned.choices:
+        if not needs_ranks(profile, choice.split.trainer, host_gpus=HOST_GPUS):
+            return choice
+    raise UserError("--split: the best ones have ranks, which are not emulated; give one, as 24:8")
 
 
 def _seconds(profile: Profile, split: Split, schedule: RunSchedule) -> float:
@@ -102,12 +119,12 @@ def predicted(
     warm_up: int | None = None,
     batches: int = SIMULATED_BATCHES,
 ) -> Simulated:
-    """Simulates a mode at full scale.
+    """Simulates a mode at full scale, with the costs that the emulation has.
 
     With ``seed``, ``warm_up`` and ``batches`` of a run, its service times are those of that run.
     """
     return simulate(
-        profile,
+        shipped(profile, mode.split.trainer),
         rollout=mode.split.rollout,
         trainer=mode.split.trainer,
         schedule=mode.schedule,

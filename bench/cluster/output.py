@@ -28,7 +28,8 @@ def show_case(result: CaseResult, console: Console) -> None:
 def _times(result: CaseResult) -> Table:
     table = Table(title="seconds per batch, at full scale")
     columns = (
-        "mode", "split", "fragment", "measured s", "rounds", "utilisation", "simulated s",
+        "mode", "split", "fragment", "measured s", "rounds", "balanced s", "utilisation",
+        "simulated s",
         "deviation", "vs 2026-06 (model)", "vs tuned (model)", "vs own colocated",
     )  # fmt: skip
     for column in columns:
@@ -37,7 +38,8 @@ def _times(result: CaseResult) -> Table:
         own = "" if mode.over_colocated is None else f"{mode.over_colocated:.2f}"
         table.add_row(
             mode.mode, mode.split, str(mode.fragment_size), f"{mode.step_seconds:.2f}",
-            f"{mode.fastest:.2f}-{mode.slowest:.2f}", f"{mode.utilisation:.3f}",
+            f"{mode.fastest:.2f}-{mode.slowest:.2f}", f"{mode.balanced_seconds:.2f}",
+            f"{mode.utilisation:.3f}",
             f"{mode.simulated_seconds:.2f}", f"{mode.deviation:+.1%}", f"{mode.over_2026_06:.2f}",
             f"{mode.over_tuned:.2f}", own,
         )  # fmt: skip

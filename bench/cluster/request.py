@@ -8,7 +8,8 @@ from bench.cluster.modes import MODES, STANDARD, chosen
 from bench.cluster.setting import default_scale
 from bench.stored import RENAMED_MODES
 from digenrl.planning.plan import parse_devices
-from services.scheduler.costs.profile import load_profile
+from services.scheduler.costs.profile import Profile, load_profile
+from services.scheduler.planning.runnable import HOST_GPUS, needs_ranks, why_not
 from services.scheduler.planning.splits import Devices, Split
 from shared.errors import UserError
 from shared.recipe.schedule import RunSchedule
@@ -54,6 +55,9 @@ class Request:
         devices = parse_devices("--pool", self.pool, profile)
         split = None if self.split is None else _split(self.split, devices)
         schedules = {name: self._schedule(name) for name in self.modes}
+        if split is not None:
+            for name, schedule in schedules.items():
+                _check(name, profile, split, schedule)
         return Case(
             profile=profile,
             devices=devices,
@@ -85,6 +89,17 @@ class Request:
         if not self.tag.isdecimal():
             raise UserError(f"--tag: {self.tag!r} is neither planned, auto, off nor a number")
         return int(self.tag)
+
+
+def _check(name: str, profile: Profile, split: Split, schedule: RunSchedule) -> None:
+    """Raises UserError if no recipe says such a row, or with ranks only, which are not emulated."""
+    if schedule.mode == "colocated":
+        return  # on all devices, whatever the split
+    reason = why_not(profile, split, schedule, host_gpus=HOST_GPUS)
+    if reason is None and needs_ranks(profile, split.trainer, host_gpus=HOST_GPUS):
+        reason = "a trainer of several hosts has ranks, which are not emulated"
+    if reason is not None:
+        raise UserError(f"--split: {split} with --mode {name}: {reason}; see bench rows")
 
 
 def _split(text: str, devices: Devices) -> Split:

@@ -23,7 +23,9 @@ class ModeResult:
     """Groups that the trainer generates; 0 if TAG is off."""
     gradient_help: bool
     step_seconds: float
-    """Median over the rounds."""
+    """From commit to commit, median over the rounds."""
+    balanced_seconds: float
+    """The same with what was taken from stock, or added to it: as the simulator counts."""
     fastest: float
     slowest: float
     """Fastest and slowest round."""
@@ -33,7 +35,7 @@ class ModeResult:
     """Work-conserving bound over step time."""
     simulated_seconds: float
     deviation: float
-    """Share by which the step time is above the simulator's."""
+    """Share by which the balanced step time is above the simulator's."""
     over_2026_06: float
     over_tuned: float
     """Step time of the colocated baselines' models over this one."""
@@ -106,7 +108,8 @@ def _mode_result(
     rounds = [scale * one.step_seconds for one in measured]
     simulated = _simulated(profile, mode, measured)
     ideal = _simulated(without_hand_over(profile), mode, measured)
-    overhead = (step - ideal) / scale
+    balanced = scale * median(one.balanced_seconds for one in measured)
+    overhead = (balanced - ideal) / scale
     messages = means([one.messages for one in measured])
     return ModeResult(
         mode=mode.name,
@@ -115,12 +118,13 @@ def _mode_result(
         tag="auto" if mode.schedule.fixed_tag is None else mode.schedule.fixed_tag,
         gradient_help=mode.schedule.gradient_help,
         step_seconds=step,
+        balanced_seconds=balanced,
         fastest=min(rounds),
         slowest=max(rounds),
         batch_seconds=[[scale * gap for gap in one.batch_seconds] for one in measured],
         utilisation=floor / step,
         simulated_seconds=simulated,
-        deviation=step / simulated - 1,
+        deviation=balanced / simulated - 1,
         over_2026_06=old / step,
         over_tuned=tuned / step,
         over_colocated=None if own is None else own / step,

@@ -115,8 +115,9 @@ async def _all_joined(tokens: Tokens, port: int, setting: Setting) -> None:
     async with httpx.AsyncClient(verify=False, headers=tokens.headers("viewer")) as client:
         while True:
             with contextlib.suppress(httpx.TransportError):
-                run = (await client.get(f"http://127.0.0.1:{port}/v1/run")).json()
-                if all(run["num_workers"][service] == wanted[service] for service in wanted):
+                answer = await client.get(f"http://127.0.0.1:{port}/v1/run")
+                known = answer.json()["num_workers"] if answer.is_success else {}  # it stands by
+                if all(known.get(service) == wanted[service] for service in wanted):
                     return
             await asyncio.sleep(JOINING_S)
 

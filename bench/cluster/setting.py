@@ -1,20 +1,25 @@
 """What one run of the emulated cluster is: devices, schedule and scale, and the recipe for it."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from pydantic import Field
 
 from bench.cluster.shipped import shipped
+from services.scheduler.core.supply import full_size
 from services.scheduler.costs.floor import floor_seconds
+from services.scheduler.costs.memory import with_memory
 from services.scheduler.costs.profile import Profile, VariantName, load_profile
 from services.scheduler.costs.shape import Shape
+from services.scheduler.planning.recipes import shape_of, use_of
+from services.scheduler.sim.steady import steady_plan
 from shared.learning.algorithms import DEFAULT, DecayKind
 from shared.messages.records import Record, Token
 from shared.recipe import tables
-from shared.recipe.recipe import Recipe
-from shared.recipe.rewards import Reward, ScorerTable
+from shared.recipe.recipe import Recipe, load_recipe
+from shared.recipe.rewards import Evaluation, Reward, ScorerTable
 from shared.recipe.sampling import Algorithm, Sampling
 from shared.recipe.schedule import RunSchedule, Schedule
 from shared.recipe.tables import Trainer
@@ -54,6 +59,8 @@ class Setting(Record):
     """Fluid devices of a host."""
     recipe: Path | None = None
     """The row's recipe, of which everything is run but model, prompts and rewards."""
+    streamed: tuple[str, ...] = ()
+    """Kinds of device whose workers stream the network."""
     shard_bytes: int = Field(default=1 << 30, gt=0)
     """Most bytes of a stored object of weights; a checkpoint is in as many."""
 
@@ -102,7 +109,23 @@ class Setting(Record):
 
     def load_profile(self) -> Profile:
         """Returns the costs that devices are held by."""
-        return shipped(load_profile(self.profile, self.variant), self.trainer)
+        profile = load_profile(self.profile, self.variant)
+        if self.recipe is not None:
+            profile = row_profile(profile, load_recipe(self.recipe), self.streamed)
+        return shipped(profile, self.trainer)
+
+
+def row_profile(profile: Profile, recipe: Recipe, streamed: Collection[str]) -> Profile:
+    """Returns the profile's costs with the memory that a recipe takes.
+
+    Args:
+        streamed: kinds of device whose workers stream the network.
+    """
+    devices = recipe.rollout.workers + recipe.trainer.devices
+    plan = steady_plan(shape_of(recipe), batches=1, schedule=recipe.run_schedule)
+    use = use_of(recipe, profile, fragment=full_size(plan, devices))
+    generates = use.helps or recipe.schedule.is_fluid
+    return with_memory(profile, replace(use, helps=generates), streamed)
 
 
 def default_scale(profile: Profile, devices: Mapping[str, int]) -> float:
@@ -117,6 +140,8 @@ def default_scale(profile: Profile, devices: Mapping[str, int]) -> float:
 def recipe_of(setting: Setting, folder: Path) -> Recipe:
     """Makes the recipe that the services run, with the prompts in ``folder``. Its model is never
     opened."""
+    if setting.recipe is not None:
+        return _emulated(load_recipe(setting.recipe), setting, folder)
     shape = setting.load_profile().shape
     return Recipe(
         run=tables.Run(name=setting.run, seed=setting.seed, steps=setting.steps),
@@ -137,6 +162,24 @@ def recipe_of(setting: Setting, folder: Path) -> Recipe:
             setting.schedule.model_dump(include=set(Schedule.model_fields))
         ),
     )
+
+
+def _emulated(recipe: Recipe, setting: Setting, folder: Path) -> Recipe:
+    """Returns a row's recipe over devices that are emulated: there are no model, no pixels and no
+    rewards of its own."""
+    plain = recipe.model_dump()
+    changes = {
+        "run": {"name": setting.run, "seed": setting.seed, "steps": setting.steps},
+        "model": {"folder": folder / "no-model"},
+        "data": {"prompts": folder / "prompts.jsonl"},
+        "sampling": {"sigmas": Sampling.model_fields["sigmas"].default},
+        "rollout": {"media": "raw"},
+        "reward": {"scorers": (ScorerTable(name="emulated", type="emulated").model_dump(),)},
+    }
+    for table, keys in changes.items():
+        plain[table].update(keys)
+    plain["evaluation"] = Evaluation().model_dump()
+    return Recipe.model_validate(plain)
 
 
 def _sampling(shape: Shape) -> Sampling:

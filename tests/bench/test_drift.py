@@ -12,12 +12,21 @@ from rich.console import Console
 from bench.drift import drift, rows_of, show_drift
 from bench.stored import RESULTS, TWO_DEVICES
 
+COMMITTED = Path(__file__).parent / "committed"
+"""Results of roles, on devices wherever they are, as they were once published."""
+
 Change = Callable[[dict[str, Any]], None]
+
+
+@pytest.fixture(autouse=True)
+def committed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bench.drift.RESULTS", COMMITTED)
 
 
 def quick(folder: Path, change: Change = lambda _: None, *, of: str = "qwen-image-32") -> Path:
     """Writes a committed case as `make bench-quick` would have: fewer modes, one round."""
-    result = json.loads((RESULTS / f"{of}.json").read_text())
+    where = RESULTS if of == TWO_DEVICES else COMMITTED
+    result = json.loads((where / f"{of}.json").read_text())
     if of != TWO_DEVICES:
         result["modes"] = [mode for mode in result["modes"] if mode["mode"] in ("naive", "tag")]
         for mode in result["modes"]:
@@ -44,7 +53,7 @@ def test_a_figure_that_moved_is_shown_with_its_row_and_ratio(tmp_path: Path) -> 
         result["modes"][1]["step_seconds"] *= 1.06
         result["modes"][0]["step_seconds"] *= 1.04
 
-    [moved] = drift(rows_of(quick(tmp_path, slower)), rows_of(RESULTS)).moved
+    [moved] = drift(rows_of(quick(tmp_path, slower)), rows_of(COMMITTED)).moved
     assert (moved.row.workload, moved.row.mode) == ("qwen-image", "tag")
     assert moved.figure == "step_seconds" and moved.ratio == pytest.approx(1.06)
     text = shown(tmp_path)
@@ -59,7 +68,7 @@ def test_faster_is_moved_as_well_and_messages_and_cores_are_summed(tmp_path: Pat
             mode["messages"]["DG_TASK"] = mode["messages"]["DG_REW"] = 0.0
             mode["cpu"] = {name: 2 * cores for name, cores in mode["cpu"].items()}
 
-    found = drift(rows_of(quick(tmp_path, fewer)), rows_of(RESULTS)).moved
+    found = drift(rows_of(quick(tmp_path, fewer)), rows_of(COMMITTED)).moved
     ratios = {each.figure: each.ratio for each in found}
     assert ratios.keys() == {"messages_per_batch", "cores"}
     assert ratios["messages_per_batch"] == pytest.approx(0.5, abs=0.01)

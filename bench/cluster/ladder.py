@@ -1,0 +1,49 @@
+"""Each technique on top of those before, on 32 H100 as four hosts of 8: forecasts of the simulator.
+
+Every rung is the best that a recipe can say without the techniques of later ones: split, fragment
+size and ranks are the planner's. Ranks are simulated as devices that take what is ready; the
+emulated cluster has none, so that no rung but the last is measured with services.
+"""
+
+from typing import Any
+
+from bench.cluster.modes import MODES, Chosen, predicted
+from bench.cluster.rows import Row
+from bench.cluster.shipped import shipped
+from services.scheduler.costs.floor import floor_seconds
+from services.scheduler.planning.planner import plan_split
+from services.scheduler.planning.runnable import HOST_GPUS, as_toml, recipe_keys
+
+RUNGS = ("sequential", "gap", "tsp", "tag", "one-step")
+"""Roles: all generated and then trained; groups as they come (GAP); steps of a sample on several
+devices (TSP); the trainer's devices lent (TAG), where they are of one host; one step ahead."""
+POOL = "32"
+
+
+def ladder(workload: str) -> list[dict[str, Any]]:
+    """Returns the rungs of a workload, and the seconds that each takes."""
+    row = Row(workload, POOL, "on-policy")
+    found = [_rung(row, name) for name in RUNGS]
+    fluid = Chosen("fluid", row.split, row.recipe.run_schedule)
+    keys = {"schedule.mode": "fluid", "trainer.devices": row.recipe.trainer.devices}
+    return [*found, _figures(row, fluid, as_toml(keys))]
+
+
+def _rung(row: Row, name: str) -> dict[str, Any]:
+    costs = shipped(row.profile, row.devices)
+    schedule = MODES[name]
+    best = plan_split(costs, row.devices, schedule, host_gpus=HOST_GPUS).best
+    keys = recipe_keys(row.profile, best.split, best.schedule, host_gpus=HOST_GPUS)
+    return _figures(row, Chosen(name, best.split, best.schedule), as_toml(keys))
+
+
+def _figures(row: Row, mode: Chosen, keys: str) -> dict[str, Any]:
+    seconds = predicted(row.profile, mode).step_seconds
+    return {
+        "workload": row.profile.name,
+        "mode": mode.name,
+        "split": str(mode.split),
+        "keys": keys,
+        "step_seconds": round(seconds, 3),
+        "utilisation": round(floor_seconds(row.profile, row.devices) / seconds, 4),
+    }

@@ -1,0 +1,218 @@
+"""Rows of the tables: a model on some hosts, on-policy or one step ahead, each with a recipe.
+
+Hosts are as `digenrl check --hosts` takes them. What a row's recipe says is here, and its file in
+`bench/recipes` is made from it (`python -m bench recipes`).
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+from bench.cluster.case import Case
+from bench.cluster.modes import Chosen
+from bench.cluster.request import WORKLOADS
+from bench.cluster.setting import row_profile
+from services.scheduler.costs.floor import floor_seconds
+from services.scheduler.costs.profile import Profile, load_profile
+from services.scheduler.planning.hosts import parse_hosts
+from services.scheduler.planning.runnable import HOST_GPUS
+from services.scheduler.planning.splits import Split
+from shared.recipe.recipe import Recipe, load_recipe
+
+RECIPES = Path(__file__).parents[1] / "recipes"
+Way = Literal["on-policy", "one-step"]
+Keys = dict[str, dict[str, Any]]
+"""Table -> key -> value."""
+
+POOLS = {
+    "32": "h100x8*4",
+    "64": "h100x8*8",
+    "16-a100-16": "h100x8*2+a100x8*2",
+    "16-h20-16": "h100x8*2+h20x8*2",
+    "16-l40s-16": "h100x8*2+l40sx8*2",
+}
+"""What rows are called by -> their hosts."""
+BATCH_SECONDS: dict[Way, float] = {"on-policy": 7.0, "one-step": 4.0}
+"""Seconds that an emulated batch takes at its best. Messages and fsync take as many milliseconds as
+in a real run; on-policy they lie between two batches, where no other work hides them."""
+ATTENTION = [
+    "attn.to_q", "attn.to_k", "attn.to_v", "attn.to_out.0",
+    "attn.add_q_proj", "attn.add_k_proj", "attn.add_v_proj", "attn.to_add_out",
+]  # fmt: skip
+BASES: dict[str, tuple[str, Keys]] = {
+    "qwen-image": ("qwen-image", {}),
+    "flux": (
+        "flux1-dev",
+        {
+            "model": {
+                "height": 720,
+                "width": 720,
+                "lora": {"rank": 64, "alpha": 128.0, "targets": ATTENTION},
+            },
+            "sampling": {"steps": 16, "window": 9},
+            "batch": {"groups": 32, "group_size": 16},
+        },
+    ),
+    "wan": (
+        "wan2.1-14b",
+        {
+            "model": {"lora": {"rank": 64, "alpha": 128.0}},
+            "batch": {"groups": 32},
+            "algorithm": {"kl_beta": 0.0},
+        },
+    ),
+    "hunyuan": ("hunyuanvideo", {"batch": {"groups": 32}}),
+}
+"""Workload -> the shipped recipe, and what the profile's batch has otherwise."""
+SMALL: dict[str, Keys] = {
+    "qwen-image": {
+        "encoder": {"workers": 1},
+        "rollout": {"workers": 16},
+        "trainer": {"devices": 16},
+        "schedule": {"fragment_size": 8},
+    },
+    "flux": {},
+    "wan": {"encoder": {"workers": 1}},
+    "hunyuan": {"encoder": {"workers": 1}, "model": {"vae_tiling": True}},
+}
+"""What lets L40S take part: text encoders elsewhere, and, if it cannot train, it only generates. A
+device whose weights come from its host takes as long for one sample as for five, and "auto" learns
+one overhead for all devices: of unlike ones the size is better said."""
+STREAMED = {"qwen-image": ("L40S",)}
+"""Workload -> kinds whose workers have DIGENRL_ROLLOUT_MEMORY=streamed, where they are too small
+for the network."""
+
+
+@dataclass(frozen=True)
+class Row:
+    workload: str
+    pool: str
+    way: Way
+
+    @property
+    def name(self) -> str:
+        return f"{self.workload}-{self.pool}-{self.way}"
+
+    @property
+    def hosts(self) -> str:
+        return POOLS[self.pool]
+
+    @property
+    def path(self) -> Path:
+        return RECIPES / f"{self.name}.toml"
+
+    @property
+    def streamed(self) -> tuple[str, ...]:
+        kinds = STREAMED.get(self.workload, ())
+        return tuple(kind for kind in kinds if kind in self.devices)
+
+    @property
+    def keys(self) -> Keys:
+        """What the recipe says beyond the one that it is based on."""
+        number = sum(self.devices.values())
+        found: Keys = {
+            "run": {"name": self.name},
+            "sampling": {"state_dtype": "bfloat16"},
+            "trainer": {"devices": number},
+            "rollout": {"workers": 0},
+            "schedule": {"mode": "fluid"},
+        }
+        if self.way == "one-step":
+            found["schedule"]["max_staleness"] = 1
+        small = SMALL[self.workload] if "L40S" in self.devices else {}
+        for given in (BASES[self.workload][1], small):
+            for table, keys in given.items():
+                found[table] = {**found.get(table, {}), **keys}
+        return found
+
+    @cached_property
+    def devices(self) -> dict[str, int]:
+        hosts = parse_hosts("hosts", self.hosts, self._profile, host_gpus=HOST_GPUS)
+        return hosts.devices
+
+    @cached_property
+    def recipe(self) -> Recipe:
+        return load_recipe(self.path)
+
+    @property
+    def profile(self) -> Profile:
+        """The profile's costs, with the memory that the recipe takes."""
+        return row_profile(self._profile, self.recipe, self.streamed)
+
+    @property
+    def split(self) -> Split:
+        """The fastest are members, and the rest generate, as `digenrl check` has it."""
+        members, left = {}, self.recipe.trainer.devices
+        speeds = self._profile.devices
+        for kind in sorted(self.devices, key=lambda kind: -speeds[kind].training_speed):
+            members[kind] = min(left, self.devices[kind])
+            left -= members[kind]
+        rollout = {kind: n - members[kind] for kind, n in self.devices.items()}
+        return Split(
+            {kind: n for kind, n in rollout.items() if n},
+            {kind: n for kind, n in members.items() if n},
+        )
+
+    @property
+    def command(self) -> str:
+        """Checks the recipe on these hosts."""
+        streamed = f" --streamed {','.join(self.streamed).lower()}" if self.streamed else ""
+        return f"digenrl check bench/recipes/{self.path.name} --hosts '{self.hosts}'{streamed}"
+
+    def case(self, *, rounds: int, batches: int, one_step_batches: int) -> Case:
+        mode = Chosen(self.way, self.split, self.recipe.run_schedule)
+        return Case(
+            profile=self.profile, devices=self.devices, modes=(mode,), rounds=rounds,
+            scale=self.scale, batches=batches,
+            one_step_batches=one_step_batches, recipe=self.path, streamed=self.streamed,
+        )  # fmt: skip
+
+    @property
+    def scale(self) -> float:
+        """How many times faster than real it is run."""
+        floor = floor_seconds(self.profile, self.devices)
+        return round(max(1.0, floor / BATCH_SECONDS[self.way]), 2)
+
+    @property
+    def _profile(self) -> Profile:
+        return load_profile(WORKLOADS[self.workload])
+
+
+ROWS = [
+    Row(workload, pool, way) for pool in POOLS for way in ("on-policy",) for workload in WORKLOADS
+]
+
+
+def row_of(name: str) -> Row:
+    """Return the row of this name."""
+    return next(row for row in ROWS if row.name == name)
+
+
+def toml_of(row: Row) -> str:
+    """Write the row's recipe."""
+    base = BASES[row.workload][0]
+    lines = [
+        f"# {row.hosts}, {row.way}. Made by `python -m bench recipes` from bench/cluster/rows.py.",
+        SCORED,
+        f"# {row.command} --elsewhere",
+        "",
+        f'base = "../../recipes/{base}.toml"',
+    ]
+    for table, keys in sorted(row.keys.items()):
+        lines += ["", f"[{table}]", *(f"{key} = {_toml(value)}" for key, value in keys.items())]
+    return "\n".join(lines) + "\n"
+
+
+SCORED = "# Samples are scored where they are generated, in the seconds of the cost profile."
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, dict):
+        inner = ", ".join(f"{key} = {_toml(each)}" for key, each in value.items())
+        return f"{{ {inner} }}"
+    if isinstance(value, list):
+        return f"[{', '.join(map(_toml, value))}]"
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f'"{value}"' if isinstance(value, str) else str(value)
