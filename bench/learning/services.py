@@ -11,7 +11,6 @@ this takes nothing from it.
 import asyncio
 import contextlib
 import json
-import re
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,12 +27,13 @@ from bench.learning import figures
 from bench.learning.case import EVERY, figures_of, judge
 from bench.learning.task import DIGITS
 from digenrl.evaluation.run import weights_to_use
-from digenrl.local.brokers import USER
 from digenrl.local.store import store_of
+from digenrl.local.tokens import KEYS
 from shared.diffusion.tensors import pack
 from shared.errors import ContractError, DigenRLError
 from shared.messages.codec import decode
 from shared.messages.contracts import FragmentGenerated, GroupTrained, PolicyPublished
+from shared.messages.rights import inbox_of
 from shared.process.settings import ServiceSettings
 from shared.recipe.recipe import Recipe, load_recipe
 from shared.run.commits import commit_chain
@@ -135,11 +135,8 @@ async def _listen(folder: Path, heard: Heard) -> None:
     """Subscribes as soon as the run's broker is there."""
     while True:
         with contextlib.suppress(OSError, NatsError, AttributeError):
-            config, password = folder / "nats" / "nats.conf", folder / "password"
-            place = re.search(r'listen: "([^"]+)"', config.read_text())[1]  # type: ignore[index]
-            client = await nats.connect(
-                f"nats://{USER}:{password.read_text()}@{place}", error_cb=_ignored
-            )
+            url = (folder / KEYS / "client" / "digenrl_nats_url").read_text()
+            client = await nats.connect(url, error_cb=_ignored, inbox_prefix=inbox_of("client"))
             break
         await asyncio.sleep(LISTEN_S)
     try:

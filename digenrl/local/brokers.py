@@ -1,51 +1,43 @@
 """Real brokers from wheels: NATS with JetStream, Valkey, and SeaweedFS as the S3 store.
 
 They serve one machine, or a few on a private network, and the tests; production uses the official
-images. Each broker keeps its data in its own folder, requires a password, and listens on the
+images. Each broker keeps its data in its own folder, asks who is there, and listens on the
 loopback interface, unless an address of this host is named: then NATS, Valkey and a gateway to
 SeaweedFS listen there. SeaweedFS itself, whose other ports ask for no key, stays on loopback.
 """
 
 import asyncio
-import json
 import os
-import secrets
 import shutil
 import sysconfig
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
-from urllib.parse import quote
 
 import httpx
 import nats
 import redis.asyncio as redis
-import structlog
 from obstore.exceptions import BaseError
-from pydantic import SecretStr
 
+from digenrl.local import seaweedfs
+from digenrl.local.keys import Keys
+from digenrl.local.nats_config import USER as USER
+from digenrl.local.nats_config import server_config
 from digenrl.local.ports import free_ports
+from digenrl.local.seaweedfs import BUCKET as BUCKET
+from digenrl.local.seaweedfs import LOOPBACK as LOOPBACK
+from digenrl.local.tokens import write_secret
 from shared.errors import Unavailable, UserError, how_to_install
-from shared.store import StoreSettings, open_store
+from shared.messages.rights import ROLES, Role
 
-LOOPBACK = "127.0.0.1"
-USER = "digenrl"
 HOST_CACHE = "host-cache"
 """Folder of what rollout workers share, unless DIGENRL_HOST_CACHE is set."""
-BUCKET = "digenrl"
 READY_S = 60.0
 GRPC_OFFSET = 10_000
 """Distance from each port of SeaweedFS to the port where it serves gRPC."""
-NATS_STORE_BYTES = 1 << 30
-FSYNC_RULE = {"locations": [{"locationPrefix": "/", "fsync": True}]}
-"""A rule for SeaweedFS's filer: it flushes an object to the disk before it answers the put."""
-INDEX_AND_START = '"$0" fix -ignoreError=true "$1"; shift; exec "$0" mini "$@"'
-"""A shell command that rebuilds the indexes of the volumes ($1) and then starts SeaweedFS. The
-rule flushes the data of an object but not its index entry, which a power cut may destroy."""
-
-log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,38 +72,51 @@ class Brokers:
     s3_port: int
     programs: tuple[Program, ...]
     environment: dict[str, str]
-    """Variables by which services find the brokers (shared/process/settings.py)."""
+    """Variables by which services find the brokers (shared/process/settings.py); with one user for
+    everything, its secrets too."""
+    secrets: dict[Role, dict[str, str]]
+    """Variables by which a service proves its role, which belong in files."""
 
 
 def plan_brokers(
-    folder: Path, password: str, *, at: str = LOOPBACK, ports: Ports | None = None
+    folder: Path, keys: str | Keys, *, at: str = LOOPBACK, ports: Ports | None = None
 ) -> Brokers:
     """Plan brokers that keep their data under ``folder``.
 
     Args:
+        keys: the secrets of all roles; in tests also the password of one user who may do
+            everything.
         at: address of this host at which services reach them.
         ports: theirs, by default ports that are free on loopback.
     """
     [monitor_port] = free_ports(1)
     s3_ports = free_ports(5, paired_at=GRPC_OFFSET)
-    nats_port, redis_port, s3_port = ports or _free(s3_ports[0], at)
-    return Brokers(
-        nats_port=nats_port,
-        redis_port=redis_port,
-        s3_port=s3_port,
-        programs=(
-            _nats(folder / "nats", at, nats_port, monitor_port, password),
-            _valkey(folder / "valkey", at, redis_port, password),
-            _seaweedfs(folder / "objects", s3_ports, password),
-            *([] if at == LOOPBACK else [_gateway(at, s3_port, s3_ports, password)]),
-        ),
-        environment={
-            "DIGENRL_NATS_URL": f"nats://{USER}:{password}@{at}:{nats_port}",
-            "DIGENRL_REDIS_URL": f"redis://:{password}@{at}:{redis_port}",
-            "DIGENRL_STORE_URL": f"s3://{BUCKET}",
-            "DIGENRL_S3_ENDPOINT": f"http://{at}:{s3_port}",
+    ports = ports or _free(s3_ports[0], at)
+    password = keys if isinstance(keys, str) else keys.secret("scheduler")
+    secrets = {
+        role: {
+            "DIGENRL_NATS_URL": f"nats://{_login(keys, role)}@{at}:{ports.nats}",
+            "DIGENRL_REDIS_URL": f"redis://:{password}@{at}:{ports.redis}",
             "DIGENRL_S3_ACCESS_KEY": USER,
             "DIGENRL_S3_SECRET_KEY": password,
+        }
+        for role in ROLES
+    }
+    return Brokers(
+        nats_port=ports.nats,
+        redis_port=ports.redis,
+        s3_port=ports.s3,
+        programs=(
+            _nats(folder / "nats", f"{at}:{ports.nats}", monitor_port, keys, secrets["client"]),
+            _valkey(folder / "valkey", at, ports.redis, password),
+            _seaweedfs(folder / "objects", s3_ports, password),
+            *([] if at == LOOPBACK else [_gateway(at, ports.s3, s3_ports, password)]),
+        ),
+        secrets=secrets,
+        environment={
+            **(secrets["client"] if isinstance(keys, str) else {}),
+            "DIGENRL_STORE_URL": f"s3://{BUCKET}",
+            "DIGENRL_S3_ENDPOINT": f"http://{at}:{ports.s3}",
             "DIGENRL_HOST_CACHE": os.environ.get(
                 "DIGENRL_HOST_CACHE", str(folder.absolute() / HOST_CACHE)
             ),
@@ -119,13 +124,8 @@ def plan_brokers(
     )
 
 
-def password_of(folder: Path) -> str:
-    """Return the password of brokers, kept in a file that only the owner can read."""
-    path = folder / "password"
-    if not path.exists():
-        path.touch(mode=0o600)
-        path.write_text(secrets.token_urlsafe(24))
-    return path.read_text()
+def _login(keys: str | Keys, role: Role) -> str:
+    return f"{USER}:{keys}" if isinstance(keys, str) else f"{role}:{keys.secret(role)}"
 
 
 def _free(s3_port: int, at: str) -> Ports:
@@ -133,40 +133,25 @@ def _free(s3_port: int, at: str) -> Ports:
     return Ports(nats_port, redis_port, s3_port if at == LOOPBACK else free_ports(1)[0])
 
 
-def _nats(folder: Path, at: str, port: int, monitor_port: int, password: str) -> Program:
+def _nats(
+    folder: Path, at: str, monitor_port: int, keys: str | Keys, of_client: Mapping[str, str]
+) -> Program:
     folder.mkdir(parents=True, exist_ok=True)
     config = folder / "nats.conf"
-    # sync_interval always: an acknowledged message survives a power cut.
-    config.write_text(
-        f"""listen: "{at}:{port}"
-http: "127.0.0.1:{monitor_port}"
-max_payload: 256KB
-jetstream {{
-  store_dir: "{folder}"
-  max_memory_store: 64MB
-  max_file_store: {NATS_STORE_BYTES}
-  sync_interval: always
-}}
-authorization {{ user: {USER}, password: $NATS_PASSWORD }}
-"""
-    )
-    url = f"nats://{USER}:{password}@{at}:{port}"
+    monitor = f"{LOOPBACK}:{monitor_port}"
+    write_secret(config, server_config(folder, listen=at, monitor=monitor, keys=keys))
+    url = of_client["DIGENRL_NATS_URL"]
 
     async def ready() -> bool:
         async with httpx.AsyncClient(verify=False) as client:
-            answer = await client.get(f"http://127.0.0.1:{monitor_port}/healthz")
+            answer = await client.get(f"http://{monitor}/healthz")
         if answer.status_code != 200:
             return False
         connection = await nats.connect(url, allow_reconnect=False, connect_timeout=2)
         await connection.close()
         return True
 
-    return Program(
-        name="nats",
-        argv=[_binary("nats-server"), "--config", str(config)],
-        environment={"NATS_PASSWORD": f'"{password}"'},
-        ready=ready,
-    )
+    return Program(name="nats", argv=[_binary("nats-server"), "--config", str(config)], ready=ready)
 
 
 def _valkey(folder: Path, at: str, port: int, password: str) -> Program:
@@ -199,79 +184,31 @@ def _seaweedfs(folder: Path, ports: list[int], password: str) -> Program:
     folder.mkdir(parents=True, exist_ok=True)
     s3, master, volume, filer, admin = ports
     argv = [
-        "/bin/sh", "-c", INDEX_AND_START, _binary("weed"), str(folder),
+        "/bin/sh", "-c", seaweedfs.INDEX_AND_START, _binary("weed"), str(folder),
         f"-dir={folder}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1",
         f"-s3.port={s3}", f"-master.port={master}", f"-volume.port={volume}",
         f"-filer.port={filer}", f"-admin.port={admin}",
         "-s3.port.iceberg=0", "-s3.port.lance=0", "-s3.iam=false", "-admin.ui=false",
         "-webdav=false", "-master.telemetry=false", f"-bucket={BUCKET}",
     ]  # fmt: skip
-    settings = StoreSettings(
-        url=f"s3://{BUCKET}",
-        endpoint=f"http://127.0.0.1:{s3}",
-        access_key=SecretStr(USER),
-        secret_key=SecretStr(password),
-    )
-
-    async def ready() -> bool:
-        async with httpx.AsyncClient(verify=False) as client:  # fails at once while nobody listens
-            await client.get(f"http://127.0.0.1:{s3}/")
-            conf = {"file": ("filer.conf", json.dumps(FSYNC_RULE).encode())}
-            set_rule = await client.post(f"http://127.0.0.1:{filer}/etc/seaweedfs/", files=conf)
-            set_rule.raise_for_status()
-        await open_store(settings).write("digenrl-ready", b"")
-        return True
-
+    server = seaweedfs.Server(LOOPBACK, s3, USER, password)
     return Program(
         name="objects",
         argv=argv,
-        environment={
-            "AWS_ACCESS_KEY_ID": USER,
-            "AWS_SECRET_ACCESS_KEY": password,
-            "GOMEMLIMIT": "512MiB",
-            **names_in_sqlite(folder),
-        },
-        ready=ready,
+        environment=server.environment | seaweedfs.names_in_sqlite(folder),
+        ready=partial(server.ready, partial(seaweedfs.set_fsync_rule, filer)),
     )
 
 
 def _gateway(at: str, port: int, s3_ports: list[int], password: str) -> Program:
     """Plan an S3 server at another address, over the data of SeaweedFS."""
-    filer = s3_ports[3]
     argv = [
-        _binary("weed"), "s3", f"-ip.bind={at}", f"-port={port}", f"-filer={LOOPBACK}:{filer}",
+        _binary("weed"), "s3", f"-ip.bind={at}", f"-port={port}",
+        f"-filer={LOOPBACK}:{s3_ports[3]}",
         "-port.iceberg=0", "-port.lance=0", "-iam=false",
     ]  # fmt: skip
-    settings = StoreSettings(
-        url=f"s3://{BUCKET}",
-        endpoint=f"http://{at}:{port}",
-        access_key=SecretStr(USER),
-        secret_key=SecretStr(password),
-    )
-
-    async def ready() -> bool:
-        async with httpx.AsyncClient(verify=False) as client:  # fails at once while nobody listens
-            await client.get(f"http://{at}:{port}/")
-        await open_store(settings).write("digenrl-ready", b"")
-        return True
-
-    keys = {"AWS_ACCESS_KEY_ID": USER, "AWS_SECRET_ACCESS_KEY": password, "GOMEMLIMIT": "512MiB"}
-    return Program(name="s3", argv=argv, environment=keys, ready=ready)
-
-
-def names_in_sqlite(folder: Path) -> dict[str, str]:
-    """Return the settings that make SeaweedFS keep object names in SQLite, flushing every change.
-
-    Its default, LevelDB, never flushes. A store that was created with LevelDB keeps it."""
-    if any((folder / "filerldb2").glob("*")):
-        log.warning("objects_without_fsync", folder=str(folder))
-        return {}
-    pragmas = "_pragma=journal_mode(WAL)&_pragma=synchronous(FULL)"
-    return {
-        "WEED_LEVELDB2_ENABLED": "false",
-        "WEED_SQLITE_ENABLED": "true",
-        "WEED_SQLITE_DBFILE": f"file:{quote(str(folder))}/filer.db?{pragmas}",
-    }
+    server = seaweedfs.Server(at, port, USER, password)
+    return Program(name="s3", argv=argv, environment=server.environment, ready=server.ready)
 
 
 async def wait_ready(program: Program, *, seconds: float = READY_S) -> None:

@@ -14,8 +14,8 @@ from pydantic import TypeAdapter
 
 from digenrl.follow.steps import Targets
 from digenrl.follow.steps import check_installed as check_targets
-from digenrl.local.brokers import password_of
 from digenrl.local.gpus import Assignment, assign_gpus, visible_gpus
+from digenrl.local.keys import Keys, keys_of
 from digenrl.local.ports import free_ports, hold_port
 from digenrl.local.tokens import Tokens, tokens_of
 from digenrl.tail.results import check_tail
@@ -68,7 +68,7 @@ class LocalRun:
     recipe: Recipe
     folder: Path
     api_port: int
-    password: str
+    keys: Keys
     tokens: Tokens
     resumed: bool
     targets: Targets
@@ -109,7 +109,7 @@ def prepare(request: Request) -> LocalRun:
         recipe=recipe,
         folder=folder,
         api_port=request.port or free_ports(1)[0],
-        password=password_of(folder),
+        keys=keys_of(folder),
         tokens=tokens_of(folder),
         resumed=request.resume,
         targets=request.targets,

@@ -7,6 +7,7 @@ from digenrl.local.brokers import Program
 from digenrl.local.gpus import trainers_of
 from digenrl.local.ports import free_ports
 from digenrl.local.preflight import LocalRun
+from shared.messages.rights import Role
 
 Ready = Callable[[], Awaitable[bool]]
 
@@ -18,7 +19,7 @@ def command(*arguments: str) -> list[str]:
 
 def workers_of(local: LocalRun, ready: Ready) -> list[Program]:
     recipe, run = local.recipe, local.recipe.run.name
-    names = [
+    names: list[tuple[Role, str]] = [
         *(("rollout", f"rollout-{number}") for number in range(recipe.rollout.workers)),
         *(("encoder", f"encoder-{number}") for number in range(recipe.encoder.workers)),
         *(("reward", f"reward-{number}") for number in range(recipe.reward.workers)),
@@ -33,7 +34,11 @@ def workers_of(local: LocalRun, ready: Ready) -> list[Program]:
                 "serve", service, "--worker", worker, "--port", str(port),
                 "--stay",  # the supervisor stops them in order
             ),
-            environment={"DIGENRL_RUN": run, **local.gpus.environments[worker]},
+            environment={
+                "DIGENRL_RUN": run,
+                **local.keys.environment(service),
+                **local.gpus.environments[worker],
+            },
             ready=ready,
             reports_work=True,
         )
@@ -46,7 +51,8 @@ def scheduler_of(local: LocalRun, ready: Ready) -> Program:
         "serve", "scheduler", "--recipe", str(local.folder / "recipe.json"),
         "--port", str(local.api_port),
     )  # fmt: skip
-    return Program(name="scheduler", argv=argv, ready=ready)
+    keys = local.keys.environment("scheduler")
+    return Program(name="scheduler", argv=argv, environment=keys, ready=ready)
 
 
 def follower_of(local: LocalRun, ready: Ready) -> Program:

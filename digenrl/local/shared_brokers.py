@@ -4,15 +4,19 @@ import asyncio
 import ipaddress
 import shlex
 import signal
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from digenrl.local.brokers import LOOPBACK, Brokers, Ports, password_of, plan_brokers
+from digenrl.local.brokers import LOOPBACK, Brokers, Ports, plan_brokers
+from digenrl.local.keys import keys_of
 from digenrl.local.supervisor import Supervisor
-from digenrl.local.tokens import tokens_of
+from digenrl.local.tokens import KEYS, tokens_of, write_secret
 from shared.errors import UserError
+from shared.messages.rights import WORKERS
 
 SETTINGS = "hosts.env"
+HERE = "here.env"
 OF_ONE_HOST = "DIGENRL_HOST_CACHE"
 
 
@@ -25,7 +29,9 @@ async def run_brokers(at: str, data: Path, ports: Ports) -> None:
     """
     _check(at)
     data = _made(data)
-    brokers = plan_brokers(data, password_of(data), at=at, ports=ports)
+    keys = keys_of(data)
+    brokers = plan_brokers(data, keys, at=at, ports=ports)
+    keys.write(brokers.secrets)
     tokens_of(data)
     supervisor, ended = Supervisor(data / "logs", {}), asyncio.Event()
     for signum in (signal.SIGINT, signal.SIGTERM):
@@ -33,7 +39,7 @@ async def run_brokers(at: str, data: Path, ports: Ports) -> None:
     try:
         await asyncio.gather(*(supervisor.start(program) for program in brokers.programs))
         file = _write_settings(data, brokers)
-        print(f"brokers answer at {at}; every host reads {file}, which holds their password")  # noqa: T201
+        print(f"brokers answer at {at}; hosts that generate read {file}, which holds their secrets")  # noqa: T201
         waiting: asyncio.Future[Any] = asyncio.ensure_future(ended.wait())
         await asyncio.wait({waiting, supervisor.failed}, return_when=asyncio.FIRST_COMPLETED)
         waiting.cancel()
@@ -61,14 +67,20 @@ def _check(at: str) -> None:
 
 
 def _write_settings(data: Path, brokers: Brokers) -> Path:
-    """Write what services on every host need, so that only this user can read it."""
-    lines = [
-        f"export {name}={shlex.quote(value)}\n"
-        for name, value in brokers.environment.items()
-        if name != OF_ONE_HOST
-    ]
+    """Write what services need, so that only this user can read it: for this host, where secrets
+    are in files of their own, and for hosts that generate, with the secrets of that role.
+
+    Returns the file for the other hosts, which is written last.
+    """
+    shared = {name: value for name, value in brokers.environment.items() if name != OF_ONE_HOST}
+    write_secret(data / HERE, _exports(shared))
+    for role in WORKERS:
+        write_secret(data / KEYS / f"{role}.env", _exports(shared | brokers.secrets[role]))
     file = data / SETTINGS
-    file.touch(mode=0o600)
-    file.chmod(0o600)
-    file.write_text("".join(lines))
+    write_secret(file, _exports(shared | brokers.secrets["rollout"]))
     return file
+
+
+def _exports(variables: Mapping[str, str]) -> str:
+    """Return lines for a shell."""
+    return "".join(f"export {name}={shlex.quote(value)}\n" for name, value in variables.items())

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from digenrl.local.brokers import plan_brokers, wait_ready
+from digenrl.local.keys import keys_of
 from digenrl.local.linux import die_with_parent
 from digenrl.local.preflight import lock_run
 from digenrl.local.supervisor import STOP_S
@@ -28,12 +29,12 @@ def store_of(folder: Path) -> Iterator[bool]:
     Raises:
         UserError: if the run is in progress.
     """
-    password = folder / "password"
-    if "store_url" in Endpoints().model_fields_set or not password.is_file():
+    if "store_url" in Endpoints().model_fields_set or not (folder / "recipe.json").is_file():
         yield False
         return
     with lock_run(folder.parent, folder.name):
-        brokers = plan_brokers(folder.resolve(), password.read_text())
+        brokers = plan_brokers(folder.resolve(), keys_of(folder))
+        named = brokers.environment | brokers.secrets["client"]
         [store] = [program for program in brokers.programs if program.name == STORE]
         with (folder / "logs" / f"{STORE}.log").open("ab") as log:
             process = subprocess.Popen(
@@ -45,10 +46,10 @@ def store_of(folder: Path) -> Iterator[bool]:
             )  # fmt: skip
         try:
             asyncio.run(wait_ready(store))
-            os.environ.update(brokers.environment)
+            os.environ.update(named)
             yield True
         finally:
-            for key in brokers.environment:
+            for key in named:
                 os.environ.pop(key, None)
             _end(process)
 

@@ -68,8 +68,12 @@ async def run_locally(local: LocalRun) -> int:
     api = Api(f"http://127.0.0.1:{local.api_port}", client)
     weighted = local.recipe.largest_weight is not None
     display = Display(console, api.url, str(local.folder / "logs"), weighted)
-    brokers = plan_brokers(local.folder, local.password)
-    environment = brokers.environment | local.tokens.environment | _no_cache(local)
+    brokers = plan_brokers(local.folder, local.keys)
+    local.keys.write(brokers.secrets)
+    for name in brokers.secrets["client"]:  # files name this run's; variables would go before
+        os.environ.pop(name, None)
+    secrets = local.keys.environment("client") | local.tokens.environment
+    environment = brokers.environment | secrets | _no_cache(local)
     logs = local.folder / "logs"
     starter = await Starter.begin(ahead_of(local.recipe), environment, logs / "starter.log")
     supervisor = Supervisor(logs, environment, starter)

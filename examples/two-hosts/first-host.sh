@@ -29,12 +29,17 @@ until [ -s "$DATA/hosts.env" ]; do
     kill -0 "$!" || exit 1
     sleep 0.2
 done
-. "$DATA/hosts.env"
+. "$DATA/here.env"
 export DIGENRL_RUN="${DIGENRL_RUN:-two-hosts}"
 export DIGENRL_API_TOKENS="$DATA/keys/api_tokens.json"
 
-digenrl serve scheduler --recipe "$RECIPE" --run "$DIGENRL_RUN" --port "${PORT:-8000}" &
+as() { # each service proves its role with the files of that role
+    role=$1
+    shift
+    DIGENRL_SECRETS_DIR="$DATA/keys/$role" "$@"
+}
+as scheduler digenrl serve scheduler --recipe "$RECIPE" --run "$DIGENRL_RUN" --port "${PORT:-8000}" &
 started="$started $!"
-digenrl serve reward &
+as reward digenrl serve reward &
 started="$started $!"
-digenrl serve trainer # ends with the run
+as trainer digenrl serve trainer # ends with the run

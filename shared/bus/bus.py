@@ -36,6 +36,7 @@ from shared.bus.streams import (
     follower_config,
     make_stream,
     quarantine,
+    read_message,
     stream_state,
 )
 from shared.errors import ContractError, SlotPoisoned, Unavailable
@@ -227,7 +228,7 @@ class Bus:
                 await asyncio.sleep(0)
                 turn_began = time.monotonic()
             with contextlib.suppress(ContractError):
-                message = decode(raw.data)
+                message = read_message(self.run, raw)
                 if isinstance(message, kind):
                     await handle(message)
 
@@ -351,7 +352,7 @@ class Bus:
         if stream is subjects.DLQ:  # advisories, and bytes that others could not read
             return Received(None, raw.subject, raw.data)
         try:
-            return Received(decode(raw.data), raw.subject, raw.data)
+            return Received(read_message(self.run, raw), raw.subject, raw.data)
         except ContractError as error:
             await quarantine(self.jetstream, self.run, stream, raw, error)
             return Received(None, raw.subject, raw.data)

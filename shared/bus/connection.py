@@ -3,12 +3,14 @@
 import asyncio
 import time
 from dataclasses import dataclass, field
+from urllib.parse import urlsplit
 
 import nats.errors
 import structlog
 from nats.aio.client import Client
 
 from shared.errors import Unavailable, UserError
+from shared.messages.rights import inbox_of
 from shared.telemetry import public
 
 CONNECT_S = 30.0
@@ -37,6 +39,7 @@ async def open_connection(url: str, name: str) -> Client:
         client.connect(
             url,
             name=name,
+            inbox_prefix=inbox_of(urlsplit(url).username or "anybody"),
             error_cb=on_error,
             connect_timeout=2,
             max_reconnect_attempts=-1,

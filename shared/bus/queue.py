@@ -12,10 +12,9 @@ from nats.js import JetStreamContext, api
 from nats.js.errors import APIError
 
 from shared.bus.cancellation import cancellable
-from shared.bus.streams import quarantine
+from shared.bus.streams import quarantine, read_message
 from shared.errors import ContractError
 from shared.messages import subjects
-from shared.messages.codec import decode
 from shared.messages.contracts import Message
 from shared.messages.records import Record
 from shared.messages.subjects import Stream
@@ -92,7 +91,7 @@ class Queue:
             if raw.metadata.num_delivered > 1:
                 REDELIVERED.labels(stream=self._stream.name).inc()
             try:
-                message = decode(raw.data)
+                message = read_message(self._run, raw)
                 if not isinstance(message, self._of):
                     raise ContractError(f"a {message.kind} is no {self._of.__name__}")
                 return Delivery(message, raw)

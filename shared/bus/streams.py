@@ -2,6 +2,7 @@
 
 import contextlib
 import math
+import secrets
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -15,7 +16,9 @@ from nats.js.errors import APIError, NotFoundError
 
 from shared.bus.cancellation import cancellable
 from shared.errors import ContractError, Unavailable, UserError
-from shared.messages.subjects import Stream
+from shared.messages.codec import decode
+from shared.messages.contracts import Message
+from shared.messages.subjects import Stream, subject_of
 from shared.telemetry import QUARANTINED
 
 HEARTBEAT_S = 1.0
@@ -136,12 +139,15 @@ def stream_config(stream: Stream) -> api.StreamConfig:
 
 def follower_config(inbox: str, filters: list[str], start: int) -> api.ConsumerConfig:
     """Configure a reader of everything from number ``start`` on; the server forgets it when it
-    leaves."""
+    leaves. It has a name, so that the server is asked under a subject that says what is read."""
+    one = filters[0] if len(filters) == 1 else None
     return api.ConsumerConfig(
+        name=secrets.token_hex(8),
         deliver_subject=inbox,
         deliver_policy=api.DeliverPolicy.BY_START_SEQUENCE,
         opt_start_seq=start,
-        filter_subjects=filters,
+        filter_subject=one,
+        filter_subjects=filters if one is None else None,
         ack_policy=api.AckPolicy.NONE,
         idle_heartbeat=HEARTBEAT_S,
         inactive_threshold=30.0,
@@ -170,6 +176,19 @@ async def contiguous(subscription: Any) -> AsyncIterator[Msg]:
             return
         expected += 1
         yield raw
+
+
+def read_message(run: str, raw: Msg) -> Message:
+    """Return a message that came under its own subject.
+
+    Raises:
+        ContractError: if it is none, or came under another: who may publish to a subject may not
+            send under it what only others may send.
+    """
+    message = decode(raw.data)
+    if subject_of(run, message) != raw.subject:
+        raise ContractError(f"a {message.kind} came under {raw.subject}, which is not its subject")
+    return message
 
 
 async def quarantine(

@@ -16,8 +16,8 @@ import httpx
 import pytest
 import yaml
 
-from digenrl.local.brokers import names_in_sqlite
 from digenrl.local.ports import free_ports
+from digenrl.local.seaweedfs import names_in_sqlite
 from tests.paths import ROOT
 
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())

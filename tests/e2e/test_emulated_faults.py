@@ -6,9 +6,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-import nats
 import pytest
 
+from tests.e2e.garbage import publish_garbage
 from tests.storm.cluster import Cluster, cluster, every_service, until, until_true
 from tests.storm.judge import violations_of
 from tests.storm.small import small
@@ -53,16 +53,14 @@ async def check_api(run: Cluster) -> None:
 
 async def write_garbage(run: Cluster, step: int) -> None:
     """Bytes that are no message, into slots of the batches to come and among the events."""
-    client = await nats.connect(run.environment["DIGENRL_NATS_URL"])
-    for subject in (
+    subjects = [
         f"task.{step + 2}.0.0.0",
         f"traj.{step + 2}.1.2.0",
         f"rew.{step + 3}.2.0.0",
         f"train.{step + 2}.0.0",
         "evt.policy_published",
-    ):
-        await client.jetstream().publish(f"dg.small.{subject}", b"\xc1 this is no message")
-    await client.close()
+    ]
+    await publish_garbage(lambda role: run.secrets[role]["DIGENRL_NATS_URL"], "small", subjects)
 
 
 async def test_a_run_that_was_stopped_stays_so_over_a_restart_until_it_is_resumed(

@@ -18,6 +18,7 @@ from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from digenrl.local.brokers import plan_brokers
+from digenrl.local.keys import keys_of
 from shared.learning.metrics import STEP_METRICS
 from shared.process.settings import ServiceSettings
 from shared.recipe.recipe import load_recipe, override
@@ -57,9 +58,9 @@ def test_a_run_is_evaluated_followed_and_reported_and_has_the_same_bytes_if_kill
     follow_by_name_alone(run, tmp_path / "again")
     check_curves(tmp_path / "again", summary)
 
-    brokers = plan_brokers(run.folder, (run.folder / "password").read_text())
+    brokers = plan_brokers(run.folder, keys_of(run.folder))
     start(program(brokers, "objects"))
-    for key, value in brokers.environment.items():
+    for key, value in (brokers.environment | brokers.secrets["client"]).items():
         monkeypatch.setenv(key, value)
     keys, found = asyncio.run(kept())
     assert [record["policy"]["version"] for record in found] == DUE

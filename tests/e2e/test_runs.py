@@ -11,9 +11,11 @@ import time
 from pathlib import Path
 
 import httpx
-import nats
 import pytest
 
+from digenrl.local.tokens import KEYS
+from shared.messages.rights import Role
+from tests.e2e.garbage import publish_garbage
 from tests.e2e.local_run import LocalRun, StartRun, wait_until
 
 pytestmark = [pytest.mark.run, pytest.mark.timeout(900)]
@@ -84,21 +86,10 @@ def one_process_of_each_service(children: list[int]) -> list[int]:
 
 def write_garbage(run: LocalRun) -> None:
     """Bytes that are no message, into slots of the batches to come and among the events."""
-    environment: dict[str, str] = {}
-    for pid in run.children():
-        pairs = Path(f"/proc/{pid}/environ").read_text().split("\0")
-        environment |= dict(pair.split("=", 1) for pair in pairs if "=" in pair)
 
-    async def publish() -> None:
-        client = await nats.connect(environment["DIGENRL_NATS_URL"])
-        for subject in (
-            "dg.small.task.4.0.0.0",
-            "dg.small.traj.3.1.2.0",
-            "dg.small.rew.4.2.0.0",
-            "dg.small.train.3.0.0",
-            "dg.small.evt.policy_published",
-        ):
-            await client.jetstream().publish(subject, b"\xc1 this is no message")
-        await client.close()
+    def url_of(role: Role) -> str:
+        return (run.folder / KEYS / role / "digenrl_nats_url").read_text()
 
-    asyncio.run(publish())
+    subjects = ["task.4.0.0.0", "traj.3.1.2.0", "rew.4.2.0.0", "train.3.0.0",
+                "evt.policy_published"]  # fmt: skip
+    asyncio.run(publish_garbage(url_of, "small", subjects))

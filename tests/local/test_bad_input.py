@@ -155,6 +155,7 @@ def test_starting_anew_sets_the_earlier_run_aside(tmp_path: Path) -> None:
     assert not (second.folder / "summary.json").exists()
     assert (tmp_path / "digits.1" / "summary.json").read_text() == "earlier"
     second.lock.close()
+    secret = second.keys.secret("trainer")
     third = preflight.prepare(request(tmp_path, resume=True))
-    assert third.folder == second.folder and third.password == second.password
+    assert third.folder == second.folder and third.keys.secret("trainer") == secret
     third.lock.close()

@@ -8,6 +8,7 @@ import pytest
 from digenrl.follow.steps import Targets
 from digenrl.local import preflight
 from digenrl.local.gpus import Assignment, assign_gpus, parse_nvidia_smi, visible_gpus
+from digenrl.local.keys import Keys
 from digenrl.local.preflight import LocalRun
 from digenrl.local.processes import workers_of
 from digenrl.local.tokens import Tokens
@@ -43,7 +44,7 @@ def environments(recipe: Recipe, gpus: list[str], folder: Path) -> dict[str, str
     """CUDA_VISIBLE_DEVICES of each worker that `digenrl up` would start."""
     with (folder / "lock").open("w") as lock:
         local = LocalRun(
-            recipe=recipe, folder=folder, api_port=1, password="", tokens=Tokens(folder),
+            recipe=recipe, folder=folder, api_port=1, keys=Keys(folder), tokens=Tokens(folder),
             resumed=False, targets=Targets(), again="", gpus=assign_gpus(recipe, gpus), lock=lock,
         )  # fmt: skip
         return {

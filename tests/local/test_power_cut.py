@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from pydantic import SecretStr
 
-from digenrl.local import brokers
+from digenrl.local import brokers, seaweedfs
 from digenrl.local.brokers import Brokers, Program, plan_brokers
 from shared.errors import Unavailable
 from shared.store import ObjectStore, StoreSettings, bucket, open_store
@@ -135,7 +135,7 @@ def test_without_the_database_that_flushes_a_power_cut_loses_commits(
 def test_without_the_fsync_rule_a_power_cut_loses_commits(
     disk: Path, tmp_path: Path, start: StartProgram, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(brokers, "FSYNC_RULE", {"locations": []})
+    monkeypatch.setattr(seaweedfs, "FSYNC_RULE", {"locations": []})
     assert loses_something(disk, tmp_path, start)
 
 

@@ -8,12 +8,11 @@ import contextlib
 import ctypes
 import multiprocessing
 import os
-import secrets
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
@@ -24,9 +23,11 @@ import httpx
 from bench.cluster.processes import SETTING, joined_key
 from bench.cluster.setting import Setting, recipe_of, write_prompts
 from digenrl.local.brokers import Program, plan_brokers, wait_ready
+from digenrl.local.keys import keys_of
 from digenrl.local.ports import free_ports
 from digenrl.local.tokens import Tokens, tokens_of
 from shared.errors import Unavailable
+from shared.messages.rights import ROLES, Role
 from shared.process.settings import ServiceSettings
 from shared.recipe.recipe import Recipe, override
 from shared.run.commits import CommitRecord, commit_chain
@@ -76,6 +77,8 @@ class Cluster:
     second_port: int
     """Of the API of `scheduler-1`, which may stand by."""
     tokens: Tokens
+    secrets: Mapping[Role, Mapping[str, str]]
+    """What each role proves itself with."""
     children: dict[str, Child] = field(default_factory=dict)
 
     @property
@@ -84,7 +87,8 @@ class Cluster:
 
     @property
     def settings(self) -> ServiceSettings:
-        given = {key.removeprefix("DIGENRL_").lower(): v for key, v in self.environment.items()}
+        environment = {**self.environment, **self.secrets["scheduler"]}
+        given = {key.removeprefix("DIGENRL_").lower(): v for key, v in environment.items()}
         return ServiceSettings(run=self.recipe.run.name, worker="tests", **given)  # type: ignore[arg-type]
 
     def add(self, name: str) -> None:
@@ -92,7 +96,9 @@ class Cluster:
 
         def start() -> ForkServerProcess:
             port = self.second_port if name == "scheduler-1" else self.port
-            arguments = (name, self.folder, self.environment, port)
+            role = next(role for role in ROLES if name.startswith(role))
+            environment = {**self.environment, **self.secrets[role]}
+            arguments = (name, self.folder, environment, port)
             process = _forked.Process(target=run_service, args=arguments, daemon=True)
             process.start()
             return process
@@ -205,6 +211,11 @@ class Cluster:
     def log(self, name: str) -> str:
         return (self.folder / f"{name}.log").read_text(errors="replace")
 
+    def check_roles(self) -> None:
+        """Check that nobody wanted to do what its role may not."""
+        refused = [name for name in self.children if "permissions violation" in self.log(name)]
+        assert not refused, refused
+
     def end(self) -> None:
         for child in self.children.values():
             child.kept = False
@@ -231,13 +242,13 @@ async def cluster(
     reward workers, the trainer and the scheduler. ``stores_in``: a folder, or SeaweedFS.
     """
     recipe = _prepare(folder, setting, changes or {})
-    plan = plan_brokers(folder, secrets.token_urlsafe(16))
+    plan = plan_brokers(folder, keys_of(folder))
     tokens = tokens_of(folder)
     environment = plan.environment | tokens.environment
     if stores_in == "folder":
         environment["DIGENRL_STORE_URL"] = f"file://{folder / 'objects'}"
     first, second = free_ports(2)
-    run = Cluster(folder, setting, recipe, environment, first, second, tokens)
+    run = Cluster(folder, setting, recipe, environment, first, second, tokens, plan.secrets)
     brokers = [p for p in plan.programs if p.name != "objects" or stores_in == "s3"]
     keeping = asyncio.create_task(asyncio.sleep(0))
     try:
@@ -248,6 +259,7 @@ async def cluster(
         await _until_joined(run)
         await run.store.create(joined_key(recipe.run.name), b"")
         yield run
+        run.check_roles()
     finally:
         keeping.cancel()
         await asyncio.gather(keeping, return_exceptions=True)

@@ -1,0 +1,49 @@
+"""The configuration of a NATS server: durable, and with a user for each role."""
+
+import json
+from pathlib import Path
+
+from digenrl.local.keys import Keys
+from shared.messages.rights import ROLES, permissions_of
+
+STORE_BYTES = 1 << 30
+USER = "digenrl"
+"""The one user of a server without roles."""
+
+
+def server_config(
+    store: Path | str, *, listen: str, monitor: str, keys: str | Keys, bytes: int = STORE_BYTES
+) -> str:
+    """Return the text of a configuration; it holds secrets.
+
+    ``keys``: the secrets of all roles, or the password of one user who may do everything.
+    """
+    # sync_interval always: an acknowledged message survives a power cut.
+    return f"""listen: {json.dumps(listen)}
+http: {json.dumps(monitor)}
+max_payload: 256KB
+jetstream {{
+  store_dir: {json.dumps(str(store))}
+  max_memory_store: 64MB
+  max_file_store: {bytes}
+  sync_interval: always
+}}
+{_authorization(keys)}"""
+
+
+def _authorization(keys: str | Keys) -> str:
+    if isinstance(keys, str):
+        return f"authorization {{ user: {USER}, password: {json.dumps(keys)} }}\n"
+    users = [
+        {
+            "user": role,
+            "password": keys.secret(role),
+            "permissions": {
+                "publish": {"allow": list(allowed.publish)},
+                "subscribe": {"allow": list(allowed.subscribe)},
+            },
+        }
+        for role in ROLES
+        for allowed in [permissions_of(role)]
+    ]
+    return f"authorization {json.dumps({'users': users}, indent=1)}\n"

@@ -1,0 +1,147 @@
+"""Who publishes and who reads which message: the one description of what each role may do on NATS.
+
+A service connects as the user of its role, and NATS refuses it everything else. `permissions_of`
+says so in NATS's words: subjects that a user may publish to and subscribe to.
+
+    scheduler   commands, and makes the streams
+    rollout     generates and computes gradients; publishes its own kinds of results
+    encoder     looks for new versions
+    reward      takes what was generated, publishes scores
+    trainer     announces versions; generates while its device is lent; fluid members train
+    client      reads events
+
+A message counts only under its own subject (`shared.messages.subjects.subject_of`), so who may not
+publish to a subject cannot send such a message under another one.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from shared.messages import contracts, fluid, workers
+from shared.messages.records import Record
+from shared.messages.subjects import COMMANDED, STREAMS, TRAJ, Stream
+
+Role = Literal["scheduler", "rollout", "encoder", "reward", "trainer", "client"]
+ROLES: tuple[Role, ...] = get_args(Role)
+WORKERS: tuple[Role, ...] = ("rollout", "encoder", "reward", "trainer")
+
+
+@dataclass(frozen=True, slots=True)
+class Right:
+    """Says who publishes a kind of message, and who reads it; the scheduler reads all."""
+
+    kind: type[Record]
+    subject: str
+    """Matches all its subjects, of every run."""
+    publishers: tuple[Role, ...]
+    readers: tuple[Role, ...] = ()
+
+    @property
+    def stream(self) -> Stream | None:
+        """Where it is stored, if it is."""
+        word = self.subject.split(".")[2]
+        return next((each for each in STREAMS if each.subjects[0] == f"dg.*.{word}.>"), None)
+
+
+_BOTH: tuple[Role, ...] = ("rollout", "trainer")
+_SCHEDULER: tuple[Role, ...] = ("scheduler",)
+_TRAINER: tuple[Role, ...] = ("trainer",)
+
+RIGHTS = (
+    Right(contracts.GenerateFragment, "dg.*.task.>", _SCHEDULER, _BOTH),
+    Right(contracts.ComputeGradient, "dg.*.grad.>", _SCHEDULER, ("rollout",)),
+    Right(contracts.TrainGroup, "dg.*.train.>", _SCHEDULER, _TRAINER),
+    Right(contracts.SetDevice, "dg.*.device.*", _SCHEDULER, _TRAINER),
+    Right(fluid.TrainPiece, "dg.*.fluid.*.piece.>", _SCHEDULER, _TRAINER),
+    Right(fluid.ExchangeSums, "dg.*.fluid.*.exchange.>", _SCHEDULER, _TRAINER),
+    Right(fluid.TakeStep, "dg.*.fluid.*.step.>", _SCHEDULER, _TRAINER),
+    Right(fluid.CommitVersion, "dg.*.fluid.*.commit.>", _SCHEDULER, _TRAINER),
+    Right(contracts.FragmentGenerated, "dg.*.traj.>", _BOTH, ("reward", "client")),
+    Right(contracts.FragmentScored, "dg.*.rew.>", ("reward",)),
+    Right(contracts.GradientComputed, "dg.*.part.>", ("rollout",)),
+    Right(fluid.PieceTrained, "dg.*.fluid.*.trained.>", _TRAINER),
+    Right(fluid.PieceReleased, "dg.*.fluid.*.trained.>", _TRAINER),
+    Right(fluid.SumHeld, "dg.*.fluid.*.sum.>", _TRAINER),
+    Right(fluid.ExchangeMissed, "dg.*.fluid.*.sum.>", _TRAINER),
+    Right(fluid.Stepped, "dg.*.fluid.*.stepped.>", _TRAINER, _TRAINER),
+    Right(contracts.FragmentReleased, "dg.*.evt.fragment_released", _BOTH, ("client",)),
+    Right(contracts.FragmentFailed, "dg.*.evt.fragment_failed", (*_BOTH, "reward"), ("client",)),
+    Right(contracts.GradientReleased, "dg.*.evt.gradient_released", ("rollout",), ("client",)),
+    Right(contracts.GroupTrained, "dg.*.evt.group_trained", _TRAINER, ("client",)),
+    Right(contracts.GroupFailed, "dg.*.evt.group_failed", _BOTH, ("client",)),
+    Right(contracts.PolicyPublished, "dg.*.evt.policy_published", _TRAINER, (*WORKERS, "client")),
+    Right(contracts.RunFailed, "dg.*.evt.run_failed", _TRAINER, ("trainer", "client")),
+    Right(
+        contracts.OperatorRequest, "dg.*.evt.operator_request", _SCHEDULER, ("trainer", "client")
+    ),
+    Right(contracts.TagRequest, "dg.*.evt.tag_request", _SCHEDULER, ("client",)),
+    Right(workers.WorkerRefused, "dg.*.refused.*", _SCHEDULER, WORKERS),
+    *(Right(workers.WorkerStatus, f"dg.*.live.{role}.*", (role,)) for role in WORKERS),
+)
+SHARED_WORK: dict[Role, Stream] = {"reward": TRAJ}
+"""Streams whose messages the workers of a role share, each taken by one of them."""
+
+SCHEDULER_PUBLISHES = (
+    "$JS.API.INFO", "$JS.API.STREAM.CREATE.*", "$JS.API.STREAM.UPDATE.*", "$JS.API.STREAM.PURGE.*",
+    "$JS.API.STREAM.INFO.*", "$JS.API.STREAM.MSG.GET.*", "$JS.API.STREAM.MSG.DELETE.*",
+    "$JS.API.DIRECT.GET.>", "$JS.API.CONSUMER.CREATE.>", "$JS.API.CONSUMER.DELETE.*.*", "$KV.>",
+    "dg.*.quarantine.*.*", "dg.*.*.epoch.*",
+)  # fmt: skip
+"""What the scheduler does besides: it makes and empties streams, but deletes and restores none;
+it marks its epochs, and holds its lease."""
+
+
+@dataclass(frozen=True, slots=True)
+class Permissions:
+    publish: tuple[str, ...]
+    subscribe: tuple[str, ...]
+
+
+def inbox_of(user: str) -> str:
+    """Return the subject below which a user gets answers; nobody else may listen there."""
+    return f"_INBOX.{user}"
+
+
+def permissions_of(role: Role) -> Permissions:
+    """Return all that NATS lets a role do."""
+    mine = [right for right in RIGHTS if role in right.publishers]
+    read = [right for right in RIGHTS if role in right.readers]
+    publish = {right.subject for right in mine} | set(_slots_looked_at(mine)) | set(_reading(read))
+    publish |= {f"$JS.API.STREAM.INFO.{stream.name}" for stream in STREAMS}
+    listen = {right.subject for right in read if right.stream is None}
+    if role == "scheduler":
+        publish |= set(SCHEDULER_PUBLISHES)
+        listen |= {"dg.*.live.>"}
+    if role == "client":
+        listen |= {"dg.*.evt.>", "dg.*.traj.>"}
+    if role in SHARED_WORK:
+        publish |= set(_sharing(SHARED_WORK[role]))
+    return Permissions(tuple(sorted(publish)), tuple(sorted({f"{inbox_of(role)}.>", *listen})))
+
+
+def _slots_looked_at(mine: list[Right]) -> Iterator[str]:
+    """Who finds a slot taken looks at what is in it."""
+    for right in mine:
+        if right.stream is not None and right.stream.slots:
+            yield f"$JS.API.STREAM.MSG.GET.{right.stream.name}"
+
+
+def _reading(read: list[Right]) -> Iterator[str]:
+    """A reader of a stream is a consumer that its user makes, for what it may read of it."""
+    for stream in STREAMS:
+        of_it = {right.subject for right in read if right.stream == stream}
+        making = f"$JS.API.CONSUMER.CREATE.{stream.name}.*"
+        yield from (f"{making}.{subject}" for subject in of_it)
+        if len(of_it) > 1 or (of_it and stream in COMMANDED):
+            yield making  # of several subjects, as marks of epochs and commands, it names none
+        if of_it and stream not in SHARED_WORK.values():
+            yield f"$JS.API.CONSUMER.DELETE.{stream.name}.*"
+        if of_it:
+            yield f"dg.*.quarantine.{stream.name}.*"
+
+
+def _sharing(stream: Stream) -> Iterator[str]:
+    for word in ("INFO", "MSG.NEXT"):
+        yield f"$JS.API.CONSUMER.{word}.{stream.name}.*"
+    yield f"$JS.ACK.{stream.name}.*.>"
