@@ -14,6 +14,7 @@ def refusal(
     updates: int = 1,
     old_policy: bool = False,
     max_staleness: int | str = 0,
+    trained: str = "lora",
     can_train: bool = False,
     batch_std: str | None = None,
 ) -> str | None:
@@ -24,6 +25,7 @@ def refusal(
         updates: `trainer.updates`.
         old_policy: what samples is not what is trained (`Tables.keeps_old_policy`).
         max_staleness: `schedule.max_staleness`.
+        trained: `model.trained`.
         can_train: `rollout.can_train`.
         batch_std: `Tables.batch_std`.
     """
@@ -31,7 +33,12 @@ def refusal(
         "trainer.ranks: fluid devices are processes of their own; set it to 1": ranks > 1,
         "trainer.updates: fluid devices take one step per batch; set it to 1": updates > 1,
         "algorithm.nft_decay: fluid devices hold no old policy; set it to 0": old_policy,
-        "schedule.max_staleness: fluid devices hold one version; set it to 0": max_staleness != 0,
+        "schedule.max_staleness: is not decided by costs for fluid devices; set it to 0 or 1": (
+            max_staleness == "auto"
+        ),
+        "schedule.max_staleness: fluid devices hold no second set of all weights; set it to 0": (
+            max_staleness != 0 and trained == "full"
+        ),
         "rollout.can_train: fluid devices train, others only generate; set it to false": can_train,
         'algorithm.advantage_std: fluid devices train groups as they come; set it to "group"': (
             batch_std is not None
@@ -48,6 +55,7 @@ def refusal_of(tables: Tables) -> str | None:
         updates=tables.trainer.updates,
         old_policy=tables.keeps_old_policy,
         max_staleness=tables.schedule.max_staleness,
+        trained=tables.model.trained,
         can_train=tables.rollout.can_train,
         batch_std=tables.batch_std,
     )

@@ -45,7 +45,7 @@ class Schedule(Table):
     @property
     def staleness_limit(self) -> Literal[0, 1]:
         """The most steps that a sample may be stale by; 1 while "auto" is undecided."""
-        return 1 if self.mode == "pipelined" and self.max_staleness != 0 else 0
+        return 1 if self.mode in ("pipelined", "fluid") and self.max_staleness != 0 else 0
 
     @property
     def early_share(self) -> float:

@@ -67,6 +67,21 @@ def test_every_member_may_be_killed_while_sums_go_through_a_process_group(
     assert '"by": "group"' in _log(run, "trainer-0")
 
 
+def test_members_step_while_they_generate_and_no_group_is_staler_than_one(
+    start_run: StartRun, recipe_with: Write
+) -> None:
+    steps = 6
+    recipe = recipe_with(schedule__max_staleness=1, trainer__devices=2)
+    run = start_run("--steps", str(steps), recipe=recipe)
+    run.wait_for(partial(_is_past, 2))
+    member(run, "trainer-1").kill()
+    summary = run.finish()
+    assert summary["commits"] == steps
+    assert summary["samples_trained"] == steps * 3 * 4
+    assert set(summary["schedule"]["staleness"]) == {"0", "1"}
+    assert "version_taken" in _log(run, "trainer-0")
+
+
 def test_a_rollout_worker_generates_by_the_checksum_of_members(
     start_run: StartRun, recipe_with: Write
 ) -> None:

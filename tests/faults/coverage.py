@@ -19,6 +19,7 @@ from services.scheduler.sim.history_events import (
     Stepped,
     Stored,
     Summed,
+    Taken,
     Told,
     Totalled,
 )
@@ -97,7 +98,7 @@ def _count(meter: Meter, fact: Fact) -> None:
     match fact:
         case Stored():
             _count_message(meter, fact)
-        case Summed() | Totalled() | Moved():
+        case Summed() | Totalled() | Moved() | Taken():
             pass  # of fluid devices, which have a sweep of their own
         case Fault(what=what):
             meter.counts[what] += 1

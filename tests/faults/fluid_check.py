@@ -11,12 +11,14 @@ from services.scheduler.sim.commits import Commit
 from services.scheduler.sim.history import History
 from services.scheduler.sim.history_events import (
     Committed,
+    Fact,
     Fault,
     Interval,
     Moved,
     Stored,
     Summed,
     SumName,
+    Taken,
     Totalled,
 )
 from shared.messages.contracts import PolicyPublished, TrainGroup
@@ -36,6 +38,7 @@ class Memory:
     sums: dict[tuple[str, SumName], list[Summed]] = field(default_factory=dict)
     totals: list[Totalled] = field(default_factory=list)
     moves: list[Moved] = field(default_factory=list)
+    taken: list[Taken] = field(default_factory=list)
     stored: list[Stored] = field(default_factory=list)
     ended: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     """Address -> when its lease ended."""
@@ -47,23 +50,29 @@ def violations(plan: Plan, history: History, commits: Sequence[Commit]) -> list[
     base = gather(plan, history, commits)
     memory = Memory(base)
     for fact in history.facts:
-        match fact:
-            case Summed():
-                memory.sums.setdefault((fact.device, fact.sum), []).append(fact)
-            case Totalled():
-                memory.totals.append(fact)
-            case Moved():
-                memory.moves.append(fact)
-            case Stored():
-                memory.stored.append(fact)
-            case Fault(what="lease ended", target=address):
-                memory.ended[address].append(fact.time)
-            case Committed(accepted=True, version=version):
-                memory.committed.setdefault(version, fact.time)
-            case _:
-                pass
+        _remember(memory, fact)
     found = [line for each in SHARED for line in each(base)]
     return [*found, *(line for each in CHECKS for line in each(memory))]
+
+
+def _remember(memory: Memory, fact: Fact) -> None:
+    match fact:
+        case Summed():
+            memory.sums.setdefault((fact.device, fact.sum), []).append(fact)
+        case Totalled():
+            memory.totals.append(fact)
+        case Moved():
+            memory.moves.append(fact)
+        case Taken():
+            memory.taken.append(fact)
+        case Stored():
+            memory.stored.append(fact)
+        case Fault(what="lease ended", target=address):
+            memory.ended[address].append(fact.time)
+        case Committed(accepted=True, version=version):
+            memory.committed.setdefault(version, fact.time)
+        case _:
+            pass
 
 
 def totals(memory: Memory) -> Iterator[str]:
@@ -169,10 +178,11 @@ def whole_work(memory: Memory) -> Iterator[str]:
     for interval in memory.base.intervals:
         if interval.use in ("generate", "train"):
             work[interval.device].append(interval)
-    for move in memory.moves:
-        for interval in work[f"{move.device}/0"]:
-            if interval.begin + 1e-9 < move.time < interval.end - 1e-9:
-                yield f"{move.device} changes weights at {move.time:.3f} in the middle of work"
+    changes = [(each.device, each.time) for each in memory.moves if not each.beside]
+    for device, time in (*changes, *((each.device, each.time) for each in memory.taken)):
+        for interval in work[f"{device}/0"]:
+            if interval.begin + 1e-9 < time < interval.end - 1e-9:
+                yield f"{device} changes weights at {time:.3f} in the middle of work"
 
 
 def _stepped_with(memory: Memory) -> list[Totalled]:

@@ -4,7 +4,7 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
-from services.scheduler.core import fragments, gradients
+from services.scheduler.core import assign, fragments, gradients
 from services.scheduler.core.fluid import control, events, members, pieces, recovery, rounds
 from services.scheduler.core.fluid.state import FluidState
 from services.scheduler.core.state import Plan, State, WorkerState
@@ -183,6 +183,41 @@ def gradients_are_taken_at_whatever_weights_there_are() -> AbstractContextManage
     )  # fmt: skip
 
 
+def a_new_set_is_taken_in_the_middle_of_work() -> AbstractContextManager[None]:
+    """A step's weights are used as soon as they are there, whatever the device is at."""
+    original = SimMember._hold
+
+    def hold(self: SimMember) -> None:
+        if self.ahead is not None:
+            self._take()
+        original(self)
+
+    return patched((SimMember, "_hold", hold))
+
+
+def an_early_fragment_is_generated_by_the_new_version() -> AbstractContextManager[None]:
+    """It says what it was told, and uses what is in use."""
+
+    def weights(self: SimMember, task: GenerateFragment) -> str:
+        assert self.policy is not None
+        return self.policy.weights_digest
+
+    return patched((SimMember, "_weights_for", weights))
+
+
+def a_group_that_was_begun_early_goes_on_with_the_new_version() -> AbstractContextManager[None]:
+    """Its next fragments are by whatever version is newest."""
+    original = assign.issue
+
+    def issue(draft: Any, worker: WorkerState, found: Any) -> Any:
+        group = draft.group(draft.begin(found.batch), found.group)
+        if group.policy not in (None, draft.state.policy):
+            draft.set_group(found.batch, found.group, replace(group, policy=draft.state.policy))
+        return original(draft, worker, found)
+
+    return patched((assign, "issue", issue))
+
+
 FLUID_MUTANTS: tuple[Mutant, ...] = (
     a_share_is_counted_twice,
     a_sum_is_exchanged_whatever_is_in_it,
@@ -197,4 +232,7 @@ FLUID_MUTANTS: tuple[Mutant, ...] = (
     an_exchange_has_no_deadline,
     totals_of_older_rounds_are_taken,
     gradients_are_taken_at_whatever_weights_there_are,
+    a_new_set_is_taken_in_the_middle_of_work,
+    an_early_fragment_is_generated_by_the_new_version,
+    a_group_that_was_begun_early_goes_on_with_the_new_version,
 )

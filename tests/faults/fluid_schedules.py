@@ -64,6 +64,11 @@ def simulate(seed: int) -> tuple[Cluster, FluidOutcome]:
     )  # fmt: skip
 
 
+def is_one_step(seed: int) -> bool:
+    """Whether the run of a seed may generate a batch by the version before."""
+    return seed % 3 == 2
+
+
 def draw(seed: int) -> Cluster:
     """The cluster of a seed: its members, what work takes, and how messages fare."""
     random = Random(seed)
@@ -79,6 +84,9 @@ def draw(seed: int) -> Cluster:
         schedule=RunSchedule(
             mode="fluid", tag=0, deterministic=random.random() < 0.15,
             slot_deadline_s=random.choice((2.0, 5.0, 15.0)),
+            max_staleness=1 if is_one_step(seed) else 0,
+            early_fraction="auto" if seed % 2 else 0.5,
+            fragment_size=1 if seed % 6 == 5 else "auto",  # groups are begun and not done
         ),
         max_attempts=random.choice((2, 4, 50)),
         max_losses=random.choice((4, 50)),

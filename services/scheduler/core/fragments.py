@@ -49,11 +49,20 @@ def drop_stale_groups(plan: Plan, state: State) -> State:
         return state
     groups = tuple(
         group if group.policy in (None, state.policy)
-        or (state.fluid is None and _is_under_way(state, plan, batch.index, index, group))
+        or _goes_on(state, plan, batch.index, index, group)
         else discard_group(group)
         for index, group in enumerate(batch.groups)
     )  # fmt: skip
     return state.with_batch(replace(batch, groups=groups))
+
+
+def _goes_on(state: State, plan: Plan, batch: int, index: int, group: GroupState) -> bool:
+    """Whether a group goes on with the version before: where it is under way, or with fluid devices
+    as it was begun, since they keep the weights of that version until their next step."""
+    if state.fluid is None:
+        return _is_under_way(state, plan, batch, index, group)
+    assert group.policy is not None
+    return plan.early_groups > 0 and group.policy.version == batch - 1
 
 
 def _is_under_way(state: State, plan: Plan, batch: int, index: int, group: GroupState) -> bool:

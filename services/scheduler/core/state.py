@@ -264,10 +264,10 @@ class State:
 
     def policy_of(self, batch: int) -> Policy | None:
         """The version that generates a batch: the newest, or for the one after it a version that
-        fluid devices have made and not committed yet."""
+        fluid devices have made and not committed yet, if there is one."""
         fluid = self.fluid
         if fluid is not None and batch == fluid.batch + 1:
-            return fluid.provisional
+            return fluid.provisional or self.policy
         return self.policy
 
     @property

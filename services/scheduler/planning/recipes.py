@@ -152,9 +152,10 @@ def with_staleness(schedule: RunSchedule, staleness: Literal[0, 1] | None) -> Ru
     """
     if staleness is None:
         return schedule
-    if staleness and schedule.mode != "pipelined":
+    if staleness and schedule.mode not in ("pipelined", "fluid"):
         raise UserError(
-            f"--staleness: 1 needs schedule.mode pipelined; the mode here is {schedule.mode}"
+            "--staleness: 1 needs schedule.mode pipelined or fluid; the mode here is "
+            f"{schedule.mode}"
         )
     return schedule.changed(max_staleness=staleness)
 

@@ -74,6 +74,7 @@ class Cluster:
             process=Process(self.world, name), broker=self.broker, history=self.history,
             timing=self.timing, kind=kind, address=self._address(name), plan=self.plan,
             commits=self.commits, fabric=self.fabric,
+            one_step=self.plan.schedule.staleness_limit > 0,
         )  # fmt: skip
         self.members[name] = member
         joined = WorkerJoined(member.address, name, "trainer", concurrency=1, kind=kind)

@@ -10,7 +10,7 @@ from services.scheduler.sim.broker import Broker
 from services.scheduler.sim.commits import Commit, Commits
 from services.scheduler.sim.devices import result_of
 from services.scheduler.sim.history import History
-from services.scheduler.sim.history_events import Moved
+from services.scheduler.sim.history_events import Moved, Taken
 from services.scheduler.sim.timing import Timing
 from services.scheduler.sim.world import Process
 from shared.messages.contracts import (
@@ -49,6 +49,13 @@ class GeneratingMember(ABC):
     holds: Holds | None = None
     made: tuple[int, int, Policy] | None = None
     """Batch and attempt of its own step, and what that made."""
+    one_step: bool = False
+    """Whether it has a second set of weights: its steps are taken beside what it does, and it goes
+    on with the version before where that has begun a group."""
+    before: Policy | None = None
+    """Version in the second set, which still generates."""
+    ahead: tuple[Policy, str] | None = None
+    """What its step has made beside: it is taken between two pieces of work."""
     _busy: bool = False
     _tasks: deque[GenerateFragment] = field(default_factory=deque)
     _pieces: deque[TrainPiece] = field(default_factory=deque)
@@ -69,15 +76,41 @@ class GeneratingMember(ABC):
         self._next()
 
     def _next(self) -> None:
-        """Fragments before pieces; nothing while weights change."""
-        while not self._busy and (self._tasks or self._pieces):
-            if self._tasks:
-                self._begin_fragment(self._tasks.popleft())
+        """Fragments of the batch before pieces, and those of the next one after them; nothing while
+        weights change."""
+        while not self._busy and (self.ahead or self._tasks or self._pieces):
+            if self.ahead is not None:
+                self._take()
+            elif (task := self._next_task()) is not None:
+                self._tasks.remove(task)
+                self._begin_fragment(task)
             else:
                 self._begin_piece(self._pieces.popleft())
 
+    def _next_task(self) -> GenerateFragment | None:
+        if not self._tasks:
+            return None
+        if not self.one_step or self.policy is None:
+            return self._tasks[0]
+        here = self.policy.version
+        now = next((task for task in self._tasks if task.fragment.batch <= here), None)
+        return now or (None if self._pieces else self._tasks[0])
+
+    def _take(self) -> None:
+        """Use what the step has made; the version before lies beside it."""
+        assert self.ahead is not None
+        self.before, (self.policy, self.checksum), self.ahead = self.policy, self.ahead, None
+        self.history.note(Taken(self.process.world.now, self.address, self.policy.version))
+
+    @property
+    def last(self) -> Policy | None:
+        """The newest version that it has, in use or not yet."""
+        return self.policy if self.ahead is None else self.ahead[0]
+
     def _begin_fragment(self, task: GenerateFragment) -> None:
-        if self.newest > task.policy.version:
+        if task.policy == self.before and task.fragment.batch <= task.policy.version + 1:
+            self._generate(task)
+        elif self.newest > task.policy.version:
             self._release(task, "stale")
         elif task.policy == self.policy:
             self._generate(task)
@@ -91,11 +124,12 @@ class GeneratingMember(ABC):
 
     def _generate(self, task: GenerateFragment) -> None:
         assert self.policy is not None
-        weights = self.policy.weights_digest
+        weights = self._weights_for(task)
         seconds = self.history.drawn(
             self.process.name, self.timing.fragment(self.kind, task.fragment.num_samples)
         )
-        generation = self.history.begins(self.address, task, self.newest, weights)
+        newest = task.policy.version if task.policy == self.before else self.newest
+        generation = self.history.begins(self.address, task, newest, weights)
         self.history.works(f"{self.address}/0", "generate", 0.0, seconds)
         self._point("generates", seconds)
 
@@ -105,6 +139,12 @@ class GeneratingMember(ABC):
             )
 
         self._occupy(seconds, done)
+
+    def _weights_for(self, task: GenerateFragment) -> str:
+        """Digest of the weights that a fragment is generated with."""
+        used = self.before if task.policy == self.before else self.policy
+        assert used is not None
+        return used.weights_digest
 
     def _occupy(self, seconds: float, done: Callable[[], None]) -> None:
         self._busy = True
@@ -150,12 +190,12 @@ class GeneratingMember(ABC):
         if self._busy:
             self.process.after(0.05, lambda: self._load(commit))
             return
-        if self.holds is not None and self.policy == commit.policy:
+        if self.holds is not None and self.last == commit.policy:
             return
         self.holds = None
 
         def loaded() -> None:
-            before, self.made = self.checksum, None
+            before, self.made, self.before, self.ahead = self.checksum, None, None, None
             self.policy, self.checksum = commit.policy, commit.checksum or ""
             self.newest = max(self.newest, commit.policy.version)
             self.history.note(Moved(
@@ -176,8 +216,9 @@ class GeneratingMember(ABC):
         self.report()
 
     def _hold(self) -> None:
-        assert self.policy is not None
-        self.holds = Holds(version=self.policy.version, checksum=self.checksum)
+        policy, checksum = self.ahead or (self.policy, self.checksum)
+        assert policy is not None
+        self.holds = Holds(version=policy.version, checksum=checksum)
         self.report()
 
     def _occupy_when_free(self, seconds: float, done: Callable[[], None]) -> None:

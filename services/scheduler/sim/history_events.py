@@ -150,6 +150,16 @@ class Moved(NamedTuple):
     before: str
     after: str
     """Checksums."""
+    beside: bool = False
+    """Whether the device goes on with what it had, until it has taken this."""
+
+
+class Taken(NamedTuple):
+    """A fluid device uses the version that its step has made beside."""
+
+    time: float
+    device: str
+    version: int
 
 
 class Fault(NamedTuple):
@@ -160,7 +170,7 @@ class Fault(NamedTuple):
     target: str
 
 
-OfMember = Summed | Totalled | Moved
+OfMember = Summed | Totalled | Moved | Taken
 OfDevice = Begun | Stepped | Computed | Told | Expired | Opened | Added
 Fact = Stored | Committed | Fault | OfMember | OfDevice
 

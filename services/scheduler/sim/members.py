@@ -18,7 +18,7 @@ from services.scheduler.sim.commits import Commit
 from services.scheduler.sim.devices import REF
 from services.scheduler.sim.fabric import Fabric, Round, Sum, Total
 from services.scheduler.sim.generating_member import GeneratingMember
-from services.scheduler.sim.history_events import Moved, Summed, SumName, Totalled
+from services.scheduler.sim.history_events import Moved, Summed, SumName, Totalled, Use
 from shared.messages import subjects
 from shared.messages.contracts import (
     GenerateFragment,
@@ -123,7 +123,7 @@ class SimMember(GeneratingMember):
         if isinstance(message, Stepped | CommitVersion) or self.made is None:
             return
         batch, attempt, policy = self.made
-        if message.batch != batch or message.attempt <= attempt or policy != self.policy:
+        if message.batch != batch or message.attempt <= attempt or policy != self.last:
             return
         versions = self.commits.versions
         if len(versions) == batch + 1:
@@ -141,8 +141,9 @@ class SimMember(GeneratingMember):
         return name == self.sum.name
 
     def _is_at(self, batch: int) -> bool:
-        """Whether it holds the version that the batch is trained from."""
-        return self.holds is not None and self.holds.version == batch
+        """Whether it holds the version that the batch is trained from, and uses it."""
+        is_in_use = self.policy is not None and self.policy.version == batch
+        return is_in_use and self.holds is not None and self.holds.version == batch
 
     def _begin_piece(self, command: TrainPiece) -> None:
         name = command.batch, command.attempt, command.sum_number
@@ -248,29 +249,37 @@ class SimMember(GeneratingMember):
             return
         if self.made is not None and self.made[0] == command.batch:
             return
-        self.made = command.batch, command.attempt, self._next_policy(command)
-        self.history.works(f"{self.address}/0", "commit", 0.0, self.timing.step)
+        made = self.made = command.batch, command.attempt, self._next_policy(command)
+        use: Use = "exchange" if self.one_step else "commit"  # beside what it generates
+        self.history.works(f"{self.address}/0", use, 0.0, self.timing.step)
 
         def done() -> None:
-            if self.made is None or self.policy is None:
+            if self.made is not made or self.policy is None:
                 return  # another version was loaded first
-            before, self._before = self.checksum, self.policy
-            self.policy = self.made[2]
-            self.checksum = self.policy.weights_digest[:32]
+            policy, self._before = made[2], self.policy
+            before, checksum = self.checksum, policy.weights_digest[:32]
+            if self.one_step:
+                self.ahead = policy, checksum
+            else:
+                self.policy, self.checksum = policy, checksum
             self.history.note(Moved(
                 self.process.world.now, self.address, command.batch, command.attempt,
-                command.sum_id, before, self.checksum,
+                command.sum_id, before, checksum, beside=self.one_step,
             ))  # fmt: skip
             self._hold()
             self.broker.send(self.process, Stepped(
                 batch=command.batch, attempt=command.attempt, worker=self.address,
-                policy=self.policy, checksum=self.checksum,
+                policy=policy, checksum=checksum,
             ))  # fmt: skip
             self._point("stepped", self.timing.snapshot + self.timing.publish)
             if command.committer == self.address:
                 self._commit(command.batch, command.attempt)
+            self._next()
 
-        self._occupy_when_free(self.timing.step, done)
+        if self.one_step:
+            self.process.after(self.timing.step, done)
+        else:
+            self._occupy_when_free(self.timing.step, done)
 
     def _next_policy(self, command: TakeStep) -> Policy:
         wrong = " wrongly" if self.steps_wrongly else ""
@@ -286,16 +295,16 @@ class SimMember(GeneratingMember):
         batch, attempt, policy = self.made
         if (message.batch, message.attempt) != (batch, attempt) or message.policy == policy:
             return
-        if message.worker == self.total.command.committer and self.policy == policy:
+        if message.worker == self.total.command.committer and self.last == policy:
             self.history.fault("differs", self.address)
             self._let_go()
 
     # --- the commit ---
 
     def _commit(self, batch: int, attempt: int) -> None:
-        if self.made is None or self.made[:2] != (batch, attempt) or self.policy != self.made[2]:
+        if self.made is None or self.made[:2] != (batch, attempt) or self.last != self.made[2]:
             return
-        policy, parent, total = self.policy, self._before, self.total
+        policy, parent, total = self.made[2], self._before, self.total
         assert total is not None
 
         def store() -> None:
@@ -314,6 +323,9 @@ class SimMember(GeneratingMember):
             self._point("commits", self.timing.publish)
             self.process.after(self.timing.publish, store)
 
+        if self.one_step:
+            self.process.after(self.timing.snapshot, copied)
+            return
         self.history.works(f"{self.address}/0", "commit", 0.0, self.timing.snapshot)
         self._occupy_when_free(self.timing.snapshot, copied)
 

@@ -3,6 +3,7 @@
 import asyncio
 import math
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 
 from services.trainer.engine.trainer_engine import ParsedGroups
 from services.trainer.fluid.engine import FluidEngine, StepScale
@@ -33,8 +34,18 @@ class EngineMember:
         self._terms: dict[int, Term] = {}
         """Holds the gradient of each group in main memory, in deterministic mode."""
 
+    @property
+    def steps_beside(self) -> bool:
+        return self.engine.steps_beside
+
     def weights_digest(self) -> str:
-        return self.engine.weights_digest()
+        return self.engine.newest_digest()
+
+    def take(self) -> None:
+        self.engine.take_ahead()
+
+    def before(self) -> AbstractContextManager[None]:
+        return self.engine.before()
 
     async def checksum(self) -> str:
         return await asyncio.to_thread(lambda: self.engine.checksum().hex)
@@ -92,7 +103,8 @@ class EngineMember:
         norm = math.nan if measure.norm is None else measure.norm
         given = StepScale(norm, measure.scale)
         self._terms = {}
-        metrics = await asyncio.to_thread(self.engine.take, batch, total, given)
+        take = self.engine.take_beside if self.steps_beside else self.engine.take
+        metrics = await asyncio.to_thread(take, batch, total, given)
         self.begin()
         return metrics
 

@@ -2,21 +2,25 @@
 
 import math
 from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.utils import get_total_norm
 
-from services.trainer.engine.checkpoint import STEP
+from services.trainer.engine.checkpoint import STEP, checkpoint_tensors
+from services.trainer.engine.snapshot import EngineCopy
 from services.trainer.engine.trainer_engine import TrainerEngine
 from services.trainer.fluid.sums import SumLayout, Term
+from services.trainer.fluid.weight_sets import WeightSets
 from shared.devices.protocols import Snapshot
 from shared.diffusion.checksum import Checksum, checksum
 from shared.diffusion.policy import LoadedPolicy
 from shared.diffusion.training.tally import Tally
 from shared.diffusion.weights import trained_parameters
 from shared.recipe.recipe import Recipe
+from shared.run.manifest import StoredTensors
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +41,42 @@ class FluidEngine(TrainerEngine):
         self.layout = SumLayout(size, first.dtype, first.device)
         self._network = loaded.model.transformer
         self._given = StepScale(0.0, 1.0)
+        self.steps_beside = recipe.schedule.staleness_limit > 0
+        self._sets = WeightSets(loaded.in_use, trained_parameters(self._network))
+
+    def newest_digest(self) -> str:
+        """Return the digest of the newest weights, in use or not yet."""
+        return self._sets.newest_digest() if self.steps_beside else self.weights_digest()
+
+    def take_ahead(self) -> None:
+        """Use what `take_beside` has made."""
+        self._sets.take()
+
+    def before(self) -> AbstractContextManager[None]:
+        """Have the network use the weights before those meanwhile, without gradients."""
+        return self._sets.before()
+
+    async def restore(self, weights: StoredTensors, checkpoint: StoredTensors) -> None:
+        self._sets.forget()
+        await super().restore(weights, checkpoint)
+        self._sets.settle()
 
     def weights(self) -> Snapshot:
-        """Copy weights and optimizer as they stand to kept buffers; the checksum names them."""
-        return replace(self.copy().snapshot(), digest=self.weights_digest())
+        """Copy the newest weights and the optimizer as they stand to kept buffers; the checksum
+        names them."""
+        if not self.steps_beside:
+            return replace(self.copy().snapshot(), digest=self.weights_digest())
+        types, states = self._trained.types, self._states()
+        copied = EngineCopy(
+            weights=self._kept.weights.copy(self._sets.newest, types, is_first=True),
+            checkpoint=self._kept.states.copy(states, {}, is_first=True),
+            sampling=None,
+            digest=self.newest_digest(),
+        )
+        return copied.snapshot()
+
+    def _states(self) -> dict[str, Tensor]:
+        return checkpoint_tensors(self._optimizer, self._trained, self._averages, {})
 
     def term(self) -> Term:
         """Copy what was summed since `begin`, flat."""
@@ -81,6 +117,30 @@ class FluidEngine(TrainerEngine):
         self._given = given
         return self.step(batch)
 
+    def take_beside(self, batch: int, total: Term, given: StepScale) -> dict[str, float]:
+        """Take the step of a total in a set of weights beside those in use, which stay as they
+        are; return its metrics."""
+        ahead = self._sets.copy_of_newest()
+        own, self._parameters = self._parameters, ahead
+        self._move_states(own, ahead)
+        try:
+            metrics = self.take(batch, total, given)
+        finally:
+            self._parameters = own
+            self._move_states(ahead, own)
+        self._sets.make(ahead)
+        return metrics
+
+    def _move_states(
+        self, source: Mapping[str, nn.Parameter], target: Mapping[str, nn.Parameter]
+    ) -> None:
+        """Have the optimizer step another set of the same weights, with the states that it has."""
+        [group] = self._optimizer.param_groups
+        group["params"] = list(target.values())
+        for name, parameter in source.items():
+            if parameter in self._optimizer.state:
+                self._optimizer.state[target[name]] = self._optimizer.state.pop(parameter)
+
     def check(self, total: Term) -> None:
         """Raises BatchFailed if these weights cannot be trained on the rows of a total."""
         kept, self._transaction.tally = self._transaction.tally, _tally(total.tally)
@@ -91,7 +151,7 @@ class FluidEngine(TrainerEngine):
 
     def checksum(self) -> Checksum:
         """Return the checksum of the weights, the moments and the average."""
-        weights = checksum(trained_parameters(self._network))
+        weights = checksum(self._sets.newest)
         states, steps = {}, []
         for name, parameter in self._parameters.items():
             for state, value in self._optimizer.state[parameter].items():

@@ -53,6 +53,7 @@ class MemberApp:
         self._work = DeviceWork(
             device, generator, self._state, context, GroupFetcher(recipe, context, cache, check),
             publisher, encoded, by_group=by_group,
+            max_staleness=recipe.schedule.staleness_limit,
         )  # fmt: skip
         self._versions = MemberVersions(device, self._state, context)
         self._rounds = Rounds(

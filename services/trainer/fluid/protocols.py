@@ -1,6 +1,7 @@
 """What a member asks of its device; `services.trainer.fluid.device` is the real one."""
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -26,13 +27,25 @@ class TotalMeasure:
 
 class FluidDevice(Protocol):
     """Trains, sums and steps with the weights that it also generates with. One call at a time,
-    but `own_sum`, `measure` and `read` touch no weights."""
+    but `own_sum` and `measure` touch no weights. Where it `steps_beside`, nor do `step` and
+    `weights`: another set of weights is made beside the one in use, which goes on generating until
+    `take`, and lies beside afterwards."""
+
+    @property
+    def steps_beside(self) -> bool:
+        """Whether it has a second set of weights."""
 
     def weights_digest(self) -> str:
-        """Return the digest of the weights in use, as versions are named by."""
+        """Return the digest of the newest weights, as versions are named by."""
 
     async def checksum(self) -> str:
-        """Return the checksum of weights, moments and average."""
+        """Return the checksum of the newest weights, their moments and average."""
+
+    def take(self) -> None:
+        """Use what the last step has made beside."""
+
+    def before(self) -> AbstractContextManager[None]:
+        """Use the weights of the version before meanwhile."""
 
     async def restore(self, weights: StoredTensors, checkpoint: StoredTensors) -> None:
         """Take over a committed version; raises IntegrityError if it is one of other weights."""
@@ -65,4 +78,4 @@ class FluidDevice(Protocol):
         """Take the elementwise step, with norm and scale of ``measure``; return its metrics."""
 
     async def weights(self) -> Snapshot:
-        """Copy weights and optimizer as they stand."""
+        """Copy the newest weights and their optimizer as they stand."""

@@ -122,7 +122,7 @@ class Rounds:
     async def _total(self, message: ExchangeSums) -> object:
         me, ledger = self._worker.address, self._state.ledger
         share = next(each for each in message.shares if each.worker == me)
-        async with self._state.lock:
+        async with self._state.sums:
             own = await self._device.own_sum() if share.pieces else {}
             if not ledger.is_current(message) or not ledger.is_exactly(message, share):
                 raise Missed("its sum is no longer its share", (me,))
@@ -153,7 +153,8 @@ class Rounds:
         held = self._state.held
         if held is None or not self._state.ledger.hear_step(message):
             return  # what it lacks, it fetches once it is published
-        made = await self._step(message, held)
+        step = self._step_beside if self._device.steps_beside else self._step
+        made = await step(message, held)
         self._versions.made, self._attempt = made, message.attempt
         if message.committer == self._worker.address:
             self._versions.commit(message.batch, tasks)
@@ -164,21 +165,46 @@ class Rounds:
                 seconds=time.monotonic() - made.began,
             )
         )  # fmt: skip
-        for step in self._steps.values():
-            self._compare(step)
+        for taken in self._steps.values():
+            self._compare(taken)
+        if self._device.steps_beside:
+            tasks.create_task(self._take(made))
+
+    async def _take(self, made: MadeVersion) -> None:
+        """Use what the step has made, between two pieces of work."""
+        async with self._state.lock, self._state.sums:
+            if self._state.ahead is not None and self._state.ahead[0] == made.policy:
+                self._device.take()
+                self._state.take()
+                log.info("version_taken", version=made.policy.version)
+
+    async def _step_beside(self, message: TakeStep, held: HeldTotal) -> MadeVersion:
+        """Take the step, once for ever, beside the version in use, which goes on generating."""
+        began = time.monotonic()
+        async with self._state.sums:
+            metrics, policy, checksum = await self._new_version(message, held)
+            self._state.make(policy, checksum)
+        log.info("stepped", version=policy.version, checksum=checksum)
+        return MadeVersion(policy, checksum, held.message.shares, self._paced(metrics), began)
+
+    async def _new_version(
+        self, message: TakeStep, held: HeldTotal
+    ) -> tuple[Mapping[str, float], Policy, str]:
+        """Take the step; return its metrics, and the version that it makes with its checksum."""
+        norm = message.norm if message.finite else None
+        measure = TotalMeasure(message.sum_id, norm, message.scale)
+        metrics = await self._device.step(message.batch, held.total, measure)
+        digest = await asyncio.to_thread(self._device.weights_digest)
+        checksum = await self._device.checksum()
+        return metrics, Policy(version=message.batch + 1, weights_digest=digest), checksum
 
     async def _step(self, message: TakeStep, held: HeldTotal) -> MadeVersion:
         """Take the step, once for ever, and use the version that it makes."""
         began = time.monotonic()
-        norm = message.norm if message.finite else None
-        measure = TotalMeasure(message.sum_id, norm, message.scale)
         with self._worker.doing("committing"):
-            async with self._state.lock:
+            async with self._state.lock, self._state.sums:
                 self._state.change()
-                metrics = await self._device.step(message.batch, held.total, measure)
-                digest = await asyncio.to_thread(self._device.weights_digest)
-                checksum = await self._device.checksum()
-                policy = Policy(version=message.batch + 1, weights_digest=digest)
+                metrics, policy, checksum = await self._new_version(message, held)
                 self._state.use(policy, checksum)
         log.info("stepped", version=policy.version, checksum=checksum)
         return MadeVersion(policy, checksum, held.message.shares, self._paced(metrics), began)
@@ -205,7 +231,7 @@ class Rounds:
         made = self._versions.made
         return (
             made is not None
-            and made.policy == self._state.policy
+            and made.policy == self._state.newest
             and made.batch == message.batch
             and message.attempt > self._attempt
         )

@@ -36,27 +36,71 @@ class MemberState:
     available: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when there may be work for the device."""
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """Held by whoever uses the device: for a fragment, a piece, or a step."""
+    """Held by whoever uses the device: for a fragment, a piece, or to change its weights."""
+    sums: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held, within `lock` where both are, by whoever changes or copies the sum, or steps."""
     policy: Policy | None = None
     """The version in use, committed or not."""
     checksum: str | None = None
+    before: Policy | None = None
+    """The version before, where its weights lie beside and still generate."""
+    ahead: tuple[Policy, str] | None = None
+    """Version and checksum that the step has made beside what is in use, until it is taken."""
     references: dict[int, Reference] = field(default_factory=dict)
     """The newest two, by their versions."""
     held: HeldTotal | None = None
 
     @property
+    def newest(self) -> Policy | None:
+        """The newest version that the device holds, in use or not yet."""
+        return self.policy if self.ahead is None else self.ahead[0]
+
+    @property
+    def newest_checksum(self) -> str | None:
+        return self.checksum if self.ahead is None else self.ahead[1]
+
+    @property
     def version(self) -> int:
+        """Number of the newest version that the device holds; -1 for none."""
+        return -1 if self.newest is None else self.newest.version
+
+    @property
+    def version_in_use(self) -> int:
         return -1 if self.policy is None else self.policy.version
 
     def use(self, policy: Policy, checksum: str) -> None:
         """Note that the device holds another version: all of it, ready for the next step. The
         caller holds the device."""
         self.policy, self.checksum, self.held = policy, checksum, None
+        self.before = self.ahead = None
+        self._hold(policy, checksum)
+
+    def make(self, policy: Policy, checksum: str) -> None:
+        """Note that the device has made a version beside the one in use."""
+        self.ahead, self.held = (policy, checksum), None
+        self._hold(policy, checksum)
+
+    def take(self) -> None:
+        """Note that what was made is in use, and that what was lies beside it. The caller holds the
+        device."""
+        assert self.ahead is not None
+        self.before = self.policy
+        (self.policy, self.checksum), self.ahead = self.ahead, None
+        self.worker.policy_version = self.policy.version
+        self.worker.report_now()
+        self.available.set()
+
+    def _hold(self, policy: Policy, checksum: str) -> None:
         self.ledger.use(policy.version)
-        self.worker.policy_version = policy.version
+        if self.ahead is None:
+            self.worker.policy_version = policy.version
         self.worker.holds = Holds(version=policy.version, checksum=checksum)
         self.worker.report_now()
         self.available.set()
+
+    def can_generate(self, policy: Policy) -> bool:
+        """Whether the weights of a version are here."""
+        return policy in (self.policy, self.before)
 
     def change(self) -> None:
         """Note that the device is between two versions, until `use`."""
@@ -64,7 +108,7 @@ class MemberState:
 
     def lose(self) -> None:
         """Note that the device holds nothing that others can rely on, until `use`."""
-        self.policy = self.checksum = self.held = None
+        self.policy = self.checksum = self.held = self.before = self.ahead = None
         self.ledger.use(-1)
         self.doubt()
 
@@ -86,6 +130,7 @@ class MemberState:
     def differs(self) -> Reference | None:
         """What the version in use has to be, if it is something else."""
         found = self.references.get(self.version)
-        if found is None or (found.policy, found.checksum) == (self.policy, self.checksum):
+        here = self.newest, self.newest_checksum
+        if found is None or (found.policy, found.checksum) == here:
             return None
         return found

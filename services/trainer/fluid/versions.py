@@ -82,12 +82,12 @@ class MemberVersions:
         if found is None:
             return
         self._news.set()
-        if self._said == self._state.checksum:
+        if self._said == self._state.newest_checksum:
             return  # by the step of its committer, before it is published
-        self._said = self._state.checksum
+        self._said = self._state.newest_checksum
         log.error(
             "step_differs", version=found.policy.version, committer=found.worker,
-            theirs=found.checksum, here=self._state.checksum,
+            theirs=found.checksum, here=self._state.newest_checksum,
         )  # fmt: skip
         self._state.doubt()
 
@@ -107,14 +107,14 @@ class MemberVersions:
         """Commit what this member has made of a batch, beside the next one; if it has not, nothing
         happens."""
         made = self.made
-        if made is not None and made.batch == batch and self._state.policy == made.policy:
+        if made is not None and made.batch == batch and self._state.newest == made.policy:
             tasks.create_task(self._committed(made))
 
     async def _committed(self, made: MadeVersion) -> None:
         """Copy a version while it is in use, which it is until it is committed, and commit it."""
         try:
             snapshot = await self._device.weights()
-            if self._state.policy != made.policy:
+            if self._state.newest != made.policy:
                 log.warning("commit_too_late", version=made.policy.version)
                 return
             await self._committing.commit(made, snapshot)
@@ -145,7 +145,7 @@ class MemberVersions:
         version, digest = record.policy.version, record.policy.weights_digest
         weights = await open_tensors(self._store, record.weights, digest)
         checkpoint = await open_tensors(self._store, record.checkpoint, digest)
-        async with self._state.lock:
+        async with self._state.lock, self._state.sums:
             if self._has(record):
                 return
             self._state.lose()
@@ -160,7 +160,7 @@ class MemberVersions:
     def _has(self, record: CommitRecord) -> bool:
         """Whether a version is in use, or a later one: by a step that this member was still at."""
         state = self._state
-        same = (state.policy, state.checksum) == (record.policy, record.checksum)
+        same = (state.newest, state.newest_checksum) == (record.policy, record.checksum)
         return same or state.version > record.policy.version
 
     @property

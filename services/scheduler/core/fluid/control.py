@@ -14,8 +14,10 @@ from services.scheduler.core.fluid.members import are_together, have_made, membe
 from services.scheduler.core.fluid.pieces import in_one_piece, train_pieces, whole_group
 from services.scheduler.core.fluid.recovery import drop_lost_version
 from services.scheduler.core.fluid.rounds import decide
+from services.scheduler.core.fluid.state import FluidState, next_attempt
 from services.scheduler.core.gradients import ready_groups, train_command
 from services.scheduler.core.state import Plan, State, new_batch
+from services.scheduler.core.supply import unissued_samples
 from services.scheduler.core.workers import Workers
 from shared.messages.contracts import Command, TrainGroup
 
@@ -33,8 +35,7 @@ def command(plan: Plan, state: State, now: float) -> Commanded:
     state = drop_lost_version(state)
     if state.phase != "running":
         return state, commands
-    is_stepped = state.fluid is not None and state.fluid.step is not None
-    state, issued = (_assign_next if is_stepped else assign)(plan, state, now)
+    state, issued = _assign(plan, state, now)
     return state, [*commands, *issued]
 
 
@@ -45,16 +46,65 @@ def _only(workers: Workers, able: frozenset[str]) -> Workers:
     return Workers({a: worker for a, worker in workers.items() if a in able})
 
 
-def exclude_late_members(plan: Plan, state: State, now: float) -> State:
-    """Give out again what a member has not trained in time, with all that is in its sum."""
+def _assign(plan: Plan, state: State, now: float) -> Issued:
+    if _is_next_batch_open(plan, state, now):
+        return _assign_next(plan, state, now)
+    batch = state.batch
+    is_early = plan.early_groups and batch and not unissued_samples(plan, batch, plan.num_groups)
+    return _assign_early(plan, state, now) if is_early else assign(plan, state, now)
+
+
+def _assign_early(plan: Plan, state: State, now: float) -> Issued:
+    """Give fragments of the next batch, by the committed version, to devices that have no pieces of
+    this one: those go first. While there may be more of them, one fragment at a time."""
     fluid = state.fluid
-    if fluid is None or fluid.is_settled:
+    if fluid is None:
+        return assign(plan, state, now)
+    is_trained = len(fluid.trained) == plan.num_groups
+    depth = plan.queue_depth if is_trained else 1
+    able = frozenset(state.workers.with_room(depth)) - fluid.queued
+    if not able:
+        return state, []
+    view = replace(state, workers=_only(state.workers, able))
+    view, issued = assign(replace(plan, queue_depth=depth), view, now)
+    if not issued:
+        return state, []
+    return replace(view, workers=state.workers.changed(view.workers.values())), issued
+
+
+def _without_early_groups(plan: Plan) -> Plan:
+    """The plan as it is while the version that generates is not committed."""
+    if not plan.early_groups:
+        return plan
+    return replace(plan, schedule=plan.schedule.model_copy(update={"max_staleness": 0}))
+
+
+def exclude_late_members(plan: Plan, state: State, now: float) -> State:
+    """Give out again what a member has not trained in time, with all that is in its sum. If nobody
+    else is left, who was out comes in again, under the next attempt: a late one is better than
+    none."""
+    fluid = state.fluid
+    if fluid is None or fluid.is_settled or not fluid.queued:
         return state
-    able = {member.address for member in members(state)} if any(fluid.queues.values()) else set()
+    able = {member.address for member in members(state)}
+    for address in _late_members(plan, state, fluid, now):
+        able.discard(address)
+        if able:
+            fluid = replace(fluid.void(address), out=fluid.out | {address})
+            continue
+        if any(a in state.workers and a not in fluid.gone for a in fluid.out):
+            fluid = replace(next_attempt(fluid, fluid.attempt + 1), out=frozenset({address}))
+        break
+    return replace(state, fluid=fluid)
+
+
+def _late_members(plan: Plan, state: State, fluid: FluidState, now: float) -> list[str]:
+    """Members that have not trained the first of their pieces in time."""
+    found = []
     for address, queue in fluid.queues.items():
         worker = state.workers.get(address)
-        if not queue or worker is None or not able - {address}:
-            continue  # a late one is better than none
+        if not queue or worker is None:
+            continue
         index, place = queue[0]
         since = max(fluid.groups[index].pieces[place].since, worker.clock_from)
         limit = exclusion.gradient_deadline(plan, state, worker) + max(
@@ -65,8 +115,8 @@ def exclude_late_members(plan: Plan, state: State, now: float) -> State:
             default=0.0,
         )
         if worker.excluded == "late" or now - since > limit:
-            fluid = replace(fluid.void(address), out=fluid.out | {address})
-    return replace(state, fluid=fluid)
+            found.append(address)
+    return found
 
 
 def _send_groups(plan: Plan, state: State) -> tuple[State, list[TrainGroup]]:
@@ -85,8 +135,19 @@ def _send_groups(plan: Plan, state: State) -> tuple[State, list[TrainGroup]]:
     return replace(state, fluid=fluid), sent
 
 
+def _is_next_batch_open(plan: Plan, state: State, now: float) -> bool:
+    """Whether fragments are those of the next batch, by the version that members have made. With
+    one-step asynchrony the committed one goes on generating until they have."""
+    fluid = state.fluid
+    if fluid is None or fluid.step is None:
+        return False
+    has_made = fluid.provisional is not None and are_together(fluid, now)
+    return has_made or not plan.early_groups
+
+
 def _assign_next(plan: Plan, state: State, now: float) -> Issued:
-    """Give fragments of the next batch to members that have made its version."""
+    """Give fragments of the next batch to members that have made its version; what the one before
+    has begun of it, they go on with by that."""
     fluid = state.fluid
     assert fluid is not None
     made, following = fluid.provisional, fluid.batch + 1
@@ -98,7 +159,7 @@ def _assign_next(plan: Plan, state: State, now: float) -> Issued:
         return state, []
     batch = state.find_batch(following) or new_batch(plan, following, now)
     view = replace(state, policy=made, batches=(batch,), workers=_only(state.workers, able))
-    view, issued = assign(plan, view, now)
+    view, issued = assign(_without_early_groups(plan), view, now)
     if not issued:
         return state, []
     workers = state.workers.changed(view.workers.values())

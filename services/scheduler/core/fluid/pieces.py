@@ -21,7 +21,7 @@ from services.scheduler.core.fluid.state import (
     PieceState,
     num_rows,
 )
-from services.scheduler.core.state import Plan, State, WorkerState
+from services.scheduler.core.state import AssignedFragment, Plan, State, WorkerState
 from shared.messages.fluid import MAX_PIECES, Piece, TrainPiece
 
 FINE_PARTS = 3
@@ -150,12 +150,23 @@ def _with_room(plan: Plan, state: State) -> tuple[frozenset[str], frozenset[str]
     fluid, workers, able = state.fluid, state.workers, member_addresses(state)
     assert fluid is not None
     if plan.early_groups:  # pieces go before fragments of the next batch
-        return frozenset(), able - fluid.loaded
+        return frozenset(), _at_hand(state, fluid, able) - fluid.loaded
     without = workers.with_room(1) & able  # a fragment
     with_one = (workers.with_room(AHEAD) & able) - without
     return without - fluid.queued, (with_one - fluid.queued) | (
         without & fluid.queued - fluid.loaded
     )
+
+
+def _at_hand(state: State, fluid: FluidState, able: frozenset[str]) -> frozenset[str]:
+    """Members that do nothing for the next batch now, if there are any: pieces would wait for the
+    others, and the batch for those."""
+    found = [
+        address
+        for address in able
+        if all(h.slot.batch <= fluid.batch for h in _before_pieces(fluid, state.workers[address]))
+    ]
+    return frozenset(found) or able
 
 
 def _pace(state: State, fluid: FluidState, addresses: frozenset[str]) -> Pace:
@@ -219,7 +230,7 @@ def _member(
     learned = state.costs.gradient.get(worker.address)
     seconds = others if learned is None else learned.value or others
     free_at = now
-    for place, held in enumerate(worker.assigned):
+    for place, held in enumerate(_before_pieces(fluid, worker)):
         each = state.costs.whole_samples(held.num_samples) * sample_seconds(state, worker)
         free_at += max(0.0, each - (0.0 if place else now - held.since))
     for place, (index, at) in enumerate(fluid.queues.get(worker.address, ())):
@@ -231,7 +242,21 @@ def _member(
 
 
 def _num_ahead(fluid: FluidState, worker: WorkerState) -> int:
-    return len(worker.assigned) + len(fluid.queues.get(worker.address, ()))
+    return len(_before_pieces(fluid, worker)) + len(fluid.queues.get(worker.address, ()))
+
+
+def _before_pieces(fluid: FluidState, worker: WorkerState) -> tuple[AssignedFragment, ...]:
+    """Fragments that a member makes before any piece that it is given now: all of the batch, and
+    one of the next that it was at before it had pieces. Others of the next batch wait."""
+    if all(held.slot.batch <= fluid.batch for held in worker.assigned):
+        return worker.assigned
+    has_pieces = worker.address in fluid.queued
+    since = fluid.began.get(worker.address, 0.0) if has_pieces else math.inf
+    return tuple(
+        held
+        for place, held in enumerate(worker.assigned)
+        if held.slot.batch <= fluid.batch or (place < worker.concurrency and held.since < since)
+    )
 
 
 def _next_piece(
@@ -303,6 +328,8 @@ def _given(
     fluid = fluid.with_group(
         index, replace(group, pieces=pieces, next_number=group.next_number + 1)
     )
+    if address not in fluid.queued:
+        fluid = replace(fluid, began={**fluid.began, address: now})
     fluid = fluid.with_queue(address, (*fluid.queues.get(address, ()), key))
     assert state.policy is not None
     command = TrainPiece(

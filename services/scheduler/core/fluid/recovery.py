@@ -75,13 +75,14 @@ def again(state: State, before: State) -> State:
 
 
 def drop_lost_version(state: State) -> State:
-    """Discard groups of the next batch that another version has begun than the provisional one."""
+    """Discard groups of the next batch that another version has begun than the provisional one, or
+    with one-step asynchrony the one that is committed."""
     fluid = state.fluid
     batch = None if fluid is None else state.find_batch(fluid.batch + 1)
     if fluid is None or batch is None:
         return state
     groups = tuple(
-        group if group.policy in (None, fluid.provisional) else discard_group(group)
+        group if group.policy in (None, fluid.provisional, state.policy) else discard_group(group)
         for group in batch.groups
     )
     return state if groups == batch.groups else state.with_batch(replace(batch, groups=groups))
@@ -91,8 +92,8 @@ def _restored(
     plan: Plan, fluid: FluidState, command: TrainPiece | ExchangeSums | TakeStep, now: float
 ) -> FluidState:
     match command:
-        case TrainPiece():
-            return _given(plan, fluid, command)
+        case TrainPiece():  # so the round before it has come to nothing
+            return _given(plan, replace(fluid, exchange=None), command)
         case ExchangeSums():
             sums = {share.worker: share.sum_number for share in command.shares}
             for address, number in sums.items():

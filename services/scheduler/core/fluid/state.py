@@ -188,6 +188,8 @@ class FluidState:
     """Address -> number of its sum, if not 0."""
     queues: Mapping[str, tuple[Key, ...]] = field(default_factory=dict)
     """Address -> pieces that it has and has not trained, in order; see `with_queue`."""
+    began: Mapping[str, float] = field(default_factory=dict)
+    """Address -> since when its queue has not been empty, if it is not."""
     queued: frozenset[str] = frozenset()
     """Those of which this is a piece or more."""
     loaded: frozenset[str] = frozenset()
