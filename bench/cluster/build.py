@@ -127,7 +127,8 @@ def member(
         emulation.profile, device.kind, held, emulation.sizes,
         first_weights(emulation.setting.seed),
     )  # fmt: skip
-    return EmulatedMember(generating, held, ready)
+    beside = emulation.setting.schedule.staleness_limit > 0
+    return EmulatedMember(generating, held, ready, steps_beside=beside)
 
 
 def member_hosts(setting: Setting) -> list[list[Named]]:

@@ -6,7 +6,8 @@ trained step of every sample is exactly once.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -45,18 +46,38 @@ class EmulatedMember:
     ready: Callable[[], Awaitable[object]]
     """Returns once the run may begin."""
     account: Account = field(default_factory=Account)
+    steps_beside: bool = False
+    """Whether it steps and copies while it generates, which takes no time here."""
+    ahead: str | None = None
+    """Digest of what its step has made beside."""
+    older: str = ""
+    """Digest of the weights before."""
 
     def weights_digest(self) -> str:
-        return self.generating.weights
+        return self.ahead or self.generating.weights
 
     async def checksum(self) -> str:
         await self.ready()
-        return self.generating.weights[:CHECKSUM_DIGITS]
+        return self.weights_digest()[:CHECKSUM_DIGITS]
+
+    def take(self) -> None:
+        assert self.ahead is not None
+        self.older, self.generating.weights = self.generating.weights, self.ahead
+        self.ahead = None
+
+    @contextmanager
+    def before(self) -> Iterator[None]:
+        newest, self.generating.weights = self.generating.weights, self.older
+        try:
+            yield
+        finally:
+            self.generating.weights = newest
 
     async def restore(self, weights: StoredTensors, checkpoint: StoredTensors) -> None:
         digest, states = digest_of(await joined(weights)), await joined(checkpoint)
         if digest_of(states) != digest:
             raise ContractError("the checkpoint is not that of these weights")
+        self.ahead = None
         if digest != self.generating.weights:  # the first version is what all begin with
             await self.held.hold(fluid.load_seconds(self.generating.profile), "adopt")
         self.generating.weights = digest
@@ -89,18 +110,23 @@ class EmulatedMember:
 
     async def step(self, batch: int, total: Total, measure: TotalMeasure) -> Mapping[str, float]:
         """Raises RuntimeError if the total is not all of the batch, trained from these weights."""
-        if total.before != self.generating.weights:
+        newest = self.generating.weights
+        if not self.steps_beside and total.before != newest:
             raise RuntimeError(f"{self.held.name}: the total of batch {batch} is of other weights")
-        await self.held.hold(fluid.step_seconds(self.generating.profile), "commit")
-        self.generating.weights = total.after
+        if self.steps_beside:
+            self.ahead = total.after
+        else:
+            await self.held.hold(fluid.step_seconds(self.generating.profile), "commit")
+            self.generating.weights = total.after
         self.begin()
         nothing = dict.fromkeys(("onpolicy_ratio_error", "loss", "skipped_not_finite"), 0.0)
         return {**nothing, "grad_norm": 1.0}
 
     async def weights(self) -> Snapshot:
         """Copy to the host what is to be committed; the device does nothing else meanwhile."""
-        digest, profile = self.generating.weights, self.generating.profile
-        await self.held.hold(fluid.snapshot_seconds(profile, self.generating.kind), "snapshot")
+        digest, profile = self.weights_digest(), self.generating.profile
+        if not self.steps_beside:
+            await self.held.hold(fluid.snapshot_seconds(profile, self.generating.kind), "snapshot")
         return await asyncio.to_thread(partial(self._packed, digest))
 
     def _packed(self, digest: str) -> Snapshot:

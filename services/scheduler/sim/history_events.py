@@ -189,7 +189,7 @@ def _words(fact: Fact) -> str:
             return f"commit  {device} v{version}{'' if accepted else '  (refused: it exists)'}"
         case Fault(what=what, target=target):
             return f"FAULT   {what} {target}"
-        case Summed() | Totalled() | Moved():
+        case Summed() | Totalled() | Moved() | Taken():
             return _words_of_member(fact)
         case Told(device=device, command=command):
             return f"told    {device} {_loan(command)}"
@@ -219,7 +219,7 @@ def _words_of_work(fact: Begun | Stepped | Computed | Opened | Added) -> str:
             return f"adds    {device} {_group(group)} {what}"
 
 
-def _words_of_member(fact: Summed | Totalled | Moved) -> str:
+def _words_of_member(fact: OfMember) -> str:
     match fact:
         case Summed(device=device, sum=name, piece=None):
             return f"zeros   {device} sum {name}"
@@ -233,6 +233,8 @@ def _words_of_member(fact: Summed | Totalled | Moved) -> str:
         case Moved(device=device, before=before, after=after):
             how = "loads" if fact.sum_id is None else "moves"
             return f"{how}   {device} batch {fact.batch} {_short(before)} to {_short(after)}"
+        case Taken(device=device, version=version):
+            return f"takes   {device} v{version}"
 
 
 def _details(message: Message) -> str:
