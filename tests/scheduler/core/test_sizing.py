@@ -132,7 +132,11 @@ def test_a_run_learns_what_it_is_told_elsewhere(max_staleness: int) -> None:
     assert learned == pytest.approx(told, rel=0.03)
 
 
-@pytest.mark.parametrize("members", [{"H100": 32}, {"H100": 16, "A100": 16}])
+@pytest.mark.parametrize(
+    "members",
+    [{"H100": 32}, pytest.param({"H100": 16, "A100": 16}, marks=pytest.mark.slow)],
+    ids=["equal", "unequal"],
+)
 def test_fluid_devices_generate_in_fragments_of_the_best_size(members: dict[str, int]) -> None:
     fluid = RunSchedule(mode="fluid")
     shape = QWEN.shape.model_copy(update={"updates": 1})

@@ -63,16 +63,19 @@ ROWS = [
 ]
 
 
-def _quick(row: Row) -> ParameterSet:
-    """Marks all rows as slow but one of each of two models."""
-    quick = (row.profile, row.number) in (("qwen-image", 32), ("flux1-dev", 16))
-    return pytest.param(row, id=str(row), marks=[] if quick else [pytest.mark.slow])
+QUICK_CASES = ("one_step-qwen-image-32", "strict-flux1-dev-16")
 
 
-@pytest.mark.parametrize("row", [_quick(row) for row in ROWS])
-@pytest.mark.parametrize("mode", ["one_step", "strict"])
+def _case(mode: str, row: Row) -> ParameterSet:
+    name = f"{mode}-{row}"
+    return pytest.param(mode, row, id=name, marks=[] if name in QUICK_CASES else pytest.mark.slow)
+
+
+@pytest.mark.parametrize(
+    ("mode", "row"), [_case(mode, row) for mode in ("one_step", "strict") for row in ROWS]
+)
 def test_best_splits_come_near_the_bound_and_are_no_worse_than_the_studys(
-    row: Row, mode: str
+    mode: str, row: Row
 ) -> None:
     one_step = mode == "one_step"
     schedule, least = (ONE_STEP, row.one_step) if one_step else (STRICT, row.strict)
@@ -215,6 +218,7 @@ def test_needless_help_is_left_out() -> None:
     assert plan_split(profile, {"H100": 32}, ONE_STEP, effort=QUICK).best.schedule.tag == 0
 
 
+@pytest.mark.slow
 def test_help_that_costs_a_switch_is_simulated_beside_none() -> None:
     profile = load_profile("hunyuanvideo", "full")
     free, without = (
@@ -261,6 +265,7 @@ def test_more_devices_are_never_slower(
     assert after.best.step_seconds <= before.best.step_seconds * 1.01
 
 
+@pytest.mark.slow
 def test_64_devices_of_three_kinds_take_no_more_forecasts_than_there_are_splits_to_try() -> None:
     devices = {"H100": 20, "A100": 24, "L40S": 20}
     planned = plan_split(load_profile("hunyuanvideo"), devices, ONE_STEP)

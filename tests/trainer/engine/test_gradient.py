@@ -110,8 +110,15 @@ class Case:
 
 @pytest.fixture(
     scope="module",
-    params=[(dtype, loss) for dtype in TOLERANCE for loss in ("bypass", "decoupled")],
-    ids="-".join,
+    params=[
+        pytest.param((dtype, loss), id=f"{dtype}-{loss}", marks=marks)
+        for dtype, loss, marks in (
+            ("float32", "decoupled", ()),
+            ("float64", "bypass", ()),
+            ("float32", "bypass", pytest.mark.slow),
+            ("float64", "decoupled", pytest.mark.slow),
+        )
+    ],
 )
 def case(request: pytest.FixtureRequest, recipe: Recipe) -> Case:
     dtype, loss = request.param
