@@ -13,7 +13,7 @@ from digenrl.local.brokers import plan_brokers, wait_ready
 from digenrl.local.keys import keys_of
 from digenrl.local.linux import die_with_parent
 from digenrl.local.preflight import lock_run
-from digenrl.local.supervisor import STOP_S
+from digenrl.local.supervisor import BROKER_STOP_S
 from shared.process.settings import Endpoints
 
 STORE = "objects"
@@ -57,7 +57,7 @@ def store_of(folder: Path) -> Iterator[bool]:
 def _end(process: "subprocess.Popen[bytes]") -> None:
     process.send_signal(signal.SIGTERM)
     try:
-        process.wait(STOP_S)
+        process.wait(BROKER_STOP_S)
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()

@@ -22,6 +22,9 @@ from digenrl.local.starter import Process, Starter
 from shared.errors import DigenRLError
 
 STOP_S = 20.0
+BROKER_STOP_S = 0.5
+"""Seconds for a broker to end before it is killed. What it has acknowledged is on the disk, and
+SeaweedFS would wait two seconds for requests that nobody makes."""
 MAX_BACKOFF_S = 10.0
 STABLE_S = 30.0
 """A child that lived this long counts as useful, unless it reports its work."""

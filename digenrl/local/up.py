@@ -21,7 +21,7 @@ from digenrl.local.ports import free_ports
 from digenrl.local.preflight import LocalRun
 from digenrl.local.processes import command, follower_of, scheduler_of, workers_of
 from digenrl.local.starter import Starter
-from digenrl.local.supervisor import Supervisor
+from digenrl.local.supervisor import BROKER_STOP_S, Supervisor
 
 POLL_S = 0.5
 EXIT_INTERRUPTED = 130
@@ -96,7 +96,7 @@ async def run_locally(local: LocalRun) -> int:
         return _explain(outcome, local, console)
     finally:
         await _stop_services(supervisor)
-        await supervisor.stop(BROKERS)
+        await supervisor.stop(BROKERS, seconds=BROKER_STOP_S)
         await client.aclose()
         if starter is not None:
             await starter.stop()
