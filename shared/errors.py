@@ -18,6 +18,10 @@ DigenRLError
     Unavailable           a broker or store does not answer (yet)
 """
 
+import math
+import time
+from typing import ClassVar
+
 
 class DigenRLError(Exception):
     """Base of every error raised on purpose; anything else that escapes a service is a bug."""
@@ -93,6 +97,13 @@ class ScorerUnavailable(ScoringError):
 
 class Unavailable(DigenRLError):
     """A broker or store does not answer (yet)."""
+
+    noticed_at: ClassVar[float] = -math.inf
+    """Monotonic seconds at the newest one of this process: who waits meanwhile does not hang."""
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*args)
+        Unavailable.noticed_at = time.monotonic()
 
 
 def how_to_install(extra: str) -> str:

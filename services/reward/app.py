@@ -19,6 +19,7 @@ from shared.messages.contracts import (
     FragmentScored,
     Message,
 )
+from shared.process.watchdog import WARNED_AT
 from shared.process.worker import WorkerContext
 from shared.telemetry import FRAGMENTS, STAGE_SECONDS
 
@@ -27,6 +28,8 @@ FRAGMENTS_AT_ONCE = 2
 TIMES_LEARNED, SHORTEST_S, UNLEARNED_S = 10, 120.0, 1800.0
 """A fragment may take so many times longer than the slowest one before, at least the second number
 of seconds, and the third before any is scored."""
+HANGS_S = 0.5
+"""Seconds between two looks whether a scorer still hangs."""
 LAST_ATTEMPT = 2
 """From this attempt on, all of a fragment's samples may be without a score: another device has
 generated them by then, with the same result."""
@@ -67,7 +70,13 @@ class RewardApp:
         queue = self._bus.queue(subjects.TRAJ, "reward", of=FragmentGenerated)
         while True:
             async with contextlib.AsyncExitStack() as stack:
+                if self._worker.progress.hangs(WARNED_AT):  # others do it, and this process ends
+                    await asyncio.sleep(HANGS_S)
+                    continue
                 delivery = await queue.next()
+                if self._worker.progress.hangs(WARNED_AT):
+                    await delivery.give_back()
+                    continue
                 delivery.patience_s = self._patience(delivery.message)
                 event = await stack.enter_async_context(delivery)
                 assert isinstance(event, FragmentGenerated)

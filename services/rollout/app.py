@@ -135,7 +135,8 @@ class RolloutApp:
         """Decode, pack and store a fragment."""
         generated = None
         try:
-            generated = await finishing
+            with self._worker.progress.of("decoding"):
+                generated = await finishing
             await self._storing.acquire()
         except DigenRLError as error:
             await self._publisher.fail(queued.task, error)

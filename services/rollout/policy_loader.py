@@ -141,7 +141,8 @@ class PolicyLoader:
         if staged.digest != policy.weights_digest:
             raise IntegrityError(f"version {policy.version}: its weights have another digest")
         began = time.monotonic()
-        await staged.adopt()
+        with self._worker.doing("generating"):  # of the fragment that waits for it
+            await staged.adopt()
         pause = time.monotonic() - began
         WEIGHTS_PAUSE_SECONDS.observe(pause)
         self._policy = policy

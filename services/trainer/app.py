@@ -285,7 +285,8 @@ class TrainerApp:
         began = time.monotonic()
         with self._worker.doing("committing"):
             async with self._pool.all_held() as held:
-                step = await self._training.step(batch.number, batch.scale)
+                with self._worker.progress.of("the optimizer step"):
+                    step = await self._training.step(batch.number, batch.scale)
                 self._use(None)
                 first = held.first()
             num_samples = sum(len(group.rewards) for group in batch.in_index_order)

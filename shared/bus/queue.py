@@ -52,13 +52,20 @@ class Delivery:
         with contextlib.suppress(nats.errors.Error, TimeoutError):
             await (self._raw.ack() if kind is None else self._raw.nak(delay=0.1))
 
+    async def give_back(self) -> None:
+        """Leave the work, which was not begun, to others."""
+        with contextlib.suppress(nats.errors.Error):
+            await self._raw.nak(delay=0.1)
+
     async def _keep_alive(self) -> None:
         deadline = time.monotonic() + self.patience_s
-        while time.monotonic() < deadline:
-            await asyncio.sleep(ACK_WAIT_S / 3)
+        while (left := deadline - time.monotonic()) > 0:
+            await asyncio.sleep(min(left, ACK_WAIT_S / 3))
             with contextlib.suppress(nats.errors.Error):
                 await self._raw.in_progress()
         log.warning("work_is_late", subject=self._raw.subject)
+        with contextlib.suppress(nats.errors.Error):
+            await self._raw.nak()  # others need not wait for `ACK_WAIT_S` as well
 
 
 class Queue:

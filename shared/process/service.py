@@ -8,7 +8,7 @@ import os
 import signal
 import socket
 import threading
-from collections.abc import Collection, Coroutine
+from collections.abc import Callable, Collection, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -48,6 +48,8 @@ class Health:
 
     ready: bool = False
     reason: str = "starting"
+    hangs: Callable[[], str] = lambda: ""
+    """Says what hangs in this process, if anything does: it is about to end itself."""
 
     def is_ready(self) -> None:
         self.ready, self.reason = True, "ready"
@@ -71,12 +73,15 @@ class ProbeView(BaseModel):
 def probes(health: Health) -> APIRouter:
     router = APIRouter(tags=["probes"])
 
-    @router.get("/livez", operation_id="get_livez")
-    def livez() -> ProbeView:
-        """Whether the process answers at all."""
-        return ProbeView(status="alive")
-
     not_ready = {"model": ProbeView, "description": "it cannot; the status says why"}
+    hangs = {"model": ProbeView, "description": "its work hangs; the status says which"}
+
+    @router.get("/livez", operation_id="get_livez", responses={503: hangs})
+    def livez(response: Response) -> ProbeView:
+        """Whether the process answers, and no piece of its work hangs."""
+        reason = health.hangs()
+        response.status_code = 503 if reason else 200
+        return ProbeView(status=reason or "alive")
 
     @router.get("/readyz", operation_id="get_readyz", responses={503: not_ready})
     def readyz(response: Response) -> ProbeView:

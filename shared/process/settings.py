@@ -189,6 +189,9 @@ class ServiceSettings(Endpoints, HttpSettings):
     """Port of its HTTP API; 0 takes a free one."""
     stay: bool = False
     """Whether a worker outlives its finished run."""
+    hang_s: float | None = Field(default=None, gt=0)
+    """Seconds after which a worker ends itself whose device has not finished a piece of work; None:
+    it follows from `schedule.slot_deadline_s`, or from what such work took before."""
     memory_gib: float | None = Field(default=None, gt=0)
     """Memory that this worker may take of its device, where others use it too."""
     rollout_memory: Residence | None = None

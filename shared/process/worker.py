@@ -25,10 +25,15 @@ from shared.messages.workers import (
     WorkerRefused,
     WorkerStatus,
 )
+from shared.process.watchdog import WARNED_AT, Progress
 from shared.store import ObjectStore
 from shared.telemetry import QUARANTINED
 
 STATUS_S = 1.0
+ON_DEVICE: frozenset[Activity] = frozenset(
+    {"generating", "encoding", "scoring", "training", "loading_weights"}
+)
+"""Activities that end unless a device, or a scorer, hangs."""
 RETRY_S = 0.5
 
 T = TypeVar("T")
@@ -68,6 +73,8 @@ class Worker:
     num_done: int = 0
     busy_seconds: float = 0.0
     seconds: dict[Activity, float] = field(default_factory=dict)
+    progress: Progress = field(default_factory=Progress)
+    """What its devices are busy with, for the watchdog."""
     _refused: str | None = None
     """Reason why the scheduler does not let it take part."""
     _activity: Activity = "starting"
@@ -99,7 +106,8 @@ class Worker:
         self._doing.append(activity)
         self.activity = activity
         try:
-            yield
+            with self.progress.of(activity) if activity in ON_DEVICE else contextlib.nullcontext():
+                yield
         finally:
             self._doing.remove(activity)
             self.activity = self._doing[-1] if self._doing else self._waits_for
@@ -131,6 +139,11 @@ class Worker:
     def _show_lack(self) -> None:
         if not self._doing:
             self.activity = self._waits_for
+
+    @property
+    def _lack(self) -> str:
+        """What it lacks, in words, while it is not busy."""
+        return "" if self._doing or not self._lacks else self._lacks[0][1]
 
     @property
     def _waits_for(self) -> Activity:
@@ -188,7 +201,9 @@ class Worker:
             holds=self.holds,
             host=self.host,
             url=self.url,
-            note=self._says or ("" if self._doing or not self._lacks else self._lacks[0][1]),
+            note=self.progress.hangs(WARNED_AT)
+            or self._says
+            or ("" if self._doing or not self._lacks else self._lacks[0][1]),
         )
 
 

@@ -9,6 +9,7 @@ import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
 import structlog
@@ -21,6 +22,7 @@ from shared.messages.contracts import PolicyPublished
 from shared.messages.workers import Activity, Device
 from shared.process.service import Health, serve, worker_app
 from shared.process.settings import ServiceSettings
+from shared.process.watchdog import WARNED_AT, Watchdog
 from shared.process.worker import Worker, WorkerContext, patiently
 from shared.recipe.recipe import Recipe
 from shared.run.files import check_files
@@ -66,6 +68,11 @@ class WorkerProcess:
     async def connect(self, idle: Activity, device: Device) -> AsyncIterator[WorkerContext]:
         """Connects to the bus. ``idle``: what this worker waits for when it is not busy."""
         worker = Worker(self.service, self.settings.worker, idle, device=device, url=self.url)
+        slot = self.recipe.schedule.slot_deadline_s
+        worker.progress.hard_s = self.settings.hang_s
+        worker.progress.slot_s = None if slot == "auto" else 2 * slot
+        self.health.hangs = partial(worker.progress.hangs, WARNED_AT)
+        Watchdog(worker.progress).start()
         async with self.settings.connect_bus() as bus:
             yield WorkerContext(bus, self.store, worker)
 

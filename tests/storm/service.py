@@ -28,6 +28,7 @@ from bench.cluster.processes import (
 from bench.cluster.setting import Setting
 from digenrl import cli
 from shared.telemetry import configure_logs
+from tests.storm.hanging import able_to_hang
 from tests.storm.lagging import known
 
 PR_SET_PDEATHSIG = 1
@@ -46,7 +47,7 @@ def run_service(name: str, folder: Path, environment: Mapping[str, str], port: i
         os.dup2(log, stream)
     os.environ.update(environment)
     setting = Setting.model_validate_json((folder / SETTING).read_text())
-    with known():
+    with known(), able_to_hang(folder, name):
         _run(name, setting, folder, port)
 
 

@@ -1,0 +1,118 @@
+"""Ends a process whose work hangs, so that whoever keeps it starts it anew.
+
+A stuck call into a device leaves the rest of a process alive: it reports, and finishes nothing.
+Others are given its work when its deadline has passed (`schedule.slot_deadline_s`). The process
+itself ends, with status 70, when a piece of work takes longer than a hard deadline:
+
+    DIGENRL_HANG_S, if it is set;
+    or twice schedule.slot_deadline_s, if that is a number and the work is a slot's;
+    or ten times the longest such work so far, two minutes at least; half an hour for the first
+
+A thread looks once a second. Before that, /livez answers 503 and the status of the worker says so.
+Time in which the process was stopped does not count, nor does an outage of the store or the broker.
+"""
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import structlog
+
+from shared.errors import Unavailable
+
+EXIT_HUNG = 70
+LOOK_S = 1.0
+TIMES_LEARNED, SHORTEST_S, UNLEARNED_S = 10.0, 120.0, 1800.0
+WARNED_AT = 0.5
+"""Share of the deadline after which the process says that it may hang."""
+OF_SLOTS = frozenset({"generating", "decoding", "encoding", "scoring", "training"})
+EXCUSED_S = 90.0
+"""Time after an outage was noticed that does not count: the next attempt may take as long."""
+
+log = structlog.get_logger()
+
+
+@dataclass(slots=True)
+class Progress:
+    """Knows what a process is busy with, and since when; written by its loop, read by a thread."""
+
+    hard_s: float | None = None
+    """Deadline of any piece of work; None if it follows from those before."""
+    slot_s: float | None = None
+    """The same of work that has a slot, apart from weights that are loaded and optimizer steps."""
+    now: float = 0.0
+    """Seconds that this process has run, as the thread has counted them."""
+    longest: dict[str, float] = field(default_factory=dict)
+    """Kind of work -> longest time that one piece has taken."""
+    _begun: dict[object, tuple[str, float]] = field(default_factory=dict)
+
+    @contextmanager
+    def of(self, kind: str) -> Iterator[None]:
+        """Count this block as a piece of work of some kind."""
+        token, began = object(), self.now
+        self._begun[token] = kind, began
+        try:
+            yield
+        finally:
+            del self._begun[token]
+            taken = self.now - began
+            self.longest[kind] = max(taken, self.longest.get(kind, 0.0))
+
+    def advance(self, seconds: float) -> None:
+        """Let time pass in which this process ran and nothing outside was missing."""
+        self.now += seconds
+
+    def deadline(self, kind: str) -> float:
+        chosen = self.hard_s or (self.slot_s if kind in OF_SLOTS else None)
+        if chosen is not None:
+            return chosen
+        known = self.longest.get(kind)
+        return UNLEARNED_S if known is None else max(SHORTEST_S, TIMES_LEARNED * known)
+
+    def hangs(self, share: float = 1.0) -> str:
+        """Return what takes longer than this share of its deadline, in words; empty if nothing."""
+        for kind, began in list(self._begun.values()):
+            taken, deadline = self.now - began, self.deadline(kind)
+            if taken > share * deadline:
+                return (
+                    f"{kind} has not ended for {taken:.0f} s; this process ends itself after "
+                    f"{deadline:.0f} s (DIGENRL_HANG_S)"
+                )
+        return ""
+
+
+def _leave(reason: str) -> None:
+    log.error("hung", reason=reason, status=EXIT_HUNG)
+    sys.stderr.flush()
+    os._exit(EXIT_HUNG)
+
+
+@dataclass(slots=True)
+class Watchdog:
+    progress: Progress
+    look_s: float = LOOK_S
+    leave: Callable[[str], None] = _leave
+
+    def start(self) -> None:
+        threading.Thread(target=self._watch, name="watchdog", daemon=True).start()
+
+    def _watch(self) -> None:
+        last = time.monotonic()
+        while True:
+            time.sleep(self.look_s)
+            now = time.monotonic()
+            self.look(now - last, outage=now - Unavailable.noticed_at < EXCUSED_S)
+            last = now
+
+    def look(self, seconds: float, *, outage: bool = False) -> None:
+        """Look after some seconds; those beyond two looks were spent stopped."""
+        if outage:
+            return
+        self.progress.advance(min(seconds, 2 * self.look_s))
+        reason = self.progress.hangs()
+        if reason:
+            self.leave(reason)
