@@ -69,8 +69,9 @@ class Supervisor:
     """Holds the exception once a child keeps failing."""
 
     async def start(self, program: Program, *, wait: bool = True) -> None:
-        """Start a program and keep it running; with ``wait``, return once it answers."""
+        """Keep a program running, from soon on; with ``wait``, return once it answers."""
         child = Child(program, self.logs / f"{program.name}.log")
+        child.log_path.touch()
         self.children[program.name] = child
         child.keeper = asyncio.create_task(self._keep(child))
         if wait:
