@@ -32,8 +32,9 @@ class Emulation:
     @classmethod
     def of(cls, setting: Setting) -> "Emulation":
         profile = setting.load_profile()
-        hosts = setting.num_nodes + max(1, setting.num_member_hosts)
-        return cls(setting, profile, scaled(profile, setting.scale, hosts))
+        members = max(1, setting.num_member_hosts)
+        sizes = scaled(profile, setting.scale, setting.num_nodes + members, members)
+        return cls(setting, profile, sizes)
 
     @property
     def move_seconds(self) -> float:

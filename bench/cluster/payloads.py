@@ -85,10 +85,14 @@ class Scaled:
     gradient: int
 
 
-def scaled(profile: Profile, scale: float, hosts: int) -> Scaled:
+def scaled(profile: Profile, scale: float, hosts: int, member_hosts: int = 1) -> Scaled:
     """Divides bytes by ``scale``; adapters and gradients by `MEMORY_SHARE` x ``hosts`` as well: all
-    hosts of the emulated cluster move them through the memory of one machine."""
+    hosts of the emulated cluster move them through the memory of one machine. So do hosts of
+    fluid devices with samples, which each member reads that trains a part of their group: those
+    are divided by ``member_hosts``, and each host moves what one does.
+    """
     payload = payload_of(profile)
+    samples = scale * member_hosts
     adapter = FLOAT32_OVER_PUBLISHED * profile.variant.published_gb * 1e9
     adapter /= scale * MEMORY_SHARE * hosts
 
@@ -96,9 +100,9 @@ def scaled(profile: Profile, scale: float, hosts: int) -> Scaled:
         return max(MIN_BYTES, round(number))
 
     return Scaled(
-        window=whole(payload.window / scale),
-        start=whole(payload.start / scale) if payload.start else 0,
-        media=whole(payload.media / scale),
+        window=whole(payload.window / samples),
+        start=whole(payload.start / samples) if payload.start else 0,
+        media=whole(payload.media / samples),
         conditions=whole(payload.conditions / scale),
         adapter=whole(adapter),
         gradient=whole(adapter),
