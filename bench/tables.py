@@ -151,7 +151,7 @@ def _cells(found: Figures) -> Iterator[str]:
     mode, forecast = found.mode, found.forecast
     yield f"`{found.row.hosts}`"
     yield MISSING if forecast is None else forecast["split"]
-    yield found.figure("step_seconds", 1) + _spread(mode)
+    yield found.figure("step_seconds", 1) + _spread(mode) + _balanced(mode)
     yield found.figure("utilisation", 3)
     yield MISSING if mode is None else f"{mode['simulated_seconds']:.1f} ({mode['deviation']:+.1%})"
     yield found.figure("over_2026_06", 2)
@@ -164,6 +164,12 @@ def _spread(mode: Result | None) -> str:
     if mode is None or mode["slowest"] - mode["fastest"] <= 0.001 * mode["step_seconds"]:
         return ""
     return f" ({mode['fastest']:.1f}–{mode['slowest']:.1f})"
+
+
+def _balanced(mode: Result | None) -> str:
+    if mode is None or mode["balanced_seconds"] == mode["step_seconds"]:
+        return ""
+    return f"; balanced {mode['balanced_seconds']:.1f}"
 
 
 def front_page(known: Known) -> str:

@@ -24,6 +24,7 @@ from bench.cluster.generation import EmulatedDevice, check_group
 from bench.cluster.hold import QueuedHeld
 from bench.cluster.ledger import entries_of
 from bench.cluster.training import CHECKPOINT_BYTES
+from bench.runner.figures import Use
 from services.scheduler.costs import fluid
 from services.trainer.fluid.exchange import ALL, Sum
 from services.trainer.fluid.protocols import TotalMeasure
@@ -47,7 +48,7 @@ class EmulatedMember:
     """Returns once the run may begin."""
     account: Account = field(default_factory=Account)
     steps_beside: bool = False
-    """Whether it steps and copies while it generates, which takes no time here."""
+    """Whether it steps and copies while it generates: time goes by, and the device is not held."""
     ahead: str | None = None
     """Digest of what its step has made beside."""
     older: str = ""
@@ -113,21 +114,27 @@ class EmulatedMember:
         newest = self.generating.weights
         if not self.steps_beside and total.before != newest:
             raise RuntimeError(f"{self.held.name}: the total of batch {batch} is of other weights")
+        await self._take(fluid.step_seconds(self.generating.profile), "commit")
         if self.steps_beside:
             self.ahead = total.after
         else:
-            await self.held.hold(fluid.step_seconds(self.generating.profile), "commit")
             self.generating.weights = total.after
         self.begin()
         nothing = dict.fromkeys(("onpolicy_ratio_error", "loss", "skipped_not_finite"), 0.0)
         return {**nothing, "grad_norm": 1.0}
 
     async def weights(self) -> Snapshot:
-        """Copy to the host what is to be committed; the device does nothing else meanwhile."""
+        """Copy to the host what is to be committed."""
         digest, profile = self.weights_digest(), self.generating.profile
-        if not self.steps_beside:
-            await self.held.hold(fluid.snapshot_seconds(profile, self.generating.kind), "snapshot")
+        await self._take(fluid.snapshot_seconds(profile, self.generating.kind), "snapshot")
         return await asyncio.to_thread(partial(self._packed, digest))
+
+    async def _take(self, seconds: float, use: Use) -> None:
+        """Let so many seconds go by, at full scale."""
+        if self.steps_beside:
+            await asyncio.sleep(seconds / self.held.scale)
+        else:
+            await self.held.hold(seconds, use)
 
     def _packed(self, digest: str) -> Snapshot:
         adapter = adapter_blob(digest, self.generating.sizes.adapter)

@@ -103,7 +103,7 @@ def scaled(profile: Profile, scale: float, hosts: int, member_hosts: int = 1) ->
         window=whole(payload.window / samples),
         start=whole(payload.start / samples) if payload.start else 0,
         media=whole(payload.media / samples),
-        conditions=whole(payload.conditions / scale),
+        conditions=whole(payload.conditions / samples),
         adapter=whole(adapter),
         gradient=whole(adapter),
     )

@@ -16,7 +16,7 @@ from bench.cluster.modes import Chosen, predicted
 from bench.cluster.output import show_case
 from bench.cluster.request import WORKLOADS
 from bench.cluster.results import case_result
-from bench.cluster.rows import BATCH_SECONDS, ROWS, Row, row_of
+from bench.cluster.rows import BATCH_SECONDS, ROWS, Row, Way, row_of
 from bench.cluster.session import opened, run
 from bench.runner.rounds import by_turns
 from bench.stored import write_result
@@ -28,7 +28,8 @@ START_S = 12.0
 """Rough seconds that a run takes to start and to end."""
 SLOWER = 1.1
 """An emulated batch over its best."""
-FORECAST_BATCHES = 4
+FORECAST_BATCHES: dict[Way, tuple[int, int]] = {"on-policy": (2, 4), "one-step": (4, 20)}
+"""Batches of the warm-up, and those that are simulated after it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +95,8 @@ def _forecast(name: str) -> dict[str, Any]:
     row = row_of(name)
     profile, devices = row.profile, row.devices
     mode = Chosen(row.way, row.split, row.recipe.run_schedule)
-    found = predicted(profile, mode, warm_up=None, batches=FORECAST_BATCHES)
+    warm_up, batches = FORECAST_BATCHES[row.way]
+    found = predicted(profile, mode, warm_up=warm_up, batches=batches)
     floor = floor_seconds(profile, devices)
     return {
         **_about(row),

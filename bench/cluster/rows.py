@@ -179,9 +179,8 @@ class Row:
         return load_profile(WORKLOADS[self.workload])
 
 
-ROWS = [
-    Row(workload, pool, way) for pool in POOLS for way in ("on-policy",) for workload in WORKLOADS
-]
+WAYS: tuple[Way, ...] = ("on-policy", "one-step")
+ROWS = [Row(workload, pool, way) for pool in POOLS for way in WAYS for workload in WORKLOADS]
 
 
 def row_of(name: str) -> Row:
