@@ -9,9 +9,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from bench.growth import core, history, live
+from bench.growth import core, fluid_core, history, live
 
 Row = dict[str, Any]
+FEW_MEMBERS = 64
+"""Fluid devices with which the scheduler looks at all of them at every event."""
 
 
 def measure_all(
@@ -32,6 +34,8 @@ def measure_all(
         yield {"opening": asdict(core.measure(number))}
         yield {"opening, five fragments each": asdict(core.measure(number, fragments_per_device=5))}
         yield {"opening, lent trainer": asdict(core.measure(number, helping=8))}
+    for number in (FEW_MEMBERS, *devices):
+        yield {"fluid devices": asdict(fluid_core.measure(number))}
     folder.mkdir(parents=True, exist_ok=True)
     for number in steps:
         yield {"history": asdict(_apart(_history, folder, number, groups))}

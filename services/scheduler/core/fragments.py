@@ -33,7 +33,8 @@ def batch_opened(plan: Plan, state: State, policy: Policy, now: float) -> State:
     if policy.version >= plan.num_batches or state.goal_reached_by is not None:
         return replace(state, policy=policy, phase="finished", batches=())
     if state.policy is not None and not state.recovering:
-        costs = state.costs.observe("commit", max(0.0, now - state.trained_at))
+        costs = state.costs.only_of(state.workers)
+        costs = costs.observe("commit", max(0.0, now - state.trained_at))
         state = replace(state, costs=costs)
     batch = state.find_batch(policy.version) or new_batch(plan, policy.version, now)
     phase = "running" if state.phase == "waiting" else state.phase

@@ -26,6 +26,7 @@ from services.scheduler.core.usage import Meter, uses
 from services.scheduler.planning.lookahead import Horizon
 from services.scheduler.planning.staleness import StalenessDecision
 from services.scheduler.shell.goal import Goal
+from services.scheduler.shell.heap import collect_when_calm
 from services.scheduler.shell.housekeeping import (
     BatchCleanup,
     StreamsLost,
@@ -179,6 +180,7 @@ class Scheduler:
             if self.goal is not None and self.state.goal_reached_by is None:
                 tasks.create_task(self.goal.watch(self._inbox.put))
             tasks.create_task(tick(self._inbox))
+            tasks.create_task(collect_when_calm(lambda: self._inbox.is_empty))
             tasks.create_task(self._handle())
 
     async def _recover(self, before: State | None) -> dict[str, int]:

@@ -44,6 +44,10 @@ class Inbox:
         waits = not isinstance(event, FragmentScored)
         self._queue.put_nowait((waits, next(self._numbers), event))
 
+    @property
+    def is_empty(self) -> bool:
+        return self._queue.empty()
+
     async def get(self) -> MachineInput:
         _, _, event = await self._queue.get()
         return event

@@ -1,6 +1,6 @@
 """Learns online what work costs: running median of three, then an exponential average."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from statistics import median, median_low
 from typing import Any, Literal
@@ -8,6 +8,9 @@ from typing import Any, Literal
 Shared = Literal["help", "train", "switch", "ready", "commit"]
 """Work whose cost is one for all devices that do it."""
 
+STRANGERS = 64
+"""Estimates of workers that have left that are kept in any case: what they took is a guide to what
+others will."""
 WINDOW = 3
 """Observations per median, so that a single outlier never passes."""
 
@@ -233,6 +236,17 @@ class Costs:
     def observe_rollout(self, worker: str, seconds: float) -> "Costs":
         known = self.rollout.get(worker, Estimate())
         return replace(self, rollout={**self.rollout, worker: known.observe(seconds)})
+
+    def only_of(self, addresses: Collection[str]) -> "Costs":
+        """Forget workers that have left, once they are more than those that there are."""
+        if len(self.fragments) + len(self.gradient) <= 4 * len(addresses) + STRANGERS:
+            return self
+        return replace(
+            self,
+            fragments={a: each for a, each in self.fragments.items() if a in addresses},
+            rollout={a: each for a, each in self.rollout.items() if a in addresses},
+            gradient={a: each for a, each in self.gradient.items() if a in addresses},
+        )
 
     def observe(self, work: Shared, seconds: float) -> "Costs":
         observed: dict[str, Any] = {work: getattr(self, work).observe(seconds)}

@@ -1,0 +1,78 @@
+"""What a run's messages may take of each stream, from its recipe."""
+
+import pytest
+
+from services.scheduler.shell.service import stream_needs
+from shared.messages import subjects, volume
+from shared.messages.codec import encode
+from shared.messages.contracts import (
+    MAX_FRAGMENTS_PER_GROUP,
+    Fragment,
+    FragmentGenerated,
+    FragmentScored,
+    GenerateFragment,
+    Message,
+    ObjectRef,
+    Policy,
+    Prompt,
+    Trajectories,
+)
+from shared.messages.subjects import REW, TASK, TRAJ, stream_of, subject_of
+from shared.messages.volume import ATTEMPTS, BATCHES_AT_ONCE, BatchVolume, prompt_bytes
+from tests import examples
+
+NAME, DIGEST, NUMBER = "n" * 64, "f" * 64, 10**6
+BESIDE = 64
+"""Bytes that the broker stores beside a message and its subject."""
+FRAGMENT = Fragment(batch=NUMBER, group=4096, first_sample=1008, num_samples=16, attempt=99)
+POLICY = Policy(version=NUMBER, weights_digest=DIGEST)
+PROMPT = Prompt(text="a prompt", metadata={"class": "cat"})
+REF = ObjectRef(key=f"{NAME}/batches/{NUMBER:06d}/{NAME}", sha256=DIGEST, size=2**40)
+STORED = Trajectories(trajectory=REF, conditions=REF, media=REF, weights_digest=DIGEST)
+SCORES = tuple(number / 7 for number in range(16))
+MESSAGES: tuple[Message, ...] = (
+    GenerateFragment(
+        fragment=FRAGMENT, policy=POLICY, prompt=PROMPT, window_start=50, worker=NAME
+    ),
+    FragmentGenerated(
+        fragment=FRAGMENT, policy=POLICY, prompt=PROMPT, stored=STORED, worker=NAME, seconds=1 / 7
+    ),
+    FragmentScored(
+        fragment=FRAGMENT, policy=POLICY, stored=STORED, rewards=SCORES, parts={NAME: SCORES},
+        generated_by=NAME, worker=NAME, seconds=1 / 7,
+    ),
+)  # fmt: skip
+"""One of each kind with the longest names, of a batch of one group."""
+
+
+@pytest.mark.parametrize("message", MESSAGES, ids=lambda message: message.kind)
+def test_a_message_with_the_longest_names_fits_what_is_counted_for_it(message: Message) -> None:
+    subject = subject_of(NAME, message)
+    one = BatchVolume(
+        groups=1, group_size=16, fragments_per_group=1, scorers=1,
+        prompt_bytes=prompt_bytes([PROMPT], 1),
+    ).needs()  # fmt: skip
+    stream = stream_of(subject)
+    assert stream in (TASK, TRAJ, REW)
+    counted = one[stream.name] / BATCHES_AT_ONCE / ATTEMPTS
+    assert len(encode(message)) + len(subject) + BESIDE <= counted
+
+
+def test_needs_grow_with_the_batch_and_with_small_fragments() -> None:
+    small = stream_needs(examples.plan(num_groups=32, group_size=16, fragment_size=4))
+    large = stream_needs(examples.plan(num_groups=2560, group_size=16, fragment_size=4))
+    free = stream_needs(examples.plan(num_groups=32, group_size=16, fragment_size="auto"))
+    assert all(80 * small[name] <= large[name] + 80 for name in small)
+    assert all(small[name] <= free[name] for name in small)
+    assert all(need < subjects.TASK.max_bytes for need in small.values())
+    assert any(need > subjects.TASK.max_bytes for need in large.values()), "of 2,048 devices"
+    groups = stream_needs(examples.plan(num_groups=1, group_size=1024, fragment_size="auto"))
+    each = (volume.TASK_BYTES + prompt_bytes(examples.PROMPTS, 1)) * BATCHES_AT_ONCE * ATTEMPTS
+    assert groups[TASK.name] == int(MAX_FRAGMENTS_PER_GROUP * each)
+
+
+def test_the_longest_prompts_that_a_batch_could_have_are_counted() -> None:
+    prompts = [Prompt(text="x" * length) for length in (1000, 10, 500, 20)]
+    assert prompt_bytes(prompts, 2) == 750 + 16
+    assert prompt_bytes(prompts, 9) == -(-1530 // 4) + 16
+    assert prompt_bytes([], 2) == 0
