@@ -3,7 +3,7 @@
 import pytest
 from nats.js import JetStreamContext
 
-from digenrl.local.brokers import NATS_STORE_BYTES
+from digenrl.local.nats_config import STORE_BYTES
 from shared.bus.bus import Bus
 from shared.errors import UserError
 from shared.messages.subjects import TASK, TRAJ
@@ -47,4 +47,4 @@ async def test_a_server_without_room_is_named_with_the_key_that_gives_it_some(
         if exists:
             await bus.ensure_streams()
         with pytest.raises(UserError, match=r"DG_TASK may need .*max_file_store"):
-            await bus.ensure_streams({TASK.name: 2 * NATS_STORE_BYTES})
+            await bus.ensure_streams({TASK.name: 2 * STORE_BYTES})
