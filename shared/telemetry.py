@@ -83,6 +83,12 @@ CORRUPT = Counter(
     "digenrl_corrupt_objects_total", "Stored objects found damaged, by what they are", ["what"]
 )
 
+ALARM = Gauge(
+    "digenrl_alarm", "1 while something is wrong that a person may have to mend", ["what"]
+)
+NATS_STORES_NOTHING = "NATS answers and stores nothing"
+"""Beginning of what readiness says then."""
+
 STALENESS = Counter("digenrl_staleness_steps_total", "Trained samples by staleness", ["steps"])
 
 

@@ -100,6 +100,10 @@ class Supervisor:
         for child in wanted:
             self.children.pop(child.program.name, None)
 
+    def restart(self, name: str) -> None:
+        """End a child, which is then started anew like one that has died."""
+        _signal(self.children[name], signal.SIGTERM)
+
     def is_kept(self, name: str) -> bool:
         """Tell whether the child was started and has not been given up."""
         child = self.children.get(name)

@@ -13,6 +13,7 @@ import httpx
 from rich.console import Console
 
 from digenrl.local.ahead import ahead_of
+from digenrl.local.alarms import Mender
 from digenrl.local.brokers import HOST_CACHE, Brokers, plan_brokers
 from digenrl.local.display import Display
 from digenrl.local.evaluation import LocalEvaluation
@@ -185,6 +186,7 @@ async def _watch(
     evaluation: LocalEvaluation | None,
 ) -> Outcome:
     resume = local.resumed
+    mender = Mender(local.folder, api.url, api.client)
     while True:
         run, workers = await api.get("/v1/run"), await api.get("/v1/workers")
         if run is not None and workers is not None:
@@ -203,6 +205,7 @@ async def _watch(
                 resume = False
         if evaluation is not None:
             await evaluation.look()
+        await mender.look(supervisor)
         await asyncio.sleep(POLL_S)
 
 

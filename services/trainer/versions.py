@@ -10,14 +10,17 @@ from typing import TypeVar
 import structlog
 
 from shared.devices.protocols import SamplingWeights, Snapshot
+from shared.errors import Unavailable
 from shared.messages.contracts import ObjectRef, Policy, PolicyPublished, TrainGroup
-from shared.process.worker import WorkerContext
+from shared.process.worker import RETRY_S, WorkerContext
 from shared.run.checkpoints import Resumption, add_checkpoint, store_commands
 from shared.run.commits import CommitRecord, TrainedGroup, commit, stored_digest
 from shared.run.layout import checkpoints_folder, weights_folder
 from shared.run.shards import store_manifest, store_version_parts
 from shared.store import ObjectStore
 from shared.telemetry import STAGE_SECONDS
+
+T = TypeVar("T")
 
 log = structlog.get_logger()
 
@@ -64,11 +67,13 @@ class Versions:
     async def commit(self, new: NewVersion) -> CommitRecord:
         """Raises CommitConflict if the version exists already."""
         run, sampling, snapshot = self._bus.run, new.weights.sampling, new.weights
+        states = snapshot if new.with_states else None
+        commands_of = None if new.with_states else new.commands
         trained, other, checkpoint, commands = await asyncio.gather(
-            store_weights(self._store, run, snapshot),
-            _if(sampling, partial(store_sampling, self._store, run)),
-            _if(snapshot if new.with_states else None, partial(store_states, self._store, run)),
-            _if(None if new.with_states else new.commands, self._store_commands),
+            self._stored(partial(store_weights, self._store, run, snapshot)),
+            self._stored(partial(_if, sampling, partial(store_sampling, self._store, run))),
+            self._stored(partial(_if, states, partial(store_states, self._store, run))),
+            self._stored(partial(_if, commands_of, self._store_commands)),
         )
         version, metrics = new.policy.version, new.metrics or {}
         at = self.resumption if checkpoint is None else Resumption(version, checkpoint)
@@ -87,10 +92,21 @@ class Versions:
             metrics=metrics,
             worker=self._worker.address,
         )
-        await commit(self._store, record)
+        await self._stored(partial(commit, self._store, record))
         self.resumption = at
         log.info("committed", version=version, **metrics)
         return record
+
+    async def _stored(self, work: Callable[[], Awaitable[T]]) -> T:
+        """Store something, over outages of the store: what was made is not lost, and the status
+        says what is waited for. Storing it twice is storing it once."""
+        while True:
+            try:
+                return await work()
+            except Unavailable as error:
+                log.error("store_unavailable", error=str(error))
+                with self._worker.saying(f"waits for the store: {error}"[:4000]):
+                    await asyncio.sleep(RETRY_S)
 
     async def _store_commands(self, commands: tuple[TrainGroup, ...]) -> ObjectRef:
         batch = commands[0].batch
@@ -154,9 +170,6 @@ async def store_states(store: ObjectStore, run: str, snapshot: Snapshot) -> Obje
     )
     shards = [shard for each in parts for shard in each.checkpoint]
     return await store_manifest(store, checkpoints_folder(run), shards, snapshot.digest)
-
-
-T = TypeVar("T")
 
 
 async def _if(given: T | None, store: Callable[[T], Awaitable[ObjectRef]]) -> ObjectRef | None:

@@ -6,6 +6,7 @@ create is a hard link, which fails if the name exists.
 
 import asyncio
 import contextlib
+import errno
 import os
 import stat
 import uuid
@@ -14,11 +15,13 @@ from functools import wraps
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
-from shared.errors import IntegrityError
+from shared.errors import IntegrityError, Unavailable
 from shared.store.objects import CHUNK, Content, StoredObject
 
 TEMPORARY = ".tmp-"
 """Beginning of the name of a file that is being written."""
+
+FULL = (errno.ENOSPC, errno.EDQUOT)
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -59,14 +62,24 @@ class FolderBackend:
         return True
 
     def _temporary(self, path: Path, data: Content) -> Path:
-        """Write ``data`` to disk beside ``path``; the name starts with a dot, as no key does."""
+        """Write ``data`` to disk beside ``path``; the name starts with a dot, as no key does.
+
+        Raises:
+            Unavailable: if the disk is full.
+        """
         self._make_folder(path.parent)
         temporary = path.parent / f"{TEMPORARY}{uuid.uuid4().hex}"
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o640)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+        try:
+            with os.fdopen(os.open(temporary, flags, 0o640), "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            temporary.unlink(missing_ok=True)
+            if error.errno in FULL:
+                raise Unavailable(f"the store's disk is full: {self._root}; make room") from error
+            raise
         return temporary
 
     def _make_folder(self, folder: Path) -> None:

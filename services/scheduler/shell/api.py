@@ -1,5 +1,6 @@
 """The scheduler's HTTP API. Errors are problem+json (RFC 9457)."""
 
+import asyncio
 import uuid
 from typing import Annotated, Literal
 
@@ -18,6 +19,8 @@ Before = Annotated[
     int | None, Query(ge=0, lt=2**31, description="only those with a smaller number")
 ]
 Number = Annotated[int, Path(ge=0, lt=2**31, description="number of the batch")]
+PUBLISH_S = 4.0
+"""Longest time in which a request is to be stored."""
 DESCRIPTION = """Shows where a run is and what its workers do, and takes requests to it.
 
 Requests send a token, `Authorization: Bearer ...` (docs/security.md): one of a viewer reads, one of
@@ -27,6 +30,7 @@ Errors are problem+json (RFC 9457). A request that is accepted (202) takes effec
 ERRORS: dict[int | str, dict[str, object]] = {
     404: {"model": Problem, "description": "there is no such thing"},
     409: {"model": Problem, "description": "the run is not in a state for this"},
+    503: {"model": Problem, "description": "the broker does not store the request"},
     422: {"model": Problem, "description": "the request is not understood"},
 }
 
@@ -113,7 +117,7 @@ def _add_tag(app: FastAPI, scheduler: Scheduler) -> None:
         operation_id="set_tag",
         status_code=202,
         tags=["tag"],
-        responses={422: ERRORS[422]},
+        responses={k: ERRORS[k] for k in (422, 503)},
     )
     async def set_tag(body: models.TagBody) -> models.Accepted:
         """Choose how many groups the trainer generates: auto, off, or a fixed number."""
@@ -123,9 +127,8 @@ def _add_tag(app: FastAPI, scheduler: Scheduler) -> None:
         if body.groups is not None and body.groups > limit:
             raise HTTPException(422, f"groups: a batch has {limit}, not {body.groups}")
         accepted = models.Accepted(action="tag", id=uuid.uuid4().hex)
-        await scheduler.bus.publish(
-            TagRequest(mode=body.mode, groups=body.groups or 0, id=accepted.id)
-        )
+        request = TagRequest(mode=body.mode, groups=body.groups or 0, id=accepted.id)
+        await _publish(scheduler, request)
         return accepted
 
 
@@ -138,15 +141,25 @@ def _add_actions(app: FastAPI, scheduler: Scheduler) -> None:
             tags=["actions"],
             summary=action.title(),
             description=description,
-            responses={409: ERRORS[409]},
+            responses={k: ERRORS[k] for k in (409, 503)},
         )
         async def request() -> models.Accepted:
             if scheduler.state.phase == "finished":
                 raise HTTPException(409, "the run is finished")
             accepted = models.Accepted(action=action, id=uuid.uuid4().hex)
-            await scheduler.bus.publish(OperatorRequest(action=action, id=accepted.id))
+            await _publish(scheduler, OperatorRequest(action=action, id=accepted.id))
             return accepted
 
     add("pause", "Issue no further fragments until resumed; work in progress is finished.")
     add("resume", "Continue after a pause, a stop or a failure.")
     add("stop", "End the run where it is; it can be resumed from its newest commit.")
+
+
+async def _publish(scheduler: Scheduler, request: OperatorRequest | TagRequest) -> None:
+    """Store a request; say so if NATS does not store it in time, when it may be stored later."""
+    try:
+        async with asyncio.timeout(PUBLISH_S):
+            await scheduler.bus.publish(request)
+    except TimeoutError:
+        reason = "NATS stores nothing" if scheduler.health.ready else scheduler.health.reason
+        raise HTTPException(503, f"{reason}; repeat the request then") from None

@@ -157,8 +157,9 @@ class Scheduler:
             await retry(partial(self.bus.begin_epoch, self.lease.epoch))
         states = await retry(self.bus.stream_states)
         watch = StreamWatch(
-            self.bus, self.health, lambda: self._cleanup.make_room(self.chain.version)
-        )
+            self.bus, self.health, lambda: self._cleanup.make_room(self.chain.version),
+            lambda: 0.0 if self.lease is None else self.lease.seconds_unrenewed,
+        )  # fmt: skip
         in_use = self.roster.versions_in_use
         versions = VersionCleanup(
             self.store, self.bus.run, self.retention, lambda: self.chain.wanted, in_use,

@@ -2,6 +2,7 @@
 messages and trajectories of old batches and weights of old versions."""
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -28,13 +29,22 @@ from shared.run.retention import (
     version_folders,
 )
 from shared.store import ObjectStore
+from shared.telemetry import ALARM, NATS_STORES_NOTHING
 
 RETRY_S = 0.5
 WATCH_S = 1.0
 """Seconds between two looks at the streams."""
 NEARLY_FULL = 0.9
+SILENT_S = 6.0
+"""Time without anything stored after which NATS has an alarm, although it answers."""
+STORES_NOTHING = (
+    f"{NATS_STORES_NOTHING}, as when its disk was full: make room on the disk of its store_dir, "
+    "then restart it (digenrl up does so; systemctl restart nats; docker compose restart nats)"
+)
 FORGET_AFTER_S = 1.0
 """Seconds of delay after a commit, in which devices wait for the next batch's first fragments."""
+UNFINISHED_S = 3600.0
+"""Age of what a write has left that was interrupted, from which nobody goes on with it."""
 LOOK_S = 5.0
 """Seconds between two looks at old versions."""
 
@@ -65,6 +75,8 @@ class StreamWatch:
     health: Health
     make_room: Callable[[], None]
     """Called as long as a stream is nearly full."""
+    seconds_unstored: Callable[[], float] = lambda: 0.0
+    """Seconds for which NATS has taken nothing that was to be stored."""
 
     async def run(self, before: Mapping[str, StreamState | None]) -> None:
         """Look for ever; ``before``: the streams' states when they were made.
@@ -89,7 +101,12 @@ class StreamWatch:
         slots = ((stream.name, states[stream.name]) for stream in subjects.STREAMS if stream.slots)
         full = {name for name, state in slots if state is not None and state.filled > NEARLY_FULL}
         full.update(self.bus.full.values())
-        if full:
+        stores = self.seconds_unstored() < SILENT_S
+        ALARM.labels(what="nats_stores_nothing").set(not stores)
+        ALARM.labels(what="stream_full").set(bool(full))
+        if not stores:
+            self._say(STORES_NOTHING)
+        elif full:
             self.make_room()
             self._say(f"{', '.join(sorted(full))}: full; messages wait for room")
         elif not self.health.ready:
@@ -131,7 +148,9 @@ class BatchCleanup:
                 self._queue.put_nowait((batch, self._oldest))
 
     async def run(self, newest: CommitRecord | None) -> None:
-        """Forget batches for ever, beginning with what a scheduler that died has left."""
+        """Forget batches for ever, beginning with what a scheduler that died has left, and what
+        writers have that died long ago."""
+        await retry(self._sweep)
         if newest is not None:
             self._oldest = needed = oldest_needed_batch(newest)
             for batch in await retry(partial(stored_batches, self._store, self._bus.run)):
@@ -145,6 +164,13 @@ class BatchCleanup:
                 folder = batch_folder(self._bus.run, old)
                 await retry(partial(self._store.delete_folder, folder))
             self._oldest = max(self._oldest, oldest)
+
+    async def _sweep(self) -> None:
+        found = await self._store.unfinished(self._bus.run)
+        old = [each for each in found if each.modified < time.time() - UNFINISHED_S]
+        if old:
+            await self._store.delete_unfinished(old)
+            log.info("unfinished_writes_deleted", objects=len(old))
 
 
 @dataclass(slots=True)

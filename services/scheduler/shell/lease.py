@@ -157,6 +157,11 @@ class Lease:
             self._renewed.clear()
             await self._renewed.wait()
 
+    @property
+    def seconds_unrenewed(self) -> float:
+        """Seconds by which the newest renewal is late."""
+        return max(0.0, self.clock() - self._renewed_at - RENEW_S)
+
     async def _take(self) -> None:
         """Take the lease as soon as nobody has it, and begin an epoch."""
         await retry(self._register.make)

@@ -1,0 +1,98 @@
+"""Disks that are full: what has to store waits and says so, and goes on when there is room."""
+
+import asyncio
+import contextlib
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from digenrl.local.brokers import plan_brokers
+from services.scheduler.shell import housekeeping
+from services.scheduler.shell.app import Scheduler
+from services.scheduler.shell.lease import Lease
+from shared.bus.bus import Bus
+from shared.errors import Unavailable
+from shared.process.service import Health
+from shared.run.versions import VersionIndex
+from shared.store import ObjectStore
+from shared.store.folder import FolderBackend
+from shared.telemetry import ALARM, NATS_STORES_NOTHING
+from tests import examples
+from tests.brokers import PASSWORD, StartProgram, program
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root mounts a small disk")
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", str(folder)]
+    if subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("this root may not mount")
+    yield folder
+    subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def fill(folder: Path) -> Path:
+    filler = folder / "filler"
+    with contextlib.suppress(OSError), filler.open("ab") as file:
+        while True:
+            file.write(b"\0" * 4096)
+            file.flush()
+    return filler
+
+
+async def test_a_store_whose_disk_is_full_is_unavailable_and_leaves_nothing_behind(
+    small_disk: Path,
+) -> None:
+    store = ObjectStore(FolderBackend(small_disk))
+    await store.write("run/first", b"1")
+    filler = fill(small_disk)
+    with pytest.raises(Unavailable, match="disk is full"):
+        await store.put("run/weights", b"\1" * (1 << 20), suffix=".w")
+    assert await store.unfinished("run") == []
+    filler.unlink()
+    await store.put("run/weights", b"\1" * (1 << 20), suffix=".w")
+
+
+@pytest.mark.broker
+async def test_a_nats_that_stores_nothing_is_an_alarm_until_it_is_started_with_room(
+    small_disk: Path, redis_url: str, start: StartProgram, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(housekeeping, "SILENT_S", 2.0)
+    brokers = plan_brokers(small_disk, PASSWORD)
+    nats = program(brokers, "nats")
+    server = await asyncio.to_thread(start, nats)
+    url, store = brokers.environment["DIGENRL_NATS_URL"], FolderBackend(small_disk.parent / "o")
+    health = Health()
+    async with (
+        Bus.connect(url, run="test", name="test") as bus,
+        VersionIndex.connect(redis_url, run="test") as index,
+        Lease(bus, ObjectStore(store), health).held() as lease,
+    ):
+        scheduler = Scheduler(examples.plan(), bus, ObjectStore(store), index, health, lease=lease)
+        tasks = [asyncio.create_task(each) for each in (scheduler.run(), lease.keep())]
+        try:
+            await until(health, "ready")
+            filler = await asyncio.to_thread(fill, small_disk)
+            await until(health, NATS_STORES_NOTHING)
+            assert ALARM.labels(what="nats_stores_nothing")._value.get() == 1
+            filler.unlink()
+            server.terminate()
+            await asyncio.to_thread(server.wait)
+            await asyncio.to_thread(start, nats)
+            await until(health, "ready")
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def until(health: Health, reason: str) -> None:
+    async with asyncio.timeout(60):
+        while not health.reason.startswith(reason):  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
