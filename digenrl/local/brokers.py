@@ -32,6 +32,8 @@ from digenrl.local.seaweedfs import LOOPBACK as LOOPBACK
 from digenrl.local.tokens import write_secret
 from shared.errors import Unavailable, UserError, how_to_install
 from shared.messages.rights import ROLES, Role
+from shared.process.http_access import digest_of
+from shared.run.rights import NOBODY, REDIS
 
 HOST_CACHE = "host-cache"
 """Folder of what rollout workers share, unless DIGENRL_HOST_CACHE is set."""
@@ -76,6 +78,8 @@ class Brokers:
     everything, its secrets too."""
     secrets: dict[Role, dict[str, str]]
     """Variables by which a service proves its role, which belong in files."""
+    owner: dict[str, str]
+    """Variables of who may do everything in the object store."""
 
 
 def plan_brokers(
@@ -92,13 +96,13 @@ def plan_brokers(
     [monitor_port] = free_ports(1)
     s3_ports = free_ports(5, paired_at=GRPC_OFFSET)
     ports = ports or _free(s3_ports[0], at)
-    password = keys if isinstance(keys, str) else keys.secret("scheduler")
+    owner = keys if isinstance(keys, str) else keys.store
     secrets = {
         role: {
             "DIGENRL_NATS_URL": f"nats://{_login(keys, role)}@{at}:{ports.nats}",
-            "DIGENRL_REDIS_URL": f"redis://:{password}@{at}:{ports.redis}",
-            "DIGENRL_S3_ACCESS_KEY": USER,
-            "DIGENRL_S3_SECRET_KEY": password,
+            "DIGENRL_REDIS_URL": f"redis://{_redis_login(keys, role)}@{at}:{ports.redis}",
+            "DIGENRL_S3_ACCESS_KEY": USER if isinstance(keys, str) else role,
+            "DIGENRL_S3_SECRET_KEY": keys if isinstance(keys, str) else keys.secret(role),
         }
         for role in ROLES
     }
@@ -108,11 +112,12 @@ def plan_brokers(
         s3_port=ports.s3,
         programs=(
             _nats(folder / "nats", f"{at}:{ports.nats}", monitor_port, keys, secrets["client"]),
-            _valkey(folder / "valkey", at, ports.redis, password),
-            _seaweedfs(folder / "objects", s3_ports, password),
-            *([] if at == LOOPBACK else [_gateway(at, ports.s3, s3_ports, password)]),
+            _valkey(folder / "valkey", at, ports.redis, keys, secrets["client"]),
+            _seaweedfs(folder / "objects", s3_ports, keys, owner),
+            *([] if at == LOOPBACK else [_gateway(folder, at, ports.s3, s3_ports, owner)]),
         ),
         secrets=secrets,
+        owner={"DIGENRL_S3_ACCESS_KEY": seaweedfs.OWNER, "DIGENRL_S3_SECRET_KEY": owner},
         environment={
             **(secrets["client"] if isinstance(keys, str) else {}),
             "DIGENRL_STORE_URL": f"s3://{BUCKET}",
@@ -154,24 +159,30 @@ def _nats(
     return Program(name="nats", argv=[_binary("nats-server"), "--config", str(config)], ready=ready)
 
 
-def _valkey(folder: Path, at: str, port: int, password: str) -> Program:
+def _redis_login(keys: str | Keys, role: Role) -> str:
+    return f":{keys}" if isinstance(keys, str) else f"{role}:{keys.secret(role)}"
+
+
+def _valkey(
+    folder: Path, at: str, port: int, keys: str | Keys, of_client: Mapping[str, str]
+) -> Program:
     folder.mkdir(parents=True, exist_ok=True)
     config = folder / "valkey.conf"
-    config.touch(mode=0o600)
-    config.write_text(
+    write_secret(
+        config,
         f"""bind {at}
 port {port}
 dir {folder}
-requirepass {password}
+{redis_users(keys)}
 appendonly yes
 appendfsync always
 save ""
 maxmemory-policy noeviction
-"""
+""",
     )
 
     async def ready() -> bool:
-        client = redis.Redis(host=at, port=port, password=password, socket_timeout=2)
+        client = redis.from_url(of_client["DIGENRL_REDIS_URL"], socket_timeout=2)
         try:
             return bool(await client.ping())
         finally:
@@ -180,7 +191,15 @@ maxmemory-policy noeviction
     return Program(name="valkey", argv=[_valkey_binary(), str(config)], ready=ready)
 
 
-def _seaweedfs(folder: Path, ports: list[int], password: str) -> Program:
+def redis_users(keys: str | Keys) -> str:
+    """Return lines of a configuration: who may do what, with secrets as their sha256."""
+    if isinstance(keys, str):
+        return f"requirepass {keys}"
+    users = [f"user {role} on #{digest_of(keys.secret(role))} {REDIS[role]}" for role in ROLES]
+    return "\n".join([NOBODY, *users])
+
+
+def _seaweedfs(folder: Path, ports: list[int], keys: str | Keys, owner: str) -> Program:
     folder.mkdir(parents=True, exist_ok=True)
     s3, master, volume, filer, admin = ports
     argv = [
@@ -190,25 +209,34 @@ def _seaweedfs(folder: Path, ports: list[int], password: str) -> Program:
         f"-filer.port={filer}", f"-admin.port={admin}",
         "-s3.port.iceberg=0", "-s3.port.lance=0", "-s3.iam=false", "-admin.ui=false",
         "-webdav=false", "-master.telemetry=false", f"-bucket={BUCKET}",
+        f"-s3.config={seaweedfs.identities_of(_home(folder.parent))}",
     ]  # fmt: skip
-    server = seaweedfs.Server(LOOPBACK, s3, USER, password)
+    settings = seaweedfs.write_settings(_home(folder.parent), keys)
+    server = seaweedfs.Server(LOOPBACK, s3, seaweedfs.OWNER, owner)
     return Program(
         name="objects",
         argv=argv,
-        environment=server.environment | seaweedfs.names_in_sqlite(folder),
-        ready=partial(server.ready, partial(seaweedfs.set_fsync_rule, filer)),
+        environment=settings | seaweedfs.names_in_sqlite(folder),
+        ready=partial(server.ready, partial(seaweedfs.set_fsync_rule, filer, owner)),
     )
 
 
-def _gateway(at: str, port: int, s3_ports: list[int], password: str) -> Program:
+def _home(folder: Path) -> Path:
+    """Return the folder where SeaweedFS looks for its settings."""
+    return folder.absolute() / "seaweedfs"
+
+
+def _gateway(folder: Path, at: str, port: int, s3_ports: list[int], owner: str) -> Program:
     """Plan an S3 server at another address, over the data of SeaweedFS."""
     argv = [
         _binary("weed"), "s3", f"-ip.bind={at}", f"-port={port}",
         f"-filer={LOOPBACK}:{s3_ports[3]}",
         "-port.iceberg=0", "-port.lance=0", "-iam=false",
+        f"-config={seaweedfs.identities_of(_home(folder))}",
     ]  # fmt: skip
-    server = seaweedfs.Server(at, port, USER, password)
-    return Program(name="s3", argv=argv, environment=server.environment, ready=server.ready)
+    server = seaweedfs.Server(at, port, seaweedfs.OWNER, owner)
+    home = {"HOME": str(_home(folder)), "GOMEMLIMIT": "512MiB"}
+    return Program(name="s3", argv=argv, environment=home, ready=server.ready)
 
 
 async def wait_ready(program: Program, *, seconds: float = READY_S) -> None:

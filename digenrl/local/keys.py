@@ -14,6 +14,7 @@ from digenrl.local.tokens import KEYS, write_secret
 from shared.messages.rights import ROLES, Role
 
 SECRET = "secret"
+STORE = "store"
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +25,11 @@ class Keys:
 
     def secret(self, role: Role) -> str:
         return (self.folder / role / SECRET).read_text().strip()
+
+    @property
+    def store(self) -> str:
+        """The secret of the store's own parts, and of who may do everything in it."""
+        return (self.folder / STORE / SECRET).read_text().strip()
 
     def write(self, settings: Mapping[Role, Mapping[str, str]]) -> None:
         """Write what each role needs to know, as files that services read."""
@@ -40,7 +46,7 @@ def keys_of(folder: Path) -> Keys:
     """Return the keys of the deployment in ``folder``, made where they are missing."""
     keys = Keys(folder / KEYS)
     keys.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    for role in ROLES:
+    for role in (*ROLES, STORE):
         path = keys.folder / role / SECRET
         path.parent.mkdir(mode=0o700, exist_ok=True)
         if not path.exists():

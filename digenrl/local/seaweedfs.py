@@ -1,6 +1,9 @@
 """SeaweedFS as the S3 server of a run: how it is started, durable, and how it is asked."""
 
+import base64
+import hmac
 import json
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +13,10 @@ import httpx
 import structlog
 from pydantic import SecretStr
 
+from digenrl.local.keys import Keys
+from digenrl.local.tokens import write_secret
+from shared.messages.rights import ROLES, Role
+from shared.run.rights import WRITES
 from shared.store import StoreSettings, open_store
 
 LOOPBACK = "127.0.0.1"
@@ -19,6 +26,9 @@ FSYNC_RULE = {"locations": [{"locationPrefix": "/", "fsync": True}]}
 INDEX_AND_START = '"$0" fix -ignoreError=true "$1"; shift; exec "$0" mini "$@"'
 """A shell command that rebuilds the indexes of the volumes ($1) and then starts SeaweedFS. The
 rule flushes the data of an object but not its index entry, which a power cut may destroy."""
+OWNER = "digenrl"
+"""Access key of who may do everything."""
+IDENTITIES = "s3.json"
 READY = "digenrl-ready"
 """Object that is written to see that it answers."""
 
@@ -49,14 +59,6 @@ class Server:
             secret_key=SecretStr(self.secret_key),
         )
 
-    @property
-    def environment(self) -> dict[str, str]:
-        return {
-            "AWS_ACCESS_KEY_ID": self.access_key,
-            "AWS_SECRET_ACCESS_KEY": self.secret_key,
-            "GOMEMLIMIT": "512MiB",
-        }
-
     async def ready(self, prepare: Prepare | None = None) -> bool:
         """Write an object; raises an error of HTTP or of the store if that cannot be done.
 
@@ -71,11 +73,73 @@ class Server:
         return True
 
 
-async def set_fsync_rule(filer: int, client: httpx.AsyncClient) -> None:
+async def set_fsync_rule(filer: int, secret: str, client: httpx.AsyncClient) -> None:
     """Have the filer at this port flush what it stores, before it answers."""
     conf = {"file": ("filer.conf", json.dumps(FSYNC_RULE).encode())}
-    answer = await client.post(f"http://{LOOPBACK}:{filer}/etc/seaweedfs/", files=conf)
+    answer = await client.post(
+        f"http://{LOOPBACK}:{filer}/etc/seaweedfs/",
+        files=conf,
+        headers={"authorization": f"Bearer {_signed(_derived(secret, 'filer'))}"},
+    )
     answer.raise_for_status()
+
+
+def write_settings(home: Path, keys: str | Keys) -> dict[str, str]:
+    """Write what SeaweedFS reads from its home folder, with secrets; return its environment.
+
+    Its own ports then want a signature for what they read, write and delete over HTTP.
+    """
+    folder = home / ".seaweedfs"
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    secret = keys if isinstance(keys, str) else keys.store
+    signing = {"jwt.signing": "volume", "jwt.filer_signing": "filer", "jwt.filer_signing.read": "r"}
+    tables = [f'[{name}]\nkey = "{_derived(secret, of)}"\n' for name, of in signing.items()]
+    write_secret(folder / "security.toml", "\n".join(tables))
+    write_secret(folder / IDENTITIES, json.dumps({"identities": _identities(keys)}, indent=1))
+    return {"HOME": str(home), "GOMEMLIMIT": "512MiB"}
+
+
+def identities_of(home: Path) -> Path:
+    """Return the file of who may do what over S3."""
+    return home / ".seaweedfs" / IDENTITIES
+
+
+def _identities(keys: str | Keys) -> list[dict[str, object]]:
+    """Return who may do what: an owner everything, a role what the description says."""
+    owner = _identity(OWNER, keys if isinstance(keys, str) else keys.store, ["Admin"])
+    if isinstance(keys, str):
+        return [owner]
+    reads = [f"Read:{BUCKET}", f"List:{BUCKET}"]
+    return [owner] + [
+        _identity(
+            role, keys.secret(role), reads + [f"Write:{BUCKET}/*/{at}" for at in _patterns(role)]
+        )
+        for role in ROLES
+    ]
+
+
+def _patterns(role: Role) -> list[str]:
+    return [f"{at}*" if at.endswith("/") else at for at in WRITES[role]]
+
+
+def _identity(name: str, secret: str, actions: list[str]) -> dict[str, object]:
+    credentials = [{"accessKey": name, "secretKey": secret}]
+    return {"name": name, "credentials": credentials, "actions": actions}
+
+
+def _derived(secret: str, purpose: str) -> str:
+    return hmac.digest(secret.encode(), purpose.encode(), "sha256").hex()
+
+
+def _signed(key: str) -> str:
+    """Return a JSON Web Token that SeaweedFS takes for ten seconds."""
+    parts = ({"alg": "HS256", "typ": "JWT"}, {"exp": int(time.time()) + 10})
+    said = ".".join(_base64(json.dumps(part).encode()) for part in parts)
+    return f"{said}.{_base64(hmac.digest(key.encode(), said.encode(), 'sha256'))}"
+
+
+def _base64(data: bytes) -> str:
+    return base64.urlsafe_b64encode(data).rstrip(b"=").decode()
 
 
 def names_in_sqlite(folder: Path) -> dict[str, str]:

@@ -34,7 +34,7 @@ def store_of(folder: Path) -> Iterator[bool]:
         return
     with lock_run(folder.parent, folder.name):
         brokers = plan_brokers(folder.resolve(), keys_of(folder))
-        named = brokers.environment | brokers.secrets["client"]
+        named = brokers.environment | brokers.secrets["client"] | brokers.owner
         [store] = [program for program in brokers.programs if program.name == STORE]
         with (folder / "logs" / f"{STORE}.log").open("ab") as log:
             process = subprocess.Popen(

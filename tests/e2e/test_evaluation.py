@@ -60,7 +60,7 @@ def test_a_run_is_evaluated_followed_and_reported_and_has_the_same_bytes_if_kill
 
     brokers = plan_brokers(run.folder, keys_of(run.folder))
     start(program(brokers, "objects"))
-    for key, value in (brokers.environment | brokers.secrets["client"]).items():
+    for key, value in (brokers.environment | brokers.owner).items():
         monkeypatch.setenv(key, value)
     keys, found = asyncio.run(kept())
     assert [record["policy"]["version"] for record in found] == DUE

@@ -79,6 +79,7 @@ class Cluster:
     tokens: Tokens
     secrets: Mapping[Role, Mapping[str, str]]
     """What each role proves itself with."""
+    owner: Mapping[str, str]
     children: dict[str, Child] = field(default_factory=dict)
 
     @property
@@ -87,7 +88,7 @@ class Cluster:
 
     @property
     def settings(self) -> ServiceSettings:
-        environment = {**self.environment, **self.secrets["scheduler"]}
+        environment = {**self.environment, **self.secrets["scheduler"], **self.owner}
         given = {key.removeprefix("DIGENRL_").lower(): v for key, v in environment.items()}
         return ServiceSettings(run=self.recipe.run.name, worker="tests", **given)  # type: ignore[arg-type]
 
@@ -248,7 +249,9 @@ async def cluster(
     if stores_in == "folder":
         environment["DIGENRL_STORE_URL"] = f"file://{folder / 'objects'}"
     first, second = free_ports(2)
-    run = Cluster(folder, setting, recipe, environment, first, second, tokens, plan.secrets)
+    run = Cluster(
+        folder, setting, recipe, environment, first, second, tokens, plan.secrets, plan.owner
+    )
     brokers = [p for p in plan.programs if p.name != "objects" or stores_in == "s3"]
     keeping = asyncio.create_task(asyncio.sleep(0))
     try:

@@ -1,0 +1,43 @@
+"""What each role may do in the object store and in Redis: the one description.
+
+All of a run lies below its name in the store (`shared.run.layout`). Every role reads all of it; a
+role writes, overwrites and deletes below the folders named here, and nowhere else. So only a
+trainer makes commit records, and whoever generates changes neither weights nor recipe.
+"""
+
+from shared.messages.rights import Role
+
+WRITES: dict[Role, tuple[str, ...]] = {
+    "scheduler": (
+        "recipe.json", "staleness.json", "files/", "chain/", "copies/", "epochs/", "usage/",
+        "weights/", "checkpoints/", "states/", "batches/", "conditions/",
+    ),
+    "trainer": (
+        "commits/", "copies/", "chain/", "weights/", "checkpoints/", "states/", "batches/",
+        "conditions/", "files/",
+    ),
+    "rollout": ("batches/", "conditions/", "files/"),
+    "encoder": ("conditions/", "files/"),
+    "reward": ("files/",),
+    "client": ("evaluations/", "chain/", "files/"),
+}  # fmt: skip
+"""Objects and folders of a run that a role may write and delete. The scheduler deletes weights,
+checkpoints and batches that nobody needs."""
+
+_VERSIONS = "dg:wv:*"
+_PEERS = "dg:peers:*"
+_ANYBODY = "-@all +hello +auth +ping +client|setinfo +client|setname +quit"
+
+REDIS: dict[Role, str] = {
+    "scheduler": f"~{_VERSIONS} {_ANYBODY} +get +set +del +scan +watch +unwatch +multi +exec "
+    "+discard",
+    "rollout": f"%R~{_VERSIONS} ~{_PEERS} {_ANYBODY} +get +rpush +lrange +expire +multi +exec "
+    "+discard",
+    **dict.fromkeys(("encoder", "reward", "trainer", "client"), _ANYBODY),
+}
+"""Keys and commands of a role, as the ACL of Redis says it: the scheduler alone writes the index of
+versions, and hosts that generate tell each other what they have."""
+
+NOBODY = "user default off resetpass ~* &* +@all"
+"""The user whom nobody can be. It has all rights because Redis 7.0 reads its own log as this user:
+without them, what was written in transactions would be lost at a restart."""

@@ -1,0 +1,206 @@
+"""What each role may do in a real object store and a real Redis: exactly what is described."""
+
+import asyncio
+import os
+import subprocess
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import httpx
+import pytest
+import redis.asyncio as redis
+from pydantic import SecretStr
+from redis.exceptions import AuthenticationError, NoPermissionError
+
+from digenrl.local.brokers import BUCKET, Brokers, plan_brokers
+from digenrl.local.keys import Keys, keys_of
+from shared.errors import Unavailable
+from shared.messages.contracts import ObjectRef, Policy
+from shared.messages.rights import ROLES, Role
+from shared.run.rights import WRITES
+from shared.run.versions import Version, VersionIndex
+from shared.store import ObjectStore, StoreSettings, open_store
+from tests.brokers import StartProgram, program
+
+RUN = "digits"
+PLACES = sorted({place for places in WRITES.values() for place in places})
+
+
+@pytest.fixture
+def keys(tmp_path: Path) -> Keys:
+    return keys_of(tmp_path / "brokers")
+
+
+@pytest.fixture
+def planned(tmp_path: Path, keys: Keys) -> Brokers:
+    return plan_brokers(tmp_path / "brokers", keys)
+
+
+@pytest.fixture
+def objects(planned: Brokers, start: StartProgram) -> None:
+    start(program(planned, "objects"))
+
+
+@pytest.fixture
+def valkey(planned: Brokers, start: StartProgram) -> None:
+    start(program(planned, "valkey"))
+
+
+def store_as(planned: Brokers, access_key: str, secret_key: str) -> ObjectStore:
+    return open_store(
+        StoreSettings(
+            url=f"s3://{BUCKET}",
+            endpoint=planned.environment["DIGENRL_S3_ENDPOINT"],
+            access_key=SecretStr(access_key),
+            secret_key=SecretStr(secret_key),
+        )
+    )
+
+
+async def may(act: Awaitable[object]) -> bool:
+    try:
+        await act
+    except Unavailable as error:
+        assert "refuses these keys" in str(error) or "Denied" in str(error), error
+        return False
+    return True
+
+
+def key_at(place: str, name: str = "x") -> str:
+    return f"{RUN}/{place}{name if place.endswith('/') else ''}"
+
+
+async def test_each_role_writes_and_deletes_in_the_store_where_it_is_described_and_reads_all(
+    planned: Brokers, keys: Keys, objects: None
+) -> None:
+    owner = store_as(planned, *planned.owner.values())
+    for place in PLACES:
+        await owner.write(key_at(place), b"kept")
+    for role in ROLES:
+        secrets = planned.secrets[role]
+        store = store_as(
+            planned, secrets["DIGENRL_S3_ACCESS_KEY"], secrets["DIGENRL_S3_SECRET_KEY"]
+        )
+        for place in PLACES:
+            allowed = place in WRITES[role]
+            assert await may(store.write(key_at(place), b"other")) == allowed, (role, place)
+            assert await may(store.create(key_at(place, role), b"new")) == allowed, (role, place)
+            assert await may(store.delete([key_at(place)])) == allowed, (role, place)
+            await owner.write(key_at(place), b"kept")
+            assert await store.read(key_at(place)) == b"kept"
+        assert await store.keys(f"{RUN}/commits")
+        assert not await may(store.write("elsewhere", b"x"))
+    makers = {role for role in ROLES if "commits/" in WRITES[role]}
+    assert makers == {"trainer"}
+
+
+async def test_the_store_asks_everybody_also_at_its_own_ports(
+    planned: Brokers, keys: Keys, objects: None
+) -> None:
+    owner = store_as(planned, *planned.owner.values())
+    await owner.write(f"{RUN}/commits/00000001.json", b"the truth")
+    for login in (("trainer", "wrong"), ("trainer", keys.secret("rollout")),
+                  ("digenrl", "digenrl-local")):  # fmt: skip
+        assert not await may(store_as(planned, *login).read(f"{RUN}/commits/00000001.json"))
+    argv = program(planned, "objects").argv
+    [filer] = [each.partition("=")[2] for each in argv if each.startswith("-filer.port=")]
+    at = f"/{BUCKET}/{RUN}/commits/00000001.json"
+    async with httpx.AsyncClient(verify=False) as client:
+        anonymous = await client.get(f"{planned.environment['DIGENRL_S3_ENDPOINT']}{at}")
+        assert anonymous.status_code == 403
+        for method in ("GET", "HEAD", "PUT", "POST", "DELETE"):
+            answer = await client.request(method, f"http://127.0.0.1:{filer}/buckets{at}")
+            assert answer.status_code == 401, method
+            answer = await client.request(method, f"http://127.0.0.1:{filer}/etc/seaweedfs/")
+            assert answer.status_code == 401, method
+    assert await owner.read(f"{RUN}/commits/00000001.json") == b"the truth"
+
+
+def version(number: int) -> Version:
+    digest = f"{number:064x}"
+    return Version(
+        policy=Policy(version=number, weights_digest=digest),
+        weights=ObjectRef(key=f"{RUN}/weights/{digest}", sha256=digest, size=1),
+    )
+
+
+Act = Callable[["redis.Redis"], Awaitable[object]]
+COMMANDS: dict[str, tuple[Act, set[Role]]] = {
+    "ping": (lambda client: client.ping(), set(ROLES)),
+    "get": (lambda client: client.get(f"dg:wv:{RUN}"), {"scheduler", "rollout"}),
+    "set": (lambda client: client.set(f"dg:wv:{RUN}:9", "x"), {"scheduler"}),
+    "delete": (lambda client: client.delete(f"dg:wv:{RUN}"), {"scheduler"}),
+    "tell": (lambda client: client.rpush(f"dg:peers:{RUN}:a", "x"), {"rollout"}),
+    "hear": (lambda client: client.lrange(f"dg:peers:{RUN}:a", 0, 1), {"rollout"}),
+    "elsewhere": (lambda client: client.set("other", "x"), set()),
+    "read elsewhere": (lambda client: client.get("other"), set()),
+    "keys": (lambda client: client.keys("*"), set()),
+    "flush": (lambda client: client.flushall(), set()),
+    "script": (lambda client: client.eval("return 1", 0), set()),
+    "config": (lambda client: client.config_get("*"), set()),
+    "acl": (lambda client: client.acl_list(), set()),
+}
+
+
+async def test_each_role_does_in_redis_what_is_described_and_nobody_is_anonymous(
+    planned: Brokers, keys: Keys, valkey: None
+) -> None:
+    for name, (act, allowed) in COMMANDS.items():
+        did = set()
+        for role in ROLES:
+            async with redis.from_url(planned.secrets[role]["DIGENRL_REDIS_URL"]) as client:
+                try:
+                    await act(client)
+                    did.add(role)
+                except NoPermissionError:
+                    pass
+        assert did == allowed, name
+    for login in ("", ":x@", "trainer:x@", f"trainer:{keys.secret('rollout')}@"):
+        url = f"redis://{login}127.0.0.1:{planned.redis_port}"
+        async with redis.from_url(url) as client:
+            with pytest.raises(AuthenticationError):
+                await client.ping()
+
+
+def test_what_was_written_in_transactions_is_there_after_a_restart(
+    planned: Brokers, start: StartProgram
+) -> None:
+    """Redis reads its own log as the user whom nobody can be."""
+
+    async def write() -> None:
+        url = planned.secrets["scheduler"]["DIGENRL_REDIS_URL"]
+        async with VersionIndex.connect(url, run=RUN) as index:
+            await index.rebuild([])
+            for number in range(3):
+                await index.publish(version(number))
+
+    async def read() -> list[Version | None]:
+        url = planned.secrets["rollout"]["DIGENRL_REDIS_URL"]
+        async with VersionIndex.connect(url, run=RUN) as index:
+            return [await index.lookup(number) for number in range(3)]
+
+    process: subprocess.Popen[bytes] = start(program(planned, "valkey"))
+    asyncio.run(write())
+    process.kill()
+    process.wait()
+    start(program(planned, "valkey"))
+    assert asyncio.run(read()) == [version(number) for number in range(3)]
+
+
+def test_secrets_are_in_files_of_their_owner_and_in_no_command_line_or_environment(
+    planned: Brokers, keys: Keys, tmp_path: Path
+) -> None:
+    keys.write(planned.secrets)
+    secrets = [keys.store, *(keys.secret(role) for role in ROLES)]
+    assert len(set(secrets)) == len(secrets)
+    for each in planned.programs:
+        said = " ".join([*each.argv, *each.environment.values()])
+        assert not any(secret in said for secret in secrets), each.name
+    assert not any(secret in str(planned.environment) for secret in secrets)
+    holding = [
+        path
+        for path in tmp_path.rglob("*")
+        if path.is_file() and any(secret in path.read_text() for secret in secrets)
+    ]
+    assert holding and all(path.stat().st_mode & 0o777 == 0o600 for path in holding)
+    assert all(os.stat(keys.folder / role).st_mode & 0o777 == 0o700 for role in ROLES)  # noqa: PTH116
