@@ -12,6 +12,7 @@ from digenrl.commands.evaluate import evaluate
 from digenrl.commands.follow import follow
 from digenrl.commands.gc import gc
 from digenrl.commands.generate import generate
+from digenrl.commands.keys import keys
 from digenrl.commands.model import model
 from digenrl.commands.plan import plan
 from digenrl.commands.repair import repair
@@ -41,6 +42,7 @@ of_runs = (report, follow, evaluate, gc, repair, up, check, serve, brokers)
 for command in (*of_runs, generate, serve_scorer, plan, sim):
     app.command()(command)
 app.add_typer(model, name="model")
+app.add_typer(keys, name="keys")
 
 
 def _say_version(asked: bool) -> None:

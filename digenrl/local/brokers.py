@@ -97,15 +97,7 @@ def plan_brokers(
     s3_ports = free_ports(5, paired_at=GRPC_OFFSET)
     ports = ports or _free(s3_ports[0], at)
     owner = keys if isinstance(keys, str) else keys.store
-    secrets = {
-        role: {
-            "DIGENRL_NATS_URL": f"nats://{_login(keys, role)}@{at}:{ports.nats}",
-            "DIGENRL_REDIS_URL": f"redis://{_redis_login(keys, role)}@{at}:{ports.redis}",
-            "DIGENRL_S3_ACCESS_KEY": USER if isinstance(keys, str) else role,
-            "DIGENRL_S3_SECRET_KEY": keys if isinstance(keys, str) else keys.secret(role),
-        }
-        for role in ROLES
-    }
+    secrets = secrets_of(keys, nats=f"{at}:{ports.nats}", redis=f"{at}:{ports.redis}")
     return Brokers(
         nats_port=ports.nats,
         redis_port=ports.redis,
@@ -127,6 +119,19 @@ def plan_brokers(
             ),
         },
     )
+
+
+def secrets_of(keys: str | Keys, *, nats: str, redis: str) -> dict[Role, dict[str, str]]:
+    """Return what each role proves itself with, at brokers at these hosts and ports."""
+    return {
+        role: {
+            "DIGENRL_NATS_URL": f"nats://{_login(keys, role)}@{nats}",
+            "DIGENRL_REDIS_URL": f"redis://{_redis_login(keys, role)}@{redis}",
+            "DIGENRL_S3_ACCESS_KEY": USER if isinstance(keys, str) else role,
+            "DIGENRL_S3_SECRET_KEY": keys if isinstance(keys, str) else keys.secret(role),
+        }
+        for role in ROLES
+    }
 
 
 def _login(keys: str | Keys, role: Role) -> str:

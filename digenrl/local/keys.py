@@ -43,8 +43,13 @@ class Keys:
 
 
 def keys_of(folder: Path) -> Keys:
-    """Return the keys of the deployment in ``folder``, made where they are missing."""
-    keys = Keys(folder / KEYS)
+    """Return the keys of the run in ``folder``, made where they are missing."""
+    return keys_in(folder / KEYS)
+
+
+def keys_in(folder: Path) -> Keys:
+    """Return the keys that are kept in ``folder`` itself, made where they are missing."""
+    keys = Keys(folder)
     keys.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     for role in (*ROLES, STORE):
         path = keys.folder / role / SECRET

@@ -54,8 +54,13 @@ class Tokens:
 
 def tokens_of(folder: Path) -> Tokens:
     """Return the tokens of the run in ``folder``, made if it has none."""
-    tokens = Tokens(folder / KEYS)
-    tokens.folder.mkdir(mode=0o700, exist_ok=True)
+    return tokens_in(folder / KEYS)
+
+
+def tokens_in(folder: Path) -> Tokens:
+    """Return the tokens that are kept in ``folder`` itself, made if it has none."""
+    tokens = Tokens(folder)
+    tokens.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     accepted = tokens.folder / "api_tokens.json"
     if not accepted.exists():
         records = []

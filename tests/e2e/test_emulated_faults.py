@@ -63,6 +63,13 @@ async def write_garbage(run: Cluster, step: int) -> None:
     await publish_garbage(lambda role: run.secrets[role]["DIGENRL_NATS_URL"], "small", subjects)
 
 
+async def until_ready(run: Cluster) -> None:
+    async def ready() -> bool:
+        return (await run.status("scheduler"))[0] == 200
+
+    await until_true(ready)
+
+
 async def test_a_run_that_was_stopped_stays_so_over_a_restart_until_it_is_resumed(
     tmp_path: Path,
 ) -> None:
@@ -75,6 +82,7 @@ async def test_a_run_that_was_stopped_stays_so_over_a_restart_until_it_is_resume
         await asyncio.gather(*(run.remove(name, signal.SIGTERM) for name in services))
         for name in services:
             run.add(name)
+        await until_ready(run)  # it has read what was requested
         view = await run.until_run(lambda view: view["num_workers"]["rollout"] == 2)
         assert view["phase"] == "stopped"
         stopped_at = await run.num_commits()

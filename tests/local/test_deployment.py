@@ -1,0 +1,106 @@
+"""`digenrl keys init`: a folder from which brokers and services of a deployment start."""
+
+import asyncio
+import dataclasses
+import ssl
+from pathlib import Path
+
+import httpx
+import pytest
+from typer.testing import CliRunner
+
+from digenrl.cli import app
+from digenrl.local.brokers import Brokers, plan_brokers
+from digenrl.local.deployment import make_certificate, make_deployment
+from digenrl.local.keys import Keys, keys_in
+from digenrl.local.ports import free_ports
+from digenrl.local.tokens import Tokens
+from shared.bus.bus import Bus
+from shared.errors import UserError
+from shared.messages.rights import ROLES
+from shared.process.http_access import Access
+from shared.process.service import Health, serve, worker_app
+from shared.process.settings import Endpoints, HttpSettings
+from tests.brokers import StartProgram, program
+
+
+def test_one_command_makes_all_keys_and_a_second_one_keeps_them(tmp_path: Path) -> None:
+    folder = tmp_path / "keys"
+    ran = CliRunner().invoke(app, ["keys", "init", str(folder), "--nats", "here:4222"])
+    assert ran.exit_code == 0 and f"DIGENRL_SECRETS_DIR={folder}/<role>" in ran.output
+    before = {role: Keys(folder).secret(role) for role in ROLES}
+    token = Tokens(folder).token("admin")
+    assert not any(secret in ran.output for secret in (*before.values(), token))
+    CliRunner().invoke(app, ["keys", "init", str(folder)])
+    assert {role: Keys(folder).secret(role) for role in ROLES} == before
+    assert Tokens(folder).token("admin") == token
+    assert "nats:4222" in (folder / "rollout" / "digenrl_nats_url").read_text()
+    for path in folder.rglob("*"):
+        assert path.stat().st_mode & 0o077 == 0, path
+
+
+def test_a_service_of_a_role_finds_its_secrets_in_the_folder_that_is_named_when_it_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_deployment(tmp_path, nats="n:1", redis="r:2", s3="http://s:3")
+    for role in ROLES:
+        monkeypatch.setenv("DIGENRL_SECRETS_DIR", str(tmp_path / role))
+        found = Endpoints()
+        secret = Keys(tmp_path).secret(role)
+        assert found.nats_url.get_secret_value() == f"nats://{role}:{secret}@n:1"
+        assert found.redis_url.get_secret_value() == f"redis://{role}:{secret}@r:2"
+        assert (found.store_url, found.s3_endpoint) == ("s3://digenrl", "http://s:3")
+        assert secret not in repr(found)
+
+
+def test_a_nats_server_takes_the_configuration(tmp_path: Path, start: StartProgram) -> None:
+    [port, monitor] = free_ports(2)
+    make_deployment(tmp_path / "keys", nats=f"127.0.0.1:{port}", redis="r:2", s3="http://s:3")
+    planned: Brokers = plan_brokers(tmp_path / "other", keys_in(tmp_path / "keys"))
+    config = tmp_path / "keys" / "brokers" / "nats.conf"
+    text = config.read_text().replace('"/data"', f'"{tmp_path}/data"')
+    config.write_text(text.replace("127.0.0.1:8222", f"127.0.0.1:{monitor}"))
+    nats = program(planned, "nats")
+
+    async def ready() -> bool:
+        url = (tmp_path / "keys" / "client" / "digenrl_nats_url").read_text()
+        async with Bus.connect(url, run="demo", name="x"):
+            return True
+
+    start(dataclasses.replace(nats, argv=[nats.argv[0], "--config", str(config)], ready=ready))
+
+
+async def test_a_service_answers_with_a_certificate_of_that_command(tmp_path: Path) -> None:
+    make_certificate(tmp_path / "tls", ["localhost", "127.0.0.1"])
+    cert, key = tmp_path / "tls" / "cert.pem", tmp_path / "tls" / "key.pem"
+    assert key.stat().st_mode & 0o777 == 0o600
+    listener = HttpSettings(tls_cert=cert, tls_key=key).listen("0.0.0.0", 0)
+    done = asyncio.Event()
+
+    async def work() -> None:
+        await done.wait()
+
+    serving = asyncio.create_task(
+        serve(worker_app("reward", Health()), work(), listener=listener, access=Access())
+    )
+    url = f"https://127.0.0.1:{listener.socket.getsockname()[1]}"
+    trusted = ssl.create_default_context(cafile=str(cert))
+    try:
+        async with asyncio.timeout(20), httpx.AsyncClient(verify=trusted) as client:
+            while True:
+                try:
+                    answer = await client.get(f"{url}/livez")
+                    break
+                except httpx.ConnectError:
+                    await asyncio.sleep(0.05)
+            assert answer.json() == {"status": "alive"}
+            assert (await client.get(f"{url}/metrics")).status_code == 401
+    finally:
+        done.set()
+        await serving
+    assert listener.url.startswith("https://")
+
+
+def test_a_certificate_for_no_name_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="--tls: openssl says"):
+        make_certificate(tmp_path / "tls", ["a,b=c"])
