@@ -23,7 +23,8 @@ from services.scheduler.core.state import (
 )
 from services.scheduler.core.supply import fragment_size, unissued_samples
 from services.scheduler.core.tag.controller import Controller, decide, observe
-from services.scheduler.core.tag.makespan import TagInputs, independent_share
+from services.scheduler.core.tag.fluid import share_of
+from services.scheduler.core.tag.makespan import TagInputs
 from shared.messages.contracts import SetDevice, TagRequest
 from shared.messages.workers import DeviceMode
 
@@ -46,7 +47,7 @@ def open_loans(plan: Plan, state: State, now: float) -> State:
     tag = _close_record(plan, tag, batch, met)
     controller, decision = decide(tag.controller, seen)
     if trainer.independent_devices and tag.controller.mode == "auto":
-        groups = independent_share(seen, one_step=plan.schedule.staleness_limit > 0)
+        groups = share_of(seen, one_step=plan.schedule.staleness_limit > 0)
         decision = replace(decision, groups=groups, reason="fluid")
     record = TagRecord(
         batch=batch.index, decision=decision, tag_inputs=seen, opened_at=batch.opened_at

@@ -61,7 +61,7 @@ def largest_fragment(profile: Profile, split: Split, schedule: RunSchedule) -> i
 def situation_of(profile: Profile, split: Split, size: int, *, schedule: RunSchedule) -> Situation:
     """Describe a batch in fragments of `size` samples as the scheduler would see it."""
     if schedule.mode == "fluid":
-        return _of_fluid(profile, split, size)
+        return _of_fluid(profile, split, size, ahead=schedule.staleness_limit > 0)
     shape, hop = profile.shape, profile.rollout.handoff_seconds
     timing = timing_of(profile, split.trainer)
     alone = has_independent_devices(profile, split.trainer)
@@ -90,8 +90,9 @@ def situation_of(profile: Profile, split: Split, size: int, *, schedule: RunSche
     return Situation(tag_inputs, _pool(profile, split, schedule, tag_inputs, publish))
 
 
-def _of_fluid(profile: Profile, split: Split, size: int) -> Situation:
-    """Describe it on fluid devices, the split's trainer, and others that only generate."""
+def _of_fluid(profile: Profile, split: Split, size: int, *, ahead: bool) -> Situation:
+    """Describe it on fluid devices, the split's trainer, and others that only generate. Where
+    generation is a step ahead, sums are exchanged beside it."""
     shape, hop = profile.shape, profile.rollout.handoff_seconds
     lanes = tuple(
         each
@@ -120,9 +121,8 @@ def _of_fluid(profile: Profile, split: Split, size: int) -> Situation:
         train=train,
         switch=0.0,
         ready=HOPS_TO_TRAINING * hop,
-        commit=fluid.exchange_seconds(profile, len(lanes))
-        + fluid.step_seconds(profile)
-        + HOPS_OF_FLUID * hop,
+        commit=fluid.step_seconds(profile)
+        + (0.0 if ahead else fluid.exchange_seconds(profile, len(lanes)) + HOPS_OF_FLUID * hop),
     )
     pool = IndependentPool(
         tag_inputs=inputs,

@@ -48,16 +48,34 @@ class IndependentPool:
         return Counter(zip(self.tag_inputs.rollout, self.gradient, strict=True))
 
 
-def strict(pool: IndependentPool, most: int | None = None) -> tuple[float, int]:
-    """Seconds of a batch, and how many groups the trainer generates: the best, or ``most``."""
+def strict(
+    pool: IndependentPool, most: int | None = None, *, near: int | None = None
+) -> tuple[float, int]:
+    """Seconds of a batch, and how many groups the trainer generates: the best, or ``most``; looked
+    for ``near`` a number, by default the wave model's."""
     tag_inputs = pool.tag_inputs
     if most is not None:
         return makespan(pool, most), most
-    around = best_groups(tag_inputs)
+    around = best_groups(tag_inputs) if near is None else near
     last = tag_inputs.groups if tag_inputs.trainer_queues else 0
     step = -(-tag_inputs.groups // STEPS)
     wanted = {max(0, min(last, around + step * each)) for each in REACH}
     return min((makespan(pool, k), k) for k in wanted)
+
+
+def share_of(tag_inputs: TagInputs, *, one_step: bool) -> int:
+    """Groups that a trainer of independent devices generates in the batch that opens: on-policy
+    those that `strict` finds best, near the wave model's."""
+    share = independent_share(tag_inputs, one_step=one_step)
+    if one_step or not tag_inputs.rollout or not tag_inputs.train:
+        return share
+    pool = IndependentPool(
+        tag_inputs=tag_inputs,
+        num_trainer=max(1, tag_inputs.trainer_queues),
+        last=0.0,  # the same for every number of groups
+        gradient=(math.inf,) * len(tag_inputs.rollout),
+    )
+    return strict(pool, near=share)[1]
 
 
 def makespan(pool: IndependentPool, k: int) -> float:
@@ -120,6 +138,28 @@ def one_step(pool: IndependentPool, groups: int | None = None) -> tuple[float, i
     tag_inputs = pool.tag_inputs
     least = least_period(tag_inputs, publish=pool.publish, last=pool.last / 2)
     return max(seconds, least), allowed
+
+
+def members_ahead(pool: IndependentPool) -> float:
+    """Seconds of a batch on fluid devices that generate one step ahead: no device waits, so it is
+    all work over all devices, each doing what it does best (as `costs.floor`)."""
+    inputs = pool.tag_inputs
+    generation = float(inputs.groups * inputs.fragments_per_group)
+    training = float(inputs.groups)
+    rates = [(1 / fragment, 1 / gradient) for fragment, gradient in pool.lanes]
+    front = sum(1 / seconds for seconds in inputs.rollout)
+    behind = sum(trains for _, trains in rates)
+    for generates, trains in sorted(rates, key=lambda rate: rate[1] / rate[0]):
+        behind -= trains
+        weight = training * generates + generation * trains
+        share = (generation * (trains + behind) - training * front) / weight
+        if share <= 1:
+            share = max(share, 0.0)
+            rest = training / ((1 - share) * trains + behind)
+            seconds = max(generation / (front + share * generates or 1e-12), rest)
+            return seconds + pool.last / 2 + inputs.commit
+        front += generates
+    return math.inf
 
 
 def least_period(tag_inputs: TagInputs, *, publish: float, last: float) -> float:

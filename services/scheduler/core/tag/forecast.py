@@ -55,6 +55,8 @@ def forecast(situation: Situation, schedule: RunSchedule) -> Forecast:
         return Forecast(makespan(tag_inputs, tag_inputs.groups), tag_inputs.groups)
     if schedule.mode == "fluid":
         assert pool is not None, "fluid devices are independent"
+        if schedule.staleness_limit:
+            return Forecast(fluid.members_ahead(pool), tag_inputs.groups)
         everything = None if tag_inputs.rollout else tag_inputs.groups
         return Forecast(*fluid.strict(pool, everything))
     if schedule.mode == "sequential":
