@@ -206,7 +206,7 @@ class Bus:
     async def send(self, message: Transient) -> None:
         """Publish ``message`` without storing it: it is lost while the broker is away."""
         with contextlib.suppress(nats.errors.Error):
-            await self._client.publish(subject_of(self.run, message), encode(message))
+            await cancellable(self._client.publish(subject_of(self.run, message), encode(message)))
 
     async def on_status(self, handle: Callable[[WorkerStatus], Awaitable[None]]) -> None:
         await self._subscribe(f"dg.{self.run}.live.>", WorkerStatus, handle)
@@ -232,7 +232,7 @@ class Bus:
                 if isinstance(message, kind):
                     await handle(message)
 
-        await self._client.subscribe(subject, cb=receive)
+        await cancellable(self._client.subscribe(subject, cb=receive))
 
     def queue(self, stream: Stream, service: str, of: type[Record] = Record) -> Queue:
         """Return the work in ``stream`` for a service; messages not of type ``of`` are
@@ -362,7 +362,7 @@ class Bus:
         self, stream: Stream, filters: list[str], *, start: int
     ) -> AsyncIterator["Incoming"]:
         inbox = self._client.new_inbox()
-        subscription = await self._client.subscribe(inbox)
+        subscription = await cancellable(self._client.subscribe(inbox))
         try:
             consumer = await cancellable(
                 self.jetstream.add_consumer(stream.name, follower_config(inbox, filters, start))
@@ -375,4 +375,4 @@ class Bus:
                     await cancellable(self.jetstream.delete_consumer(stream.name, consumer.name))
         finally:
             with contextlib.suppress(nats.errors.Error):
-                await subscription.unsubscribe()
+                await cancellable(subscription.unsubscribe())

@@ -13,7 +13,8 @@ async def cancellable(call: Awaitable[T]) -> T:
     """Await a call of the NATS client; raise CancelledError if its task is cancelled meanwhile.
 
     Before Python 3.12 `asyncio.wait_for`, which the client uses, may lose a cancellation that comes
-    together with the result; then the task would never end.
+    together with the result, and the client drops one that comes while it waits for room to write;
+    then the task would never end.
     """
     task = asyncio.current_task()
     assert task is not None

@@ -199,12 +199,14 @@ async def quarantine(
     sequence = raw.metadata.sequence.stream
     log.error("quarantined", stream=stream.name, subject=raw.subject, error=str(error))
     with contextlib.suppress(nats.errors.Error, APIError):
-        await jetstream.publish(
-            f"dg.{run}.quarantine.{stream.name}.{sequence}",
-            raw.data,
-            headers={
-                "Nats-Msg-Id": f"{run}.{stream.name}.{sequence}",
-                "dg-subject": raw.subject,
-                "dg-reason": str(error)[:200],
-            },
+        await cancellable(
+            jetstream.publish(
+                f"dg.{run}.quarantine.{stream.name}.{sequence}",
+                raw.data,
+                headers={
+                    "Nats-Msg-Id": f"{run}.{stream.name}.{sequence}",
+                    "dg-subject": raw.subject,
+                    "dg-reason": str(error)[:200],
+                },
+            )
         )

@@ -87,7 +87,8 @@ async def test_none_of_1024_living_workers_is_declared_dead_while_three_batches_
                 process.start()
                 try:
                     async with asyncio.timeout(60):
-                        while len(scheduler.state.workers) < NUM_WORKERS:  # noqa: ASYNC110
+                        while len(scheduler.state.workers) < NUM_WORKERS:
+                            assert process.is_alive(), "the workers' process has ended"
                             await asyncio.sleep(0.1)
                     for version in range(3):
                         await live.trainer.commit(announce=True)

@@ -12,6 +12,7 @@ import pytest
 from services.scheduler.shell import app, goal, housekeeping
 from services.scheduler.shell.app import Scheduler
 from shared.bus.bus import Bus
+from shared.bus.cancellation import stop
 from shared.learning.prompts import PromptOrder
 from shared.messages.contracts import PolicyPublished
 from shared.process.service import Health
@@ -89,9 +90,9 @@ class Live:
         try:
             yield
         finally:
-            task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
+            [error] = await stop(task)
+            if error is not None:
+                raise error
 
     async def recovered(self) -> None:
         async with asyncio.timeout(WAIT_S):
