@@ -16,7 +16,6 @@ def refusal(
     max_staleness: int | str = 0,
     trained: str = "lora",
     can_train: bool = False,
-    batch_std: str | None = None,
 ) -> str | None:
     """Return why no recipe can ask this of fluid devices, with field and remedy; None if one can.
 
@@ -27,7 +26,6 @@ def refusal(
         max_staleness: `schedule.max_staleness`.
         trained: `model.trained`.
         can_train: `rollout.can_train`.
-        batch_std: `Tables.batch_std`.
     """
     refused = {
         "trainer.ranks: fluid devices are processes of their own; set it to 1": ranks > 1,
@@ -40,9 +38,6 @@ def refusal(
             max_staleness != 0 and trained == "full"
         ),
         "rollout.can_train: fluid devices train, others only generate; set it to false": can_train,
-        'algorithm.advantage_std: fluid devices train groups as they come; set it to "group"': (
-            batch_std is not None
-        ),
     }
     return next((f"{reason}, {OTHER}" for reason, applies in refused.items() if applies), None)
 
@@ -57,5 +52,4 @@ def refusal_of(tables: Tables) -> str | None:
         max_staleness=tables.schedule.max_staleness,
         trained=tables.model.trained,
         can_train=tables.rollout.can_train,
-        batch_std=tables.batch_std,
     )

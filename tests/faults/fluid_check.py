@@ -105,6 +105,26 @@ def records(memory: Memory) -> Iterator[str]:
             yield f"version {record.policy.version} names other groups than are in it"
 
 
+def advantages(memory: Memory) -> Iterator[str]:
+    """Over the standard deviation of a batch, all are those of the very groups that are in it."""
+    plan = memory.base.plan
+    for record in memory.base.commits[1:]:
+        if plan.advantages.std == "batch":
+            scored = [
+                (
+                    [r for part in group.fragments for r in part.rewards],
+                    {
+                        name: [s for part in group.fragments for s in part.parts[name]]
+                        for name in group.fragments[0].parts
+                    },
+                )
+                for group in record.trained
+            ]
+            wanted = plan.advantages.of_batch(scored)
+            if [group.advantages for group in record.trained] != wanted:
+                yield f"version {record.policy.version} has advantages of other rewards"
+
+
 def steps(memory: Memory) -> Iterator[str]:
     """Everybody steps from what is committed, with one total per attempt, and once."""
     by_attempt: dict[tuple[int, int], set[str]] = defaultdict(set)
@@ -222,5 +242,5 @@ SHARED: tuple[Callable[[Evidence], Iterator[str]], ...] = (
     check.begun, check.slots, check.chain, check.samples, check.versions, check.trajectories,
 )  # fmt: skip
 CHECKS: tuple[Callable[[Memory], Iterator[str]], ...] = (
-    totals, records, steps, survivors, confirmed, durable, whole_work,
+    totals, records, advantages, steps, survivors, confirmed, durable, whole_work,
 )  # fmt: skip

@@ -5,7 +5,14 @@ from dataclasses import replace
 from typing import Any
 
 from services.scheduler.core import assign, fragments, gradients
-from services.scheduler.core.fluid import control, events, members, pieces, recovery, rounds
+from services.scheduler.core.fluid import (
+    control,
+    events,
+    members,
+    pieces,
+    recovery,
+    rounds,
+)
 from services.scheduler.core.fluid.state import FluidState
 from services.scheduler.core.state import Plan, State, WorkerState
 from services.scheduler.sim.fabric import Total

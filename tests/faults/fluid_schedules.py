@@ -12,6 +12,7 @@ from services.scheduler.sim.cluster import Cluster, build
 from services.scheduler.sim.members import SimMember
 from services.scheduler.sim.timing import Timing
 from services.scheduler.sim.world import Process
+from shared.learning.advantages import Advantages
 from shared.learning.prompts import PromptOrder
 from shared.learning.windows import Windows
 from shared.messages.contracts import OperatorRequest, Prompt
@@ -88,6 +89,7 @@ def draw(seed: int) -> Cluster:
             early_fraction="auto" if seed % 2 else 0.5,
             fragment_size=1 if seed % 6 == 5 else "auto",  # groups are begun and not done
         ),
+        advantages=Advantages(std="batch" if seed % 5 == 4 else "group"),
         max_attempts=random.choice((2, 4, 50)),
         max_losses=random.choice((4, 50)),
     )  # fmt: skip

@@ -181,10 +181,10 @@ def _record_fluid(plan: Plan, state: State, event: MachineInput, now: float) -> 
             return state
         case FragmentFailed(slot=slot) | FragmentScored(fragment=slot):
             state = _record_any(plan, state, event, now)
-            return fluid_events.group_changed(state, slot.batch, slot.group)
+            return fluid_events.group_changed(plan, state, slot.batch, slot.group)
         case GroupFailed(batch=batch, group=group):
             state = _record_any(plan, state, event, now)
-            return fluid_events.group_changed(state, batch, group)
+            return fluid_events.group_changed(plan, state, batch, group)
         case _:
             return _record_fluid_worker(plan, state, event, now)
 

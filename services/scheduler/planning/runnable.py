@@ -63,7 +63,6 @@ def _why_not_fluid(profile: Profile, split: Split, schedule: RunSchedule) -> str
         updates=profile.shape.updates,
         max_staleness=schedule.max_staleness,
         can_train=schedule.gradient_help,
-        batch_std="held" if schedule.holds_groups else None,
     )
     if reason is None and profile.variant.sharded:
         reason = "trainer.sharded: every fluid device holds all weights"

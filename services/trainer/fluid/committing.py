@@ -14,6 +14,7 @@ from shared.errors import ContractError
 from shared.messages import subjects
 from shared.messages.contracts import Policy, PolicyPublished, TrainGroup
 from shared.messages.fluid import Share
+from shared.process.failpoints import reach
 from shared.process.worker import WorkerContext, patiently
 from shared.run.commits import CommitRecord, commit, stored_digest
 from shared.telemetry import STAGE_SECONDS
@@ -90,6 +91,7 @@ class Committing:
             checksum=made.checksum,
             shares=made.shares,
         )
+        reach("fluid.commits")
         await commit(self._store, record)
         log.info("committed", version=version, **metrics)
         return record

@@ -16,6 +16,7 @@ from shared.diffusion.checksum import checksum
 from shared.diffusion.policy import LoadedPolicy
 from shared.messages.fluid import Piece
 from shared.messages.workers import MemoryShortage
+from shared.process.failpoints import reach
 from shared.recipe.recipe import Recipe
 from shared.run.manifest import StoredTensors
 
@@ -62,9 +63,13 @@ class EngineMember:
         read = await self._groups.read(group)
         last = piece.first_step + piece.num_steps
         part = read.sliced(GroupSlice(piece.samples, first=piece.first_step, end=last))
-        return await asyncio.to_thread(
-            self._apart, piece, lambda: self.engine.train(part, kind=group.kind)
-        )
+
+        def train() -> MemoryShortage | None:
+            shortage = self.engine.train(part, kind=group.kind)
+            reach("fluid.trains")  # its gradient is in memory, and nobody knows
+            return shortage
+
+        return await asyncio.to_thread(self._apart, piece, train)
 
     async def skip(self, piece: Piece) -> None:
         rows = piece.num_samples * piece.num_steps

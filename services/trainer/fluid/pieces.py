@@ -12,7 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import structlog
@@ -29,6 +29,7 @@ from shared.messages.contracts import GenerateFragment, Policy, TrainGroup
 from shared.messages.fluid import PieceReleased, PieceTrained, TrainPiece
 from shared.messages.staleness import check_task
 from shared.messages.workers import MemoryShortage
+from shared.process.failpoints import reach
 from shared.process.worker import WorkerContext, patiently
 from shared.run.commits import admissible_versions
 from shared.telemetry import STAGE_SECONDS
@@ -139,7 +140,10 @@ class DeviceWork:
     async def _admitted(self, command: TrainGroup, trained: Policy) -> AdmittedGroup | None:
         limit = self._max_staleness if command.policy != trained else 0
         admissible = await admissible_versions(self._store_of_run, self._bus.run, trained, limit)
-        return await self._fetcher.admitted(command, admissible)
+        group = await self._fetcher.admitted(command, admissible)
+        if group is None or not isinstance(group.work, GroupData):
+            return group
+        return replace(group, work=replace(group.work, kind="final"))  # as they were sent
 
     async def _work(self, tasks: asyncio.TaskGroup) -> None:
         while True:
@@ -204,6 +208,7 @@ class DeviceWork:
                 given = queued.conditions
                 work = await self._generator.begin(task, None if given is None else given.packed)
                 self._publisher.prepare(task)
+                reach("fluid.generates")
                 while not work.done:
                     await work.advance()
                 return await work.finish()

@@ -22,6 +22,7 @@ from shared.messages.fluid import (
     SumHeld,
     TakeStep,
 )
+from shared.process.failpoints import reach
 from shared.process.worker import WorkerContext
 
 log = structlog.get_logger()
@@ -118,6 +119,7 @@ class Rounds:
                 scale=measure.scale, seconds=time.monotonic() - began,
             )
         )  # fmt: skip
+        reach("fluid.holds")
 
     async def _total(self, message: ExchangeSums) -> object:
         me, ledger = self._worker.address, self._state.ledger
@@ -126,6 +128,7 @@ class Rounds:
             own = await self._device.own_sum() if share.pieces else {}
             if not ledger.is_current(message) or not ledger.is_exactly(message, share):
                 raise Missed("its sum is no longer its share", (me,))
+        reach("fluid.exchanges")
         meeting = Meeting.of(message, self._bus.run, me, by_group=self._by_group)
         total: object = await self._exchange.total(meeting, own)
         return total
@@ -165,6 +168,7 @@ class Rounds:
                 seconds=time.monotonic() - made.began,
             )
         )  # fmt: skip
+        reach("fluid.stepped")
         for taken in self._steps.values():
             self._compare(taken)
         if self._device.steps_beside:

@@ -14,7 +14,13 @@ from services.scheduler.core.machine import (
     step,
 )
 from services.scheduler.core.state import Plan, State
-from shared.messages.contracts import GenerateFragment, PolicyPublished, TrainGroup
+from shared.learning.advantages import Advantages
+from shared.messages.contracts import (
+    FragmentFailed,
+    GenerateFragment,
+    PolicyPublished,
+    TrainGroup,
+)
 from shared.messages.fluid import (
     CommitVersion,
     ExchangeMissed,
@@ -70,6 +76,15 @@ class Run:
             for task in tasks:
                 self.give(examples.generated(task), examples.scored(task))
 
+    def generate_batch(self, batch: int) -> None:
+        """Have all fragments of a batch generated and scored, and leave those of the next one."""
+        others = []
+        while tasks := self.take(GenerateFragment):
+            others += [task for task in tasks if task.fragment.batch != batch]
+            for task in (task for task in tasks if task.fragment.batch == batch):
+                self.give(examples.generated(task), examples.scored(task))
+        self.commands += others
+
     def train(self, but: str = "") -> None:
         """Have all pieces trained, but those of one member."""
         while pieces := self.take(TrainPiece):
@@ -119,6 +134,39 @@ def test_pieces_make_up_the_batch_and_are_exchanged_once() -> None:
     assert {share.worker for share in command.shares} == {"trainer-0-a", "trainer-1-a"}
     run.give(Tick())
     assert run.take(ExchangeSums) == []
+
+
+def test_over_the_batchs_deviation_groups_are_sent_together_and_all_again_if_one_changes() -> None:
+    run = Run(advantages=Advantages(std="batch"))
+    tasks = run.take(GenerateFragment)
+    for task in tasks[:-1]:
+        run.give(examples.generated(task), examples.scored(task))
+    assert run.take(TrainGroup) == []
+    run.give(examples.generated(tasks[-1]), examples.scored(tasks[-1]))
+    groups = run.take(TrainGroup)
+    rewards = [[r for part in group.fragments for r in part.rewards] for group in groups]
+    wanted = run.plan.advantages.of_batch([(each, {"proxy": each}) for each in rewards])
+    assert [group.advantages for group in groups] == wanted
+    run.take(TrainPiece)
+    slot = tasks[0].fragment.slot
+    run.give(FragmentFailed(slot=slot, stage="admission", reason="broken"))
+    [task] = run.take(GenerateFragment)
+    run.give(examples.generated(task), examples.scored(task, (9.0,) * task.fragment.num_samples))
+    again = run.take(TrainGroup)
+    assert [(group.group, group.attempt) for group in again] == [(0, 1), (1, 1)]
+    assert again[1].advantages != groups[1].advantages
+    assert {piece.piece.attempt for piece in run.take(TrainPiece)} == {1}
+
+
+def test_early_fragments_are_by_the_committed_version_and_wait_for_pieces() -> None:
+    run = Run(members=1, max_staleness=1)
+    run.generate_batch(0)
+    early = run.take(GenerateFragment)
+    assert {(each.fragment.batch, each.policy.version) for each in early} <= {(1, 0)}
+    run.train()
+    run.give(Tick())
+    early += run.take(GenerateFragment)
+    assert {(each.fragment.batch, each.policy.version) for each in early} == {(1, 0)}
 
 
 def test_the_step_waits_for_every_member_and_is_ordered_once() -> None:

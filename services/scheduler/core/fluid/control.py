@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from services.scheduler.core import exclusion
 from services.scheduler.core.assign import Issued, assign
+from services.scheduler.core.fluid import batch_std
 from services.scheduler.core.fluid.members import are_together, have_made, members
 from services.scheduler.core.fluid.pieces import in_one_piece, train_pieces, whole_group
 from services.scheduler.core.fluid.recovery import drop_lost_version
@@ -124,10 +125,18 @@ def _send_groups(plan: Plan, state: State) -> tuple[State, list[TrainGroup]]:
     fluid, sent = state.fluid, list[TrainGroup]()
     if fluid is None or fluid.is_settled:
         return state, sent
-    for ready in list(ready_groups(plan, state)):
-        if ready.batch.index != fluid.batch:
-            continue
+    waiting = [each for each in ready_groups(plan, state) if each.batch.index == fluid.batch]
+    final = (
+        batch_std.advantages_of(plan, waiting[0].batch)
+        if waiting and batch_std.is_batch_std(plan)
+        else None
+    )
+    if batch_std.is_batch_std(plan) and final is None:
+        return state, sent
+    for ready in waiting:
         group = train_command(plan, ready)
+        if final is not None:
+            group = group.model_copy(update={"advantages": final[ready.index]})
         sent.append(group)
         cut = in_one_piece if group.dropped is not None else whole_group
         fluid = fluid.with_group(ready.index, cut(plan, group.attempt))

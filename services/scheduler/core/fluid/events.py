@@ -6,6 +6,7 @@ or late.
 
 from dataclasses import dataclass, replace
 
+from services.scheduler.core.fluid import batch_std
 from services.scheduler.core.fluid.members import MEMBER
 from services.scheduler.core.fluid.pieces import part_of_group
 from services.scheduler.core.fluid.state import FluidState
@@ -96,13 +97,15 @@ def member_lost(state: State, address: str) -> State:
     return replace(state, fluid=fluid.void(address))
 
 
-def group_changed(state: State, batch: int, index: int) -> State:
+def group_changed(plan: Plan, state: State, batch: int, index: int) -> State:
     """Forget the pieces of a group that is trained at another attempt, and all sums with them."""
     fluid, group = state.fluid, state.find_group(batch, index)
     if fluid is None or batch != fluid.batch or index not in fluid.groups or group is None:
         return state
     if group.sent and group.attempt == fluid.groups[index].attempt:
         return state
+    if batch_std.is_batch_std(plan):
+        return batch_std.send_again(state, fluid)
     for owner in sorted(fluid.owners(index)):
         fluid = fluid.void(owner)
     return replace(state, fluid=replace(fluid.without_group(index), exchange=None))

@@ -6,6 +6,7 @@ another member, or a sum begun anew, shows that the sum before was not counted o
 
 from dataclasses import replace
 
+from services.scheduler.core.fluid import batch_std
 from services.scheduler.core.fluid.pieces import cut_to, whole_group
 from services.scheduler.core.fluid.state import (
     FluidState,
@@ -48,6 +49,7 @@ def finish(plan: Plan, state: State) -> State:
     fluid = state.fluid
     if fluid is None:
         return state
+    state = batch_std.under_one_attempt(plan, state, fluid.batch)
     batch = state.find_batch(fluid.batch)
     for index, group in list(fluid.groups.items()):
         of = None if batch is None else batch.groups[index]
