@@ -1,7 +1,5 @@
 """Fluid devices as processes of their own, through the real services."""
 
-import signal
-import subprocess
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -10,9 +8,8 @@ from typing import Any
 import psutil
 import pytest
 
-from shared.process.failpoints import VARIABLE
 from shared.recipe.recipe import load_recipe, override
-from tests.e2e.local_run import PATIENCE_S, SMALL, LocalRun, StartRun
+from tests.e2e.local_run import SMALL, LocalRun, StartRun
 from tests.paths import DIGITS
 
 pytestmark = [pytest.mark.run, pytest.mark.slow, pytest.mark.timeout(600)]
@@ -83,51 +80,6 @@ def test_members_step_while_they_generate_and_no_group_is_staler_than_one(
     assert summary["samples_trained"] == steps * 3 * 4
     assert set(summary["schedule"]["staleness"]) == {"0", "1"}
     assert "version_taken" in _log(run, "trainer-0")
-
-
-POINTS = ("generates", "trains", "exchanges", "holds", "stepped", "commits")
-
-
-@pytest.mark.night
-@pytest.mark.parametrize("staleness", [0, 1])
-def test_members_that_are_killed_at_each_point_cost_no_sample_and_no_batch(
-    start_run: StartRun, recipe_with: Write, staleness: int
-) -> None:
-    """One process after the other joins, and is killed by itself at its point: while it generates,
-    after a backward pass, in the exchange, between the sum and the step, after the step, and before
-    the record of its version."""
-    steps = 40
-    recipe = recipe_with(trainer__devices=1, schedule__max_staleness=staleness)
-    run = start_run("--steps", str(steps), recipe=recipe)
-    run.wait_for(partial(_is_past, 1))
-    for point in POINTS:
-        joined = _joins(run, point)
-        assert joined.wait(PATIENCE_S) == -signal.SIGKILL, point
-        step = run.get("/v1/run")["step"]
-        run.wait_for(partial(_is_past, min(step + 1, steps - 1)))  # it goes on without it
-    summary = run.finish()
-    assert summary["commits"] == steps
-    assert summary["samples_trained"] == steps * 3 * 4
-
-
-def _joins(run: LocalRun, point: str) -> "subprocess.Popen[bytes]":
-    """Start another member as the run's own were, that ends when it comes to a point."""
-    own = member(run, "trainer-0")
-    command = [each.replace("trainer-0", f"trainer-z-{point}") for each in own.cmdline()]
-    if "--port" in command:
-        command[command.index("--port") + 1] = "0"
-    environment = {
-        key: value.replace("trainer-0", f"trainer-z-{point}")
-        for key, value in own.environ().items()
-    }
-    with (run.folder / "logs" / f"trainer-z-{point}.log").open("wb") as log:
-        return subprocess.Popen(
-            command,
-            cwd=own.cwd(),
-            env={**environment, VARIABLE: f"fluid.{point}", "DIGENRL_PORT": "0"},
-            stdout=log,
-            stderr=log,
-        )
 
 
 def test_a_rollout_worker_generates_by_the_checksum_of_members(

@@ -30,12 +30,15 @@ async def be_a_member(process: WorkerProcess) -> None:
     settings, recipe = process.settings, process.recipe
     parts = set(recipe.generating_parts)
     device = this_device(recipe, parts, trains=True, concurrency=1, memory_gib=settings.memory_gib)
-    async with process.connect("waiting_for_rollout", device) as context:
+    async with (
+        process.sharing() as sharing,
+        sharing.connect("waiting_for_rollout", device) as context,
+    ):
         await process.refuse_or_go_on(context)
         loaded = await asyncio.to_thread(load_policy, recipe, parts, trains=True)
         member = EngineMember(recipe, loaded)
         broker = settings.nats_url.get_secret_value()
-        exchange = exchange_of(recipe, process.store, member.engine.layout, broker)
+        exchange = exchange_of(recipe, sharing.store, member.engine.layout, broker)
         encoded = await encoded_conditions(process.store, recipe)
         app = MemberApp(
             member, LocalGenerator(Generator(recipe, loaded)), exchange, recipe, context,
