@@ -12,11 +12,11 @@ from collections.abc import Callable
 YOUNG, OLDER = 10_000, 10
 """New objects after which young ones are looked at, and after how many such looks older ones."""
 NEVER = 1_000_000
-COLLECT_S = 60.0
+COLLECT_S = 600.0
 """Seconds between two full collections."""
-CALM_S = 0.5
+CALM_S = 0.2
 """Seconds between two looks whether it is a good time for one."""
-PATIENCE = 120
+PATIENCE = 3000
 """Looks after which there is one at any time."""
 
 
