@@ -25,6 +25,8 @@ from shared.errors import UserError
 
 SWITCH = "DIGENRL_STARTER"
 """Variable that turns the starter off."""
+SAFE_PATH = {"PYTHONSAFEPATH": "1"}
+"""Variables of every child: the working folder may hold packages with the names of ours."""
 READ_AT_IMPORT = ("DIGENRL_FAILPOINT", "DIGENRL_SECRETS_DIR", "PYTHONPATH")
 """Variables that our modules, or Python, read once and for all: a process that has others than the
 starter is not forked from it."""
@@ -126,6 +128,7 @@ class Starter:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
         careful = {
+            **SAFE_PATH,
             "OMP_NUM_THREADS": str(ahead.threads),
             "OPENBLAS_NUM_THREADS": "1",  # whose threads begin when it is imported
             "PYTORCH_NVML_BASED_CUDA_CHECK": "1",  # asking for GPUs initialises none

@@ -18,7 +18,7 @@ import structlog
 
 from digenrl.local.brokers import Program, wait_ready
 from digenrl.local.linux import die_with_parent
-from digenrl.local.starter import Process, Starter
+from digenrl.local.starter import SAFE_PATH, Process, Starter
 from shared.errors import DigenRLError
 
 STOP_S = 20.0
@@ -31,8 +31,6 @@ STABLE_S = 30.0
 MAX_DEATHS = 8
 """Number of deaths in a row, without work in between, after which a child is given up."""
 EXIT_USER_ERROR = 2
-SAFE_PATH = {"PYTHONSAFEPATH": "1"}
-"""Variable for every child: the working folder may hold packages with the names of ours."""
 
 log = structlog.get_logger()
 

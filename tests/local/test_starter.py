@@ -25,6 +25,7 @@ import json, os, random, sys, time
 print(json.dumps({
     "pid": os.getpid(), "parent": os.getppid(), "session": os.getsid(0), "argv": sys.argv[1:],
     "environment": dict(os.environ), "ahead": "library" in sys.modules, "random": random.random(),
+    "path": sys.path,
 }), flush=True)
 time.sleep(float(sys.argv[1]))
 sys.exit(int(sys.argv[2]))
@@ -77,6 +78,7 @@ async def test_a_forked_process_is_a_child_like_any_other(tmp_path: Path) -> Non
     async with launching(tmp_path) as supervisor:
         first, said = await say(supervisor, "600")
         assert said["ahead"], "it was forked"
+        assert str(Path.cwd()) not in said["path"], "whose packages may have the names of ours"
         assert said["pid"] == said["session"] == first.pid and said["parent"] == os.getpid()
         assert said["argv"] == ["600", "0"] and said["environment"]["OF"] == "this child"
         assert "OPENBLAS_NUM_THREADS" not in said["environment"], "which is the starter's"
