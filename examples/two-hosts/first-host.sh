@@ -33,13 +33,10 @@ done
 export DIGENRL_RUN="${DIGENRL_RUN:-two-hosts}"
 export DIGENRL_API_TOKENS="$DATA/keys/api_tokens.json"
 
-as() { # each service proves its role with the files of that role
-    role=$1
-    shift
-    DIGENRL_SECRETS_DIR="$DATA/keys/$role" "$@"
-}
-as scheduler digenrl serve scheduler --recipe "$RECIPE" --run "$DIGENRL_RUN" --port "${PORT:-8000}" &
+# Each service proves its role with the files of that role.
+DIGENRL_SECRETS_DIR="$DATA/keys/scheduler" \
+    digenrl serve scheduler --recipe "$RECIPE" --run "$DIGENRL_RUN" --port "${PORT:-8000}" &
 started="$started $!"
-as reward digenrl serve reward &
+DIGENRL_SECRETS_DIR="$DATA/keys/reward" digenrl serve reward &
 started="$started $!"
-as trainer digenrl serve trainer # ends with the run
+DIGENRL_SECRETS_DIR="$DATA/keys/trainer" digenrl serve trainer # ends with the run

@@ -85,6 +85,7 @@ def test_a_container_has_no_more_rights_than_it_needs(name: str) -> None:
     assert service["cap_drop"] == ["ALL"]
     assert service["security_opt"] == ["no-new-privileges:true"]
     assert service["pids_limit"] > 0
+    assert service["mem_limit"] == "${DIGENRL_MEMORY_LIMIT:-8g}"
 
 
 @every_service
