@@ -12,6 +12,9 @@ from shared.bus.bus import Bus, Received
 from shared.messages import subjects
 from shared.messages.subjects import Stream
 
+KEPT_GROUPS = 64
+"""Groups that members of a host train at a time, at most: two batches on most hosts."""
+
 
 @dataclass(slots=True)
 class Heard:
@@ -42,6 +45,21 @@ class HostBus(Bus):
                 yield heard.received[place]
                 place += 1
             await heard.more.wait()
+
+    async def stored(
+        self, stream: Stream, filters: Sequence[str] | None = None
+    ) -> tuple[list[Received], int]:
+        """Return what `Bus.stored` does; a group that is to be trained is read once for all."""
+        if stream is not subjects.TRAIN or filters is None:
+            return await Bus.stored(self, stream, filters)
+        known: dict[tuple[str, ...], asyncio.Task[tuple[list[Received], int]]]
+        known = self.__dict__.setdefault("groups", {})
+        key = tuple(filters)
+        while len(known) > KEPT_GROUPS:
+            del known[next(iter(known))]
+        if key not in known:
+            known[key] = asyncio.create_task(Bus.stored(self, stream, filters))
+        return await asyncio.shield(known[key])
 
     def _is_for_all(self, stream: Stream, filters: Sequence[str]) -> bool:
         is_round = list(filters) == subjects.fluid_subjects(self.run)

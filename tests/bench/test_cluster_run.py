@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from bench.cluster.build import member_hosts
 from bench.cluster.measured import measure
 from bench.cluster.session import EmulatedRun, opened, run
 from bench.cluster.setting import Setting
@@ -56,22 +57,34 @@ def services_as_they_joined(session: Session, run: EmulatedRun) -> list[str]:
     return [event["service"] for event in events if event["event"] == "worker_joined"]
 
 
-async def test_strict_and_one_step_runs_of_emulated_devices_are_measured(tmp_path: Path) -> None:
+FLUID = {"rollout": {}, "trainer": {"H100": 4}, "host_devices": 2, "scale": 10.0, "run": "fluid"}
+
+
+def check_fluid(run: EmulatedRun) -> None:
+    """Two hosts of two members do what the simulator says, to the order of magnitude."""
+    pool, schedule = run.setting.trainer, run.setting.schedule
+    found = measure(run, WARM_UP, LAST)
+    simulated = simulate(
+        run.setting.load_profile(), rollout={}, trainer=pool, schedule=schedule, batches=2
+    )
+    utilisation = simulated.floor_seconds / run.setting.scale / found.step_seconds
+    assert simulated.utilisation / 2 < utilisation < 1.2, "seconds depend on what else runs here"
+    assert {each.device for each in run.intervals} == {f"trainer-h100-{n}" for n in range(4)}
+
+
+async def test_roles_and_fluid_devices_run_and_are_measured(tmp_path: Path) -> None:
     """In one session: the second run shares the brokers, and nothing else, with the first."""
     versions: list[int] = []
     async with opened(tmp_path / "bench") as session:
         strict = await run(session, setting(tmp_path), WARM_UP, LAST, versions.append)
-        schedule = strict.setting.schedule.changed(max_staleness=1, gradient_help=True)
-        changes = {"schedule": schedule, "run": "ahead"}
-        ahead = await run(session, setting(tmp_path, **changes), WARM_UP, LAST, lambda _: None)
-        joined = {
-            each.setting.run: services_as_they_joined(session, each) for each in (strict, ahead)
-        }
+        schedule = RunSchedule(mode="fluid")
+        changes = {**FLUID, "schedule": schedule}
+        fluid = await run(session, setting(tmp_path, **changes), WARM_UP, LAST, lambda _: None)
+        services = services_as_they_joined(session, strict)
     check(strict)
-    check(ahead)
+    check_fluid(fluid)
     assert versions == list(range(LAST + 1))
-    for services in joined.values():
-        assert services[-1] == "trainer" and services.count("rollout") == 2, services
+    assert services[-1] == "trainer" and services.count("rollout") == 2, services
     batches = LAST - WARM_UP
     wasted = batches * FRAGMENT  # a device that is taken back in the middle of a fragment drops it
     total = samples_by(strict, "rollout") + samples_by(strict, "trainer")
@@ -79,25 +92,22 @@ async def test_strict_and_one_step_runs_of_emulated_devices_are_measured(tmp_pat
     assert wanted - 1e-6 <= total < wanted + wasted, "on-policy, all in its batch"
     by_trainer = samples_by(strict, "trainer") / GROUP_SIZE
     assert by_trainer == pytest.approx(batches, abs=wasted / GROUP_SIZE), "one group each"
+    early = len(member_hosts(fluid.setting)) * 2 * FRAGMENT
+    assert samples_by(fluid, "trainer") == pytest.approx(wanted, abs=early), "some begin early"
+    begin, end = fluid.commits[WARM_UP], fluid.commits[LAST]
+    uses = Counter(each.use for each in fluid.intervals if begin <= each.begin < end)
+    assert uses["exchange"] == uses["commit"] == 4 * uses["snapshot"] > 0
     assert not list((tmp_path / "bench").iterdir()), "nothing is left"
 
 
-async def test_fluid_devices_of_two_hosts_run_as_the_simulator_says(tmp_path: Path) -> None:
-    fluid, pool = RunSchedule(mode="fluid"), {"H100": 4}
-    changes = {"schedule": fluid, "rollout": {}, "trainer": pool, "host_devices": 2, "scale": 10.0}
+@pytest.mark.slow
+async def test_one_step_ahead_both_run_and_are_measured(tmp_path: Path) -> None:
     async with opened(tmp_path / "bench") as session:
-        found = await run(session, setting(tmp_path, **changes), WARM_UP, LAST, lambda _: None)
-    measured = measure(found, WARM_UP, LAST)
-    simulated = simulate(
-        found.setting.load_profile(), rollout={}, trainer=pool, schedule=fluid, batches=2
-    )
-    utilisation = simulated.floor_seconds / found.setting.scale / measured.step_seconds
-    assert simulated.utilisation / 2 < utilisation < 1.1, "seconds depend on what else runs here"
-    wanted, early = (LAST - WARM_UP) * GROUPS * GROUP_SIZE, pool["H100"] * FRAGMENT
-    assert samples_by(found, "trainer") == pytest.approx(wanted, abs=early), (
-        "some begin before the commit"
-    )
-    begin, end = found.commits[WARM_UP], found.commits[LAST]
-    uses = Counter(each.use for each in found.intervals if begin <= each.begin < end)
-    assert uses["exchange"] == uses["commit"] == 4 * uses["snapshot"] > 0
-    assert {each.device for each in found.intervals} == {f"trainer-h100-{n}" for n in range(4)}
+        schedule = setting(tmp_path).schedule.changed(max_staleness=1, gradient_help=True)
+        changes = {"schedule": schedule, "run": "ahead"}
+        ahead = await run(session, setting(tmp_path, **changes), WARM_UP, LAST, lambda _: None)
+        schedule = RunSchedule(mode="fluid", max_staleness=1)
+        changes = {**FLUID, "schedule": schedule}
+        fluid = await run(session, setting(tmp_path, **changes), WARM_UP, LAST, lambda _: None)
+    check(ahead)
+    check_fluid(fluid)
