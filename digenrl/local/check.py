@@ -56,7 +56,8 @@ class Checked:
         )
         if not self.elsewhere and self.trace is None:
             gib = versions_bytes(recipe) / (1 << 30)
-            yield f"the object store holds up to {gib:.1f} GiB of weights and checkpoints at a time"
+            what = "weights, checkpoints and trajectories"
+            yield f"the object store holds up to {gib:.1f} GiB of {what} at a time"
         if self.elsewhere:
             yield "the model and the rewards were not checked: they are on other hosts"
         if recipe.holding.weights in UNTESTED:

@@ -26,6 +26,7 @@ from shared.models.catalogue import (
     check_size,
     checked_family_of,
     family_of,
+    latent_shape,
     network_folders,
     text_tokens,
 )
@@ -34,7 +35,7 @@ from shared.models.quantised import check_installed
 from shared.recipe.networks import check_networks, frozen_layers
 from shared.recipe.recipe import Recipe, load_recipe, override, stored_recipe
 from shared.run.files import FileRecord, matching, records_of
-from shared.run.retention import stored_bytes
+from shared.run.retention import stored_bytes, trajectory_bytes
 from shared.run.run_recipe import FILES, check_same_run
 
 FILES_JSON = "files.json"
@@ -209,8 +210,9 @@ def _check_space(runs: Path, versions: int) -> None:
     if free < needed:
         raise UserError(
             f"--runs: {existing} has {free >> 20} MiB of free space, but a run needs "
-            f"{needed >> 20}, of which {versions >> 20} are for weights and checkpoints; free some "
-            "space, choose another folder, or keep fewer versions (run.keep_last, run.keep_every)"
+            f"{needed >> 20}, of which {versions >> 20} are for weights, checkpoints and "
+            "trajectories; free some space, choose another folder, or keep fewer versions "
+            "(run.keep_last, run.keep_every)"
         )
 
 
@@ -261,8 +263,8 @@ def _set_aside(folder: Path) -> None:
 
 
 def versions_bytes(recipe: Recipe) -> int:
-    """Return the bytes of all weights and checkpoints that are kept at the same time, without the
-    trajectories and media of the newest batches.
+    """Return the bytes of all weights, checkpoints and trajectories that are kept at the same time,
+    without media and conditions.
 
     Raises:
         UserError: if the model's folder is invalid.
@@ -273,4 +275,6 @@ def versions_bytes(recipe: Recipe) -> int:
     else:
         targets = lora.targets or family_of(folder).lora_targets
         trained = adapter_bytes(folder, lora.rank, targets, frozen_layers(recipe))
-    return stored_bytes(recipe, trained)
+    model = recipe.model
+    shape = latent_shape(folder, height=model.height, width=model.width, frames=model.frames)
+    return stored_bytes(recipe, trained) + trajectory_bytes(recipe, shape)

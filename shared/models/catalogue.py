@@ -188,6 +188,14 @@ def pipeline_sigmas(
     return family.sigmas(config, num_steps, num_tokens)
 
 
+def latent_shape(folder: Path, *, height: int, width: int, frames: int) -> tuple[int, ...]:
+    """Returns the shape of one sample's latents; raises UserError if the model makes none of that
+    size."""
+    return family_of(folder).latent_shape(
+        *_configs(folder), height=height, width=width, frames=frames
+    )
+
+
 def _configs(folder: Path) -> tuple[PartConfig, PartConfig]:
     """Returns the configurations of the network and of the decoder."""
     return PartConfig(folder / "transformer/config.json"), PartConfig(folder / "vae/config.json")

@@ -1,17 +1,21 @@
 """Which versions keep their weights and checkpoint, and which objects may be deleted therefore."""
 
 import heapq
+import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import structlog
 
 from shared.errors import ContractError, IntegrityError
+from shared.learning.algorithms import ALGORITHMS
 from shared.messages.contracts import ObjectRef
+from shared.models.memory import ITEM_BYTES
 from shared.recipe.recipe import Recipe
 from shared.run.commits import Named
 from shared.run.evaluations import GoldFigures
 from shared.run.layout import (
+    KEPT_BATCHES,
     checkpoints_folder,
     evaluation_interval,
     measured_versions,
@@ -22,6 +26,9 @@ from shared.run.shards import open_tensors
 from shared.store import ObjectStore
 
 log = structlog.get_logger()
+
+NEWEST_BATCHES = 2
+"""Batches whose trajectories are being made or used: one is trained, one is generated."""
 
 Figures = Iterable[Mapping[int, float]]
 """Gold figures by version, of each set of evaluation settings: only those of one are comparable."""
@@ -169,11 +176,33 @@ def stored_bytes(recipe: Recipe, trained_bytes: int) -> int:
     Args:
         trained_bytes: size of the trained weights in float32. A checkpoint holds AdamW's two
             moments of each of them, their average with `trainer.ema`, and the old policy of
-            `algorithm.nft_decay`, which is also stored by itself.
+            `algorithm.nft_decay`, which is also stored by itself. All weights are published in
+            `model.dtype`; where that is of half precision, a checkpoint holds them in float32.
     """
     retention, steps = retention_of(recipe), recipe.run.steps
     num_kept = len(retention.kept(steps)) + (recipe.run.keep_best or 0)
     num_versions = num_kept + 1  # and the one that is being stored
-    num_copies = 1 + 2 + (recipe.trainer.ema is not None)
+    num_copies = 1.0 + 2 + (recipe.trainer.ema is not None)
     num_copies += 2 * (recipe.algorithm.nft_decay > 0)
-    return min(num_versions, steps + 1) * num_copies * trained_bytes
+    if recipe.model.trained == "full":
+        published = ITEM_BYTES[recipe.model.dtype] / ITEM_BYTES["float32"]
+        num_copies += published if published < 1 else 0
+    return round(min(num_versions, steps + 1) * num_copies * trained_bytes)
+
+
+def trajectory_bytes(recipe: Recipe, latent_shape: Sequence[int]) -> int:
+    """Return the bytes of the trajectories that are kept at a time: of the newest batches and,
+    where optimizer states are stored more rarely, of all since the newest one, as a trainer that
+    goes on from there trains them again.
+
+    Args:
+        latent_shape: of one sample's latents.
+    """
+    sampling, batch = recipe.sampling, recipe.batch
+    states = sampling.window + 1
+    if ALGORITHMS[recipe.algorithm.name].keeps_means:
+        states += sampling.window
+    sample = states * math.prod(latent_shape) * ITEM_BYTES[sampling.state_dtype]
+    older = max(KEPT_BATCHES, recipe.checkpoint_every)
+    batches = min(recipe.run.steps, older + NEWEST_BATCHES)
+    return batches * batch.groups * batch.group_size * sample

@@ -133,7 +133,7 @@ def test_no_space_for_the_versions_that_are_kept(
     needed = preflight.NEEDED_BYTES + versions_bytes(recipe)
     usage = SimpleNamespace(free=needed - 1)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
-    with pytest.raises(UserError, match=r"for weights and checkpoints.*run\.keep_last"):
+    with pytest.raises(UserError, match=r"for weights, checkpoints and.*run\.keep_last"):
         preflight.prepare(preflight.Request(DIGITS, changes, False, 0, tmp_path / "runs"))
     usage.free = needed
     lock = preflight.prepare(request(tmp_path / "runs")).lock

@@ -1,6 +1,7 @@
 """What is deleted of old versions, over random histories of runs."""
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -8,9 +9,15 @@ from hypothesis import strategies as st
 from shared.messages.contracts import ObjectRef, Policy
 from shared.recipe.recipe import Recipe, load_recipe, override
 from shared.run.commits import CommitRecord
-from shared.run.layout import checkpoints_folder, weights_folder
+from shared.run.layout import KEPT_BATCHES, checkpoints_folder, weights_folder
 from shared.run.manifest import MANIFEST
-from shared.run.retention import Retention, deletable, named_by, stored_bytes
+from shared.run.retention import (
+    Retention,
+    deletable,
+    named_by,
+    stored_bytes,
+    trajectory_bytes,
+)
 from tests import examples
 from tests.paths import DIGITS
 
@@ -168,7 +175,7 @@ def test_an_object_that_is_in_no_folder_of_the_run_is_never_deleted() -> None:
     assert found == (set(), {forged.checkpoint.key})
 
 
-def recipe_of(changes: dict[str, int]) -> Recipe:
+def recipe_of(changes: dict[str, Any]) -> Recipe:
     return override(load_recipe(DIGITS), changes)
 
 
@@ -178,3 +185,15 @@ def test_the_disk_holds_what_is_kept_at_once() -> None:
     assert stored_bytes(recipe_of(plain), 1000) == (3 + 1 + 1) * version
     assert stored_bytes(recipe_of(plain | {"run.keep_every": 50}), 1000) == (3 + 2 + 1) * version
     assert stored_bytes(recipe_of(plain | {"run.steps": 2}), 1000) == 3 * version
+    all_weights = {"model.trained": "full", "model.dtype": "bfloat16", "algorithm.kl_beta": 0.0}
+    # Weights as they are published, and beside them masters and two moments: 14 bytes each.
+    assert stored_bytes(recipe_of(plain | all_weights), 1000) == 5 * 14 * 250
+
+
+def test_trajectories_are_kept_since_the_newest_checkpoint() -> None:
+    plain = recipe_of({"run.steps": 100})
+    states = plain.sampling.window + 1
+    batch = plain.batch.groups * plain.batch.group_size * states * 4 * 16 * 8 * 8
+    assert trajectory_bytes(plain, (16, 8, 8)) == (KEPT_BATCHES + 2) * batch
+    rare = recipe_of({"run.steps": 100, "trainer.checkpoint_every": 10})
+    assert trajectory_bytes(rare, (16, 8, 8)) == 12 * batch
