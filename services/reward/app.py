@@ -19,6 +19,7 @@ from shared.messages.contracts import (
     FragmentScored,
     Message,
 )
+from shared.process.failpoints import reach
 from shared.process.watchdog import WARNED_AT
 from shared.process.worker import WorkerContext
 from shared.telemetry import FRAGMENTS, STAGE_SECONDS
@@ -105,7 +106,9 @@ class RewardApp:
         """Publishes the result; then acknowledges the fragment, by leaving ``delivery``."""
         async with delivery:
             try:
+                reach("reward.before-publish")
                 first = await self._bus.publish(scored)
+                reach("reward.before-acknowledgement")
             except Unavailable:
                 raise
             except DigenRLError as error:

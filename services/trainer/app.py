@@ -49,6 +49,7 @@ from shared.learning.metrics import ALARMING_RATIO_ERROR
 from shared.messages import subjects
 from shared.messages.contracts import OperatorRequest, Policy, RunFailed
 from shared.messages.workers import MemoryShortage
+from shared.process.failpoints import reach
 from shared.process.service import end_soon
 from shared.process.worker import WorkerContext
 from shared.recipe.recipe import Recipe
@@ -285,8 +286,10 @@ class TrainerApp:
         began = time.monotonic()
         with self._worker.doing("committing"):
             async with self._pool.all_held() as held:
+                reach("trainer.before-step")
                 with self._worker.progress.of("the optimizer step"):
                     step = await self._training.step(batch.number, batch.scale)
+                reach("trainer.after-step")
                 self._use(None)
                 first = held.first()
             num_samples = sum(len(group.rewards) for group in batch.in_index_order)

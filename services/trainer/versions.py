@@ -12,6 +12,7 @@ import structlog
 from shared.devices.protocols import SamplingWeights, Snapshot
 from shared.errors import Unavailable
 from shared.messages.contracts import ObjectRef, Policy, PolicyPublished, TrainGroup
+from shared.process.failpoints import reach
 from shared.process.worker import RETRY_S, WorkerContext
 from shared.run.checkpoints import Resumption, add_checkpoint, store_commands
 from shared.run.commits import CommitRecord, TrainedGroup, commit, stored_digest
@@ -69,6 +70,7 @@ class Versions:
         run, sampling, snapshot = self._bus.run, new.weights.sampling, new.weights
         states = snapshot if new.with_states else None
         commands_of = None if new.with_states else new.commands
+        reach("commit.before-weights")
         trained, other, checkpoint, commands = await asyncio.gather(
             self._stored(partial(store_weights, self._store, run, snapshot)),
             self._stored(partial(_if, sampling, partial(store_sampling, self._store, run))),
@@ -92,7 +94,9 @@ class Versions:
             metrics=metrics,
             worker=self._worker.address,
         )
+        reach("commit.before-record")
         await self._stored(partial(commit, self._store, record))
+        reach("commit.after-record")
         self.resumption = at
         log.info("committed", version=version, **metrics)
         return record
@@ -120,8 +124,11 @@ class Versions:
 
     async def add_states(self, record: CommitRecord, snapshot: Snapshot) -> None:
         """Store the optimizer's state of a committed version, and say that it is complete."""
+        reach("commit.before-states")
         checkpoint = await store_states(self._store, self._bus.run, snapshot)
+        reach("commit.before-states-record")
         await add_checkpoint(self._store, record, checkpoint)
+        reach("commit.after-states-record")
         if self.resumption is None or self.resumption.version < record.policy.version:
             self.resumption = Resumption(record.policy.version, checkpoint)
         log.info("checkpoint_stored", version=record.policy.version)
@@ -141,6 +148,7 @@ class Versions:
                 seconds=seconds,
             )
         )
+        reach("commit.after-announcement")
 
 
 async def store_version(

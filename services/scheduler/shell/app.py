@@ -53,6 +53,7 @@ from shared.messages.contracts import (
     TrainGroup,
 )
 from shared.messages.fluid import FluidCommand
+from shared.process.failpoints import reach
 from shared.process.service import Health
 from shared.run.chain import SHORT, Chain, Step, read_chain
 from shared.run.commits import CommitRecord, StoredRecord, read_stored
@@ -328,7 +329,9 @@ class Scheduler:
         self._publish_lag.publish(time.monotonic() - event.seconds)
         await self._apply(event)
         # Indexed after the batch is opened: devices wait for that, and can find the record.
+        reach("scheduler.before-index")
         await retry(partial(self._index, record))
+        reach("scheduler.after-index")
         measure_commit(record)
         self._uncopied.put_nowait(step)
         await self._keep_usage(record)

@@ -15,6 +15,7 @@ from shared.bus.bus import Bus
 from shared.bus.streams import StreamState
 from shared.errors import DigenRLError, IntegrityError, Unavailable
 from shared.messages import subjects
+from shared.process.failpoints import reach
 from shared.process.service import Health
 from shared.run.checkpoints import Checkpoints, oldest_needed_batch
 from shared.run.commits import CommitRecord, Named
@@ -159,11 +160,14 @@ class BatchCleanup:
                     self._oldest = min(self._oldest, batch)
         while True:
             batch, oldest = await self._queue.get()
+            reach("scheduler.before-cleanup")
             await retry(partial(self._bus.forget_batch, batch))
+            reach("scheduler.in-cleanup")
             for old in range(self._oldest, oldest):
                 folder = batch_folder(self._bus.run, old)
                 await retry(partial(self._store.delete_folder, folder))
             self._oldest = max(self._oldest, oldest)
+            reach("scheduler.after-cleanup")
 
     async def _sweep(self) -> None:
         found = await self._store.unfinished(self._bus.run)
