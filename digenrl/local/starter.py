@@ -27,7 +27,7 @@ SWITCH = "DIGENRL_STARTER"
 """Variable that turns the starter off."""
 SAFE_PATH = {"PYTHONSAFEPATH": "1"}
 """Variables of every child: the working folder may hold packages with the names of ours."""
-READ_AT_IMPORT = ("DIGENRL_FAILPOINT", "DIGENRL_SECRETS_DIR", "PYTHONPATH")
+READ_AT_IMPORT = ("DIGENRL_FAILPOINT", "PYTHONPATH")
 """Variables that our modules, or Python, read once and for all: a process that has others than the
 starter is not forked from it."""
 ANSWER_S = 120.0

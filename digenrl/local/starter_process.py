@@ -95,6 +95,7 @@ class StarterProcess:
             self.waiting.remove(request)
             for file in request.files:
                 os.close(file)
+            say(f"forked {child}: {' '.join(request.argv[2:])}")
             self.line.send(json.dumps({"number": request.number, "pid": child}).encode())
         return None
 
@@ -104,7 +105,11 @@ def import_ahead(name: str) -> None:
     try:
         resolve_name(name)
     except Exception as error:
-        print(f"{name} is not imported ahead: {error!r}", file=sys.stderr, flush=True)  # noqa: T201
+        say(f"{name} is not imported ahead: {error!r}")
+
+
+def say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)  # noqa: T201
 
 
 def check_fit() -> None:
@@ -113,7 +118,7 @@ def check_fit() -> None:
     held = {os.path.realpath(each) for each in Path("/proc/self/fd").iterdir()}
     if threads > 1 or held & set(GPU_FILES):
         found = f"{threads} threads" if threads > 1 else "an initialised GPU"
-        print(f"nothing is forked: the libraries have begun {found}", file=sys.stderr)  # noqa: T201
+        say(f"nothing is forked: the libraries have begun {found}")
         sys.exit(EXIT_UNFIT)
 
 

@@ -76,6 +76,9 @@ class LocalRun:
         assert self.process.returncode == 0, output
         assert "loading_model" not in output, "what services log is in files"
         assert "starter_lost" not in output, "the libraries can be imported ahead"
+        if (forked := self.folder / "logs" / "starter.log").exists():
+            for words in ("serve scheduler", "serve reward", "serve trainer", "report --run"):
+                assert f" {words}" in forked.read_text(), "each was forked"
         summary: dict[str, Any] = json.loads((self.folder / "summary.json").read_text())
         return summary
 

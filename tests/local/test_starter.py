@@ -109,7 +109,7 @@ async def test_a_process_with_other_values_of_what_is_read_at_import_is_not_fork
     tmp_path: Path,
 ) -> None:
     async with launching(tmp_path) as supervisor:
-        supervisor.environment["DIGENRL_SECRETS_DIR"] = "/nowhere"
+        supervisor.environment["DIGENRL_FAILPOINT"] = "nowhere:1"
         process, said = await say(supervisor)
         assert not said["ahead"] and await process.wait() == 0
 
