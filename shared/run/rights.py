@@ -33,10 +33,12 @@ REDIS: dict[Role, str] = {
     "+discard",
     "rollout": f"%R~{_VERSIONS} ~{_PEERS} {_ANYBODY} +get +rpush +lrange +expire +multi +exec "
     "+discard",
-    **dict.fromkeys(("encoder", "reward", "trainer", "client"), _ANYBODY),
+    "trainer": f"~{_PEERS} {_ANYBODY} +rpush +lrange +expire +multi +exec +discard",
+    **dict.fromkeys(("encoder", "reward", "client"), _ANYBODY),
 }
 """Keys and commands of a role, as the ACL of Redis says it: the scheduler alone writes the index of
-versions, and hosts that generate tell each other what they have."""
+versions, and hosts of rollout workers and fluid members tell each other what
+they have."""
 
 NOBODY = "user default off resetpass ~* &* +@all"
 """The user whom nobody can be. It has all rights because Redis 7.0 reads its own log as this user:
