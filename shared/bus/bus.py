@@ -22,6 +22,7 @@ import nats.errors
 import structlog
 from nats.aio.client import Client
 from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription
 from nats.js.errors import APIError, NotFoundError
 
 from shared.bus.cancellation import cancellable
@@ -52,8 +53,8 @@ from shared.telemetry import FENCED, STREAM_FULL
 MIN_SERVER = (2, 11)
 PUBLISH_TIMEOUT_S = 5.0
 FLUSH_S = 3
-TURN_S = 0.02
-"""Seconds of handling messages that are not stored after which others have a turn."""
+TURN_S = 0.05
+"""CPU seconds of handling messages that are not stored after which others have a turn."""
 STORE_FAILED = 10077
 """JetStream's error code for a taken slot, and for a full stream; the text tells them apart."""
 
@@ -208,8 +209,12 @@ class Bus:
         with contextlib.suppress(nats.errors.Error):
             await cancellable(self._client.publish(subject_of(self.run, message), encode(message)))
 
-    async def on_status(self, handle: Callable[[WorkerStatus], Awaitable[None]]) -> None:
-        await self._subscribe(f"dg.{self.run}.live.>", WorkerStatus, handle)
+    async def on_status(
+        self, handle: Callable[[WorkerStatus], Awaitable[None]]
+    ) -> Callable[[], int]:
+        """Handle statuses of workers as they come; returns what tells how many wait for that."""
+        subscribed = await self._subscribe(f"dg.{self.run}.live.>", WorkerStatus, handle)
+        return lambda: int(subscribed.pending_msgs)
 
     async def on_refusal(
         self, address: str, handle: Callable[[WorkerRefused], Awaitable[None]]
@@ -218,21 +223,21 @@ class Bus:
 
     async def _subscribe(
         self, subject: str, kind: type[TransientT], handle: Callable[[TransientT], Awaitable[None]]
-    ) -> None:
-        turn_began = time.monotonic()
+    ) -> Subscription:
+        turn_began = time.thread_time()
 
         async def receive(raw: Msg) -> None:
             nonlocal turn_began
             # The client hands over all that has come without giving anybody else a turn.
-            if time.monotonic() > turn_began + TURN_S:
+            if time.thread_time() > turn_began + TURN_S:
                 await asyncio.sleep(0)
-                turn_began = time.monotonic()
+                turn_began = time.thread_time()
             with contextlib.suppress(ContractError):
                 message = read_message(self.run, raw)
                 if isinstance(message, kind):
                     await handle(message)
 
-        await cancellable(self._client.subscribe(subject, cb=receive))
+        return await cancellable(self._client.subscribe(subject, cb=receive))
 
     def queue(self, stream: Stream, service: str, of: type[Record] = Record) -> Queue:
         """Return the work in ``stream`` for a service; messages not of type ``of`` are

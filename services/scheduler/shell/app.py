@@ -4,7 +4,7 @@ version index, the metrics and device use up to date with the commit records."""
 import asyncio
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal
@@ -116,6 +116,7 @@ class Scheduler:
     _publish_lag: PublishLag = field(default_factory=PublishLag)
     _cleanup: BatchCleanup = field(init=False)
     _first: State = field(init=False)
+    _statuses_waiting: Callable[[], int] = lambda: 0
     _segments: "asyncio.Queue[int]" = field(default_factory=asyncio.Queue)
     """Versions up to which segments of the chain are to be stored."""
     _uncopied: "asyncio.Queue[Step]" = field(default_factory=asyncio.Queue)
@@ -129,7 +130,10 @@ class Scheduler:
 
     def _begin(self) -> None:
         self.horizon = Horizon(self.plan, self._inbox.put)
-        self.roster = Roster(self.bus, self._inbox.put, lambda: self.state, self.meter)
+        self.roster = Roster(
+            self.bus, self._inbox.put, lambda: self.state, self.meter,
+            num_waiting=lambda: self._statuses_waiting(),
+        )  # fmt: skip
         self.dead_letters = DeadLetters(self.bus, self._inbox.put)
 
     async def run(self) -> None:
@@ -137,7 +141,7 @@ class Scheduler:
 
         If streams are lost, make them again and start over.
         """
-        await self.bus.on_status(lambda status: self.roster.record(status))
+        self._statuses_waiting = await self.bus.on_status(lambda status: self.roster.record(status))
         before: State | None = None
         while True:
             try:

@@ -53,6 +53,8 @@ class Roster:
     seen: dict[str, Seen] = field(default_factory=dict)
     """Newest status of each worker, by address."""
     leases: Leases = field(default_factory=Leases)
+    num_waiting: Callable[[], int] = lambda: 0
+    """Returns how many statuses have come and are not recorded yet."""
 
     async def record(self, status: WorkerStatus) -> None:
         address, now = status.address, time.monotonic()
@@ -126,8 +128,9 @@ class Roster:
         while True:
             began = time.monotonic()
             await asyncio.sleep(WATCH_S)
-            now = time.monotonic()
-            self.leases.prolong(max(0.0, now - began - WATCH_S))
+            now, waiting = time.monotonic(), self.num_waiting()
+            # While statuses wait to be recorded, nobody is silent.
+            self.leases.prolong(max(0.0, now - began - (0.0 if waiting else WATCH_S)))
             for address in self.leases.end(now):
                 self.seen.pop(address, None)
                 self._put(WorkerLeft(address))

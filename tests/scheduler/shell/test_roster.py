@@ -1,15 +1,19 @@
 """What statuses of workers mean to the scheduler."""
 
+import asyncio
 from typing import cast
 
 import pytest
 
-from services.scheduler.core.machine import MachineInput, WorkerInactive, WorkerJoined
+from services.scheduler.core import leases as leases_module
+from services.scheduler.core.machine import MachineInput, WorkerInactive, WorkerJoined, WorkerLeft
 from services.scheduler.core.state import State
 from services.scheduler.core.usage import Meter
 from services.scheduler.core.workers import Workers, WorkerState
+from services.scheduler.shell import roster as roster_module
 from services.scheduler.shell.roster import Roster
 from shared.bus.bus import Bus
+from shared.bus.cancellation import stop
 from shared.messages.workers import Activity, Service, WorkerStatus
 
 
@@ -55,3 +59,22 @@ async def test_a_device_that_lacks_something_for_its_work_is_not_late(
     assert inputs[-1] == WorkerInactive("rollout-0-a", "loading")
     use = activity.replace("loading", "waiting_for")
     assert roster._meter.devices == {"rollout-0": {"generating": 3.0, use: 2.0}}
+
+
+async def test_nobody_is_silent_while_statuses_wait_to_be_recorded(
+    roster: Roster, inputs: list[MachineInput], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(roster_module, "WATCH_S", 0.001)
+    monkeypatch.setattr(leases_module, "SILENCE_S", 0.01)
+    await roster.record(status("rollout", "generating"))
+    inputs.clear()
+    roster.num_waiting = lambda: 1
+    watching = asyncio.create_task(roster.watch())
+    await asyncio.sleep(0.1)  # ten times a lease
+    assert inputs == []
+    roster.num_waiting = lambda: 0
+    async with asyncio.timeout(10):
+        while not inputs:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+    assert inputs == [WorkerLeft("rollout-0-a")]
+    await stop(watching)
