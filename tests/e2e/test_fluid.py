@@ -1,5 +1,6 @@
 """Fluid devices as processes of their own, through the real services."""
 
+import subprocess
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -8,8 +9,9 @@ from typing import Any
 import psutil
 import pytest
 
+from shared.process.failpoints import VARIABLE
 from shared.recipe.recipe import load_recipe, override
-from tests.e2e.local_run import SMALL, LocalRun, StartRun
+from tests.e2e.local_run import PATIENCE_S, SMALL, LocalRun, StartRun
 from tests.paths import DIGITS
 
 pytestmark = [pytest.mark.run, pytest.mark.slow, pytest.mark.timeout(600)]
@@ -80,6 +82,46 @@ def test_members_step_while_they_generate_and_no_group_is_staler_than_one(
     assert summary["samples_trained"] == steps * 3 * 4
     assert set(summary["schedule"]["staleness"]) == {"0", "1"}
     assert "version_taken" in _log(run, "trainer-0")
+
+
+POINTS = ("generates", "trains", "exchanges", "holds", "stepped")
+
+
+@pytest.mark.night
+@pytest.mark.parametrize("staleness", [0, 1])
+def test_members_that_are_killed_at_each_point_cost_no_sample_and_no_batch(
+    start_run: StartRun, recipe_with: Write, staleness: int
+) -> None:
+    """Processes join, and each is killed by itself at its point: while it generates, after a
+    backward pass, in the exchange, between the sum and the step, and after the step, before the
+    record of its version."""
+    recipe = recipe_with(trainer__devices=1, schedule__max_staleness=staleness)
+    run = start_run("--steps", "2000", recipe=recipe)
+    run.wait_for(partial(_is_past, 1))
+    joined = {point: _joins(run, point) for point in POINTS}
+    assert {p: each.wait(PATIENCE_S) for p, each in joined.items()} == dict.fromkeys(POINTS, -9)
+    step = run.get("/v1/run")["step"]
+    run.wait_for(partial(_is_past, step + 2))  # it goes on without them
+    batches = run.get("/v1/batches")
+    committed = {b["batch"]: sum(b["staleness"].values()) for b in batches if _is_committed(b)}
+    assert committed == dict.fromkeys(range(min(committed), max(committed) + 1), 3 * 4)
+    run.kill_everything()
+
+
+def _is_committed(batch: dict[str, Any]) -> bool:
+    return bool(batch["status"] == "committed")
+
+
+def _joins(run: LocalRun, point: str) -> "subprocess.Popen[bytes]":
+    """Start another member as the run's own were, that ends when it comes to a point."""
+    own, name = member(run, "trainer-0"), f"trainer-z-{point}"
+    command = [each.replace("trainer-0", name) for each in own.cmdline()]
+    if "--port" in command:
+        command[command.index("--port") + 1] = "0"
+    given = {key: value.replace("trainer-0", name) for key, value in own.environ().items()}
+    environment = {**given, VARIABLE: f"fluid.{point}", "DIGENRL_PORT": "0"}
+    with (run.folder / "logs" / f"{name}.log").open("wb") as log:
+        return subprocess.Popen(command, cwd=own.cwd(), env=environment, stdout=log, stderr=log)
 
 
 def test_a_rollout_worker_generates_by_the_checksum_of_members(
