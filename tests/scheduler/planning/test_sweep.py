@@ -1,5 +1,7 @@
 """Plans of many devices against a fixed sweep in the simulator; `auto` against planned steps."""
 
+import time
+
 import pytest
 
 from services.scheduler.costs.profile import Profile, load_profile
@@ -131,3 +133,15 @@ def test_a_recipes_defaults_are_as_good_as_the_published_plans(
         for each in (schedule.changed(fragment_size=size, tag=groups), schedule)
     )  # fmt: skip
     assert auto <= AS_GOOD * planned
+
+
+@pytest.mark.clock
+@pytest.mark.night
+@pytest.mark.parametrize("devices", [64, 256, 1024, 4096])
+@pytest.mark.parametrize("max_staleness", [0, 1])
+def test_a_plan_of_any_size_takes_seconds(devices: int, max_staleness: int) -> None:
+    profile = one_group_per_device("flux1-dev", devices)
+    schedule = RunSchedule(max_staleness=1 if max_staleness else 0)
+    began = time.process_time()
+    plan_split(profile, {"H100": devices}, schedule, host_gpus=8, fluid=True)
+    assert time.process_time() - began <= 10
