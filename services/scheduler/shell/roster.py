@@ -125,12 +125,13 @@ class Roster:
 
     async def watch(self) -> None:
         """End leases for ever; time in which this process itself was busy does not count."""
+        before = time.monotonic()
         while True:
-            began = time.monotonic()
             await asyncio.sleep(WATCH_S)
             now, waiting = time.monotonic(), self.num_waiting()
             # While statuses wait to be recorded, nobody is silent.
-            self.leases.prolong(max(0.0, now - began - (0.0 if waiting else WATCH_S)))
+            self.leases.prolong(max(0.0, now - before - (0.0 if waiting else WATCH_S)))
+            before = now
             for address in self.leases.end(now):
                 self.seen.pop(address, None)
                 self._put(WorkerLeft(address))

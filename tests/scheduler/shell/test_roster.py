@@ -65,12 +65,12 @@ async def test_nobody_is_silent_while_statuses_wait_to_be_recorded(
     roster: Roster, inputs: list[MachineInput], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(roster_module, "WATCH_S", 0.001)
-    monkeypatch.setattr(leases_module, "SILENCE_S", 0.01)
+    monkeypatch.setattr(leases_module, "SILENCE_S", 0.05)
     await roster.record(status("rollout", "generating"))
     inputs.clear()
     roster.num_waiting = lambda: 1
     watching = asyncio.create_task(roster.watch())
-    await asyncio.sleep(0.1)  # ten times a lease
+    await asyncio.sleep(0.3)  # six times a lease
     assert inputs == []
     roster.num_waiting = lambda: 0
     async with asyncio.timeout(10):
