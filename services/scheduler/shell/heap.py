@@ -9,7 +9,7 @@ import asyncio
 import gc
 from collections.abc import Callable
 
-YOUNG, OLDER = 10_000, 10
+YOUNG, OLDER = 10_000, 4
 """New objects after which young ones are looked at, and after how many such looks older ones."""
 NEVER = 1_000_000
 COLLECT_S = 600.0
