@@ -6,10 +6,14 @@ A fluid device takes one elementwise step per batch, with all that is trained on
 from shared.recipe.tables import Tables
 
 OTHER = 'or schedule.mode to "pipelined"'
+MAX_DEVICES = 1024
+"""The message by which they exchange their sums names each of them and all pieces that it has
+trained: about 22 bytes and 3 each, of the 64 KiB that a message may have."""
 
 
 def refusal(
     *,
+    devices: int = 1,
     ranks: int = 1,
     updates: int = 1,
     old_policy: bool = False,
@@ -20,6 +24,7 @@ def refusal(
     """Return why no recipe can ask this of fluid devices, with field and remedy; None if one can.
 
     Args:
+        devices: `trainer.devices`.
         ranks: `trainer.ranks`.
         updates: `trainer.updates`.
         old_policy: what samples is not what is trained (`Tables.keeps_old_policy`).
@@ -28,6 +33,8 @@ def refusal(
         can_train: `rollout.can_train`.
     """
     refused = {
+        f"trainer.devices: sums of more than {MAX_DEVICES} fluid devices fit no message; set it to "
+        f"at most {MAX_DEVICES}": devices > MAX_DEVICES,
         "trainer.ranks: fluid devices are processes of their own; set it to 1": ranks > 1,
         "trainer.updates: fluid devices take one step per batch; set it to 1": updates > 1,
         "algorithm.nft_decay: fluid devices hold no old policy; set it to 0": old_policy,
@@ -46,6 +53,7 @@ def refusal_of(tables: Tables) -> str | None:
     """Return why the devices of this recipe cannot be fluid, whatever its mode; None if they
     can."""
     return refusal(
+        devices=tables.trainer.devices,
         ranks=tables.trainer.ranks,
         updates=tables.trainer.updates,
         old_policy=tables.keeps_old_policy,

@@ -12,7 +12,7 @@ from tests.storm.hanging import HARD_S, ask_to_hang
 from tests.storm.judge import violations_of
 from tests.storm.small import small
 
-pytestmark = [pytest.mark.run, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.run, pytest.mark.slow, pytest.mark.timeout(120)]
 SLOT_S = 1.5
 log = structlog.get_logger()
 
