@@ -31,12 +31,13 @@ bench-learning: $(VENV)/.installed
 gpu-day: $(VENV)/.installed
 	$(VENV)/bin/python -m bench gpu-day $(ARGS)
 
-# Whole runs wait much of their time, so they are run beside the rest. What asserts seconds comes
+# Whole runs wait much of their time, so they are run beside the rest, three files at a time on two
+# cores. What asserts seconds comes
 # after it, alone; its files are named, because to import all tests takes longer than to run it.
 # Some machines never write bytecode; then every start of pytest would compile all tests anew.
 PYTEST = PYTHONDONTWRITEBYTECODE= $(TEST_VENV)/bin/python -m pytest $(ARGS)
 CLOCKED = $(if $(ARGS),,$(shell grep -rl --include="*.py" "mark\.clock" tests))
-SIDE_BY_SIDE = --numprocesses 2 --dist loadgroup --no-loadscope-reorder
+SIDE_BY_SIDE = --numprocesses 3 --dist loadgroup --no-loadscope-reorder
 NOTHING_FOUND = 5
 
 test: $(TEST_VENV)/.installed
