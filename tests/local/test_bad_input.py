@@ -1,5 +1,7 @@
 """Bad input is one clear line and exit code 2, before anything is started."""
 
+import contextlib
+import io
 import re
 import shutil
 import socket
@@ -7,9 +9,11 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 
+from digenrl import cli
 from digenrl.local import preflight
 from digenrl.local.preflight import versions_bytes
 from shared.errors import UserError
@@ -18,10 +22,24 @@ from tests.paths import DIGITS, ROOT
 
 
 def up(*arguments: str) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(
-        [sys.executable, "-m", "digenrl", "up", *arguments],
+    """Run the command in this process, which is spared the imports."""
+    words, said = ["digenrl", "up", *arguments], io.StringIO()
+    with (
+        contextlib.redirect_stderr(said),
+        mock.patch.object(sys, "argv", words),
+        pytest.raises(SystemExit) as ended,
+    ):
+        cli.main()
+    assert isinstance(ended.value.code, int)
+    return subprocess.CompletedProcess(words, ended.value.code, stderr=said.getvalue())
+
+
+def test_the_command_of_a_process_ends_in_the_same_way() -> None:
+    ended = subprocess.run(
+        [sys.executable, "-m", "digenrl", "up", "nowhere.toml"],
         capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
+    assert (ended.returncode, ended.stderr) == (2, up("nowhere.toml").stderr)
 
 
 def recipe_with(tmp_path: Path, old: str, new: str) -> Path:

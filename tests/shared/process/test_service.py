@@ -82,7 +82,10 @@ def said(process: "subprocess.Popen[str]", event: str) -> dict[str, str]:
     raise AssertionError(f"it ended without saying {event}: {lines}")
 
 
-@pytest.mark.parametrize("service", ["rollout", "reward", "trainer"])
+@pytest.mark.parametrize(
+    "service",
+    ["reward", *(pytest.param(name, marks=pytest.mark.slow) for name in ("rollout", "trainer"))],
+)
 def test_a_worker_of_a_live_run_whose_port_is_taken_says_so_in_one_line_and_ends(
     service: str, serve: Serve, stored_run: None
 ) -> None:
@@ -183,6 +186,7 @@ async def test_a_worker_ends_with_its_finished_run_and_says_where_it_got_before(
     assert (process.returncode, "Traceback" in rest) == (0, False)
 
 
+@pytest.mark.slow
 async def test_a_worker_that_is_to_stay_outlives_its_run_and_leaves_no_traceback(
     serve: Serve, stored_run: None, nats_url: str, bus: Bus
 ) -> None:
