@@ -10,10 +10,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from bench.learning.commands import learning, learning_services, learning_tables
+
 if TYPE_CHECKING:
     from rich.console import Console
 
 bench = typer.Typer(help="Measure: schedules, devices, control.", no_args_is_help=True)
+for command in (learning, learning_services, learning_tables):
+    bench.command()(command)
 MIN_COLUMNS = 170
 PLAIN_ROWS = 9
 """Samples of a pass of the plain loop, in sampling and training: what Flow-GRPO's published
@@ -372,76 +376,6 @@ def gpu_day_part(
     from bench.gpu_day.day import Day, do_part
 
     do_part(name, Day(folder, cpu=cpu, tiny=tiny))
-
-
-LearningResults = Annotated[Path, typer.Option(help="a JSON file per case goes here")]
-LEARNING_RESULTS = Path("bench/learning/results")
-
-
-@bench.command("learning")
-def learning(
-    everything: Annotated[
-        bool, typer.Option("--all", help="every choice on every task, not the main table alone")
-    ] = False,
-    choice: Annotated[list[str] | None, typer.Option(help="only this one; repeatable")] = None,
-    task: Annotated[str | None, typer.Option(help="only this one")] = None,
-    seeds: Annotated[int | None, typer.Option(min=1, help="at most so many of each")] = None,
-    at_once: Annotated[int, typer.Option(min=1, help="processes, each of one thread")] = 2,
-    minutes: Annotated[float | None, typer.Option(help="begin no case after so long")] = None,
-    results: LearningResults = LEARNING_RESULTS,
-    log: Annotated[Path, typer.Option(help="gets a line per case")] = Path(
-        "runs/bench-learning.log"
-    ),
-) -> None:
-    """Measure what each choice of a recipe learns for its work, and write tables and curves.
-
-    Cases that have a result are left out, so that it goes on wherever it was stopped.
-    """
-    import time
-
-    from bench.learning.suite import run_all, wanted
-
-    found = wanted(everything=everything, names=choice or (), task=task, most_seeds=seeds)
-    until = None if minutes is None else time.time() + 60 * minutes
-    whole = run_all(found, results, log, at_once=at_once, until=until)
-    if not whole:
-        raise typer.Exit(1)
-
-
-@bench.command("learning-services")
-def learning_services(
-    seed: Annotated[list[int] | None, typer.Option(help="repeatable; 10 to 14 if none")] = None,
-    old: Annotated[Path, typer.Option(help="a recipe")] = Path("bench/learning/digits.toml"),
-    new: Annotated[Path, typer.Option(help="another")] = Path("recipes/digits.toml"),
-    results: Annotated[Path, typer.Option(help="a JSON file per run goes here")] = Path(
-        "bench/learning/results/services"
-    ),
-    folder: Annotated[Path, typer.Option(help="of the runs")] = Path("runs/bench-learning"),
-) -> None:
-    """Run two recipes by turns through the real services, and compare their device seconds."""
-    from bench.learning.services import compared, measure
-
-    seeds = seed or range(10, 15)
-    measure({"old": old, "new": new}, list(seeds), results, folder.resolve())
-    _print(compared(results, "old", "new"))
-
-
-@bench.command("learning-tables")
-def learning_tables(
-    results: LearningResults = LEARNING_RESULTS,
-    page: Annotated[Path, typer.Option(help="whose tables are written anew")] = Path(
-        "docs/algorithms/README.md"
-    ),
-    curves: Annotated[Path, typer.Option(help="picture of the curves")] = Path(
-        "docs/images/learning-curves.png"
-    ),
-) -> None:
-    """Write the tables and curves of learning results that are there."""
-    from bench.learning.output import draw, with_tables
-    from bench.learning.task import DIGITS
-
-    page.write_text(with_tables(page.read_text(), results))
-    draw(curves, results, DIGITS)
 
 
 @bench.command("growth")

@@ -36,7 +36,7 @@ class FluidCosts:
     members: int
     events: int
     pieces: int
-    """Of one batch."""
+    """Number of training pieces of one batch."""
     event_seconds: float
     """Mean CPU seconds of an event."""
     slowest_seconds: float

@@ -26,6 +26,14 @@ def init(
 ) -> None:
     """Make all secrets of a deployment and the configuration of its brokers; keep old secrets."""
     from digenrl.local.deployment import make_deployment
+    from shared.errors import UserError
 
-    for line in make_deployment(folder, nats=nats, redis=redis, s3=s3, names=tls or ()):
+    try:
+        made = make_deployment(folder, nats=nats, redis=redis, s3=s3, names=tls or ())
+    except OSError as error:
+        raise UserError(
+            f"{folder}: {error.filename or folder} cannot be written: {error.strerror}; name a "
+            "folder that is yours, on a disk with room"
+        ) from error
+    for line in made:
         typer.echo(line)

@@ -1,4 +1,4 @@
-"""What Linux lets a process say of its children's ends. Other systems: nothing of it."""
+"""Calls by which Linux lets a process decide what happens when it, a parent or a child ends."""
 
 import ctypes
 import os

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
@@ -76,8 +76,8 @@ def show_plan(advice: Advice, console: Console) -> None:
     for choice in _shown(planned.choices):
         said = as_toml(_keys(advice, choice)) + _environment(advice, choice)
         console.print(f"  {said}", highlight=False, soft_wrap=True)
-    for host, command in _commands(advice, planned.best):
-        console.print(f"on {host}: {command}", highlight=False, soft_wrap=True)
+    for hosts, command in alike_hosts(_commands(advice, planned.best)):
+        console.print(f"on {hosts}: {command}", highlight=False, soft_wrap=True)
     looked, simulated = planned.num_forecast, len(planned.choices)
     part = (
         f" with a {planned.best.factor}th of devices and groups" if planned.best.factor > 1 else ""
@@ -85,6 +85,14 @@ def show_plan(advice: Advice, console: Console) -> None:
     console.print(f"{looked} ways forecast, the best {simulated} simulated{part}")
     if planned.best.gain("tuned") < 1:
         console.print("all devices colocated, if tuned, would be faster than any split")
+
+
+def alike_hosts(commands: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]]:
+    """Yield hosts and what is typed there: more than two with the same command together."""
+    for command, alike in groupby(commands, key=lambda pair: pair[1]):
+        hosts = [host for host, _ in alike]
+        names = hosts if len(hosts) < 3 else [f"each of {hosts[0]} to {hosts[-1]}"]
+        yield from ((name, command) for name in names)
 
 
 def plan_as_json(advice: Advice) -> str:

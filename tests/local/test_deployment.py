@@ -39,6 +39,15 @@ def test_one_command_makes_all_keys_and_a_second_one_keeps_them(tmp_path: Path) 
         assert path.stat().st_mode & 0o077 == 0, path
 
 
+def test_a_folder_that_cannot_be_made_is_named_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    ran = CliRunner().invoke(app, ["keys", "init", str(tmp_path / "file" / "keys")])
+    assert isinstance(ran.exception, UserError)
+    said = str(ran.exception)
+    assert said.startswith(f"{tmp_path}/file/keys: ") and "cannot be written" in said
+    assert "\n" not in said
+
+
 def test_a_service_of_a_role_finds_its_secrets_in_the_folder_that_is_named_when_it_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,6 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from digenrl.cli import app
+from digenrl.planning.output import alike_hosts
 from digenrl.planning.plan import parse_devices
 from services.scheduler.costs.profile import load_profile
 from shared.errors import UserError
@@ -154,3 +155,9 @@ def test_techniques_side_by_side() -> None:
     rows = json.loads(_run(*words, "--json"))["rows"]
     assert rows[0]["step_seconds"] > 1.8 * rows[-1]["step_seconds"]
     assert {row["fragment_size"] for row in rows} == {8}
+
+
+def test_hosts_with_one_command_are_one_line() -> None:
+    given = [("a-1", "x"), ("a-2", "y"), ("a-3", "y"), ("a-4", "y"), ("b-1", "x"), ("b-2", "x")]
+    wanted = [("a-1", "x"), ("each of a-2 to a-4", "y"), ("b-1", "x"), ("b-2", "x")]
+    assert list(alike_hosts(given)) == wanted

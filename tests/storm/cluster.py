@@ -5,7 +5,6 @@ Every service is a process of its own, and whatever dies is started again, as un
 
 import asyncio
 import contextlib
-import ctypes
 import multiprocessing
 import os
 import signal
@@ -24,6 +23,7 @@ from bench.cluster.processes import SETTING, joined_key
 from bench.cluster.setting import Setting, recipe_of, write_prompts
 from digenrl.local.brokers import Program, plan_brokers, wait_ready
 from digenrl.local.keys import keys_of
+from digenrl.local.linux import die_with_parent
 from digenrl.local.ports import free_ports
 from digenrl.local.tokens import Tokens, tokens_of
 from shared.errors import Unavailable
@@ -32,7 +32,7 @@ from shared.process.settings import ServiceSettings
 from shared.recipe.recipe import Recipe, override
 from shared.run.commits import CommitRecord, commit_chain
 from shared.store import ObjectStore, open_store
-from tests.storm.service import PR_SET_PDEATHSIG, run_service
+from tests.storm.service import run_service
 
 AGAIN_S = 0.1
 """Seconds before a dead process is restarted."""
@@ -75,7 +75,7 @@ class Cluster:
     environment: dict[str, str]
     port: int
     second_port: int
-    """Of the API of `scheduler-1`, which may stand by."""
+    """Port of the API of `scheduler-1`, the scheduler that may stand by."""
     tokens: Tokens
     secrets: Mapping[Role, Mapping[str, str]]
     """What each role proves itself with."""
@@ -116,7 +116,7 @@ class Cluster:
                     stderr=log,
                     env={**os.environ, **program.environment},
                     start_new_session=True,
-                    preexec_fn=_die_with_parent if sys.platform == "linux" else None,
+                    preexec_fn=die_with_parent if sys.platform == "linux" else None,
                 )
 
         self.children[program.name] = Child(program.name, start, start())
@@ -306,7 +306,3 @@ async def until_true(look: Callable[[], Awaitable[bool]], *, seconds: float = PA
     while not await look():
         assert time.monotonic() < deadline, "it did not get there"
         await asyncio.sleep(LOOK_S)
-
-
-def _die_with_parent() -> None:
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)

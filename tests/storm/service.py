@@ -5,9 +5,7 @@ Processes are forked from one that has imported everything, so that a service is
 hundredths of a second after it was killed.
 """
 
-import ctypes
 import os
-import signal
 import sys
 from collections.abc import Coroutine, Mapping
 from pathlib import Path
@@ -27,12 +25,11 @@ from bench.cluster.processes import (
 )
 from bench.cluster.setting import Setting
 from digenrl import cli
+from digenrl.local.linux import die_with_parent
 from shared.process import failpoints
 from shared.telemetry import configure_logs
 from tests.storm.hanging import able_to_hang
 from tests.storm.lagging import known
-
-PR_SET_PDEATHSIG = 1
 
 
 def run_service(name: str, folder: Path, environment: Mapping[str, str], port: int) -> None:
@@ -41,7 +38,7 @@ def run_service(name: str, folder: Path, environment: Mapping[str, str], port: i
     ``name``: scheduler, trainer, rollout-0, reward-1, ...; ``port``: of the scheduler's API.
     """
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        die_with_parent()
     os.setsid()
     log = os.open(folder / f"{name}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     for stream in (1, 2):

@@ -45,16 +45,12 @@ def own_split(
 
 def _fluid(recipe: Recipe, profile: Profile, devices: Devices, remedy: Remedy) -> Own:
     """Choose fluid devices, of any kinds that can be: those first that train fastest."""
-    wanted, chosen = recipe.trainer.devices, dict[str, int]()
-    able = [kind for kind in devices if fits(profile, kind, "member") is None]
-    for kind in sorted(able, key=lambda kind: -profile.devices[kind].training_speed):
-        taken = min(devices[kind], wanted - sum(chosen.values()))
-        if taken:
-            chosen[kind] = taken
+    wanted, costs = recipe.trainer.devices, profile.devices
+    chosen = _fastest(profile, devices, wanted, "member", lambda kind: costs[kind].training_speed)
     if sum(chosen.values()) < wanted:
         kind = max(
-            (kind for kind, count in devices.items() if count and kind not in able),
-            key=lambda kind: profile.devices[kind].memory_gib,
+            (kind for kind, count in devices.items() if count and fits(profile, kind, "member")),
+            key=lambda kind: costs[kind].memory_gib,
         )
         reason = fits(profile, kind, "member")
         raise UserError(
@@ -103,12 +99,10 @@ def _trainer(
 
 
 def _rollout(recipe: Recipe, profile: Profile, devices: Devices, remedy: Remedy) -> Devices:
-    wanted, chosen = recipe.rollout.workers, dict[str, int]()
-    able = [kind for kind in devices if fits(profile, kind, "rollout") is None]
-    for kind in sorted(able, key=lambda kind: -profile.devices[kind].generation_speed):
-        taken = min(devices[kind], wanted - sum(chosen.values()))
-        if taken:
-            chosen[kind] = taken
+    wanted, costs = recipe.rollout.workers, profile.devices
+    chosen = _fastest(
+        profile, devices, wanted, "rollout", lambda kind: costs[kind].generation_speed
+    )
     if sum(chosen.values()) < wanted:
         kind, reason = next(
             (kind, reason)
@@ -117,6 +111,20 @@ def _rollout(recipe: Recipe, profile: Profile, devices: Devices, remedy: Remedy)
         )
         fit = _and(remedy(kind, "rollout"))
         raise UserError(f"rollout.workers: {wanted} are to generate; {reason}{fit}")
+    return chosen
+
+
+def _fastest(
+    profile: Profile, devices: Devices, wanted: int, role: Role, speed: Callable[[str], float]
+) -> Devices:
+    """Return so many devices that can take a role, those of the fastest kinds; fewer if there are
+    no more."""
+    chosen = dict[str, int]()
+    able = [kind for kind in devices if fits(profile, kind, role) is None]
+    for kind in sorted(able, key=speed, reverse=True):
+        taken = min(devices[kind], wanted - sum(chosen.values()))
+        if taken:
+            chosen[kind] = taken
     return chosen
 
 
