@@ -94,7 +94,7 @@ def test_what_was_measured_is_upright_and_what_is_forecast_is_not() -> None:
     forecast = r"\*0\.\d{3}\*"
     assert re.fullmatch(forecast, cells(text, "FLUX.1-dev")[0])
     assert all(re.fullmatch(forecast, cell) for cell in cells(text, "Qwen-Image")[1:])
-    assert cells(front_page(known()), "Qwen-Image")[0] == "0.90"
+    assert cells(front_page(known()), "Qwen-Image")[0] == "0.900"
     assert "33.0 (32.0–34.0)" in tables(known()) and "32.0 (+3.0%)" in tables(known())
 
 
