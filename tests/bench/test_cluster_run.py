@@ -89,7 +89,8 @@ async def test_roles_and_fluid_devices_run_and_are_measured(tmp_path: Path) -> N
     wasted = batches * FRAGMENT  # a device that is taken back in the middle of a fragment drops it
     total = samples_by(strict, "rollout") + samples_by(strict, "trainer")
     wanted = batches * GROUPS * GROUP_SIZE
-    assert wanted - 1e-6 <= total < wanted + wasted, "on-policy, all in its batch"
+    # A denoising step that begins before the watcher has seen the commit is the batch before's.
+    assert wanted - FRAGMENT < total < wanted + wasted, "on-policy, all in its batch"
     by_trainer = samples_by(strict, "trainer") / GROUP_SIZE
     assert by_trainer == pytest.approx(batches, abs=wasted / GROUP_SIZE), "one group each"
     early = len(member_hosts(fluid.setting)) * 2 * FRAGMENT
