@@ -15,6 +15,8 @@ from digenrl.commands.generate import generate
 from digenrl.commands.keys import keys
 from digenrl.commands.model import model
 from digenrl.commands.plan import plan
+from digenrl.commands.recipe import recipe
+from digenrl.commands.recipe_options import RecipeCommand
 from digenrl.commands.repair import repair
 from digenrl.commands.report import report
 from digenrl.commands.serve import serve
@@ -37,11 +39,13 @@ app = typer.Typer(
     rich_markup_mode=None,  # importing rich takes longer than everything else together
 )
 app.command("profile")(profile)
-app.command("tail-check")(tail_check)
-of_runs = (report, follow, evaluate, gc, repair, up, check, serve, brokers)
-for command in (*of_runs, generate, serve_scorer, plan, sim):
+app.command("tail-check", cls=RecipeCommand)(tail_check)
+for command in (report, follow, evaluate, gc, repair, brokers, serve_scorer, sim):
     app.command()(command)
+for of_recipe in (up, check, serve, generate, plan):
+    app.command(cls=RecipeCommand)(of_recipe)
 app.add_typer(model, name="model")
+app.add_typer(recipe, name="recipe")
 app.add_typer(keys, name="keys")
 
 

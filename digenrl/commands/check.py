@@ -6,10 +6,12 @@ from typing import Annotated
 import typer
 
 from digenrl.commands.options import AsJson, HostGpus, HostMemory, Hosts, RecipeFile
+from digenrl.commands.recipe_options import given_keys
 from shared.errors import UserError
 
 
 def check(
+    context: typer.Context,
     recipe: RecipeFile,
     devices: Annotated[
         str | None, typer.Option(help="kind=count, e.g. h100=8: forecast the run on these devices")
@@ -48,8 +50,8 @@ def check(
 
     try:
         checked = check_recipe(
-            recipe, devices, profile, hosts=hosts, host_gpus=host_gpus, host_memory=host_memory,
-            streamed=streamed,
+            recipe, devices, profile, options=given_keys(context), hosts=hosts, host_gpus=host_gpus,
+            host_memory=host_memory, streamed=streamed,
             elsewhere=elsewhere, traced=traced, say=partial(typer.echo, err=True),
         )  # fmt: skip
     except UserError as error:

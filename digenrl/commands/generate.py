@@ -6,9 +6,11 @@ from typing import Annotated
 import typer
 
 from digenrl.commands.options import RecipeFile
+from digenrl.commands.recipe_options import given_keys
 
 
 def generate(
+    context: typer.Context,
     recipe: RecipeFile,
     prompt: Annotated[list[str], typer.Option(help="prompt to sample; may be given several times")],
     out: Annotated[Path, typer.Option(help="output folder")],
@@ -24,7 +26,7 @@ def generate(
     from shared.telemetry import quiet_logs
 
     quiet_logs()
-    loaded = load_recipe(recipe)
+    loaded = load_recipe(recipe, given_keys(context))
     prepare_libraries(loaded, threads=loaded.rollout.threads)
     from digenrl.report.generate import generate as make
 

@@ -14,9 +14,12 @@ from digenrl.commands.options import (
     Variant,
     zero_or_one,
 )
+from digenrl.commands.recipe_options import given_keys
+from shared.errors import UserError
 
 
 def plan(
+    context: typer.Context,
     recipe: Annotated[
         Path | None, typer.Argument(help="a recipe, which gives the batch and the schedule")
     ] = None,
@@ -34,13 +37,16 @@ def plan(
     as_json: AsJson = False,
 ) -> None:
     """Find out which devices should generate, which should train, and how much that gains."""
+    options = given_keys(context)
+    if recipe is None and options:
+        raise UserError(f"--{next(iter(options))}: is a key of a recipe, and none is given")
     from digenrl.planning.output import plan_as_json, show_plan, wide_console
     from digenrl.planning.plan import plan as find_plan
 
     found = find_plan(
         recipe, devices, profile=profile, variant=variant.value,
         staleness=zero_or_one(staleness), host_gpus=host_gpus, hosts=hosts,
-        host_memory=host_memory,
+        host_memory=host_memory, options=options,
     )  # fmt: skip
     if as_json:
         typer.echo(plan_as_json(found))

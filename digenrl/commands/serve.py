@@ -1,5 +1,6 @@
 """`digenrl serve`: one service in this process."""
 
+from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -7,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from digenrl.commands.options import OpenApi, PlainHttp, settings_of
+from digenrl.commands.recipe_options import given_keys
 from shared.errors import UserError
 
 SCHEDULER_PORT = 8000
@@ -22,6 +24,7 @@ class ServiceName(StrEnum):
 
 
 def serve(
+    context: typer.Context,
     service: Annotated[ServiceName, typer.Argument(help="the service to run")],
     run: Annotated[str, typer.Option(envvar="DIGENRL_RUN", help="name of the run")] = "",
     worker: Annotated[
@@ -48,22 +51,25 @@ def serve(
     """Run one service in this process, with the endpoints in the DIGENRL_* variables."""
     http = {"host": host, "open_api": open_api, "plain_http": plain_http}
     if service is ServiceName.scheduler:
-        _serve_scheduler(recipe, steps, run=run, port=port, **http)
+        options = given_keys(context, run__steps=steps, run__name=run or None)
+        _serve_scheduler(recipe, options, port=port, **http)
     else:
+        if keys := given_keys(context):
+            raise UserError(f"--{next(iter(keys))}: workers take the recipe from the scheduler")
         _serve_worker(service, run=run, worker=worker, port=port, stay=stay, **http)
 
 
 def _serve_scheduler(
-    recipe_file: Path | None, steps: int | None, *, run: str, port: int | None, **http: Any
+    recipe_file: Path | None, options: Mapping[str, Any], *, port: int | None, **http: Any
 ) -> None:
     if recipe_file is None:
         raise UserError("--recipe: the scheduler needs the run's recipe")
     import uvloop
 
-    from shared.recipe.recipe import load_recipe, override
+    from shared.recipe.recipe import load_recipe
     from shared.telemetry import configure_logs
 
-    recipe = override(load_recipe(recipe_file), {"run.steps": steps, "run.name": run or None})
+    recipe = load_recipe(recipe_file, options)
     settings = settings_of(
         run=recipe.run.name,
         worker="scheduler",

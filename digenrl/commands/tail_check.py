@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from digenrl.commands.options import RUNS, RecipeFile, Runs
+from digenrl.commands.recipe_options import given_keys
 from shared.errors import UserError
 
 if TYPE_CHECKING:
@@ -16,6 +17,7 @@ MAX_SAMPLES = 12
 
 
 def tail_check(
+    context: typer.Context,
     recipe: RecipeFile,
     prompts: Annotated[int, typer.Option(min=1, help="number of prompts")] = 16,
     samples: Annotated[
@@ -30,7 +32,7 @@ def tail_check(
     from shared.telemetry import quiet_logs
 
     quiet_logs()
-    loaded = load_recipe(recipe)
+    loaded = load_recipe(recipe, given_keys(context))
     if loaded.sampling.tail is None:
         raise UserError(f"sampling.tail: {recipe} has none, so there is nothing to measure")
     prepare_libraries(loaded, threads=loaded.rollout.threads)

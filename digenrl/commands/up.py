@@ -9,9 +9,11 @@ from typing import Annotated
 import typer
 
 from digenrl.commands.options import RUNS, RecipeFile, TensorBoardFolder, WandbProject
+from digenrl.commands.recipe_options import given_keys
 
 
 def up(
+    context: typer.Context,
     recipe: RecipeFile,
     steps: Annotated[int | None, typer.Option(help="optimizer steps, overrides the recipe")] = None,
     seed: Annotated[int | None, typer.Option(help="seed, overrides the recipe")] = None,
@@ -57,23 +59,24 @@ def up(
     from digenrl.local.preflight import Request, prepare, resume_command
     from digenrl.local.up import run_locally
 
-    overrides = {
-        "run.steps": steps,
-        "run.seed": seed,
-        "run.name": run or name,
-        "trainer.deterministic": deterministic,
-        "trainer.order": order,  # refused, with its new name
-        "rollout.workers": _rollout_workers(rollout_workers, mode),
-        "rollout.can_train": can_train,
-        "schedule.mode": mode,
-        "schedule.tag": _number(tag),
-        "schedule.max_staleness": _number(staleness),
-        "schedule.early_fraction": _number(early_fraction),
-        "schedule.fragment_size": _number(fragment_size),
-        "schedule.tsp_steps": _number(tsp_steps),
-    }
+    options = given_keys(
+        context,
+        run__steps=steps,
+        run__seed=seed,
+        run__name=run or name,
+        trainer__deterministic=deterministic,
+        trainer__order=order,  # refused, with its new name
+        rollout__workers=_rollout_workers(rollout_workers, mode),
+        rollout__can_train=can_train,
+        schedule__mode=mode,
+        schedule__tag=_number(tag),
+        schedule__max_staleness=_number(staleness),
+        schedule__early_fraction=_number(early_fraction),
+        schedule__fragment_size=_number(fragment_size),
+        schedule__tsp_steps=_number(tsp_steps),
+    )
     request = Request(
-        recipe, overrides, resume=resume, port=port, runs=runs.resolve(),
+        recipe, options, resume=resume, port=port, runs=runs.resolve(),
         targets=Targets(tensorboard, wandb), again=resume_command(sys.argv),
     )  # fmt: skip
     raise typer.Exit(asyncio.run(run_locally(prepare(request))))

@@ -1,10 +1,11 @@
 """Checks whether a recipe can run, and forecasts what it takes on given devices."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from digenrl.local.preflight import check_inputs, check_rest, versions_bytes
 from digenrl.planning.forecast import Forecast, as_dict, forecast, lines
@@ -19,7 +20,13 @@ from services.scheduler.planning.staleness import decide_at_start
 from services.scheduler.planning.staleness import line as staleness_line
 from shared.errors import UserError
 from shared.models.quantised import UNTESTED
-from shared.recipe.recipe import Recipe, implied_values, load_recipe, with_folder
+from shared.recipe.recipe import (
+    NO_OPTIONS,
+    Recipe,
+    implied_values,
+    load_recipe,
+    with_folder,
+)
 
 RUNS = Path("runs")
 """Folder in which `digenrl up` looks for results of tail checks, unless it is told another."""
@@ -99,6 +106,7 @@ def check(
     devices: str | None = None,
     profile: str | None = None,
     *,
+    options: Mapping[str, Any] = NO_OPTIONS,
     hosts: str | None = None,
     host_memory: str | None = None,
     host_gpus: int = HOST_GPUS,
@@ -113,6 +121,7 @@ def check(
     Args:
         devices: as ``h100=8,a100=16``; without devices, nothing is forecast.
         profile: name of the cost profile; by default the one named like the model.
+        options: values of keys, by their dotted names, over those of the recipe.
         hosts: the same by hosts, as ``h100x8*4``.
         host_memory: GiB of memory of each host of a kind, as ``4090=128``, for workers that stream.
         host_gpus: number of GPUs per host where only devices are counted.
@@ -127,7 +136,7 @@ def check(
     Raises:
         UserError: for the first problem, with its remedy.
     """
-    recipe, found = load_recipe(path), None
+    recipe, found = load_recipe(path, options), None
     if traced:
         recipe, elsewhere, found = _traced(recipe, elsewhere, say)
     elif elsewhere and (recipe.model.folder / "model_index.json").is_file():

@@ -1,6 +1,7 @@
 """Checks a local run, and makes its folder, before anything is started."""
 
 import fcntl
+import json
 import os
 import shlex
 import shutil
@@ -33,10 +34,13 @@ from shared.models.catalogue import (
 from shared.models.memory import ITEM_BYTES, adapter_bytes, num_weights
 from shared.models.quantised import check_installed
 from shared.recipe.networks import check_networks, frozen_layers
-from shared.recipe.recipe import Recipe, load_recipe, override, stored_recipe
+from shared.recipe.recipe import Recipe, load_recipe, stored_recipe
 from shared.run.files import FileRecord, matching, records_of
 from shared.run.retention import stored_bytes, trajectory_bytes
 from shared.run.run_recipe import FILES, check_same_run
+
+STARTED_JSON = "started.json"
+"""File in a run's folder that says what was typed: the recipe's file, and keys as options."""
 
 FILES_JSON = "files.json"
 """File in a run's folder with the digests of the model and files that its recipe names."""
@@ -52,7 +56,8 @@ class Request:
     """Holds what the user asked of `digenrl up`."""
 
     recipe: Path
-    overrides: Mapping[str, Any]
+    options: Mapping[str, Any]
+    """Values of keys, by their dotted names, over those of the recipe."""
     resume: bool
     port: int
     runs: Path
@@ -87,7 +92,7 @@ def prepare(request: Request) -> LocalRun:
     Raises:
         UserError: for the first problem, with its remedy.
     """
-    recipe = override(load_recipe(request.recipe), request.overrides)
+    recipe = load_recipe(request.recipe, request.options)
     check_inputs(recipe)
     check_targets(request.targets)
     if not request.resume:
@@ -105,6 +110,7 @@ def prepare(request: Request) -> LocalRun:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "logs").mkdir(exist_ok=True)
     (folder / "recipe.json").write_text(recipe.model_dump_json(indent=1))
+    (folder / STARTED_JSON).write_text(_started(request))
     (folder / FILES_JSON).write_bytes(RECORDS.dump_json(records_of(recipe, FILES), indent=1))
     return LocalRun(
         recipe=recipe,
@@ -118,6 +124,11 @@ def prepare(request: Request) -> LocalRun:
         gpus=gpus,
         lock=lock,
     )
+
+
+def _started(request: Request) -> str:
+    started = {"recipe": str(request.recipe.resolve()), "options": dict(request.options)}
+    return json.dumps(started, indent=1)
 
 
 def resume_command(typed: Sequence[str]) -> str:

@@ -29,7 +29,7 @@ from services.scheduler.planning.staleness import line as staleness_line
 from services.scheduler.planning.ways import Advice, Way, advise
 from shared.errors import UserError
 from shared.models.memory import num_weights
-from shared.recipe.recipe import Recipe, load_recipe, override
+from shared.recipe.recipe import NO_OPTIONS, Recipe, load_recipe, override
 from shared.recipe.schedule import RunSchedule
 
 GIB = 2**30
@@ -85,6 +85,7 @@ def plan(
     host_gpus: int,
     hosts: str | None = None,
     host_memory: str | None = None,
+    options: Mapping[str, Any] = NO_OPTIONS,
 ) -> Advice:
     """Plan for hosts, which have ``host_gpus`` GPUs each where only devices are counted; only plans
     that a recipe can express count, with what small devices need to take part. Fluid devices are
@@ -109,7 +110,7 @@ def plan(
         use = None if costs.memory is None else usual(costs.memory)
         schedule = RunSchedule()
     else:
-        loaded = load_recipe(recipe)
+        loaded = load_recipe(recipe, options)
         costs, use = costs_and_use(loaded, profile or profile_of(loaded, known_profiles()))
         schedule = loaded.run_schedule
     given = parse_hosts(*pool, costs, host_gpus=host_gpus)

@@ -6,6 +6,7 @@ from typing import Any, get_args
 from pydantic import BaseModel, ValidationError
 
 from shared.messages.records import TOKEN_PATTERN, TOKEN_WORDS
+from shared.recipe.keys import nearest
 
 
 def describe(error: ValidationError, recipe: type[BaseModel]) -> str:
@@ -17,7 +18,7 @@ def describe(error: ValidationError, recipe: type[BaseModel]) -> str:
     where = ".".join(path)
     match first["type"]:
         case "extra_forbidden":
-            return f"{where}: unknown key{_nearest(path[-1], table)}"
+            return f"{where}: unknown key{_remedy(path, table, recipe)}"
         case "missing":
             return f"{where}: missing; it has no default"
         case "value_error":
@@ -54,10 +55,12 @@ def _walk(location: tuple[int | str, ...], recipe: type[BaseModel]) -> tuple[lis
     return keys, table
 
 
-def _nearest(key: str, table: type[BaseModel]) -> str:
+def _remedy(path: list[str], table: type[BaseModel], recipe: type[BaseModel]) -> str:
+    """Name the nearest key of the table, or else of all tables."""
     known = list(table.model_fields)
-    close = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
-    return f"; did you mean {close[0]}?" if close else f"; known are {', '.join(known)}"
+    close = difflib.get_close_matches(path[-1], known, n=1, cutoff=0.5)
+    meant = close[0] if close else nearest(recipe, ".".join(path))
+    return f"; did you mean {meant}?" if meant else f"; known are {', '.join(known)}"
 
 
 def _table_of(annotation: Any) -> Any:

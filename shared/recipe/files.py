@@ -13,7 +13,8 @@ without such a name, it takes the path as it is on the scheduler's host.
 import json
 import os
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -37,19 +38,51 @@ PATHS = (
 """Keys that name a file or a folder, relative to the recipe that they stand in."""
 
 
-def read_tables(path: Path, depth: int = 0) -> dict[str, Any]:
-    """Read the tables of a recipe file; raise UserError, one line that names the file."""
+EXCLUDES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
+    "model": {"adapter": ("lora",)},
+    "judge": {"key_env": ("key_file",), "key_file": ("key_env",)},
+    "remote": {"key_env": ("key_file",), "key_file": ("key_env",)},
+}
+"""Keys that cannot stand beside another, by the table's name and that other: a file that sets it
+takes them away from its base, and an option from the file."""
+
+YAML = (".yaml", ".yml")
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """Tables of a recipe that stand in one file."""
+
+    path: Path
+    tables: dict[str, Any]
+
+
+def read_layers(path: Path, depth: int = 0) -> list[Layer]:
+    """Read a recipe file and those that it is based on, its own tables last.
+
+    Raises:
+        UserError: one line that names the file.
+    """
     plain = _read(path)
     base = plain.pop(BASE, None)
     if base is None:
-        return plain
+        return [Layer(path, plain)]
     if not isinstance(base, str):
         raise UserError(f"{path}: base: the name of a file, not {base!r}")
     if depth == MAX_BASES:
         raise UserError(f"{path}: base: {MAX_BASES} files are based on one another; is it a ring?")
-    below = read_tables(path.parent / base, depth + 1)
-    _put_below(below, Path(base).parent, path.parent)
-    return _over(below, plain)
+    below = read_layers(path.parent / base, depth + 1)
+    for layer in below:
+        _put_below(layer.tables, Path(base).parent, path.parent)
+    return [*below, Layer(path, plain)]
+
+
+def merged(layers: Sequence[Layer]) -> dict[str, Any]:
+    """Return the tables of all layers, each over those before it."""
+    tables: dict[str, Any] = {}
+    for layer in layers:
+        tables = _over(tables, layer.tables)
+    return tables
 
 
 def _put_below(tables: Any, folder: Path, beside: Path) -> None:
@@ -64,6 +97,8 @@ def _put_below(tables: Any, folder: Path, beside: Path) -> None:
 
 
 def _read(path: Path) -> dict[str, Any]:
+    if path.suffix.lower() in YAML:
+        raise UserError(f"{path}: YAML is not read; write the recipe as TOML (docs/recipes.md)")
     try:
         text = path.read_text()
         plain: Any = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
@@ -76,16 +111,24 @@ def _read(path: Path) -> dict[str, Any]:
     return plain
 
 
-def _over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+def _over(below: Mapping[str, Any], above: Mapping[str, Any], table: str = "") -> dict[str, Any]:
     """Merge table by table and key by key; a list is taken whole."""
-    merged = dict(below)
+    tables = without_excluded(table, below, above.keys())
     for key, value in above.items():
-        old = merged.get(key)
+        old = tables.get(key)
         if isinstance(old, dict) and isinstance(value, dict):
-            merged[key] = _over(old, value)
+            tables[key] = _over(old, value, key)
         else:
-            merged[key] = value
-    return merged
+            tables[key] = value
+    return tables
+
+
+def without_excluded(
+    table: str, below: Mapping[str, Any], above: Collection[str]
+) -> dict[str, Any]:
+    """Return what is left of a table where the keys ``above`` are put over it."""
+    excluded = {key for given in above for key in EXCLUDES.get(table, {}).get(given, ())}
+    return {key: value for key, value in below.items() if key not in excluded}
 
 
 ROOT = "DIGENRL_MODELS"

@@ -5,7 +5,7 @@ every service takes it from. docs/recipes.md describes each key.
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -17,10 +17,13 @@ from shared.learning.algorithms import ALGORITHMS, DEFAULT, Method
 from shared.models.catalogue import pipeline_sigmas
 from shared.recipe.checks import check_tables
 from shared.recipe.errors import describe
-from shared.recipe.files import read_tables
+from shared.recipe.files import Layer, merged, read_layers
+from shared.recipe.options import put_options
 from shared.recipe.rewards import Evaluation, Reward
 from shared.recipe.sampling import WINDOW_KEYS, SigmaGrid
 from shared.recipe.tables import Tables
+
+NO_OPTIONS: Mapping[str, Any] = {}
 
 
 class Recipe(Tables):
@@ -42,17 +45,27 @@ class Recipe(Tables):
         return self.model_copy(update={"sampling": self.sampling.model_copy(update={"tail": None})})
 
 
-def load_recipe(path: Path) -> Recipe:
+def load_recipe(path: Path, options: Mapping[str, Any] = NO_OPTIONS) -> Recipe:
     """Read, check and resolve a recipe: TOML, or the JSON of one that is resolved already.
+
+    Args:
+        options: values by the dotted names of keys, over those of the file.
 
     Raises:
         UserError: one line that names the file, the key and the remedy.
     """
-    plain = read_tables(path)
+    return resolve(path, read_layers(path), options)
+
+
+def resolve(path: Path, layers: Sequence[Layer], options: Mapping[str, Any]) -> Recipe:
+    """Return the recipe of a file's layers and options; raises UserError as `load_recipe` does."""
+    plain = put_options(merged(layers), options)
     try:
         return _resolved(Recipe.model_validate(plain), path.resolve().parent)
     except ValidationError as error:
-        raise UserError(f"{path}: {describe(error, Recipe)}") from error
+        fault = describe(error, Recipe)
+        is_option = fault.split(":")[0] in options
+        raise UserError(f"--{fault}" if is_option else f"{path}: {fault}") from error
 
 
 def override(recipe: Recipe, changes: Mapping[str, Any]) -> Recipe:

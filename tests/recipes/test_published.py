@@ -15,7 +15,7 @@ import pytest
 
 from digenrl.local.check import check
 from shared.learning.algorithms import ALGORITHMS
-from shared.recipe.files import read_tables
+from shared.recipe.files import merged, read_layers
 from shared.recipe.recipe import Recipe, load_recipe
 from tests.paths import RECIPES, ROOT
 
@@ -84,7 +84,7 @@ def test_a_published_recipe_differs_from_its_source_as_its_header_says(name: str
 @pytest.mark.parametrize("name", NAMES)
 def test_a_published_recipe_sets_no_key_without_a_source(name: str) -> None:
     said = source(name)
-    keys = set_keys(read_tables(FOLDER / f"{name}.toml"))
+    keys = set_keys(merged(read_layers(FOLDER / f"{name}.toml")))
     assert keys - OURS <= said["keys"].keys() | said["absent"] | {"algorithm.best_of"}
 
 

@@ -1,0 +1,75 @@
+"""`digenrl recipe`: a recipe as a run would have it, and the keys that there are."""
+
+import json
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from digenrl.commands.options import AsJson, RecipeFile
+from digenrl.commands.recipe_options import RecipeCommand, given_keys
+
+if TYPE_CHECKING:
+    from shared.recipe.keys import Key
+    from shared.recipe.sources import Value
+
+recipe = typer.Typer(
+    help="Show a recipe as a run would have it, or all keys.", no_args_is_help=True
+)
+VALUE_WIDTH = 34
+
+
+@recipe.command(cls=RecipeCommand)
+def show(context: typer.Context, recipe: RecipeFile, as_json: AsJson = False) -> None:
+    """Print every value of a recipe and where it comes from; keys may be given as options."""
+    from shared.recipe.files import read_layers
+    from shared.recipe.recipe import resolve
+    from shared.recipe.sources import values_of
+
+    options, layers = given_keys(context), read_layers(recipe)
+    values = values_of(resolve(recipe, layers, options), layers, options)
+    if as_json:
+        typer.echo(json.dumps([_plain(each) for each in values], indent=1))
+        return
+    width = max(len(each.key) for each in values)
+    for each in values:
+        value = "none" if each.value is None else json.dumps(each.value, ensure_ascii=False)
+        typer.echo(f"{each.key:<{width}}  {value:<{VALUE_WIDTH}}  {_source(each)}")
+
+
+@recipe.command()
+def keys(
+    word: Annotated[str, typer.Argument(help="only keys that have this in their name")] = "",
+) -> None:
+    """Print the keys of a recipe, each with its default."""
+    from shared.recipe.keys import ANY, keys_of
+    from shared.recipe.recipe import Recipe
+
+    for key in keys_of(Recipe).values():
+        name = key.name.replace(ANY, "NAME")
+        if key.field is not None and word in name:
+            typer.echo(f"--{name:<42} {_default(key)}")
+
+
+def _default(key: "Key") -> str:
+    assert key.field is not None
+    if key.field.is_required():
+        return "required"
+    default = key.field.get_default(call_default_factory=True)
+    if default is None:
+        return "none"
+    return json.dumps(default) if isinstance(default, str | int | float) else str(default)
+
+
+def _source(value: "Value") -> str:
+    match value.kind:
+        case "file" | "base":
+            return str(value.file)
+        case "implied":
+            return "implied by algorithm.name"
+        case _:
+            return value.kind
+
+
+def _plain(value: "Value") -> dict[str, object]:
+    file = None if value.file is None else str(value.file)
+    return {"key": value.key, "value": value.value, "source": value.kind, "file": file}

@@ -1,0 +1,105 @@
+"""Every key of a recipe by its dotted name, such as `trainer.learning_rate`, and the one nearest to
+a name that is none. Tables in a list are named: `reward.scorers.NAME.weight`."""
+
+import difflib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, get_args, get_origin
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+ANY = "*"
+"""Stands for the name of a table in a list."""
+CLOSE = 0.6
+"""Least likeness, from 0 to 1, of a name and of the key that is meant."""
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    name: str
+    """Dotted name, in which `ANY` stands for names of a recipe's own."""
+    field: FieldInfo | None
+    """What pydantic knows of it; None for a name of an earlier release, which is refused."""
+
+
+@cache
+def keys_of(recipe: type[BaseModel]) -> Mapping[str, Key]:
+    """Return every key that has a value, by its name; a list of tables is a key as well."""
+    return {key.name: key for key in _keys(recipe, "")}
+
+
+def _keys(table: type[BaseModel], prefix: str) -> Iterator[Key]:
+    for name, field in table.model_fields.items():
+        below, in_list = table_of(field.annotation)
+        if below is None or in_list:
+            yield Key(prefix + name, field)
+        if below is not None:
+            yield from _keys(below, f"{prefix}{name}.{f'{ANY}.' if in_list else ''}")
+            if not in_list and not field.is_required() and field.default is None:
+                yield Key(prefix + name, field)  # a table that may be left out, as a whole
+    for old in getattr(table, "RENAMED", ()):
+        if old.key not in table.model_fields:
+            yield Key(prefix + old.key, None)
+
+
+def table_of(annotation: Any) -> tuple[type[BaseModel] | None, bool]:
+    """Return the table that a field of this type holds, and whether it holds a list of them."""
+    kinds = [each for each in get_args(annotation) if each is not type(None)]
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation, False
+    in_list = get_origin(annotation) in (tuple, list)
+    for kind in kinds:
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            return kind, in_list
+    return None, False
+
+
+def path_of(recipe: type[BaseModel], name: str) -> tuple[tuple[str, ...], Key] | None:
+    """Return where a key's value is, and the key; None if ``name`` names none. Dashes may stand
+    for underscores.
+
+    >>> path_of(Recipe, "reward.scorers.ocr.key-env")[0]
+    ("reward", "scorers", "ocr", "key_env")
+    """
+    given = name.split(".")
+    for key in keys_of(recipe).values():
+        parts = key.name.split(".")
+        if len(parts) == len(given) and all(map(_is_meant, parts, given)):
+            pairs = zip(parts, given, strict=True)
+            return tuple(own if part == ANY else part for part, own in pairs), key
+    return None
+
+
+def _is_meant(part: str, given: str) -> bool:
+    return part == ANY or part == given.replace("-", "_")
+
+
+def nearest(recipe: type[BaseModel], name: str) -> str | None:
+    """Return the key that ``name`` most likely stands for; None if there is nothing like it.
+
+    The last word counts twice, so that a key in the wrong table, or in none, is found.
+    """
+    *tables, last = name.replace("-", "_").split(".")
+    table = ".".join(tables)
+
+    def likeness(key: str) -> float:
+        *of, own = key.split(".")
+        same = _likeness(last, own)
+        return same if not table else (2 * same + _likeness(table, ".".join(of))) / 3
+
+    known = [key.name for key in keys_of(recipe).values() if key.field is not None]
+    best = max(known, key=likeness)
+    return best.replace(ANY, "NAME") if likeness(best) >= CLOSE else None
+
+
+def _likeness(given: str, known: str) -> float:
+    """Return how alike two words are, from 0 to 1; initials, as in lr, are nearly the word."""
+    initials = "".join(word[0] for word in known.split("_"))
+    if given == initials and len(given) > 1:
+        return 0.95
+    whole = difflib.SequenceMatcher(None, given, known).ratio()
+    if len(given) > 1 and given in known.split("_"):
+        return max(whole, 0.75)
+    return whole

@@ -1,0 +1,250 @@
+"""Every key of a recipe as an option: it means what the same value means in the file."""
+
+import json
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args, get_origin
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import BaseModel, JsonValue
+
+from shared.errors import UserError
+from shared.recipe.files import merged, read_layers
+from shared.recipe.keys import ANY, Key, keys_of, path_of
+from shared.recipe.options import read_options
+from shared.recipe.recipe import Recipe, load_recipe
+from tests.paths import DIGITS
+
+KEYS = {name: key for name, key in keys_of(Recipe).items() if key.field is not None}
+SCORER = "proxy"
+TEXTS = ("abc", "5", "1e-4", "true", "two words", "é", "a,b", "[1]", "a=b")
+NUMBERS = (1, 3, 40, 0, -2)
+FRACTIONS = (0.25, 1e-4, 1.5, 3.0, -1.0)
+
+
+def values(kind: Any) -> list[Any]:
+    """Return values of a type as TOML has them, some of them out of the key's range."""
+    inner = [each for each in get_args(kind) if each not in (type(None), ...)]
+    match get_origin(kind):
+        case None:
+            return [{"model": "m", "highest": 5.0}] if kind not in OF_TYPE else list(OF_TYPE[kind])
+        case origin if origin is Annotated:
+            return values(inner[0])
+        case origin if origin is Literal:
+            return inner
+        case origin if origin is dict:
+            return [{"temperature": 0.5, "max_tokens": 3, "stop": ["a", "b"]}]
+        case origin if origin is tuple:
+            return lists(kind, inner)
+    return [value for each in inner for value in values(each)]
+
+
+def lists(kind: Any, inner: list[Any]) -> list[Any]:
+    if get_args(kind)[-1] is not ...:
+        return [[*each] for each in zip(*map(values, inner), strict=True)]
+    if isinstance(inner[0], type) and issubclass(inner[0], BaseModel):
+        return [[{"name": "other", "type": "jpeg", "weight": 0.5}]]
+    items = values(inner[0])
+    return [items[:1], items[:3], items]
+
+
+OF_TYPE: dict[Any, tuple[Any, ...]] = {
+    bool: (True, False), int: NUMBERS, float: FRACTIONS, str: TEXTS, Path: ("/nowhere/at/all",),
+    JsonValue: (1,),
+}  # fmt: skip
+
+
+def of_key(key: Key) -> list[Any]:
+    assert key.field is not None
+    return values(key.field.annotation)
+
+
+def toml(value: Any) -> str:
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{name} = {toml(each)}" for name, each in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(toml, value)) + "]"
+    return json.dumps(value)
+
+
+def typed(value: Any) -> str:
+    """Return a value as one types it after an option."""
+    return value if isinstance(value, str) else toml(value)
+
+
+def in_file(folder: Path, given: dict[str, Any]) -> Path:
+    """Write a recipe whose tables have these values; those of a scorer in a list of its own."""
+    lines, scorers = [f"base = {toml(str(DIGITS))}"], merged(read_layers(DIGITS))["reward"]
+    own: dict[str, dict[str, Any]] = {"reward": dict(scorers["scorers"][0]), "evaluation": {}}
+    for name, value in given.items():
+        parts = name.split(".")
+        if ANY not in parts:
+            lines.append(f"{name} = {toml(value)}")
+            continue
+        *inner, last = parts[3:]
+        table = own[parts[0]]
+        for part in inner:
+            table = table.setdefault(part, {})
+        table[last] = value
+    if any(ANY in name for name in given):
+        own["reward"]["folder"] = str(DIGITS.parent / own["reward"]["folder"])
+        lines.append(f"reward.scorers = {toml([own['reward']])}")
+    path = folder / "recipe.toml"
+    path.write_text("\n".join(lines))
+    return path
+
+
+def outcome(path: Path, options: dict[str, Any]) -> Recipe | str:
+    try:
+        return load_recipe(path, options)
+    except UserError as error:
+        fault = str(error).removeprefix(f"{path}: ").removeprefix("--")
+        return fault.partition(":")[0]
+
+
+def check_same(folder: Path, given: dict[str, Any]) -> None:
+    options = read_options(
+        Recipe, [(name.replace(ANY, SCORER), typed(value)) for name, value in given.items()], folder
+    )
+    assert outcome(DIGITS, options) == outcome(in_file(folder, given), {}), given
+
+
+SINGLE = [name for name in KEYS if not name.startswith("evaluation.scorers.")]
+
+
+def test_each_key_is_the_same_as_in_the_file(tmp_path: Path) -> None:
+    assert len(KEYS) > 100
+    for number, name in enumerate(SINGLE):
+        known = of_key(KEYS[name])
+        check_same(tmp_path, {name: known[number % len(known)]})
+
+
+@pytest.mark.slow
+def test_each_value_of_each_key_is_the_same_as_in_the_file(tmp_path: Path) -> None:
+    for name in SINGLE:
+        for value in of_key(KEYS[name]):
+            check_same(tmp_path, {name: value})
+
+
+@settings(max_examples=10)
+@given(data=st.data())
+def test_several_keys_together_are_the_same_as_in_the_file(
+    data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    names = data.draw(st.lists(st.sampled_from(SINGLE), min_size=2, max_size=8, unique=True))
+    names = [name for name in names if f"{name}.{ANY}" not in " ".join(names)]
+    chosen = {name: data.draw(st.sampled_from(of_key(KEYS[name]))) for name in names}
+    if "reward.scorers" in chosen:
+        chosen = {name: value for name, value in chosen.items() if ANY not in name}
+    check_same(tmp_path_factory.mktemp("given"), chosen)
+
+
+TYPOS = {
+    "trainer.learnig_rate": "trainer.learning_rate",
+    "trainer.lr": "trainer.learning_rate",
+    "trainr.learning_rate": "trainer.learning_rate",
+    "learning_rate": "trainer.learning_rate",
+    "train.learning-rate": "trainer.learning_rate",
+    "batch.group": "batch.groups",
+    "batch.groupsize": "batch.group_size",
+    "trainer.group_size": "batch.group_size",
+    "groupsize": "batch.group_size",
+    "model.hight": "model.height",
+    "model.rank": "model.lora.rank",
+    "lora.rank": "model.lora.rank",
+    "lora.alpha": "model.lora.alpha",
+    "run.step": "run.steps",
+    "sampling.step": "sampling.steps",
+    "sampling.noise": "sampling.noise_level",
+    "algorithm.clip": "algorithm.clip_range",
+    "algorithm.kl": "algorithm.kl_beta",
+    "schedule.staleness": "schedule.max_staleness",
+    "rollout.worker": "rollout.workers",
+    "reward.scorers.ocr.wieght": "reward.scorers.NAME.weight",
+    "reward.scorer": "reward.scorers",
+    "schedule.fragmentsize": "schedule.fragment_size",
+    "trainer.mircobatch": "trainer.micro_batch",
+}
+
+
+@pytest.mark.parametrize(("typo", "meant"), TYPOS.items())
+def test_a_typo_names_the_key_that_was_meant(typo: str, meant: str) -> None:
+    with pytest.raises(
+        UserError, match=rf"^--{typo}: no key of a recipe; did you mean --{meant}[?]$"
+    ):
+        read_options(Recipe, [(typo, "1")], DIGITS.parent)
+
+
+def test_a_key_that_is_like_no_other_is_said_to_be_none() -> None:
+    with pytest.raises(UserError, match=r"^--zzz[.]qqq: no key of a recipe; `digenrl recipe keys`"):
+        read_options(Recipe, [("zzz.qqq", "1")], DIGITS.parent)
+
+
+def test_a_key_in_the_wrong_table_of_a_file_names_the_right_one(tmp_path: Path) -> None:
+    path = tmp_path / "recipe.toml"
+    path.write_text(f'base = "{DIGITS}"\ntrainer.group_size = 3')
+    with pytest.raises(UserError, match=r"trainer[.]group_size: .* did you mean batch.group_size"):
+        load_recipe(path)
+
+
+def one(name: str, text: str | None, folder: Path = DIGITS.parent) -> Recipe:
+    return load_recipe(DIGITS, read_options(Recipe, [(name, text)], folder))
+
+
+def test_paths_of_options_begin_at_the_folder_that_is_given(tmp_path: Path) -> None:
+    assert one("data.prompts", "mine.txt", tmp_path).data.prompts == tmp_path / "mine.txt"
+    listed = '[{name = "a", type = "aesthetic", folder = "weights"}]'
+    [scorer] = one("reward.scorers", listed, tmp_path).reward.scorers
+    assert scorer.folder == tmp_path / "weights"
+
+
+def test_texts_stand_for_what_the_key_takes() -> None:
+    assert one("model.lora.targets", "attn.to_q, attn.to_k").model.lora.targets == (
+        "attn.to_q", "attn.to_k",
+    )  # fmt: skip
+    assert one("trainer.decay_steps", "none").trainer.decay_steps is None
+    assert one("trainer.deterministic", None).trainer.deterministic
+    assert one("sampling.sigmas", "shifted").sampling.sigmas == "shifted"
+    assert one("batch.group-size", "48").batch.group_size == 48
+    with pytest.raises(UserError, match=r"^--batch.groups: needs a value$"):
+        one("batch.groups", None)
+    with pytest.raises(UserError, match=r"^--batch.groups: input should be a valid integer.*'two'"):
+        one("batch.groups", "two")
+    with pytest.raises(UserError, match=r"reward.scorers has no ocr; it has proxy"):
+        one("reward.scorers.ocr.weight", "2")
+
+
+def test_an_option_implies_what_the_same_key_implies_in_a_file() -> None:
+    assert one("algorithm.name", "cps").sampling.variant == "cps"
+
+
+def test_an_option_takes_away_what_excludes_it_in_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "recipe.toml"
+    path.write_text(
+        f'base = "{DIGITS}"\n[[reward.scorers]]\nname = "r"\ntype = "remote"\nurl = "http://x"\n'
+        'remote = {key_env = "KEY"}\n'
+    )
+    options = read_options(Recipe, [("reward.scorers.r.remote.key_file", "key")], tmp_path)
+    [scorer] = load_recipe(path, options).reward.scorers
+    assert (scorer.remote.key_env, scorer.remote.key_file) == (None, tmp_path / "key")
+
+
+def test_the_old_name_of_a_key_is_refused_with_its_new_one() -> None:
+    with pytest.raises(UserError, match=r"trainer.order: .* is renamed to deterministic"):
+        one("trainer.order", "index")
+
+
+def test_yaml_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "recipe.yaml"
+    path.write_text("run:\n  name: x\n")
+    with pytest.raises(UserError, match=r"recipe.yaml: YAML is not read; write the recipe as TOML"):
+        load_recipe(path)
+
+
+def test_names_in_a_list_are_those_of_its_tables() -> None:
+    found = path_of(Recipe, "reward.scorers.my-ocr.key-env")
+    assert found is None
+    found = path_of(Recipe, "reward.scorers.my-ocr.judge.key-env")
+    assert found is not None
+    assert found[0] == ("reward", "scorers", "my-ocr", "judge", "key_env")
