@@ -19,6 +19,7 @@ from digenrl.commands.recipe import recipe
 from digenrl.commands.recipe_options import RecipeCommand
 from digenrl.commands.repair import repair
 from digenrl.commands.report import report
+from digenrl.commands.reward import reward
 from digenrl.commands.serve import serve
 from digenrl.commands.serve_scorer import serve_scorer
 from digenrl.commands.sim import sim
@@ -47,6 +48,7 @@ for of_recipe in (up, check, serve, generate, plan):
 app.add_typer(model, name="model")
 app.add_typer(recipe, name="recipe")
 app.add_typer(keys, name="keys")
+app.add_typer(reward, name="reward")
 
 
 def _say_version(asked: bool) -> None:

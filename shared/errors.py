@@ -15,11 +15,13 @@ DigenRLError
     RanksLost             it does not fit one of several ranks, and the others wait for that one
     ScoringError          a scorer could not score, or returned something that is no score
         ScorerUnavailable a scorer that runs elsewhere does not answer
+        SamplesFailed     a scorer could not score some samples, and has scored the others
     Unavailable           a broker or store does not answer (yet)
 """
 
 import math
 import time
+from collections.abc import Iterable, Mapping, Sequence
 from typing import ClassVar
 
 
@@ -93,6 +95,23 @@ class ScoringError(DigenRLError):
 
 class ScorerUnavailable(ScoringError):
     """A scorer that runs elsewhere does not answer; no sample is to blame."""
+
+
+class SamplesFailed(ScoringError):
+    """A scorer could not score some samples; it has scored the others."""
+
+    def __init__(
+        self,
+        scores: Sequence[float | None],
+        reasons: Mapping[int, str],
+        final: Iterable[int] = (),
+    ) -> None:
+        """``scores`` has None, and ``reasons`` one line, for a sample without a score. Samples of
+        ``final`` would fail again."""
+        super().__init__(next(iter(reasons.values()), "no score"))
+        self.scores = tuple(scores)
+        self.reasons = dict(reasons)
+        self.final = frozenset(final)
 
 
 class Unavailable(DigenRLError):

@@ -11,7 +11,7 @@ from zipfile import ZipFile
 
 import pytest
 
-from services.reward.scorer import KINDS
+from services.reward.kinds import KINDS
 from shared.errors import how_to_install
 from shared.recipe.recipe import load_recipe
 from tests.paths import ROOT

@@ -1,44 +1,54 @@
-"""`digenrl serve-scorer`: one scorer as an HTTP server."""
+"""`digenrl serve-scorer`: one scorer, or a reward function of the user's own, as an HTTP server."""
 
 import asyncio
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from digenrl.commands.options import PlainHttp, http_settings
 from shared.errors import UserError
 
+if TYPE_CHECKING:
+    from shared.recipe.rewards import ScorerTable
+
+PATIENCE_S = 15.0
+"""Seconds for a call: a client waits a minute for an answer, in which a few calls may hang."""
+
 
 def serve_scorer(
-    type: Annotated[str, typer.Argument(help="scorer to serve; docs/rewards.md lists them")],
+    type: Annotated[
+        str,
+        typer.Argument(
+            help="scorer to serve, docs/rewards.md lists them; or a file of your own, "
+            "my_reward.py:score, in the environment that its inline metadata name"
+        ),
+    ],
     folder: Annotated[Path | None, typer.Option(help="folder with its weights")] = None,
+    patience: Annotated[
+        float, typer.Option(min=0.01, help="seconds for a call of a function of your own")
+    ] = PATIENCE_S,
+    groups: Annotated[
+        bool, typer.Option("--groups", help="all samples of a request are scored in one call")
+    ] = False,
     host: Annotated[str, typer.Option(help="address to listen on")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="port to listen on")] = 8100,
     plain_http: PlainHttp = False,
 ) -> None:
     """Serve a scorer over HTTP, for recipes that name it with type "remote"."""
-    from pydantic import ValidationError
-
     from services.reward.scorer import build_scorers
     from services.reward.server import BODIES, create_app
     from shared.process.service import Health, serve
-    from shared.recipe.rewards import ScorerTable
     from shared.telemetry import configure_logs
 
-    configure_logs(service="scorer", worker=type, run="")
+    table = _table(type, folder and folder.resolve(), patience=patience, groups=groups)
+    configure_logs(service="scorer", worker=table.name, run="")
     http = http_settings(plain_http=plain_http)
     listener = http.listen(host, port)
-    try:
-        table = ScorerTable(name=type, type=type, folder=folder and folder.resolve())
-    except ValidationError as error:
-        raise UserError(
-            f"TYPE: {type!r} is not the name of a scorer; docs/rewards.md lists them"
-        ) from error
     [scorer] = build_scorers([table])
     # A scorer tells nothing and changes nothing: without tokens, whoever reaches it may ask.
-    access = replace(http.access(type), is_open=http.open_api or http.api_tokens is None)
+    access = replace(http.access(table.name), is_open=http.open_api or http.api_tokens is None)
     health = Health()
     health.is_ready()
     serving = serve(
@@ -50,6 +60,33 @@ def serve_scorer(
         bodies=BODIES,
     )
     asyncio.run(serving)
+
+
+def _table(type: str, folder: Path | None, *, patience: float, groups: bool) -> "ScorerTable":
+    from pydantic import ValidationError
+
+    from services.reward.reward_file import split_source
+    from shared.recipe.rewards import PYTHON, ScorerTable
+
+    path, function = split_source(type)
+    scores = "groups" if groups else "samples"
+    try:
+        if path.suffix == ".py":
+            return ScorerTable.model_validate({
+                "name": PYTHON, "type": PYTHON, "source": path.resolve(), "function": function,
+                "patience": patience, "scores": scores,
+            })  # fmt: skip
+        return ScorerTable.model_validate(
+            {"name": type, "type": type, "folder": folder, "scores": scores}
+        )
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        if "type" in first["loc"] or "name" in first["loc"]:
+            raise UserError(
+                f"TYPE: {type!r} is not the name of a scorer; docs/rewards.md lists them"
+            ) from error
+        said = first["msg"].removeprefix("Value error, ")
+        raise UserError(f"TYPE: {type}: {said}") from error
 
 
 async def _for_ever() -> None:

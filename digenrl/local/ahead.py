@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from digenrl.local.starter import Ahead
-from services.reward.scorer import KINDS
+from services.reward.kinds import kind_named
 from shared.models.catalogue import PartConfig, checked_family_of
 from shared.recipe.recipe import Recipe
 
@@ -68,4 +68,4 @@ def _of_recipe(recipe: Recipe) -> Iterator[str]:
             library, name = part
             yield f"{library}:{name}"
     for scorer in recipe.reward.scorers:
-        yield KINDS[scorer.type].scorer
+        yield kind_named(scorer.type).scorer

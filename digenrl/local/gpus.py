@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import chain, takewhile
 from pathlib import Path
 
-from services.reward.scorer import KINDS
+from services.reward.kinds import may_load_a_network
 from shared.errors import UserError
 from shared.recipe.recipe import Recipe
 
@@ -92,7 +92,7 @@ def _takers(
     """Return the workers that take GPUs that are left, in order: by the key of their number, their
     names and what they do."""
     found = {}
-    if any(KINDS[scorer.type].extra == "reward-models" for scorer in recipe.reward.scorers):
+    if any(may_load_a_network(scorer.type) for scorer in recipe.reward.scorers):
         found["reward.workers"] = rewards, "the networks of the rewards"
     if encoders and recipe.encoder.device is None:
         found["encoder.workers"] = encoders, "the encoders"

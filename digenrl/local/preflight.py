@@ -20,9 +20,10 @@ from digenrl.local.keys import Keys, keys_of
 from digenrl.local.ports import free_ports, hold_port
 from digenrl.local.tokens import Tokens, tokens_of
 from digenrl.tail.results import check_tail
-from services.reward.scorer import check_packages, kind_of
+from services.reward.scorer import check_packages, check_prompts, kind_of
 from shared.errors import UserError
 from shared.learning.prompts import read_prompts
+from shared.messages.contracts import Prompt
 from shared.models.catalogue import (
     check_size,
     checked_family_of,
@@ -193,9 +194,12 @@ def check_rest(recipe: Recipe, *, elsewhere: bool = False) -> None:
 
     Raises:
         UserError: if something is missing."""
-    read_prompts(recipe.data.prompts)
+    prompts = read_prompts(recipe.data.prompts)
+    held_out = prompts
     if recipe.evaluation.prompts is not None:
-        read_prompts(recipe.evaluation.prompts)
+        held_out = read_prompts(recipe.evaluation.prompts)
+    if not elsewhere:
+        _check_reward_files(recipe, prompts, held_out)
     for scorer in (*recipe.reward.scorers, *recipe.evaluation.scorers):
         kind_of(scorer, here=not elsewhere)
         if not elsewhere:
@@ -205,6 +209,17 @@ def check_rest(recipe: Recipe, *, elsewhere: bool = False) -> None:
     judges = None if elsewhere else recipe.evaluation.digits
     if judges is not None and not judges.is_dir():
         raise UserError(f"evaluation.digits: no folder {judges}")
+
+
+def _check_reward_files(
+    recipe: Recipe, prompts: Sequence[Prompt], held_out: Sequence[Prompt]
+) -> None:
+    """Raises UserError if a prompt does not have what a function of the user's own asks for."""
+    trained = recipe.reward.scorers
+    for table in trained:
+        check_prompts(table, prompts)
+    for table in (*trained, *recipe.evaluation.scorers):
+        check_prompts(table, held_out)
 
 
 def _check_space(runs: Path, versions: int) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 import structlog
 
 from services.reward.scorer import WeightedScorer, scorer_inputs
-from services.reward.scoring import MediaSize, read_media, scores_of
+from services.reward.scoring import MediaSize, Outcome, outcome_of, read_media
 from shared.errors import ContractError, DigenRLError, SlotPoisoned, Unavailable
 from shared.messages import subjects
 from shared.messages.contracts import (
@@ -45,16 +45,19 @@ class RewardApp:
         context: WorkerContext,
         *,
         deadline_s: float | None = None,
+        longest_s: float = 0.0,
         size: MediaSize | None = None,
     ) -> None:
         """``deadline_s`` is the time after which others may score this worker's fragment; None: it
-        follows from what fragments took before."""
+        follows from what fragments took before. ``longest_s`` is how much longer one may take
+        without a fault of this worker."""
         self._scorers = scorers
         self._bus = context.bus
         self._store = context.store
         self._worker = context.worker
         self._device = asyncio.Lock()
         self._deadline_s = deadline_s
+        self._longest_s = longest_s
         self._size = size
         self._seconds: float | None = None
         """Longest time that a sample has taken so far."""
@@ -98,7 +101,8 @@ class RewardApp:
         if self._seconds is None or not isinstance(message, FragmentGenerated):
             return UNLEARNED_S
         one = message.fragment.num_samples * self._seconds
-        return max(SHORTEST_S, TIMES_LEARNED * FRAGMENTS_AT_ONCE * one)
+        usual = max(SHORTEST_S, TIMES_LEARNED * FRAGMENTS_AT_ONCE * one)
+        return usual + FRAGMENTS_AT_ONCE * self._longest_s
 
     async def _tell(
         self, event: FragmentGenerated, scored: FragmentScored, delivery: contextlib.AsyncExitStack
@@ -122,8 +126,10 @@ class RewardApp:
         async with self._device:
             began = time.monotonic()
             with self._worker.doing("scoring"):
-                parts = await asyncio.to_thread(self._parts, media, event)
+                outcomes = await asyncio.to_thread(self._outcomes, media, event)
             seconds = time.monotonic() - began
+        await self._bury(event, outcomes)
+        parts = {name: outcome.scores for name, outcome in outcomes.items()}
         self._seconds = max(self._seconds or 0.0, seconds / event.fragment.num_samples)
         STAGE_SECONDS.labels(stage="reward").observe(seconds)
         return FragmentScored(
@@ -137,11 +143,22 @@ class RewardApp:
             seconds=seconds,
         )
 
-    def _parts(self, media: bytes, event: FragmentGenerated) -> dict[str, tuple[float | None, ...]]:
+    def _outcomes(self, media: bytes, event: FragmentGenerated) -> dict[str, Outcome]:
         images = read_media(media, event.fragment.num_samples, self._size)
         metadata = [scorer_inputs(event.prompt)] * len(images)
         is_last = event.fragment.attempt >= LAST_ATTEMPT
-        return {s.name: scores_of(s, images, metadata, may_all_fail=is_last) for s in self._scorers}
+        return {
+            scorer.name: outcome_of(scorer, images, metadata, may_all_fail=is_last)
+            for scorer in self._scorers
+        }
+
+    async def _bury(self, event: FragmentGenerated, outcomes: Mapping[str, Outcome]) -> None:
+        """Tell why samples have no score."""
+        first = event.fragment.first_sample
+        for scorer, outcome in outcomes.items():
+            if outcome.reasons:
+                reasons = {first + number: why for number, why in outcome.reasons.items()}
+                await self._bus.bury_samples(event, scorer, reasons)
 
     async def _fail(self, event: FragmentGenerated, error: DigenRLError) -> None:
         log.error("fragment_failed", slot=str(event.fragment.slot), error=str(error))

@@ -7,12 +7,14 @@ is ever turned into a number.
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
+from services.reward.kinds import PACKAGES, Kind, kind_named
+from services.reward.reward_file import read_table
 from shared.errors import UserError, how_to_install
 from shared.messages.contracts import Prompt
 from shared.recipe import rewards as recipe_rewards
@@ -44,6 +46,8 @@ class WeightedScorer:
     weight: float
     scorer: Scorer
     takes: Literal["images", "videos", "both"] = "images"
+    whole_groups: bool = False
+    """Whether a score depends on the other samples of the group, so that none is scored alone."""
 
     def score(self, media: Media, metadata: Metadata) -> list[float]:
         """Returns one number per sample: a scorer of images gives a video the mean of its frames.
@@ -70,31 +74,6 @@ class WeightedScorer:
         return means
 
 
-@dataclass(frozen=True, slots=True)
-class Kind:
-    """Describes one type of scorer. To add one: CONTRIBUTING.md."""
-
-    scorer: str
-    """Import string, ``module:Class``. It is made with what ``needs`` says; a UserError that it
-    raises begins with the key of the recipe's table that is wrong."""
-    needs: Literal["folder", "url", "judge"] | None = None
-    """Keys of the recipe's table that the class takes: ``folder``; or ``url`` and ``remote``, or
-    ``url`` and ``judge``, with ``patience``; or none."""
-    files: tuple[str, ...] = ()
-    """Files that the folder has to have, which are looked for before a run is started."""
-    takes: Literal["images", "videos", "both"] = "images"
-    extra: str = "reward"
-    """Extra of pyproject.toml that installs what the scorer imports."""
-
-
-PACKAGES: Mapping[str, tuple[str, ...]] = {
-    "reward": ("PIL", "safetensors", "torch"),
-    "reward-models": ("torch", "transformers"),
-    "ocr": ("onnxruntime", "rapidfuzz", "rapidocr"),
-}
-"""Packages that scorers import, by the extra that installs them."""
-
-
 def build_scorers(tables: Sequence[recipe_rewards.ScorerTable]) -> list[WeightedScorer]:
     """Loads the scorers that a recipe's ``reward.scorers`` name.
 
@@ -111,10 +90,7 @@ def kind_of(table: recipe_rewards.ScorerTable, *, here: bool = True) -> Kind:
         UserError: if there is no such type, or what it needs is missing.
     """
     field = f"reward.scorers.{table.name}"
-    if table.type not in KINDS:
-        known = ", ".join(sorted(KINDS))
-        raise UserError(f"{field}.type: no scorer is called {table.type!r}; known are: {known}")
-    kind = KINDS[table.type]
+    kind = kind_named(table.type, field)
     if kind.needs == "folder" and table.folder is None:
         raise UserError(f"{field}.folder: {table.type} needs the folder with its weights")
     if kind.needs in ("url", "judge") and not (table.url or "").startswith(("http://", "https://")):
@@ -123,6 +99,8 @@ def kind_of(table: recipe_rewards.ScorerTable, *, here: bool = True) -> Kind:
         return kind
     if table.folder is not None:
         _check_folder(field, table.folder, kind, of=table.type)
+    if kind.needs == "source":
+        return replace(kind, takes=_check_source(field, table))
     if kind.needs == "judge":
         _check_judge(field, table.judge)
     if kind.needs == "url":
@@ -132,13 +110,26 @@ def kind_of(table: recipe_rewards.ScorerTable, *, here: bool = True) -> Kind:
 
 def check_packages(table: recipe_rewards.ScorerTable) -> None:
     """Raises UserError if a package of the scorer is not installed; imports nothing itself."""
-    extra = KINDS[table.type].extra
-    missing = [name for name in PACKAGES[extra] if find_spec(name) is None]
+    extra = kind_named(table.type, f"reward.scorers.{table.name}").extra
+    missing = [name for name in PACKAGES.get(extra, ()) if find_spec(name) is None]
     if missing:
         raise UserError(
             f"reward.scorers.{table.name}.type: {table.type} {how_to_install(extra)} "
             f"({', '.join(missing)} not found)"
         )
+
+
+def check_prompts(table: recipe_rewards.ScorerTable, prompts: Sequence[Prompt]) -> None:
+    """Checks that the metadata of every prompt have what a function of the user's own asks for by
+    name; reads its file and does not run it.
+
+    Raises:
+        UserError: if they do not.
+    """
+    if table.source is None:
+        return
+    with _of(f"reward.scorers.{table.name}"):
+        read_table(table).check_names(prompt.metadata for prompt in prompts)
 
 
 def _check_folder(field: str, folder: Path, kind: Kind, *, of: str) -> None:
@@ -149,6 +140,16 @@ def _check_folder(field: str, folder: Path, kind: Kind, *, of: str) -> None:
             raise UserError(
                 f"{field}.folder: {folder} has no {name}; docs/rewards.md says what {of} needs"
             )
+
+
+def _check_source(field: str, table: recipe_rewards.ScorerTable) -> Literal["videos", "both"]:
+    """Checks the user's file without running it, and returns what its function takes."""
+    from services.reward.scorers.python_process import check_can_run
+
+    with _of(field):
+        file = read_table(table)
+        check_can_run(file)
+    return "videos" if file.parameters.takes_videos else "both"
 
 
 def _check_key(field: str, settings: Judge | Remote) -> None:
@@ -177,7 +178,8 @@ def _build(field: str, table: recipe_rewards.ScorerTable) -> WeightedScorer:
         ) from error
     except OSError as error:
         raise UserError(f"{field}.folder: cannot load {table.folder}: {error}") from error
-    return WeightedScorer(table.name, table.weight, scorer, kind.takes)
+    whole_groups = table.scores == "groups"
+    return WeightedScorer(table.name, table.weight, scorer, kind.takes, whole_groups)
 
 
 def _made(kind: Kind, table: recipe_rewards.ScorerTable) -> Scorer:
@@ -189,6 +191,9 @@ def _made(kind: Kind, table: recipe_rewards.ScorerTable) -> Scorer:
             scorer = build(table.url, table.remote, patience=table.patience)
         case "judge":
             scorer = build(table.url, table.judge, patience=table.patience)
+        case "source":
+            whole = table.scores == "groups"
+            scorer = build(read_table(table), patience=table.patience, whole_groups=whole)
         case None:
             scorer = build()
     made: Scorer = scorer
@@ -202,29 +207,3 @@ def _of(field: str) -> Iterator[None]:
         yield
     except UserError as error:
         raise UserError(f"{field}.{error}") from error
-
-
-def _network(scorer: str, *files: str) -> Kind:
-    """Returns the kind of a scorer whose network transformers loads from a folder."""
-    return Kind(scorer, needs="folder", files=("config.json", *files), extra="reward-models")
-
-
-KINDS: dict[str, Kind] = {
-    "aesthetic": _network("services.reward.scorers.aesthetic:Aesthetic", "aesthetic.safetensors"),
-    "clip-score": _network("services.reward.scorers.clip_score:ClipScore"),
-    "digit-probability": Kind("services.reward.scorers.digits:DigitProbability", needs="folder"),
-    "hpsv2": _network("services.reward.scorers.hpsv2:HpsV2"),
-    "image-reward": _network(
-        "services.reward.scorers.image_reward:ImageReward", "model.safetensors"
-    ),
-    "jpeg-incompressibility": Kind("services.reward.scorers.jpeg:JpegIncompressibility"),
-    "jpeg-compressibility": Kind("services.reward.scorers.jpeg:JpegCompressibility"),
-    "judge": Kind("services.reward.scorers.judge:JudgeScorer", needs="judge"),
-    "ocr": Kind("services.reward.scorers.ocr:OcrText", extra="ocr"),
-    "pick-score": _network("services.reward.scorers.pick_score:PickScore"),
-    "remote": Kind("services.reward.scorers.remote:RemoteScorer", needs="url", takes="both"),
-    "temporal-consistency": Kind(
-        "services.reward.scorers.video:TemporalConsistency", takes="videos"
-    ),
-}
-"""Every scorer, by the type that recipes name."""

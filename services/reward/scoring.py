@@ -1,12 +1,13 @@
 """Reads and checks generated media, and scores them, however a scorer behaves."""
 
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self
 
 import structlog
 
 from services.reward.scorer import Media, Metadata, WeightedScorer
-from shared.errors import ContractError, ScorerUnavailable, ScoringError
+from shared.errors import ContractError, SamplesFailed, ScorerUnavailable, ScoringError
 from shared.messages.contracts import MAX_SCORE
 from shared.recipe.recipe import Recipe
 from shared.store.media import Shape, read
@@ -57,51 +58,90 @@ def _check_size(shape: Shape, size: MediaSize) -> None:
         )
 
 
+NO_NUMBER = f"a score that is not finite, or over {MAX_SCORE:g}"
 RETRIES = 2
 """Times that a sample which failed is scored again, alone."""
 
 log = structlog.get_logger()
 
 
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """Is what a scorer makes of the samples of a fragment."""
+
+    scores: tuple[float | None, ...]
+    """None: the sample has no score."""
+    reasons: Mapping[int, str]
+    """Why not, in one line, for each of those."""
+
+
 def scores_of(
     scorer: WeightedScorer, images: Media, metadata: Metadata, *, may_all_fail: bool = False
 ) -> tuple[float | None, ...]:
-    """Scores all samples together, then those that failed one by one; None if one fails again.
+    """Scores all samples as `outcome_of` does."""
+    return outcome_of(scorer, images, metadata, may_all_fail=may_all_fail).scores
+
+
+def outcome_of(
+    scorer: WeightedScorer, images: Media, metadata: Metadata, *, may_all_fail: bool = False
+) -> Outcome:
+    """Scores all samples together, then those that failed one by one, unless they would fail again;
+    None if one has no score then.
 
     Raises:
         ScorerUnavailable: if the scorer runs elsewhere and does not answer.
         ScoringError: if the scorer does not return one number per sample, or, unless
             ``may_all_fail``, scores none of them.
     """
-    scores, reason = _tried(scorer, images, metadata)
+    first = _tried(scorer, images, metadata)
+    scores, reasons = list(first.scores), dict(first.reasons)
+    again = set() if scorer.whole_groups else reasons.keys() - first.final
     for _ in range(RETRIES):
-        for sample in [number for number, score in enumerate(scores) if score is None]:
+        for sample in sorted(again):
             alone = slice(sample, sample + 1)
-            [scores[sample]], reason = _tried(scorer, images[alone], metadata[alone])
-    failed = scores.count(None)
-    if failed == len(scores) and not may_all_fail:
-        raise ScoringError(f"{scorer.name}: {reason}")
-    if failed:
-        SAMPLES_FAILED.labels(scorer=scorer.name).inc(failed)
-        log.error("samples_failed", scorer=scorer.name, failed=failed, reason=reason)
-    return tuple(scores)
+            tried = _tried(scorer, images[alone], metadata[alone])
+            [scores[sample]] = tried.scores
+            if scores[sample] is None:
+                reasons[sample] = tried.reasons[0]
+            if scores[sample] is not None or tried.final:
+                again.discard(sample)
+    reasons = {sample: reason for sample, reason in reasons.items() if scores[sample] is None}
+    if len(reasons) == len(scores) and not may_all_fail:
+        raise ScoringError(f"{scorer.name}: {first_of(reasons)}")
+    if reasons:
+        SAMPLES_FAILED.labels(scorer=scorer.name).inc(len(reasons))
+        log.error(
+            "samples_failed", scorer=scorer.name, failed=len(reasons), reason=first_of(reasons)
+        )
+    return Outcome(tuple(scores), reasons)
 
 
-def _tried(
-    scorer: WeightedScorer, images: Media, metadata: Metadata
-) -> tuple[list[float | None], str]:
-    """Returns a finite number or None for each sample, and the reason for None."""
+def first_of(reasons: Mapping[int, str]) -> str:
+    """Returns the reason of the first sample."""
+    return reasons[min(reasons)]
+
+
+def _tried(scorer: WeightedScorer, images: Media, metadata: Metadata) -> SamplesFailed:
+    """Returns a finite number or None for each sample, the reasons for None, and the samples that
+    would fail again."""
+    final: Iterable[int] = ()
+    known: Mapping[int, str] = {}
     try:
-        scores = scorer.score(images, metadata)
+        scores: Sequence[float | None] = scorer.score(images, metadata)
     except ScorerUnavailable as error:
         log.error("scorer_unavailable", scorer=scorer.name, error=str(error))
         raise ScorerUnavailable(f"{scorer.name}: {error}") from error
+    except SamplesFailed as error:
+        scores, known, final = error.scores, error.reasons, error.final
     except Exception as error:  # a scorer is anybody's code; its fault is these samples' alone
         log.exception("scorer_failed", scorer=scorer.name)
-        return [None] * len(images), f"{type(error).__name__}: {error}"
+        scores = [None] * len(images)
+        known = dict.fromkeys(range(len(images)), f"{type(error).__name__}: {error}")
     if len(scores) != len(images):
         raise ScoringError(f"{scorer.name} gave {len(scores)} scores for {len(images)} samples")
-    return [_sane(score) for score in scores], f"a score that is not finite, or over {MAX_SCORE:g}"
+    sane = [None if score is None else _sane(score) for score in scores]
+    reasons = {n: known.get(n, NO_NUMBER) for n, score in enumerate(sane) if score is None}
+    return SamplesFailed(sane, reasons, final)
 
 
 def _sane(score: float) -> float | None:

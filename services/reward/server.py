@@ -5,7 +5,7 @@ An answer depends on its request alone, so a client without an answer may ask ag
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import structlog
@@ -23,7 +23,7 @@ from services.reward.wire import (
     decode_request,
     encode,
 )
-from shared.errors import ContractError
+from shared.errors import ContractError, SamplesFailed
 from shared.process.http_api import add_docs, add_problems
 from shared.process.http_guard import Bodies
 from shared.process.service import Health, probes
@@ -94,11 +94,25 @@ def _scored(scorer: WeightedScorer, group: list[tuple[Item, Array]]) -> Mapping[
         scores = scorer.score(media, [item.metadata for item, _ in group])
         pairs = zip(group, scores, strict=True)
         return {item.id: Result(id=item.id, score=score) for (item, _), score in pairs}
+    except SamplesFailed as failed:
+        return dict(_partly(group, failed))
     except Exception as error:  # a scorer is anybody's code
         if len(group) == 1:
             log.exception("scorer_failed", item=group[0][0].id)
             return {group[0][0].id: _fault(group[0][0], "scoring", error)}
     return {id: result for one in group for id, result in _scored(scorer, [one]).items()}
+
+
+def _partly(group: list[tuple[Item, Array]], failed: SamplesFailed) -> Iterator[tuple[str, Result]]:
+    """Yields the results of a scorer that says itself which samples it could not score."""
+    for number, ((item, _), score) in enumerate(zip(group, failed.scores, strict=True)):
+        if score is not None:
+            yield item.id, Result(id=item.id, score=score)
+            continue
+        kind = "bad-item" if number in failed.final else "scoring"
+        detail = failed.reasons[number][:2000]
+        fault = Fault.model_validate({"type": kind, "detail": detail})
+        yield item.id, Result(id=item.id, error=fault)
 
 
 def _fault(item: Item, kind: str, error: Exception) -> Result:

@@ -23,9 +23,12 @@ async def _work(process: WorkerProcess) -> None:
     device = Device(memory_bytes=host_memory(), gpu=gpu)
     async with process.connect("waiting_for_rollout", device) as context:
         deadline = process.recipe.schedule.slot_deadline_s
+        longest = sum(table.longest_s for table in process.recipe.reward.scorers)
+        context.worker.progress.longer_s = longest
         app = RewardApp(
             scorers, context,
             deadline_s=None if deadline == "auto" else deadline,
+            longest_s=longest,
             size=MediaSize.of(process.recipe),
         )  # fmt: skip
         await process.run(app.run(), context)

@@ -33,6 +33,7 @@ from shared.bus.streams import (
     Incoming,
     StreamState,
     as_unavailable,
+    bury,
     contiguous,
     follower_config,
     make_stream,
@@ -43,7 +44,7 @@ from shared.bus.streams import (
 from shared.errors import ContractError, SlotPoisoned, Unavailable
 from shared.messages import subjects
 from shared.messages.codec import decode, encode
-from shared.messages.contracts import Command, Message
+from shared.messages.contracts import Command, FragmentGenerated, Message
 from shared.messages.epochs import Fence
 from shared.messages.records import Record
 from shared.messages.subjects import Stream, subject_of
@@ -203,6 +204,12 @@ class Bus:
         if subject not in self.full:
             log.error("stream_full", stream=stream, subject=subject)
         self.full[subject] = stream
+
+    async def bury_samples(
+        self, event: FragmentGenerated, scorer: str, reasons: Mapping[int, str]
+    ) -> None:
+        """Put into the dead letters why samples of a fragment have no score; sample -> reason."""
+        await bury(self.jetstream, self.run, event, scorer, reasons)
 
     async def send(self, message: Transient) -> None:
         """Publish ``message`` without storing it: it is lost while the broker is away."""

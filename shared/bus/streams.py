@@ -1,9 +1,10 @@
 """Streams: how the bus makes and reads them, and how it sees that one was lost or is full."""
 
 import contextlib
+import json
 import math
 import secrets
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
@@ -17,8 +18,8 @@ from nats.js.errors import APIError, NotFoundError
 from shared.bus.cancellation import cancellable
 from shared.errors import ContractError, Unavailable, UserError
 from shared.messages.codec import decode
-from shared.messages.contracts import Message
-from shared.messages.subjects import Stream, subject_of
+from shared.messages.contracts import FragmentGenerated, Message
+from shared.messages.subjects import Stream, subject_of, unscored_subject
 from shared.telemetry import QUARANTINED
 
 HEARTBEAT_S = 1.0
@@ -189,6 +190,31 @@ def read_message(run: str, raw: Msg) -> Message:
     if subject_of(run, message) != raw.subject:
         raise ContractError(f"a {message.kind} came under {raw.subject}, which is not its subject")
     return message
+
+
+async def bury(
+    jetstream: JetStreamContext,
+    run: str,
+    event: FragmentGenerated,
+    scorer: str,
+    reasons: Mapping[int, str],
+) -> None:
+    """Put into the dead letters why samples of a fragment have no score of ``scorer``; sample ->
+    reason. Nothing else has failed."""
+    slot, [first, *_] = event.fragment.slot, reasons.values()
+    subject = unscored_subject(run, slot)
+    with contextlib.suppress(nats.errors.Error, APIError):
+        await cancellable(
+            jetstream.publish(
+                subject,
+                json.dumps({"scorer": scorer, "samples": reasons}).encode(),
+                headers={
+                    "Nats-Msg-Id": f"{subject}.{scorer}",
+                    "dg-subject": subject_of(run, event),
+                    "dg-reason": f"{scorer}: {first}"[:200].encode("ascii", "replace").decode(),
+                },
+            )
+        )
 
 
 async def quarantine(

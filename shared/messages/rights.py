@@ -20,7 +20,7 @@ from typing import Literal, get_args
 
 from shared.messages import contracts, fluid, workers
 from shared.messages.records import Record
-from shared.messages.subjects import COMMANDED, STREAMS, TRAJ, Stream
+from shared.messages.subjects import COMMANDED, STREAMS, TRAJ, UNSCORED, Stream
 
 Role = Literal["scheduler", "rollout", "encoder", "reward", "trainer", "client"]
 ROLES: tuple[Role, ...] = get_args(Role)
@@ -116,7 +116,7 @@ def permissions_of(role: Role) -> Permissions:
     if role == "client":
         listen |= {"dg.*.evt.>", "dg.*.traj.>"}
     if role in SHARED_WORK:
-        publish |= set(_sharing(SHARED_WORK[role]))
+        publish |= {*_sharing(SHARED_WORK[role]), f"dg.*.quarantine.{UNSCORED}.*"}
     return Permissions(tuple(sorted(publish)), tuple(sorted({f"{inbox_of(role)}.>", *listen})))
 
 

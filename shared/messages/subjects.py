@@ -17,6 +17,7 @@
     dg.<run>.evt.<kind>                                        DG_EVT     everything else
     dg.<run>.<task|train|grad|fluid|device>.epoch.<epoch>      same       mark of a new epoch
     dg.<run>.quarantine.<stream>.<sequence>                    DG_DLQ     bytes that are no message
+    dg.<run>.quarantine.unscored.<fragment>                    DG_DLQ     why samples have no score
     dg.<run>.live.<service>.<worker>                           (none)     WorkerStatus
     dg.<run>.refused.<worker>                                  (none)     WorkerRefused
 
@@ -33,7 +34,6 @@ from dataclasses import dataclass
 
 from shared.messages.contracts import (
     ComputeGradient,
-    Fragment,
     FragmentGenerated,
     FragmentScored,
     FragmentSlot,
@@ -94,6 +94,19 @@ _FRAGMENT = re.compile(
 )
 _MARK = re.compile(r"\Adg\.[^.]+\.[a-z]+\.epoch\.(\d{1,18})\Z", re.ASCII)
 _GROUP = re.compile(r"\Adg\.[^.]+\.train\.(\d{1,9})\.(\d{1,9})\.(\d{1,9})\Z")
+
+
+UNSCORED = "unscored"
+"""Stands for a stream where it is samples of a fragment that have failed."""
+
+
+def unscored_subject(run: str, slot: FragmentSlot) -> str:
+    return f"dg.{run}.quarantine.{UNSCORED}.{_numbers(slot).replace('.', '-')}"
+
+
+def is_unscored(subject: str) -> bool:
+    """Return whether a dead letter says why samples have no score: no fragment has failed."""
+    return subject.split(".")[2:4] == ["quarantine", UNSCORED]
 
 
 def subject_of(run: str, message: Message) -> str:
@@ -242,5 +255,5 @@ def _piece(piece: Piece) -> str:
     return f"{piece.group}.{piece.attempt}.{piece.number}"
 
 
-def _numbers(fragment: Fragment) -> str:
+def _numbers(fragment: FragmentSlot) -> str:
     return f"{fragment.batch}.{fragment.group}.{fragment.first_sample}.{fragment.attempt}"

@@ -44,6 +44,8 @@ class Progress:
     """Deadline of any piece of work; None if it follows from those before."""
     slot_s: float | None = None
     """The same of work that has a slot, apart from weights that are loaded and optimizer steps."""
+    longer_s: float = 0.0
+    """Seconds that a piece of work may take longer than those before, and not hang."""
     now: float = 0.0
     """Seconds that this process has run, as the thread has counted them."""
     longest: dict[str, float] = field(default_factory=dict)
@@ -71,7 +73,8 @@ class Progress:
         if chosen is not None:
             return chosen
         known = self.longest.get(kind)
-        return UNLEARNED_S if known is None else max(SHORTEST_S, TIMES_LEARNED * known)
+        usual = UNLEARNED_S if known is None else max(SHORTEST_S, TIMES_LEARNED * known)
+        return usual + self.longer_s / WARNED_AT
 
     def hangs(self, share: float = 1.0) -> str:
         """Return what takes longer than this share of its deadline, in words; empty if nothing."""

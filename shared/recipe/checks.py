@@ -33,6 +33,7 @@ def check_tables(tables: Tables) -> None:
                 f"schedule.fragment_size: too small for this group; at least {smallest}"
             )
     _check_messages(tables)
+    _check_scorers(tables)
     _check_at_most(
         tables.schedule.tsp_steps, tables.sampling.window, "schedule.tsp_steps", "sampling.window"
     )
@@ -329,6 +330,29 @@ def _check_messages(tables: Tables) -> None:
             f"batch.group_size: {size} samples with {scorers} scores each are more than a message "
             f"takes; at most {most}, or fewer reward.scorers"
         )
+
+
+def _check_scorers(tables: Tables) -> None:
+    size, slot = tables.batch.group_size, tables.schedule.slot_deadline_s
+    for scorer in tables.reward.scorers:
+        field = f"reward.scorers.{scorer.name}"
+        if scorer.scores == "groups":
+            if tables.run_schedule.fixed_fragment != size:
+                raise ValueError(
+                    f"{field}.scores: a whole group is scored if one device generates it; set "
+                    f"schedule.fragment_size to batch.group_size, {size}"
+                )
+            if scorer.type == "remote" and scorer.remote.batch < size:
+                raise ValueError(
+                    f"{field}.remote.batch: a request holds {scorer.remote.batch} samples, and a "
+                    f"group has {size}; raise it to {size}"
+                )
+        if slot != "auto" and scorer.longest_s > slot:
+            raise ValueError(
+                f"{field}.patience: calls that hang may take {scorer.longest_s:g} s of a fragment, "
+                f"and schedule.slot_deadline_s is {slot:g}; lower patience to "
+                f"{scorer.patience * slot / scorer.longest_s:g}, or raise that"
+            )
 
 
 def _check_trained(tables: Tables, part: int, field: str) -> None:

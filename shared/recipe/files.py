@@ -31,8 +31,10 @@ PATHS = (
     ("evaluation", "prompts"),
     ("evaluation", "digits"),
     ("reward", "scorers", "folder"),
+    ("reward", "scorers", "source"),
     ("reward", "scorers", "judge", "key_file"),
     ("evaluation", "scorers", "folder"),
+    ("evaluation", "scorers", "source"),
     ("evaluation", "scorers", "judge", "key_file"),
 )
 """Keys that name a file or a folder, relative to the recipe that they stand in."""
@@ -92,8 +94,14 @@ def _put_below(tables: Any, folder: Path, beside: Path) -> None:
     for _, table, key in _places(tables):
         if isinstance(table[key], str):
             below, root = folder / table[key], models_root()
-            if (beside / below).exists() or not (root and (root / table[key]).exists()):
+            if _is_there(beside / below, key) or not (root and _is_there(root / table[key], key)):
                 table[key] = str(below)
+
+
+def _is_there(path: Path, key: str) -> bool:
+    """Return whether the file exists; a recipe may name a function after it."""
+    file = path.with_name(path.name.rpartition(":")[0] or path.name) if key == "source" else path
+    return file.exists()
 
 
 def _read(path: Path) -> dict[str, Any]:

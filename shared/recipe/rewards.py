@@ -1,7 +1,8 @@
 """The tables of a recipe that say what samples are worth: to training, and to the evaluation."""
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, JsonValue, model_validator
 
@@ -16,6 +17,14 @@ This picture was made for the following description.
 
 Judge how well the picture shows what the description asks for, and how well it is made. Answer \
 with one number from 0 (it fails at both) to {highest} (perfect at both), and nothing else."""
+
+PYTHON, FUNCTION = "python", "score"
+"""Type of a scorer that is a function of the user's own, and the function's name by default."""
+IDENTIFIER = r"^[A-Za-z_][A-Za-z0-9_]*$"
+OF_GROUPS = (PYTHON, "remote")
+"""Types that may score whole groups."""
+MOST_LOST = 3
+"""Calls of a fragment that may hang or end their process before the others are given up."""
 
 
 class Judge(Table):
@@ -70,21 +79,59 @@ class ScorerTable(Table):
     weight: Annotated[float, Field(allow_inf_nan=False)] = 1.0
     folder: Path | None = None
     """Folder of its weights; relative to the recipe."""
+    source: Path | None = None
+    """File with a function of the user's own, `file.py:function`; relative to the recipe."""
+    function: Annotated[str, Field(pattern=IDENTIFIER)] = FUNCTION
+    """Name of that function, which `source` says as well."""
+    scores: Literal["samples", "groups"] = "samples"
+    """groups: a score depends on the other samples of its group, so that all of them are scored in
+    one call, and none alone."""
     url: str | None = None
     """URL of a remote scorer's server, or of a judge's API."""
     patience: Annotated[float, Field(gt=0, le=3600)] = 120.0
-    """Seconds to wait for an answer of a remote scorer or a judge."""
+    """Seconds to wait for an answer of a remote scorer or a judge, or for a call of a function of
+    the user's own."""
     judge: Judge | None = None
     """Model that a judge asks, and how."""
 
     remote: Remote = Remote()
     """Form of the requests to a remote scorer's server."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _file_and_function(cls, plain: Any) -> Any:
+        source = plain.get("source") if isinstance(plain, Mapping) else None
+        if not isinstance(source, str) or ":" not in source:
+            return plain
+        file, _, function = source.rpartition(":")
+        return {**plain, "source": file, "function": function}
+
+    @model_validator(mode="after")
+    def _own_code_has_a_source(self) -> Self:
+        if self.type == PYTHON and self.source is None:
+            raise ValueError('source: missing; name your file, source = "my_reward.py:score"')
+        if self.type != PYTHON and self.source is not None:
+            raise ValueError(f'source: only a scorer of type "{PYTHON}" has one; set its type')
+        if self.scores == "groups" and self.type not in OF_GROUPS:
+            raise ValueError(
+                f"scores: {self.type} scores each sample by itself; leave it out, or set type to "
+                + " or ".join(f'"{name}"' for name in OF_GROUPS)
+            )
+        return self
+
+    @property
+    def longest_s(self) -> float:
+        """Seconds that a fragment may take longer than usual, because calls of a function of the
+        user's own hang: each time there is a wait for the call, and one for a new process."""
+        return 2 * MOST_LOST * self.patience if self.type == PYTHON else 0.0
+
     def at(self, base: Path) -> Self:
         """Return the table with paths relative to ``base`` made absolute."""
         judge = self.judge and self.judge.absolute(base, "key_file")
         remote = self.remote.absolute(base, "key_file")
-        return self.absolute(base, "folder").model_copy(update={"judge": judge, "remote": remote})
+        return self.absolute(base, "folder", "source").model_copy(
+            update={"judge": judge, "remote": remote}
+        )
 
 
 class Reward(Table):

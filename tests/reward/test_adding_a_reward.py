@@ -8,7 +8,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from services.reward.scorer import KINDS, Kind, build_scorers, check_packages, kind_of
+from services.reward.kinds import KINDS, Kind
+from services.reward.scorer import build_scorers, check_packages, kind_of
 from shared.errors import UserError
 from shared.recipe.rewards import ScorerTable
 

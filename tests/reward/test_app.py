@@ -54,7 +54,8 @@ def scores(
         update={"attempt": attempt, "num_samples": len(brightness)}
     )
     media = safetensors.numpy.save({"images": images})
-    return app._parts(media, event.model_copy(update={"fragment": fragment}))
+    outcomes = app._outcomes(media, event.model_copy(update={"fragment": fragment}))
+    return {name: outcome.scores for name, outcome in outcomes.items()}
 
 
 def test_one_finite_number_per_sample_is_a_score() -> None:
@@ -103,7 +104,7 @@ def test_an_exception_in_a_scorer_is_a_failure_with_its_reason() -> None:
     app = RewardApp(scorer, WorkerContext(None, None, None))  # type: ignore[arg-type]
     media = safetensors.numpy.save({"images": np.zeros((2, 1, 8, 8), np.uint8)})
     with pytest.raises(ScoringError, match=r"proxy: ValueError: .*digit"):
-        app._parts(media, examples.generated(examples.task()))  # its prompt names no digit
+        app._outcomes(media, examples.generated(examples.task()))  # its prompt names no digit
 
 
 def test_rewards_are_the_weighted_sum_of_the_scores() -> None:

@@ -238,7 +238,7 @@ def test_the_key_is_in_no_log_and_no_error(
         app = RewardApp([scorer], WorkerContext(None, None, None))  # type: ignore[arg-type]
         media = safetensors.numpy.save({"images": even_images(1, 2)})
         with pytest.raises(ScoringError) as raised:
-            app._parts(media, examples.generated(examples.task()))
+            app._outcomes(media, examples.generated(examples.task()))
     assert all(asked.authorization == f"Bearer {KEY}" for asked in server.asked)
     told = capfd.readouterr()
     logged = told.out + told.err + caplog.text

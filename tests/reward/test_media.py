@@ -4,7 +4,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from services.reward.scorer import KINDS, WeightedScorer, build_scorers
+from services.reward.kinds import KINDS
+from services.reward.scorer import WeightedScorer, build_scorers
 from services.reward.scorers.jpeg import jpeg_bytes
 from shared.recipe.rewards import ScorerTable
 

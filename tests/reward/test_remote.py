@@ -22,7 +22,7 @@ from services.reward.scorer import WeightedScorer, build_scorers
 from services.reward.scorers.remote import RemoteScorer
 from services.reward.server import create_app
 from services.reward.wire import JSON, MSGPACK
-from shared.errors import ScorerUnavailable, ScoringError, UserError
+from shared.errors import SamplesFailed, ScorerUnavailable, ScoringError, UserError
 from shared.process.service import Health
 from shared.recipe.rewards import Remote, ScorerTable
 
@@ -182,8 +182,10 @@ def test_a_client_believes_no_scores_of_other_items(
     images = np.full((2, 3, 2, 2), 5, np.uint8)
     monkeypatch.setattr(scorer, "_post", lambda body: post(client, body).raise_for_status().content)
     assert scorer.score(images, [{}, {}]) == [5.0, 5.0]
-    known, none = scorer.score(np.stack([images[0], 0 * images[1]]), [{}, {}])
-    assert known == 5.0 and np.isnan(none)
+    with pytest.raises(SamplesFailed) as failed:
+        scorer.score(np.stack([images[0], 0 * images[1]]), [{}, {}])
+    assert failed.value.scores == (5.0, None)
+    assert failed.value.reasons == {1: "ValueError: it is black"}
     for results in ([], [{"id": "1", "score": 1.0}], [{"id": "0"}], [{"id": "0", "score": 1e999}]):
         answer = msgpack.packb({"results": results})
         monkeypatch.setattr(scorer, "_post", lambda _, answer=answer: answer)
@@ -289,5 +291,6 @@ def test_our_own_server_takes_what_our_own_client_sends(format: str, client: Tes
     remote._client = client  # type: ignore[assignment]
     client.headers["content-type"] = f"application/{format}"
     images = np.stack([np.full((3, 4, 4), value, np.uint8) for value in (7, 0, 9)])
-    first, black, last = remote.score(images, [{}] * 3)
-    assert (first, last) == (7.0, 9.0) and np.isnan(black)
+    with pytest.raises(SamplesFailed) as failed:
+        remote.score(images, [{}] * 3)
+    assert failed.value.scores == (7.0, None, 9.0)

@@ -27,7 +27,7 @@ def ask_to_hang(folder: Path, name: str) -> None:
 def able_to_hang(folder: Path, name: str) -> Iterator[None]:
     """Run a process whose devices may hang, under a watchdog as any worker has it."""
     asked = folder / f"hang-{name}"
-    hold, parts, made = Held.hold, RewardApp._parts, Worker.__post_init__
+    hold, parts, made = Held.hold, RewardApp._outcomes, Worker.__post_init__
 
     async def held(device: Held, seconds: float, use: Use, **more: Any) -> float:
         if _taken(asked):
@@ -46,7 +46,7 @@ def able_to_hang(folder: Path, name: str) -> Iterator[None]:
 
     with (
         patch.object(Held, "hold", held),
-        patch.object(RewardApp, "_parts", scored),
+        patch.object(RewardApp, "_outcomes", scored),
         patch.object(RewardApp, "_patience", lambda app, message: HARD_S / 2),
         patch.object(Worker, "__post_init__", watched),
     ):

@@ -3,23 +3,27 @@
 Every sample gets the score that the server has given it, or none.
 """
 
-import math
 import weakref
 from collections.abc import Sequence
 
 import httpx
 import numpy as np
-import structlog
 
 from services.reward.scorer import Media, Metadata
 from services.reward.scorers.endpoint import ask, read_key, without
-from services.reward.wire import JSON, MSGPACK, Item, ScoreRequest, decode_response, encode
-from shared.errors import ContractError, ScoringError
+from services.reward.wire import (
+    JSON,
+    MSGPACK,
+    Item,
+    Result,
+    ScoreRequest,
+    decode_response,
+    encode,
+)
+from shared.errors import ContractError, SamplesFailed, ScoringError
 from shared.recipe.rewards import Remote
 
 DEFAULTS = Remote()
-
-log = structlog.get_logger()
 
 CONTENT_TYPES = {"msgpack": MSGPACK, "json": JSON}
 REQUEST_S = 60.0
@@ -46,9 +50,10 @@ class RemoteScorer:
         weakref.finalize(self, self._client.close)
 
     def score(self, media: Media, metadata: Metadata) -> list[float]:
-        """Returns scores; NaN for a sample that the server could not score.
+        """Returns one score per sample.
 
         Raises:
+            SamplesFailed: if the server could not score some.
             ScorerUnavailable: if there is no answer for too long.
             ScoringError: if the server refuses, or its results are not of these samples.
         """
@@ -62,12 +67,18 @@ class RemoteScorer:
             )
             for index, (sample, given) in enumerate(zip(media, metadata, strict=True))
         ]
-        scores: list[float] = []
+        results: list[Result] = []
         for first in range(0, len(items), self._size):
-            scores += self._ask(items[first : first + self._size])
-        return scores
+            results += self._ask(items[first : first + self._size])
+        scores = [result.score for result in results]
+        faults = {n: each.error for n, each in enumerate(results) if each.error is not None}
+        if faults:
+            reasons = {n: without(self._key, fault.detail) for n, fault in faults.items()}
+            final = [n for n, fault in faults.items() if fault.type == "bad-item"]
+            raise SamplesFailed(scores, reasons, final)
+        return [score for score in scores if score is not None]
 
-    def _ask(self, items: Sequence[Item]) -> list[float]:
+    def _ask(self, items: Sequence[Item]) -> Sequence[Result]:
         body = encode(ScoreRequest(items=tuple(items)), self._content_type)
         try:
             results = decode_response(self._post(body), self._content_type).results
@@ -76,11 +87,7 @@ class RemoteScorer:
             raise ScoringError(f"{self._url} gave no results: {said}") from None
         if [result.id for result in results] != [item.id for item in items]:
             raise ScoringError(f"{self._url} gave results of other items")
-        for result in results:
-            if result.error is not None:
-                reason = without(self._key, result.error.detail)
-                log.warning("no_score", item=result.id, reason=reason)
-        return [math.nan if result.score is None else result.score for result in results]
+        return results
 
     def _post(self, body: bytes) -> bytes:
         """Sends a request until there is an answer."""

@@ -18,7 +18,14 @@ from shared.messages.contracts import (
     FragmentScored,
     GroupFailed,
 )
-from shared.messages.subjects import DLQ, STREAMS, Stream, fragment_slot, group_slot
+from shared.messages.subjects import (
+    DLQ,
+    STREAMS,
+    Stream,
+    fragment_slot,
+    group_slot,
+    is_unscored,
+)
 from shared.telemetry import DLQ_MESSAGES
 
 TICK_S = 1.0
@@ -76,6 +83,8 @@ class DeadLetters:
 
     async def follow(self) -> None:
         async for received in self._bus.follow(DLQ):
+            if is_unscored(received.subject):
+                continue  # their fragment is scored, without them
             if not received.subject.startswith("$JS"):
                 self.num_quarantined += 1
                 DLQ_MESSAGES.set(self.num_quarantined)

@@ -254,3 +254,56 @@ def test_a_digest_tells_trainings_of_one_network_apart_and_ignores_what_is_not_r
     assert digest_of(sd3) == before
     (sd3 / "scheduler" / "scheduler_config.json").write_text('{"shift": 5.0}')
     assert digest_of(sd3) != before
+
+
+async def test_a_reward_file_of_another_digest_is_refused_and_found_below_another_root(
+    tmp_path: Path, folder_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hosts = [tmp_path / "one", tmp_path / "two"]
+    for host in hosts:
+        recipe = a_host(host)
+        text = recipe.read_text().replace('type = "ocr"\nfolder = "../models/reward"', OWN)
+        recipe.write_text(text)
+        (host / "models" / "mine.py").write_text("def of(image): return 1.0\n")
+    first = load_recipe(hosts[0] / "recipes" / "r.toml")
+    assert first.reward.scorers[0].source == hosts[0] / "models" / "mine.py"
+    assert first.reward.scorers[0].function == "of"
+    await store_recipe(folder_store, first, hosts[0])
+    shutil.rmtree(hosts[0])
+    monkeypatch.setenv(ROOT, str(hosts[1]))
+    there = await read_recipe(folder_store, "hosts")
+    assert there is not None and there.reward.scorers[0].source == hosts[1] / "models" / "mine.py"
+    await check_files(folder_store, there, ("reward.scorers.",), needed=True)
+    (hosts[1] / "models" / "mine.py").write_text("def of(image): return 2.0\n")
+    with pytest.raises(UserError, match=r"^reward\.scorers\.ocr\.source: .* has the digest \w{12}"):
+        await check_files(folder_store, there, ("reward.scorers.",), needed=True)
+
+
+OWN = 'type = "python"\nsource = "../models/mine.py:of"'
+
+
+def test_a_base_names_a_reward_file_beside_itself(tmp_path: Path) -> None:
+    recipe = a_host(tmp_path / "project")
+    recipe.write_text(recipe.read_text().replace('type = "ocr"\nfolder = "../models/reward"', OWN))
+    child = tmp_path / "own" / "child.toml"
+    child.parent.mkdir()
+    child.write_text('base = "../project/recipes/r.toml"\n')
+    [scorer] = load_recipe(child).reward.scorers
+    assert scorer.source == tmp_path / "project" / "models" / "mine.py"
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ('scores = "groups"', "set schedule.fragment_size to batch.group_size, 2"),
+        ("[schedule]\nslot_deadline_s = 60", "patience: calls that hang may take 720 s .* to 10"),
+    ],
+)
+def test_what_a_reward_of_ones_own_asks_of_other_keys_is_said_in_one_line(
+    tmp_path: Path, more: str, said: str
+) -> None:
+    recipe = a_host(tmp_path / "project")
+    text = recipe.read_text().replace('type = "ocr"\nfolder = "../models/reward"', OWN)
+    recipe.write_text(f"{text}{more}\n")
+    with pytest.raises(UserError, match=said):
+        load_recipe(recipe)

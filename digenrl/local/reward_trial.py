@@ -1,0 +1,182 @@
+"""Tries a reward function of the user's own on images of a folder, as a reward worker would."""
+
+import math
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+from pydantic import BaseModel
+
+from services.reward.reward_file import RewardFile, read_table, split_source
+from services.reward.scorer import Metadata, WeightedScorer, scorer_inputs
+from services.reward.scorers.python_file import PythonScorer
+from services.reward.scorers.python_process import check_can_run
+from services.reward.scoring import outcome_of
+from shared.errors import UserError
+from shared.learning.prompts import read_prompts
+from shared.recipe.rewards import PYTHON, ScorerTable
+
+SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
+
+Pixels = npt.NDArray[np.uint8]
+
+
+class Tried(BaseModel):
+    image: str
+    prompt: str
+    score: float | None
+    reason: str | None = None
+
+
+class Trial(BaseModel):
+    """Is what `digenrl reward try --json` prints."""
+
+    source: str
+    function: str
+    digest: str
+    parameters: tuple[str, ...]
+    environment: tuple[str, ...] | None
+    """Packages of its own environment; None if it runs in ours."""
+    scores: list[Tried]
+    mean: float | None
+    """Mean of the scores that there are."""
+    seconds: float
+    """Time of the scoring, without that of the import."""
+
+    @property
+    def failed(self) -> int:
+        return sum(each.score is None for each in self.scores)
+
+
+def try_file(
+    source: str, images: Path, prompts: Path | None, *, patience: float, groups: bool
+) -> Trial:
+    """Score the images of a folder.
+
+    Raises:
+        UserError: one line, if file, folder or prompts are not what they should be.
+    """
+    path, function = split_source(source)
+    table = ScorerTable(
+        name=PYTHON, type=PYTHON, source=path, function=function, patience=patience,
+        scores="groups" if groups else "samples",
+    )  # fmt: skip
+    file = read_table(table)
+    check_can_run(file)
+    samples = read_images(images)
+    metadata = _metadata(prompts, len(samples))
+    if prompts is not None:
+        file.check_names(metadata)
+    scorer = PythonScorer(file, patience=patience, whole_groups=groups)
+    try:
+        began = time.monotonic()
+        scores = list(
+            _scored(WeightedScorer(PYTHON, 1.0, scorer, "both", groups), samples, metadata)
+        )
+        return _trial(file, scores, time.monotonic() - began)
+    finally:
+        scorer.close()
+
+
+def as_lines(trial: Trial) -> Iterator[str]:
+    """Yield what is printed: a line per sample, and one of all."""
+    width = max(len(each.image) for each in trial.scores)
+    for each in trial.scores:
+        said = f"no score: {each.reason}" if each.score is None else f"{each.score:.6g}"
+        yield f"{each.image:{width}}  {said}"
+    where = "this environment" if trial.environment is None else "an environment of its own"
+    mean = "none" if trial.mean is None else f"{trial.mean:.6g}"
+    yield (
+        f"{trial.function}({', '.join(trial.parameters)}) in {where}: mean {mean} of "
+        f"{len(trial.scores) - trial.failed} samples, {trial.seconds:.2f} s, "
+        f"digest {trial.digest[:12]}"
+    )
+
+
+def read_images(folder: Path) -> dict[str, Pixels]:
+    """Return the images (C, H, W) of a folder by their names, and videos (F, C, H, W) of its
+    folders: gray if the file is, otherwise RGB.
+
+    Raises:
+        UserError: if there are none.
+    """
+    if not folder.is_dir():
+        raise UserError(f"--images: no folder {folder}")
+    found: dict[str, Pixels] = {}
+    for path in sorted(folder.iterdir()):
+        if path.is_dir():
+            frames = [_pixels(each) for each in _images_in(path)]
+            if frames:
+                found[path.name] = _stacked(frames, path)
+        elif path.suffix.lower() in SUFFIXES:
+            found[path.name] = _pixels(path)
+    if not found:
+        raise UserError(f"--images: {folder} holds no image ({', '.join(SUFFIXES)})")
+    return found
+
+
+def _images_in(folder: Path) -> list[Path]:
+    return sorted(each for each in folder.iterdir() if each.suffix.lower() in SUFFIXES)
+
+
+def _stacked(frames: Sequence[Pixels], folder: Path) -> Pixels:
+    if len({frame.shape for frame in frames}) > 1:
+        raise UserError(f"--images: the frames in {folder} are not of one size")
+    return np.stack(frames)
+
+
+def _pixels(path: Path) -> Pixels:
+    from PIL import Image, UnidentifiedImageError
+
+    try:
+        with Image.open(path) as image:
+            is_gray = image.mode in ("1", "L", "LA", "I;16")
+            pixels = np.asarray(image.convert("L" if is_gray else "RGB"), dtype=np.uint8)
+    except (OSError, UnidentifiedImageError) as error:
+        raise UserError(f"--images: {path} is no image: {error}") from None
+    return pixels[None] if is_gray else np.moveaxis(pixels, -1, 0)
+
+
+def _metadata(prompts: Path | None, samples: int) -> Metadata:
+    if prompts is None:
+        return [{"prompt": ""}] * samples
+    found = [scorer_inputs(prompt) for prompt in read_prompts(prompts)]
+    if len(found) not in (1, samples):
+        raise UserError(
+            f"--prompts: {prompts} has {len(found)} prompts for {samples} images; give one for "
+            "all, or one for each in the order of their names"
+        )
+    return found * (samples // len(found))
+
+
+def _scored(
+    scorer: WeightedScorer, samples: dict[str, Pixels], metadata: Metadata
+) -> Iterator[Tried]:
+    """Score neighbours of one shape together, as those of a group are."""
+    names, first = list(samples), 0
+    for last in range(1, len(names) + 1):
+        if last < len(names) and samples[names[last]].shape == samples[names[first]].shape:
+            continue
+        media = np.stack([samples[name] for name in names[first:last]])
+        outcome = outcome_of(scorer, media, metadata[first:last], may_all_fail=True)
+        for number, score in enumerate(outcome.scores):
+            prompt = str(metadata[first + number].get("prompt", ""))
+            reason = outcome.reasons.get(number)
+            yield Tried(image=names[first + number], prompt=prompt, score=score, reason=reason)
+        first = last
+
+
+def _trial(file: RewardFile, scores: list[Tried], seconds: float) -> Trial:
+    known = [each.score for each in scores if each.score is not None]
+    return Trial(
+        source=str(file.path),
+        function=file.function,
+        digest=file.digest,
+        parameters=file.parameters.names,
+        environment=file.dependencies if file.is_alone else None,
+        scores=scores,
+        mean=math.fsum(known) / len(known) if known else None,
+        seconds=seconds,
+    )

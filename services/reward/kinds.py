@@ -1,0 +1,119 @@
+"""The types of scorers that recipes name: ours, and those that installed packages bring.
+
+A package brings one by an entry point of the group `digenrl.scorers`: its name is the type, and it
+names a `Kind`, or a class that is made without arguments and scores.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any, Literal
+
+from shared.errors import UserError
+from shared.recipe.rewards import PYTHON
+
+GROUP = "digenrl.scorers"
+"""Entry points by which packages bring scorers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """Describes one type of scorer. To add one: CONTRIBUTING.md."""
+
+    scorer: str
+    """Import string, ``module:Class``. It is made with what ``needs`` says; a UserError that it
+    raises begins with the key of the recipe's table that is wrong."""
+    needs: Literal["folder", "url", "judge", "source"] | None = None
+    """Keys of the recipe's table that the class takes: ``folder``; or ``url`` and ``remote``, or
+    ``url`` and ``judge``, or ``source``, with ``patience``; or none."""
+    files: tuple[str, ...] = ()
+    """Files that the folder has to have, which are looked for before a run is started."""
+    takes: Literal["images", "videos", "both"] = "images"
+    extra: str = "reward"
+    """Extra of pyproject.toml that installs what the scorer imports; empty if none of them does."""
+
+
+PACKAGES: Mapping[str, tuple[str, ...]] = {
+    "reward": ("PIL", "safetensors", "torch"),
+    "reward-models": ("torch", "transformers"),
+    "ocr": ("onnxruntime", "rapidfuzz", "rapidocr"),
+}
+"""Packages that scorers import, by the extra that installs them."""
+
+
+def _network(scorer: str, *files: str) -> Kind:
+    """Returns the kind of a scorer whose network transformers loads from a folder."""
+    return Kind(scorer, needs="folder", files=("config.json", *files), extra="reward-models")
+
+
+KINDS: dict[str, Kind] = {
+    "aesthetic": _network("services.reward.scorers.aesthetic:Aesthetic", "aesthetic.safetensors"),
+    "clip-score": _network("services.reward.scorers.clip_score:ClipScore"),
+    "digit-probability": Kind("services.reward.scorers.digits:DigitProbability", needs="folder"),
+    "hpsv2": _network("services.reward.scorers.hpsv2:HpsV2"),
+    "image-reward": _network(
+        "services.reward.scorers.image_reward:ImageReward", "model.safetensors"
+    ),
+    "jpeg-incompressibility": Kind("services.reward.scorers.jpeg:JpegIncompressibility"),
+    "jpeg-compressibility": Kind("services.reward.scorers.jpeg:JpegCompressibility"),
+    "judge": Kind("services.reward.scorers.judge:JudgeScorer", needs="judge"),
+    "ocr": Kind("services.reward.scorers.ocr:OcrText", extra="ocr"),
+    "pick-score": _network("services.reward.scorers.pick_score:PickScore"),
+    PYTHON: Kind("services.reward.scorers.python_file:PythonScorer", needs="source", takes="both"),
+    "remote": Kind("services.reward.scorers.remote:RemoteScorer", needs="url", takes="both"),
+    "temporal-consistency": Kind(
+        "services.reward.scorers.video:TemporalConsistency", takes="videos"
+    ),
+}
+"""Our scorers, by the type that recipes name."""
+
+
+@cache
+def brought() -> Mapping[str, EntryPoint]:
+    """Returns the entry points of installed packages, by the type that they name."""
+    return {each.name: each for each in entry_points(group=GROUP)}
+
+
+def kind_named(type: str, field: str = "reward.scorers") -> Kind:
+    """Returns the kind of a type.
+
+    Raises:
+        UserError: if nobody has a scorer of that name, or the package that has one cannot be
+            imported. It begins with ``field``.
+    """
+    if type in KINDS:
+        return KINDS[type]
+    if type not in brought():
+        known = ", ".join(sorted({*KINDS, *brought()}))
+        raise UserError(f"{field}.type: no scorer is called {type!r}; known are: {known}")
+    return _loaded(brought()[type], field)
+
+
+def may_load_a_network(type: str) -> bool:
+    """Returns whether scorers of a type are given a GPU, if one is left."""
+    kind = kind_named(type)
+    return kind.extra in ("reward-models", "") or kind.needs == "source"
+
+
+def package_of(point: EntryPoint) -> str:
+    """Returns name and version of the package that brings it."""
+    return f"{point.dist.name} {point.dist.version}" if point.dist is not None else point.module
+
+
+def _loaded(point: EntryPoint, field: str) -> Kind:
+    try:
+        found: Any = point.load()
+    except Exception as error:  # a package is anybody's code
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        raise UserError(
+            f"{field}.type: {point.name} of {package_of(point)} cannot be imported: {reason}"
+        ) from error
+    if isinstance(found, Kind):
+        return found
+    if callable(getattr(found, "score", None)):
+        return Kind(point.value, extra="")
+    raise UserError(
+        f"{field}.type: {point.name} of {package_of(point)} is {point.value}, which is neither a "
+        "Kind nor a class with a method score"
+    )

@@ -1,0 +1,194 @@
+"""The process in which a reward function of the user's own runs: `python python_child.py`.
+
+It needs numpy and nothing of ours, so that it also runs in an environment of its own. The parent
+sends frames: four bytes with the length of a header, the header as JSON, and as many bytes as it
+says. The first frame is the file, the others are requests. Answers are lines of JSON:
+
+    {"ready": true} or {"failed": "NameError: ..."}                  after the first frame
+    {"sample": 3, "score": 0.5} or {"sample": 3, "error": "..."}     per sample; with "final": true
+                                                                     it is not tried again
+    {"done": true}                                                   after a request
+
+What the function prints goes to the error output. The process ends when its parent does.
+"""
+
+import json
+import linecache
+import os
+import queue
+import sys
+import threading
+import types
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+MAX_REASON = 300
+NAME = "reward_file"
+"""Name of the user's file as a module."""
+
+
+def main() -> None:
+    out = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)
+    frames: queue.Queue[Any] = queue.Queue()
+    threading.Thread(target=read_frames, args=(os.dup(0), frames), daemon=True).start()
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+
+    def answer(**said: Any) -> None:
+        out.write(json.dumps(said) + "\n")
+
+    header, text = frames.get()
+    try:
+        function = load(header["path"], header["function"], text.decode())
+    except BaseException as error:  # it is anybody's code, and may also call sys.exit
+        answer(failed=reason_of(error))
+        return
+    answer(ready=True)
+    while True:
+        header, data = frames.get()
+        serve(function, header, data, answer)
+        answer(done=True)
+
+
+def read_frames(descriptor: int, frames: Any) -> None:
+    stream = os.fdopen(descriptor, "rb")
+    while True:
+        length = stream.read(4)
+        if len(length) < 4:
+            os._exit(0)  # the parent has ended, or wants nothing more
+        header = json.loads(stream.read(int.from_bytes(length, "big")))
+        frames.put((header, stream.read(header["bytes"])))
+
+
+def load(path: str, name: str, text: str) -> Any:
+    """Runs the text as a module; errors show its lines as lines of that file."""
+    here = Path(__file__).resolve().parent
+    sys.path[:] = [each for each in sys.path if Path(each or ".").resolve() != here]
+    linecache.cache[path] = (len(text), None, text.splitlines(keepends=True), path)
+    module = types.ModuleType(NAME)
+    module.__file__ = path
+    sys.modules[NAME] = module
+    exec(compile(text, path, "exec"), module.__dict__)
+    function = getattr(module, name)
+    if not callable(function):
+        raise TypeError(f"{name} is no function")
+    return function
+
+
+def serve(function: Any, header: Any, data: bytes, answer: Any) -> None:
+    """Answers one request: its samples, and after them the prompt's source images."""
+
+    def pixels(shape: list[int], start: int) -> tuple[Any, int]:
+        """Channels come before rows on the wire, and last in the function."""
+        size = int(np.prod(shape))
+        flat = np.frombuffer(data, np.uint8, count=size, offset=start)
+        return np.array(np.moveaxis(flat.reshape(shape), -3, -1), order="C"), start + size
+
+    media, start = pixels(header["shape"], 0)
+    sources = []
+    for shape in header["sources"]:
+        source, start = pixels(shape, start)
+        sources.append(source)
+    metadata = header["metadata"]
+    known = {"prompt": header["prompt"], "metadata": metadata, "source_images": sources}
+    call = Call(function, header, {**metadata, **known})
+    if header["media"] in ("images", "videos"):
+        for sample, said in enumerate(call.of_many(media)):
+            answer(sample=sample, **said)
+    else:
+        for sample in range(len(media)):
+            answer(sample=sample, **call.of_one(media[sample]))
+
+
+class Call:
+    """Calls the function with what it asks for by name."""
+
+    def __init__(self, function: Any, header: Any, given: dict[str, Any]) -> None:
+        self.function, self.given = function, given
+        self.media, self.needed = header["media"], header["needed"]
+        self.names = header["needed"] + header["optional"]
+
+    def __call__(self, media: Any) -> Any:
+        given = {**self.given, self.media: media}
+        missing = [name for name in self.needed if name not in given]
+        if missing:
+            raise KeyError(f"{missing[0]} is not in the prompt's metadata")
+        return self.function(**{name: given[name] for name in self.names if name in given})
+
+    def of_one(self, media: Any) -> dict[str, Any]:
+        """Returns what comes of one sample; of a function of images, the mean over a video."""
+        try:
+            check_shape(self.media, media.ndim)
+            if self.media == "image" and media.ndim == 4:
+                return mean([outcome(self(frame)) for frame in media])
+            return outcome(self(media))
+        except BaseException as error:
+            return {"error": reason_of(error)}
+
+    def of_many(self, media: Any) -> list[dict[str, Any]]:
+        """Returns what comes of each sample of one call."""
+        try:
+            check_shape(self.media, media.ndim - 1)
+            if self.media == "images" and media.ndim == 5:
+                num_frames = media.shape[1]
+                frames = media.reshape(-1, *media.shape[2:])
+                found = outcomes(self(frames), len(frames))
+                return [mean(found[n : n + num_frames]) for n in range(0, len(found), num_frames)]
+            return outcomes(self(media), len(media))
+        except BaseException as error:
+            return [{"error": reason_of(error)}] * len(media)
+
+
+def check_shape(media: str, dimensions: int) -> None:
+    if media in ("frames", "videos") and dimensions != 4:
+        raise ValueError(f"it asks for {media}, and these samples are images")
+
+
+def outcomes(scores: Any, wanted: int) -> list[dict[str, Any]]:
+    found = list(scores)
+    if len(found) != wanted:
+        reason = f"it returned {len(found)} scores for {wanted} samples"
+        return [{"error": reason, "final": True}] * wanted
+    return [outcome(score) for score in found]
+
+
+def outcome(score: Any) -> dict[str, Any]:
+    try:
+        return {"score": number(score)}
+    except (TypeError, ValueError) as error:
+        return {"error": reason_of(error)}
+
+
+def mean(frames: list[dict[str, Any]]) -> dict[str, Any]:
+    failed = [each for each in frames if "error" in each]
+    return failed[0] if failed else {"score": sum(each["score"] for each in frames) / len(frames)}
+
+
+def number(score: Any) -> float:
+    """Returns a finite float; true, a text or an array of several numbers is none."""
+    if isinstance(score, (bool, str, bytes)):
+        raise TypeError(f"it returned {score!r}, which is no number")
+    try:
+        found = float(score)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise TypeError(f"it returned a {type(score).__name__}, which is no number") from error
+    if found != found or found in (float("inf"), float("-inf")):
+        raise ValueError(f"it returned {found}, which is no finite number")
+    return found
+
+
+def reason_of(error: BaseException) -> str:
+    """Returns one line: the error, and the line of the user's file that it came from."""
+    trace, line = error.__traceback__, None
+    while trace is not None:
+        if trace.tb_frame.f_globals.get("__name__") == NAME:
+            line = trace.tb_lineno
+        trace = trace.tb_next
+    text = " ".join(f"{type(error).__name__}: {error}".split())[:MAX_REASON]
+    return text if line is None else f"{text} (line {line})"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,64 @@
+"""Samples that a scorer could not score: they have no score, and the dead letters say why."""
+
+import asyncio
+import json
+
+import numpy as np
+import pytest
+import safetensors.numpy
+
+from services.reward.app import RewardApp
+from services.reward.scorer import WeightedScorer
+from services.scheduler.shell.inbox import DeadLetters
+from shared.bus.bus import Bus
+from shared.errors import SamplesFailed
+from shared.messages import subjects
+from shared.messages.contracts import FragmentFailed, FragmentScored
+from shared.process.worker import Worker, WorkerContext
+from shared.store import ObjectStore
+from tests import examples
+from tests.reward.test_poison import first
+
+pytestmark = pytest.mark.broker
+
+
+class Afraid:
+    def score(self, images: object, metadata: object, /) -> list[float]:
+        raise SamplesFailed([0.5, None], {1: "it hangs"}, final=[1])
+
+
+async def test_why_a_sample_has_no_score_is_a_dead_letter_and_no_failure_of_its_fragment(
+    nats_url: str, folder_store: ObjectStore
+) -> None:
+    async with Bus.connect(nats_url, run="test", name="test") as bus:
+        await bus.ensure_streams()
+        images = safetensors.numpy.save({"images": np.zeros((2, 1, 8, 8), np.uint8)})
+        media = await folder_store.put("test", images, suffix=".safetensors")
+        event = examples.generated(examples.task())
+        stored = event.stored.model_copy(update={"media": media})
+        event = event.model_copy(update={"stored": stored})
+        await bus.publish(event)
+        put: asyncio.Queue[object] = asyncio.Queue()
+        letters = DeadLetters(bus, put.put_nowait)
+        worker = Worker("reward", "reward", "waiting_for_rollout")
+        scorers = [WeightedScorer("mine", 1.0, Afraid())]
+        app = RewardApp(scorers, WorkerContext(bus, folder_store, worker))
+        running = [asyncio.create_task(each) for each in (app.run(), letters.follow())]
+        [scored] = await first(bus, subjects.REW, 1)
+        assert isinstance(scored, FragmentScored) and scored.rewards == (0.5, None)
+        slot = event.fragment.slot
+        subject = subjects.unscored_subject("test", slot)
+        letter = await bus.jetstream.get_last_msg("DG_DLQ", subject)
+        sample = event.fragment.first_sample + 1
+        assert json.loads(letter.data or b"") == {
+            "scorer": "mine", "samples": {str(sample): "it hangs"},
+        }  # fmt: skip
+        assert letter.headers is not None
+        assert letter.headers["dg-reason"] == "mine: it hangs"
+        assert letter.headers["dg-subject"] == subjects.subject_of("test", event)
+        await bus.jetstream.publish("dg.test.quarantine.DG_TRAJ.1", b"")
+        assert isinstance(await asyncio.wait_for(put.get(), 20), FragmentFailed)
+        assert letters.num_quarantined == 1 and put.empty()
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
