@@ -9,6 +9,7 @@ import typer
 from digenrl.commands.brokers import brokers
 from digenrl.commands.check import check
 from digenrl.commands.evaluate import evaluate
+from digenrl.commands.export import export
 from digenrl.commands.follow import follow
 from digenrl.commands.gc import gc
 from digenrl.commands.generate import generate
@@ -41,7 +42,7 @@ app = typer.Typer(
 )
 app.command("profile")(profile)
 app.command("tail-check", cls=RecipeCommand)(tail_check)
-for command in (report, follow, evaluate, gc, repair, brokers, serve_scorer, sim):
+for command in (report, export, follow, evaluate, gc, repair, brokers, serve_scorer, sim):
     app.command()(command)
 for of_recipe in (up, check, serve, generate, plan):
     app.command(cls=RecipeCommand)(of_recipe)

@@ -34,6 +34,7 @@ from shared.models.catalogue import (
 )
 from shared.models.memory import ITEM_BYTES, adapter_bytes, num_weights
 from shared.models.quantised import check_installed
+from shared.recipe.adapter import check_adapter_here
 from shared.recipe.networks import check_networks, frozen_layers
 from shared.recipe.recipe import Recipe, load_recipe, stored_recipe
 from shared.run.files import FileRecord, matching, records_of
@@ -166,6 +167,8 @@ def check_inputs(recipe: Recipe, *, weights: bool = True, elsewhere: bool = Fals
     _check_sizes(recipe)
     check_networks(recipe)
     text_tokens(recipe.model.folder, recipe.model.text_tokens)
+    if not elsewhere:
+        check_adapter_here(recipe)
     check_rest(recipe, elsewhere=elsewhere)
     for scorer in (*recipe.reward.scorers, *recipe.evaluation.scorers):
         if kind_of(scorer, here=not elsewhere).takes == "videos" and not makes_videos:

@@ -1,12 +1,12 @@
-"""Exports trained weights for diffusers, and reads them again.
+"""Exports trained weights for diffusers and others, and reads them again.
 
-An adapter is for ``load_lora_weights``, and its bytes are reproducible; a whole network is for
-``from_pretrained``. A model with two networks has a file, or a folder, of each: diffusers loads
-them one by one, and both files have the names that the first network's layers have.
+An adapter is for ``load_lora_weights`` or what else reads its layout, and its bytes are
+reproducible; a whole network is for ``from_pretrained``. A model with two networks has a file, or
+a folder, of each: diffusers loads them one by one, and both files have the names that the first
+network's layers have.
 """
 
 import hashlib
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,34 +15,42 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
+from digenrl.report.layouts import Layout, adapter_files
 from shared.diffusion.experts import networks_of
 from shared.diffusion.models import load_model
-from shared.diffusion.tensors import pack
+from shared.diffusion.starting_adapter import lora_tensors
 from shared.diffusion.weights import load_weights
 from shared.errors import UserError
 from shared.models.catalogue import network_folders
-from shared.models.families import EXPERTS
+from shared.models.lora_files import FILES, read_lora
+from shared.models.lora_names import prefix_of
 from shared.recipe.recipe import Recipe
 
-HIGH, LOW = EXPERTS.values()
-FILES = {HIGH: "pytorch_lora_weights.safetensors", LOW: "pytorch_lora_weights_2.safetensors"}
-"""Files of the networks' adapters; the only network has the first."""
-PREFIX = "transformer."
-"""Prefix of the names of a network's layers, in either file."""
-METADATA_KEY = "lora_adapter_metadata"
-"""Key under which diffusers finds rank and alpha; without it, diffusers assumes alpha = rank."""
+OPTION = "--adapter"
 
 
-def export_adapter(folder: Path, tensors: dict[str, Tensor], recipe: Recipe) -> str:
-    """Write the adapter and return the sha256 of its concatenated files."""
+def export_adapter(
+    folder: Path,
+    tensors: dict[str, Tensor],
+    recipe: Recipe,
+    layout: Layout = Layout.diffusers,
+) -> str:
+    """Write the adapter and return the sha256 of its concatenated files.
+
+    Raises:
+        UserError: if the layout cannot name what is adapted.
+    """
+    networks = networks_in(recipe.model.folder)
+    files: dict[str, bytes] = {}
+    for network in FILES:
+        own = _of_network(tensors, network, networks)
+        if own:
+            files |= adapter_files(own, recipe, network, layout)
     folder.mkdir(parents=True, exist_ok=True)
     digest = hashlib.sha256()
-    for network in FILES:
-        own = _of_network(tensors, network, networks_in(recipe.model.folder))
-        if own:
-            data = _adapter_file(own, recipe)
-            (folder / FILES[network]).write_bytes(data)
-            digest.update(data)
+    for name, data in files.items():
+        (folder / name).write_bytes(data)
+        digest.update(data)
     return digest.hexdigest()
 
 
@@ -57,45 +65,12 @@ def _of_network(
     """Return one network's tensors by the names that they have within it."""
     if network not in networks:
         return {}
-    prefix = _prefix(network, networks)
+    prefix = prefix_of(network, networks)
     return {
         name.removeprefix(prefix): tensor
         for name, tensor in tensors.items()
         if name.startswith(prefix)
     }
-
-
-def _prefix(network: str, networks: Sequence[str]) -> str:
-    """Return how the names of a network's parameters begin in this project."""
-    return f"{network}." if len(networks) > 1 else ""
-
-
-def _adapter_file(tensors: dict[str, Tensor], recipe: Recipe) -> bytes:
-    config = {
-        "r": recipe.model.lora.rank,
-        "lora_alpha": recipe.model.lora.alpha,
-        "target_modules": sorted({name.split(".lora_")[0] for name in tensors}),
-        "lora_dropout": 0.0,
-        "bias": "none",
-    }
-    named = {PREFIX + name: tensor for name, tensor in tensors.items()}
-    metadata = {
-        "format": "pt",
-        METADATA_KEY: json.dumps({PREFIX + key: config[key] for key in sorted(config)}),
-    }
-    return with_metadata(pack(named), metadata)
-
-
-def with_metadata(data: bytes, metadata: dict[str, str]) -> bytes:
-    """Add metadata in a fixed order to a safetensors file. The library's own order, and with it the
-    digest of the file, differs between processes."""
-    size = int.from_bytes(data[:8], "little")
-    header = json.loads(data[8 : 8 + size])
-    header.pop("__metadata__", None)
-    ordered = {"__metadata__": dict(sorted(metadata.items())), **dict(sorted(header.items()))}
-    encoded = json.dumps(ordered, separators=(",", ":")).encode()
-    encoded += b" " * (-len(encoded) % 8)
-    return len(encoded).to_bytes(8, "little") + encoded + data[8 + size :]
 
 
 def export_network(folder: Path, tensors: dict[str, Tensor], recipe: Recipe) -> str:
@@ -127,27 +102,27 @@ def read_network(folder: Path, networks: Sequence[str]) -> dict[str, Tensor]:
     """
     found: dict[str, Tensor] = {}
     for network in networks:
-        files, prefix = weight_files(folder / network), _prefix(network, networks)
+        files, prefix = weight_files(folder / network), prefix_of(network, networks)
         if not files:
             raise UserError(f"--adapter: {folder / network} holds no safetensors file")
         found |= {prefix + name: each for file in files for name, each in _read(file).items()}
     return found
 
 
-def read_adapter(folder: Path, networks: Sequence[str]) -> dict[str, Tensor]:
-    """Read what `export_adapter` has written of a model with these networks; of two, either may
-    have no adapter. A file is that of the first.
+def read_adapter(path: Path, recipe: Recipe) -> dict[str, Tensor]:
+    """Read an adapter of the recipe's model, in any layout; of two networks, either may have none.
 
     Raises:
-        UserError: if there is no adapter.
+        UserError: if there is none, or it has another rank or alpha than the recipe.
     """
-    files = {each: folder / FILES[each] for each in networks} if folder.is_dir() else {HIGH: folder}
-    there = {network: file for network, file in files.items() if file.exists()}
-    return {
-        _prefix(network, networks) + name.removeprefix(PREFIX): tensor
-        for network, file in (there or {HIGH: files[HIGH]}).items()
-        for name, tensor in _read(file).items()
-    }
+    lora, table = read_lora(path, recipe.model.folder, OPTION), recipe.model.lora
+    for key, found in (("rank", lora.rank), ("alpha", lora.alpha)):
+        if found != getattr(table, key):
+            raise UserError(
+                f"{OPTION}: {path} does not fit the recipe: it has the {key} {found:g}, and "
+                f"model.lora.{key} is {getattr(table, key):g}"
+            )
+    return lora_tensors(lora, OPTION)
 
 
 def _read(path: Path) -> dict[str, Tensor]:

@@ -28,8 +28,7 @@ def generate(
     Raises:
         UserError: if the adapter does not fit the recipe, or ``out`` cannot be written.
     """
-    read = read_network if recipe.model.trained == "full" else read_adapter
-    tensors = None if adapter is None else read(adapter, networks_in(recipe.model.folder))
+    tensors = None if adapter is None else _read(adapter, recipe)
     sampler = Sampler(recipe.with_whole_grid)
     if tensors is not None:
         try:
@@ -42,6 +41,12 @@ def generate(
             yield from save(out, f"{number // num_each:03d}-{number % num_each}", sample)
     except OSError as error:
         raise UserError(f"--out: cannot write to {out}: {error.strerror}") from error
+
+
+def _read(adapter: Path, recipe: Recipe) -> Mapping[str, Tensor]:
+    if recipe.model.trained == "full":
+        return read_network(adapter, networks_in(recipe.model.folder))
+    return read_adapter(adapter, recipe)
 
 
 def _trained_of(tensors: Mapping[str, Tensor], sampler: Sampler) -> Mapping[str, Tensor]:

@@ -12,10 +12,11 @@ from typing import Any
 
 from digenrl.evaluation.sampler import noise_seed
 from digenrl.evaluation.settings import as_evaluated
-from digenrl.report.export import FILES, networks_in
+from digenrl.report.export import networks_in
 from shared.diffusion.policy import sampling_plan
 from shared.models.catalogue import family_of, text_tokens
 from shared.models.families import EXPERTS
+from shared.models.lora_files import FILES
 from shared.recipe.recipe import Recipe
 from shared.recipe.tables import Model
 

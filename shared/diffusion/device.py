@@ -100,6 +100,8 @@ def held_bytes(
         held -= network - network // trainer.ranks
     targets = model.lora.targets or checked_family_of(model.folder).lora_targets
     adapter = adapter_bytes(model.folder, model.lora.rank, targets, frozen_layers(recipe))
+    if recipe.keeps_reference and (trains or recipe.rollout.can_train):
+        held += adapter
     if trains and recipe.schedule.is_fluid:  # the sum of all members beside its own gradient
         return held + adapter * 6
     return held + adapter * (4 if trains else 2)

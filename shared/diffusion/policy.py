@@ -19,6 +19,7 @@ from shared.diffusion.masters import MastersPlace, ShardsPlace, TrainedWeights
 from shared.diffusion.models import ModelAdapter, Part, load_model
 from shared.diffusion.recomputation import checkpoint_blocks
 from shared.diffusion.sampler import SamplingPlan
+from shared.diffusion.starting_adapter import load_adapter
 from shared.diffusion.streaming import stream
 from shared.diffusion.weights import (
     ADAPTER,
@@ -31,7 +32,9 @@ from shared.diffusion.weights_beside import WeightsBeside
 from shared.errors import UserError
 from shared.learning.algorithms import ALGORITHMS
 from shared.learning.seeds import derive
+from shared.models.lora_files import LoraFile
 from shared.models.memory import AS_TRAINED, Holding, file_bytes
+from shared.recipe.adapter import adapter_of, agreed, check_adapter_here
 from shared.recipe.grid import sigmas_of
 from shared.recipe.networks import check_networks, frozen_layers
 from shared.recipe.recipe import Recipe
@@ -56,6 +59,8 @@ class LoraSpec:
     """Prefixes of the names of layers that are left alone."""
     seed: int
     """Seed of the Gaussian initialisation of the A matrices; B starts at zero."""
+    layers: tuple[str, ...] = ()
+    """Full names of the layers that are adapted, in place of what ``targets`` say."""
 
 
 def attach_lora(transformer: nn.Module, spec: LoraSpec) -> None:
@@ -70,7 +75,7 @@ def attach_lora(transformer: nn.Module, spec: LoraSpec) -> None:
         r=spec.rank,
         lora_alpha=spec.alpha,
         init_lora_weights="gaussian",
-        target_modules=_target_layers(transformer, spec),
+        target_modules=list(spec.layers) or _target_layers(transformer, spec),
         lora_dropout=0.0,
     )
     with torch.random.fork_rng(devices=[]):
@@ -110,6 +115,8 @@ class LoadedPolicy:
     """Weights of the policy that generates, if that is another one than the one that is trained."""
     compiled: CompiledBlocks | None = None
     """Blocks that are compiled, if the recipe says so."""
+    reference: WeightsBeside | None = None
+    """The adapter that the run began from, if training compares with it."""
 
 
 def copy_policy(policy: LoadedPolicy, index: int) -> LoadedPolicy:
@@ -135,6 +142,7 @@ def copy_policy(policy: LoadedPolicy, index: int) -> LoadedPolicy:
             TrainedWeights(network, masters),
             WeightsBeside(network),
             None if policy.compiled is None else compile_blocks(network),
+            policy.reference and WeightsBeside.of(network, policy.reference.tensors),
         )
 
 
@@ -146,8 +154,8 @@ def load_policy(
     *,
     trains: bool = False,
 ) -> LoadedPolicy:
-    """Loads the recipe's base model, with a fresh adapter if one is trained: the same in every
-    process.
+    """Loads the recipe's base model, with the adapter that the run begins from if one is trained,
+    the recipe's own or a fresh one: the same in every process.
 
     ``index`` is that of the host's GPU; without any GPU, networks share the CPU. ``holding`` says
     how the network is held where it only generates. ``trains`` says that an optimizer will train
@@ -156,13 +164,14 @@ def load_policy(
 
     Raises:
         OutOfMemory: if it does not fit.
-        UserError: if a package that ``holding`` needs is not installed.
+        UserError: if a package that ``holding`` needs is not installed, or the adapter is not one
+            of the model's.
     """
     device = torch.device(f"cuda:{index}" if torch.cuda.is_available() else "cpu")
     set_matmul_precision(recipe, device)
     with fits(device, f"loading {', '.join(sorted(parts))} of the model", REMEDY):
         place = _place(recipe, device) if trains else None
-        policy = _loaded(recipe, parts, device, holding, place)
+        policy = _loaded(recipe, parts, device, holding, place, trains=trains)
         if holding.memory == "streamed":
             stream(policy.model.transformer, device)
         return policy
@@ -174,6 +183,8 @@ def _loaded(
     device: torch.device,
     holding: Holding,
     place: Place | None,
+    *,
+    trains: bool,
 ) -> LoadedPolicy:
     table = recipe.model
     check_networks(recipe)
@@ -190,7 +201,11 @@ def _loaded(
             place=place,
             progress=progress,
         )
-    policy = policy_of(recipe, model, device, place)
+    start = _start(recipe)
+    policy = policy_of(recipe, model, device, place, start)
+    if recipe.keeps_reference and (trains or recipe.rollout.can_train):
+        reference = WeightsBeside.of(model.transformer, policy.trained.parameters)
+        policy = replace(policy, reference=reference)
     if table.compile is None:
         return policy
     return replace(policy, compiled=compile_blocks(model.transformer))
@@ -226,6 +241,16 @@ def loading(
     log.info("model_loaded", **about, gigabytes=round(done / 1e9, 3), seconds=round(seconds, 2))
 
 
+def _start(recipe: Recipe) -> LoraFile | None:
+    """Reads what the adapter is that the run begins from; raises UserError if it is not here, or
+    the recipe has another `model.lora`."""
+    check_adapter_here(recipe)
+    found = adapter_of(recipe)
+    if found is not None:
+        agreed(recipe.model.lora, found)
+    return found
+
+
 def _place(recipe: Recipe, device: torch.device) -> Place:
     """Returns where the trainer's network is put."""
     dtype = getattr(torch, recipe.model.dtype)
@@ -236,10 +261,14 @@ def _place(recipe: Recipe, device: torch.device) -> Place:
 
 
 def policy_of(
-    recipe: Recipe, model: ModelAdapter, device: torch.device, place: Place | None = None
+    recipe: Recipe,
+    model: ModelAdapter,
+    device: torch.device,
+    place: Place | None = None,
+    start: LoraFile | None = None,
 ) -> LoadedPolicy:
     """Makes a policy of a base model whose weights ``place`` has put on ``device``, or are fake:
-    marks what the recipe trains, attaching a fresh adapter if that is one."""
+    marks what the recipe trains, attaching an adapter if that is one: ``start``, or a fresh one."""
     table, network, place = recipe.model, model.transformer, place or Place(device)
     model.cfg_gradient = recipe.algorithm.cfg_gradient
     if table.vae_tiling:
@@ -253,8 +282,11 @@ def policy_of(
             targets=table.lora.targets or tuple(model.lora_targets),
             excluded=(*model.lora_excluded, *frozen_layers(recipe)),
             seed=derive(recipe.run.seed, "lora"),
+            layers=() if start is None else start.layers,
         )
         attach_lora(network, lora)
+        if start is not None:
+            load_adapter(network, start)
     if recipe.trainer.gradient_checkpointing:
         checkpoint_blocks(network, recipe.trainer.gradient_checkpointing)
     return LoadedPolicy(

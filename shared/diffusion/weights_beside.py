@@ -25,6 +25,18 @@ class WeightsBeside:
         self.differ = False
         """Whether they are others than those that the network holds."""
 
+    @classmethod
+    @torch.no_grad()
+    def of(cls, network: nn.Module, tensors: Mapping[str, Tensor]) -> "WeightsBeside":
+        """Let copies of these tensors lie beside a network, and stay as they are."""
+        made = cls(network)
+        made.tensors = {
+            name: tensors[name].detach().to(each.device, copy=True)
+            for name, each in made._parameters.items()
+        }
+        made.differ = True
+        return made
+
     @torch.no_grad()
     def keep(self) -> None:
         """Copy what the network holds: from here on these weights stay, whatever it is trained

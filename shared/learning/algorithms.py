@@ -51,7 +51,7 @@ class Method:
     pairs: bool = False
     """Whether a group is trained as one pair, its best and its worst sample."""
     needs_base: bool = False
-    """Whether its loss compares the network with the base model, whatever `algorithm.kl_beta`."""
+    """Whether its loss compares the network with the reference, whatever `algorithm.kl_beta`."""
     has_old_policy: bool = False
     """Whether a moving average of the trained policy generates the samples, and is part of the loss
     (`old_policy_decay`). Only of an algorithm without a ratio."""

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from shared.errors import UserError
+from shared.models.native_layers import FLUX, HUNYUAN_VIDEO, SAME, SD3, WAN, NativeLayers
 from shared.models.sigmas import (
     Config,
     SigmaRule,
@@ -63,6 +64,8 @@ class FamilySpec:
     """Whether its pipeline has an argument for sigmas."""
     lora_targets: tuple[str, ...]
     """Suffixes of the names of the layers that LoRA adapts by default."""
+    native_layers: NativeLayers
+    """Names of its layers in Kohya's and ComfyUI's LoRA files; `SAME` if they are diffusers'."""
 
     @property
     def makes_videos(self) -> bool:
@@ -197,6 +200,7 @@ _SD3 = FamilySpec(
     guidance_arguments=_guidance_scale,
     takes_sigmas=True,
     lora_targets=JOINT_ATTENTION,
+    native_layers=SD3,
 )  # fmt: skip
 
 _FLUX = FamilySpec(
@@ -226,6 +230,7 @@ _FLUX = FamilySpec(
     guidance_arguments=_guidance_scale,
     takes_sigmas=True,
     lora_targets=JOINT_ATTENTION,
+    native_layers=FLUX,
 )  # fmt: skip
 
 _QWEN_IMAGE = FamilySpec(
@@ -255,6 +260,7 @@ _QWEN_IMAGE = FamilySpec(
         *JOINT_ATTENTION,
         "img_mlp.net.0.proj", "img_mlp.net.2", "txt_mlp.net.0.proj", "txt_mlp.net.2",
     ),
+    native_layers=SAME,
 )  # fmt: skip
 
 _WAN = FamilySpec(
@@ -285,6 +291,7 @@ _WAN = FamilySpec(
         for attention in ("attn1", "attn2")
         for layer in ("to_q", "to_k", "to_v", "to_out.0")
     ),
+    native_layers=WAN,
 )  # fmt: skip
 
 _HUNYUAN_VIDEO = FamilySpec(
@@ -315,6 +322,7 @@ _HUNYUAN_VIDEO = FamilySpec(
     guidance_arguments=_guidance_scale,
     takes_sigmas=True,
     lora_targets=JOINT_ATTENTION,
+    native_layers=HUNYUAN_VIDEO,
 )  # fmt: skip
 
 FAMILIES: dict[str, FamilySpec] = {

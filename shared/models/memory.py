@@ -142,6 +142,20 @@ def adapter_bytes(
     )
 
 
+def layer_shapes(folder: Path) -> dict[str, tuple[int, int]]:
+    """Returns (outputs, inputs) of the linear layers of a model's network by name; where there are
+    two networks, names begin with that of the folder.
+
+    Raises:
+        UserError: if the folder is no model, or a file no safetensors file.
+    """
+    return {
+        name.removesuffix(".weight"): (shape[0], shape[1])
+        for name, shape in _tensors(folder, "transformer")
+        if len(shape) == 2 and name.endswith(".weight")
+    }
+
+
 def _tensors(folder: Path, part: Part) -> Iterator[tuple[str, list[int]]]:
     """Yields the names and shapes of a part's tensors. If it has several folders, the names begin
     with theirs."""

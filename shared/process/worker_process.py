@@ -31,10 +31,10 @@ from shared.store import ObjectStore, open_store
 from shared.store.host_cache import host_cache
 
 READS = {
-    "rollout": ("model.folder",),
+    "rollout": ("model.folder", "model.adapter"),
     "encoder": ("model.folder", "data.prompts"),
     "reward": ("reward.scorers.",),
-    "trainer": ("model.folder",),
+    "trainer": ("model.folder", "model.adapter"),
 }
 """Recipe keys, or their beginnings, that name what a service reads on its host."""
 

@@ -45,7 +45,22 @@ def check_tables(tables: Tables) -> None:
     _check_guidance(tables)
     _check_best(tables)
     _check_curriculum(tables)
+    _check_adapter(tables)
     check_evaluation(tables.evaluation, tables.sampling)
+
+
+def _check_adapter(tables: Tables) -> None:
+    if tables.model.adapter is None:
+        if tables.algorithm.reference == "adapter":
+            raise ValueError(
+                'algorithm.reference: "adapter" is the one that model.adapter names, and there is '
+                'none; set it to "base", or leave it out'
+            )
+    elif tables.model.trained == "full":
+        raise ValueError(
+            "model.adapter: is what is trained, and all weights are; leave it out and merge it "
+            'into model.folder, or set model.trained to "lora"'
+        )
 
 
 def _check_best(tables: Tables) -> None:
@@ -245,8 +260,8 @@ def _check_full(tables: Tables) -> None:
         )
     if tables.algorithm.kl_beta:
         raise ValueError(
-            "algorithm.kl_beta: the reference is the model without its adapter; set it to 0, or "
-            'model.trained to "lora"'
+            "algorithm.kl_beta: the reference is the model with another adapter, or without one; "
+            'set it to 0, or model.trained to "lora"'
         )
     if tables.rollout.can_train:
         raise ValueError(

@@ -27,6 +27,7 @@ MAX_BASES = 8
 
 PATHS = (
     ("model", "folder"),
+    ("model", "adapter"),
     ("data", "prompts"),
     ("evaluation", "prompts"),
     ("evaluation", "digits"),

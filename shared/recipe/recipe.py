@@ -15,6 +15,7 @@ from pydantic import ValidationError, model_validator
 from shared.errors import UserError
 from shared.learning.algorithms import ALGORITHMS, DEFAULT, Method
 from shared.models.catalogue import pipeline_sigmas
+from shared.recipe.adapter import adapter_of, agreed
 from shared.recipe.checks import check_tables
 from shared.recipe.errors import describe
 from shared.recipe.files import Layer, merged, read_layers
@@ -99,7 +100,22 @@ def _resolved(recipe: Recipe, base: Path) -> Recipe:
             "evaluation": with_scorers(evaluation),
         }
     )
-    return with_folder(absolute, recipe.model.absolute(base, "folder").folder)
+    model = recipe.model.absolute(base, "folder", "adapter")
+    absolute = absolute.model_copy(update={"model": model})
+    return with_adapter(with_folder(absolute, model.folder))
+
+
+def with_adapter(recipe: Recipe) -> Recipe:
+    """Return the recipe with rank, alpha and targets of its adapter, if it has one that is here.
+
+    Raises:
+        UserError: if the adapter is not one of the model's, or `model.lora` says otherwise.
+    """
+    found = adapter_of(recipe)
+    if found is None:
+        return recipe
+    lora = agreed(recipe.model.lora, found)
+    return recipe.model_copy(update={"model": recipe.model.model_copy(update={"lora": lora})})
 
 
 def with_folder(recipe: Recipe, folder: Path) -> Recipe:

@@ -197,7 +197,10 @@ class Algorithm(Table):
     """Clip range of the ratio; by default the algorithm's."""
     advantage_clip: Annotated[float, Field(gt=0)] = 5.0
     kl_beta: Rate = 0.0
-    """Weight of the KL divergence to the base model; 0 does not compute it."""
+    """Weight of the KL divergence to the reference; 0 does not compute it."""
+    reference: Literal["base", "adapter"] | None = None
+    """What the KL and dpo compare the network with. base: the model without an adapter; adapter:
+    the model with `model.adapter` as it was; by default that, where there is one."""
     nft_beta: Annotated[float, Field(gt=0, le=100)] = 1.0
     """diffusion-nft: distance of its two branches from the old policy, over that of the trained one
     from it. Published: 1, and .1 for text."""
@@ -220,7 +223,7 @@ class Algorithm(Table):
     """awm: weight of a sample's error, with sigma s. uniform: e; sigma: s e; ghuber: about
     4 s e^(1/4)."""
     dpo_beta: Annotated[float, Field(gt=0)] = 2000.0
-    """dpo: how strongly a pair is preferred for what both errors have gained on the base model."""
+    """dpo: how strongly a pair is preferred for what both errors have gained on the reference."""
     cfg_gradient: CfgGradient = "both"
     """Halves of classifier-free guidance that the gradient goes through. conditional: that of the
     prompt alone; the empty prompt's is computed without one."""

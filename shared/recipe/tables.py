@@ -124,6 +124,9 @@ class Model(Table):
     trained: Literal["lora", "full"] = "lora"
     """An adapter beside frozen weights, or all weights of the network."""
     lora: Lora = Lora()
+    adapter: Path | None = None
+    """A LoRA, a safetensors file or its folder, that the run begins from and trains; relative to
+    the recipe. Its rank, alpha and targets are those of `lora`."""
 
     @model_validator(mode="after")
     def _attention_trains(self) -> Self:
@@ -204,6 +207,18 @@ class Tables(Table):
         method = ALGORITHMS[self.algorithm.name]
         moves = self.algorithm.nft_decay > 0 or self.trainer.updates > 1
         return method.has_old_policy and moves
+
+    @property
+    def reference(self) -> Literal["base", "adapter"]:
+        """What the KL and DPO compare the trained network with: the model without an adapter, or
+        with the one that the run began from."""
+        return self.algorithm.reference or ("base" if self.model.adapter is None else "adapter")
+
+    @property
+    def keeps_reference(self) -> bool:
+        """Whether devices that train hold a copy of the adapter that the run began from."""
+        compares = self.algorithm.kl_beta > 0 or ALGORITHMS[self.algorithm.name].needs_base
+        return compares and self.reference == "adapter"
 
     @property
     def checkpoint_every(self) -> int:

@@ -13,6 +13,7 @@ import structlog
 
 from shared.errors import ContractError, Unavailable, UserError
 from shared.learning.prompts import PromptOrder, read_prompts
+from shared.recipe.adapter import adapter_of
 from shared.recipe.files import models_root, on_this_host, paths_of, portable_names, put_paths
 from shared.recipe.recipe import Recipe, override, stored_recipe
 from shared.run.files import check_files, same_files
@@ -35,7 +36,7 @@ MAY_CHANGE = {
 }  # fmt: skip
 """Keys that a resumed run may change: no batch depends on them."""
 
-FILES = ("model.folder", "data.prompts", "reward.scorers.")
+FILES = ("model.folder", "model.adapter", "data.prompts", "reward.scorers.")
 """Keys, or their beginnings, of files that must be the same on every host that has them."""
 PORTABLE = "portable"
 """Key of a stored recipe, beside its tables, that names its paths for other hosts."""
@@ -58,7 +59,12 @@ async def store_recipe(store: ObjectStore, recipe: Recipe, beside: Path | None =
     """
     stored = await _read_stored(store, recipe.run.name)
     if stored is not None:
-        recipe = with_sigmas_of(stored.recipe, recipe)
+        recipe = with_adapter_of(stored.recipe, with_sigmas_of(stored.recipe, recipe))
+    elif recipe.model.adapter is not None and adapter_of(recipe) is None:
+        raise UserError(
+            f"model.adapter: {recipe.model.adapter} and model.folder have to be on this host when "
+            "a run begins: the adapter says what is trained"
+        )
     if "model" in (recipe.sampling.sigmas, recipe.evaluation.sigmas):
         raise UserError(
             f'sampling.sigmas, evaluation.sigmas: "model" needs {recipe.model.folder} on this '
@@ -156,6 +162,15 @@ def with_sigmas_of(stored: Recipe, given: Recipe) -> Recipe:
     if trained == "model" and same_steps and not isinstance(known, str):
         changes["sampling.sigmas"] = known
     return override(given, changes)
+
+
+def with_adapter_of(stored: Recipe, given: Recipe) -> Recipe:
+    """Return ``given`` with what the run's adapter trains, where the adapter or the model is not on
+    this host."""
+    if given.model.adapter is None or adapter_of(given) is not None:
+        return given
+    model = given.model.model_copy(update={"lora": stored.model.lora})
+    return given.model_copy(update={"model": model})
 
 
 def _evaluation_of(recipe: Recipe) -> tuple[int, int, int]:

@@ -134,7 +134,8 @@ def test_an_adapter_of_another_model_is_refused(tmp_path: Path) -> None:
     recipe = recipe_of("sd3", tmp_path)
     tensors, _ = trained(recipe)
     export_adapter(tmp_path / "other", dict(list(tensors.items())[:4]), recipe)
-    for adapter, said in ((tmp_path / "other", "does not fit"), (tmp_path / "no", "cannot read")):
+    refused = ((tmp_path / "other", "does not fit"), (tmp_path / "no", "does not exist"))
+    for adapter, said in refused:
         made = generate(recipe, adapter, [PROMPT], num_each=1, seed=0, out=tmp_path / "out")
         with pytest.raises(UserError, match=said):
             next(made)

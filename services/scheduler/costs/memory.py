@@ -47,6 +47,8 @@ class Use:
     """Whether rollout devices also compute gradients."""
     averages: bool = False
     """Whether the trainer keeps a moving average of the trained weights."""
+    compares: bool = False
+    """Whether devices that train keep the adapter that the run began from."""
     sums_apart: bool = False
     """Whether a device that trains keeps two sums of gradients, of an adapter."""
     encodes: bool = True
@@ -106,7 +108,9 @@ def rollout_needs(memory: Memory, use: Use) -> Needed:
         network=network,
         text=_text(memory, use) if use.encodes else 0.0,
         decoder=memory.decoder_gib,
-        trained=2 * _adapter(memory, use) if use.rank else network,
+        trained=(2 + (use.compares and use.can_train)) * _adapter(memory, use)
+        if use.rank
+        else network,
         peak=max(peaks),
         host=host,
     )
@@ -125,7 +129,7 @@ def trainer_needs(memory: Memory, use: Use) -> Needed:
         peak = max(peak, _gradients(memory, use) + max(_denoise(memory, use), _decode(memory, use)))
     network, averages = _network(memory, use) / use.ranks, float(use.averages)
     if use.rank:
-        trained = (3.0 + averages) * _adapter(memory, use)
+        trained = (3.0 + averages + use.compares) * _adapter(memory, use)
     else:
         masters, beside = _trained_weights(memory, use), use.item_bytes < TRAINED_BYTES
         network = masters if use.ranks > 1 else network

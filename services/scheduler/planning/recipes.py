@@ -135,6 +135,7 @@ def use_of(recipe: Recipe, profile: Profile, *, fragment: int) -> Use:
         helps=recipe.trainer_may_help or recipe.schedule.is_fluid,
         can_train=recipe.rollout.can_train,
         averages=trainer.ema is not None,
+        compares=recipe.keeps_reference,
         sums_apart=recipe.sums_apart,
         encodes="text" in recipe.generating_parts,
         tiles=model.vae_tiling,

@@ -50,6 +50,8 @@ class GradientTransaction:
     """`Tables.largest_weight`"""
     beside: WeightsBeside | None = None
     """Weights of the policy that generated, if they may be others."""
+    reference: WeightsBeside | None = None
+    """The adapter that the run began from, if the network is compared with it."""
     num_skipped: int = 0
     """Number of rows that were not trained, because their gradient is zero."""
     num_steps: int = 0
@@ -70,7 +72,11 @@ class GradientTransaction:
 
     @classmethod
     def of(
-        cls, recipe: Recipe, model: ModelAdapter, beside: WeightsBeside | None = None
+        cls,
+        recipe: Recipe,
+        model: ModelAdapter,
+        beside: WeightsBeside | None = None,
+        reference: WeightsBeside | None = None,
     ) -> "GradientTransaction":
         rows = recipe.batch.groups * recipe.trained_samples * recipe.sampling.window
         return cls(
@@ -80,6 +86,7 @@ class GradientTransaction:
             guidance=recipe.model.guidance,
             largest_weight=recipe.largest_weight,
             beside=beside,
+            reference=reference,
             kind="centred" if recipe.batch_std == "late" else "final",
             one_forward=not (recipe.trainer.gradient_checkpointing or recipe.trainer.sharded),
         )
@@ -225,7 +232,11 @@ class GradientTransaction:
 
     @torch.no_grad()
     def reference_velocity(self, latents: Tensor, sigma: Tensor, conditions: Conditions) -> Tensor:
-        """Returns the base model's velocities (B, ...): the same network's without its adapter."""
+        """Returns the velocities (B, ...) of what the network is compared with: of itself without
+        its adapter, or with the adapter that the run began from."""
+        if self.reference is not None:
+            with self.reference.in_use():
+                return self.velocity(latents, sigma, conditions)
         self._enable_adapter(False)
         try:
             return self.velocity(latents, sigma, conditions)

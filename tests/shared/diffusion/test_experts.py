@@ -12,7 +12,7 @@ from torch._C._distributed_c10d import HashStore
 from torch.distributed.fsdp import FSDPModule
 
 from digenrl.local.preflight import versions_bytes
-from digenrl.report.export import FILES, HIGH, LOW, export_adapter
+from digenrl.report.export import export_adapter
 from services.trainer.engine.trainer_engine import TrainerEngine
 from shared.devices.protocols import GroupData
 from shared.diffusion.device import held_bytes
@@ -30,6 +30,8 @@ from shared.diffusion.weights import (
     trained_tensors,
 )
 from shared.errors import UserError
+from shared.models.lora_files import FILES
+from shared.models.lora_names import HIGH, LOW
 from shared.models.memory import weight_bytes
 from shared.recipe.networks import check_networks
 from shared.recipe.recipe import Recipe, load_recipe, override

@@ -5,7 +5,7 @@ import torch
 from diffusers import FluxTransformer2DModel, StableDiffusion3Pipeline
 
 from digenrl.profile.models import ARCHITECTURES, ModelName
-from digenrl.report.export import FILES, HIGH, export_adapter
+from digenrl.report.export import export_adapter
 from shared.diffusion.policy import LoadedPolicy, LoraSpec, attach_lora, load_policy
 from shared.diffusion.weights import (
     WeightsInUse,
@@ -15,6 +15,8 @@ from shared.diffusion.weights import (
     weights_digest,
 )
 from shared.errors import IntegrityError
+from shared.models.lora_files import FILES
+from shared.models.lora_names import HIGH
 from shared.recipe.recipe import Recipe, load_recipe, override
 from tests.paths import ROOT
 

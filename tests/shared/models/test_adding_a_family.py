@@ -54,6 +54,7 @@ ENTRY: dict[str, Any] = {
     "guidance_arguments": lambda guidance: {"guidance_scale": guidance},
     "takes_sigmas": True,
     "lora_targets": families.JOINT_ATTENTION,
+    "native_layers": {},
 }
 
 

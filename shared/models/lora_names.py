@@ -1,0 +1,84 @@
+"""All the names by which LoRA files call the layers of a model's network."""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from shared.models.catalogue import checked_family_of
+from shared.models.families import EXPERTS
+from shared.models.memory import layer_shapes
+from shared.models.native_layers import NativeLayers
+
+HIGH, LOW = EXPERTS.values()
+DOTTED = (
+    "base_model.model.transformer.", "base_model.model.", f"{LOW}.", f"{HIGH}.",
+    "diffusion_model.", "",
+)  # fmt: skip
+"""Beginnings of names that are written with dots."""
+FLAT = ("lora_unet_", "lora_transformer_", "lycoris_")
+"""Beginnings of names whose dots are underscores."""
+
+
+@dataclass(frozen=True, slots=True)
+class NamedLayers:
+    """Knows the layers of one or two networks by all their names."""
+
+    pipeline: str
+    networks: Sequence[str]
+    shapes: Mapping[str, tuple[int, int]]
+    """(outputs, inputs) of each layer, by its name in this project."""
+    native: Mapping[str, Mapping[str, tuple[str, ...]]]
+    """Of each network: name with dots -> layers, by their names within it."""
+    flat: Mapping[str, Mapping[str, tuple[str, ...]]]
+    """The same by names with underscores."""
+
+    @classmethod
+    def of(cls, folder: Path, networks: Sequence[str]) -> "NamedLayers":
+        family, shapes = checked_family_of(folder), layer_shapes(folder)
+        native = {
+            network: native_names(
+                [each.removeprefix(prefix) for each in shapes if each.startswith(prefix)],
+                family.native_layers,
+            )
+            for network, prefix in ((each, prefix_of(each, networks)) for each in networks)
+        }
+        flat = {
+            network: {name.replace(".", "_"): layers for name, layers in names.items()}
+            for network, names in native.items()
+        }
+        return cls(family.pipeline, networks, shapes, native, flat)
+
+    def find(self, stem: str, network: str) -> tuple[str, ...] | None:
+        """Returns the layers that a name stands for, by their names in this project."""
+        if stem.startswith(f"{LOW}.") and LOW in self.networks:
+            network = LOW
+        names = self.native[network], self.flat[network]
+        for beginnings, known in zip((DOTTED, FLAT), names, strict=True):
+            for beginning in beginnings:
+                layers = known.get(stem.removeprefix(beginning))
+                if stem.startswith(beginning) and layers is not None:
+                    return tuple(prefix_of(network, self.networks) + each for each in layers)
+        return None
+
+
+def prefix_of(network: str, networks: Sequence[str]) -> str:
+    """Returns how the names of a network's parameters begin in this project."""
+    return f"{network}." if len(networks) > 1 else ""
+
+
+def native_names(layers: Iterable[str], native: NativeLayers) -> dict[str, tuple[str, ...]]:
+    """Returns the layers of diffusers' network that each name stands for: its own, and those of the
+    published checkpoint."""
+    own = set(layers)
+    names = {}
+    for pattern, parts in native.items():
+        numbers = [""]
+        if "{}" in pattern:
+            first = re.compile(re.escape(parts[0]).replace(r"\{\}", r"(\d+)"))
+            numbers = [found[1] for each in own if (found := first.fullmatch(each))]
+        for number in sorted(numbers):
+            there = tuple(part.format(number) for part in parts)
+            if own.issuperset(there):
+                names[pattern.format(number)] = there
+    return {**names, **{layer: (layer,) for layer in own}}
