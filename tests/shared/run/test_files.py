@@ -233,7 +233,7 @@ def test_a_key_file_may_be_elsewhere_and_is_not_read(tmp_path: Path, here: Path)
         return Recipe.model_validate(plain)
 
     check_same_run(with_key("/a/key"), with_key("/b/key"))
-    assert set(FILES) == {"model.folder", "data.prompts", "reward.scorers."}
+    assert set(FILES) == {"model.folder", "model.adapter", "data.prompts", "reward.scorers."}
 
 
 def test_a_digest_tells_trainings_of_one_network_apart_and_ignores_what_is_not_read(
