@@ -26,6 +26,7 @@ from digenrl.commands.serve_scorer import serve_scorer
 from digenrl.commands.sim import sim
 from digenrl.commands.tail_check import tail_check
 from digenrl.commands.up import up
+from digenrl.commands.view import view
 from digenrl.profile.command import command as profile
 from shared.errors import DigenRLError, UserError
 
@@ -42,7 +43,7 @@ app = typer.Typer(
 )
 app.command("profile")(profile)
 app.command("tail-check", cls=RecipeCommand)(tail_check)
-for command in (report, export, follow, evaluate, gc, repair, brokers, serve_scorer, sim):
+for command in (view, report, export, follow, evaluate, gc, repair, brokers, serve_scorer, sim):
     app.command()(command)
 for of_recipe in (up, check, serve, generate, plan):
     app.command(cls=RecipeCommand)(of_recipe)

@@ -10,6 +10,8 @@ from digenrl.local.preflight import LocalRun
 from shared.messages.rights import Role
 
 Ready = Callable[[], Awaitable[bool]]
+PAGE = "view"
+"""Name of the program that serves the run's page."""
 
 
 def command(*arguments: str) -> list[str]:
@@ -53,6 +55,17 @@ def scheduler_of(local: LocalRun, ready: Ready) -> Program:
     )  # fmt: skip
     keys = local.keys.environment("scheduler")
     return Program(name="scheduler", argv=argv, environment=keys, ready=ready)
+
+
+def page_of(local: LocalRun, port: int, ready: Ready) -> Program:
+    """Return the program that serves the run's page; the run goes on without it."""
+    argv = command(
+        "view", local.recipe.run.name, "--port", str(port),
+        "--scheduler", f"http://127.0.0.1:{local.api_port}",
+        "--token-file", str(local.tokens.folder / "operator.token"),
+    )  # fmt: skip
+    environment = local.keys.environment("client")
+    return Program(name=PAGE, argv=argv, environment=environment, ready=ready, optional=True)
 
 
 def follower_of(local: LocalRun, ready: Ready) -> Program:

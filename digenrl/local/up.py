@@ -1,6 +1,7 @@
 """Runs a recipe on this machine: starts everything, watches the run, and makes the report."""
 
 import asyncio
+import contextlib
 import os
 import shutil
 import signal
@@ -8,6 +9,7 @@ import time
 from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
+from urllib.parse import urlsplit
 
 import httpx
 from rich.console import Console
@@ -20,11 +22,13 @@ from digenrl.local.evaluation import LocalEvaluation
 from digenrl.local.gpus import EVALUATOR, REPORT
 from digenrl.local.ports import free_ports
 from digenrl.local.preflight import LocalRun
-from digenrl.local.processes import command, follower_of, scheduler_of, workers_of
+from digenrl.local.processes import command, follower_of, page_of, scheduler_of, workers_of
 from digenrl.local.starter import Starter
 from digenrl.local.supervisor import BROKER_STOP_S, Supervisor
 
 POLL_S = 0.5
+PAGE_S = 30.0
+"""Time after which nobody waits for the run's page any more."""
 EXIT_INTERRUPTED = 130
 BROKERS = ["nats", "valkey", "objects"]
 
@@ -33,7 +37,7 @@ Outcome = Literal["finished", "stopped", "failed", "interrupted"]
 
 @dataclass(slots=True)
 class Api:
-    """Calls the scheduler's API."""
+    """Calls the API of the scheduler, or of the run's page."""
 
     url: str
     client: httpx.AsyncClient
@@ -67,6 +71,7 @@ async def run_locally(local: LocalRun) -> int:
         timeout=10, verify=False, headers=local.tokens.headers("operator")
     )
     api = Api(f"http://127.0.0.1:{local.api_port}", client)
+    page = Api(f"http://127.0.0.1:{free_ports(1)[0]}", client)
     weighted = local.recipe.largest_weight is not None
     display = Display(console, api.url, str(local.folder / "logs"), weighted)
     brokers = plan_brokers(local.folder, local.keys)
@@ -83,7 +88,7 @@ async def run_locally(local: LocalRun) -> int:
     began = time.monotonic()
     try:
         with display.shown():
-            run = _start_and_watch(local, brokers, supervisor, display, api, evaluation)
+            run = _start_and_watch(local, brokers, supervisor, display, api, page, evaluation)
             outcome = await _until(run, supervisor, interrupted)
             wall_seconds = time.monotonic() - began
             display.say("draining the services")
@@ -149,6 +154,7 @@ async def _start_and_watch(
     supervisor: Supervisor,
     display: Display,
     api: Api,
+    page: Api,
     evaluation: LocalEvaluation | None,
 ) -> Outcome:
     for warning in local.gpus.warnings:
@@ -156,17 +162,27 @@ async def _start_and_watch(
     display.say(f"run {local.recipe.run.name}: starting NATS, Valkey and the object store")
     await asyncio.gather(*(supervisor.start(program) for program in brokers.programs))
     display.say(f"starting the services; the scheduler's API is {api.url}/docs")
+    await supervisor.start(page_of(local, urlsplit(page.url).port or 0, page.ready), wait=False)
     for program in workers_of(local, api.ready):
         await supervisor.start(program, wait=False)
+    showing = asyncio.create_task(_show_link(page, display))
     await supervisor.start(scheduler_of(local, api.ready))
-    if (link := await api.link()) is not None:
-        display.tell(f"in a browser, once, within ten minutes: {link}")
+    await showing
     if local.targets:
         await supervisor.start(follower_of(local, api.ready), wait=False)
     # From here on, the store has the recipe of this start.
     if evaluation is not None and not local.gpus.evaluates_at_end:
         await evaluation.start()
     return await _watch(local, supervisor, display, api, evaluation)
+
+
+async def _show_link(page: Api, display: Display) -> None:
+    """Print the link to the run's page as soon as it answers; without one if it does not."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(PAGE_S):
+            while (link := await page.link()) is None:  # noqa: ASYNC110 -- another process
+                await asyncio.sleep(POLL_S / 5)
+            display.tell(f"the run's page, in a browser, once within ten minutes: {link}")
 
 
 def _record_work(supervisor: Supervisor, workers: list[dict[str, Any]]) -> None:

@@ -45,6 +45,7 @@ OPERATIONS: Mapping[str, Needs] = {
     "GET /v1/batches": "viewer",
     "GET /v1/batches/{batch}": "viewer",
     "GET /v1/batches/{batch}/usage": "viewer",
+    "GET /v1/batches/{batch}/timeline": "viewer",
     "GET /v1/versions": "viewer",
     "GET /v1/tag": "viewer",
     "GET /v1/evaluation": "viewer",
@@ -54,6 +55,19 @@ OPERATIONS: Mapping[str, Needs] = {
     "POST /v1/run/pause": "operator",
     "POST /v1/run/resume": "operator",
     "POST /v1/run/stop": "operator",
+    # Of the run's page (digenrl/view).
+    "GET /": "viewer",
+    "GET /timeline": "viewer",
+    "GET /samples": "viewer",
+    "GET /workers": "viewer",
+    "GET /schedule": "viewer",
+    "GET /versions": "viewer",
+    "GET /recipe": "viewer",
+    "GET /data/steps": "viewer",
+    "GET /data/timeline": "viewer",
+    "GET /media/{name}": "viewer",
+    "GET /static/{name}": "viewer",
+    "POST /steer/{action}": "operator",
     # Of a scheduler that stands by: it says who commands.
     "GET /v1/{path:path}": "viewer",
     "POST /v1/{path:path}": "viewer",
@@ -294,7 +308,8 @@ class CodeView(BaseModel):
     """How long it works."""
 
 
-def sign_in(access: Access) -> APIRouter:
+def sign_in(access: Access, *, home: str = "/docs") -> APIRouter:
+    """Return the routes that sign a browser in, which is then sent to ``home``."""
     router = APIRouter()
 
     @router.post("/v1/codes", operation_id="make_code", status_code=201, tags=["access"])
@@ -310,7 +325,7 @@ def sign_in(access: Access) -> APIRouter:
             session = access.exchange(code)
         except Refused as refused:
             raise HTTPException(refused.status, refused.detail) from None
-        answer = RedirectResponse("/docs", 303, {"cache-control": "no-store"})
+        answer = RedirectResponse(home, 303, {"cache-control": "no-store"})
         answer.headers["referrer-policy"] = "no-referrer"
         answer.set_cookie(
             access.cookie, session, max_age=int(SESSION_S), httponly=True, samesite="strict",

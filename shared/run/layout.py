@@ -15,6 +15,7 @@
 <run>/conditions/<sha256>...         the conditioning of each prompt
 <run>/conditions/by/<digest>.json    which of them encoders have made of a prompt (conditions.py)
 <run>/usage/<batch>.json             what the devices did in that batch, and what TAG decided
+<run>/timeline/<batch>.z             when each device changed what it did
 <run>/evaluations/<settings>/...     what was measured, and the pictures (docs/evaluation.md)
 <run>/batches/<batch>/<sha256>...    trajectories and media, until no recovery needs them
     .../exchange/<attempt>.<round>/  which sums fluid devices have stored for a total
@@ -164,3 +165,7 @@ async def measured_versions(store: ObjectStore, run: str) -> set[int]:
 
 def usage_key(run: str, batch: int) -> str:
     return f"{usage_folder(run)}/{batch:08d}.json"
+
+
+def timeline_key(run: str, batch: int) -> str:
+    return f"{run}/timeline/{batch:08d}.z"

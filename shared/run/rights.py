@@ -10,7 +10,7 @@ from shared.messages.rights import Role
 WRITES: dict[Role, tuple[str, ...]] = {
     "scheduler": (
         "recipe.json", "staleness.json", "files/", "chain/", "copies/", "epochs/", "usage/",
-        "weights/", "checkpoints/", "states/", "batches/", "conditions/",
+        "timeline/", "weights/", "checkpoints/", "states/", "batches/", "conditions/",
     ),
     "trainer": (
         "commits/", "copies/", "chain/", "weights/", "checkpoints/", "states/", "batches/",

@@ -1,5 +1,6 @@
 """Derives from the state what each device does and, if it waits, for whom."""
 
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
@@ -42,6 +43,43 @@ class BatchUsage(BaseModel):
     devices: dict[str, dict[Use, float]]
     """Worker -> use -> seconds."""
     tag: TagUsage | None = None
+
+
+Change = tuple[float, Use | None]
+"""Seconds since the batch was opened, and what a device does from then on; None: it is not
+there."""
+MAX_CHANGES = 1000
+"""Changes of a device that are kept of a batch; of a batch with more, the rest is not shown."""
+MAX_TIMELINE = 64 << 20
+"""Bytes of a stored timeline, decompressed."""
+
+
+class Timeline(BaseModel):
+    """Records when each device changed what it did, from the opening of a batch to its commit."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    batch: int
+    seconds: float
+    """Seconds from its opening to its commit, or to now while it is in flight."""
+    devices: dict[str, tuple[Change, ...]]
+    """Changes of each worker, in order; the last one holds until the end."""
+
+    def encode(self) -> bytes:
+        return zlib.compress(self.model_dump_json().encode())
+
+    @classmethod
+    def decode(cls, data: bytes) -> "Timeline":
+        """Return a stored timeline.
+
+        Raises:
+            ValueError: if it is none, or a damaged one.
+        """
+        inflated = zlib.decompressobj()
+        try:
+            return cls.model_validate_json(inflated.decompress(data, MAX_TIMELINE))
+        except zlib.error as error:
+            raise ValueError(f"a timeline is damaged: {error}") from error
 
 
 def uses(plan: Plan, state: State) -> dict[str, Use]:
@@ -111,18 +149,33 @@ def _waits_for(plan: Plan, state: State) -> Use:
 
 @dataclass(slots=True)
 class Meter:
-    """Adds up seconds per device and use between two commits."""
+    """Adds up seconds per device and use between two commits, and notes when a use changed."""
 
     devices: dict[str, dict[Use, float]] = field(default_factory=dict)
+    changes: dict[str, list[Change]] = field(default_factory=dict)
     since: float | None = None
+    began: float = 0.0
+    """When the batch was opened."""
 
     def advance(self, now: float, current: Mapping[str, Use]) -> None:
         """Add the time since the previous call, for which ``current`` has held."""
-        if self.since is not None:
+        if self.since is None:
+            self.began = now
+        else:
             for name, use in current.items():
                 seconds_by_use = self.devices.setdefault(name, {})
                 seconds_by_use[use] = seconds_by_use.get(use, 0.0) + now - self.since
+                self._note(name, use)
+            if len(self.changes) > len(current):
+                for name in self.changes.keys() - current.keys():
+                    self._note(name, None)
         self.since = now
+
+    def _note(self, name: str, use: Use | None) -> None:
+        """Note what a device has done since the previous call, if it did something else before."""
+        changes = self.changes.setdefault(name, [])
+        if (not changes or changes[-1][1] != use) and len(changes) < MAX_CHANGES:
+            changes.append((round((self.since or 0.0) - self.began, 3), use))
 
     def move(self, name: str, seconds: float, source: Use, target: Use) -> None:
         """Count some time of ``source`` as ``target``, as the device itself reports."""
@@ -131,9 +184,16 @@ class Meter:
         seconds_by_use[source] = seconds_by_use.get(source, 0.0) - moved
         seconds_by_use[target] = seconds_by_use.get(target, 0.0) + moved
 
+    def timeline(self, batch: int) -> Timeline:
+        """Return what was noted since the batch was opened."""
+        seconds = 0.0 if self.since is None else round(self.since - self.began, 3)
+        devices = {name: tuple(changes) for name, changes in sorted(self.changes.items())}
+        return Timeline(batch=batch, seconds=seconds, devices=devices)
+
     def take(self) -> dict[str, dict[Use, float]]:
         """Return what was added up, and start again from zero."""
         devices, self.devices = self.devices, {}
+        self.changes, self.began = {}, self.since or 0.0
         return {
             name: {
                 use: round(seconds, 3)

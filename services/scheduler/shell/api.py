@@ -59,14 +59,15 @@ def create_app(scheduler: Scheduler, access: Access | None = None) -> FastAPI:
         """Every live worker and what it does right now."""
         return views.worker_views(scheduler)
 
-    _add_history(app, scheduler)
+    _add_batches(app, scheduler)
+    _add_devices(app, scheduler)
     _add_tag(app, scheduler)
     _add_actions(app, scheduler)
     check_routes(app)
     return app
 
 
-def _add_history(app: FastAPI, scheduler: Scheduler) -> None:
+def _add_batches(app: FastAPI, scheduler: Scheduler) -> None:
     @app.get("/v1/batches", operation_id="list_batches", tags=["run"], responses={422: ERRORS[422]})
     async def batches(limit: Limit = 50, before: Before = None) -> list[models.BatchView]:
         """The newest batches, the one in flight first."""
@@ -86,6 +87,15 @@ def _add_history(app: FastAPI, scheduler: Scheduler) -> None:
         return found
 
     @app.get(
+        "/v1/versions", operation_id="list_versions", tags=["run"], responses={422: ERRORS[422]}
+    )
+    async def versions(limit: Limit = 50, before: Before = None) -> list[models.VersionView]:
+        """The newest policy versions."""
+        return await views.version_views(scheduler, limit, before)
+
+
+def _add_devices(app: FastAPI, scheduler: Scheduler) -> None:
+    @app.get(
         "/v1/batches/{batch}/usage",
         operation_id="get_usage",
         tags=["run"],
@@ -99,11 +109,17 @@ def _add_history(app: FastAPI, scheduler: Scheduler) -> None:
         return found
 
     @app.get(
-        "/v1/versions", operation_id="list_versions", tags=["run"], responses={422: ERRORS[422]}
+        "/v1/batches/{batch}/timeline",
+        operation_id="get_timeline",
+        tags=["run"],
+        responses={k: ERRORS[k] for k in (404, 422)},
     )
-    async def versions(limit: Limit = 50, before: Before = None) -> list[models.VersionView]:
-        """The newest policy versions."""
-        return await views.version_views(scheduler, limit, before)
+    async def timeline(batch: Number) -> models.TimelineView:
+        """When the devices changed what they did; of the batch in flight, so far."""
+        found = await views.timeline_view(scheduler, batch)
+        if found is None:
+            raise HTTPException(404, f"what devices did in batch {batch} is not known")
+        return found
 
 
 def _add_tag(app: FastAPI, scheduler: Scheduler) -> None:

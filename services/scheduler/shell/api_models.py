@@ -273,6 +273,22 @@ class UsageView(View):
     """Seconds by worker and by what it did."""
 
 
+class TimelineView(View):
+    """When the devices changed what they did, from the opening of a batch to its commit."""
+
+    model_config = example(
+        batch=12, seconds=4.2, devices={"rollout-0": [[0.0, "generating"], [3.1, "tail"]]}
+    )  # fmt: skip
+
+    batch: int
+    """Number of the batch."""
+    seconds: float
+    """Seconds from its opening to its commit, or to now while it is in flight."""
+    devices: dict[str, tuple[tuple[float, Use | None], ...]]
+    """By worker, in order: seconds since the batch was opened, and what the worker did from then
+    on; null: it was not there."""
+
+
 class VersionView(View):
     """A committed policy version."""
 

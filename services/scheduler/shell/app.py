@@ -58,7 +58,7 @@ from shared.process.service import Health
 from shared.run.chain import SHORT, Chain, Step, read_chain
 from shared.run.commits import CommitRecord, StoredRecord, read_stored
 from shared.run.copies import keep_copy
-from shared.run.layout import usage_key
+from shared.run.layout import timeline_key, usage_key
 from shared.run.retention import Retention, version_folders
 from shared.run.versions import Version, VersionIndex
 from shared.store import ObjectStore
@@ -352,14 +352,18 @@ class Scheduler:
 
     async def _keep_usage(self, record: CommitRecord) -> None:
         """Store what the devices did for the batch that was just committed, for the report."""
+        timeline, devices = self.meter.timeline(record.batch or 0), self.meter.take()
         if record.batch is None or len(self.committed_at) < 2:
             return  # this process has not seen it from its beginning
         history = self.state.tag.history
         tag = next((entry for entry in history if entry.batch == record.batch), None)
         seconds = self.committed_at[-1] - self.committed_at[-2]
-        usage = batch_usage(record, seconds, self.meter.take(), tag)
-        key = usage_key(self.bus.run, usage.batch)
-        await retry(lambda: self.store.create(key, usage.model_dump_json(indent=1).encode()))
+        usage = batch_usage(record, seconds, devices, tag)
+        kept = {
+            usage_key(self.bus.run, usage.batch): usage.model_dump_json(indent=1).encode(),
+            timeline_key(self.bus.run, usage.batch): await asyncio.to_thread(timeline.encode),
+        }
+        await asyncio.gather(*(retry(partial(self.store.create, *each)) for each in kept.items()))
 
 
 def _announcement(record: CommitRecord) -> PolicyPublished:

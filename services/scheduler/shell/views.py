@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable
 
 from services.scheduler.core.state import BatchState, Plan, Stage, State, TagRecord
 from services.scheduler.core.tag.estimates import Estimate
-from services.scheduler.core.usage import BatchUsage, Use, uses
+from services.scheduler.core.usage import BatchUsage, Timeline, Use, uses
 from services.scheduler.shell.api_models import (
     BatchDetail,
     BatchView,
@@ -15,6 +15,7 @@ from services.scheduler.shell.api_models import (
     RunView,
     TagDecisionView,
     TagView,
+    TimelineView,
     UsageView,
     VersionView,
     WaitsFor,
@@ -25,7 +26,7 @@ from services.scheduler.shell.roster import Seen
 from shared.messages.workers import Service, WorkerStatus
 from shared.run.chain import Step
 from shared.run.commits import CommitRecord, read_commit
-from shared.run.layout import usage_key
+from shared.run.layout import timeline_key, usage_key
 
 AS_REPORTED = (WorkerView.model_fields.keys() & WorkerStatus.model_fields.keys()) - {"device"}
 """Fields of a worker that are shown as its status has them."""
@@ -194,6 +195,18 @@ async def usage_view(scheduler: Scheduler, batch: int) -> UsageView | None:
         return None
     usage = BatchUsage.model_validate_json(data)
     return UsageView(batch=usage.batch, seconds=usage.seconds, devices=usage.devices)
+
+
+async def timeline_view(scheduler: Scheduler, batch: int) -> TimelineView | None:
+    """When devices changed what they did in a batch; None if that is not stored."""
+    if batch == max(0, scheduler.chain.version):
+        timeline = scheduler.meter.timeline(batch)
+    else:
+        data = await scheduler.store.read(timeline_key(scheduler.bus.run, batch))
+        if data is None:
+            return None
+        timeline = await asyncio.to_thread(Timeline.decode, data)
+    return TimelineView(batch=batch, seconds=timeline.seconds, devices=timeline.devices)
 
 
 async def version_views(scheduler: Scheduler, limit: int, before: int | None) -> list[VersionView]:

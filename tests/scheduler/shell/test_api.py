@@ -9,7 +9,7 @@ from prometheus_client import REGISTRY
 from pydantic import BaseModel
 
 from services.scheduler.core.machine import WorkerJoined, step
-from services.scheduler.core.usage import BatchUsage
+from services.scheduler.core.usage import BatchUsage, Timeline
 from services.scheduler.planning.staleness import StalenessDecision
 from services.scheduler.shell import api_models
 from services.scheduler.shell.api import create_app
@@ -21,7 +21,7 @@ from shared.process.http_access import CodeView
 from shared.process.http_api import Problem
 from shared.process.service import ProbeView
 from shared.run.chain import RECENT, SHORT
-from shared.run.layout import usage_key
+from shared.run.layout import timeline_key, usage_key
 from tests import examples
 from tests.scheduler.shell.served import METRICS, CountedReads, Outbox, commit, stored
 
@@ -77,6 +77,21 @@ def test_what_devices_did_is_read_of_one_batch(
     shown = client.get("/v1/batches/0/usage").json()
     assert shown == {"batch": 0, "seconds": 2.0, "devices": {"rollout-0": {"generating": 1.5}}}
     assert client.get("/v1/batches/1/usage").status_code == 404
+
+
+def test_a_timeline_is_read_of_a_committed_batch_and_shown_of_the_one_in_flight(
+    scheduler: Scheduler, client: TestClient
+) -> None:
+    stored = Timeline(batch=0, seconds=2.0, devices={"rollout-0": ((0.0, "generating"),)})
+    asyncio.run(scheduler.store.write(timeline_key("test", 0), stored.encode()))
+    assert client.get("/v1/batches/0/timeline").json() == stored.model_dump(mode="json")
+    scheduler.meter.take()
+    scheduler.meter.advance(1.0, {"rollout-0": "generating"})
+    scheduler.meter.advance(2.0, {"rollout-0": "generating"})
+    scheduler.meter.advance(3.0, {"rollout-0": "tail"})
+    shown = client.get("/v1/batches/1/timeline").json()
+    assert shown["batch"] == 1 and shown["devices"]["rollout-0"][-1][1] == "tail"
+    assert client.get("/v1/batches/7/timeline").status_code == 404
 
 
 def test_batches_and_versions_are_listed_newest_first(client: TestClient) -> None:

@@ -11,6 +11,10 @@ from structlog.testing import capture_logs
 
 from digenrl.evaluation.progress import Progress, routes
 from digenrl.local.tokens import Tokens, tokens_of
+from digenrl.view.history import RunHistory
+from digenrl.view.live import LiveRun
+from digenrl.view.server import View
+from digenrl.view.server import create_app as page_app
 from services.reward.scorer import WeightedScorer
 from services.reward.server import create_app as scorer_app
 from services.scheduler.shell.api import create_app
@@ -43,7 +47,7 @@ ASKS: tuple[Role | None, ...] = (None, *ROLES)
 def asked(operation: str) -> tuple[str, str]:
     """A method and a path of it."""
     method, path = operation.replace("{path:path}", "other").split()
-    return method, path.format(name="x", batch=3)
+    return method, path.format(name="x", batch=3, action="pause")
 
 
 def every_app() -> list[FastAPI]:
@@ -53,7 +57,8 @@ def every_app() -> list[FastAPI]:
     scorer = WeightedScorer("jpeg", 1.0, None)  # type: ignore[arg-type]
     scheduler = cast(Scheduler, type("AScheduler", (), {"health": Health()}))
     scheduling = [create_app(scheduler), standby_app(Health())]
-    return [*scheduling, evaluator, scorer_app(scorer, Health())]
+    view = View(RunHistory(None, "run"), LiveRun("", None))  # type: ignore[arg-type]
+    return [*scheduling, evaluator, scorer_app(scorer, Health()), page_app(view, Access())]
 
 
 @pytest.fixture

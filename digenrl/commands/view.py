@@ -1,0 +1,45 @@
+"""`digenrl view`: the page of a run, and of runs that are compared with it."""
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from digenrl.commands.options import RUNS, OpenApi, PlainHttp, Runs, settings_of
+from shared.errors import UserError
+
+
+def view(
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[RUN]...", help="the run, and others to compare it with"),
+    ] = None,
+    scheduler: Annotated[
+        str, typer.Option(help="address of the scheduler's API, while the run is in progress")
+    ] = "",
+    token_file: Annotated[
+        Path | None, typer.Option(help="file with an operator's token for it")
+    ] = None,
+    host: Annotated[str, typer.Option(help="address to listen on")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="port to listen on; 0 takes a free one")] = 0,
+    open_api: OpenApi = False,
+    plain_http: PlainHttp = False,
+    runs: Runs = RUNS,
+) -> None:
+    """Show a run's page in a browser: curves, timeline, samples, workers and decisions."""
+    from digenrl.view.process import Wanted, show
+    from shared.telemetry import configure_logs
+
+    paths = [Path(name) for name in names or [os.environ.get("DIGENRL_RUN", "")] if name]
+    if not paths:
+        raise UserError("RUN: name the run; `digenrl up` keeps its runs in the folder runs/")
+    folders = {path.parent for path in paths if len(path.parts) > 1}  # runs/demo is the run demo
+    if len(folders) > 1:
+        raise UserError("RUN: runs that are compared must be in one folder")
+    wanted = [path.name for path in paths]
+    settings = settings_of(
+        run=wanted[0], worker="view", host=host, port=port, open_api=open_api, plain_http=plain_http
+    )
+    configure_logs(service="view", worker=settings.worker, run=settings.run)
+    show(Wanted(wanted, next(iter(folders), runs), settings, scheduler, token_file))

@@ -1,0 +1,137 @@
+"""Reads what a run has done from its object store, whether it still runs or not.
+
+Everything is read once: commit records and evaluations never change. Nothing is read while nobody
+looks at the page.
+"""
+
+import asyncio
+import re
+import time
+from collections import OrderedDict
+from dataclasses import dataclass, field
+
+from pydantic import ValidationError
+
+from digenrl.evaluation.records import EvaluationRecord
+from services.scheduler.core.usage import BatchUsage, Timeline
+from shared.errors import ContractError
+from shared.messages.contracts import ObjectRef
+from shared.recipe.recipe import Recipe
+from shared.run.chain import Chain, Step, read_chain
+from shared.run.commits import CommitRecord, read_commit, read_stored
+from shared.run.layout import evaluations_folder, timeline_key, usage_key
+from shared.run.run_recipe import read_recipe
+from shared.store import ObjectStore
+
+LOOK_S = 1.0
+"""Seconds between two looks at the store, however many people look at the page."""
+TIMELINES = 256
+"""Timelines that are kept in memory."""
+RECENT = 20
+"""Newest batches of which the use of devices is summed up."""
+_RECORD = re.compile(r"/(?P<settings>[0-9a-f]+)/records/(?P<version>\d+)\.json\Z")
+
+
+@dataclass(slots=True)
+class RunHistory:
+    """Knows the steps, evaluations and timelines of a run that are in its object store."""
+
+    store: ObjectStore
+    run: str
+    recipe: Recipe | None = None
+    steps: list[Step] = field(default_factory=list)
+    """All steps, from version 0 on."""
+    evaluations: list[EvaluationRecord] = field(default_factory=list)
+    """Evaluations at one set of settings, oldest version first."""
+    usage: dict[int, BatchUsage] = field(default_factory=dict)
+    """What the devices did in the newest batches."""
+    _chain: Chain | None = None
+    _evaluated: dict[str, EvaluationRecord] = field(default_factory=dict)
+    _media: dict[str, ObjectRef] = field(default_factory=dict)
+    _timelines: OrderedDict[int, Timeline] = field(default_factory=OrderedDict)
+    _looked: float = float("-inf")
+    _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    @property
+    def version(self) -> int:
+        """Number of the newest version; -1 before the first."""
+        return len(self.steps) - 1
+
+    async def look(self) -> None:
+        """Read what is new, at most once a second; raises Unavailable if the store is silent."""
+        async with self._lock:
+            if time.monotonic() - self._looked < LOOK_S:
+                return
+            if self.recipe is None:
+                self.recipe = await read_recipe(self.store, self.run)
+            await self._read_steps()
+            await self._read_usage()
+            await self._read_evaluations()
+            self._looked = time.monotonic()
+
+    async def _read_steps(self) -> None:
+        if self._chain is None or self._chain.newest is None:
+            self._chain = await read_chain(self.store, self.run)
+            number = self._chain.version + 1
+            self.steps = [*reversed(await self._chain.page(number, number))]
+        while True:
+            stored = await read_stored(self.store, self.run, self.version + 1)
+            if stored is None:
+                return
+            self.steps.append(self._chain.add(stored))
+
+    async def _read_usage(self) -> None:
+        wanted = range(max(0, self.version - RECENT), self.version)
+        for batch in wanted:
+            if batch in self.usage:
+                continue
+            data = await self.store.read(usage_key(self.run, batch))
+            if data is not None:
+                self.usage[batch] = BatchUsage.model_validate_json(data)
+        self.usage = {batch: each for batch, each in self.usage.items() if batch in wanted}
+
+    async def _read_evaluations(self) -> None:
+        keys = await self.store.keys(evaluations_folder(self.run))
+        found: dict[str, list[str]] = {}
+        for key in keys:
+            if (match := _RECORD.search(key)) is not None:
+                found.setdefault(match["settings"], []).append(key)
+        if not found:
+            return
+        # Figures of other settings are not comparable: those that most versions have are shown.
+        chosen = max(found.values(), key=len)
+        for key in chosen:
+            if key not in self._evaluated:
+                self._evaluated[key] = await self._read_evaluation(key)
+        self.evaluations = [self._evaluated[key] for key in sorted(chosen)]
+
+    async def _read_evaluation(self, key: str) -> EvaluationRecord:
+        """Return a record, whose pictures can be asked for from now on."""
+        try:
+            record = EvaluationRecord.model_validate_json(await self.store.read(key) or b"")
+        except ValidationError as error:
+            raise ContractError(f"{key} is not an evaluation record") from error
+        for sample in record.samples:
+            for ref in (sample.media, sample.still):
+                self._media[ref.key.rsplit("/", 1)[1]] = ref
+        return record
+
+    async def media(self, name: str) -> bytes | None:
+        """Return a picture or video of an evaluation by the last part of its key."""
+        ref = self._media.get(name)
+        return None if ref is None else await self.store.get(ref)
+
+    async def timeline(self, batch: int) -> Timeline | None:
+        """Return a committed batch's timeline; None if it is not stored."""
+        if batch not in self._timelines:
+            data = await self.store.read(timeline_key(self.run, batch))
+            if data is None:
+                return None
+            self._timelines[batch] = await asyncio.to_thread(Timeline.decode, data)
+            while len(self._timelines) > TIMELINES:
+                self._timelines.popitem(last=False)
+        return self._timelines[batch]
+
+    async def commit(self, version: int) -> CommitRecord | None:
+        """Return the commit record of a version."""
+        return await read_commit(self.store, self.run, version)

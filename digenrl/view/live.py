@@ -1,0 +1,38 @@
+"""Asks the scheduler of a run that goes on; of a finished run there is none."""
+
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+
+FRESH_S = 0.5
+"""Seconds for which an answer is given again: many pages may ask for the same."""
+
+
+@dataclass(slots=True)
+class LiveRun:
+    """Knows what the scheduler answers just now."""
+
+    url: str
+    """Address of the scheduler's API; empty for a run that is looked at after its end."""
+    client: httpx.AsyncClient
+    _answers: dict[str, tuple[float, Any]] = field(default_factory=dict)
+
+    async def get(self, path: str) -> Any | None:
+        """Return an answer; None if there is no scheduler or it says nothing."""
+        if not self.url:
+            return None
+        at, answer = self._answers.get(path, (float("-inf"), None))
+        if time.monotonic() - at > FRESH_S:
+            try:
+                found = await self.client.get(f"{self.url}{path}")
+                answer = found.raise_for_status().json()
+            except (httpx.HTTPError, ValueError):
+                answer = None
+            self._answers[path] = time.monotonic(), answer
+        return answer
+
+    async def post(self, path: str) -> httpx.Response:
+        """Send a request; raises httpx.HTTPError if the scheduler does not answer."""
+        return await self.client.post(f"{self.url}{path}")

@@ -1,0 +1,100 @@
+"""Starts the process that serves the run's page."""
+
+import asyncio
+import os
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import httpx
+
+from digenrl.local.store import store_of
+from digenrl.view.history import RunHistory
+from digenrl.view.live import LiveRun
+from digenrl.view.server import View, create_app
+from shared.errors import UserError
+from shared.process.http_access import Access, Caller
+from shared.process.service import serve
+from shared.process.settings import ServiceSettings
+from shared.run.run_recipe import read_recipe
+from shared.store import ObjectStore, open_store
+
+TIMEOUT_S = 5.0
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Says which runs are to be shown, and how to reach their scheduler."""
+
+    names: Sequence[str]
+    """The run, and others to compare it with."""
+    runs: Path
+    """Folder with the runs of `digenrl up`."""
+    settings: ServiceSettings
+    scheduler: str = ""
+    """Address of the scheduler's API; empty if the runs are over."""
+    token_file: Path | None = None
+    """File with an operator's token for it."""
+
+
+def show(wanted: Wanted) -> None:
+    """Serve the page until SIGINT or SIGTERM.
+
+    Raises:
+        UserError: if there is no such run, or it is in progress and the address of its scheduler is
+            not given.
+    """
+    with ExitStack() as stack:
+        stores = [_open(stack, wanted.runs / name, name) for name in wanted.names]
+        asyncio.run(_show(wanted, stores))
+
+
+def _open(stack: ExitStack, folder: Path, name: str) -> ObjectStore:
+    """Open a run's store; start it if it is one of `digenrl up` that has ended."""
+    is_started = stack.enter_context(store_of(folder))
+    store = open_store(ServiceSettings(run=name).store)
+    if is_started:  # the next run has a store of its own
+        os.environ.pop("DIGENRL_STORE_URL", None)
+    return store
+
+
+async def _show(wanted: Wanted, stores: Sequence[ObjectStore]) -> None:
+    settings = wanted.settings
+    for store, name in zip(stores, wanted.names, strict=True):
+        if not wanted.scheduler and await read_recipe(store, name) is None:
+            raise UserError(f"--run: the store holds no run {name!r}")
+    listener = settings.listen(settings.host, settings.port)
+    access = settings.access(settings.run) if wanted.scheduler else Access(cookie="digenrl-view")
+    first, *others = (RunHistory(*each) for each in zip(stores, wanted.names, strict=True))
+    async with _client(wanted) as client:
+        live = LiveRun(wanted.scheduler.rstrip("/"), client)
+        app = create_app(View(first, live, tuple(others)), access)
+        if not wanted.scheduler:
+            code = access.new_code(Caller("whoever has the link", "viewer"))
+            print(f"{listener.url}/sign-in?code={code}", flush=True)  # noqa: T201 -- a link to click
+        await serve(
+            app, _wait(), listener=listener, access=access, allowed_hosts=settings.allowed_hosts
+        )
+
+
+async def _wait() -> None:
+    await asyncio.Event().wait()
+
+
+def _client(wanted: Wanted) -> httpx.AsyncClient:
+    """Return a client of the scheduler's API; on loopback there is no certificate to check.
+
+    Raises:
+        UserError: if the file with the token cannot be read.
+    """
+    headers = {}
+    if wanted.token_file is not None:
+        try:
+            headers["authorization"] = f"Bearer {wanted.token_file.read_text().strip()}"
+        except OSError as error:
+            raise UserError(f"--token-file: {wanted.token_file}: {error.strerror}") from error
+    verified = urlsplit(wanted.scheduler).hostname not in LOOPBACK
+    return httpx.AsyncClient(headers=headers, timeout=TIMEOUT_S, verify=verified)

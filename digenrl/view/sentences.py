@@ -1,0 +1,86 @@
+"""Says in a sentence what a run does, what holds it up, and what would help."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from digenrl.report.summary import ScheduleSummary
+from services.scheduler.core.usage import BUSY
+from shared.learning.metrics import ALARMING_RATIO_ERROR
+from shared.run.chain import Step
+
+GOOD_SHARE = 0.9
+"""Share of their time that devices work from which no setting is worth a try."""
+
+REMEDIES: Mapping[str, tuple[str, str]] = {
+    "waiting_for_rollout": (
+        "for generation",
+        'more rollout devices, or schedule.tag = "auto" so that the trainer\'s devices help',
+    ),
+    "waiting_for_trainer": (
+        "for the trainer",
+        "schedule.max_staleness = 1, rollout.can_train = true, or more trainer devices",
+    ),
+    "waiting_for_reward": ("for rewards", "more reward.workers"),
+    "tail": (
+        "at the end of a batch for the slowest device",
+        'a smaller schedule.fragment_size, or "auto"',
+    ),
+    "waiting_for_weights": ("for new weights", "a faster network or a shared host cache"),
+    "waiting_for_conditions": ("for encoded prompts", "more encoder.workers"),
+    "paused": ("because the run is paused", "resume it"),
+}
+
+
+def bottleneck(schedule: ScheduleSummary) -> str:
+    """Return one sentence: for what devices wait most, and which setting may change that."""
+    if schedule.utilisation is None or not schedule.bubbles:
+        return "What devices wait for is known after the second batch."
+    share = schedule.utilisation
+    if share >= GOOD_SHARE:
+        return f"Rollout and trainer devices are at work {share:.0%} of their time."
+    use = max(schedule.bubbles, key=lambda each: schedule.bubbles[each])
+    what, remedy = REMEDIES.get(use, (use.replace("_", " "), "see the timeline"))
+    return (
+        f"Rollout and trainer devices are at work {share:.0%} of their time; most of the rest, "
+        f"{schedule.bubbles[use]:.0%}, they wait {what}. What may help: {remedy}."
+    )
+
+
+def status(run: Mapping[str, Any] | None, version: int, wanted: int) -> str:
+    """Return what the run does now, by the scheduler's answer or, without one, by the store."""
+    if run is None:
+        if version < 0:
+            return "not begun"
+        return "finished" if version >= wanted else f"not running; stopped after step {version}"
+    phase = str(run["phase"])
+    if phase == "running" and run["waiting_for"] != "nothing":
+        return f"running, waits for {run['waiting_for']}"
+    if phase == "waiting" and run["missing_workers"]:
+        return f"waiting for a worker of: {', '.join(run['missing_workers'])}"
+    return phase
+
+
+def alarms(
+    run: Mapping[str, Any] | None, steps: Sequence[Step], evaluation: Sequence[str]
+) -> list[str]:
+    """Return a line for each thing that somebody should look at."""
+    lines = [f"reward hacking? {line}" for line in evaluation]
+    if run is not None and run["failure"]:
+        lines.insert(0, f"the run has failed: {run['failure']}")
+    if run is not None and run["missing_workers"]:
+        lines.append(f"no worker of: {', '.join(run['missing_workers'])}")
+    if run is not None and run["num_quarantined"]:
+        lines.append(f"{run['num_quarantined']} received payloads were no messages")
+    errors = {step.version: step.metrics.get("onpolicy_ratio_error", 0.0) for step in steps}
+    if errors and (worst := max(errors.values())) > ALARMING_RATIO_ERROR:
+        version = next(version for version, error in errors.items() if error == worst)
+        lines.append(
+            f"on-policy ratios were off by {worst:.2g} in step {version}: rollout and trainer "
+            "compute different values from the same weights"
+        )
+    return lines
+
+
+def is_busy(use: str | None) -> bool:
+    """Whether a device works that does this."""
+    return use in BUSY

@@ -1,0 +1,326 @@
+"""Serves the run's page: HTML made here, and figures as JSON for its charts.
+
+    /            what the run does, curves, alarms       /timeline   what every device did, and when
+    /samples     what the model makes, over time         /workers    who works, by host
+    /schedule    what was decided and what it gave       /versions   all policy versions
+    /recipe      the resolved recipe
+
+A process of its own, so that whoever looks never delays the scheduler. What the run has done is
+read from its object store, what it does now is asked from the scheduler's API; once the run is
+over, everything but that is still there.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.resources import files
+from typing import Annotated, Any, Literal
+
+import httpx
+from fastapi import FastAPI, HTTPException, Path, Query, Request
+from fastapi.responses import HTMLResponse, JSONResponse, Response
+from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
+
+from digenrl.report.summary import summarise_schedule
+from digenrl.view import sentences
+from digenrl.view.history import RECENT, RunHistory
+from digenrl.view.live import LiveRun
+from shared.errors import ContractError, IntegrityError, Unavailable
+from shared.process.http_access import CALLER, Access, Caller, check_routes, sign_in
+from shared.process.http_api import add_problems, problem
+from shared.process.service import Health, probes
+
+PAGES = ("overview", "timeline", "samples", "workers", "schedule", "versions", "recipe")
+ASSETS = {
+    "app.js": "text/javascript", "timeline.js": "text/javascript", "style.css": "text/css",
+    "uPlot.iife.min.js": "text/javascript", "uPlot.min.css": "text/css",
+}  # fmt: skip
+POLICY = (
+    "default-src 'self'; img-src 'self' data:; style-src 'self' 'unsafe-inline'; "
+    "frame-ancestors 'none'; base-uri 'none'; form-action 'self'"
+)
+"""Content security policy: the page asks no other host for anything and runs no inline script."""
+MAX_BATCHES = 100
+"""Batches of a timeline."""
+PER_PAGE = 50
+SHOWN = 60
+"""Samples of an evaluation that are shown, as many of each prompt."""
+Batches = Annotated[int, Query(ge=1, le=MAX_BATCHES, description="how many of the newest batches")]
+Before = Annotated[int | None, Query(ge=0, lt=2**31)]
+Name = Annotated[str, Path(pattern=r"^[A-Za-z0-9_.-]{1,100}$")]
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """One run, and what else is compared with it."""
+
+    history: RunHistory
+    live: LiveRun
+    others: tuple[RunHistory, ...] = ()
+
+    @property
+    def runs(self) -> tuple[RunHistory, ...]:
+        return (self.history, *self.others)
+
+
+def create_app(view: View, access: Access) -> FastAPI:
+    app = FastAPI(title="DigenRL view", openapi_url=None, docs_url=None, redoc_url=None)
+    health = Health()
+    health.is_ready()
+    app.include_router(probes(health))
+    app.include_router(sign_in(access, home="/"))
+    add_problems(app)
+    app.add_exception_handler(Unavailable, lambda _, error: problem(503, str(error)))
+    app.add_exception_handler(IntegrityError, lambda _, error: problem(410, str(error)))
+    app.add_exception_handler(ContractError, lambda _, error: problem(500, str(error)))
+    pages = _pages_of(view)
+    _add_pages_of_now(app, pages)
+    _add_pages_of_the_past(app, pages)
+    _add_data(app, view)
+    _add_files(app, view)
+    _add_actions(app, view)
+    check_routes(app)
+    return app
+
+
+@dataclass(frozen=True, slots=True)
+class Pages:
+    """Renders pages of a view."""
+
+    view: View
+    templates: Environment
+
+    async def page(self, request: Request, name: str, **fields: Any) -> HTMLResponse:
+        """Return a page, or with ``?part`` only what changes in it."""
+        caller: Caller | None = request.scope.get(CALLER)
+        head = await _head(self.view)
+        template = "part" if "part" in request.query_params else "whole"
+        text = self.templates.get_template(f"{template}.html").render(
+            page=name, pages=PAGES, **head, **fields,
+            may_steer=bool(self.view.live.url) and caller is not None and caller.may("operator"),
+        )  # fmt: skip
+        return HTMLResponse(text, headers={"content-security-policy": POLICY})
+
+
+def _pages_of(view: View) -> Pages:
+    templates = Environment(
+        loader=PackageLoader("digenrl.view"), undefined=StrictUndefined,
+        autoescape=select_autoescape(), trim_blocks=True, lstrip_blocks=True,
+    )  # fmt: skip
+    return Pages(view, templates)
+
+
+def _add_pages_of_now(app: FastAPI, pages: Pages) -> None:
+    view = pages.view
+
+    @app.get("/")
+    async def overview(request: Request) -> HTMLResponse:
+        await view.history.look()
+        return await pages.page(request, "overview", **_overview(view))
+
+    @app.get("/timeline")
+    async def timeline(request: Request, batches: Batches = 4) -> HTMLResponse:
+        return await pages.page(request, "timeline", batches=batches, uses=USES)
+
+    @app.get("/workers")
+    async def workers(request: Request) -> HTMLResponse:
+        hosts: dict[str, list[Any]] = {}
+        for worker in await view.live.get("/v1/workers") or []:
+            hosts.setdefault(worker["host"], []).append(worker)
+        return await pages.page(request, "workers", hosts=hosts)
+
+    @app.get("/schedule")
+    async def schedule(request: Request) -> HTMLResponse:
+        await view.history.look()
+        tag = await view.live.get("/v1/tag")
+        return await pages.page(request, "schedule", tag=tag, **_schedule(view.history))
+
+
+def _add_pages_of_the_past(app: FastAPI, pages: Pages) -> None:
+    history = pages.view.history
+
+    @app.get("/samples")
+    async def samples(request: Request, version: Before = None) -> HTMLResponse:
+        await history.look()
+        return await pages.page(request, "samples", **_samples(history, version))
+
+    @app.get("/versions")
+    async def versions(request: Request, before: Before = None) -> HTMLResponse:
+        await history.look()
+        measured = {each.version: each.quality for each in history.evaluations}
+        shown = history.steps[:before][-PER_PAGE:][::-1]
+        return await pages.page(request, "versions", shown=shown, measured=measured)
+
+    @app.get("/recipe")
+    async def recipe(request: Request) -> HTMLResponse:
+        await history.look()
+        found = history.recipe
+        text = "" if found is None else found.model_dump_json(indent=2, exclude_none=True)
+        return await pages.page(request, "recipe", text=text)
+
+
+def _add_data(app: FastAPI, view: View) -> None:
+    @app.get("/data/steps")
+    async def steps(after: int = Query(-1, ge=-1, lt=2**31)) -> JSONResponse:
+        """Metrics of the steps after a version, and all evaluations, of each run."""
+        for each in view.runs:
+            await each.look()
+        return JSONResponse([_curves(each, after) for each in view.runs])
+
+    @app.get("/data/timeline")
+    async def timeline(batches: Batches = 4) -> JSONResponse:
+        """The newest batches' timelines, the one in flight last."""
+        await view.history.look()
+        newest = view.history.version
+        found: list[Any] = []
+        for batch in range(max(0, newest - batches), max(0, newest)):
+            if (each := await view.history.timeline(batch)) is not None:
+                found.append(each.model_dump(mode="json"))
+        flying = await view.live.get(f"/v1/batches/{max(0, newest)}/timeline")
+        return JSONResponse([*found, *([flying] if flying else [])][-batches:])
+
+
+def _add_files(app: FastAPI, view: View) -> None:
+    @app.get("/media/{name}")
+    async def media(name: Name) -> Response:
+        """A picture or video of an evaluation; it never changes."""
+        data = await view.history.media(name)
+        if data is None:
+            raise HTTPException(404, f"{name}: no evaluation that this page has shown has it")
+        kind = "video/mp4" if name.endswith(".mp4") else "image/png"
+        return Response(data, media_type=kind, headers={"cache-control": "private, max-age=86400"})
+
+    @app.get("/static/{name}")
+    def static(name: Name) -> Response:
+        if name not in ASSETS:
+            raise HTTPException(404, f"{name}: there is no such file")
+        data = (files("digenrl.view") / "static" / name).read_bytes()
+        return Response(data, media_type=ASSETS[name], headers={"cache-control": "max-age=3600"})
+
+
+def _add_actions(app: FastAPI, view: View) -> None:
+    @app.post("/steer/{action}")
+    async def steer(action: Literal["pause", "resume", "stop"]) -> Response:
+        """Pass an operator's request on to the scheduler, which logs it."""
+        if not view.live.url:
+            raise HTTPException(409, "the run is over")
+        try:
+            answer = await view.live.post(f"/v1/run/{action}")
+        except httpx.HTTPError as error:
+            raise HTTPException(503, f"the scheduler does not answer: {error}") from error
+        if answer.is_error:
+            raise HTTPException(answer.status_code, str(answer.json().get("detail", "refused")))
+        return JSONResponse(answer.json(), 202)
+
+
+async def _head(view: View) -> dict[str, Any]:
+    """Return what stands on every page: the run, its state and its alarms."""
+    history = view.history
+    await history.look()
+    run, recipe = await view.live.get("/v1/run"), history.recipe
+    wanted = 0 if recipe is None else recipe.run.steps
+    step = max(0, history.version)
+    exact = recipe is None or recipe.largest_weight is None
+    newest = history.evaluations[-1].alarms if history.evaluations else ()
+    return {
+        "run": history.run, "live": run, "step": step, "steps": wanted,
+        "others": [each.run for each in view.others],
+        "status": sentences.status(run, history.version, wanted),
+        "alarms": sentences.alarms(run, history.steps if exact else (), newest),
+        "eta": None if run is None else run["eta_seconds"],
+    }  # fmt: skip
+
+
+def _overview(view: View) -> dict[str, Any]:
+    history = view.history
+    schedule = summarise_schedule([], [history.usage[each] for each in sorted(history.usage)])
+    trained = [step for step in history.steps if step.batch is not None]
+    staleness: dict[int, int] = {}
+    for step in trained[-RECENT:]:
+        for stale, number in step.staleness:
+            staleness[stale] = staleness.get(stale, 0) + number
+    newest = trained[-1].metrics if trained else {}
+    first, last = (history.evaluations[index] if history.evaluations else None for index in (0, -1))
+    return {
+        "bottleneck": sentences.bottleneck(schedule), "schedule": schedule, "newest": newest,
+        "staleness": staleness, "first": first, "last": last,
+    }  # fmt: skip
+
+
+def _curves(history: RunHistory, after: int) -> dict[str, Any]:
+    """Return columns of numbers: one row per step, and one per evaluation."""
+    steps = [step for step in history.steps[max(0, after + 1) :] if step.batch is not None]
+    names = sorted({name for step in steps for name in step.metrics})
+    figures = [_figures(each.quality) for each in history.evaluations]
+    return {
+        "run": history.run,
+        "version": [step.version for step in steps],
+        "metrics": {name: [step.metrics.get(name) for step in steps] for name in names},
+        "evaluated": [each.version for each in history.evaluations],
+        "figures": {
+            name: [each.get(name) for each in figures]
+            for name in sorted({name for each in figures for name in each})
+        },
+    }
+
+
+def _figures(quality: Any) -> dict[str, float]:
+    """Return the figures of an evaluation that are numbers, gold rewards under their own names."""
+    plain = quality.model_dump(exclude={"num_samples", "gold", "rewards"})
+    numbers = {name: value for name, value in plain.items() if isinstance(value, float)}
+    return numbers | {f"gold {name}": value for name, value in quality.gold.items()}
+
+
+def _samples(history: RunHistory, version: int | None) -> dict[str, Any]:
+    """Return the first samples of every prompt, of the first version and of another."""
+    if not history.evaluations:
+        return {"pairs": [], "chosen": None, "evaluated": []}
+    first = history.evaluations[0]
+    known = {each.version: each for each in history.evaluations}
+    if version is not None and version not in known:
+        raise HTTPException(404, f"version {version} was not evaluated")
+    chosen = history.evaluations[-1] if version is None else known[version]
+    each_prompt = max(1, SHOWN // max(1, len({sample.prompt for sample in chosen.samples})))
+    seen: dict[str, int] = {}
+    pairs: list[dict[str, Any]] = []
+    for before, after in zip(first.samples, chosen.samples, strict=True):
+        seen[after.prompt] = seen.get(after.prompt, 0) + 1
+        if seen[after.prompt] <= each_prompt and len(pairs) < SHOWN:
+            pairs.append({
+                "prompt": after.prompt, "right": after.right,
+                "before": _name(before.still.key), "after": _name(after.still.key),
+                "video": _name(after.media.key) if after.media != after.still else None,
+            })  # fmt: skip
+    return {"pairs": pairs, "chosen": chosen.version, "evaluated": sorted(known)}
+
+
+def _name(key: str) -> str:
+    return key.rsplit("/", 1)[1]
+
+
+def _schedule(history: RunHistory) -> dict[str, Any]:
+    batches = [history.usage[each] for each in sorted(history.usage, reverse=True)]
+    devices: dict[str, dict[str, float]] = {}
+    for batch in batches:
+        for device, uses in batch.devices.items():
+            sums = devices.setdefault(device, {})
+            for use, seconds in uses.items():
+                sums[use] = sums.get(use, 0.0) + seconds
+    shares = {
+        device: _shares(sums) for device, sums in sorted(devices.items()) if sum(sums.values()) > 0
+    }
+    return {"batches": batches, "shares": shares, "uses": USES}
+
+
+def _shares(sums: Mapping[str, float]) -> dict[str, float]:
+    whole = sum(sums.values())
+    return {use: seconds / whole for use, seconds in sums.items()}
+
+
+USES = {
+    "generating": "generates", "training": "trains", "scoring": "scores", "committing": "commits",
+    "waiting_for_rollout": "waits for generation", "waiting_for_trainer": "waits for the trainer",
+    "waiting_for_reward": "waits for rewards", "waiting_for_weights": "loads weights",
+    "waiting_for_conditions": "waits for encoded prompts", "tail": "nothing left in this batch",
+    "paused": "paused",
+}  # fmt: skip
+"""What devices do, in words, in the order of the legend."""

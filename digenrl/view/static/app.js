@@ -1,0 +1,113 @@
+// Keeps the page up to date: its changing part every two seconds, its charts from /data/steps.
+"use strict";
+
+const EVERY_MS = 2000;
+const COLOURS = ["#2f6fde", "#e07b1a", "#1e9e5a", "#8a4fd0", "#c2185b", "#7a7f1a", "#0097a7", "#795548"];
+const CHARTS = {
+  reward: (run) => pick(run.version, run.metrics, ["reward_mean"]),
+  kl: (run) => pick(run.version, run.metrics, ["approx_kl", "kl"]),
+  gradient: (run) => pick(run.version, run.metrics, ["grad_norm"]),
+  figures: (run) => pick(run.evaluated, run.figures, Object.keys(run.figures).filter((name) => !/_(nn|div)$/.test(name))),
+};
+const drawn = new Map();
+
+function pick(x, columns, names) {
+  return names.filter((name) => name in columns).map((name) => ({ name, x, y: columns[name] }));
+}
+
+async function refreshPart() {
+  const part = document.querySelector("#part[data-live]");
+  if (!part || document.hidden || part.contains(document.activeElement)) return;
+  const address = new URL(location.href);
+  address.searchParams.set("part", "");
+  const answer = await fetch(address);
+  if (answer.ok) part.innerHTML = await answer.text();
+}
+
+function columns(runs, of) {
+  // One x axis for all lines: uPlot wants columns of equal length, null where a line has no value.
+  const lines = runs.flatMap((run) => of(run).map((line) => ({ ...line, name: runs.length > 1 ? `${run.run}: ${line.name}` : line.name })));
+  const x = [...new Set(lines.flatMap((line) => line.x))].sort((a, b) => a - b);
+  const at = new Map(x.map((value, index) => [value, index]));
+  const ys = lines.map((line) => {
+    const y = new Array(x.length).fill(null);
+    line.x.forEach((value, index) => { y[at.get(value)] = line.y[index]; });
+    return y;
+  });
+  return { names: lines.map((line) => line.name), data: [x, ...ys] };
+}
+
+function draw(figure, runs) {
+  const { names, data } = columns(runs, CHARTS[figure.dataset.chart]);
+  figure.hidden = data[0].length === 0;
+  if (figure.hidden) return;
+  const known = drawn.get(figure);
+  const width = figure.clientWidth - 20;
+  if (known && known.names === names.join()) {
+    known.plot.setData(data);
+    if (known.plot.width !== width) known.plot.setSize({ width, height: 220 });
+    return;
+  }
+  if (known) known.plot.destroy();
+  const ink = getComputedStyle(document.body).color;
+  const line = getComputedStyle(document.documentElement).getPropertyValue("--line");
+  const axis = { stroke: ink, grid: { stroke: line, width: 1 }, ticks: { stroke: line, width: 1 } };
+  const plot = new uPlot({
+    width, height: 220,
+    scales: { x: { time: false } },
+    axes: [axis, { ...axis, size: 64, values: (_, ticks) => ticks.map((tick) => Number(tick.toPrecision(6)).toString()) }],
+    series: [{ label: "version" }, ...names.map((label, index) => ({
+      label, value: (_, y) => (y === null || y === undefined ? "-" : y.toPrecision(4)), stroke: COLOURS[index % COLOURS.length], width: 2, spanGaps: true,
+      points: { show: data[0].length < 60, size: 5 },
+    }))],
+  }, data, figure);
+  drawn.set(figure, { plot, names: names.join() });
+}
+
+let curves = null;
+
+function extend(before, news) {
+  if (before === null) return news;
+  return news.map((run, index) => {
+    const old = before[index], metrics = {};
+    for (const name of new Set([...Object.keys(old.metrics), ...Object.keys(run.metrics)])) {
+      const left = old.metrics[name] ?? new Array(old.version.length).fill(null);
+      metrics[name] = [...left, ...(run.metrics[name] ?? new Array(run.version.length).fill(null))];
+    }
+    return { ...run, version: [...old.version, ...run.version], metrics };
+  });
+}
+
+async function refreshCharts() {
+  const figures = document.querySelectorAll("[data-chart]");
+  if (!figures.length || document.hidden) return;
+  // All runs that are compared but the first are over, so the first alone says what is new.
+  const after = curves === null || curves.length > 1 ? -1 : curves[0].version.at(-1) ?? -1;
+  const answer = await fetch(`/data/steps?after=${after}`);
+  if (!answer.ok) return;
+  curves = after < 0 ? await answer.json() : extend(curves, await answer.json());
+  figures.forEach((figure) => draw(figure, curves));
+}
+
+document.addEventListener("click", async (event) => {
+  const button = event.target.closest("[data-steer]");
+  if (!button || !confirm(button.dataset.ask)) return;
+  button.disabled = true;
+  const answer = await fetch(`/steer/${button.dataset.steer}`, {
+    method: "POST", headers: { "content-type": "application/json", "idempotency-key": crypto.randomUUID?.() ?? String(Math.random()) }, body: "{}",
+  });
+  if (!answer.ok) alert((await answer.json()).detail);
+  button.blur();
+  await refreshPart();
+});
+
+document.addEventListener("input", (event) => {
+  if (event.target.id === "reveal") document.body.style.setProperty("--reveal", `${event.target.value}%`);
+});
+
+async function tick() {
+  try { await Promise.all([refreshPart(), refreshCharts()]); } catch { /* the process restarts: asked again */ }
+}
+
+tick();
+setInterval(tick, EVERY_MS);

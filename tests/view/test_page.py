@@ -1,0 +1,215 @@
+"""The run's page: what it shows of a run in a folder of objects, to whom, and what it refuses."""
+
+import asyncio
+import html
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import httpx
+import pytest
+from fastapi.testclient import TestClient
+
+from digenrl.evaluation.records import EvaluationRecord, Evaluations, KeptSample, Quality
+from digenrl.local.tokens import Tokens, tokens_of
+from digenrl.view.history import RunHistory
+from digenrl.view.live import LiveRun
+from digenrl.view.server import PAGES, View, create_app
+from services.scheduler.core.usage import BatchUsage, Timeline
+from shared.process.http_access import Access, TokenFile
+from shared.process.http_guard import Guard, own_names
+from shared.run.layout import timeline_key, usage_key
+from tests import examples
+from tests.follow.runs import RUN, Run
+
+PICTURES = {0: b"\x89PNG zero", 4: b"\x89PNG four"}
+PROMPT = 'a "digit" <three>'
+ALARM = "the training reward rose while the gold reward fell"
+
+
+async def evaluate(run: Run, version: int) -> None:
+    folder = Evaluations(run.store, RUN, "a" * 64)
+    still = await run.store.put(folder.media_folder, PICTURES[version], suffix=".png")
+    record = EvaluationRecord(
+        run=RUN, policy=examples.policy(version), settings="a" * 64, worker="report", seconds=1.0,
+        quality=Quality(reward=0.25 + version / 10, num_samples=1, gold={"other": 0.5}),
+        alarms=(ALARM,) if version else (),
+        samples=(KeptSample(prompt=PROMPT, media=still, still=still, right=bool(version)),),
+    )  # fmt: skip
+    await folder.add(record)
+
+
+async def fill(run: Run) -> None:
+    for version in PICTURES:
+        await evaluate(run, version)
+    for batch in range(4):
+        devices = {"rollout-0": {"generating": 3.0, "waiting_for_trainer": 1.0}}
+        usage = BatchUsage.model_validate({"batch": batch, "seconds": 4.0, "devices": devices})
+        await run.store.create(usage_key(RUN, batch), usage.model_dump_json().encode())
+        changes = ((0.0, "generating"), (3.0, "waiting_for_trainer"))
+        line = Timeline.model_validate(
+            {"batch": batch, "seconds": 4.0, "devices": {"rollout-0": changes}}
+        )
+        await run.store.create(timeline_key(RUN, batch), line.encode())
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    run = Run(tmp_path / "objects").begin()
+    run.commit(4)
+    asyncio.run(fill(run))
+    return run
+
+
+@pytest.fixture
+def tokens(tmp_path: Path) -> Tokens:
+    return tokens_of(tmp_path)
+
+
+def client_of(
+    run: Run, tokens: Tokens, live: LiveRun | None = None, others: tuple[RunHistory, ...] = ()
+) -> TestClient:
+    access = Access(TokenFile(tokens.folder / "api_tokens.json"))
+    view = View(RunHistory(run.store, RUN), live or LiveRun("", httpx.AsyncClient()), others)
+    guard = Guard(create_app(view, access), own_names("127.0.0.1"), access=access)
+    return TestClient(guard, base_url="http://localhost", headers=tokens.headers("viewer"))
+
+
+@pytest.fixture
+def client(run: Run, tokens: Tokens) -> TestClient:
+    return client_of(run, tokens)
+
+
+class Assets(HTMLParser):
+    """Collects what a page loads, and elements without an end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.loaded: list[str] = []
+        self.open: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        named = dict(attrs)
+        if tag in ("script", "img", "link", "video"):
+            self.loaded.append(named.get("src") or named.get("href") or "")
+            assert tag != "script" or named.get("src"), "no script stands in the page"
+        if tag not in ("meta", "link", "img", "input"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_each_page_is_whole_and_loads_nothing_from_elsewhere(client: TestClient, page: str) -> None:
+    answer = client.get("/" if page == "overview" else f"/{page}")
+    assert answer.status_code == 200
+    assert "default-src 'self'" in answer.headers["content-security-policy"]
+    found = Assets()
+    found.feed(answer.text)
+    assert found.open == []
+    for address in found.loaded:
+        assert address == "data:," or client.get(address).status_code == 200, address
+    assert len(found.loaded) >= 5
+    part = client.get(answer.url.path, params={"part": ""}).text
+    assert "<html" not in part and "step 4 of 30" in part
+
+
+def test_the_overview_says_what_happened_and_what_would_help(client: TestClient) -> None:
+    text = html.unescape(client.get("/").text)
+    assert "not running; stopped after step 4" in text
+    assert "at work 75% of their time" in text and "wait for the trainer" in text
+    assert f"reward hacking? {ALARM}" in text
+    assert re.search(r"gold: other</th><td>0.500</td><td>0.500", text)
+
+
+def test_curves_are_asked_for_once(client: TestClient) -> None:
+    [whole] = client.get("/data/steps").json()
+    assert (whole["run"], whole["version"]) == (RUN, [1, 2, 3, 4])
+    assert whole["metrics"]["reward_mean"] == [0.25, 0.5, 0.75, 1.0]
+    assert (whole["evaluated"], whole["figures"]["gold other"]) == ([0, 4], [0.5, 0.5])
+    [news] = client.get("/data/steps?after=3").json()
+    assert (news["version"], news["metrics"]["loss"]) == ([4], [-2.0])
+
+
+def test_new_steps_are_seen_while_the_page_is_open(
+    run: Run, client: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("digenrl.view.history.LOOK_S", 0.0)
+    assert client.get("/data/steps").json()[0]["version"][-1] == 4
+    run.commit(2)
+    assert client.get("/data/steps?after=4").json()[0]["version"] == [5, 6]
+
+
+def test_timelines_of_the_newest_batches_come_in_order(client: TestClient) -> None:
+    found = client.get("/data/timeline?batches=2").json()
+    assert [each["batch"] for each in found] == [2, 3]
+    assert found[0]["devices"]["rollout-0"][1] == [3.0, "waiting_for_trainer"]
+    assert client.get("/data/timeline?batches=1000").status_code == 422
+
+
+def test_samples_are_compared_and_prompts_are_text(client: TestClient) -> None:
+    text = client.get("/samples").text
+    assert PROMPT not in text and "a &#34;digit&#34; &lt;three&gt;" in text
+    names = re.findall(r'src="(/media/[^"]+)"', text)
+    assert [client.get(name).content for name in names] == [PICTURES[0], PICTURES[4]]
+    assert client.get("/samples?version=2").status_code == 404
+    for name in ("x.png", "..%2f..%2frecipe.json", "00000000.json", "a" * 200):
+        assert client.get(f"/media/{name}").status_code in (404, 422)
+
+
+def test_nobody_sees_it_without_a_token_and_a_viewer_steers_nothing(
+    run: Run, client: TestClient, tokens: Tokens
+) -> None:
+    client.headers.pop("authorization")
+    assert client.get("/").status_code == 401
+    client.headers.update(tokens.headers("viewer"))
+    assert client.post("/steer/pause", json={}).status_code == 403
+    operator = client_of(run, tokens)
+    operator.headers.update(tokens.headers("operator"))
+    answer = operator.post("/steer/pause", json={})
+    assert (answer.status_code, answer.json()["detail"]) == (409, "the run is over")
+
+
+def test_a_link_leads_to_the_first_page(client: TestClient) -> None:
+    path = client.post("/v1/codes").json()["path"]
+    client.headers.pop("authorization")
+    answer = client.get(path)
+    assert answer.url.path == "/" and answer.status_code == 200
+
+
+def scheduler_of(answers: dict[str, object], asked: list[str]) -> LiveRun:
+    def answer(request: httpx.Request) -> httpx.Response:
+        asked.append(f"{request.method} {request.url.path}")
+        found = answers.get(request.url.path)
+        return httpx.Response(404 if found is None else 200, json=found or {"detail": "no"})
+
+    return LiveRun("http://scheduler", httpx.AsyncClient(transport=httpx.MockTransport(answer)))
+
+
+def test_what_a_run_does_now_is_asked_from_its_scheduler(run: Run, tokens: Tokens) -> None:
+    now = {
+        "phase": "running", "waiting_for": "rollout", "eta_seconds": 83.0, "failure": None,
+        "missing_workers": ["reward"], "num_quarantined": 2, "num_workers": {"rollout": 2},
+    }  # fmt: skip
+    flying = {"batch": 4, "seconds": 1.0, "devices": {}}
+    answers = {"/v1/run": now, "/v1/batches/4/timeline": flying, "/v1/run/pause": {"id": "1"}}
+    asked: list[str] = []
+    client = client_of(run, tokens, scheduler_of(answers, asked))
+    client.headers.update(tokens.headers("operator"))
+    text = client.get("/").text
+    assert "running, waits for rollout" in text and "1:23 left" in text
+    assert "no worker of: reward" in text and "2 received payloads were no messages" in text
+    assert 'data-steer="pause"' in text
+    assert [each["batch"] for each in client.get("/data/timeline").json()] == [1, 2, 3, 4]
+    assert client.post("/steer/pause", json={}).status_code == 202
+    assert client.post("/steer/stop", json={}).status_code == 404, "as the scheduler answers"
+    assert "POST /v1/run/pause" in asked
+
+
+def test_two_runs_are_compared(run: Run, tokens: Tokens, tmp_path: Path) -> None:
+    other = Run(tmp_path / "other").begin()
+    other.commit(2)
+    client = client_of(run, tokens, others=(RunHistory(other.store, RUN),))
+    assert [each["version"][-1] for each in client.get("/data/steps").json()] == [4, 2]
+    assert f"compared with {RUN}" in client.get("/").text

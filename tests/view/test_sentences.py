@@ -1,0 +1,56 @@
+"""What the page says in words."""
+
+import pytest
+
+from digenrl.report.summary import summarise_schedule
+from digenrl.view.sentences import REMEDIES, alarms, bottleneck, status
+from services.scheduler.core.usage import BUSY, BatchUsage, Use
+
+RUN: dict[str, object] = {
+    "phase": "running", "waiting_for": "nothing", "missing_workers": [], "failure": None,
+    "num_quarantined": 0,
+}  # fmt: skip
+
+
+def sentence(**seconds: float) -> str:
+    usage = {"batch": 0, "seconds": 1.0, "devices": {"trainer-0": seconds}}
+    return bottleneck(summarise_schedule([], [BatchUsage.model_validate(usage)]))
+
+
+@pytest.mark.parametrize("use", sorted(set(Use.__args__) - BUSY))  # type: ignore[attr-defined]
+def test_for_whatever_devices_wait_there_is_a_remedy(use: str) -> None:
+    what, remedy = REMEDIES[use]
+    said = sentence(training=1.0, **{use: 2.0})
+    assert "at work 33% of their time" in said and f"67%, they wait {what}" in said
+    assert remedy in said
+
+
+def test_no_setting_is_named_where_none_would_help() -> None:
+    assert sentence(training=95.0, tail=5.0).endswith("at work 95% of their time.")
+    assert "after the second batch" in bottleneck(summarise_schedule([], []))
+
+
+@pytest.mark.parametrize(
+    ("run", "version", "said"),
+    [
+        (None, -1, "not begun"),
+        (None, 30, "finished"),
+        (None, 7, "not running; stopped after step 7"),
+        (RUN, 7, "running"),
+        (RUN | {"waiting_for": "reward"}, 7, "running, waits for reward"),
+        (RUN | {"phase": "paused"}, 7, "paused"),
+        (RUN | {"phase": "waiting", "missing_workers": ["trainer"]}, 0,
+         "waiting for a worker of: trainer"),
+    ],
+)  # fmt: skip
+def test_the_state_of_a_run_in_words(
+    run: dict[str, object] | None, version: int, said: str
+) -> None:
+    assert status(run, version, 30) == said
+
+
+def test_a_failure_is_the_first_alarm() -> None:
+    failed = RUN | {"failure": "the ratio is 3", "num_quarantined": 1}
+    lines = alarms(failed, (), ["gold fell"])
+    assert lines[0] == "the run has failed: the ratio is 3" and len(lines) == 3
+    assert alarms(RUN, (), ()) == []
