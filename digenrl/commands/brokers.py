@@ -13,9 +13,13 @@ def brokers(
     nats_port: Annotated[int, typer.Option(help="port of NATS")] = 4222,
     redis_port: Annotated[int, typer.Option(help="port of Valkey")] = 6379,
     s3_port: Annotated[int, typer.Option(help="port of the object store")] = 8333,
+    tls: Annotated[
+        bool, typer.Option("--tls", help="with certificates of an own authority")
+    ] = False,
 ) -> None:
     """Run the brokers of a run on several hosts, until Ctrl-C; they are those of `digenrl up`."""
     from digenrl.local.brokers import Ports
     from digenrl.local.shared_brokers import run_brokers
 
-    asyncio.run(run_brokers(at, data, Ports(nats_port, redis_port, s3_port)))
+    ports = Ports(nats_port, redis_port, s3_port)
+    asyncio.run(run_brokers(at, data, ports, is_encrypted=tls))

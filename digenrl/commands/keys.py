@@ -1,35 +1,42 @@
-"""`digenrl keys`: the secrets of a deployment, and what brokers need to know of them."""
+"""`digenrl keys`: the secrets of a deployment, what brokers need to know of them, and what people
+prove themselves with."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from shared.errors import UserError
+
+if TYPE_CHECKING:
+    from digenrl.local.tokens import Tokens
+
 keys = typer.Typer(help="Keys of a deployment: one secret per role.", no_args_is_help=True)
 
-
-@keys.callback()
-def _keys() -> None:
-    """Make the subcommand a word of its own, although there is one."""
+Folder = Annotated[Path, typer.Argument(help="folder of the keys", envvar="DIGENRL_KEYS")]
+Person = Annotated[Literal["viewer", "operator", "admin"], typer.Option(help="what one may do")]
+KEYS = Path("keys")
 
 
 @keys.command()
 def init(
-    folder: Annotated[Path, typer.Argument(help="folder for them")] = Path("keys"),
+    folder: Folder = KEYS,
     nats: Annotated[str, typer.Option(help="host and port of NATS")] = "nats:4222",
     redis: Annotated[str, typer.Option(help="host and port of Redis")] = "redis:6379",
     s3: Annotated[str, typer.Option(help="address of the object store")] = "http://s3:8333",
     tls: Annotated[
         list[str] | None,
-        typer.Option(help="name of the scheduler's host, for a certificate; may be repeated"),
+        typer.Option(
+            help="name of the scheduler's host: makes certificates for it and for the brokers; "
+            "may be repeated"
+        ),
     ] = None,
 ) -> None:
     """Make all secrets of a deployment and the configuration of its brokers; keep old secrets."""
-    from digenrl.local.deployment import make_deployment
-    from shared.errors import UserError
+    from digenrl.local.deployment import Places, make_deployment
 
     try:
-        made = make_deployment(folder, nats=nats, redis=redis, s3=s3, names=tls or ())
+        made = make_deployment(folder, Places(nats=nats, redis=redis, s3=s3, tls=tls or ()))
     except OSError as error:
         raise UserError(
             f"{folder}: {error.filename or folder} cannot be written: {error.strerror}; name a "
@@ -37,3 +44,49 @@ def init(
         ) from error
     for line in made:
         typer.echo(line)
+
+
+@keys.command()
+def token(folder: Folder = KEYS, role: Person = "viewer") -> None:
+    """Print the token of a role, for `Authorization: Bearer`."""
+    typer.echo(_tokens(folder).token(role))
+
+
+@keys.command()
+def link(
+    folder: Folder = KEYS,
+    role: Person = "operator",
+    scheduler: Annotated[
+        str, typer.Option(help="scheduler's API", envvar="DIGENRL_SCHEDULER_URL")
+    ] = "http://127.0.0.1:8000",
+    shown: Annotated[
+        str,
+        typer.Option(
+            help="its address for the browser, where that is another", envvar="DIGENRL_SHOWN_URL"
+        ),
+    ] = "",
+) -> None:
+    """Print a link that signs a browser in, once, within ten minutes."""
+    import httpx
+
+    from shared.process.settings import ClientSettings
+
+    headers = _tokens(folder).headers(role)
+    try:
+        with httpx.Client(headers=headers, verify=ClientSettings().trusted, timeout=10) as client:
+            answer = client.post(f"{scheduler.rstrip('/')}/v1/codes").raise_for_status()
+    except httpx.HTTPError as error:
+        raise UserError(f"--scheduler: {scheduler} gives no link: {error}; is it up?") from error
+    typer.echo(f"{(shown or scheduler).rstrip('/')}{answer.json()['path']}")
+
+
+def _tokens(folder: Path) -> "Tokens":
+    """Return the tokens that are kept in ``folder``; raises UserError if there are none."""
+    from digenrl.local.tokens import Tokens
+
+    if not (folder / "api_tokens.json").exists():
+        raise UserError(
+            f"{folder}: no tokens are here; name the folder of `digenrl keys init`, or "
+            "runs/<run>/keys of a run of `digenrl up`"
+        )
+    return Tokens(folder)

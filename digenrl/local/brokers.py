@@ -16,13 +16,16 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
+from urllib.parse import urlsplit
 
 import httpx
 import nats
 import redis.asyncio as redis
+import structlog
 from obstore.exceptions import BaseError
 
 from digenrl.local import seaweedfs
+from digenrl.local.certificates import Authority, Certificate, authority_in, has_openssl
 from digenrl.local.keys import Keys
 from digenrl.local.nats_config import USER as USER
 from digenrl.local.nats_config import server_config
@@ -31,15 +34,24 @@ from digenrl.local.seaweedfs import BUCKET as BUCKET
 from digenrl.local.seaweedfs import LOOPBACK as LOOPBACK
 from digenrl.local.tokens import write_secret
 from shared.errors import Unavailable, UserError, how_to_install
-from shared.messages.rights import ROLES, Role
+from shared.messages.rights import ROLES, Role, inbox_of
 from shared.process.http_access import digest_of
+from shared.process.trust import trusted_with
 from shared.run.rights import NOBODY, REDIS
 
 HOST_CACHE = "host-cache"
 """Folder of what rollout workers share, unless DIGENRL_HOST_CACHE is set."""
 READY_S = 60.0
+DURABLE = """appendonly yes
+appendfsync always
+save ""
+maxmemory-policy noeviction
+"""
+"""Settings of Redis by which it keeps what it has acknowledged."""
 GRPC_OFFSET = 10_000
 """Distance from each port of SeaweedFS to the port where it serves gRPC."""
+
+log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,10 +92,17 @@ class Brokers:
     """Variables by which a service proves its role, which belong in files."""
     owner: dict[str, str]
     """Variables of who may do everything in the object store."""
+    redis_inner: int
+    """Port of loopback where Valkey listens, if somebody else speaks TLS for it."""
 
 
 def plan_brokers(
-    folder: Path, keys: str | Keys, *, at: str = LOOPBACK, ports: Ports | None = None
+    folder: Path,
+    keys: str | Keys,
+    *,
+    at: str = LOOPBACK,
+    ports: Ports | None = None,
+    authority: Authority | None = None,
 ) -> Brokers:
     """Plan brokers that keep their data under ``folder``.
 
@@ -92,28 +111,42 @@ def plan_brokers(
             everything.
         at: address of this host at which services reach them.
         ports: theirs, by default ports that are free on loopback.
+        authority: signs their certificates; None: they speak without TLS.
     """
-    [monitor_port] = free_ports(1)
     s3_ports = free_ports(5, paired_at=GRPC_OFFSET)
     ports = ports or _free(s3_ports[0], at)
     owner = keys if isinstance(keys, str) else keys.store
-    secrets = secrets_of(keys, nats=f"{at}:{ports.nats}", redis=f"{at}:{ports.redis}")
+    tls = None if authority is None else authority.certificate(folder / "tls", [at])
+    secrets = secrets_of(
+        keys, nats=f"{at}:{ports.nats}", redis=f"{at}:{ports.redis}", is_encrypted=tls is not None
+    )
+    inner = ports.redis if tls is None else free_ports(1)[0]
+    ca = None if authority is None else authority.pem
     return Brokers(
         nats_port=ports.nats,
         redis_port=ports.redis,
+        redis_inner=inner,
         s3_port=ports.s3,
         programs=(
-            _nats(folder / "nats", f"{at}:{ports.nats}", monitor_port, keys, secrets["client"]),
-            _valkey(folder / "valkey", at, ports.redis, keys, secrets["client"]),
+            _nats(
+                folder / "nats",
+                f"{at}:{ports.nats}",
+                keys,
+                secrets["client"],
+                authority,
+                tls,
+            ),
+            _valkey(folder / "valkey", at if tls is None else LOOPBACK, inner, keys),
             _seaweedfs(folder / "objects", s3_ports, keys, owner),
-            *([] if at == LOOPBACK else [_gateway(folder, at, ports.s3, s3_ports, owner)]),
+            *([] if at == LOOPBACK else [_gateway(folder, at, ports.s3, s3_ports, owner, ca, tls)]),
         ),
         secrets=secrets,
         owner={"DIGENRL_S3_ACCESS_KEY": seaweedfs.OWNER, "DIGENRL_S3_SECRET_KEY": owner},
         environment={
             **(secrets["client"] if isinstance(keys, str) else {}),
             "DIGENRL_STORE_URL": f"s3://{BUCKET}",
-            "DIGENRL_S3_ENDPOINT": f"http://{at}:{ports.s3}",
+            "DIGENRL_S3_ENDPOINT": f"{'http' if tls is None else 'https'}://{at}:{ports.s3}",
+            **({} if ca is None else {"DIGENRL_CA": ca}),
             "DIGENRL_HOST_CACHE": os.environ.get(
                 "DIGENRL_HOST_CACHE", str(folder.absolute() / HOST_CACHE)
             ),
@@ -121,12 +154,15 @@ def plan_brokers(
     )
 
 
-def secrets_of(keys: str | Keys, *, nats: str, redis: str) -> dict[Role, dict[str, str]]:
+def secrets_of(
+    keys: str | Keys, *, nats: str, redis: str, is_encrypted: bool = False
+) -> dict[Role, dict[str, str]]:
     """Return what each role proves itself with, at brokers at these hosts and ports."""
+    to_nats, to_redis = ("tls", "rediss") if is_encrypted else ("nats", "redis")
     return {
         role: {
-            "DIGENRL_NATS_URL": f"nats://{_login(keys, role)}@{nats}",
-            "DIGENRL_REDIS_URL": f"redis://{_redis_login(keys, role)}@{redis}",
+            "DIGENRL_NATS_URL": f"{to_nats}://{_login(keys, role)}@{nats}",
+            "DIGENRL_REDIS_URL": f"{to_redis}://{_redis_login(keys, role)}@{redis}",
             "DIGENRL_S3_ACCESS_KEY": USER if isinstance(keys, str) else role,
             "DIGENRL_S3_SECRET_KEY": keys if isinstance(keys, str) else keys.secret(role),
         }
@@ -144,22 +180,30 @@ def _free(s3_port: int, at: str) -> Ports:
 
 
 def _nats(
-    folder: Path, at: str, monitor_port: int, keys: str | Keys, of_client: Mapping[str, str]
+    folder: Path,
+    at: str,
+    keys: str | Keys,
+    of_client: Mapping[str, str],
+    authority: Authority | None,
+    tls: Certificate | None,
 ) -> Program:
     folder.mkdir(parents=True, exist_ok=True)
     config = folder / "nats.conf"
-    monitor = f"{LOOPBACK}:{monitor_port}"
-    write_secret(config, server_config(folder, listen=at, monitor=monitor, keys=keys))
+    write_secret(config, server_config(folder, listen=at, keys=keys, tls=tls))
     url = of_client["DIGENRL_NATS_URL"]
+    verified = {} if authority is None else {"tls": trusted_with(authority.pem)}
+
+    inbox = inbox_of(urlsplit(url).username or USER)
 
     async def ready() -> bool:
-        async with httpx.AsyncClient(verify=False) as client:
-            answer = await client.get(f"http://{monitor}/healthz")
-        if answer.status_code != 200:
-            return False
-        connection = await nats.connect(url, allow_reconnect=False, connect_timeout=2)
-        await connection.close()
-        return True
+        connection = await nats.connect(
+            url, allow_reconnect=False, connect_timeout=2, inbox_prefix=inbox.encode(), **verified
+        )
+        try:
+            answer = await connection.request("$JS.API.STREAM.INFO.DG_TASK", timeout=2)
+            return b'"code":503' not in answer.data  # JetStream says it while it starts
+        finally:
+            await connection.close()
 
     return Program(name="nats", argv=[_binary("nats-server"), "--config", str(config)], ready=ready)
 
@@ -168,9 +212,7 @@ def _redis_login(keys: str | Keys, role: Role) -> str:
     return f":{keys}" if isinstance(keys, str) else f"{role}:{keys.secret(role)}"
 
 
-def _valkey(
-    folder: Path, at: str, port: int, keys: str | Keys, of_client: Mapping[str, str]
-) -> Program:
+def _valkey(folder: Path, at: str, port: int, keys: str | Keys) -> Program:
     folder.mkdir(parents=True, exist_ok=True)
     config = folder / "valkey.conf"
     write_secret(
@@ -179,15 +221,13 @@ def _valkey(
 port {port}
 dir {folder}
 {redis_users(keys)}
-appendonly yes
-appendfsync always
-save ""
-maxmemory-policy noeviction
-""",
+{DURABLE}""",
     )
 
+    url = secrets_of(keys, nats="", redis=f"{at}:{port}")["client"]["DIGENRL_REDIS_URL"]
+
     async def ready() -> bool:
-        client = redis.from_url(of_client["DIGENRL_REDIS_URL"], socket_timeout=2)
+        client = redis.from_url(url, socket_timeout=2)
         try:
             return bool(await client.ping())
         finally:
@@ -216,13 +256,33 @@ def _seaweedfs(folder: Path, ports: list[int], keys: str | Keys, owner: str) -> 
         "-webdav=false", "-master.telemetry=false", f"-bucket={BUCKET}",
         f"-s3.config={seaweedfs.identities_of(_home(folder.parent))}",
     ]  # fmt: skip
-    settings = seaweedfs.write_settings(_home(folder.parent), keys)
+    home = _home(folder.parent)
+    inside = _inside(home, keys)
+    settings = seaweedfs.write_settings(home, keys, inside)
     server = seaweedfs.Server(LOOPBACK, s3, seaweedfs.OWNER, owner)
     return Program(
         name="objects",
         argv=argv,
         environment=settings | seaweedfs.names_in_sqlite(folder),
-        ready=partial(server.ready, partial(seaweedfs.set_fsync_rule, filer, owner)),
+        ready=partial(server.ready, partial(seaweedfs.set_fsync_rule, filer, owner, inside)),
+    )
+
+
+def _inside(home: Path, keys: str | Keys) -> seaweedfs.Inside | None:
+    """Return what SeaweedFS's own ports ask for, so that no other user of this machine uses them;
+    None for tests with one user, and where nothing can make certificates."""
+    if isinstance(keys, str):
+        return None
+    if not has_openssl():
+        log.warning(
+            "store_ports_open",
+            hint="other users of this machine can change what is stored: install openssl",
+        )
+        return None
+    home.mkdir(mode=0o700, parents=True, exist_ok=True)
+    authority = authority_in(home / "ca")
+    return seaweedfs.Inside(
+        authority.folder / "cert.pem", authority.certificate(home / "inside", [LOOPBACK])
     )
 
 
@@ -231,15 +291,25 @@ def _home(folder: Path) -> Path:
     return folder.absolute() / "seaweedfs"
 
 
-def _gateway(folder: Path, at: str, port: int, s3_ports: list[int], owner: str) -> Program:
+def _gateway(
+    folder: Path,
+    at: str,
+    port: int,
+    s3_ports: list[int],
+    owner: str,
+    ca: str | None,
+    tls: Certificate | None,
+) -> Program:
     """Plan an S3 server at another address, over the data of SeaweedFS."""
+    encrypted = [] if tls is None else [f"-cert.file={tls.cert}", f"-key.file={tls.key}"]
     argv = [
         _binary("weed"), "s3", f"-ip.bind={at}", f"-port={port}",
         f"-filer={LOOPBACK}:{s3_ports[3]}",
         "-port.iceberg=0", "-port.lance=0", "-iam=false",
         f"-config={seaweedfs.identities_of(_home(folder))}",
+        *encrypted,
     ]  # fmt: skip
-    server = seaweedfs.Server(at, port, seaweedfs.OWNER, owner)
+    server = seaweedfs.Server(at, port, seaweedfs.OWNER, owner, ca)
     home = {"HOME": str(_home(folder)), "GOMEMLIMIT": "512MiB"}
     return Program(name="s3", argv=argv, environment=home, ready=server.ready)
 

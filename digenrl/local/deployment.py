@@ -1,88 +1,122 @@
 """All secrets of a deployment in one folder, and the configuration of brokers that others start.
 
-<role>/               DIGENRL_SECRETS_DIR of a service of that role
+<role>/               DIGENRL_SECRETS_DIR of a service of that role, which needs no other folder
 api_tokens.json       DIGENRL_API_TOKENS of every service; viewer.token, operator.token ...
-brokers/nats.conf     of nats-server
-brokers/users.acl     of Redis (aclfile)
-brokers/.seaweedfs/   of SeaweedFS, whose HOME is `brokers` (security.toml; -s3.config=s3.json)
-tls/                  DIGENRL_TLS_CERT and DIGENRL_TLS_KEY of the scheduler, if asked for
+brokers/nats/         nats.conf of nats-server
+brokers/redis/        redis.conf of Redis; its users also alone, as users.acl, for an aclfile
+brokers/s3/           HOME of SeaweedFS: .seaweedfs/security.toml, and s3.json for -s3.config
+ca/                   who signs certificates, if TLS was asked for; each server's lie beside its
+                      configuration
 """
 
-import shutil
-import subprocess
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from digenrl.local import seaweedfs
-from digenrl.local.brokers import redis_users, secrets_of
-from digenrl.local.keys import keys_in
+from digenrl.local.brokers import DURABLE, redis_users, secrets_of
+from digenrl.local.certificates import Authority, Certificate, authority_in
+from digenrl.local.keys import Keys, keys_in
 from digenrl.local.nats_config import server_config
-from digenrl.local.tokens import tokens_in, write_secret
-from shared.errors import UserError
+from digenrl.local.tokens import Tokens, tokens_in, write_secret
 
-DAYS = 825
-"""Longest life of a certificate that browsers take."""
+DATA = "/data"
+"""Where brokers keep what they store."""
 
 
-def make_deployment(
-    folder: Path, *, nats: str, redis: str, s3: str, names: Sequence[str] = ()
-) -> list[str]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Places:
+    """Where services reach the brokers: host and port of each, and the names of the scheduler's
+    host if servers have certificates."""
+
+    nats: str
+    redis: str
+    s3: str
+    tls: Sequence[str] = ()
+
+    @property
+    def s3_address(self) -> str:
+        """Address of the object store, with TLS if servers have certificates."""
+        given = urlsplit(self.s3)
+        return given._replace(scheme="https").geturl() if self.tls else self.s3
+
+
+def make_deployment(folder: Path, places: Places) -> list[str]:
     """Make what is missing, and the configuration anew; return lines that say what is where.
 
-    Args:
-        nats, redis: host and port at which services reach them.
-        s3: address of the object store.
-        names: names and addresses for a certificate; none: no TLS.
-
     Raises:
-        UserError: if a certificate is asked for and openssl is not installed.
+        UserError: if certificates are asked for and cannot be made.
     """
-    keys = keys_in(folder)
-    tokens_in(folder)
-    settings = secrets_of(keys, nats=nats, redis=redis)
-    places = {"DIGENRL_STORE_URL": f"s3://{seaweedfs.BUCKET}", "DIGENRL_S3_ENDPOINT": s3}
-    keys.write({role: {**secrets, **places} for role, secrets in settings.items()})
+    keys, tokens = keys_in(folder), tokens_in(folder)
+    authority = authority_in(folder / "ca") if places.tls else None
     brokers = folder / "brokers"
     brokers.mkdir(mode=0o700, exist_ok=True)
-    listen, monitor = f"0.0.0.0:{nats.rpartition(':')[2]}", "127.0.0.1:8222"
-    config = server_config("/data", listen=listen, monitor=monitor, keys=keys)
-    write_secret(brokers / "nats.conf", config)
-    write_secret(brokers / "users.acl", redis_users(keys) + "\n")
-    seaweedfs.write_settings(brokers, keys)
+    at_nats = _certificate(authority, brokers / "nats", places.nats)
+    _write_services(keys, tokens, places, authority)
+    _write_nats(brokers / "nats", keys, places.nats, at_nats)
+    at_redis = _certificate(authority, brokers / "redis", places.redis)
+    _write_redis(brokers / "redis", keys, places.redis, at_redis)
+    _certificate(authority, brokers / "s3", urlsplit(places.s3).netloc)
+    seaweedfs.write_settings(brokers / "s3", keys)
     said = [
         f"services: DIGENRL_SECRETS_DIR={folder}/<role>",
         f"services: DIGENRL_API_TOKENS={folder}/api_tokens.json",
-        f"brokers: {brokers} has nats.conf, users.acl, and the HOME of SeaweedFS",
+        f"brokers: {brokers} has nats/nats.conf, redis/redis.conf, and s3, the HOME of SeaweedFS",
         f"people: {folder}/viewer.token, operator.token, admin.token",
     ]
-    if names:
-        make_certificate(folder / "tls", names)
-        said.append(f"TLS: DIGENRL_TLS_CERT={folder}/tls/cert.pem, DIGENRL_TLS_KEY=.../key.pem")
+    if authority is not None:
+        made = authority.certificate(folder / "scheduler", places.tls)
+        said.append(f"scheduler: DIGENRL_TLS_CERT={made.cert}, DIGENRL_TLS_KEY={made.key}")
+        said.append(f"people: {folder}/ca/cert.pem, which browsers and curl --cacert trust")
     return said
 
 
-def make_certificate(folder: Path, names: Sequence[str]) -> None:
-    """Make a key and a certificate that it signs itself, unless they are there.
+def _write_services(
+    keys: Keys, tokens: Tokens, places: Places, authority: Authority | None
+) -> None:
+    """Write what services of each role read; who looks has a viewer's token as well."""
+    shared = {
+        "DIGENRL_STORE_URL": f"s3://{seaweedfs.BUCKET}",
+        "DIGENRL_S3_ENDPOINT": places.s3_address,
+        **({} if authority is None else {"DIGENRL_CA": authority.pem}),
+    }
+    is_encrypted = authority is not None
+    settings = secrets_of(keys, nats=places.nats, redis=places.redis, is_encrypted=is_encrypted)
+    keys.write({role: {**secrets, **shared} for role, secrets in settings.items()})
+    accepted = tokens.accepted.read_text()
+    keys.write({role: {tokens.accepted.name: accepted} for role in settings})
+    keys.write({"client": {"DIGENRL_API_TOKEN": tokens.token("viewer")}})
 
-    openssl does it: no package that DigenRL needs can, and one command is no reason for another.
 
-    Raises:
-        UserError: if openssl is not installed or refuses a name.
-    """
-    if (folder / "cert.pem").exists():
-        return
-    if shutil.which("openssl") is None:
-        raise UserError("--tls: openssl is not installed; install it, or bring a certificate")
-    folder.mkdir(mode=0o700, exist_ok=True)
-    (folder / "key.pem").touch(mode=0o600)
-    kinds = ("IP" if name.replace(".", "").isdigit() or ":" in name else "DNS" for name in names)
-    alternatives = ",".join(f"{kind}:{name}" for kind, name in zip(kinds, names, strict=True))
-    argv = [
-        "openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1",
-        "-noenc", "-days", str(DAYS), "-subj", f"/CN={names[0]}",
-        "-addext", f"subjectAltName={alternatives}", "-addext", "basicConstraints=critical,CA:TRUE",
-        "-keyout", str(folder / "key.pem"), "-out", str(folder / "cert.pem"),
-    ]  # fmt: skip
-    made = subprocess.run(argv, capture_output=True, text=True, check=False)
-    if made.returncode:
-        raise UserError(f"--tls: openssl says: {made.stderr.strip().splitlines()[-1]}")
+def _certificate(authority: Authority | None, folder: Path, at: str) -> Certificate | None:
+    """Return the certificate of the server at this host and port, for itself as well."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if authority is None:
+        return None
+    host = at.rpartition(":")[0].strip("[]")
+    return authority.certificate(folder, list(dict.fromkeys([host, "localhost", "127.0.0.1"])))
+
+
+def _write_nats(folder: Path, keys: Keys, at: str, tls: Certificate | None) -> None:
+    listen, monitor = f"0.0.0.0:{_port(at)}", "127.0.0.1:8222"
+    config = server_config(DATA, listen=listen, monitor=monitor, keys=keys, tls=tls)
+    write_secret(folder / "nats.conf", config)
+
+
+def _write_redis(folder: Path, keys: Keys, at: str, tls: Certificate | None) -> None:
+    users = redis_users(keys)
+    write_secret(folder / "users.acl", users + "\n")
+    ports = f"port {_port(at)}\n"
+    if tls is not None:
+        ports = f"""port 0
+tls-port {_port(at)}
+tls-cert-file {tls.cert.absolute()}
+tls-key-file {tls.key.absolute()}
+tls-auth-clients no
+"""
+    write_secret(folder / "redis.conf", f"bind * -::*\n{ports}dir {DATA}\n{users}\n{DURABLE}")
+
+
+def _port(at: str) -> str:
+    return at.rpartition(":")[2]

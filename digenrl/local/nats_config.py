@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+from digenrl.local.certificates import Certificate
 from digenrl.local.keys import Keys
 from shared.messages.rights import ROLES, permissions_of
 
@@ -12,15 +13,22 @@ USER = "digenrl"
 
 
 def server_config(
-    store: Path | str, *, listen: str, monitor: str, keys: str | Keys, bytes: int = STORE_BYTES
+    store: Path | str,
+    *,
+    listen: str,
+    monitor: str | None = None,
+    keys: str | Keys,
+    tls: Certificate | None = None,
+    bytes: int = STORE_BYTES,
 ) -> str:
     """Return the text of a configuration; it holds secrets.
 
     ``keys``: the secrets of all roles, or the password of one user who may do everything.
+    ``monitor``: where it tells anybody how it is; None: nowhere.
     """
     # sync_interval always: an acknowledged message survives a power cut.
     return f"""listen: {json.dumps(listen)}
-http: {json.dumps(monitor)}
+{"" if monitor is None else f"http: {json.dumps(monitor)}"}
 max_payload: 256KB
 jetstream {{
   store_dir: {json.dumps(str(store))}
@@ -28,7 +36,14 @@ jetstream {{
   max_file_store: {bytes}
   sync_interval: always
 }}
-{_authorization(keys)}"""
+{_tls(tls)}{_authorization(keys)}"""
+
+
+def _tls(tls: Certificate | None) -> str:
+    if tls is None:
+        return ""
+    files = {"cert_file": str(tls.cert.absolute()), "key_file": str(tls.key.absolute())}
+    return f"tls {json.dumps(files)}\n"
 
 
 def _authorization(keys: str | Keys) -> str:

@@ -3,6 +3,7 @@
 import base64
 import hmac
 import json
+import ssl
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ import httpx
 import structlog
 from pydantic import SecretStr
 
+from digenrl.local.certificates import Certificate
 from digenrl.local.keys import Keys
 from digenrl.local.tokens import write_secret
 from shared.messages.rights import ROLES, Role
@@ -45,10 +47,12 @@ class Server:
     port: int
     access_key: str
     secret_key: str
+    ca: str | None = None
+    """Certificates, as PEM text, that verify it; None: it speaks without TLS."""
 
     @property
     def url(self) -> str:
-        return f"http://{self.host}:{self.port}"
+        return f"{'http' if self.ca is None else 'https'}://{self.host}:{self.port}"
 
     @property
     def settings(self) -> StoreSettings:
@@ -57,6 +61,7 @@ class Server:
             endpoint=self.url,
             access_key=SecretStr(self.access_key),
             secret_key=SecretStr(self.secret_key),
+            ca=self.ca,
         )
 
     async def ready(self, prepare: Prepare | None = None) -> bool:
@@ -73,30 +78,70 @@ class Server:
         return True
 
 
-async def set_fsync_rule(filer: int, secret: str, client: httpx.AsyncClient) -> None:
+@dataclass(frozen=True, slots=True)
+class Inside:
+    """By what the parts of SeaweedFS know one another: nobody else may use their ports."""
+
+    ca: Path
+    certificate: Certificate
+
+    @property
+    def context(self) -> ssl.SSLContext:
+        context = ssl.create_default_context(cafile=str(self.ca))
+        context.load_cert_chain(self.certificate.cert, self.certificate.key)
+        return context
+
+
+async def set_fsync_rule(
+    filer: int, secret: str, inside: Inside | None, _: httpx.AsyncClient
+) -> None:
     """Have the filer at this port flush what it stores, before it answers."""
+    verify = False if inside is None else inside.context
+    scheme = "http" if inside is None else "https"
     conf = {"file": ("filer.conf", json.dumps(FSYNC_RULE).encode())}
-    answer = await client.post(
-        f"http://{LOOPBACK}:{filer}/etc/seaweedfs/",
-        files=conf,
-        headers={"authorization": f"Bearer {_signed(_derived(secret, 'filer'))}"},
-    )
+    async with httpx.AsyncClient(verify=verify) as client:
+        answer = await client.post(
+            f"{scheme}://{LOOPBACK}:{filer}/etc/seaweedfs/",
+            files=conf,
+            headers={"authorization": f"Bearer {_signed(_derived(secret, 'filer'))}"},
+        )
     answer.raise_for_status()
 
 
-def write_settings(home: Path, keys: str | Keys) -> dict[str, str]:
+def write_settings(home: Path, keys: str | Keys, inside: Inside | None = None) -> dict[str, str]:
     """Write what SeaweedFS reads from its home folder, with secrets; return its environment.
 
-    Its own ports then want a signature for what they read, write and delete over HTTP.
+    Its own ports then want a signature for what they read, write and delete over HTTP, and with
+    ``inside`` the certificate of one of its parts for anything at all.
     """
     folder = home / ".seaweedfs"
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     secret = keys if isinstance(keys, str) else keys.store
-    signing = {"jwt.signing": "volume", "jwt.filer_signing": "filer", "jwt.filer_signing.read": "r"}
+    signing = {
+        "jwt.signing": "volume", "jwt.signing.read": "volume-read",
+        "jwt.filer_signing": "filer", "jwt.filer_signing.read": "r",
+    }  # fmt: skip
     tables = [f'[{name}]\nkey = "{_derived(secret, of)}"\n' for name, of in signing.items()]
+    if inside is not None:
+        tables += _certificates(inside)
     write_secret(folder / "security.toml", "\n".join(tables))
     write_secret(folder / IDENTITIES, json.dumps({"identities": _identities(keys)}, indent=1))
     return {"HOME": str(home), "GOMEMLIMIT": "512MiB"}
+
+
+_GRPC = ("master", "volume", "filer", "s3", "admin", "worker", "client")
+_HTTPS = ("master", "volume", "filer", "admin", "client")
+
+
+def _certificates(inside: Inside) -> list[str]:
+    """Return tables by which every port of SeaweedFS but the one for S3 asks for a certificate."""
+    ca, made = json.dumps(str(inside.ca)), inside.certificate
+    files = f"cert = {json.dumps(str(made.cert))}\nkey = {json.dumps(str(made.key))}\n"
+    return [
+        f"[grpc]\nca = {ca}\n",
+        *(f"[grpc.{part}]\n{files}" for part in _GRPC),
+        *(f"[https.{part}]\nenabled = true\n{files}ca = {ca}\n" for part in _HTTPS),
+    ]
 
 
 def identities_of(home: Path) -> Path:

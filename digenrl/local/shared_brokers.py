@@ -1,6 +1,7 @@
 """Brokers for several hosts of a private network: `digenrl brokers`."""
 
 import asyncio
+import contextlib
 import ipaddress
 import shlex
 import signal
@@ -9,9 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from digenrl.local.brokers import LOOPBACK, Brokers, Ports, plan_brokers
+from digenrl.local.certificates import authority_in
 from digenrl.local.keys import keys_of
 from digenrl.local.supervisor import Supervisor
 from digenrl.local.tokens import KEYS, tokens_of, write_secret
+from digenrl.local.tunnel import tunnel
 from shared.errors import UserError
 from shared.messages.rights import WORKERS
 
@@ -20,8 +23,8 @@ HERE = "here.env"
 OF_ONE_HOST = "DIGENRL_HOST_CACHE"
 
 
-async def run_brokers(at: str, data: Path, ports: Ports) -> None:
-    """Run NATS, Valkey and SeaweedFS until SIGINT or SIGTERM.
+async def run_brokers(at: str, data: Path, ports: Ports, *, is_encrypted: bool = False) -> None:
+    """Run NATS, Valkey and SeaweedFS until SIGINT or SIGTERM, with TLS if it is asked for.
 
     Raises:
         UserError: if ``at`` is no address of this machine that others can use.
@@ -30,14 +33,21 @@ async def run_brokers(at: str, data: Path, ports: Ports) -> None:
     _check(at)
     data = _made(data)
     keys = keys_of(data)
-    brokers = plan_brokers(data, keys, at=at, ports=ports)
+    authority = authority_in(keys.folder / "ca") if is_encrypted else None
+    brokers = plan_brokers(data, keys, at=at, ports=ports, authority=authority)
     keys.write(brokers.secrets)
+    if authority is not None:
+        authority.certificate(keys.folder / "scheduler", [at])
     tokens_of(data)
     supervisor, ended = Supervisor(data / "logs", {}), asyncio.Event()
+    stack = contextlib.AsyncExitStack()
     for signum in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(signum, ended.set)
     try:
         await asyncio.gather(*(supervisor.start(program) for program in brokers.programs))
+        if authority is not None:
+            tls = authority.certificate(data / "tls", [at])
+            await stack.enter_async_context(tunnel(at, ports.redis, brokers.redis_inner, tls))
         file = _write_settings(data, brokers)
         print(f"brokers answer at {at}; hosts that generate read {file}, which holds their secrets")  # noqa: T201
         waiting: asyncio.Future[Any] = asyncio.ensure_future(ended.wait())
@@ -46,6 +56,7 @@ async def run_brokers(at: str, data: Path, ports: Ports) -> None:
         if supervisor.failed.done():
             supervisor.failed.result()
     finally:
+        await stack.aclose()
         await supervisor.stop([program.name for program in brokers.programs])
 
 

@@ -29,9 +29,14 @@ class Tokens:
     folder: Path
 
     @property
+    def accepted(self) -> Path:
+        """The file of what services accept."""
+        return self.folder / "api_tokens.json"
+
+    @property
     def environment(self) -> dict[str, str]:
         """The variables by which services find what they accept."""
-        return {"DIGENRL_API_TOKENS": str((self.folder / "api_tokens.json").absolute())}
+        return {"DIGENRL_API_TOKENS": str(self.accepted.absolute())}
 
     def token(self, role: Role) -> str:
         """Return the token of a role.
@@ -43,9 +48,8 @@ class Tokens:
         try:
             return path.read_text().strip()
         except OSError as error:
-            accepted = self.folder / "api_tokens.json"
             raise UserError(
-                f"{path}: {error.strerror}; delete {accepted} to have new tokens made"
+                f"{path}: {error.strerror}; delete {self.accepted} to have new tokens made"
             ) from error
 
     def headers(self, role: Role) -> dict[str, str]:
@@ -61,14 +65,13 @@ def tokens_in(folder: Path) -> Tokens:
     """Return the tokens that are kept in ``folder`` itself, made if it has none."""
     tokens = Tokens(folder)
     tokens.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    accepted = tokens.folder / "api_tokens.json"
-    if not accepted.exists():
+    if not tokens.accepted.exists():
         records = []
         for role in ROLES:
             token = new_secret()
             write_secret(tokens.folder / f"{role}.token", token + "\n")
             records.append(TokenRecord(name=role, role=role, sha256=digest_of(token)))
-        write_secret(accepted, token_file(records))
+        write_secret(tokens.accepted, token_file(records))
     return tokens
 
 

@@ -13,6 +13,7 @@ is a command of a scheduler whose epoch was over when it was stored (shared/mess
 
 import asyncio
 import contextlib
+import ssl
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,7 +27,7 @@ from nats.aio.subscription import Subscription
 from nats.js.errors import APIError, NotFoundError
 
 from shared.bus.cancellation import cancellable
-from shared.bus.connection import open_connection
+from shared.bus.connection import check_server, open_connection
 from shared.bus.marks import begin_epoch, drop_fenced, epoch_of, in_epoch
 from shared.bus.queue import RETRY_S, Queue
 from shared.bus.streams import (
@@ -49,9 +50,8 @@ from shared.messages.epochs import Fence
 from shared.messages.records import Record
 from shared.messages.subjects import Stream, subject_of
 from shared.messages.workers import Transient, WorkerRefused, WorkerStatus
-from shared.telemetry import FENCED, STREAM_FULL
+from shared.telemetry import FENCED, STREAM_FULL, public
 
-MIN_SERVER = (2, 11)
 PUBLISH_TIMEOUT_S = 5.0
 FLUSH_S = 3
 TURN_S = 0.05
@@ -87,21 +87,29 @@ class Bus:
 
     @classmethod
     @contextlib.asynccontextmanager
-    async def connect(cls, url: str, *, run: str, name: str) -> AsyncIterator["Bus"]:
+    async def connect(
+        cls,
+        url: str,
+        *,
+        run: str,
+        name: str,
+        trusted: ssl.SSLContext | None = None,
+        may_be_open: bool = False,
+    ) -> AsyncIterator["Bus"]:
         """Connect, and reconnect for as long as the block lasts.
 
+        Args:
+            trusted: what verifies the server, if it has a certificate.
+            may_be_open: whether the server may take anybody.
+
         Raises:
-            Unavailable: if nobody answers within seconds, or the server is too old.
-            UserError: if the server refuses the user or the password.
+            Unavailable: if nobody answers within seconds.
+            UserError: if the server refuses the user or the password, or is too old, without
+                JetStream or open to anybody.
         """
-        client = await open_connection(url, name)
+        client = await open_connection(url, name, trusted)
         try:
-            version = client.connected_server_version
-            if (version.major, version.minor) < MIN_SERVER:
-                raise Unavailable(
-                    f"NATS server {version} is too old; DigenRL needs "
-                    f"{'.'.join(str(part) for part in MIN_SERVER)} or newer"
-                )
+            check_server(client, public(url), may_be_open=may_be_open)
             yield cls(client, run)
         finally:
             # Sends what is buffered. Draining would wait for messages that nobody handles any more.

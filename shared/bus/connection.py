@@ -1,8 +1,10 @@
 """Connects to NATS, and logs while there is no connection."""
 
 import asyncio
+import ssl
 import time
 from dataclasses import dataclass, field
+from typing import Any
 from urllib.parse import urlsplit
 
 import nats.errors
@@ -13,6 +15,7 @@ from shared.errors import Unavailable, UserError
 from shared.messages.rights import inbox_of
 from shared.telemetry import public
 
+MIN_SERVER = (2, 11)
 CONNECT_S = 30.0
 REPEAT_S = 30.0
 """Time after which the log repeats an error that lasts."""
@@ -20,8 +23,8 @@ REPEAT_S = 30.0
 log = structlog.get_logger()
 
 
-async def open_connection(url: str, name: str) -> Client:
-    """Return a client that reconnects by itself.
+async def open_connection(url: str, name: str, trusted: ssl.SSLContext | None = None) -> Client:
+    """Return a client that reconnects by itself; ``trusted`` verifies a server with a certificate.
 
     Raises:
         Unavailable: if nobody answers within some seconds.
@@ -35,9 +38,11 @@ async def open_connection(url: str, name: str) -> Client:
         if _refuses(error) and not refused.done():
             refused.set_result(None)
 
+    to_verify: dict[str, Any] = {} if trusted is None else {"tls": trusted}
     connecting = asyncio.create_task(
         client.connect(
             url,
+            **to_verify,
             name=name,
             inbox_prefix=inbox_of(urlsplit(url).username or "anybody"),
             error_cb=on_error,
@@ -72,6 +77,25 @@ async def open_connection(url: str, name: str) -> Client:
         raise Unavailable(f"DIGENRL_NATS_URL: NATS at {told.address}: {error}") from error
     log.info("connected", nats=told.address)
     return client
+
+
+def check_server(client: Client, address: str, *, may_be_open: bool) -> None:
+    """Raises UserError if the server is too old, has no JetStream, or asks nobody who is there."""
+    info, version = client._server_info, client.connected_server_version
+    at = f"DIGENRL_NATS_URL: NATS at {address}"
+    if (version.major, version.minor) < MIN_SERVER:
+        wanted = ".".join(str(part) for part in MIN_SERVER)
+        raise UserError(f"{at} is {version}, too old; install {wanted} or newer")
+    if not info.get("jetstream"):
+        raise UserError(
+            f"{at} has no JetStream, so it stores nothing; start it with the nats.conf of "
+            "`digenrl keys init`"
+        )
+    if not info.get("auth_required") and not may_be_open:
+        raise UserError(
+            f"{at} lets anybody command the run; start it with the nats.conf of `digenrl keys "
+            "init`, or set DIGENRL_OPEN_BROKERS=1 on a laptop"
+        )
 
 
 def _refuses(error: Exception) -> bool:

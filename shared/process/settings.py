@@ -7,6 +7,7 @@ DIGENRL_SECRETS_DIR=/run/secrets        # one file per setting, named digenrl_<s
 import os
 import secrets
 import socket
+import ssl
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -27,6 +28,7 @@ from shared.messages.records import Token
 from shared.models.memory import Residence
 from shared.process.http_access import Access, TokenFile
 from shared.process.service import Listener, Tls, listen
+from shared.process.trust import trusted_with
 from shared.store import CacheSettings, StoreSettings
 from shared.telemetry import public
 
@@ -90,7 +92,20 @@ class FromSecrets(BaseSettings):
         return init_settings, env_settings, SecretsSettingsSource(settings_cls, folder)
 
 
-class Endpoints(FromSecrets):
+class Trusting(FromSecrets):
+    """Settings of a process that asks servers with certificates."""
+
+    ca: str | None = None
+    """Certificates, as PEM text, by which servers are verified besides those that the machine
+    trusts."""
+
+    @property
+    def trusted(self) -> ssl.SSLContext:
+        """What verifies servers; raises UserError if ``ca`` is no certificate."""
+        return trusted_with(self.ca)
+
+
+class Endpoints(Trusting):
     """Secrets are never part of a log line: they print as asterisks."""
 
     nats_url: SecretStr = SecretStr("nats://127.0.0.1:4222")
@@ -100,6 +115,8 @@ class Endpoints(FromSecrets):
     s3_access_key: SecretStr | None = None
     s3_secret_key: SecretStr | None = None
     s3_session_token: SecretStr | None = None
+    open_brokers: bool = False
+    """Whether brokers may let anybody do anything: on a laptop."""
 
     @property
     def store(self) -> StoreSettings:
@@ -109,6 +126,7 @@ class Endpoints(FromSecrets):
             access_key=self.s3_access_key,
             secret_key=self.s3_secret_key,
             session_token=self.s3_session_token,
+            ca=self.ca,
         )
 
     @property
@@ -169,7 +187,7 @@ class HttpSettings(FromSecrets):
         return access
 
 
-class ClientSettings(FromSecrets):
+class ClientSettings(Trusting):
     """Settings of a program that asks a service."""
 
     api_token: SecretStr | None = None
@@ -228,12 +246,19 @@ class ServiceSettings(Endpoints, HttpSettings):
         )
 
     def connect_bus(self) -> AbstractAsyncContextManager[Bus]:
-        return Bus.connect(self.nats_url.get_secret_value(), run=self.run, name=self.worker)
+        url = self.nats_url.get_secret_value()
+        trusted = self.trusted if self.ca is not None else None
+        return Bus.connect(
+            url, run=self.run, name=self.worker, trusted=trusted, may_be_open=self.open_brokers
+        )
 
     def connect_index(self) -> "AbstractAsyncContextManager[VersionIndex]":
         from shared.run.versions import VersionIndex  # Redis' client, which few services need
 
-        return VersionIndex.connect(self.redis_url.get_secret_value(), run=self.run)
+        return VersionIndex.connect(
+            self.redis_url.get_secret_value(),
+            run=self.run, ca=self.ca, may_be_open=self.open_brokers,
+        )  # fmt: skip
 
 
 def _default_worker() -> str:

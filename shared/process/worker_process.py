@@ -61,7 +61,9 @@ class WorkerProcess:
         the host has a cache."""
         settings = self.settings
         redis_url = settings.redis_url.get_secret_value()
-        async with host_cache(settings.cache, redis_url=redis_url, run=settings.run) as cache:
+        async with host_cache(
+            settings.cache, redis_url=redis_url, run=settings.run, ca=settings.ca
+        ) as cache:
             yield replace(self, store=replace(self.store, cache=cache))
 
     @asynccontextmanager

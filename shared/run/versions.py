@@ -10,20 +10,18 @@ from dataclasses import dataclass
 from typing import Any
 
 import redis.asyncio as redis
-import structlog
 from pydantic import ValidationError
 from redis.exceptions import WatchError
 
-from shared.errors import ContractError, IntegrityError, LeaseLost, Unavailable, UserError
+from shared.errors import ContractError, IntegrityError, LeaseLost, Unavailable
 from shared.messages.contracts import ObjectRef, Policy
 from shared.messages.records import Record
 from shared.run.commits import Named
-from shared.telemetry import FENCED, public
+from shared.store.redis_client import check_redis, open_redis
+from shared.telemetry import FENCED
 
 INDEXED = 256
 """Newest versions that are in the index."""
-
-log = structlog.get_logger()
 
 
 class Version(Record):
@@ -40,15 +38,21 @@ class VersionIndex:
 
     @classmethod
     @asynccontextmanager
-    async def connect(cls, url: str, *, run: str) -> AsyncIterator["VersionIndex"]:
+    async def connect(
+        cls, url: str, *, run: str, ca: str | None = None, may_be_open: bool = False
+    ) -> AsyncIterator["VersionIndex"]:
         """Open the index, whether or not Redis answers yet.
 
+        Args:
+            ca: certificates, as PEM text, that verify a `rediss://` server.
+            may_be_open: whether it may take anybody.
+
         Raises:
-            UserError: if Redis refuses the user or the password.
+            UserError: if Redis refuses the user or the password, or is too old or open to anybody.
         """
-        client = redis.from_url(url, socket_timeout=5, socket_connect_timeout=5)
+        client = open_redis(url, ca, timeout=5)
         try:
-            await _check_login(client, public(url))
+            await check_redis(client, url, ca, may_be_open=may_be_open)
             yield cls(client, run)
         finally:
             await client.aclose()
@@ -136,21 +140,6 @@ class VersionIndex:
 
     def _key(self, number: int) -> str:
         return f"{self._newest_key}:{number}"
-
-
-async def _check_login(client: "redis.Redis", address: str) -> None:
-    try:
-        await client.ping()
-    except redis.AuthenticationError as error:
-        raise UserError(
-            f"DIGENRL_REDIS_URL: Redis at {address} refuses this user or password"
-        ) from error
-    except (redis.ConnectionError, redis.TimeoutError) as error:
-        log.warning(
-            "redis_unavailable", redis=address, setting="DIGENRL_REDIS_URL", error=str(error)
-        )
-    else:
-        log.info("connected", redis=address)
 
 
 def _decode(data: Any) -> Version:

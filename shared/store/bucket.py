@@ -7,10 +7,14 @@ what they leave open comes from the variables and files of each cloud's own tool
 ``AWS_SESSION_TOKEN``, ``GOOGLE_APPLICATION_CREDENTIALS``, ``AZURE_STORAGE_ACCOUNT_NAME`` ...).
 """
 
+import atexit
 import contextlib
 import os
+import ssl
+import tempfile
 from collections.abc import AsyncGenerator, Iterator
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import obstore
@@ -44,6 +48,8 @@ DEFAULT_REGION = "us-east-1"
 class BucketBackend:
     def __init__(self, settings: StoreSettings) -> None:
         """Raises UserError if a setting that the store needs is missing."""
+        if settings.ca is not None:
+            _trust(settings.ca)
         options: dict[str, Any] = {
             "client_options": {
                 "allow_http": (settings.endpoint or "").startswith("http://"),
@@ -144,6 +150,21 @@ def _s3_options(settings: StoreSettings) -> dict[str, Any]:
             "expires_at": None,
         }
     return options
+
+
+def _trust(ca: str) -> None:
+    """Have this process trust these certificates as well.
+
+    The client takes certificates from the machine's file, or from the one that SSL_CERT_FILE names,
+    and from nowhere else."""
+    named = os.environ.get("SSL_CERT_FILE") or ssl.get_default_verify_paths().cafile
+    known = Path(named).read_text() if named and Path(named).is_file() else ""
+    if ca in known:
+        return
+    with tempfile.NamedTemporaryFile("w", suffix=".pem", delete=False) as file:
+        file.write(f"{known}\n{ca}")
+    atexit.register(Path(file.name).unlink, missing_ok=True)
+    os.environ["SSL_CERT_FILE"] = file.name
 
 
 @contextlib.contextmanager

@@ -182,7 +182,7 @@ def _add(part: Part, chunk: bytes, digest: Callable[[bytes], None]) -> None:
 
 @asynccontextmanager
 async def host_cache(
-    settings: CacheSettings | None, *, redis_url: str, run: str
+    settings: CacheSettings | None, *, redis_url: str, run: str, ca: str | None = None
 ) -> AsyncIterator[HostCache | None]:
     """Open this host's cache; None if it is off, or cannot be used and nobody has asked for it.
 
@@ -199,7 +199,7 @@ async def host_cache(
         if settings.share_at is not None:
             from shared.store.peers import peer_list  # Redis' client
 
-            peers = await stack.enter_async_context(peer_list(redis_url, run))
+            peers = await stack.enter_async_context(peer_list(redis_url, run, ca))
             relay = await stack.enter_async_context(Relay(folder, settings.share_at, peers))
         cache = HostCache(folder, settings.limit, relay)
         stack.push_async_callback(cache.stop)

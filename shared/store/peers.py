@@ -13,6 +13,7 @@ import structlog
 from pydantic import ValidationError
 from redis.exceptions import RedisError
 
+from shared.store.redis_client import open_redis
 from shared.store.relay import Peer
 
 KEPT_S = 3600
@@ -51,9 +52,9 @@ def _decoded(entry: bytes) -> Peer | None:
 
 
 @asynccontextmanager
-async def peer_list(url: str, run: str) -> AsyncIterator[RedisPeers]:
+async def peer_list(url: str, run: str, ca: str | None = None) -> AsyncIterator[RedisPeers]:
     """Open the lists of a run, whether or not Redis answers."""
-    client = redis.from_url(url, socket_timeout=2, socket_connect_timeout=2)
+    client = open_redis(url, ca, timeout=2)
     try:
         yield RedisPeers(client, run)
     finally:

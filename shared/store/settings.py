@@ -15,6 +15,9 @@ class StoreSettings:
     secret_key: SecretStr | None = None
     session_token: SecretStr | None = None
     """Session token that belongs to temporary keys."""
+    ca: str | None = None
+    """Certificates, as PEM text, by which the service is verified besides those that the machine
+    trusts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,6 +16,7 @@ import httpx
 import pytest
 import yaml
 
+from digenrl.local.deployment import Places, make_deployment
 from digenrl.local.ports import free_ports
 from digenrl.local.seaweedfs import names_in_sqlite
 from tests.paths import ROOT
@@ -24,12 +25,15 @@ COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
 DOCKERFILE = (ROOT / "deploy/Dockerfile").read_text()
 OURS = ("scheduler", "rollout", "encoder", "reward", "trainer", "evaluation", "report")
-DERIVED = {"encoder": "rollout", "trainer": "rollout", "evaluation": "report"}
+DERIVED = {"encoder": "rollout", "trainer": "rollout", "evaluation": "report", "keys": "scheduler"}
 """Images that are another one with another command."""
 BROKERS = ("nats", "redis", "s3")
+ROLE = {name: name for name in OURS} | {"evaluation": "client", "report": "client"}
+"""Whose secrets a container sees."""
 PROJECT = "digenrl-test"
 
 every_service = pytest.mark.parametrize("name", SERVICES)
+staying = pytest.mark.parametrize("name", [name for name in SERVICES if name != "keys"])
 
 
 def stages() -> dict[str, tuple[str, str]]:
@@ -69,7 +73,7 @@ def required_by(package: str) -> list[str]:
 
 
 def test_it_is_one_container_per_process_and_two_rollout_workers() -> None:
-    assert set(SERVICES) == {*OURS, *BROKERS}
+    assert set(SERVICES) == {*OURS, *BROKERS, "keys"}
     assert SERVICES["rollout"]["scale"] == "${DIGENRL_ROLLOUT_WORKERS:-2}"
     assert [name for name in SERVICES if "profiles" in SERVICES[name]] == [
         "encoder", "evaluation",
@@ -88,7 +92,7 @@ def test_a_container_has_no_more_rights_than_it_needs(name: str) -> None:
     assert service["mem_limit"] == "${DIGENRL_MEMORY_LIMIT:-8g}"
 
 
-@every_service
+@staying
 def test_a_container_is_probed_reaped_restarted_and_stopped_in_order(name: str) -> None:
     service = SERVICES[name]
     assert service["healthcheck"]["test"][0] == "CMD"
@@ -99,11 +103,41 @@ def test_a_container_is_probed_reaped_restarted_and_stopped_in_order(name: str) 
 
 @every_service
 def test_what_a_container_keeps_is_in_a_named_volume_that_its_image_owns(name: str) -> None:
-    for volume in SERVICES[name].get("volumes", []):
+    named = [each for each in SERVICES[name]["volumes"] if isinstance(each, str)]
+    for volume in named:
         source, target = volume.split(":")
         assert source in COMPOSE["volumes"]
         assert f"chown 65532:65532 {target}\n" in stages()[name][1]
-    assert bool(SERVICES[name].get("volumes")) == (name in (*BROKERS, "report"))
+    assert bool(named) == (name in (*BROKERS, "report", "keys"))
+
+
+@staying
+def test_a_container_reads_the_secrets_of_its_own_role_and_no_others(name: str) -> None:
+    [keys] = [each for each in SERVICES[name]["volumes"] if not isinstance(each, str)]
+    role = ROLE.get(name, f"brokers/{name}")
+    assert keys == {
+        "type": "volume", "source": "keys", "target": "/run/keys", "read_only": True,
+        "volume": {"subpath": role},
+    }  # fmt: skip
+    assert "/run/keys" in f"{SERVICES[name].get('environment')}{stages().get(name, ('', ''))[1]}"
+
+
+def test_keys_are_made_once_before_anything_starts_and_no_secret_is_in_the_file(
+    tmp_path: Path,
+) -> None:
+    """The folders that containers mount are those that `digenrl keys init` makes."""
+    assert SERVICES["keys"]["command"] == "init" and SERVICES["keys"]["restart"] == "no"
+    for name in set(SERVICES) - {"keys"}:
+        condition = SERVICES[name]["depends_on"]["keys"]
+        assert condition == {"condition": "service_completed_successfully"}
+    make_deployment(tmp_path, Places(nats="nats:4222", redis="redis:6379", s3="http://s3:8333"))
+    for name in set(SERVICES) - {"keys"}:
+        assert (tmp_path / ROLE.get(name, f"brokers/{name}")).is_dir()
+    for name in OURS:
+        assert (tmp_path / ROLE[name] / "api_tokens.json").is_file()
+    assert (tmp_path / "client" / "digenrl_api_token").is_file()
+    text = (ROOT / "docker-compose.yml").read_text()
+    assert "password" not in text.lower() and "OPEN_API" not in text
 
 
 def test_only_the_api_is_published_and_only_on_this_machine() -> None:
@@ -116,7 +150,7 @@ def test_only_the_api_is_published_and_only_on_this_machine() -> None:
 
 def test_containers_may_ask_each_service_by_its_name() -> None:
     """The report asks the scheduler by these names, and a Prometheus asks every service."""
-    serving = set(SERVICES) - {*BROKERS, "report"}
+    serving = set(SERVICES) - {*BROKERS, "report", "keys"}
     for name in serving:
         allowed = SERVICES[name]["environment"]["DIGENRL_ALLOWED_HOSTS"]
         assert set(allowed.partition(":-")[2].rstrip("}").split(",")) == serving
@@ -124,11 +158,9 @@ def test_containers_may_ask_each_service_by_its_name() -> None:
 
 @pytest.mark.parametrize("name", OURS)
 def test_a_service_starts_when_the_brokers_answer(name: str) -> None:
-    assert set(SERVICES[name]["depends_on"]) == set(BROKERS)
-    assert all(
-        wanted == {"condition": "service_healthy"}
-        for wanted in SERVICES[name]["depends_on"].values()
-    )
+    depends = SERVICES[name]["depends_on"]
+    assert set(depends) == {*BROKERS, "keys"}
+    assert all(depends[broker] == {"condition": "service_healthy"} for broker in BROKERS)
 
 
 @every_service
@@ -185,9 +217,10 @@ def test_a_build_works_without_a_registry_of_frontends() -> None:
     assert "pull" not in (ROOT / "docker-compose.yml").read_text()
 
 
-def test_brokers_keep_what_they_have_acknowledged() -> None:
-    assert "sync_interval: always" in (ROOT / "deploy/brokers/nats.conf").read_text()
-    redis = (ROOT / "deploy/brokers/redis.conf").read_text().splitlines()
+def test_brokers_keep_what_they_have_acknowledged(tmp_path: Path) -> None:
+    make_deployment(tmp_path, Places(nats="nats:4222", redis="redis:6379", s3="http://s3:8333"))
+    assert "sync_interval: always" in (tmp_path / "brokers/nats/nats.conf").read_text()
+    redis = (tmp_path / "brokers/redis/redis.conf").read_text().splitlines()
     assert {"appendonly yes", "appendfsync always", "maxmemory-policy noeviction"} <= set(redis)
     s3 = (ROOT / "deploy/brokers/s3").read_text()  # tests/local/test_power_cut.py: why each
     pragmas = parse_qs(names_in_sqlite(Path("/data"))["WEED_SQLITE_DBFILE"].split("?")[1])
@@ -259,7 +292,10 @@ def api(needs_docker: None) -> Iterator[httpx.Client]:
     [port] = free_ports(1)
     try:
         compose("up", "--build", "--wait", DIGENRL_PORT=str(port), DIGENRL_STEPS="2")
-        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=20) as client:
+        token = compose("run", "--rm", "keys", "token").strip()
+        headers = {"authorization": f"Bearer {token}"}
+        url = f"http://127.0.0.1:{port}"
+        with httpx.Client(base_url=url, timeout=20, headers=headers) as client:
             yield client
     finally:
         compose("down", "--volumes")
@@ -269,6 +305,9 @@ def api(needs_docker: None) -> Iterator[httpx.Client]:
 @pytest.mark.run
 @pytest.mark.timeout(1800)
 def test_it_comes_up_trains_reports_and_leaves_nothing(api: httpx.Client, tmp_path: Path) -> None:
+    assert httpx.get(f"{api.base_url}/v1/run").status_code == 401
+    link = compose("run", "--rm", "keys", "link", DIGENRL_PORT=str(api.base_url.port)).strip()
+    assert httpx.get(link).status_code == 303
     wait_until(lambda: bool(api.get("/v1/run").json()["phase"] == "finished"))
     assert api.get("/v1/run").json()["step"] == 2
     wait_until(lambda: "report: done" in compose("logs", "report"))

@@ -2,7 +2,6 @@
 
 import asyncio
 import dataclasses
-import ssl
 from pathlib import Path
 
 import httpx
@@ -11,7 +10,8 @@ from typer.testing import CliRunner
 
 from digenrl.cli import app
 from digenrl.local.brokers import Brokers, plan_brokers
-from digenrl.local.deployment import make_certificate, make_deployment
+from digenrl.local.certificates import authority_in
+from digenrl.local.deployment import Places, make_deployment
 from digenrl.local.keys import Keys, keys_in
 from digenrl.local.ports import free_ports
 from digenrl.local.tokens import Tokens
@@ -21,6 +21,7 @@ from shared.messages.rights import ROLES
 from shared.process.http_access import Access
 from shared.process.service import Health, serve, worker_app
 from shared.process.settings import Endpoints, HttpSettings
+from shared.process.trust import trusted_with
 from tests.brokers import StartProgram, program
 
 
@@ -51,7 +52,7 @@ def test_a_folder_that_cannot_be_made_is_named_in_one_line(tmp_path: Path) -> No
 def test_a_service_of_a_role_finds_its_secrets_in_the_folder_that_is_named_when_it_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    make_deployment(tmp_path, nats="n:1", redis="r:2", s3="http://s:3")
+    make_deployment(tmp_path, Places(nats="n:1", redis="r:2", s3="http://s:3"))
     for role in ROLES:
         monkeypatch.setenv("DIGENRL_SECRETS_DIR", str(tmp_path / role))
         found = Endpoints()
@@ -64,9 +65,10 @@ def test_a_service_of_a_role_finds_its_secrets_in_the_folder_that_is_named_when_
 
 def test_a_nats_server_takes_the_configuration(tmp_path: Path, start: StartProgram) -> None:
     [port, monitor] = free_ports(2)
-    make_deployment(tmp_path / "keys", nats=f"127.0.0.1:{port}", redis="r:2", s3="http://s:3")
+    places = Places(nats=f"127.0.0.1:{port}", redis="r:2", s3="http://s:3")
+    make_deployment(tmp_path / "keys", places)
     planned: Brokers = plan_brokers(tmp_path / "other", keys_in(tmp_path / "keys"))
-    config = tmp_path / "keys" / "brokers" / "nats.conf"
+    config = tmp_path / "keys" / "brokers" / "nats" / "nats.conf"
     text = config.read_text().replace('"/data"', f'"{tmp_path}/data"')
     config.write_text(text.replace("127.0.0.1:8222", f"127.0.0.1:{monitor}"))
     nats = program(planned, "nats")
@@ -80,8 +82,9 @@ def test_a_nats_server_takes_the_configuration(tmp_path: Path, start: StartProgr
 
 
 async def test_a_service_answers_with_a_certificate_of_that_command(tmp_path: Path) -> None:
-    make_certificate(tmp_path / "tls", ["localhost", "127.0.0.1"])
-    cert, key = tmp_path / "tls" / "cert.pem", tmp_path / "tls" / "key.pem"
+    authority = authority_in(tmp_path / "ca")
+    made = authority.certificate(tmp_path / "tls", ["localhost", "127.0.0.1"])
+    cert, key = made.cert, made.key
     assert key.stat().st_mode & 0o777 == 0o600
     listener = HttpSettings(tls_cert=cert, tls_key=key).listen("0.0.0.0", 0)
     done = asyncio.Event()
@@ -93,7 +96,7 @@ async def test_a_service_answers_with_a_certificate_of_that_command(tmp_path: Pa
         serve(worker_app("reward", Health()), work(), listener=listener, access=Access())
     )
     url = f"https://127.0.0.1:{listener.socket.getsockname()[1]}"
-    trusted = ssl.create_default_context(cafile=str(cert))
+    trusted = trusted_with(authority.pem)
     try:
         async with asyncio.timeout(20), httpx.AsyncClient(verify=trusted) as client:
             while True:
@@ -111,5 +114,5 @@ async def test_a_service_answers_with_a_certificate_of_that_command(tmp_path: Pa
 
 
 def test_a_certificate_for_no_name_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="--tls: openssl says"):
-        make_certificate(tmp_path / "tls", ["a,b=c"])
+    with pytest.raises(UserError, match="--tls: 'a,b=c' is no name of a host"):
+        authority_in(tmp_path / "ca").certificate(tmp_path / "tls", ["a,b=c"])

@@ -2,11 +2,14 @@
 
 import asyncio
 import os
+import socket
+import ssl
 import subprocess
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import httpx
+import psutil
 import pytest
 import redis.asyncio as redis
 from pydantic import SecretStr
@@ -37,8 +40,8 @@ def planned(tmp_path: Path, keys: Keys) -> Brokers:
 
 
 @pytest.fixture
-def objects(planned: Brokers, start: StartProgram) -> None:
-    start(program(planned, "objects"))
+def objects(planned: Brokers, start: StartProgram) -> "subprocess.Popen[bytes]":
+    return start(program(planned, "objects"))
 
 
 @pytest.fixture
@@ -71,7 +74,7 @@ def key_at(place: str, name: str = "x") -> str:
 
 
 async def test_each_role_writes_and_deletes_in_the_store_where_it_is_described_and_reads_all(
-    planned: Brokers, keys: Keys, objects: None
+    planned: Brokers, keys: Keys, objects: "subprocess.Popen[bytes]"
 ) -> None:
     owner = store_as(planned, *planned.owner.values())
     for place in PLACES:
@@ -94,25 +97,46 @@ async def test_each_role_writes_and_deletes_in_the_store_where_it_is_described_a
     assert makers == {"trainer"}
 
 
-async def test_the_store_asks_everybody_also_at_its_own_ports(
-    planned: Brokers, keys: Keys, objects: None
+def answered(port: int, *, encrypted: bool) -> bytes:
+    """What a port of this machine answers to somebody without a key or a certificate."""
+    at = f"/buckets/{BUCKET}/{RUN}/commits/00000001.json"
+    request = f"GET {at} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n".encode()
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    try:
+        with (
+            socket.create_connection(("127.0.0.1", port), timeout=5) as raw,
+            context.wrap_socket(raw) if encrypted else raw as connection,
+        ):
+            connection.sendall(request)
+            return connection.recv(1 << 16)
+    except (OSError, ssl.SSLError) as error:
+        return repr(error).encode()
+
+
+async def test_the_store_asks_everybody_at_all_its_ports(
+    planned: Brokers, keys: Keys, objects: "subprocess.Popen[bytes]"
 ) -> None:
     owner = store_as(planned, *planned.owner.values())
     await owner.write(f"{RUN}/commits/00000001.json", b"the truth")
     for login in (("trainer", "wrong"), ("trainer", keys.secret("rollout")),
                   ("digenrl", "digenrl-local")):  # fmt: skip
         assert not await may(store_as(planned, *login).read(f"{RUN}/commits/00000001.json"))
-    argv = program(planned, "objects").argv
-    [filer] = [each.partition("=")[2] for each in argv if each.startswith("-filer.port=")]
     at = f"/{BUCKET}/{RUN}/commits/00000001.json"
     async with httpx.AsyncClient(verify=False) as client:
-        anonymous = await client.get(f"{planned.environment['DIGENRL_S3_ENDPOINT']}{at}")
-        assert anonymous.status_code == 403
         for method in ("GET", "HEAD", "PUT", "POST", "DELETE"):
-            answer = await client.request(method, f"http://127.0.0.1:{filer}/buckets{at}")
-            assert answer.status_code == 401, method
-            answer = await client.request(method, f"http://127.0.0.1:{filer}/etc/seaweedfs/")
-            assert answer.status_code == 401, method
+            url = f"{planned.environment['DIGENRL_S3_ENDPOINT']}{at}"
+            assert (await client.request(method, url)).status_code in (400, 403, 405), method
+    listening = {
+        each.laddr.port
+        for each in psutil.Process(objects.pid).net_connections("inet")
+        if each.status == psutil.CONN_LISTEN
+    }
+    assert len(listening) >= 8, "S3, master, volume, filer and admin, with gRPC beside"
+    for port in listening - {planned.s3_port}:
+        plain = answered(port, encrypted=False)
+        assert plain.startswith(b"HTTP/1.0 400") or b"HTTP" not in plain, (port, plain)
+        assert b"CERTIFICATE_REQUIRED" in answered(port, encrypted=True), port
     assert await owner.read(f"{RUN}/commits/00000001.json") == b"the truth"
 
 

@@ -103,7 +103,7 @@ def requeue_group(group: GroupState) -> GroupState:
 
 def generated(state: State, event: FragmentGenerated, now: float) -> State:
     slot = event.fragment.slot
-    state = learn_generation(state, event)
+    state = _count_finished(learn_generation(state, event), slot, event.worker, now)
     state = _unassign_everywhere(state, slot, now, event.worker)
     found = state.find_fragment(slot)
     if found is None or found.stage not in ("pending", "issued"):
@@ -268,12 +268,23 @@ def unassign(state: State, slot: FragmentSlot, address: str, now: float) -> Stat
     left = [held for held in worker.assigned if not _is_same(held.slot, slot)]
     if len(left) == len(worker.assigned):
         return state
-    begun = worker.concurrency - 1  # this one begins now
+    begun = worker.concurrency - 1  # this one begins now; who says more may have begun it before
     assigned = tuple(
-        AssignedFragment(held.slot, held.num_samples, now) if place == begun else held
+        AssignedFragment(held.slot, held.num_samples, now)
+        if place == begun and worker.declared <= 1
+        else held
         for place, held in enumerate(left)
     )
     return state.with_worker(replace(worker, assigned=assigned))
+
+
+def _count_finished(state: State, slot: FragmentSlot, address: str, now: float) -> State:
+    """Learn from a fragment that a device has finished how many it generates at a time."""
+    worker = state.workers.get(address)
+    if worker is None or worker.declared <= 1:
+        return state
+    found = [held for held in worker.assigned if _is_same(held.slot, slot)]
+    return state.with_worker(worker.having_finished(found[0], now)) if found else state
 
 
 def _unassign_everywhere(

@@ -38,6 +38,7 @@ from services.scheduler.core.lending import (
 )
 from services.scheduler.core.sizing import size_fragments
 from services.scheduler.core.state import Plan, State, WorkerState
+from services.scheduler.core.workers import GENERATES
 from shared.learning.curriculum import Saturated
 from shared.messages.contracts import (
     Command,
@@ -311,8 +312,10 @@ def _worker_joined(plan: Plan, state: State, event: WorkerJoined, now: float) ->
             state = fragments.worker_lost(plan, state, old)
     if event.address in state.workers:
         return state
+    says = event.concurrency if event.service in GENERATES else 0
     worker = WorkerState(
-        **asdict(event),
+        **asdict(event) | {"concurrency": min(says, 1) if says else event.concurrency},
+        declared=says,
         assigned=fragments.issued_to(state, event.address),
         gradient_task=training.gradient_task_of(state, event.address),
         clock_from=now,

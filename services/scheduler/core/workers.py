@@ -5,8 +5,9 @@ an event. Who generates changes only when somebody joins, leaves or is excluded;
 another fragment, one device at a time.
 """
 
+import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, Self
 
 from shared.messages.contracts import FragmentSlot
@@ -38,13 +39,46 @@ class GradientTask:
     since: float
 
 
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """How many fragments a device really generates at a time, by the scheduler's own clock."""
+
+    since: float = 0.0
+    """When it was given something, having had nothing."""
+    num_samples: int = 0
+    """Samples that it has finished since."""
+    last: float = -math.inf
+    """When it has finished something last."""
+    fastest: float = math.inf
+    """Seconds per sample of what it has finished soonest after it was given it."""
+
+    def after(self, held: AssignedFragment, now: float) -> "Shown":
+        """Return what is known after a fragment that it was given at ``held.since``."""
+        each = max(0.0, now - held.since) / held.num_samples
+        was_idle = held.since > self.last
+        return Shown(
+            since=held.since if was_idle else self.since,
+            num_samples=held.num_samples + (0 if was_idle else self.num_samples),
+            last=now,
+            fastest=min(each, self.fastest),
+        )
+
+    def at_a_time(self, now: float) -> float:
+        """Return the fragments that it has generated at a time, on average."""
+        return self.num_samples * self.fastest / max(now - self.since, 1e-9)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerState:
     address: str
     name: str
     service: str
     concurrency: int
-    """Fragments that the worker generates at the same time."""
+    """Fragments that the worker generates at the same time: what it has shown, of what it says."""
+    declared: int = 0
+    """Fragments that it says it generates at the same time, if that is more."""
+    shown: Shown | None = None
+    """What it has done since it was idle, if it says that it generates several at a time."""
     kind: str = "cpu"
     independent_devices: bool = False
     """Whether each device of this trainer generates what it has and then trains, on its own."""
@@ -58,6 +92,15 @@ class WorkerState:
     """Fragments returned since the last one that it finished."""
     clock_from: float = 0.0
     """Earliest time from which deadlines count: when it joined, or last was loading."""
+
+    def having_finished(self, held: AssignedFragment, now: float) -> "WorkerState":
+        """Return the worker after a fragment that it was given at ``held.since``. One that says
+        that it generates several at a time is believed as far as twice what it has shown."""
+        if self.declared <= 1:
+            return self
+        shown = (self.shown or Shown()).after(held, now)
+        concurrency = max(1, min(self.declared, round(2 * shown.at_a_time(now))))
+        return replace(self, shown=shown, concurrency=concurrency)
 
     @property
     def generates(self) -> bool:

@@ -24,8 +24,10 @@ from shared.messages.volume import BatchVolume, prompt_bytes
 from shared.process.http_access import Access, check_routes
 from shared.process.service import Health, Listener, serve, worker_app
 from shared.process.settings import ServiceSettings
+from shared.process.store_check import PROBE, check_store
 from shared.process.worker_process import one_user_error
 from shared.recipe.recipe import Recipe
+from shared.run.layout import file_key
 from shared.run.retention import retention_of
 from shared.run.run_recipe import prompt_order, store_recipe
 from shared.store import open_store
@@ -134,6 +136,9 @@ async def _command(
         LeaseLost: in a group.
     """
     store = open_store(settings.store)
+    await check_store(
+        settings.store, store, file_key(settings.run, PROBE), may_be_open=settings.open_brokers
+    )
     async with (
         settings.connect_bus() as bus,
         settings.connect_index() as index,

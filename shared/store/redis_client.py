@@ -1,0 +1,83 @@
+"""Opens connections to Redis, and looks whether it is one that a run can trust."""
+
+from typing import Any
+
+import redis.asyncio as redis
+import structlog
+
+from shared.errors import UserError
+from shared.telemetry import public
+
+MIN_VERSION = (7, 0)
+"""Older ones cannot let a role read keys that it must not write."""
+
+log = structlog.get_logger()
+
+
+def open_redis(url: str, ca: str | None = None, *, timeout: float) -> "redis.Redis":
+    """Return a client, whether or not Redis answers yet.
+
+    Args:
+        ca: certificates, as PEM text, that verify a `rediss://` server.
+        timeout: seconds for a connection, and for an answer.
+    """
+    return redis.from_url(
+        url, socket_timeout=timeout, socket_connect_timeout=timeout, **_verified(url, ca)
+    )
+
+
+async def check_redis(
+    client: "redis.Redis", url: str, ca: str | None, *, may_be_open: bool
+) -> None:
+    """Look who is there; a Redis that does not answer yet is logged, and not looked at.
+
+    Raises:
+        UserError: if it refuses the user or the password, or is too old or open to anybody.
+    """
+    address = public(url)
+    try:
+        await client.ping()
+        _check_version(await client.execute_command("HELLO"), address)  # type: ignore[no-untyped-call]
+        if not may_be_open:
+            await _check_asks(url, ca, address)
+    except redis.AuthenticationError as error:
+        raise UserError(
+            f"DIGENRL_REDIS_URL: Redis at {address} refuses this user or password"
+        ) from error
+    except (redis.ConnectionError, redis.TimeoutError) as error:
+        log.warning(
+            "redis_unavailable", redis=address, setting="DIGENRL_REDIS_URL", error=str(error)
+        )
+    else:
+        log.info("connected", redis=address)
+
+
+def _check_version(hello: Any, address: str) -> None:
+    given = hello if isinstance(hello, dict) else dict(zip(hello[::2], hello[1::2], strict=False))
+    found = given.get(b"version", given.get("version", b"0"))
+    text = found.decode() if isinstance(found, bytes) else str(found)
+    if tuple(int(part) for part in text.split(".")[:2]) < MIN_VERSION:
+        wanted = ".".join(str(part) for part in MIN_VERSION)
+        raise UserError(
+            f"DIGENRL_REDIS_URL: Redis at {address} is {text}, too old; install {wanted} or newer"
+        )
+
+
+async def _check_asks(url: str, ca: str | None, address: str) -> None:
+    """Raises UserError if Redis answers who does not say who it is."""
+    nobody = open_redis(url, ca, timeout=5)
+    nobody.connection_pool.connection_kwargs.update(username=None, password=None)
+    try:
+        await nobody.ping()
+    except (redis.AuthenticationError, redis.ResponseError):
+        return
+    finally:
+        await nobody.aclose()
+    raise UserError(
+        f"DIGENRL_REDIS_URL: Redis at {address} lets anybody change the run; start it with the "
+        "redis.conf of `digenrl keys init`, or set DIGENRL_OPEN_BROKERS=1 on a laptop"
+    )
+
+
+def _verified(url: str, ca: str | None) -> dict[str, Any]:
+    return {"ssl_ca_data": ca} if ca is not None and url.startswith("rediss:") else {}
