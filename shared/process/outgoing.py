@@ -1,0 +1,184 @@
+"""Which hosts this process asks on the word of a recipe: those of the internet, and those that
+somebody on this host allows by name.
+
+    DIGENRL_PRIVATE_HOSTS=judge,10.0.0.0/8     names as recipes write them, addresses, networks
+
+A recipe may come from elsewhere. It must not make a worker ask what only this network reaches: the
+machine itself, its neighbours, or a cloud's metadata, which gives credentials to whoever asks. So a
+name is looked up once per request, every address that it has is checked, and the request goes to
+the address that was checked; redirects are not followed.
+"""
+
+import ipaddress
+import os
+import socket
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any
+from urllib.request import getproxies, proxy_bypass
+
+import httpx
+
+from shared.errors import ScoringError, UserError
+
+SETTING = "DIGENRL_PRIVATE_HOSTS"
+METADATA = frozenset(
+    ipaddress.ip_address(address)
+    for address in ("169.254.169.254", "169.254.170.2", "100.100.100.200", "fd00:ec2::254",
+                    "192.0.0.192", "168.63.129.16")
+)  # fmt: skip
+"""Addresses at which clouds tell a machine its secrets; some of them look public."""
+NAT64 = ipaddress.ip_network("64:ff9b::/96")
+
+Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+
+
+@dataclass(frozen=True, slots=True)
+class PrivateHosts:
+    """Hosts that are allowed although they are not of the internet."""
+
+    names: frozenset[str] = frozenset()
+    networks: tuple[Network, ...] = ()
+
+    def check(self, host: str, addresses: Collection[str]) -> None:
+        """Raises UserError if a recipe may not have ``host`` asked at one of these addresses."""
+        if host.lower().rstrip(".") in self.names:
+            return
+        for given in addresses:
+            address = ipaddress.ip_address(given.partition("%")[0])
+            kind = kind_of(address)
+            if kind is not None and not any(address in each for each in self.networks):
+                at = host if host == given else f"{host}, which is {given},"
+                raise UserError(
+                    f"url: {at} is {kind}, which no recipe may have asked; if it is meant, set "
+                    f"{SETTING}={host} where the worker runs"
+                )
+
+
+def private_hosts(given: str | None = None) -> PrivateHosts:
+    """Return the hosts of the setting, by default that of the environment."""
+    words = (os.environ.get(SETTING, "") if given is None else given).replace(",", " ").split()
+    names, networks = set[str](), list[Network]()
+    for word in words:
+        try:
+            networks.append(ipaddress.ip_network(word.strip("[]"), strict=False))
+        except ValueError:
+            names.add(word.lower().rstrip("."))
+    return PrivateHosts(frozenset(names), tuple(networks))
+
+
+def kind_of(address: Address) -> str | None:
+    """Return what makes an address one that only this network reaches; None if it is public."""
+    address = _inner(address)
+    if address in METADATA or address.is_link_local:
+        return "an address of a machine's metadata or of its own link"
+    if address.is_loopback or address.is_unspecified:
+        return "this machine itself"
+    if not address.is_global or address.is_multicast or address.is_reserved:
+        return "an address of a private network"
+    return None
+
+
+def _inner(address: Address) -> Address:
+    """Return the IPv4 address that another one carries: translated, tunnelled or mapped."""
+    if isinstance(address, ipaddress.IPv4Address):
+        return address
+    if address.ipv4_mapped is not None:
+        return address.ipv4_mapped
+    if address.sixtofour is not None:
+        return address.sixtofour
+    if address.teredo is not None:
+        return address.teredo[1]
+    if address in NAT64 or int(address) < 1 << 32 and int(address) > 1:
+        return ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
+    return address
+
+
+def addresses_of(host: str, port: int) -> list[str]:
+    """Return the addresses of a host, in the order in which they are tried; raises OSError."""
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return list(dict.fromkeys(str(each[4][0]) for each in found))
+
+
+def check_url(url: str) -> None:
+    """Look at a URL before anything is sent; a name that is not known yet is looked at later.
+
+    Raises:
+        UserError: if no recipe may have it asked.
+    """
+    parsed = httpx.URL(url)
+    if _proxy(parsed) is None:
+        try:
+            addresses = addresses_of(parsed.host, _port(parsed))
+        except OSError:
+            return
+        private_hosts().check(parsed.host, addresses)
+    else:
+        private_hosts().check(parsed.host, _literal(parsed.host))
+
+
+class Outgoing(httpx.BaseTransport):
+    """Sends requests where a recipe may have them sent, to the very address that was looked at."""
+
+    def __init__(self, url: str, limits: httpx.Limits | None = None) -> None:
+        """``url``: where requests will go; a proxy that this machine has for it is used."""
+        self._proxy = _proxy(httpx.URL(url))
+        more: dict[str, Any] = {} if limits is None else {"limits": limits}
+        self._inner = httpx.HTTPTransport(proxy=self._proxy, **more)
+        self._private = private_hosts()
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        """Send a request.
+
+        Raises:
+            ScoringError: if no recipe may have it sent there.
+            httpx.TransportError: if there is no answer.
+        """
+        host = request.url.host
+        if self._proxy is not None:  # it looks names up itself
+            self._checked(host, _literal(host))
+            return self._inner.handle_request(request)
+        try:
+            addresses = addresses_of(host, _port(request.url))
+        except OSError as error:
+            raise httpx.ConnectError(f"{host}: {error}", request=request) from error
+        self._checked(host, addresses)
+        request.extensions = {**request.extensions, "sni_hostname": host}
+        request.url = request.url.copy_with(host=addresses[0].partition("%")[0])
+        return self._inner.handle_request(request)
+
+    def close(self) -> None:
+        self._inner.close()
+
+    def _checked(self, host: str, addresses: Collection[str]) -> None:
+        try:
+            self._private.check(host, addresses)
+        except UserError as error:
+            raise ScoringError(str(error)) from error
+
+
+def _port(url: httpx.URL) -> int:
+    return url.port or (443 if url.scheme == "https" else 80)
+
+
+def _literal(host: str) -> list[str]:
+    """Return the address that a host is written as, if it is one in any of its spellings."""
+    try:
+        ipaddress.ip_address(host)
+        return [host]
+    except ValueError:
+        pass
+    try:
+        return [socket.inet_ntoa(socket.inet_aton(host))]
+    except OSError:
+        return []
+
+
+def _proxy(url: httpx.URL) -> str | None:
+    """Return the proxy that this machine has for a URL."""
+    if proxy_bypass(url.host):
+        return None
+    return getproxies().get(url.scheme)
+
+
