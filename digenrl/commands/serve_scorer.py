@@ -39,6 +39,7 @@ def serve_scorer(
     """Serve a scorer over HTTP, for recipes that name it with type "remote"."""
     from services.reward.scorer import build_scorers
     from services.reward.server import BODIES, create_app
+    from shared.process.outgoing import allow
     from shared.process.service import Health, serve
     from shared.telemetry import configure_logs
 
@@ -46,6 +47,7 @@ def serve_scorer(
     configure_logs(service="scorer", worker=table.name, run="")
     http = http_settings(plain_http=plain_http)
     listener = http.listen(host, port)
+    allow([table.url])
     [scorer] = build_scorers([table])
     # A scorer tells nothing and changes nothing: without tokens, whoever reaches it may ask.
     access = replace(http.access(table.name), is_open=http.open_api or http.api_tokens is None)

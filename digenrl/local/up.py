@@ -25,6 +25,7 @@ from digenrl.local.preflight import LocalRun
 from digenrl.local.processes import command, follower_of, page_of, scheduler_of, workers_of
 from digenrl.local.starter import Starter
 from digenrl.local.supervisor import BROKER_STOP_S, Supervisor
+from shared.process.outgoing import SETTING, named_in
 
 POLL_S = 0.5
 PAGE_S = 30.0
@@ -79,7 +80,7 @@ async def run_locally(local: LocalRun) -> int:
     for name in brokers.secrets["client"]:  # files name this run's; variables would go before
         os.environ.pop(name, None)
     secrets = local.keys.environment("client") | local.tokens.environment
-    environment = brokers.environment | secrets | _no_cache(local)
+    environment = brokers.environment | secrets | _no_cache(local) | _asked(local)
     logs = local.folder / "logs"
     starter = await Starter.begin(ahead_of(local.recipe), environment, logs / "starter.log")
     supervisor = Supervisor(logs, environment, starter)
@@ -107,6 +108,13 @@ async def run_locally(local: LocalRun) -> int:
         if starter is not None:
             await starter.stop()
         shutil.rmtree(local.folder / HOST_CACHE, ignore_errors=True)
+
+
+def _asked(local: LocalRun) -> dict[str, str]:
+    """Allow the hosts that the recipe has asked: who runs it here has chosen it."""
+    tables = (*local.recipe.reward.scorers, *local.recipe.evaluation.scorers)
+    allowed = named_in(table.url for table in tables)
+    return {SETTING: allowed} if allowed else {}
 
 
 def _no_cache(local: LocalRun) -> dict[str, str]:

@@ -17,6 +17,7 @@ from shared.diffusion.tensors import unpack
 from shared.learning.prompts import PromptOrder, read_prompts
 from shared.messages.contracts import Fragment, GenerateFragment, Policy, Prompt
 from shared.models.memory import Holding
+from shared.process.outgoing import allow
 from shared.recipe.recipe import Recipe
 
 Scores = Sequence[float | None]
@@ -46,6 +47,7 @@ def tail_check(
     """
     order, batch = PromptOrder(read_prompts(recipe.data.prompts), recipe.run.seed), 0
     num_prompts = min(num_prompts, len(order.prompts))
+    allow(table.url for table in recipe.reward.scorers)
     scorers = build_scorers(recipe.reward.scorers)
     loaded = load_policy(
         recipe, {"transformer", "text", "decoder"}, holding=Holding(memory=recipe.holding.memory)

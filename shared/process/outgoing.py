@@ -12,7 +12,7 @@ the address that was checked; redirects are not followed.
 import ipaddress
 import os
 import socket
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Any
 from urllib.request import getproxies, proxy_bypass
@@ -28,6 +28,8 @@ METADATA = frozenset(
                     "192.0.0.192", "168.63.129.16")
 )  # fmt: skip
 """Addresses at which clouds tell a machine its secrets; some of them look public."""
+OF_THE_MACHINE = "an address of a machine's metadata or of its own link"
+"""What a name does not allow: only the address itself, or its network."""
 NAT64 = ipaddress.ip_network("64:ff9b::/96")
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
@@ -43,11 +45,12 @@ class PrivateHosts:
 
     def check(self, host: str, addresses: Collection[str]) -> None:
         """Raises UserError if a recipe may not have ``host`` asked at one of these addresses."""
-        if host.lower().rstrip(".") in self.names:
-            return
+        is_named = host.lower().rstrip(".") in self.names
         for given in addresses:
             address = ipaddress.ip_address(given.partition("%")[0])
             kind = kind_of(address)
+            if is_named and kind != OF_THE_MACHINE:
+                continue
             if kind is not None and not any(address in each for each in self.networks):
                 at = host if host == given else f"{host}, which is {given},"
                 raise UserError(
@@ -68,14 +71,32 @@ def private_hosts(given: str | None = None) -> PrivateHosts:
     return PrivateHosts(frozenset(names), tuple(networks))
 
 
+def named_in(urls: Iterable[str | None]) -> str:
+    """Return the setting by which the hosts of these URLs may be asked, besides those that the
+    environment allows: for whoever starts a recipe on this machine himself."""
+    hosts = {_parsed(url).host for url in urls if url is not None}
+    meant = [
+        host
+        for host in sorted(hosts)
+        if all(kind_of(ipaddress.ip_address(each)) != OF_THE_MACHINE for each in _literal(host))
+    ]
+    return ",".join([*os.environ.get(SETTING, "").replace(",", " ").split(), *meant])
+
+
+def allow(urls: Iterable[str | None]) -> None:
+    """Allow the hosts of these URLs in this process, for who has chosen them himself."""
+    os.environ[SETTING] = named_in(urls)
+
+
 def kind_of(address: Address) -> str | None:
     """Return what makes an address one that only this network reaches; None if it is public."""
     address = _inner(address)
     if address in METADATA or address.is_link_local:
-        return "an address of a machine's metadata or of its own link"
+        return OF_THE_MACHINE
     if address.is_loopback or address.is_unspecified:
         return "this machine itself"
-    if not address.is_global or address.is_multicast or address.is_reserved:
+    is_old = isinstance(address, ipaddress.IPv6Address) and address.is_site_local
+    if is_old or not address.is_global or address.is_multicast or address.is_reserved:
         return "an address of a private network"
     return None
 
@@ -90,7 +111,7 @@ def _inner(address: Address) -> Address:
         return address.sixtofour
     if address.teredo is not None:
         return address.teredo[1]
-    if address in NAT64 or int(address) < 1 << 32 and int(address) > 1:
+    if address in NAT64 or (int(address) < 1 << 32 and int(address) > 1):
         return ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
     return address
 
@@ -107,7 +128,7 @@ def check_url(url: str) -> None:
     Raises:
         UserError: if no recipe may have it asked.
     """
-    parsed = httpx.URL(url)
+    parsed = _parsed(url)
     if _proxy(parsed) is None:
         try:
             addresses = addresses_of(parsed.host, _port(parsed))
@@ -123,7 +144,7 @@ class Outgoing(httpx.BaseTransport):
 
     def __init__(self, url: str, limits: httpx.Limits | None = None) -> None:
         """``url``: where requests will go; a proxy that this machine has for it is used."""
-        self._proxy = _proxy(httpx.URL(url))
+        self._proxy = _proxy(_parsed(url))
         more: dict[str, Any] = {} if limits is None else {"limits": limits}
         self._inner = httpx.HTTPTransport(proxy=self._proxy, **more)
         self._private = private_hosts()
@@ -158,6 +179,13 @@ class Outgoing(httpx.BaseTransport):
             raise ScoringError(str(error)) from error
 
 
+def _parsed(url: str) -> httpx.URL:
+    try:
+        return httpx.URL(url)
+    except httpx.InvalidURL as error:
+        raise UserError(f"url: {url!r} is no address of a server: {error}; mend it") from error
+
+
 def _port(url: httpx.URL) -> int:
     return url.port or (443 if url.scheme == "https" else 80)
 
@@ -180,5 +208,3 @@ def _proxy(url: httpx.URL) -> str | None:
     if proxy_bypass(url.host):
         return None
     return getproxies().get(url.scheme)
-
-

@@ -19,6 +19,7 @@ from services.reward.scorer import Media, Metadata
 from services.reward.scorers.endpoint import ask, read_key, without
 from services.reward.scorers.inputs import picture, prompts
 from shared.errors import ScoringError
+from shared.process.outgoing import Outgoing, check_url
 from shared.recipe.rewards import Judge
 
 NUMBER = re.compile(r"(?:score:\s*)?([0-9]+(?:\.[0-9]+)?)", re.IGNORECASE)
@@ -48,8 +49,10 @@ class JudgeScorer:
         answer may take.
 
         Raises:
-            UserError: if the key that the recipe names is missing.
+            UserError: if the key that the recipe names is missing, or no recipe may have that
+                server asked.
         """
+        check_url(url)
         self._url = url.rstrip("/") + "/chat/completions"
         self._judge = judge
         self._patience = patience
@@ -78,7 +81,7 @@ class JudgeScorer:
         return httpx.Client(
             headers={"authorization": f"Bearer {self._key}"} if self._key else {},
             timeout=httpx.Timeout(self._patience, connect=min(CONNECT_S, self._patience)),
-            limits=httpx.Limits(max_connections=self._judge.at_once),
+            transport=Outgoing(self._url, httpx.Limits(max_connections=self._judge.at_once)),
         )
 
     def _ask(self, client: httpx.Client, image: npt.NDArray[np.uint8], text: str) -> float:

@@ -21,6 +21,7 @@ from services.reward.wire import (
     encode,
 )
 from shared.errors import ContractError, SamplesFailed, ScoringError
+from shared.process.outgoing import Outgoing, check_url
 from shared.recipe.rewards import Remote
 
 DEFAULTS = Remote()
@@ -35,8 +36,10 @@ class RemoteScorer:
         take.
 
         Raises:
-            UserError: if the key that the recipe names is missing.
+            UserError: if the key that the recipe names is missing, or no recipe may have that
+                server asked.
         """
+        check_url(url)
         self._url = url.rstrip("/") + "/score"
         self._patience = patience
         self._size = settings.batch
@@ -45,7 +48,7 @@ class RemoteScorer:
         headers = {"content-type": self._content_type, "accept": self._content_type}
         if self._key is not None:
             headers["authorization"] = f"Bearer {self._key}"
-        self._client = httpx.Client(headers=headers, timeout=REQUEST_S)
+        self._client = httpx.Client(headers=headers, timeout=REQUEST_S, transport=Outgoing(url))
         """Client that keeps its connection from request to request."""
         weakref.finalize(self, self._client.close)
 
