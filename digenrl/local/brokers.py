@@ -21,11 +21,10 @@ from urllib.parse import urlsplit
 import httpx
 import nats
 import redis.asyncio as redis
-import structlog
 from obstore.exceptions import BaseError
 
 from digenrl.local import seaweedfs
-from digenrl.local.certificates import Authority, Certificate, authority_in, has_openssl
+from digenrl.local.certificates import Authority, Certificate
 from digenrl.local.keys import Keys
 from digenrl.local.nats_config import USER as USER
 from digenrl.local.nats_config import server_config
@@ -50,8 +49,6 @@ maxmemory-policy noeviction
 """Settings of Redis by which it keeps what it has acknowledged."""
 GRPC_OFFSET = 10_000
 """Distance from each port of SeaweedFS to the port where it serves gRPC."""
-
-log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -257,7 +254,7 @@ def _seaweedfs(folder: Path, ports: list[int], keys: str | Keys, owner: str) -> 
         f"-s3.config={seaweedfs.identities_of(_home(folder.parent))}",
     ]  # fmt: skip
     home = _home(folder.parent)
-    inside = _inside(home, keys)
+    inside = None if isinstance(keys, str) else seaweedfs.inside_of(home)
     settings = seaweedfs.write_settings(home, keys, inside)
     server = seaweedfs.Server(LOOPBACK, s3, seaweedfs.OWNER, owner)
     return Program(
@@ -265,24 +262,6 @@ def _seaweedfs(folder: Path, ports: list[int], keys: str | Keys, owner: str) -> 
         argv=argv,
         environment=settings | seaweedfs.names_in_sqlite(folder),
         ready=partial(server.ready, partial(seaweedfs.set_fsync_rule, filer, owner, inside)),
-    )
-
-
-def _inside(home: Path, keys: str | Keys) -> seaweedfs.Inside | None:
-    """Return what SeaweedFS's own ports ask for, so that no other user of this machine uses them;
-    None for tests with one user, and where nothing can make certificates."""
-    if isinstance(keys, str):
-        return None
-    if not has_openssl():
-        log.warning(
-            "store_ports_open",
-            hint="other users of this machine can change what is stored: install openssl",
-        )
-        return None
-    home.mkdir(mode=0o700, parents=True, exist_ok=True)
-    authority = authority_in(home / "ca")
-    return seaweedfs.Inside(
-        authority.folder / "cert.pem", authority.certificate(home / "inside", [LOOPBACK])
     )
 
 

@@ -58,7 +58,7 @@ def make_deployment(folder: Path, places: Places) -> list[str]:
     at_redis = _certificate(authority, brokers / "redis", places.redis)
     _write_redis(brokers / "redis", keys, places.redis, at_redis)
     _certificate(authority, brokers / "s3", urlsplit(places.s3).netloc)
-    seaweedfs.write_settings(brokers / "s3", keys)
+    seaweedfs.write_settings(brokers / "s3", keys, seaweedfs.inside_of(brokers / "s3"))
     said = [
         f"services: DIGENRL_SECRETS_DIR={folder}/<role>",
         f"services: DIGENRL_API_TOKENS={folder}/api_tokens.json",

@@ -14,7 +14,7 @@ import httpx
 import structlog
 from pydantic import SecretStr
 
-from digenrl.local.certificates import Certificate
+from digenrl.local.certificates import Certificate, authority_in, has_openssl
 from digenrl.local.keys import Keys
 from digenrl.local.tokens import write_secret
 from shared.messages.rights import ROLES, Role
@@ -90,6 +90,21 @@ class Inside:
         context = ssl.create_default_context(cafile=str(self.ca))
         context.load_cert_chain(self.certificate.cert, self.certificate.key)
         return context
+
+
+def inside_of(home: Path) -> Inside | None:
+    """Return what SeaweedFS's own ports ask for, so that no other user of this machine, and no
+    other container, uses them; None where nothing can make certificates."""
+    if not has_openssl():
+        log.warning(
+            "store_ports_open",
+            hint="other users of this machine can change what is stored: install openssl",
+        )
+        return None
+    home.mkdir(mode=0o700, parents=True, exist_ok=True)
+    authority = authority_in(home / "ca")
+    ca = authority.folder / "cert.pem"
+    return Inside(ca.absolute(), authority.certificate(home.absolute() / "inside", [LOOPBACK]))
 
 
 async def set_fsync_rule(

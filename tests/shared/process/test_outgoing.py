@@ -15,7 +15,6 @@ from services.reward.scorers.endpoint import ask
 from services.reward.scorers.judge import JudgeScorer
 from services.reward.scorers.remote import RemoteScorer
 from shared.errors import ScoringError, UserError
-from shared.process import outgoing
 from shared.process.outgoing import SETTING, Outgoing, check_url, kind_of, named_in, private_hosts
 from shared.recipe.rewards import Judge
 
@@ -97,7 +96,7 @@ def found_as(monkeypatch: pytest.MonkeyPatch, *answers: list[str]) -> list[str]:
         found = waiting.pop(0) if len(waiting) > 1 else waiting[0]
         return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (each, port)) for each in found]
 
-    monkeypatch.setattr(outgoing.socket, "getaddrinfo", look)
+    monkeypatch.setattr("socket.getaddrinfo", look)
     return asked
 
 
