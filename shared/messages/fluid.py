@@ -9,6 +9,11 @@
     TakeStep          scheduler -> members     everybody holds this total: take the step, once
     Stepped           member -> scheduler      it is taken, and these are the new bits
     CommitVersion     scheduler -> members     this member commits the new version
+    BeginAgain        scheduler -> members     the batch is trained again, from its version
+
+A batch may have several updates (`trainer.updates`), one after the other: each is an exchange and a
+step of its own, with the groups that are its part. What comes out of all but the last is no
+version: only who has taken every one of these steps can take the next.
 
 A member keeps one sum. Its number grows whenever the scheduler no longer counts on what is in it:
 a message with a larger number than the member's begins a sum of zeros, one with a smaller number is
@@ -20,13 +25,25 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, FiniteFloat, model_validator
 
-from shared.messages.records import Count, Digest, Policy, Record, Seconds, Text, Token, wire_name
+from shared.messages.records import (
+    Count,
+    Digest,
+    Policy,
+    Record,
+    Seconds,
+    Text,
+    Token,
+    is_zero,
+    wire_name,
+)
 
 MAX_PIECES = 8192
 """Pieces of a batch: as many as one message can name."""
 
 Checksum = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
 """128 bits, as hexadecimal digits."""
+Update = Annotated[int, Field(ge=0, lt=2**31, exclude_if=is_zero)]
+"""Number of an update within its batch."""
 
 
 class Piece(Record):
@@ -63,6 +80,8 @@ class FluidMessage(Record):
     batch: Count
     attempt: Count
     """How often the batch was begun again because everybody who had stepped was lost."""
+    update: Update = 0
+    """Which of the batch's updates it is about."""
 
 
 class PieceMessage(FluidMessage):
@@ -76,7 +95,7 @@ class PieceMessage(FluidMessage):
 class TrainPiece(PieceMessage):
     kind: Literal["train_piece"] = "train_piece"
     policy: Policy
-    """Version at whose weights the gradient is taken."""
+    """Version at whose weights the gradient is taken, or from which the updates before it went."""
 
 
 class PieceTrained(PieceMessage):
@@ -111,7 +130,7 @@ class RoundMessage(FluidMessage):
 class ExchangeSums(RoundMessage):
     kind: Literal["exchange_sums"] = "exchange_sums"
     policy: Policy
-    """Version at whose weights the gradients were taken, and from which the step goes."""
+    """Version from which the batch's first step goes."""
     committer: Token
     """Address of the member whose total is the reference; one of the shares."""
     shares: Annotated[tuple[Share, ...], Field(min_length=1)]
@@ -149,7 +168,7 @@ class ExchangeMissed(RoundMessage):
 
 
 class TakeStep(RoundMessage):
-    """Is given once for an attempt; who has stepped takes no other step for this batch."""
+    """Is given once for an attempt and an update; who has stepped takes no other for it."""
 
     kind: Literal["take_step"] = "take_step"
     sum_id: Digest
@@ -164,7 +183,8 @@ class Stepped(FluidMessage):
     kind: Literal["stepped"] = "stepped"
     worker: Token
     policy: Policy
-    """The version that the step has made; it is provisional until it is committed."""
+    """The version that the step has made; it is provisional until it is committed. Of an update
+    that makes none: the batch's own."""
     checksum: Checksum
     """Checksum of the bits of weights, moments and average."""
     seconds: Seconds = 0.0
@@ -179,5 +199,12 @@ class CommitVersion(FluidMessage):
     worker: Token
 
 
+class BeginAgain(FluidMessage):
+    """Begins an attempt whose first update goes from the batch's version: who has taken an update
+    of an earlier attempt, and not the last, loads that version."""
+
+    kind: Literal["begin_again"] = "begin_again"
+
+
 FluidEvent = PieceTrained | PieceReleased | SumHeld | ExchangeMissed | Stepped
-FluidCommand = TrainPiece | ExchangeSums | TakeStep | CommitVersion
+FluidCommand = TrainPiece | ExchangeSums | TakeStep | CommitVersion | BeginAgain

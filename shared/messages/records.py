@@ -49,6 +49,11 @@ def is_none(value: object) -> bool:
     return value is None
 
 
+def is_zero(value: object) -> bool:
+    """Leaves out numbers that messages of earlier releases do not have (`exclude_if`)."""
+    return value == 0
+
+
 def token(value: str, *, field: str) -> str:
     """Return ``value`` if it may be part of a subject, key or path.
 

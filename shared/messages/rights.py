@@ -57,6 +57,7 @@ RIGHTS = (
     Right(fluid.ExchangeSums, "dg.*.fluid.*.exchange.>", _SCHEDULER, _TRAINER),
     Right(fluid.TakeStep, "dg.*.fluid.*.step.>", _SCHEDULER, _TRAINER),
     Right(fluid.CommitVersion, "dg.*.fluid.*.commit.>", _SCHEDULER, _TRAINER),
+    Right(fluid.BeginAgain, "dg.*.fluid.*.again.>", _SCHEDULER, _TRAINER),
     Right(contracts.FragmentGenerated, "dg.*.traj.>", _BOTH, ("reward", "client")),
     Right(contracts.FragmentScored, "dg.*.rew.>", ("reward",)),
     Right(contracts.GradientComputed, "dg.*.part.>", ("rollout",)),

@@ -10,9 +10,10 @@
     dg.<run>.fluid.<batch>.trained.<group>.<attempt>.<number>  DG_FLUID   PieceTrained, -Released
     dg.<run>.fluid.<batch>.exchange.<attempt>.<round>          DG_FLUID   ExchangeSums
     dg.<run>.fluid.<batch>.sum.<attempt>.<round>.<address>     DG_FLUID   SumHeld, ExchangeMissed
-    dg.<run>.fluid.<batch>.step.<attempt>                      DG_FLUID   TakeStep
-    dg.<run>.fluid.<batch>.stepped.<attempt>.<address>         DG_FLUID   Stepped
+    dg.<run>.fluid.<batch>.step.<attempt>[.<update>]           DG_FLUID   TakeStep
+    dg.<run>.fluid.<batch>.stepped.<attempt>.<address>[.<update>]       DG_FLUID  Stepped
     dg.<run>.fluid.<batch>.commit.<attempt>.<number>           DG_FLUID   CommitVersion
+    dg.<run>.fluid.<batch>.again.<attempt>                     DG_FLUID   BeginAgain
     dg.<run>.device.<address>                                  DG_DEVICE  SetDevice
     dg.<run>.evt.<kind>                                        DG_EVT     everything else
     dg.<run>.<task|train|grad|fluid|device>.epoch.<epoch>      same       mark of a new epoch
@@ -44,6 +45,7 @@ from shared.messages.contracts import (
     TrainGroup,
 )
 from shared.messages.fluid import (
+    BeginAgain,
     CommitVersion,
     ExchangeMissed,
     ExchangeSums,
@@ -135,19 +137,29 @@ def _subject_of_fluid(run: str, message: FluidMessage) -> str:
             slot = f"piece.{worker}.{_piece(piece)}"
         case PieceTrained(piece=piece) | PieceReleased(piece=piece):
             slot = f"trained.{_piece(piece)}"
+        case _:
+            slot = _slot_of_all(message)
+    return f"dg.{run}.fluid.{message.batch}.{slot}"
+
+
+def _slot_of_all(message: FluidMessage) -> str:
+    """Return the slot of what concerns all members; the first update's has no number, as of old."""
+    update = f".{message.update}" if message.update else ""
+    match message:
         case ExchangeSums():
-            slot = f"exchange.{message.attempt}.{message.round}"
+            return f"exchange.{message.attempt}.{message.round}"
         case SumHeld(worker=worker) | ExchangeMissed(worker=worker):
-            slot = f"sum.{message.attempt}.{message.round}.{worker}"
+            return f"sum.{message.attempt}.{message.round}.{worker}"
         case TakeStep():
-            slot = f"step.{message.attempt}"
+            return f"step.{message.attempt}{update}"
         case Stepped(worker=worker):
-            slot = f"stepped.{message.attempt}.{worker}"
+            return f"stepped.{message.attempt}.{worker}{update}"
         case CommitVersion():
-            slot = f"commit.{message.attempt}.{message.number}"
+            return f"commit.{message.attempt}.{message.number}"
+        case BeginAgain():
+            return f"again.{message.attempt}"
         case _:
             raise AssertionError(message.kind)
-    return f"dg.{run}.fluid.{message.batch}.{slot}"
 
 
 def _subject_without_slot(run: str, message: Message) -> str:
@@ -190,9 +202,10 @@ def pieces_for(run: str, address: str) -> str:
 
 
 def fluid_subjects(run: str) -> list[str]:
-    """Match what is said to all members: exchanges, steps and who commits; and, by members, which
-    versions they have made."""
-    return [f"dg.{run}.fluid.*.{kind}.>" for kind in ("exchange", "step", "commit", "stepped")]
+    """Match what is said to all members: exchanges, steps, who commits and what begins again; and,
+    by members, which versions they have made."""
+    kinds = ("exchange", "step", "commit", "again", "stepped")
+    return [f"dg.{run}.fluid.*.{kind}.>" for kind in kinds]
 
 
 def train_subject(run: str, batch: int, group: int, attempt: int) -> str:

@@ -8,7 +8,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field
 
 from shared.errors import OutOfMemory
-from shared.messages.fluid import Checksum
+from shared.messages.fluid import Checksum, Update
 from shared.messages.records import Count, Record, Seconds, Text, Token, is_none, wire_name
 
 MAX_WORDS = 1000
@@ -81,6 +81,8 @@ class Holds(Record):
 
     version: Count
     checksum: Checksum
+    update: Update = 0
+    """Number of the batch's updates that were taken since, where they have made no version yet."""
 
 
 class WorkerStatus(Record):

@@ -76,16 +76,16 @@ def _remember(memory: Memory, fact: Fact) -> None:
 
 
 def totals(memory: Memory) -> Iterator[str]:
-    """Whatever is stepped with is made of every (sample, step) of the batch once, each gradient
-    taken at the weights of that version."""
-    for total in _stepped_with(memory):
+    """Whatever is stepped with is made of every (sample, step) of the update once, each gradient
+    taken at the weights that the step goes from."""
+    for move, total in _stepped_with(memory):
         cells = Counter(cell for piece, _ in _pieces(memory, total) for cell in _cells(piece))
-        wanted = Counter(_all(memory.base.plan))
+        wanted = Counter(_all(memory.base.plan, move.update))
         if cells != wanted:
             wrong = sorted(set((cells - wanted) + (wanted - cells)))[:5]
             yield f"{total.device} steps batch {total.batch} with {wrong} twice or not at all"
-        weights = {weights for _, weights in _pieces(memory, total)}
-        if weights != {memory.base.commits[total.batch].policy.weights_digest}:
+        weights = {weights[:32] for _, weights in _pieces(memory, total)}
+        if weights != {move.before}:
             yield f"{total.device} has summed gradients of batch {total.batch} at other weights"
 
 
@@ -93,11 +93,11 @@ def records(memory: Memory) -> Iterator[str]:
     """A record names the groups, and the pieces, that its version was really made of."""
     for record in memory.base.commits[1:]:
         move = next((m for m in memory.moves if m.sum_id and m.after == record.checksum), None)
-        total = None if move is None else _total_of(memory, move)
-        if total is None:
+        totals = [] if move is None else [_total_of(memory, m) for m in _up_to(memory, move)]
+        if len(totals) != memory.base.plan.updates:
             yield f"version {record.policy.version} was made by nobody's step"
             continue
-        made = {piece for piece, _ in _pieces(memory, total)}
+        made = {piece for each in totals if each for piece, _ in _pieces(memory, each)}
         if made != {piece for share in record.shares for piece in share.pieces}:
             yield f"version {record.policy.version} names other pieces than are in it"
         groups = {(group.group, group.attempt) for group in record.trained}
@@ -127,21 +127,30 @@ def advantages(memory: Memory) -> Iterator[str]:
 
 def steps(memory: Memory) -> Iterator[str]:
     """Everybody steps from what is committed, with one total per attempt, and once."""
-    by_attempt: dict[tuple[int, int], set[str]] = defaultdict(set)
+    by_attempt: dict[tuple[int, int, int], set[str]] = defaultdict(set)
     last: dict[str, Moved] = {}
     for move in memory.moves:
         before = last.get(move.device)
         last[move.device] = move
         if move.sum_id is None:
             continue
-        by_attempt[move.batch, move.attempt].add(move.sum_id)
-        if move.before != memory.base.commits[move.batch].checksum:
+        by_attempt[move.batch, move.attempt, move.update].add(move.sum_id)
+        if not move.update and move.before != memory.base.commits[move.batch].checksum:
             yield f"{move.device} steps batch {move.batch} from another state than the committed"
-        if before is not None and before.sum_id is not None and before.batch == move.batch:
+        if move.update and (before is None or not _follows(move, before)):
+            yield f"{move.device} takes update {move.update} of batch {move.batch} out of turn"
+        is_again = before is not None and before.sum_id is not None and before.batch == move.batch
+        if is_again and not move.update:
             yield f"{move.device} steps batch {move.batch} twice"
-    for (batch, attempt), sums in by_attempt.items():
+    for (batch, attempt, _), sums in by_attempt.items():
         if len(sums) > 1:
             yield f"batch {batch}, attempt {attempt} was stepped with {len(sums)} totals"
+
+
+def _follows(move: Moved, before: Moved) -> bool:
+    """Whether an update goes from what the one before has made, of the same attempt."""
+    of = before.batch, before.attempt, before.update + 1, before.after
+    return before.sum_id is not None and of == (move.batch, move.attempt, move.update, move.before)
 
 
 def survivors(memory: Memory) -> Iterator[str]:
@@ -205,9 +214,19 @@ def whole_work(memory: Memory) -> Iterator[str]:
                 yield f"{device} changes weights at {time:.3f} in the middle of work"
 
 
-def _stepped_with(memory: Memory) -> list[Totalled]:
-    found = [_total_of(memory, move) for move in memory.moves if move.sum_id is not None]
-    return [total for total in found if total is not None]
+def _stepped_with(memory: Memory) -> list[tuple[Moved, Totalled]]:
+    found = [(move, _total_of(memory, move)) for move in memory.moves if move.sum_id is not None]
+    return [(move, total) for move, total in found if total is not None]
+
+
+def _up_to(memory: Memory, last: Moved) -> list[Moved]:
+    """The steps of a device that have led to the last of a batch."""
+    found = [
+        each for each in memory.moves
+        if each.sum_id is not None and each.time <= last.time
+        and (each.device, each.batch, each.attempt) == (last.device, last.batch, last.attempt)
+    ]  # fmt: skip
+    return found[-(last.update + 1) :]
 
 
 def _total_of(memory: Memory, move: Moved) -> Totalled | None:
@@ -231,8 +250,8 @@ def _cells(piece: Piece) -> Iterator[Cell]:
             yield piece.group, sample, step
 
 
-def _all(plan: Plan) -> Iterator[Cell]:
-    for group in range(plan.num_groups):
+def _all(plan: Plan, update: int) -> Iterator[Cell]:
+    for group in plan.part(update):
         for sample in range(plan.trained_samples or plan.group_size):
             for step in range(plan.trained_steps):
                 yield group, sample, step

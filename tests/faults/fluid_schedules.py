@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from random import Random
 
@@ -70,6 +70,11 @@ def is_one_step(seed: int) -> bool:
     return seed % 3 == 2
 
 
+def num_updates(seed: int, groups: int) -> int:
+    """Updates of a batch: two in every other run in which its groups can be halved."""
+    return 2 if groups % 2 == 0 and (seed // 4) % 2 else 1
+
+
 def draw(seed: int) -> Cluster:
     """The cluster of a seed: its members, what work takes, and how messages fare."""
     random = Random(seed)
@@ -93,6 +98,7 @@ def draw(seed: int) -> Cluster:
         max_attempts=random.choice((2, 4, 50)),
         max_losses=random.choice((4, 50)),
     )  # fmt: skip
+    plan = replace(plan, updates=num_updates(seed, plan.num_groups))
     sample, train = random.uniform(0.1, 0.4), random.uniform(0.05, 0.3)
     slow = {"member": 1.0, "other": random.uniform(0.5, 3.0), "rollout": 1.0}
     timing = Timing(

@@ -167,7 +167,6 @@ def _record(plan: Plan, state: State, event: MachineInput, now: float) -> State:
 
 def _record_fluid(plan: Plan, state: State, event: MachineInput, now: float) -> State:
     """Record what is said of fluid devices, beside what any run records."""
-    fluid = state.fluid
     if isinstance(event, FluidEvent):
         return fluid_events.record(plan, state, event, now)
     match event:
@@ -176,9 +175,13 @@ def _record_fluid(plan: Plan, state: State, event: MachineInput, now: float) -> 
         case PolicyPublished():
             state = _record_any(plan, state, event, now)
             return fluid_events.batch_opened(plan, state, event)
-        case FragmentFailed(slot=slot) if fluid and fluid.is_settled and slot.batch == fluid.batch:
-            return state  # its gradient is in the total
-        case GroupFailed(batch=batch) if fluid and fluid.is_settled and batch == fluid.batch:
+        case FragmentFailed(slot=slot) if fluid_events.is_in_a_step(
+            plan, state, slot.batch, slot.group
+        ):
+            return state
+        case GroupFailed(batch=batch, group=group) if fluid_events.is_in_a_step(
+            plan, state, batch, group
+        ):
             return state
         case FragmentFailed(slot=slot) | FragmentScored(fragment=slot):
             state = _record_any(plan, state, event, now)

@@ -47,6 +47,8 @@ class Plan:
     trained_steps: int = 1
     merged_steps: int = 0
     """Trained steps that a group computes once for all its samples."""
+    updates: int = 1
+    """Optimizer steps of a batch, each of as many groups, in their order (`trainer.updates`)."""
     trained_samples: int = 0
     """Samples of a group that are trained; 0: all."""
     needs_encoder: bool = False
@@ -68,6 +70,11 @@ class Plan:
     def early_groups(self) -> int:
         """Groups of the next batch that may be begun with the version that still generates."""
         return self.schedule.early_groups(self.num_groups)
+
+    def part(self, update: int) -> range:
+        """Return the groups of one of a batch's updates."""
+        size = self.num_groups // self.updates
+        return range(update * size, (update + 1) * size)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

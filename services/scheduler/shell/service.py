@@ -39,6 +39,7 @@ def plan_of(recipe: Recipe) -> Plan:
         shared_share=shape.shared_share,
         trained_steps=shape.trained_steps,
         merged_steps=shape.merged_steps,
+        updates=recipe.trainer.updates,
         trained_samples=recipe.trained_samples,
         prompts=prompt_order(recipe),
         num_batches=recipe.run.steps,

@@ -56,6 +56,10 @@ class GeneratingMember(ABC):
     """Version in the second set, which still generates."""
     ahead: tuple[Policy, str] | None = None
     """What its step has made beside: it is taken between two pieces of work."""
+    update: int = 0
+    """Updates of the batch that it has taken, where they have made no version yet."""
+    inner: str = ""
+    """Digest of the weights that they have made."""
     _busy: bool = False
     _tasks: deque[GenerateFragment] = field(default_factory=deque)
     _pieces: deque[TrainPiece] = field(default_factory=deque)
@@ -78,29 +82,42 @@ class GeneratingMember(ABC):
     def _next(self) -> None:
         """Fragments of the batch before pieces, and those of the next one after them; nothing while
         weights change."""
-        while not self._busy and (self.ahead or self._tasks or self._pieces):
+        while not self._busy:
             if self.ahead is not None:
                 self._take()
             elif (task := self._next_task()) is not None:
                 self._tasks.remove(task)
                 self._begin_fragment(task)
-            else:
+            elif self._pieces:
                 self._begin_piece(self._pieces.popleft())
+            else:
+                return
 
     def _next_task(self) -> GenerateFragment | None:
         if not self._tasks:
             return None
         if not self.one_step or self.policy is None:
-            return self._tasks[0]
+            return next((task for task in self._tasks if not self._has_lost(task)), None)
         here = self.policy.version
         now = next((task for task in self._tasks if task.fragment.batch <= here), None)
         return now or (None if self._pieces else self._tasks[0])
+
+    def _has_lost(self, task: GenerateFragment) -> bool:
+        """Whether the fragment's version is what the updates so far went from."""
+        return bool(self.update) and task.policy == self.policy
 
     def _take(self) -> None:
         """Use what the step has made; the version before lies beside it."""
         assert self.ahead is not None
         self.before, (self.policy, self.checksum), self.ahead = self.policy, self.ahead, None
         self.history.note(Taken(self.process.world.now, self.address, self.policy.version))
+
+    @property
+    def state(self) -> str:
+        """Checksum of what its next step goes from."""
+        if self.update:
+            return self.inner[:32]
+        return self.checksum if self.ahead is None else self.ahead[1]
 
     @property
     def last(self) -> Policy | None:
@@ -144,7 +161,8 @@ class GeneratingMember(ABC):
         """Digest of the weights that a fragment is generated with."""
         used = self.before if task.policy == self.before else self.policy
         assert used is not None
-        return used.weights_digest
+        is_moved = self.update and not self.one_step and used is self.policy
+        return self.inner if is_moved else used.weights_digest
 
     def _occupy(self, seconds: float, done: Callable[[], None]) -> None:
         self._busy = True
@@ -172,7 +190,9 @@ class GeneratingMember(ABC):
             return
         self.newest = version
         held = self.holds
-        if held is not None and (held.version, held.checksum) == (version, message.checksum):
+        if held is not None and (held.version, held.checksum, held.update) == (
+            version, message.checksum, 0,
+        ):  # fmt: skip
             return
         found = self._committed(message.policy)
         if found is not None:
@@ -190,12 +210,13 @@ class GeneratingMember(ABC):
         if self._busy:
             self.process.after(0.05, lambda: self._load(commit))
             return
-        if self.holds is not None and self.last == commit.policy:
+        if self.holds is not None and self.last == commit.policy and not self.update:
             return
         self.holds = None
 
         def loaded() -> None:
-            before, self.made, self.before, self.ahead = self.checksum, None, None, None
+            before, self.made, self.before, self.ahead = self.state, None, None, None
+            self.update, self.inner = 0, ""
             self.policy, self.checksum = commit.policy, commit.checksum or ""
             self.newest = max(self.newest, commit.policy.version)
             self.history.note(Moved(
@@ -216,9 +237,9 @@ class GeneratingMember(ABC):
         self.report()
 
     def _hold(self) -> None:
-        policy, checksum = self.ahead or (self.policy, self.checksum)
+        policy, _ = self.ahead or (self.policy, self.checksum)
         assert policy is not None
-        self.holds = Holds(version=policy.version, checksum=checksum)
+        self.holds = Holds(version=policy.version, checksum=self.state, update=self.update)
         self.report()
 
     def _occupy_when_free(self, seconds: float, done: Callable[[], None]) -> None:

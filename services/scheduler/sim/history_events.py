@@ -11,8 +11,8 @@ from shared.messages.contracts import (
 )
 from shared.messages.fluid import Piece
 
-SumName = tuple[int, int, int]
-"""Batch, attempt at it, and the number of the sum at its member."""
+SumName = tuple[int, int, int, int]
+"""Batch, attempt at it, update, and the number of the sum at its member."""
 Use = Literal["generate", "train", "commit", "switch", "load", "exchange"]
 
 
@@ -152,6 +152,8 @@ class Moved(NamedTuple):
     """Checksums."""
     beside: bool = False
     """Whether the device goes on with what it had, until it has taken this."""
+    update: int = 0
+    """Which of the batch's updates it has taken."""
 
 
 class Taken(NamedTuple):

@@ -28,6 +28,7 @@ from shared.messages.contracts import (
     TrainGroup,
 )
 from shared.messages.fluid import (
+    BeginAgain,
     CommitVersion,
     ExchangeMissed,
     ExchangeSums,
@@ -35,13 +36,14 @@ from shared.messages.fluid import (
     Piece,
     PieceReleased,
     PieceTrained,
+    Share,
     Stepped,
     SumHeld,
     TakeStep,
     TrainPiece,
 )
 
-HEARD = (TrainPiece, CommitVersion, ExchangeSums, TakeStep, Stepped)
+HEARD = (TrainPiece, CommitVersion, ExchangeSums, TakeStep, Stepped, BeginAgain)
 """What a member follows of the stream of fluid devices."""
 
 
@@ -53,10 +55,14 @@ class SimMember(GeneratingMember):
     """Probability that a piece fails."""
     steps_wrongly: bool = False
     """A fault: its next step gives other bits than everybody else's."""
-    sum: Sum = field(default_factory=lambda: Sum((-1, 0, 0)))
+    sum: Sum = field(default_factory=lambda: Sum((-1, 0, 0, 0)))
     total: Total | None = None
+    shares: tuple[Share, ...] = ()
+    """What the updates of the batch were made of so far."""
     _before: Policy | None = None
     _round: Round = (-1, 0, 0)
+    _attempt: int = 0
+    """Attempt at the batch of which its updates are."""
 
     def start(self) -> None:
         """Load the newest version, or make the first one."""
@@ -96,7 +102,7 @@ class SimMember(GeneratingMember):
             command = self.total.command  # only the committer's step is looked at
             is_of_round = (message.batch, message.attempt) == (command.batch, command.attempt)
             return not is_of_round or message.worker == command.committer
-        return isinstance(message, ExchangeSums | TakeStep | Stepped)
+        return isinstance(message, ExchangeSums | TakeStep | Stepped | BeginAgain)
 
     # --- training ---
 
@@ -120,7 +126,14 @@ class SimMember(GeneratingMember):
 
     def _go_back(self, message: FluidMessage) -> None:
         """Load the batch's version again, if its step was taken in an attempt that is over."""
-        if isinstance(message, Stepped | CommitVersion) or self.made is None:
+        if isinstance(message, Stepped | CommitVersion):
+            return
+        is_here = self.policy is not None and self.policy.version == message.batch
+        if self.update and is_here and message.attempt > self._attempt:
+            self._attempt = message.attempt
+            self._let_go()
+            self._load(self.commits.versions[-1])
+        if self.made is None:
             return
         batch, attempt, policy = self.made
         if message.batch != batch or message.attempt <= attempt or policy != self.last:
@@ -135,19 +148,18 @@ class SimMember(GeneratingMember):
         """Begin with zeros if the sum is newer than what is here; False if it is older."""
         if name > self.sum.name:
             self.sum = Sum(name)
-            self.history.note(
-                Summed(self.process.world.now, self.address, name, None, self.checksum)
-            )
+            self.history.note(Summed(self.process.world.now, self.address, name, None, self.state))
         return name == self.sum.name
 
-    def _is_at(self, batch: int) -> bool:
-        """Whether it holds the version that the batch is trained from, and uses it."""
+    def _is_at(self, batch: int, update: int) -> bool:
+        """Whether it holds what the update goes from, and uses the batch's version."""
         is_in_use = self.policy is not None and self.policy.version == batch
-        return is_in_use and self.holds is not None and self.holds.version == batch
+        held = self.holds
+        return is_in_use and held is not None and (held.version, held.update) == (batch, update)
 
     def _begin_piece(self, command: TrainPiece) -> None:
-        name = command.batch, command.attempt, command.sum_number
-        if not self._is_at(command.batch) or not self._begin_sum(name):
+        name = command.batch, command.attempt, command.update, command.sum_number
+        if not self._is_at(command.batch, command.update) or not self._begin_sum(name):
             return
         piece = command.piece
         if piece in self.sum.pieces:
@@ -166,8 +178,8 @@ class SimMember(GeneratingMember):
                 return
             self._add(name, piece)
             self.broker.send(self.process, PieceTrained(
-                batch=command.batch, attempt=command.attempt, worker=self.address, piece=piece,
-                sum_number=command.sum_number, seconds=seconds,
+                batch=command.batch, attempt=command.attempt, update=command.update,
+                worker=self.address, piece=piece, sum_number=command.sum_number, seconds=seconds,
             ))  # fmt: skip
 
         self._occupy(seconds, done)
@@ -176,13 +188,14 @@ class SimMember(GeneratingMember):
         assert self.policy is not None
         self.sum.pieces = (*self.sum.pieces, piece)
         self.history.note(Summed(
-            self.process.world.now, self.address, name, piece, self.policy.weights_digest
+            self.process.world.now, self.address, name, piece,
+            self.inner or self.policy.weights_digest,
         ))  # fmt: skip
 
     def _give_back(self, command: TrainPiece, reason: Literal["draining", "failed"]) -> None:
         self.broker.send(self.process, PieceReleased(
-            batch=command.batch, attempt=command.attempt, worker=self.address,
-            piece=command.piece, sum_number=command.sum_number, reason=reason,
+            batch=command.batch, attempt=command.attempt, update=command.update,
+            worker=self.address, piece=command.piece, sum_number=command.sum_number, reason=reason,
         ))  # fmt: skip
 
     def _seconds(self, piece: Piece) -> float:
@@ -196,10 +209,11 @@ class SimMember(GeneratingMember):
     def _exchange(self, command: ExchangeSums) -> None:
         here = command.batch, command.attempt, command.round
         shares = self.fabric.shares(command)
-        if self.address not in shares or here <= self._round or not self._is_at(command.batch):
+        is_at = self._is_at(command.batch, command.update)
+        if self.address not in shares or here <= self._round or not is_at:
             return
         self._round, share = here, shares[self.address]
-        self._begin_sum((command.batch, command.attempt, share.sum_number))
+        self._begin_sum((command.batch, command.attempt, command.update, share.sum_number))
         if self._is_other(share.pieces, share.sum_number, command):
             self._miss(command, (self.address,))
             return
@@ -209,7 +223,7 @@ class SimMember(GeneratingMember):
 
     def _is_other(self, pieces: tuple[Piece, ...], number: int, command: ExchangeSums) -> bool:
         """Whether its sum is not its share."""
-        name = command.batch, command.attempt, number
+        name = command.batch, command.attempt, command.update, number
         return self.sum.name != name or Counter(self.sum.pieces) != Counter(pieces)
 
     def _expire(self, command: ExchangeSums) -> None:
@@ -221,8 +235,8 @@ class SimMember(GeneratingMember):
 
     def _miss(self, command: ExchangeSums, missing: tuple[str, ...]) -> None:
         self.broker.send(self.process, ExchangeMissed(
-            batch=command.batch, attempt=command.attempt, round=command.round,
-            worker=self.address, missing=missing,
+            batch=command.batch, attempt=command.attempt, update=command.update,
+            round=command.round, worker=self.address, missing=missing,
         ))  # fmt: skip
 
     def received(self, total: Total) -> None:
@@ -238,42 +252,42 @@ class SimMember(GeneratingMember):
             tuple((address, made.name) for address, made in total.sums),
         ))  # fmt: skip
         self.broker.send(self.process, SumHeld(
-            batch=command.batch, attempt=command.attempt, round=command.round,
-            worker=self.address, sum_id=total.sum_id, norm=1.0, finite=True,
+            batch=command.batch, attempt=command.attempt, update=command.update,
+            round=command.round, worker=self.address, sum_id=total.sum_id, norm=1.0, finite=True,
         ))  # fmt: skip
         self._point("holds", self.timing.step)
 
     def _step(self, command: TakeStep) -> None:
-        total = self.total
-        if total is None or total.sum_id != command.sum_id or not self._is_at(command.batch):
+        total, batch = self.total, command.batch
+        is_at = self._is_at(batch, command.update)
+        if total is None or total.sum_id != command.sum_id or not is_at:
             return
-        if self.made is not None and self.made[0] == command.batch:
+        if self.made is not None and self.made[0] == batch:
             return
-        made = self.made = command.batch, command.attempt, self._next_policy(command)
+        before, policy = self.state, self._next_policy(command)
+        makes_version = command.update == self.plan.updates - 1
+        made = self.made = (batch, command.attempt, policy) if makes_version else None
+        shares = (*(self.shares if self.update else ()), *total.command.shares)
         use: Use = "exchange" if self.one_step else "commit"  # beside what it generates
         self.history.works(f"{self.address}/0", use, 0.0, self.timing.step)
 
         def done() -> None:
-            if self.made is not made or self.policy is None:
+            if self.made is not made or self.policy is None or self.state != before:
                 return  # another version was loaded first
-            policy, self._before = made[2], self.policy
-            before, checksum = self.checksum, policy.weights_digest[:32]
-            if self.one_step:
-                self.ahead = policy, checksum
-            else:
-                self.policy, self.checksum = policy, checksum
+            self.shares, checksum = shares, policy.weights_digest[:32]
+            of = self._move(command, policy, makes_version)
             self.history.note(Moved(
-                self.process.world.now, self.address, command.batch, command.attempt,
-                command.sum_id, before, checksum, beside=self.one_step,
+                self.process.world.now, self.address, batch, command.attempt, command.sum_id,
+                before, checksum, beside=self.one_step, update=command.update,
             ))  # fmt: skip
             self._hold()
             self.broker.send(self.process, Stepped(
-                batch=command.batch, attempt=command.attempt, worker=self.address,
-                policy=policy, checksum=checksum,
+                batch=batch, attempt=command.attempt, update=command.update, worker=self.address,
+                policy=of, checksum=checksum,
             ))  # fmt: skip
             self._point("stepped", self.timing.snapshot + self.timing.publish)
             if command.committer == self.address:
-                self._commit(command.batch, command.attempt)
+                self._commit(batch, command.attempt)
             self._next()
 
         if self.one_step:
@@ -281,10 +295,25 @@ class SimMember(GeneratingMember):
         else:
             self._occupy_when_free(self.timing.step, done)
 
+    def _move(self, command: TakeStep, policy: Policy, makes_version: bool) -> Policy:
+        """Have the weights of a step; return the version that it is part of. Those of a step that
+        makes none take the place of the batch's version, unless they are beside."""
+        assert self.policy is not None
+        if not makes_version:
+            self.update, self._attempt = command.update + 1, command.attempt
+            self.inner = policy.weights_digest
+            return self.policy
+        self.update, self.inner, self._before = 0, "", self.policy
+        if self.one_step:
+            self.ahead = policy, policy.weights_digest[:32]
+        else:
+            self.policy, self.checksum = policy, policy.weights_digest[:32]
+        return policy
+
     def _next_policy(self, command: TakeStep) -> Policy:
         wrong = " wrongly" if self.steps_wrongly else ""
         self.steps_wrongly = False
-        text = f"{self.checksum} {command.sum_id}{wrong}"
+        text = f"{self.state} {command.sum_id}{wrong}"
         digest = hashlib.sha256(text.encode()).hexdigest()
         return Policy(version=command.batch + 1, weights_digest=digest)
 
@@ -305,13 +334,14 @@ class SimMember(GeneratingMember):
         if self.made is None or self.made[:2] != (batch, attempt) or self.last != self.made[2]:
             return
         policy, parent, total = self.made[2], self._before, self.total
+        shares = self.shares
         assert total is not None
 
         def store() -> None:
-            trained = self._trained(total.command)
+            trained = self._trained(batch, shares)
             accepted = self.commits.create(
                 policy, parent, trained, self.address, checksum=policy.weights_digest[:32],
-                shares=total.command.shares,
+                shares=shares,
             )  # fmt: skip
             self.history.committed(self.address, policy.version, accepted)
             self._point("committed", ANNOUNCE_S)
@@ -334,13 +364,13 @@ class SimMember(GeneratingMember):
             policy=commit.policy, weights=REF, worker=self.address, checksum=commit.checksum
         ))  # fmt: skip
 
-    def _trained(self, command: ExchangeSums) -> tuple[TrainGroup, ...]:
+    def _trained(self, batch: int, shares: tuple[Share, ...]) -> tuple[TrainGroup, ...]:
         """The groups of the shares, as they were sent to be trained."""
-        named = {(p.group, p.attempt) for share in command.shares for p in share.pieces}
+        named = {(p.group, p.attempt) for share in shares for p in share.pieces}
         found = {
             (m.group, m.attempt): m
             for m in self.broker.stored.get(subjects.TRAIN.name, [])
-            if isinstance(m, TrainGroup) and m.batch == command.batch
+            if isinstance(m, TrainGroup) and m.batch == batch
         }
         return tuple(found[key] for key in sorted(named))
 

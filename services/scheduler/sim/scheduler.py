@@ -40,7 +40,14 @@ from shared.messages.contracts import (
     SetDevice,
     TrainGroup,
 )
-from shared.messages.fluid import CommitVersion, ExchangeSums, FluidCommand, TakeStep, TrainPiece
+from shared.messages.fluid import (
+    BeginAgain,
+    CommitVersion,
+    ExchangeSums,
+    FluidCommand,
+    TakeStep,
+    TrainPiece,
+)
 from shared.messages.subjects import Stream
 from shared.messages.workers import Holds
 
@@ -271,7 +278,7 @@ def point_of(command: Command) -> str:
             return "ordered an exchange"
         case TakeStep():
             return "ordered a step"
-        case CommitVersion():
+        case CommitVersion() | BeginAgain():
             return "named a committer"
         case _:
             return "issued" if isinstance(command, GenerateFragment) else "sent a group"

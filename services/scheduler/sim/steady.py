@@ -26,6 +26,7 @@ def steady_plan(shape: Shape, *, batches: int, schedule: RunSchedule) -> Plan:
         shared_share=shape.shared_share,
         trained_steps=shape.trained_steps,
         merged_steps=shape.merged_steps,
+        updates=shape.updates if schedule.mode == "fluid" else 1,
         trained_samples=shape.trained_samples,
         windows=Windows(first=0, last=0),
         seed=0,

@@ -93,7 +93,8 @@ def exclude_late_members(plan: Plan, state: State, now: float) -> State:
         if able:
             fluid = replace(fluid.void(address), out=fluid.out | {address})
             continue
-        if any(a in state.workers and a not in fluid.gone for a in fluid.out):
+        others = any(a in state.workers and a not in fluid.gone for a in fluid.out)
+        if others or fluid.update:  # without them the updates before are lost
             fluid = replace(next_attempt(fluid, fluid.attempt + 1), out=frozenset({address}))
         break
     return replace(state, fluid=fluid)
@@ -123,7 +124,7 @@ def _late_members(plan: Plan, state: State, fluid: FluidState, now: float) -> li
 def _send_groups(plan: Plan, state: State) -> tuple[State, list[TrainGroup]]:
     """Send whole groups of the newest version's batch to be trained."""
     fluid, sent = state.fluid, list[TrainGroup]()
-    if fluid is None or fluid.is_settled:
+    if fluid is None or (fluid.is_settled and fluid.update == plan.updates - 1):
         return state, sent
     waiting = [each for each in ready_groups(plan, state) if each.batch.index == fluid.batch]
     final = (
@@ -148,7 +149,7 @@ def _is_next_batch_open(plan: Plan, state: State, now: float) -> bool:
     """Whether fragments are those of the next batch, by the version that members have made. With
     one-step asynchrony the committed one goes on generating until they have."""
     fluid = state.fluid
-    if fluid is None or fluid.step is None:
+    if fluid is None or fluid.step is None or fluid.update < plan.updates - 1:
         return False
     has_made = fluid.provisional is not None and are_together(fluid, now)
     return has_made or not plan.early_groups

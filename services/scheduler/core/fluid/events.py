@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from services.scheduler.core.fluid import batch_std
 from services.scheduler.core.fluid.members import MEMBER
 from services.scheduler.core.fluid.pieces import part_of_group
-from services.scheduler.core.fluid.state import FluidState
+from services.scheduler.core.fluid.state import FluidState, next_attempt
 from services.scheduler.core.fragments import fail_run
 from services.scheduler.core.state import Plan, State
 from shared.messages.contracts import PolicyPublished
@@ -53,7 +53,7 @@ def record(plan: Plan, state: State, event: FluidEvent, now: float) -> State:
         return state
     if isinstance(event, Stepped):
         return replace(state, fluid=_stepped(fluid, event, now))
-    if event.attempt != fluid.attempt:
+    if (event.attempt, event.update) != (fluid.attempt, fluid.update):
         return state
     match event:
         case PieceTrained():
@@ -68,14 +68,21 @@ def record(plan: Plan, state: State, event: FluidEvent, now: float) -> State:
 def member_reported(state: State, event: MemberReported) -> State:
     """Record what a member holds; the same state if it is known, or was known before.
 
-    A member that goes back to an earlier version reports first that it holds none.
+    A member that goes back to an earlier version reports first that it holds none. One that goes
+    back to before an update does so for an attempt in which that is not taken yet.
     """
     fluid, held = state.fluid, event.holds
     if fluid is None:
         return state
     known = fluid.holds.get(event.address)
-    if known == held or (known is not None and held is not None and held.version < known.version):
+    if known == held:
         return state
+    if known is not None and held is not None:
+        is_older = held.version < known.version
+        if is_older or (
+            held.version == known.version and held.update < min(known.update, fluid.update)
+        ):
+            return state
     holds = {a: each for a, each in fluid.holds.items() if a != event.address}
     if held is not None:
         holds[event.address] = held
@@ -98,17 +105,44 @@ def member_lost(state: State, address: str) -> State:
 
 
 def group_changed(plan: Plan, state: State, batch: int, index: int) -> State:
-    """Forget the pieces of a group that is trained at another attempt, and all sums with them."""
+    """Forget the pieces of a group that is trained at another attempt, and all sums with them.
+
+    Once an update was taken, nobody may have the version any more that generates it again. Then
+    the batch begins again, from that.
+    """
     fluid, group = state.fluid, state.find_group(batch, index)
     if fluid is None or batch != fluid.batch or index not in fluid.groups or group is None:
         return state
     if group.sent and group.attempt == fluid.groups[index].attempt:
         return state
+    is_apart = plan.updates > 1 and begins_again(plan)
+    if is_apart and (fluid.update or fluid.step is not None):
+        fluid = next_attempt(fluid, fluid.attempt + 1)
     if batch_std.is_batch_std(plan):
         return batch_std.send_again(state, fluid)
-    for owner in sorted(fluid.owners(index)):
+    owners = sorted(fluid.owners(index))
+    for owner in owners:
         fluid = fluid.void(owner)
-    return replace(state, fluid=replace(fluid.without_group(index), exchange=None))
+    fluid = fluid.without_group(index)
+    if owners or is_apart:
+        fluid = replace(fluid, exchange=None)
+    return replace(state, fluid=fluid)
+
+
+def begins_again(plan: Plan) -> bool:
+    """Whether a batch cannot go on without a group once an update was taken: the weights that
+    generate it lie beside only with one-step asynchrony, and advantages over the deviation of the
+    batch are those of all its rewards."""
+    return not plan.early_groups or batch_std.is_batch_std(plan)
+
+
+def is_in_a_step(plan: Plan, state: State, batch: int, group: int) -> bool:
+    """Whether a group's gradient is in a total that somebody holds, or was stepped with."""
+    fluid = state.fluid
+    if fluid is None or batch != fluid.batch:
+        return False
+    part = plan.part(fluid.update)
+    return group < part.start or (fluid.is_settled and group < part.stop)
 
 
 def member_joined(state: State, address: str) -> State:
@@ -195,12 +229,20 @@ def _answered(fluid: FluidState, event: SumHeld | ExchangeMissed) -> FluidState:
 
 def _stepped(fluid: FluidState, event: Stepped, now: float) -> FluidState:
     """Record a step; one of an earlier attempt may be all that is left of the batch in the end."""
+    makes_version = event.policy.version > fluid.batch
     if event.attempt < fluid.attempt:
+        if not makes_version:
+            return fluid
         return replace(fluid, former={**fluid.former, event.worker: event})
     step = fluid.step
-    if step is None or event.attempt != fluid.attempt or event.worker in step.stepped:
+    is_another = (event.attempt, event.update) != (fluid.attempt, fluid.update)
+    if step is None or is_another or event.worker in step.stepped:
         return fluid
     step = step.with_stepped(event, now)
-    held = Holds(version=event.policy.version, checksum=event.checksum)
+    held = Holds(
+        version=event.policy.version,
+        checksum=event.checksum,
+        update=0 if makes_version else event.update + 1,
+    )
     holds = fluid.holds if event.worker in fluid.gone else {**fluid.holds, event.worker: held}
     return replace(fluid, step=step, holds=holds)

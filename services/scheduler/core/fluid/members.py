@@ -18,18 +18,18 @@ def may_step(state: State, worker: WorkerState) -> bool:
     if worker.address in fluid.out or worker.address in fluid.gone:
         return False
     held = fluid.holds.get(worker.address)
-    if held is None or held.version != fluid.batch:
+    if held is None or (held.version, held.update) != (fluid.batch, fluid.update):
         return False
     return fluid.checksum is None or held.checksum == fluid.checksum
 
 
 def member_addresses(state: State) -> frozenset[str]:
-    """Addresses of the workers that could take the step of the open batch; of all workers anew only
-    if somebody has joined, left, was excluded or reports to hold something else."""
+    """Addresses of the workers that could take the next step of the open batch; of all workers anew
+    only if somebody has joined, left, was excluded or reports to hold something else."""
     fluid, roles = state.fluid, state.workers.roles
     if fluid is None:
         return frozenset()
-    basis = roles, fluid.out, fluid.gone, fluid.holds
+    basis = roles, fluid.out, fluid.gone, fluid.holds, fluid.update, fluid.checksum
     known = fluid.known_members
     if known is None or any(one is not other for one, other in zip(known[0], basis, strict=True)):
         found = (a for a in roles.places if may_step(state, state.workers[a]))

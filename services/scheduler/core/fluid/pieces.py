@@ -54,18 +54,18 @@ class Member:
 def train_pieces(plan: Plan, state: State, now: float) -> Issued:
     """Give pieces out while some wait and members have room for them."""
     fluid, commands = state.fluid, list[TrainPiece]()
-    if fluid is None or not fluid.ready or fluid.step is not None or state.policy is None:
+    if fluid is None or fluid.step is not None or state.policy is None or not _ready(plan, fluid):
         return state, commands
     crew = Crew(plan, state, fluid, now)
     if not crew.has_room:
         return state, commands
     left = _groups_left(plan, fluid)
-    while fluid.ready and (address := crew.take_first()) is not None:
+    while (ready := _ready(plan, fluid)) and (address := crew.take_first()) is not None:
         member = crew.member(address)
         share = left / (2 * crew.pace.rate * member.group_seconds)
         if crew.another_is_sooner(member, share):
             continue
-        fluid, key = _next_piece(plan, fluid, min(fluid.ready), share, len(crew.addresses))
+        fluid, key = _next_piece(plan, fluid, min(ready), share, len(crew.addresses))
         fluid, command = _given(state, fluid, member, key, now)
         commands.append(command)
         part = part_of_group(plan, command.piece)
@@ -73,6 +73,14 @@ def train_pieces(plan: Plan, state: State, now: float) -> Issued:
         member = replace(member, free_at=member.free_at + part * member.group_seconds)
         crew.put_back(member, fluid)
     return replace(state, fluid=replace(fluid, pace=crew.pace, pause=crew.pause)), commands
+
+
+def _ready(plan: Plan, fluid: FluidState) -> frozenset[int]:
+    """Groups of the update that is trained for of which something waits for a member."""
+    if plan.updates == 1:
+        return fluid.ready
+    part = plan.part(fluid.update)
+    return frozenset(index for index in fluid.ready if index in part)
 
 
 class Crew:
@@ -218,8 +226,8 @@ def cut_to(plan: Plan, piece: Piece) -> int:
 
 
 def _groups_left(plan: Plan, fluid: FluidState) -> float:
-    """What no member has yet of the batch's training, in groups."""
-    uncut = plan.num_groups - fluid.num_cut / (plan.trained_samples or plan.group_size)
+    """What no member has yet of the update's training, in groups."""
+    uncut = plan.part(fluid.update).stop - fluid.num_cut / (plan.trained_samples or plan.group_size)
     return uncut + fluid.waiting_rows / _rows_of_group(plan)
 
 
@@ -333,7 +341,7 @@ def _given(
     fluid = fluid.with_queue(address, (*fluid.queues.get(address, ()), key))
     assert state.policy is not None
     command = TrainPiece(
-        batch=fluid.batch, attempt=fluid.attempt, worker=address, piece=piece,
+        batch=fluid.batch, attempt=fluid.attempt, update=fluid.update, worker=address, piece=piece,
         sum_number=fluid.sum_number(address), policy=state.policy,
     )  # fmt: skip
     return fluid, command

@@ -15,10 +15,12 @@ from services.scheduler.core.fluid.state import (
     Step,
     exchange_of,
     next_attempt,
+    next_update,
 )
 from services.scheduler.core.fragments import discard_group
 from services.scheduler.core.state import Plan, State
 from shared.messages.fluid import (
+    BeginAgain,
     CommitVersion,
     ExchangeSums,
     FluidCommand,
@@ -39,9 +41,28 @@ def restore(plan: Plan, state: State, command: FluidCommand, now: float) -> Stat
         fluid = replace(fluid, named=max(fluid.named, command.number + 1))
         if command.attempt == fluid.attempt and fluid.step is not None:
             fluid = replace(fluid, step=fluid.step.with_committer(command, now))
+    elif isinstance(command, BeginAgain):
+        fluid = replace(fluid, told_attempt=max(fluid.told_attempt, command.attempt))
     elif command.attempt == fluid.attempt:
-        fluid = _restored(plan, fluid, command, now)
+        fluid = _at_update(plan, fluid, command)
+        if command.update == fluid.update:
+            fluid = _restored(plan, fluid, command, now)
     return replace(state, fluid=fluid)
+
+
+def _at_update(
+    plan: Plan, fluid: FluidState, command: TrainPiece | ExchangeSums | TakeStep
+) -> FluidState:
+    """Go on to the update of a command: whom it was given to had taken the one before, with the
+    bits that count."""
+    step = fluid.step
+    if command.update <= fluid.update or step is None:
+        return fluid
+    address = command.worker if isinstance(command, TrainPiece) else command.committer
+    made = step.stepped.get(address)
+    if made is None:
+        return fluid
+    return next_update(fluid, plan.part(fluid.update), made.checksum)
 
 
 def finish(plan: Plan, state: State) -> State:
@@ -128,7 +149,7 @@ def _given(plan: Plan, fluid: FluidState, command: TrainPiece) -> FluidState:
     fluid = _sum_of(fluid, address, command.sum_number)
     group = fluid.groups.get(piece.group) or whole_group(plan, piece.attempt)
     again = [each for each in group.pieces if _overlap(each.piece, piece)]
-    for owner in sorted({each.worker for each in again if each.worker is not None} - {address}):
+    for owner in sorted({each.worker for each in again if each.worker} - {address}):
         fluid = fluid.void(owner)
     group = fluid.groups.get(piece.group) or group
     pieces = [each for each in group.pieces if not _overlap(each.piece, piece)]

@@ -5,21 +5,28 @@
            '---- missed -------'                                '-- all lost: the next attempt
 
 Nothing here waits without an end: a member answers, or its lease ends, or a deadline passes.
+
+With several updates per batch this goes round for each. All but the last make no version: members
+that have the same bits as the first one to step go on with the next. On-policy the first waits for
+the last fragment of the batch, since afterwards its version is nowhere. If nobody is left that has
+taken the updates so far, the batch begins again from its version.
 """
 
 from dataclasses import replace
 
-from services.scheduler.core.fluid.members import members
+from services.scheduler.core.fluid.members import are_together, members
 from services.scheduler.core.fluid.state import (
     Exchange,
     FluidState,
     Step,
     exchange_of,
     next_attempt,
+    next_update,
 )
 from services.scheduler.core.fragments import fail_run
 from services.scheduler.core.state import Plan, State
 from shared.messages.fluid import (
+    BeginAgain,
     CommitVersion,
     ExchangeSums,
     FluidCommand,
@@ -54,7 +61,20 @@ def decide(plan: Plan, state: State, now: float) -> Decided:
         state = _end_round(plan, state, now, commands)
     if state.fluid is not None and state.fluid.step is None:
         state = _begin_round(plan, state, now, commands)
-    return _commit(plan, state, now, commands), commands
+    state = _commit(plan, state, now, commands)
+    if plan.updates > 1:
+        state = _tell_attempt(state, commands)
+    return state, commands
+
+
+def _tell_attempt(state: State, commands: list[FluidCommand]) -> State:
+    """Have members that have taken updates of an attempt that is over load the batch's version."""
+    fluid = state.fluid
+    assert fluid is not None
+    if fluid.told_attempt >= fluid.attempt:
+        return state
+    commands.insert(0, BeginAgain(batch=fluid.batch, attempt=fluid.attempt))
+    return replace(state, fluid=replace(fluid, told_attempt=fluid.attempt))
 
 
 def max_seconds(plan: Plan) -> float:
@@ -70,15 +90,18 @@ def commit_seconds(plan: Plan, state: State) -> float:
 
 
 def _begin_round(plan: Plan, state: State, now: float, commands: list[FluidCommand]) -> State:
-    """Have everybody exchange sums, once all of the batch is in them."""
+    """Have everybody exchange sums, once all of the update is in them."""
     fluid = state.fluid
     assert fluid is not None and state.policy is not None
-    if fluid.exchange is not None or len(fluid.trained) < plan.num_groups:
+    part = plan.part(fluid.update)
+    if fluid.exchange is not None or len(fluid.trained) < part.stop:
+        return state
+    if plan.updates > 1 and not plan.early_groups and len(fluid.groups) < plan.num_groups:
         return state
     taking_part = [worker.address for worker in members(state)]
     pieces: dict[str, list[Piece]] = {}
-    for _, group in sorted(fluid.groups.items()):
-        for each in group.pieces:
+    for index in part:
+        for each in fluid.groups[index].pieces:
             if each.worker is not None:
                 pieces.setdefault(each.worker, []).append(each.piece)
     if not taking_part or not pieces.keys() <= set(taking_part):
@@ -93,7 +116,8 @@ def _begin_round(plan: Plan, state: State, now: float, commands: list[FluidComma
     )
     committer = max(shares, key=lambda share: (len(share.pieces), share.worker)).worker
     command = ExchangeSums(
-        batch=fluid.batch, attempt=fluid.attempt, round=fluid.round, policy=state.policy,
+        batch=fluid.batch, attempt=fluid.attempt, update=fluid.update, round=fluid.round,
+        policy=state.policy,
         committer=committer, shares=shares, max_seconds=max_seconds(plan),
     )  # fmt: skip
     commands.append(command)
@@ -169,7 +193,8 @@ def _order_step(
 ) -> State:
     held = exchange.held[holder]
     command = TakeStep(
-        batch=fluid.batch, attempt=fluid.attempt, round=held.round, sum_id=held.sum_id,
+        batch=fluid.batch, attempt=fluid.attempt, update=fluid.update, round=held.round,
+        sum_id=held.sum_id,
         norm=held.norm, finite=held.finite, scale=held.scale, committer=holder,
     )  # fmt: skip
     commands.append(command)
@@ -187,18 +212,45 @@ def _commit(plan: Plan, state: State, now: float, commands: list[FluidCommand]) 
     assert fluid is not None
     step = fluid.step
     if step is None:
-        is_rare = bool(fluid.out or fluid.former)
+        is_rare = bool(fluid.out or fluid.former or fluid.update)
         return _stuck(plan, state, fluid, now, commands) if is_rare else state
     expired = now - step.since > commit_seconds(plan, state)
+    if fluid.update < plan.updates - 1:
+        return _go_on(plan, state, fluid, step, now, commands, expired=expired)
     if step.committer not in fluid.gone and not expired:
         return state
     able = [a for a in step.holders if a in step.stepped and a not in fluid.gone]
-    in_vain = fluid.named >= MOST_NAMED * len(step.holders) and bool(members(state))
+    in_vain = fluid.named >= MOST_NAMED * len(step.holders) and _could_train(state, fluid)
     others = [a for a in able if a != step.committer] or able
     if others and not in_vain:
         return _name(state, fluid, _next_after(step, others), fluid.attempt, now, commands)
     waits = [a for a in step.holders if a not in fluid.gone and a not in step.stepped]
     if waits and not expired:
+        return state
+    return _again(plan, state, fluid, now, commands)
+
+
+def _could_train(state: State, fluid: FluidState) -> bool:
+    """Whether anybody could train the batch if it began again."""
+    begun = replace(state, fluid=next_attempt(fluid, fluid.attempt + 1))
+    return bool(members(begun if fluid.update else state))
+
+
+def _go_on(
+    plan: Plan, state: State, fluid: FluidState, step: Step, now: float,
+    commands: list[FluidCommand], *, expired: bool,
+) -> State:  # fmt: skip
+    """Begin the next update once all have taken this one's step, or those that could; without
+    anybody who has, the batch begins again."""
+    able = [a for a in step.holders if a in step.stepped and a not in fluid.gone]
+    waits = [a for a in step.holders if a not in step.stepped and a not in fluid.gone]
+    is_known = step.committer in able or step.committer in fluid.gone or expired
+    if able and is_known and are_together(fluid, now):
+        first = step.committer if step.committer in able else able[0]
+        made = step.stepped[first].checksum
+        following = next_update(fluid, plan.part(fluid.update), made)
+        return replace(state, fluid=following)
+    if able or (waits and not expired):
         return state
     return _again(plan, state, fluid, now, commands)
 
@@ -239,10 +291,15 @@ def _stuck(
     plan: Plan, state: State, fluid: FluidState, now: float, commands: list[FluidCommand]
 ) -> State:
     """Where nobody can train, one that stepped in an earlier attempt may commit that; else who was
-    out comes in again under the next attempt."""
+    out comes in again under the next attempt, and so does everybody if the updates so far are lost
+    with those who had taken them."""
     if members(state):
-        return state
-    former: dict[str, Stepped] = {**fluid.former, **(fluid.step.stepped if fluid.step else {})}
+        return state if fluid.alone_since is None else _known_alone(state, fluid, None)
+    if fluid.update:
+        return _without_updates(state, fluid, now)
+    stepped = fluid.step.stepped if fluid.step else {}
+    made = {a: each for a, each in stepped.items() if each.policy.version > fluid.batch}
+    former: dict[str, Stepped] = {**fluid.former, **made}
     alive = [a for a in former if a in state.workers]
     named = fluid.former_named
     if alive and (named is None or now - named > commit_seconds(plan, state)):
@@ -253,3 +310,18 @@ def _stuck(
         return state
     begun = replace(state, fluid=next_attempt(fluid, fluid.attempt + 1))
     return begun if members(begun) else state
+
+
+def _without_updates(state: State, fluid: FluidState, now: float) -> State:
+    """Begin the batch again if nobody has taken the updates before this one; after a restart of the
+    scheduler, members have some time to say what they hold."""
+    since = fluid.alone_since
+    if since is None:
+        return _known_alone(state, fluid, now)
+    if now - since <= GRACE_S:
+        return state
+    return replace(state, fluid=next_attempt(fluid, fluid.attempt + 1))
+
+
+def _known_alone(state: State, fluid: FluidState, since: float | None) -> State:
+    return replace(state, fluid=replace(fluid, alone_since=since))

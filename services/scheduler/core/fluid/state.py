@@ -18,6 +18,8 @@ from shared.messages.workers import Holds
 Key = tuple[int, int]
 """Group, and the place of a piece among its pieces."""
 
+STEPPED = ""
+"""Is written in the place of an address where a gradient is in a step that was taken already."""
 AHEAD = 2
 """Fragments and pieces that a member has: one in work, and one waiting, so that it never waits for
 a message."""
@@ -176,8 +178,16 @@ class FluidState:
 
     batch: int
     checksum: str | None = None
-    """Checksum of weights, moments and average of the newest committed version, if known."""
+    """Checksum of weights, moments and average that the next step goes from, if known."""
+    first_checksum: str | None = None
+    """The same of the version, where updates were taken since."""
     attempt: int = 0
+    update: int = 0
+    """Number of the update that is trained for; those before it are taken."""
+    told_attempt: int = 0
+    """The newest attempt that members were told of by a message of its own."""
+    alone_since: float | None = None
+    """Since when nobody has the weights of the updates before, where there are any."""
     groups: Mapping[int, GroupPieces] = field(default_factory=dict)
     """Groups that were sent to be trained."""
     ready: frozenset[int] = frozenset()
@@ -231,11 +241,11 @@ class FluidState:
         """The version that the committer has made and not committed yet."""
         step = self.step
         made = None if step is None else step.stepped.get(step.committer)
-        return None if made is None else made.policy
+        return None if made is None or made.policy.version <= self.batch else made.policy
 
     @property
     def is_settled(self) -> bool:
-        """Whether somebody holds the total of the batch: nothing of it is trained again, unless
+        """Whether somebody holds the total of the update: nothing of it is trained again, unless
         all that hold it are lost."""
         return self.step is not None or (self.exchange is not None and bool(self.exchange.held))
 
@@ -306,29 +316,44 @@ class FluidState:
     def owners(self, index: int) -> set[str]:
         """Members with pieces of a group in their sums, or to be."""
         group = self.groups.get(index)
-        return set() if group is None else {p.worker for p in group.pieces if p.worker is not None}
+        return set() if group is None else {p.worker for p in group.pieces if p.worker}
 
     @property
     def busy(self) -> set[str]:
         """Members with any piece in their sums, or to be, or with a total, or a step taken."""
         found = {
-            each.worker
-            for group in self.groups.values()
-            for each in group.pieces
-            if each.worker is not None
+            each.worker for group in self.groups.values() for each in group.pieces if each.worker
         }
         if self.exchange is not None:
             found.update(self.exchange.members)
         return found | set(self.former) | (set(self.step.stepped) if self.step else set())
 
 
+def next_update(fluid: FluidState, part: range, checksum: str) -> FluidState:
+    """Go on to the batch's next update, from the state of this checksum: sums begin anew, and the
+    groups of ``part`` are in a step."""
+    state = replace(
+        fluid, update=fluid.update + 1, checksum=checksum,
+        first_checksum=fluid.first_checksum if fluid.update else fluid.checksum,
+        exchange=None, step=None, sums={}, queues={}, queued=frozenset(), loaded=frozenset(),
+        num_given=0, num_failures=0, alone_since=None,
+    )  # fmt: skip
+    for index in part:
+        group = fluid.groups[index]
+        pieces = tuple(replace(each, worker=STEPPED, trained=True) for each in group.pieces)
+        state = state.with_group(index, replace(group, pieces=pieces))
+    return state
+
+
 def next_attempt(fluid: FluidState, attempt: int) -> FluidState:
     """Train the batch once more, by whoever could: every sum begins anew, and nobody is out."""
-    step = fluid.step
+    stepped = {} if fluid.step is None else fluid.step.stepped
+    made = {a: each for a, each in stepped.items() if each.policy.version > fluid.batch}
     state = replace(
         fluid, attempt=attempt, exchange=None, step=None, round=0, num_failures=0,
         out=frozenset(), queues={}, queued=frozenset(), loaded=frozenset(), num_given=0, sums={},
-        former={**fluid.former, **(step.stepped if step is not None else {})},
+        former={**fluid.former, **made}, update=0, alone_since=None,
+        checksum=fluid.first_checksum if fluid.update else fluid.checksum,
     )  # fmt: skip
     for index, group in fluid.groups.items():
         pieces = tuple(PieceState(piece=each.piece) for each in group.pieces)
