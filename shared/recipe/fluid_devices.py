@@ -1,7 +1,4 @@
-"""What fluid devices do not do: the one answer for recipes that ask for them and plans that might.
-
-A fluid device takes one elementwise step per batch, with all that is trained on it.
-"""
+"""What fluid devices do not do: one answer for recipes that ask for them and plans that might."""
 
 from shared.recipe.tables import Tables
 
@@ -15,7 +12,6 @@ def refusal(
     *,
     devices: int = 1,
     ranks: int = 1,
-    updates: int = 1,
     old_policy: bool = False,
     max_staleness: int | str = 0,
     trained: str = "lora",
@@ -26,7 +22,6 @@ def refusal(
     Args:
         devices: `trainer.devices`.
         ranks: `trainer.ranks`.
-        updates: `trainer.updates`.
         old_policy: what samples is not what is trained (`Tables.keeps_old_policy`).
         max_staleness: `schedule.max_staleness`.
         trained: `model.trained`.
@@ -36,8 +31,8 @@ def refusal(
         f"trainer.devices: sums of more than {MAX_DEVICES} fluid devices fit no message; set it to "
         f"at most {MAX_DEVICES}": devices > MAX_DEVICES,
         "trainer.ranks: fluid devices are processes of their own; set it to 1": ranks > 1,
-        "trainer.updates: fluid devices take one step per batch; set it to 1": updates > 1,
-        "algorithm.nft_decay: fluid devices hold no old policy; set it to 0": old_policy,
+        "algorithm.nft_decay: fluid devices hold no old policy; set it to 0, and trainer.updates "
+        "to 1": old_policy,
         "schedule.max_staleness: is not decided by costs for fluid devices; set it to 0 or 1": (
             max_staleness == "auto"
         ),
@@ -55,7 +50,6 @@ def refusal_of(tables: Tables) -> str | None:
     return refusal(
         devices=tables.trainer.devices,
         ranks=tables.trainer.ranks,
-        updates=tables.trainer.updates,
         old_policy=tables.keeps_old_policy,
         max_staleness=tables.schedule.max_staleness,
         trained=tables.model.trained,

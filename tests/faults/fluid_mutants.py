@@ -225,7 +225,23 @@ def a_group_that_was_begun_early_goes_on_with_the_new_version() -> AbstractConte
     return patched((assign, "issue", issue))
 
 
+def an_update_is_trained_at_the_weights_before() -> AbstractContextManager[None]:
+    """Who has missed an update takes part in the next one all the same."""
+
+    def is_at(self: SimMember, batch: int, update: int) -> bool:
+        return self.policy is not None and self.policy.version == batch
+
+    return patched((SimMember, "_is_at", is_at), (members, "may_step", _may_step_in_spite_of_all))
+
+
+def nothing_begins_again() -> AbstractContextManager[None]:
+    """Who has taken updates of an attempt that is over keeps them."""
+    return patched((rounds, "_tell_attempt", lambda state, commands: state))
+
+
 FLUID_MUTANTS: tuple[Mutant, ...] = (
+    an_update_is_trained_at_the_weights_before,
+    nothing_begins_again,
     a_share_is_counted_twice,
     a_sum_is_exchanged_whatever_is_in_it,
     a_step_is_ordered_before_all_have_confirmed,

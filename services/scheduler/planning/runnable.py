@@ -61,7 +61,6 @@ def why_not(
 def _why_not_fluid(profile: Profile, split: Split, schedule: RunSchedule) -> str | None:
     reason = refusal(
         devices=sum(split.trainer.values()),
-        updates=profile.shape.updates,
         max_staleness=schedule.max_staleness,
         can_train=schedule.gradient_help,
     )

@@ -29,7 +29,8 @@ class MadeVersion:
     policy: Policy
     checksum: str
     shares: tuple[Share, ...] = ()
-    """What the total was made of, by whom; nothing for the first version."""
+    """What the totals were made of, by whom, one update after the other; nothing for the first
+    version."""
     metrics: Mapping[str, float] | None = None
     """Metrics of the optimizer step."""
     began: float = 0.0

@@ -65,7 +65,8 @@ class EngineMember:
         part = read.sliced(GroupSlice(piece.samples, first=piece.first_step, end=last))
 
         def train() -> MemoryShortage | None:
-            shortage = self.engine.train(part, kind=group.kind)
+            with self.engine.in_training():
+                shortage = self.engine.train(part, kind=group.kind)
             reach("fluid.trains")  # its gradient is in memory, and nobody knows
             return shortage
 

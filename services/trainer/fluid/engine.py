@@ -1,5 +1,6 @@
 """Trains a member's pieces, and takes the step of a total that all members hold."""
 
+import contextlib
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
@@ -41,6 +42,10 @@ class FluidEngine(TrainerEngine):
         self.layout = SumLayout(size, first.dtype, first.device)
         self._network = loaded.model.transformer
         self._given = StepScale(0.0, 1.0)
+        self._num_taken = 0
+        """Updates of the batch that were taken."""
+        self._counted: list[Mapping[str, float]] = []
+        """Tallies of their totals: metrics are of all rows of the batch."""
         self.steps_beside = recipe.schedule.staleness_limit > 0
         self._sets = WeightSets(loaded.in_use, trained_parameters(self._network))
 
@@ -56,7 +61,18 @@ class FluidEngine(TrainerEngine):
         """Have the network use the weights before those meanwhile, without gradients."""
         return self._sets.before()
 
+    def begin(self) -> None:
+        """Empty the sum; what is trained next is of weights that this many updates have moved."""
+        super().begin()
+        self.num_steps = self._num_taken
+
+    def in_training(self) -> AbstractContextManager[None]:
+        """Have the network use the weights that the next update goes from, with gradients."""
+        is_beside = self.steps_beside and self._num_taken
+        return self._sets.ahead() if is_beside else contextlib.nullcontext()
+
     async def restore(self, weights: StoredTensors, checkpoint: StoredTensors) -> None:
+        self._num_taken, self._counted = 0, []
         self._sets.forget()
         await super().restore(weights, checkpoint)
         self._sets.settle()
@@ -111,11 +127,16 @@ class FluidEngine(TrainerEngine):
         """Take the step of a total, elementwise, and return its metrics."""
         assert total.gradient is not None
         self.begin()
-        self._transaction.tally = _tally(total.tally)
+        self._counted.append(total.tally)
+        self._transaction.tally = _tally(*self._counted)
         for name, gradient in self._parts(total.gradient).items():
             self._parameters[name].grad = gradient
         self._given = given
-        return self.step(batch)
+        metrics = self.step(batch)
+        self._num_taken = (self._num_taken + 1) % self._recipe.trainer.updates
+        if not self._num_taken:
+            self._counted = []
+        return metrics
 
     def take_beside(self, batch: int, total: Term, given: StepScale) -> dict[str, float]:
         """Take the step of a total in a set of weights beside those in use, which stay as they
@@ -181,8 +202,9 @@ class FluidEngine(TrainerEngine):
             yield name, part.view_as(parameter)
 
 
-def _tally(fields: Mapping[str, float]) -> Tally:
-    """Return a tally of these fields."""
+def _tally(*each: Mapping[str, float]) -> Tally:
+    """Return one tally of several."""
     tally = Tally()
-    tally.merge(fields)
+    for fields in each:
+        tally.merge(fields)
     return tally

@@ -2,20 +2,28 @@
 
     message        it is followed if                                          else
     TrainPiece     it is of the batch that is trained from the version in     dropped
-                   use, and of this sum, or a later one: that begins empty
+                   use, of the update that is next, and of this sum, or a
+                   later one: that begins empty
     ExchangeSums   it is newer than every round before,                       dropped
                    names this member,                                         left out
                    and its sum is made of exactly its share                   missed
     TakeStep       the total of that round is here, with this sum id          dropped
 
-Whoever has stepped follows no other message of that batch: not even of a later attempt, in which
-others train it again. Then it fetches what they have made of it.
+Whoever has stepped follows no other message of that batch, or of that update: not even of a later
+attempt, in which others train it again. Then it fetches what they have made of it.
 """
 
 from dataclasses import dataclass, field
 from typing import Literal
 
-from shared.messages.fluid import ExchangeSums, Piece, Share, TakeStep, TrainPiece
+from shared.messages.fluid import (
+    ExchangeSums,
+    FluidMessage,
+    Piece,
+    Share,
+    TakeStep,
+    TrainPiece,
+)
 
 Verdict = Literal["follow", "missed", "left_out", "drop"]
 
@@ -35,6 +43,8 @@ class Ledger:
     version: int = -1
     """Version of the weights in use, committed or not: the next step is that of the batch of this
     number."""
+    update: int = 0
+    """Number of the batch's update that the next step is."""
     key: SumKey = SumKey(-1, 0, 0)
     """The newest sum that this member was told of."""
     pieces: set[Piece] = field(default_factory=set)
@@ -51,20 +61,29 @@ class Ledger:
     def use(self, version: int) -> None:
         """Another version is in use: what was summed at the one before is worth nothing."""
         self.version, self.key, self.attempt = version, SumKey(version, 0, -1), 0
+        self.update = 0
         self._empty()
         self._forget_rounds()
+
+    def go_on(self) -> None:
+        """An update is taken that makes no version: what was summed before it is in it."""
+        self.update, self.total = self.update + 1, None
+        self.key = SumKey(self.version, self.attempt, -1)
+        self._empty()
 
     def begin_piece(self, message: TrainPiece) -> bool:
         """Whether to train a piece. The caller empties the sum if `is_empty` after this."""
         key = SumKey(message.batch, message.attempt, message.sum_number)
-        if message.batch != self.version or key < self.key or message.piece in self.pieces:
+        if not self._is_next(message) or key < self.key or message.piece in self.pieces:
             return False
         self._advance(key)
         return True
 
     def belongs(self, message: TrainPiece) -> bool:
         """Whether the sum is still the one that a piece was begun for."""
-        return self.key == SumKey(message.batch, message.attempt, message.sum_number)
+        return self._is_next(message) and self.key == SumKey(
+            message.batch, message.attempt, message.sum_number
+        )
 
     def add(self, piece: Piece) -> None:
         self.pieces.add(piece)
@@ -77,7 +96,7 @@ class Ledger:
         """Say what to do about a round, which ends every one before it."""
         share = next((each for each in message.shares if each.worker == self.address), None)
         newest = self.attempt, self.round
-        if message.batch != self.version or (message.attempt, message.round) <= newest:
+        if not self._is_next(message) or (message.attempt, message.round) <= newest:
             return "drop"
         if message.attempt > self.attempt:
             self._advance(SumKey(message.batch, message.attempt, 0))
@@ -88,8 +107,8 @@ class Ledger:
 
     def is_current(self, message: ExchangeSums) -> bool:
         """Whether no other round, and no other version, has come since."""
-        current = self.version, self.attempt, self.round
-        return current == (message.batch, message.attempt, message.round)
+        current = self.attempt, self.round
+        return self._is_next(message) and current == (message.attempt, message.round)
 
     def hold(self, message: ExchangeSums, sum_id: str) -> None:
         """Note that the total of a round is here."""
@@ -98,9 +117,8 @@ class Ledger:
 
     def hear_step(self, message: TakeStep) -> bool:
         """Whether to take a step: once, by the total that is here."""
-        current = self.version, self.attempt, self.round
-        told = message.batch, message.attempt, message.round
-        return current == told and self.total == message.sum_id
+        current, told = (self.attempt, self.round), (message.attempt, message.round)
+        return self._is_next(message) and current == told and self.total == message.sum_id
 
     def is_exactly(self, message: ExchangeSums, share: Share) -> bool:
         """Whether the sum is made of a share, the whole of it and nothing else."""
@@ -108,6 +126,10 @@ class Ledger:
         if key > self.key and not share.pieces:
             self._advance(key)
         return self.key == key and not self.is_spoilt and self.pieces == set(share.pieces)
+
+    def _is_next(self, message: FluidMessage) -> bool:
+        """Whether it is about the step that is next here."""
+        return (message.batch, message.update) == (self.version, self.update)
 
     def _advance(self, key: SumKey) -> None:
         if key > self.key:

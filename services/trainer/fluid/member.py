@@ -57,8 +57,9 @@ class MemberApp:
         )  # fmt: skip
         self._versions = MemberVersions(device, self._state, context)
         self._rounds = Rounds(
-            device, exchange, self._state, self._versions, context, by_group=by_group
-        )
+            device, exchange, self._state, self._versions, context, by_group=by_group,
+            num_updates=recipe.trainer.updates,
+        )  # fmt: skip
 
     async def run(self) -> None:
         await self._bus.wait_for_streams()

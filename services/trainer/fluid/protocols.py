@@ -75,7 +75,8 @@ class FluidDevice(Protocol):
         """
 
     async def step(self, batch: int, total: Any, measure: TotalMeasure) -> Mapping[str, float]:
-        """Take the elementwise step, with norm and scale of ``measure``; return its metrics."""
+        """Take the elementwise step of the batch's next update, with norm and scale of ``measure``;
+        return its metrics. The last one makes a version; those before are gone with `restore`."""
 
     async def weights(self) -> Snapshot:
         """Copy the newest weights and their optimizer as they stand."""

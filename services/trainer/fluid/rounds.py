@@ -1,23 +1,27 @@
 """Rounds and steps: a member's part in the total of a batch, and the step that all take of it."""
 
 import asyncio
+import contextlib
 import time
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 
 import structlog
 
+from services.trainer.batch.measures import of_all_steps
 from services.trainer.fluid.committing import MadeVersion
 from services.trainer.fluid.exchange import Exchange, Meeting, Missed
 from services.trainer.fluid.protocols import FluidDevice, TotalMeasure
-from services.trainer.fluid.state import HeldTotal, MemberState, Reference
+from services.trainer.fluid.state import HeldTotal, MemberState, Reference, Updates
 from services.trainer.fluid.versions import MemberVersions
 from shared.errors import BatchFailed, OutOfMemory
 from shared.messages import subjects
 from shared.messages.contracts import Policy, RunFailed
 from shared.messages.fluid import (
+    BeginAgain,
     CommitVersion,
     ExchangeMissed,
     ExchangeSums,
+    FluidMessage,
     Stepped,
     SumHeld,
     TakeStep,
@@ -38,6 +42,7 @@ class Rounds:
         context: WorkerContext,
         *,
         by_group: bool,
+        num_updates: int,
     ) -> None:
         self._device = device
         self._exchange = exchange
@@ -46,10 +51,12 @@ class Rounds:
         self._bus = context.bus
         self._worker = context.worker
         self._by_group = by_group
+        self._num_updates = num_updates
+        state.steps_beside = device.steps_beside
         self._round: asyncio.Task[None] | None = None
         """The round that this member takes part in."""
-        self._committers: dict[tuple[int, int], set[str]] = {}
-        """Members that were named to commit a (batch, attempt)."""
+        self._committers: dict[tuple[int, int, int], set[str]] = {}
+        """Members whose step is the reference for a (batch, attempt, update)."""
         self._steps: dict[str, Stepped] = {}
         """The newest step of each member."""
         self._attempt = 0
@@ -58,7 +65,7 @@ class Rounds:
 
     async def follow(self, tasks: asyncio.TaskGroup) -> None:
         """Do what all members are told, for ever; rounds and commits go on in ``tasks``."""
-        run, me = self._bus.run, self._worker.address
+        run = self._bus.run
         async for received in self._bus.follow(subjects.FLUID, subjects.fluid_subjects(run)):
             match received.message:
                 case ExchangeSums() as message:
@@ -69,14 +76,21 @@ class Rounds:
                     self._steps[message.worker] = message
                     self._compare(message)
                 case CommitVersion() as message:
-                    self._name_committer(message.batch, message.attempt, message.worker)
-                    if message.worker == me:
-                        self._versions.commit(message.batch, tasks)
+                    self._hear_committer(message, tasks)
+                case BeginAgain() as message if self._has_updates_before(message):
+                    await self._end_round()
+                    await self._go_back(message)
                 case _:
                     pass
 
+    def _hear_committer(self, message: CommitVersion, tasks: asyncio.TaskGroup) -> None:
+        last = self._num_updates - 1
+        self._name_committer(message.batch, message.attempt, last, message.worker)
+        if message.worker == self._worker.address:
+            self._versions.commit(message.batch, tasks)
+
     async def _hear_round(self, message: ExchangeSums, tasks: asyncio.TaskGroup) -> None:
-        if self._is_undone(message):
+        if self._is_undone(message) or self._has_updates_before(message):
             await self._go_back(message)
         verdict = self._state.ledger.hear_round(message)
         if verdict == "drop":
@@ -114,7 +128,8 @@ class Rounds:
         self._state.held = HeldTotal(message, total)
         await self._bus.publish(
             SumHeld(
-                batch=message.batch, attempt=message.attempt, round=message.round, worker=me,
+                batch=message.batch, attempt=message.attempt, update=message.update,
+                round=message.round, worker=me,
                 sum_id=measure.sum_id, norm=measure.norm, finite=measure.finite,
                 scale=measure.scale, seconds=time.monotonic() - began,
             )
@@ -137,8 +152,9 @@ class Rounds:
         log.warning("exchange_missed", batch=message.batch, round=message.round, error=str(missed))
         await self._bus.publish(
             ExchangeMissed(
-                batch=message.batch, attempt=message.attempt, round=message.round,
-                worker=self._worker.address, missing=missed.missing, reason=str(missed)[:4000],
+                batch=message.batch, attempt=message.attempt, update=message.update,
+                round=message.round, worker=self._worker.address, missing=missed.missing,
+                reason=str(missed)[:4000],
             )
         )  # fmt: skip
 
@@ -152,10 +168,13 @@ class Rounds:
         await self._missed(message, Missed(str(error), (me,)))
 
     async def _hear_step(self, message: TakeStep, tasks: asyncio.TaskGroup) -> None:
-        self._name_committer(message.batch, message.attempt, message.committer)
+        self._name_committer(message.batch, message.attempt, message.update, message.committer)
         held = self._state.held
         if held is None or not self._state.ledger.hear_step(message):
             return  # what it lacks, it fetches once it is published
+        if message.update < self._num_updates - 1:
+            await self._step_between(message, held)
+            return
         step = self._step_beside if self._device.steps_beside else self._step
         made = await step(message, held)
         self._versions.made, self._attempt = made, message.attempt
@@ -163,8 +182,8 @@ class Rounds:
             self._versions.commit(message.batch, tasks)
         await self._bus.publish(
             Stepped(
-                batch=message.batch, attempt=message.attempt, worker=self._worker.address,
-                policy=made.policy, checksum=made.checksum,
+                batch=message.batch, attempt=message.attempt, update=message.update,
+                worker=self._worker.address, policy=made.policy, checksum=made.checksum,
                 seconds=time.monotonic() - made.began,
             )
         )  # fmt: skip
@@ -173,6 +192,44 @@ class Rounds:
             self._compare(taken)
         if self._device.steps_beside:
             tasks.create_task(self._take(made))
+
+    async def _step_between(self, message: TakeStep, held: HeldTotal) -> None:
+        """Take an update that makes no version: nobody else ever has its weights."""
+        began, state = time.monotonic(), self._state
+        policy, earlier = held.message.policy, state.updates
+        with self._worker.doing("committing"):
+            async with self._changing():
+                metrics = await self._device.step(message.batch, held.total, _measure_of(message))
+                checksum = await self._device.checksum()
+                updates = Updates(
+                    message.attempt,
+                    checksum,
+                    (*(earlier.shares if earlier else ()), *held.message.shares),
+                    (*(earlier.metrics if earlier else ()), metrics),
+                )
+                state.go_on(policy, updates)
+        log.info("update_taken", batch=message.batch, update=message.update, checksum=checksum)
+        await self._bus.publish(
+            Stepped(
+                batch=message.batch, attempt=message.attempt, update=message.update,
+                worker=self._worker.address, policy=policy, checksum=checksum,
+                seconds=time.monotonic() - began,
+            )
+        )  # fmt: skip
+        reach("fluid.updated")
+        for taken in self._steps.values():
+            self._compare(taken)
+
+    @contextlib.asynccontextmanager
+    async def _changing(self) -> AsyncIterator[None]:
+        """Hold what a step changes: the device itself, unless the step is beside what it uses."""
+        if self._device.steps_beside:
+            async with self._state.sums:
+                yield
+        else:
+            async with self._state.lock, self._state.sums:
+                self._state.change()
+                yield
 
     async def _take(self, made: MadeVersion) -> None:
         """Use what the step has made, between two pieces of work."""
@@ -184,34 +241,41 @@ class Rounds:
 
     async def _step_beside(self, message: TakeStep, held: HeldTotal) -> MadeVersion:
         """Take the step, once for ever, beside the version in use, which goes on generating."""
-        began = time.monotonic()
-        async with self._state.sums:
+        began, earlier = time.monotonic(), self._state.updates
+        async with self._changing():
             metrics, policy, checksum = await self._new_version(message, held)
             self._state.make(policy, checksum)
         log.info("stepped", version=policy.version, checksum=checksum)
-        return MadeVersion(policy, checksum, held.message.shares, self._paced(metrics), began)
+        return self._made(policy, checksum, held, metrics, earlier, began)
 
     async def _new_version(
         self, message: TakeStep, held: HeldTotal
     ) -> tuple[Mapping[str, float], Policy, str]:
         """Take the step; return its metrics, and the version that it makes with its checksum."""
-        norm = message.norm if message.finite else None
-        measure = TotalMeasure(message.sum_id, norm, message.scale)
-        metrics = await self._device.step(message.batch, held.total, measure)
+        metrics = await self._device.step(message.batch, held.total, _measure_of(message))
         digest = await asyncio.to_thread(self._device.weights_digest)
         checksum = await self._device.checksum()
         return metrics, Policy(version=message.batch + 1, weights_digest=digest), checksum
 
     async def _step(self, message: TakeStep, held: HeldTotal) -> MadeVersion:
         """Take the step, once for ever, and use the version that it makes."""
-        began = time.monotonic()
+        began, earlier = time.monotonic(), self._state.updates
         with self._worker.doing("committing"):
-            async with self._state.lock, self._state.sums:
-                self._state.change()
+            async with self._changing():
                 metrics, policy, checksum = await self._new_version(message, held)
                 self._state.use(policy, checksum)
         log.info("stepped", version=policy.version, checksum=checksum)
-        return MadeVersion(policy, checksum, held.message.shares, self._paced(metrics), began)
+        return self._made(policy, checksum, held, metrics, earlier, began)
+
+    def _made(
+        self, policy: Policy, checksum: str, held: HeldTotal, metrics: Mapping[str, float],
+        earlier: Updates | None, began: float,
+    ) -> MadeVersion:  # fmt: skip
+        """Return the version that the last of a batch's updates has made."""
+        shares = (*(earlier.shares if earlier else ()), *held.message.shares)
+        all_metrics = [dict(each) for each in (*(earlier.metrics if earlier else ()), metrics)]
+        paced = self._paced(of_all_steps(all_metrics))
+        return MadeVersion(policy, checksum, shares, paced, began)
 
     def _paced(self, metrics: Mapping[str, float]) -> dict[str, float]:
         now = time.monotonic()
@@ -220,13 +284,14 @@ class Rounds:
 
     def _compare(self, step: Stepped) -> None:
         """Compare with a step, if it is the committer's."""
-        if step.worker in self._committers.get((step.batch, step.attempt), ()):
-            self._versions.compare(Reference(step.policy, step.checksum, step.worker))
+        if step.worker in self._committers.get((step.batch, step.attempt, step.update), ()):
+            update = 0 if step.policy.version > step.batch else step.update + 1
+            self._versions.compare(Reference(step.policy, step.checksum, step.worker, update))
 
-    def _name_committer(self, batch: int, attempt: int, worker: str) -> None:
+    def _name_committer(self, batch: int, attempt: int, update: int, worker: str) -> None:
         newest = max((of[0] for of in self._committers), default=batch)
         kept = {of: each for of, each in self._committers.items() if of[0] >= newest - 1}
-        kept.setdefault((batch, attempt), set()).add(worker)
+        kept.setdefault((batch, attempt, update), set()).add(worker)
         self._committers = kept
 
     def _is_undone(self, message: ExchangeSums) -> bool:
@@ -240,8 +305,20 @@ class Rounds:
             and message.attempt > self._attempt
         )
 
-    async def _go_back(self, message: ExchangeSums) -> None:
+    def _has_updates_before(self, message: FluidMessage) -> bool:
+        """Whether updates were taken here in an attempt at the batch that is over."""
+        updates = self._state.updates
+        is_here = updates is not None and message.batch == self._state.version
+        return is_here and updates is not None and message.attempt > updates.attempt
+
+    async def _go_back(self, message: FluidMessage) -> None:
         log.warning("step_undone", batch=message.batch, attempt=message.attempt)
         self._versions.made = None
         self._state.lose()
         await self._versions.fetch()
+
+
+def _measure_of(message: TakeStep) -> TotalMeasure:
+    """Return what all members step by."""
+    norm = message.norm if message.finite else None
+    return TotalMeasure(message.sum_id, norm, message.scale)

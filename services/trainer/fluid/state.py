@@ -1,11 +1,12 @@
 """What the parts of a member share: the version in use, its lock, and what others say of it."""
 
 import asyncio
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from services.trainer.fluid.ledger import Ledger
 from shared.messages.contracts import Policy
-from shared.messages.fluid import ExchangeSums
+from shared.messages.fluid import ExchangeSums, Share
 from shared.messages.workers import Holds
 from shared.process.worker import Worker
 
@@ -18,6 +19,8 @@ class Reference:
     checksum: str
     worker: str
     """Address of that one."""
+    update: int = 0
+    """Updates of the batch that were taken since, where they have made no version yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +30,24 @@ class HeldTotal:
     message: ExchangeSums
     total: object
     """`services.trainer.fluid.sums.Term`"""
+
+
+@dataclass(frozen=True, slots=True)
+class Updates:
+    """The updates of a batch that were taken, where they have made no version yet."""
+
+    attempt: int
+    """Attempt at the batch of which they are."""
+    checksum: str
+    """Of what they have made."""
+    shares: tuple[Share, ...]
+    """What they were made of."""
+    metrics: tuple[Mapping[str, float], ...]
+    """Those of each step."""
+
+    @property
+    def number(self) -> int:
+        return len(self.metrics)
 
 
 @dataclass(slots=True)
@@ -46,8 +67,12 @@ class MemberState:
     """The version before, where its weights lie beside and still generate."""
     ahead: tuple[Policy, str] | None = None
     """Version and checksum that the step has made beside what is in use, until it is taken."""
-    references: dict[int, Reference] = field(default_factory=dict)
-    """The newest two, by their versions."""
+    steps_beside: bool = False
+    """Whether the version in use stays as it is while the batch's updates are taken."""
+    updates: Updates | None = None
+    """Those that were taken since the newest version."""
+    references: dict[tuple[int, int], Reference] = field(default_factory=dict)
+    """The newest two, by their versions and updates."""
     held: HeldTotal | None = None
 
     @property
@@ -57,6 +82,8 @@ class MemberState:
 
     @property
     def newest_checksum(self) -> str | None:
+        if self.updates is not None:
+            return self.updates.checksum
         return self.checksum if self.ahead is None else self.ahead[1]
 
     @property
@@ -72,12 +99,23 @@ class MemberState:
         """Note that the device holds another version: all of it, ready for the next step. The
         caller holds the device."""
         self.policy, self.checksum, self.held = policy, checksum, None
-        self.before = self.ahead = None
+        self.before = self.ahead = self.updates = None
         self._hold(policy, checksum)
+
+    def go_on(self, policy: Policy, updates: Updates) -> None:
+        """Note that the device has taken an update that makes no version. Unless that is beside,
+        the batch's version generates nothing any more."""
+        self.policy, self.updates, self.held = policy, updates, None
+        self.ledger.go_on()
+        self.worker.holds = Holds(
+            version=policy.version, checksum=updates.checksum, update=updates.number
+        )
+        self.worker.report_now()
+        self.available.set()
 
     def make(self, policy: Policy, checksum: str) -> None:
         """Note that the device has made a version beside the one in use."""
-        self.ahead, self.held = (policy, checksum), None
+        self.ahead, self.held, self.updates = (policy, checksum), None, None
         self._hold(policy, checksum)
 
     def take(self) -> None:
@@ -100,6 +138,8 @@ class MemberState:
 
     def can_generate(self, policy: Policy) -> bool:
         """Whether the weights of a version are here."""
+        if self.updates is not None and not self.steps_beside:
+            return False
         return policy in (self.policy, self.before)
 
     def change(self) -> None:
@@ -108,7 +148,7 @@ class MemberState:
 
     def lose(self) -> None:
         """Note that the device holds nothing that others can rely on, until `use`."""
-        self.policy = self.checksum = self.held = self.before = self.ahead = None
+        self.policy = self.checksum = self.held = self.before = self.ahead = self.updates = None
         self.ledger.use(-1)
         self.doubt()
 
@@ -121,15 +161,16 @@ class MemberState:
         return self.held is not None and self.held.message.batch == batch
 
     def refer(self, reference: Reference) -> None:
-        """Note what a version has to be."""
-        self.references[reference.policy.version] = reference
+        """Note what a version, or an update, has to be."""
+        self.references[reference.policy.version, reference.update] = reference
         for version in sorted(self.references)[:-2]:
             del self.references[version]
 
     @property
     def differs(self) -> Reference | None:
         """What the version in use has to be, if it is something else."""
-        found = self.references.get(self.version)
+        number = 0 if self.updates is None else self.updates.number
+        found = self.references.get((self.version, number))
         here = self.newest, self.newest_checksum
         if found is None or (found.policy, found.checksum) == here:
             return None

@@ -3,7 +3,8 @@ generates.
 
     before    the version before, with which fragments go on that were begun early
     newest    what is trained, and generates otherwise
-    ahead     what the step makes of it beside, until `take`: then newest becomes before
+    ahead     what the step makes of it beside, until `take`: then newest becomes before;
+              between two updates of a batch, what the next one trains
 
 They change places by exchanging pointers, between two pieces of work and by whoever holds the
 device; gradients stay with the parameters. What a step or a copy reads is a set by its name,
@@ -11,7 +12,7 @@ whichever the network uses at that time.
 """
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -52,10 +53,17 @@ class WeightSets:
         # Memory is used again by the allocator: whoever watches must see a new version.
         torch.autograd.graph.increment_version(list(self._parameters.values()))
 
-    @contextmanager
-    def before(self) -> Iterator[None]:
+    def before(self) -> AbstractContextManager[None]:
         """Have the network use the set before meanwhile, without gradients."""
-        self._point(self._before)
+        return self._using(self._before)
+
+    def ahead(self) -> AbstractContextManager[None]:
+        """Have the network use meanwhile what steps have made beside, if anything."""
+        return self._using(self._ahead or self._newest)
+
+    @contextmanager
+    def _using(self, tensors: Mapping[str, Tensor]) -> Iterator[None]:
+        self._point(tensors)
         try:
             yield
         finally:

@@ -53,6 +53,7 @@ def test_readers_of_a_member_and_of_its_batch() -> None:
         "dg.demo.fluid.*.exchange.>",
         "dg.demo.fluid.*.step.>",
         "dg.demo.fluid.*.commit.>",
+        "dg.demo.fluid.*.again.>",
         "dg.demo.fluid.*.stepped.>",
     ]
     assert subjects.batch_subject("demo", subjects.FLUID, 3) == "dg.demo.fluid.3.>"

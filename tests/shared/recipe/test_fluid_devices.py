@@ -20,7 +20,6 @@ FLUID = load_recipe(ROOT / "recipes" / "digits-fluid.toml")
     [
         {"trainer.devices": MAX_DEVICES + 1},
         {"trainer.devices": 1, "trainer.ranks": 2},
-        {"trainer.updates": 2},
         {"schedule.max_staleness": "auto"},
         {"rollout.workers": 1, "rollout.can_train": True},
     ],

@@ -161,21 +161,21 @@ class Director:
         ))  # fmt: skip
 
     async def give(
-        self, batch: int, parts: Parts, *, attempt: int = 0, sum_number: int = 0
+        self, batch: int, parts: Parts, *, attempt: int = 0, sum_number: int = 0, update: int = 0
     ) -> None:
         policy = await self.policy(batch)
         for worker, pieces in parts.items():
             for piece in pieces:
                 await self.bus.publish(TrainPiece(
-                    batch=batch, attempt=attempt, worker=worker, piece=piece,
+                    batch=batch, attempt=attempt, update=update, worker=worker, piece=piece,
                     sum_number=sum_number, policy=policy,
                 ))  # fmt: skip
 
     async def train(
-        self, batch: int, parts: Parts, *, attempt: int = 0, sum_number: int = 0
+        self, batch: int, parts: Parts, *, attempt: int = 0, sum_number: int = 0, update: int = 0
     ) -> None:
         """Have pieces trained."""
-        await self.give(batch, parts, attempt=attempt, sum_number=sum_number)
+        await self.give(batch, parts, attempt=attempt, sum_number=sum_number, update=update)
         wanted = {(w, p.group, p.attempt, p.number) for w, ps in parts.items() for p in ps}
 
         def is_one(each: PieceTrained) -> bool:
@@ -194,10 +194,12 @@ class Director:
         attempt: int = 0,
         round_number: int = 0,
         seconds: float = 20.0,
+        update: int = 0,
     ) -> ExchangeSums:
         message = ExchangeSums(
-            batch=batch, attempt=attempt, round=round_number, policy=await self.policy(batch),
-            committer=committer, shares=tuple(shares), max_seconds=seconds,
+            batch=batch, attempt=attempt, update=update, round=round_number,
+            policy=await self.policy(batch), committer=committer, shares=tuple(shares),
+            max_seconds=seconds,
         )  # fmt: skip
         await self.bus.publish(message)
         return message
@@ -219,14 +221,15 @@ class Director:
 
     async def take(self, message: ExchangeSums, held: SumHeld) -> None:
         await self.bus.publish(TakeStep(
-            batch=message.batch, attempt=message.attempt, round=message.round,
-            sum_id=held.sum_id, norm=held.norm, finite=held.finite, scale=held.scale,
-            committer=message.committer,
+            batch=message.batch, attempt=message.attempt, update=message.update,
+            round=message.round, sum_id=held.sum_id, norm=held.norm, finite=held.finite,
+            scale=held.scale, committer=message.committer,
         ))  # fmt: skip
 
     async def stepped(self, message: ExchangeSums, count: int) -> list[Stepped]:
         def is_one(each: Stepped) -> bool:
-            return (each.batch, each.attempt) == (message.batch, message.attempt)
+            of = each.batch, each.attempt, each.update
+            return of == (message.batch, message.attempt, message.update)
 
         return await self.told(Stepped, count, is_one)
 
@@ -238,6 +241,18 @@ class Director:
         await self.held(message, len(parts))
         await self.step(message, len(parts))
         return await self.record(number + 1)
+
+    async def update(
+        self, batch: int, number: int, parts: Parts, *, committer: str, attempt: int = 0,
+        round_number: int | None = None,
+    ) -> list[Stepped]:  # fmt: skip
+        """Train one of a batch's updates from its groups, which are there, to its step."""
+        await self.train(batch, parts, attempt=attempt, update=number)
+        message = await self.exchange(
+            batch, self.shares(parts), committer=committer, attempt=attempt, update=number,
+            round_number=number if round_number is None else round_number,
+        )  # fmt: skip
+        return await self.step(message, len(parts))
 
     def shares(self, parts: Parts, *, sum_number: int = 0) -> list[Share]:
         return [

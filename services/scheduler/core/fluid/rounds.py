@@ -96,7 +96,7 @@ def _begin_round(plan: Plan, state: State, now: float, commands: list[FluidComma
     part = plan.part(fluid.update)
     if fluid.exchange is not None or len(fluid.trained) < part.stop:
         return state
-    if plan.updates > 1 and not plan.early_groups and len(fluid.groups) < plan.num_groups:
+    if _is_wanted_to_generate(plan, fluid):
         return state
     taking_part = [worker.address for worker in members(state)]
     pieces: dict[str, list[Piece]] = {}
@@ -123,6 +123,12 @@ def _begin_round(plan: Plan, state: State, now: float, commands: list[FluidComma
     commands.append(command)
     fluid = replace(fluid, exchange=exchange_of(command, now), round=fluid.round + 1)
     return replace(state, fluid=fluid, trained_at=now)
+
+
+def _is_wanted_to_generate(plan: Plan, fluid: FluidState) -> bool:
+    """Whether the version that an update would replace has fragments of the batch to generate."""
+    is_replaced = fluid.update < plan.updates - 1 and not plan.early_groups
+    return is_replaced and len(fluid.groups) < plan.num_groups
 
 
 def _void_absent(state: State, fluid: FluidState, absent: set[str]) -> State:
@@ -282,7 +288,7 @@ def _again(
         where = f"batch {fluid.batch}"
         return fail_run(state, f"{where} lost all that had taken its step {fluid.attempt} times")
     state = replace(state, fluid=next_attempt(fluid, fluid.attempt + 1))
-    if members(state):
+    if fluid.update or members(state):  # whoever has taken updates goes back before them
         return state
     return _stuck(plan, replace(state, fluid=fluid), fluid, now, commands)
 

@@ -1,0 +1,143 @@
+"""Several updates per batch, by members with real engines on a real bus and store."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from services.trainer.engine.trainer_engine import TrainerEngine
+from shared.diffusion.policy import load_policy
+from shared.messages.fluid import BeginAgain, Piece
+from shared.recipe.recipe import Recipe, override
+from tests.trainer.fluid.director import Director, directing, part, whole
+
+FLUID = {
+    "schedule.mode": "fluid", "rollout.workers": 0, "trainer.updates": 2, "batch.groups": 2,
+    "trainer.ema": 0.9,
+}  # fmt: skip
+NUM_UPDATES = 2
+"""One group each."""
+
+
+def settings(recipe: Recipe, **changes: Any) -> Recipe:
+    given = {key.replace("__", "."): value for key, value in changes.items()}
+    return override(recipe, {**FLUID, **given})
+
+
+async def take_batch(director: Director, names: str, batch: int = 0, attempt: int = 0) -> None:
+    """Train each of a batch's updates, whose groups are there: by these members, in halves, or
+    whole by one of them in turn where that is the order of the bytes."""
+    recipe, by_group = director.recipe, director.recipe.trainer.deterministic
+    size = recipe.trained_samples
+    for update in range(NUM_UPDATES):
+        parts: dict[str, list[Piece]] = {name: [] for name in names}
+        if by_group or len(names) == 1:
+            parts[names[update % len(names)]].append(whole(recipe, update, number=2 * attempt))
+        else:
+            parts[names[0]].append(part(recipe, update, range(size // 2)))
+            parts[names[1]].append(part(recipe, update, range(size // 2, size), number=1))
+        await director.update(batch, update, parts, committer=names[0], attempt=attempt)
+
+
+@pytest.mark.parametrize("max_staleness", [0, pytest.param(1, marks=pytest.mark.slow)])
+def test_the_updates_of_a_batch_are_those_of_one_trainer(
+    nats_url: str, tmp_path: Path, recipe: Recipe, max_staleness: int
+) -> None:
+    recipe = settings(recipe, schedule__max_staleness=max_staleness)
+
+    async def scenario() -> None:
+        async with directing(nats_url, tmp_path, recipe) as director:
+            await director.start("a", "b")
+            groups = await director.open(0, by="a")
+            await take_batch(director, "ab")
+            record = await director.record(1)
+            assert sorted({p.group for s in record.shares for p in s.pieces}) == [0, 1]
+            assert record.metrics["onpolicy_ratio_error"] < 1e-5
+            assert record.metrics["stale_fraction"] > 0
+            for name in "ab":
+                found = director.members[name].worker
+                await director.until(lambda found=found: found.policy_version == 1)
+                assert found.holds is not None
+                assert (found.holds.version, found.holds.update) == (1, 0)
+                assert found.holds.checksum == record.checksum
+
+            alone = TrainerEngine(recipe, load_policy(recipe, {"transformer"}, trains=True))
+            alone.begin()
+            for group in groups:
+                alone.train(alone.read(group))
+                last = alone.step(0)
+            assert record.metrics["stale_fraction"] == pytest.approx(last["stale_fraction"])
+            engine = director.members["b"].device.engine
+            first = load_policy(recipe, {"transformer"}, trains=True).trained.parameters
+            for name, each in alone._parameters.items():
+                assert torch.allclose(engine._parameters[name], each, rtol=0, atol=1e-5)
+            moved = [
+                float((e - first[n]).detach().abs().max()) for n, e in alone._parameters.items()
+            ]
+            assert max(moved) > 1e-4
+            for name, each in alone._averages.items():
+                assert torch.allclose(engine._averages[name], each, rtol=0, atol=1e-5)
+            await director.open(1, by="b")
+            await take_batch(director, "ba", batch=1)
+            assert (await director.record(2)).metrics["onpolicy_ratio_error"] < 1e-5
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.slow
+def test_the_bytes_are_the_same_by_any_number_of_members_and_if_a_batch_begins_again(
+    nats_url: str, tmp_path: Path, recipe: Recipe
+) -> None:
+    recipe = settings(recipe, trainer__deterministic=True)
+
+    async def scenario(names: str, *, again: bool = False) -> tuple[Any, ...]:
+        folder = tmp_path / f"{names}-{again}"
+        async with directing(nats_url, folder, recipe) as director:
+            await director.start(*names)
+            await director.open(0, by="a")
+            if again:
+                first = director.members["a"].worker.holds
+                parts = {"a": [whole(recipe, 0)], "b": []}
+                await director.update(0, 0, parts, committer="b")
+                await director.kill("b")
+                await director.bus.publish(BeginAgain(batch=0, attempt=1))
+                worker = director.members["a"].worker
+                await director.until(lambda: worker.holds == first)
+                names = "a"
+            await take_batch(director, names, attempt=int(again))
+            record = await director.record(1)
+            gold = {key: record.metrics[key] for key in ("loss", "kl", "grad_norm")}
+            return record.weights.sha256, record.checkpoint.sha256, record.checksum, gold
+
+    found = [asyncio.run(scenario(names)) for names in ("a", "abc")]
+    assert asyncio.run(scenario("ab", again=True)) == found[0] == found[1]
+
+
+@pytest.mark.slow
+def test_who_has_missed_an_update_waits_for_the_version(
+    nats_url: str, tmp_path: Path, recipe: Recipe
+) -> None:
+    recipe = settings(recipe)
+
+    async def scenario() -> None:
+        async with directing(nats_url, tmp_path, recipe) as director:
+            await director.start("a", "b")
+            await director.open(0, by="a")
+            await director.update(0, 0, {"a": [whole(recipe, 0)]}, committer="a")
+            holds = director.members["b"].worker.holds
+            assert holds is not None and (holds.version, holds.update) == (0, 0)
+            parts = {"a": [whole(recipe, 1)]}
+            await director.give(0, {"b": [whole(recipe, 1, number=1)]}, update=1)  # it drops that
+            await director.update(0, 1, parts, committer="a")
+            record = await director.record(1)
+
+            def has_fetched() -> bool:
+                holds = director.members["b"].worker.holds
+                return holds is not None and holds.checksum == record.checksum
+
+            await director.until(has_fetched)
+            assert not director.members["b"].worker.num_done
+
+    asyncio.run(scenario())
