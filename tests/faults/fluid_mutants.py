@@ -44,7 +44,7 @@ def _may_step_in_spite_of_all(state: State, worker: WorkerState) -> bool:
 def a_sum_is_exchanged_whatever_is_in_it() -> AbstractContextManager[None]:
     """Members drop no sum, and none looks whether it has its share."""
 
-    def begin(self: SimMember, name: tuple[int, int, int]) -> bool:
+    def begin(self: SimMember, name: tuple[int, int, int, int]) -> bool:
         if name[0] > self.sum.name[0]:
             self.sum = type(self.sum)(name)
         return True

@@ -41,6 +41,11 @@ async def take_batch(director: Director, names: str, batch: int = 0, attempt: in
         await director.update(batch, update, parts, committer=names[0], attempt=attempt)
 
 
+def versions(director: Director) -> set[int | None]:
+    """Versions that the members use."""
+    return {each.worker.policy_version for each in director.members.values()}
+
+
 @pytest.mark.parametrize("max_staleness", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_the_updates_of_a_batch_are_those_of_one_trainer(
     nats_url: str, tmp_path: Path, recipe: Recipe, max_staleness: int
@@ -57,11 +62,11 @@ def test_the_updates_of_a_batch_are_those_of_one_trainer(
             assert record.metrics["onpolicy_ratio_error"] < 1e-5
             assert record.metrics["stale_fraction"] > 0
             for name in "ab":
-                found = director.members[name].worker
-                await director.until(lambda found=found: found.policy_version == 1)
-                assert found.holds is not None
-                assert (found.holds.version, found.holds.update) == (1, 0)
-                assert found.holds.checksum == record.checksum
+                await director.until(lambda: versions(director) == {1})
+                holds = director.members[name].worker.holds
+                assert holds is not None
+                assert (holds.version, holds.update) == (1, 0)
+                assert holds.checksum == record.checksum
 
             alone = TrainerEngine(recipe, load_policy(recipe, {"transformer"}, trains=True))
             alone.begin()
@@ -77,8 +82,8 @@ def test_the_updates_of_a_batch_are_those_of_one_trainer(
                 float((e - first[n]).detach().abs().max()) for n, e in alone._parameters.items()
             ]
             assert max(moved) > 1e-4
-            for name, each in alone._averages.items():
-                assert torch.allclose(engine._averages[name], each, rtol=0, atol=1e-5)
+            for name, average in alone._averages.items():
+                assert torch.allclose(engine._averages[name], average, rtol=0, atol=1e-5)
             await director.open(1, by="b")
             await take_batch(director, "ba", batch=1)
             assert (await director.record(2)).metrics["onpolicy_ratio_error"] < 1e-5
