@@ -32,6 +32,8 @@ from shared.process.settings import ServiceSettings
 from shared.recipe.recipe import Recipe, override
 from shared.run.commits import CommitRecord, commit_chain
 from shared.store import ObjectStore, open_store
+from tests.storm.disks import small_disk
+from tests.storm.proxy import Links
 from tests.storm.service import run_service
 
 AGAIN_S = 0.1
@@ -80,7 +82,11 @@ class Cluster:
     secrets: Mapping[Role, Mapping[str, str]]
     """What each role proves itself with."""
     owner: Mapping[str, str]
+    links: Links | None = None
+    """The ways between services and brokers, if they can be cut."""
     children: dict[str, Child] = field(default_factory=dict)
+    _behind: dict[str, dict[str, str]] = field(default_factory=dict)
+    """Environment of each service whose brokers are behind links."""
 
     @property
     def store(self) -> ObjectStore:
@@ -97,14 +103,24 @@ class Cluster:
 
         def start() -> ForkServerProcess:
             port = self.second_port if name == "scheduler-1" else self.port
-            role = next(role for role in ROLES if name.startswith(role))
-            environment = {**self.environment, **self.secrets[role]}
+            environment = self._behind.get(name) or self._environment(name)
             arguments = (name, self.folder, environment, port)
             process = _forked.Process(target=run_service, args=arguments, daemon=True)
             process.start()
             return process
 
         self.children[name] = Child(name, start, start())
+
+    def _environment(self, name: str) -> dict[str, str]:
+        role = next(role for role in ROLES if name.startswith(role))
+        return {**self.environment, **self.secrets[role]}
+
+    async def link(self, names: Sequence[str]) -> None:
+        """Have these services find brokers behind links; before they are started."""
+        if self.links is not None:
+            for name in names:
+                environment = self._environment(name)
+                self._behind[name] = await self.links.through(name, environment)
 
     async def add_broker(self, program: Program) -> None:
         def start() -> "subprocess.Popen[bytes]":
@@ -236,13 +252,31 @@ async def cluster(
     changes: dict[str, Any] | None = None,
     services: Sequence[str] = (),
     stores_in: Literal["folder", "s3"] = "folder",
+    links: Links | None = None,
+    nats_disk: str = "",
 ) -> AsyncIterator[Cluster]:
     """A run whose first version may be published: every worker has joined.
 
     ``changes``: to its recipe. ``services``: by default all rollout devices of the setting, two
     reward workers, the trainer and the scheduler. ``stores_in``: a folder, or SeaweedFS.
+    ``links``: how services reach brokers, if not directly. ``nats_disk``: size of a disk that NATS
+    has to itself, such as 256m, which root alone can mount.
     """
     recipe = _prepare(folder, setting, changes or {})
+    with small_disk(folder / "nats", nats_disk) if nats_disk else contextlib.nullcontext():
+        async with _running(folder, setting, recipe, services, stores_in, links) as run:
+            yield run
+
+
+@contextlib.asynccontextmanager
+async def _running(
+    folder: Path,
+    setting: Setting,
+    recipe: Recipe,
+    services: Sequence[str],
+    stores_in: Literal["folder", "s3"],
+    links: Links | None,
+) -> AsyncIterator[Cluster]:
     plan = plan_brokers(folder, keys_of(folder))
     tokens = tokens_of(folder)
     environment = plan.environment | tokens.environment
@@ -250,12 +284,14 @@ async def cluster(
         environment["DIGENRL_STORE_URL"] = f"file://{folder / 'objects'}"
     first, second = free_ports(2)
     run = Cluster(
-        folder, setting, recipe, environment, first, second, tokens, plan.secrets, plan.owner
-    )
+        folder, setting, recipe, environment, first, second, tokens, plan.secrets, plan.owner,
+        links,
+    )  # fmt: skip
     brokers = [p for p in plan.programs if p.name != "objects" or stores_in == "s3"]
     keeping = asyncio.create_task(asyncio.sleep(0))
     try:
         await asyncio.gather(*(run.add_broker(program) for program in brokers))
+        await run.link(services or every_service(setting))
         for name in services or every_service(setting):
             run.add(name)
         keeping = asyncio.create_task(run.keep())
@@ -267,6 +303,8 @@ async def cluster(
         keeping.cancel()
         await asyncio.gather(keeping, return_exceptions=True)
         run.end()
+        if links is not None:
+            links.end()
 
 
 def _prepare(folder: Path, setting: Setting, changes: dict[str, Any]) -> Recipe:

@@ -28,6 +28,7 @@ from digenrl import cli
 from digenrl.local.linux import die_with_parent
 from shared.process import failpoints
 from shared.telemetry import configure_logs
+from tests.storm.clocks import able_to_jump
 from tests.storm.hanging import able_to_hang
 from tests.storm.lagging import known
 
@@ -46,7 +47,7 @@ def run_service(name: str, folder: Path, environment: Mapping[str, str], port: i
     os.environ.update(environment)
     setting = Setting.model_validate_json((folder / SETTING).read_text())
     _ask_to_fail(folder / f"fail-{name}")
-    with known(), able_to_hang(folder, name):
+    with known(), able_to_hang(folder, name), able_to_jump(folder, name):
         _run(name, setting, folder, port)
 
 

@@ -1,37 +1,27 @@
-"""Random faults of all services and brokers of a small run, as a function of a seed."""
+"""Lets faults of all services and brokers strike a small run, and notes what becomes of it."""
 
 import asyncio
-import contextlib
+import os
 import random
-import shutil
-import signal
+import statistics
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from shared.errors import Unavailable
-from shared.run.layout import batch_folder
-from tests.storm.cluster import Cluster, cluster, every_service, until
+import structlog
+
+from tests.storm.cluster import Cluster, cluster, every_service
+from tests.storm.faults import GAP_S, KINDS, Fault, Kind, faults
 from tests.storm.judge import violations_of
 from tests.storm.lagging import NAME, known
+from tests.storm.measure import SCHEDULERS, Takeovers, Usage
+from tests.storm.proxy import Links
 from tests.storm.small import small
+from tests.storm.strikes import strike
 
-Kind = Literal["kill", "terminate", "freeze", "hang", "wipe", "flip"]
-KINDS: Mapping[Kind, int] = {"kill": 12, "terminate": 3, "freeze": 5}
-"""Kinds of a short storm, and the weight of each."""
-ALL_KINDS: Mapping[Kind, int] = {
-    "kill": 14, "terminate": 3, "freeze": 3, "hang": 1, "wipe": 2, "flip": 2
-}  # fmt: skip
-"""Kinds of a long one. A broker that is wiped has lost its data when it comes back; services have
-none, and are killed. What flips is a bit of an object of the newest batch."""
-GAP_S = 1.0
-"""Mean seconds between two faults, which are drawn from half of it to one and a half."""
-FROZEN_S: Mapping[Kind, tuple[float, float]] = {"freeze": (0.5, 6.5), "hang": (15.0, 25.0)}
-"""Seconds that a process is stopped: at most a little longer than a worker's lease, or much."""
-DATA = {"nats": "nats/jetstream", "valkey": "valkey/appendonlydir"}
-"""Where brokers keep what may be lost: the store's objects may not."""
 SHARD_BYTES = 600_000
 """Bytes of a shard: every version's weights and checkpoint have four."""
 CHECKPOINT_EVERY = 3
@@ -41,47 +31,16 @@ CALM_STEPS = 3
 """Steps that the run takes after the last fault."""
 CALM_S = 40.0
 """Seconds in which it must have taken them."""
+NATS_DISK = "512m"
+NEEDS_LINKS: frozenset[Kind] = frozenset({"cut", "lose", "repeat", "delay"})
+TAKEN_OVER: frozenset[Kind] = frozenset({"kill", "terminate", "freeze", "hang"})
+LEASE_S = 4.0
+"""A scheduler that is stopped for less may keep its lease."""
+SETTLES_S = 8.0
+"""Time after a fault of a broker in which a takeover may take longer."""
 
 
-@dataclass(frozen=True, slots=True)
-class Fault:
-    target: str
-    kind: Kind
-    after: float
-    """Seconds since the one before."""
-    seconds: float = 0.0
-    """Seconds for which the process is stopped."""
-
-    def __str__(self) -> str:
-        long = f" for {self.seconds:.1f} s" if self.seconds else ""
-        return f"{self.kind} {self.target}{long}"
-
-
-def faults(
-    seed: int,
-    number: int,
-    targets: list[str],
-    kinds: Mapping[Kind, int] = KINDS,
-    gap: float = GAP_S,
-) -> list[Fault]:
-    """Return faults that strike every target about equally often, in any order.
-
-    Args:
-        gap: mean seconds between two of them.
-    """
-    return list(_faults(random.Random(seed), number, targets, kinds, gap))
-
-
-def _faults(
-    draw: random.Random, number: int, targets: list[str], kinds: Mapping[Kind, int], gap: float
-) -> Iterator[Fault]:
-    deck: list[str] = []
-    for _ in range(number):
-        if not deck:
-            deck = draw.sample(targets, len(targets))
-        kind = draw.choices(list(kinds), weights=list(kinds.values()))[0]
-        seconds = draw.uniform(*FROZEN_S[kind]) if kind in FROZEN_S else 0.0
-        yield Fault(deck.pop(), kind, draw.uniform(0.5 * gap, 1.5 * gap), seconds)
+log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,12 +58,48 @@ class Storm:
     """Fragments that the trainer's devices generated."""
     deaths: dict[str, int]
     """How often each process was restarted, by its own fault or by ours."""
-    waits: list[float]
-    """Seconds from each fault to the next step of the run, as far as one came."""
+    waits: dict[int, float]
+    """Seconds from a fault, by its number, to the next step of the run, as far as one came."""
+    takeovers: Takeovers
+    usage: Usage
     violations: list[str]
+    skipped: tuple[Kind, ...] = ()
+    """Kinds that this machine does not allow."""
+
+    def lines(self) -> Iterator[str]:
+        """Yield what there is to say of it."""
+        counts = Counter(fault.kind for fault in self.faults)
+        killed = counts["kill"] + counts["wipe"]
+        yield f"{len(self.faults)} faults, {killed} of them SIGKILL: {dict(counts.most_common())}"
+        if self.skipped:
+            yield f"left out, as only root can: {', '.join(self.skipped)}"
+        yield f"{self.commits} versions, calm after {self.calm_seconds:.1f} s"
+        yield f"next step after a fault: {_spread(list(self.waits.values()))}"
+        for kind in counts:
+            waits = [w for number, w in self.waits.items() if self.faults[number].kind == kind]
+            yield f"    after {kind}: {_spread(waits)}"
+        alone = [each.seconds for each in self.takeovers.found if each.alone]
+        others = [each.seconds for each in self.takeovers.found if not each.alone]
+        yield f"takeover of the scheduler: {_spread(alone)}"
+        yield f"    with brokers or the other scheduler disturbed: {_spread(others)}"
+        yield (
+            f"{self.groups_by_rollout} groups trained by rollout devices, "
+            f"{self.fragments_by_trainer} fragments generated by the trainer's"
+        )
+        yield f"started again: {self.deaths}"
+        yield from self.usage.lines()
+        yield from self.violations or ["no rule is broken"]
 
 
-async def weather(run: Cluster, planned: list[Fault]) -> Storm:
+def _spread(seconds: list[float]) -> str:
+    if not seconds:
+        return "none was measured"
+    ordered = sorted(seconds)
+    middle, late = statistics.median(ordered), ordered[int(0.95 * len(ordered))]
+    return f"median {middle:.2f} s, 95 % {late:.2f} s, longest {ordered[-1]:.2f} s ({len(ordered)})"
+
+
+async def weather(run: Cluster, planned: list[Fault], calm_s: float = CALM_S) -> Storm:
     """Let a storm pass.
 
     Raises:
@@ -113,19 +108,26 @@ async def weather(run: Cluster, planned: list[Fault]) -> Storm:
     struck: list[float] = []
     steps: list[float] = []
     over = asyncio.Event()
-    watching = asyncio.create_task(_watch(run, steps, over))
-    async with asyncio.TaskGroup() as thawing:
+    takeovers, usage = Takeovers(), Usage()
+    watching = [
+        asyncio.create_task(_watch(run, steps, over)),
+        asyncio.create_task(usage.watch(run, over)),
+    ]
+    async with asyncio.TaskGroup() as lasting:
         for number, fault in enumerate(planned):
             await asyncio.sleep(fault.after)
+            await _note_takeover(run, fault, takeovers, lasting)
             struck.append(time.monotonic())
-            await _strike(run, fault, number, thawing)
+            log.info("fault", number=number, what=str(fault), versions=len(steps))
+            await strike(run, fault, random.Random(number), lasting)
     began, commits = time.monotonic(), await _commits(run)
-    await run.until_step(commits - 1 + CALM_STEPS, seconds=CALM_S)
+    await run.until_step(commits - 1 + CALM_STEPS, seconds=calm_s)
     calm = time.monotonic() - began
     over.set()
-    await watching
+    await asyncio.gather(*watching)
     nexts = (next((step for step in steps if step > moment), None) for moment in struck)
-    waits = [step - moment for moment, step in zip(struck, nexts, strict=True) if step is not None]
+    found = enumerate(zip(struck, nexts, strict=True))
+    waits = {number: step - moment for number, (moment, step) in found if step is not None}
     trained = [group for record in await run.commits() for group in record.trained]
     return Storm(
         faults=planned,
@@ -137,8 +139,27 @@ async def weather(run: Cluster, planned: list[Fault]) -> Storm:
         ),
         deaths=run.num_deaths,
         waits=waits,
+        takeovers=takeovers,
+        usage=usage,
         violations=await violations_of(run),
     )
+
+
+async def _note_takeover(
+    run: Cluster, fault: Fault, takeovers: Takeovers, lasting: asyncio.TaskGroup
+) -> None:
+    """Measure how long nobody commands, if this fault strikes who does."""
+    if fault.target in ("nats", "objects", *SCHEDULERS):
+        takeovers.disturb(0.0)
+    two = SCHEDULERS[1] in run.children
+    if two and fault.target in SCHEDULERS and fault.kind in TAKEN_OVER:
+        lasts = fault.kind in ("kill", "terminate") or fault.seconds > LEASE_S
+        if lasts and await takeovers.commanding(run) == fault.target:
+            lasting.create_task(takeovers.wait(run, str(fault), fault.target))
+            await asyncio.sleep(0)  # it looks which process that is
+            return
+    if fault.target in ("nats", "objects", *SCHEDULERS):
+        takeovers.disturb(SETTLES_S + fault.seconds)
 
 
 async def _commits(run: Cluster) -> int:
@@ -158,53 +179,6 @@ async def _watch(run: Cluster, steps: list[float], over: asyncio.Event) -> None:
         await asyncio.sleep(0.1)
 
 
-async def _strike(run: Cluster, fault: Fault, number: int, thawing: asyncio.TaskGroup) -> None:
-    match fault.kind:
-        case "kill":
-            run.send(fault.target, signal.SIGKILL)
-        case "terminate":
-            run.send(fault.target, signal.SIGTERM)
-        case "freeze" | "hang":
-            thawing.create_task(_freeze(run, fault))
-        case "wipe" if fault.target in DATA:
-            await wipe(run, fault.target)
-        case "wipe":
-            run.send(fault.target, signal.SIGKILL)
-        case "flip":
-            await _flip(run, random.Random(number))
-
-
-async def wipe(run: Cluster, broker: str) -> None:
-    """Kill a broker, whose next start finds nothing."""
-    child = run.children[broker]
-    child.kept = False
-    child.send(signal.SIGKILL)
-    await until(lambda: not child.is_alive)
-    folder = run.folder / DATA[broker]
-    if folder.is_dir():
-        await asyncio.to_thread(shutil.rmtree, folder)
-    child.kept = True
-
-
-async def _flip(run: Cluster, draw: random.Random) -> None:
-    """Change one bit of an object of the newest batch, if the store can be reached and has one."""
-    with contextlib.suppress(Unavailable, OSError):
-        batch = await run.num_commits() - 1
-        keys = await run.store.keys(batch_folder(run.recipe.run.name, batch))
-        if not keys:
-            return
-        key = draw.choice(keys)
-        data = bytearray(await run.store.read(key) or b"\0")
-        data[draw.randrange(len(data))] ^= 1 << draw.randrange(8)
-        await run.store.write(key, bytes(data))
-
-
-async def _freeze(run: Cluster, fault: Fault) -> None:
-    run.send(fault.target, signal.SIGSTOP)
-    await asyncio.sleep(fault.seconds)
-    run.send(fault.target, signal.SIGCONT)
-
-
 HELPED: dict[str, Any] = {"gradient_help": True}
 """Rollout devices train as well."""
 LAGGED: dict[str, Any] = {
@@ -215,6 +189,11 @@ LAGGED: dict[str, Any] = {
 Rollout devices do not have the weights between two steps, and do not train."""
 
 
+def possible(kinds: Mapping[Kind, int]) -> Mapping[Kind, int]:
+    """Return the kinds of fault that this process can cause: only root can mount a small disk."""
+    return {kind: n for kind, n in kinds.items() if kind != "fill" or os.geteuid() == 0}
+
+
 async def through(
     folder: Path,
     seed: int,
@@ -223,6 +202,7 @@ async def through(
     kinds: Mapping[Kind, int] = KINDS,
     gap: float = GAP_S,
     standby: bool = False,
+    calm_s: float = CALM_S,
     **changes: Any,
 ) -> Storm:
     """Return what became of a run with TAG, a trainer of two devices and an encoder.
@@ -230,6 +210,7 @@ async def through(
     Args:
         gap: mean seconds between two faults.
         standby: whether there is a second scheduler.
+        calm_s: seconds in which the run must go on afterwards.
         changes: to the setting of the run.
     """
     setting = small(
@@ -237,10 +218,16 @@ async def through(
         encoders=1, shard_bytes=SHARD_BYTES, **changes,
     )  # fmt: skip
     services = [*every_service(setting), *(["scheduler-1"] if standby else [])]
+    allowed = possible(kinds)
+    links = Links(random.Random(seed)) if NEEDS_LINKS & kinds.keys() else None
+    disk = NATS_DISK if "fill" in allowed else ""
     with known():
         keys = {"trainer.checkpoint_every": CHECKPOINT_EVERY}
         async with cluster(
-            folder / "run", setting, changes=keys, services=services, stores_in="s3"
-        ) as run:
+            folder / "run", setting, changes=keys, services=services, stores_in="s3", links=links,
+            nats_disk=disk,
+        ) as run:  # fmt: skip
             await run.until_step(1)
-            return await weather(run, faults(seed, number, list(run.children), kinds, gap))
+            planned = faults(seed, number, list(run.children), allowed, gap)
+            storm = await weather(run, planned, calm_s)
+            return replace(storm, skipped=tuple(kinds.keys() - allowed.keys()))

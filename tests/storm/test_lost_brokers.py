@@ -7,7 +7,7 @@ import pytest
 from tests.storm.cluster import cluster
 from tests.storm.judge import violations_of
 from tests.storm.small import small
-from tests.storm.storm import wipe
+from tests.storm.strikes import wipe
 
 pytestmark = [pytest.mark.run, pytest.mark.timeout(120)]
 

@@ -1,0 +1,140 @@
+"""Does to a cluster what a fault says."""
+
+import asyncio
+import contextlib
+import random
+import shutil
+import signal
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from typing import Any
+
+import structlog
+
+from shared.errors import Unavailable
+from shared.run.layout import batch_folder
+from shared.telemetry import NATS_STORES_NOTHING
+from tests.storm.clocks import set_clock
+from tests.storm.cluster import Cluster, until, until_true
+from tests.storm.disks import FILLER, fill
+from tests.storm.faults import Fault, Kind
+from tests.storm.forgeries import FORGERS, forge
+from tests.storm.hanging import ask_to_hang
+
+DATA = {"nats": "nats/jetstream", "valkey": "valkey/appendonlydir"}
+"""Where brokers keep what may be lost: the store's objects may not."""
+SAID_WITHIN_S = 25.0
+"""Longest time that a disk stays full."""
+
+log = structlog.get_logger()
+
+
+async def strike(
+    run: Cluster, fault: Fault, draw: random.Random, lasting: asyncio.TaskGroup
+) -> None:
+    """Begin a fault; ``lasting``: takes what ends later."""
+    if fault.kind in SIGNALS:
+        run.send(fault.target, SIGNALS[fault.kind])
+    elif fault.kind in LASTING:
+        lasting.create_task(LASTING[fault.kind](run, fault))
+    else:
+        await AT_ONCE[fault.kind](run, fault, draw)
+
+
+async def wipe(run: Cluster, broker: str) -> None:
+    """Kill a broker, whose next start finds nothing."""
+    child = run.children[broker]
+    child.kept = False
+    child.send(signal.SIGKILL)
+    await until(lambda: not child.is_alive)
+    folder = run.folder / DATA[broker]
+    if folder.is_dir():
+        await asyncio.to_thread(shutil.rmtree, folder)
+    child.kept = True
+
+
+async def _fill(run: Cluster, fault: Fault) -> None:
+    said = await fill_nats(run)
+    log.info("disk_was_full", alarm_after=said)
+
+
+async def fill_nats(run: Cluster) -> float | None:
+    """Fill the disk of NATS until a scheduler says what is wrong; then do as it says.
+
+    Returns the seconds until it said so; None if it did not, as when NATS was killed meanwhile.
+    """
+    folder = run.folder / "nats"
+    began = asyncio.get_running_loop().time()
+    await asyncio.to_thread(fill, folder)
+    said: float | None = None
+
+    async def is_said() -> bool:
+        for name in ("scheduler", "scheduler-1"):
+            if (await run.status(name))[1].startswith(NATS_STORES_NOTHING):
+                return True
+        return False
+
+    with contextlib.suppress(AssertionError):
+        await until_true(is_said, seconds=SAID_WITHIN_S)
+        said = asyncio.get_running_loop().time() - began
+    (folder / FILLER).unlink(missing_ok=True)
+    run.send("nats", signal.SIGTERM)  # `digenrl up` does so, and elsewhere the alarm asks for it
+    return said
+
+
+async def _wipe(run: Cluster, fault: Fault, _: random.Random) -> None:
+    await wipe(run, fault.target)
+
+
+async def _stick(run: Cluster, fault: Fault, _: random.Random) -> None:
+    ask_to_hang(run.folder, fault.target)
+
+
+async def _forge(run: Cluster, fault: Fault, draw: random.Random) -> None:
+    mine = [role for role in FORGERS if fault.target.startswith(role)]
+    await forge(run, mine[0] if mine else draw.choice(FORGERS), draw)
+
+
+async def _set_clock(run: Cluster, fault: Fault, draw: random.Random) -> None:
+    set_clock(run.folder, fault.target, draw)
+    run.send(fault.target, signal.SIGUSR1)
+
+
+async def _flip(run: Cluster, _: Fault, draw: random.Random) -> None:
+    """Change one bit of an object of the newest batch, if the store can be reached and has one."""
+    with contextlib.suppress(Unavailable, OSError):
+        batch = await run.num_commits() - 1
+        keys = await run.store.keys(batch_folder(run.recipe.run.name, batch))
+        if not keys:
+            return
+        key = draw.choice(keys)
+        data = bytearray(await run.store.read(key) or b"\0")
+        data[draw.randrange(len(data))] ^= 1 << draw.randrange(8)
+        await run.store.write(key, bytes(data))
+
+
+async def _freeze(run: Cluster, fault: Fault) -> None:
+    run.send(fault.target, signal.SIGSTOP)
+    await asyncio.sleep(fault.seconds)
+    run.send(fault.target, signal.SIGCONT)
+
+
+async def _between(run: Cluster, fault: Fault) -> None:
+    """Disturb what goes between services and brokers."""
+    assert run.links is not None, "these services reach their brokers directly"
+    if fault.kind == "cut":
+        links = run.links.of(fault.target)
+        if fault.broker:
+            links = [run.links.each[fault.target, fault.broker]]
+        await run.links.cut(links, fault.seconds)
+    elif fault.kind in ("lose", "repeat", "delay"):
+        await run.links.play(run.links.of_nats(fault.target), fault.kind, fault.seconds)
+
+
+SIGNALS: Mapping[Kind, int] = {"kill": signal.SIGKILL, "terminate": signal.SIGTERM}
+AT_ONCE: Mapping[Kind, Callable[[Cluster, Fault, random.Random], Awaitable[None]]] = {
+    "wipe": _wipe, "stick": _stick, "flip": _flip, "forge": _forge, "clock": _set_clock
+}  # fmt: skip
+LASTING: Mapping[Kind, Callable[[Cluster, Fault], Coroutine[Any, Any, None]]] = {
+    "freeze": _freeze, "hang": _freeze, "fill": _fill, "cut": _between, "lose": _between,
+    "repeat": _between, "delay": _between,
+}  # fmt: skip
