@@ -8,6 +8,7 @@ import typer
 
 from digenrl.commands.brokers import brokers
 from digenrl.commands.check import check
+from digenrl.commands.dlq import dlq
 from digenrl.commands.evaluate import evaluate
 from digenrl.commands.export import export
 from digenrl.commands.follow import follow
@@ -51,6 +52,7 @@ app.add_typer(model, name="model")
 app.add_typer(recipe, name="recipe")
 app.add_typer(keys, name="keys")
 app.add_typer(reward, name="reward")
+app.add_typer(dlq, name="dlq")
 
 
 def _say_version(asked: bool) -> None:

@@ -33,6 +33,8 @@ STEP = Gauge("digenrl_step", "Optimizer steps committed")
 
 DLQ_MESSAGES = Gauge("digenrl_dlq_messages", "Quarantined messages of the run, by any service")
 
+DEAD_LETTERS = Gauge("digenrl_dead_letters", "Dead letters that nobody has settled")
+
 PUBLISH_LAG = Histogram(
     "digenrl_publish_lag_seconds",
     "From an optimizer step to the first fragment generated with its result",

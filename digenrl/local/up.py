@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 import httpx
 from rich.console import Console
 
+from digenrl.local.address import write_address
 from digenrl.local.ahead import ahead_of
 from digenrl.local.alarms import Mender
 from digenrl.local.brokers import HOST_CACHE, Brokers, plan_brokers
@@ -73,6 +74,7 @@ async def run_locally(local: LocalRun) -> int:
     )
     api = Api(f"http://127.0.0.1:{local.api_port}", client)
     page = Api(f"http://127.0.0.1:{free_ports(1)[0]}", client)
+    write_address(local.folder, api.url)
     weighted = local.recipe.largest_weight is not None
     display = Display(console, api.url, str(local.folder / "logs"), weighted)
     brokers = plan_brokers(local.folder, local.keys)

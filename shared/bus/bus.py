@@ -71,6 +71,7 @@ class Received:
     message: Message | None
     subject: str
     data: bytes
+    headers: Mapping[str, str] | None = None
 
 
 class Bus:
@@ -306,15 +307,13 @@ class Bus:
                 log.warning("follow_interrupted", stream=stream.name, error=repr(error))
                 await asyncio.sleep(RETRY_S)
 
-    async def stored_subject(self, stream: str, sequence: int) -> str | None:
-        """Return the subject of one stored message, None if it is gone."""
+    async def stored_message(self, stream: str, sequence: int) -> tuple[str, bytes]:
+        """Return subject and bytes of one stored message, both empty if it is gone."""
         try:
-            found: str | None = (
-                await cancellable(self.jetstream.get_msg(stream, sequence))
-            ).subject
+            found = await cancellable(self.jetstream.get_msg(stream, sequence))
         except NotFoundError:
-            return None
-        return found
+            return "", b""
+        return found.subject or "", found.data or b""
 
     async def forget_batch(self, batch: int) -> None:
         """Remove the slots of a batch that no recovery needs any more.
@@ -370,7 +369,7 @@ class Bus:
 
     async def _received(self, stream: Stream, raw: Msg) -> Received:
         if stream is subjects.DLQ:  # advisories, and bytes that others could not read
-            return Received(None, raw.subject, raw.data)
+            return Received(None, raw.subject, raw.data, raw.headers)
         try:
             return Received(read_message(self.run, raw), raw.subject, raw.data)
         except ContractError as error:

@@ -48,6 +48,8 @@ OPERATIONS: Mapping[str, Needs] = {
     "GET /v1/batches/{batch}/timeline": "viewer",
     "GET /v1/versions": "viewer",
     "GET /v1/tag": "viewer",
+    "GET /v1/dead-letters": "viewer",
+    "GET /v1/dead-letters/{number}": "viewer",
     "GET /v1/evaluation": "viewer",
     "POST /score": "viewer",
     "POST /v1/codes": "viewer",
@@ -55,6 +57,8 @@ OPERATIONS: Mapping[str, Needs] = {
     "POST /v1/run/pause": "operator",
     "POST /v1/run/resume": "operator",
     "POST /v1/run/stop": "operator",
+    "POST /v1/dead-letters/{number}/retry": "operator",
+    "POST /v1/dead-letters/{number}/drop": "operator",
     # Of the run's page (digenrl/view).
     "GET /": "viewer",
     "GET /timeline": "viewer",

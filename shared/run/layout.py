@@ -8,6 +8,7 @@
 <run>/copies/<version>/<sha256>.z    each commit record once more, in case it is damaged (copies.py)
 <run>/quarantine/...                 what `digenrl repair` has moved away
 <run>/epochs/<epoch>.json            which scheduler commanded when (epochs.py)
+<run>/dead/<number>.json             dead letters, and what became of them (dead_letters.py)
 <run>/weights/<sha256>.safetensors   a policy version's weights, while it is kept (retention.py)
 <run>/checkpoints/<sha256>...        its optimizer and random state, as long
 <run>/states/<version>.json          that this state is stored, since the commit (checkpoints.py)
@@ -75,6 +76,10 @@ def epochs_folder(run: str) -> str:
 
 def epoch_key(run: str, epoch: int) -> str:
     return f"{epochs_folder(run)}/{epoch:016d}.json"
+
+
+def dead_letters_folder(run: str) -> str:
+    return f"{run}/dead"
 
 
 def weights_folder(run: str) -> str:

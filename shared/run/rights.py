@@ -9,8 +9,8 @@ from shared.messages.rights import Role
 
 WRITES: dict[Role, tuple[str, ...]] = {
     "scheduler": (
-        "recipe.json", "staleness.json", "files/", "chain/", "copies/", "epochs/", "usage/",
-        "timeline/", "weights/", "checkpoints/", "states/", "batches/", "conditions/",
+        "recipe.json", "staleness.json", "files/", "chain/", "copies/", "epochs/", "dead/",
+        "usage/", "timeline/", "weights/", "checkpoints/", "states/", "batches/", "conditions/",
     ),
     "trainer": (
         "commits/", "copies/", "chain/", "weights/", "checkpoints/", "states/", "batches/",

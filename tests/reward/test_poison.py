@@ -10,7 +10,7 @@ import safetensors.numpy
 from services.reward.app import RewardApp
 from services.reward.scorer import WeightedScorer
 from services.reward.scoring import MediaSize
-from services.scheduler.shell.inbox import failure_of
+from services.scheduler.shell.dead_letters import failure_of, letter_of
 from shared.bus.bus import Bus
 from shared.messages import subjects
 from shared.messages.codec import encode
@@ -76,10 +76,11 @@ async def test_poison_fails_its_fragment_and_the_next_one_is_scored(
         deaths = []
         async with asyncio.timeout(20), contextlib.aclosing(bus.follow(subjects.DLQ)) as letters:
             async for letter in letters:
-                deaths.append(await failure_of(bus, letter))
+                found = await letter_of(bus, letter)
+                deaths.append(None if found is None else failure_of(found))
                 if len(deaths) == 6:
                     break
         [died] = [death for death in deaths if death is not None]
         assert isinstance(died, FragmentFailed)
         assert (died.slot.group, died.stage) == (7, "delivery")
-        assert "of another kind" in died.reason
+        assert "which is not its subject" in died.reason

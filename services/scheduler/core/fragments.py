@@ -260,6 +260,17 @@ def fail_run(state: State, reason: str) -> State:
     return replace(state, phase="failed", failure=reason)
 
 
+def forget_failures(state: State) -> State:
+    """Let every fragment have all its attempts again: somebody has mended what made it fail."""
+    for batch in state.batches:
+        for index, group in enumerate(batch.groups):
+            for fragment in group.fragments:
+                if fragment.num_failures or fragment.num_losses:
+                    forgiven = replace(fragment, num_failures=0, num_losses=0)
+                    state = state.with_fragment(fragment.slot_in(batch.index, index), forgiven)
+    return state
+
+
 def unassign(state: State, slot: FragmentSlot, address: str, now: float) -> State:
     """Take the fragment off the device, which begins with its next one."""
     worker = state.workers.get(address)

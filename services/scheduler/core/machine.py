@@ -334,6 +334,8 @@ def _set_phase(state: State, action: Literal["pause", "resume", "stop"]) -> Stat
         case "pause", "running":
             return replace(state, phase="paused")
         case "resume", "paused" | "stopped" | "failed":
+            if state.phase == "failed":
+                state = fragments.forget_failures(state)
             return exclusion.readmit_returning(replace(state, phase="running", failure=None))
         case "stop", "waiting" | "running" | "paused":
             return replace(state, phase="stopped")

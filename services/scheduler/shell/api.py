@@ -9,6 +9,7 @@ from fastapi import FastAPI, HTTPException, Path, Query
 from services.scheduler.shell import api_models as models
 from services.scheduler.shell import views
 from services.scheduler.shell.app import Scheduler
+from services.scheduler.shell.dead_letters_api import add_dead_letters
 from shared.messages.contracts import OperatorRequest, TagRequest
 from shared.process.http_access import Access, check_routes, sign_in
 from shared.process.http_api import Problem, add_docs, add_problems
@@ -63,6 +64,7 @@ def create_app(scheduler: Scheduler, access: Access | None = None) -> FastAPI:
     _add_devices(app, scheduler)
     _add_tag(app, scheduler)
     _add_actions(app, scheduler)
+    add_dead_letters(app, scheduler, PUBLISH_S)
     check_routes(app)
     return app
 

@@ -8,6 +8,8 @@ from services.scheduler.core.state import Phase
 from services.scheduler.core.usage import Use
 from shared.messages.contracts import TagMode
 from shared.messages.workers import Activity, Service
+from shared.run.dead_letters import Kind as LetterKind
+from shared.run.dead_letters import Letters
 
 WaitsFor = Literal["rollout", "reward", "trainer", "operator", "nothing"]
 
@@ -37,7 +39,8 @@ class RunView(View):
         run="digits", phase="running", step=12, steps=30, policy_version=12, reward_mean=0.71,
         effective_sample_share=1.0, seconds_per_step=4.1, eta_seconds=73.8, waiting_for="rollout",
         missing_workers=[],
-        num_workers={"rollout": 2, "reward": 1, "trainer": 1}, num_quarantined=0, failure=None,
+        num_workers={"rollout": 2, "reward": 1, "trainer": 1}, num_quarantined=0,
+        num_dead_letters=0, failure=None,
         max_staleness=0, max_staleness_reason="the recipe says so",
     )  # fmt: skip
 
@@ -67,6 +70,8 @@ class RunView(View):
     """Services that the run needs and that no worker provides."""
     num_quarantined: int
     """Number of received payloads that were no message."""
+    num_dead_letters: int
+    """Number of dead letters that nobody has settled."""
     failure: str | None
     """Why the run has failed, if it has."""
     max_staleness: int
@@ -307,6 +312,79 @@ class VersionView(View):
     """Batch of its optimizer step; null for version 0."""
     onpolicy_ratio_error: float | None
     """How far the ratio of on-policy samples was from 1."""
+
+
+A_LETTER = {
+    "number": 3, "kind": "failed", "state": "open", "stream": "DG_EVT",
+    "subject": "dg.digits.evt.fragment_failed", "reason": "reward: the image has no pixels",
+    "work": {"batch": 12, "group": 3, "first_sample": 8, "attempt": 0}, "found": 1795447812.4,
+    "num_bytes": 212,
+}  # fmt: skip
+
+
+class WorkView(View):
+    """The piece of work that a dead letter is about."""
+
+    model_config = example(batch=12, group=3, first_sample=8, attempt=0)
+
+    batch: int
+    """Number of the batch."""
+    group: int
+    """Group of the batch."""
+    first_sample: int | None
+    """First sample of the fragment; null: the whole group."""
+    attempt: int
+    """Which attempt at it has failed."""
+
+
+class DeadLetterView(View):
+    """A message that nobody could use, or an attempt at a piece of work that failed."""
+
+    model_config = example(**A_LETTER)
+
+    number: int
+    """Number of the letter, from 1 on."""
+    kind: LetterKind
+    """unreadable: bytes that are no message. undelivered: work that nobody finished. failed: an
+    attempt that a worker gave up. unscored: samples without a score. refused: a message that is
+    not true."""
+    state: Letters
+    """open: nobody has settled it. retried: its work is done again. dropped: nobody cares for it
+    any more."""
+    stream: str
+    """Stream that the message was in."""
+    subject: str
+    """Subject under which the message came; empty if that is not known any more."""
+    reason: str
+    """Why it is here."""
+    work: WorkView | None
+    """Work that it is about; null if none."""
+    found: float
+    """When it was found, in seconds of the Unix clock."""
+    num_bytes: int
+    """Size of the message."""
+
+
+class DeadLetterDetail(DeadLetterView):
+    """A dead letter with its bytes."""
+
+    model_config = example(**A_LETTER, data="gaRraW5krw==")
+
+    data: str
+    """The message's bytes, in base64."""
+
+
+class Settled(View):
+    """What was done about a dead letter."""
+
+    model_config = example(number=3, state="retried", note="it is being done again")
+
+    number: int
+    """Number of the letter."""
+    state: Letters
+    """What it is now."""
+    note: str
+    """What happens, in words."""
 
 
 class Accepted(View):

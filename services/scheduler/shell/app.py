@@ -25,6 +25,7 @@ from services.scheduler.core.state import Phase, Plan, State
 from services.scheduler.core.usage import Meter, uses
 from services.scheduler.planning.lookahead import Horizon
 from services.scheduler.planning.staleness import StalenessDecision
+from services.scheduler.shell.dead_letters import DeadLetters
 from services.scheduler.shell.goal import Goal
 from services.scheduler.shell.heap import collect_when_calm
 from services.scheduler.shell.housekeeping import (
@@ -34,7 +35,7 @@ from services.scheduler.shell.housekeeping import (
     VersionCleanup,
     retry,
 )
-from services.scheduler.shell.inbox import DeadLetters, Inbox, follow, tick
+from services.scheduler.shell.inbox import Inbox, follow, tick
 from services.scheduler.shell.lease import Lease
 from services.scheduler.shell.metrics import PublishLag, batch_usage, measure_commit
 from services.scheduler.shell.roster import Roster
@@ -134,7 +135,7 @@ class Scheduler:
             self.bus, self._inbox.put, lambda: self.state, self.meter,
             num_waiting=lambda: self._statuses_waiting(),
         )  # fmt: skip
-        self.dead_letters = DeadLetters(self.bus, self._inbox.put)
+        self.dead_letters = DeadLetters(self.bus, self.store, self._inbox.put)
 
     async def run(self) -> None:
         """Recover from the commit records, then handle events for ever.
@@ -176,8 +177,10 @@ class Scheduler:
             last = await self._recover(before)
             tasks.create_task(self.horizon.run())
             for stream in FOLLOWED:
-                tasks.create_task(follow(self.bus, stream, self._inbox, after=last[stream.name]))
+                note, after = self.dead_letters.note, last[stream.name]
+                tasks.create_task(follow(self.bus, stream, self._inbox, note, after=after))
             tasks.create_task(self.dead_letters.follow())
+            tasks.create_task(self.dead_letters.keep())
             tasks.create_task(self.roster.watch())
             tasks.create_task(self._cleanup.run(self.chain.newest))
             tasks.create_task(self._keep_segments())
@@ -263,6 +266,7 @@ class Scheduler:
                 self._inbox.put(message)  # one may have come since the chain was read
                 continue
             if isinstance(message, RESTORED):
+                self.dead_letters.note(message)
                 await self._apply(message)
         return last
 
@@ -322,6 +326,7 @@ class Scheduler:
             if stored is None or (is_last and stored.record.policy != event.policy):
                 ANNOUNCEMENTS_REFUSED.inc()
                 log.error("announcement_without_commit", version=event.policy.version)
+                self.dead_letters.refuse(event, "there is no such commit record")
                 return
             await self._extend(stored, event if is_last else _announcement(stored.record))
 

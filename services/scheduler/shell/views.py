@@ -56,6 +56,7 @@ def run_view(scheduler: Scheduler) -> RunView:
         num_workers={service: reporting.count(service) for service in services},
         missing_workers=missing_workers(plan, state, reporting),
         num_quarantined=scheduler.dead_letters.num_quarantined,
+        num_dead_letters=scheduler.dead_letters.num_open,
         failure=state.failure,
         max_staleness=plan.schedule.staleness_limit,
         max_staleness_reason=None if scheduler.staleness is None else scheduler.staleness.reason,

@@ -173,7 +173,9 @@ def test_a_fragment_that_keeps_failing_fails_the_run_with_the_reason() -> None:
         task = tasks[0] if tasks else task
     assert machine.state.phase == "failed"
     assert machine.state.failure is not None and "no digit" in machine.state.failure
-    assert machine.tasks(OperatorRequest(action="resume", id="x")) != []
+    [task, *_] = machine.tasks(OperatorRequest(action="resume", id="x"))
+    again = FragmentFailed(slot=task.fragment.slot, stage="reward", reason="no digit")
+    assert machine.tasks(again) != [], "after a resume it has all its attempts again"
 
 
 def test_a_refused_fragment_sends_its_group_again() -> None:

@@ -250,7 +250,7 @@ def test_every_route_is_described(schema: dict[str, Any]) -> None:
             assert all(parameter["description"] for parameter in operation.get("parameters", []))
             names.append(operation["operationId"])
             assert operation["operationId"].split("_")[0] in (
-                "get", "list", "set", "make", "pause", "resume", "stop"
+                "get", "list", "set", "make", "pause", "resume", "stop", "retry", "drop"
             ), f"{method} {path}"  # fmt: skip
     assert len(set(names)) == len(names)
 

@@ -47,7 +47,7 @@ ASKS: tuple[Role | None, ...] = (None, *ROLES)
 def asked(operation: str) -> tuple[str, str]:
     """A method and a path of it."""
     method, path = operation.replace("{path:path}", "other").split()
-    return method, path.format(name="x", batch=3, action="pause")
+    return method, path.format(name="x", batch=3, number=3, action="pause")
 
 
 def every_app() -> list[FastAPI]:

@@ -1,0 +1,185 @@
+"""The dead letters of a run for people: asked of its scheduler, or read in the store of a run that
+is not in progress."""
+
+import asyncio
+import getpass
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import httpx
+
+from digenrl.local.address import address_of
+from digenrl.local.store import store_of
+from digenrl.local.tokens import KEYS, Tokens
+from shared.errors import UserError
+from shared.process.settings import ClientSettings, ServiceSettings
+from shared.run.dead_letters import Settled, page, read_letters, settle
+from shared.store import ObjectStore, open_store
+
+State = Literal["open", "retried", "dropped", "all"]
+Letter = dict[str, Any]
+"""A letter as `/v1/dead-letters/{number}` has it."""
+PAGE = 200
+FIRST_LINE = 160
+
+
+class Desk(Protocol):
+    """Where letters are asked for."""
+
+    def letters(self, state: State, limit: int, before: int | None) -> list[Letter]:
+        """Return the newest first."""
+
+    def letter(self, number: int) -> Letter:
+        """Return one with its bytes; raises UserError if there is none."""
+
+    def settle(self, number: int, action: Literal["retry", "drop"]) -> str:
+        """Return what happens, in words; raises UserError if nothing would follow."""
+
+
+@dataclass(frozen=True, slots=True)
+class ApiDesk:
+    """Asks the scheduler."""
+
+    client: httpx.Client
+
+    def letters(self, state: State, limit: int, before: int | None) -> list[Letter]:
+        wanted = {"state": state, "limit": limit, **({} if before is None else {"before": before})}
+        found: list[Letter] = self._ask("GET", "/v1/dead-letters", params=wanted)
+        return found
+
+    def letter(self, number: int) -> Letter:
+        found: Letter = self._ask("GET", f"/v1/dead-letters/{number}")
+        return found
+
+    def settle(self, number: int, action: Literal["retry", "drop"]) -> str:
+        return str(self._ask("POST", f"/v1/dead-letters/{number}/{action}")["note"])
+
+    def _ask(self, method: str, path: str, **more: Any) -> Any:
+        try:
+            answer = self.client.request(method, path, **more)
+        except httpx.HTTPError as error:
+            raise UserError(
+                f"--scheduler: {self.client.base_url} does not answer: {error}"
+            ) from None
+        if answer.is_success:
+            return answer.json()
+        raise UserError(_detail(answer))
+
+
+def _detail(answer: httpx.Response) -> str:
+    try:
+        return str(answer.json()["detail"])
+    except (ValueError, KeyError, TypeError):
+        return f"the scheduler answers {answer.status_code}"
+
+
+@dataclass(frozen=True, slots=True)
+class StoreDesk:
+    """Reads the store of a run that is not in progress."""
+
+    store: ObjectStore
+    run: str
+
+    def letters(self, state: State, limit: int, before: int | None) -> list[Letter]:
+        found = asyncio.run(read_letters(self.store, self.run))
+        chosen = page(found, state=state, before=before, limit=limit)
+        return [_shown(letter.model_dump(), state) for letter, state in chosen]
+
+    def letter(self, number: int) -> Letter:
+        found = dict(self._by_number())
+        if number not in found:
+            raise UserError(f"there is no dead letter {number}")
+        return found[number]
+
+    def settle(self, number: int, action: Literal["retry", "drop"]) -> str:
+        self.letter(number)
+        if action == "retry":
+            raise UserError("the run is not in progress: resume it, and retry then")
+        settled = Settled(by=getpass.getuser(), at=time.time(), note="the run was not in progress")
+        asyncio.run(settle(self.store, self.run, number, "dropped", settled))
+        return "nobody needs it any more"
+
+    def _by_number(self) -> Iterator[tuple[int, Letter]]:
+        for letter, state in asyncio.run(read_letters(self.store, self.run)):
+            yield letter.number, _shown(letter.model_dump(), state)
+
+
+def _shown(stored: Letter, state: str) -> Letter:
+    data = stored["data"]
+    hidden = stored.keys() - {"digest"}
+    size = len(data) * 3 // 4 - data.count("=")
+    return {key: stored[key] for key in stored if key in hidden} | {
+        "state": state,
+        "num_bytes": size,
+    }
+
+
+@contextmanager
+def desk_of(run: str, runs: Path, scheduler: str) -> Iterator[Desk]:
+    """Yield where to ask: the scheduler that is named or that `digenrl up` runs, or else the store.
+
+    Raises:
+        UserError: if the run is in progress and its scheduler does not answer, or there is none.
+    """
+    folder = runs / run
+    address = scheduler or _answering(address_of(folder))
+    if address:
+        with httpx.Client(base_url=address, headers=_headers(folder), timeout=30) as client:
+            yield ApiDesk(client)
+        return
+    with store_of(folder):
+        yield StoreDesk(open_store(ServiceSettings(run=run).store), run)
+
+
+def _answering(address: str) -> str:
+    """Return the address if a scheduler answers there, otherwise nothing."""
+    try:
+        return address if address and httpx.get(f"{address}/livez", timeout=5).is_success else ""
+    except httpx.HTTPError:
+        return ""
+
+
+def _headers(folder: Path) -> dict[str, str]:
+    """Return what proves who asks: DIGENRL_API_TOKEN, or the operator's token of the run."""
+    given = ClientSettings().headers
+    tokens = folder / KEYS
+    if given or not (tokens / "operator.token").is_file():
+        return given
+    return Tokens(tokens).headers("operator")
+
+
+def every_open(desk: Desk) -> list[int]:
+    """Return the numbers of all open letters, newest first."""
+    found: list[int] = []
+    while True:
+        numbers = [
+            each["number"] for each in desk.letters("open", PAGE, found[-1] if found else None)
+        ]
+        if not numbers:
+            return found
+        found += numbers
+
+
+def line_of(letter: Letter) -> str:
+    """Return a letter as one line of a table.
+
+    >>> line_of({"number": 3, "state": "open", "kind": "failed", "subject": "dg.x.evt.y",
+    ...     "work": {"batch": 1, "group": 2, "first_sample": None, "attempt": 0}, "reason": "no"})
+    '     3  open     failed       batch 1 group 2: no'
+    """
+    what = _work(letter["work"]) or letter["subject"]
+    reason = " ".join(letter["reason"].split())[:FIRST_LINE]
+    return f"{letter['number']:6d}  {letter['state']:8} {letter['kind']:12} {what}: {reason}"
+
+
+def _work(work: dict[str, Any] | None) -> str:
+    if work is None:
+        return ""
+    sample = work.get("first_sample")
+    return f"batch {work['batch']} group {work['group']}" + (
+        "" if sample is None else f" sample {sample}"
+    )

@@ -1,0 +1,249 @@
+"""Keeps the run's dead letters: finds them in the streams, stores them, and settles them.
+
+A letter is found in DG_DLQ, where workers put what they cannot read and where NATS says what was
+delivered too often; among events, where workers say which attempts have failed; and by the
+scheduler itself. What it means for the run is applied at once, without anybody's asking; the letter
+is stored beside that.
+"""
+
+import asyncio
+import json
+import re
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import NamedTuple
+
+import structlog
+
+from services.scheduler.core.machine import MachineInput
+from services.scheduler.shell.housekeeping import retry
+from shared.bus.bus import Bus, Received
+from shared.messages.codec import encode
+from shared.messages.contracts import (
+    FragmentFailed,
+    FragmentSlot,
+    GroupFailed,
+    PolicyPublished,
+)
+from shared.messages.subjects import (
+    DLQ,
+    EVT,
+    STREAMS,
+    fragment_slot,
+    group_slot,
+    is_unscored,
+    subject_of,
+)
+from shared.run.dead_letters import (
+    MOST,
+    DeadLetter,
+    Kind,
+    Letters,
+    Settled,
+    Settlement,
+    Work,
+    add_letter,
+    digest_of,
+    encoded,
+    read_letters,
+    settle,
+)
+from shared.store import ObjectStore
+from shared.telemetry import DEAD_LETTERS, DLQ_MESSAGES
+
+STREAM_NAMES = frozenset(stream.name for stream in STREAMS)
+COUNT = re.compile(r"[0-9]{1,9}\Z", re.ASCII)
+SEQUENCE = re.compile(r"[1-9][0-9]{0,17}\Z", re.ASCII)
+TOO_OFTEN = "it was delivered several times and never finished"
+NO_MESSAGE = "its message cannot be decoded, or is of another kind"
+MAX_REASON = 4000
+MAX_SUBJECT = 300
+
+log = structlog.get_logger()
+
+
+class Found(NamedTuple):
+    """What a letter will say."""
+
+    kind: Kind
+    stream: str
+    subject: str
+    reason: str
+    data: bytes
+    work: Work | None = None
+    sequence: str = ""
+    """Number of the message in its stream, if that tells it from others of the same bytes."""
+
+    @property
+    def digest(self) -> str:
+        return digest_of(self.stream, self.sequence, self.subject, self.data)
+
+
+@dataclass(slots=True)
+class DeadLetters:
+    """Holds the letters of the run, oldest first, as they are stored."""
+
+    _bus: Bus
+    _store: ObjectStore
+    _put: Callable[[MachineInput], None]
+    num_quarantined: int = 0
+    letters: "list[tuple[DeadLetter, Letters]]" = field(default_factory=list)
+    _known: set[str] = field(default_factory=set)
+    _found: "asyncio.Queue[Found]" = field(default_factory=asyncio.Queue)
+
+    @property
+    def num_open(self) -> int:
+        return sum(state == "open" for _, state in self.letters)
+
+    async def follow(self) -> None:
+        """Follow the stream of dead letters for ever."""
+        async for received in self._bus.follow(DLQ):
+            if not received.subject.startswith("$JS") and not is_unscored(received.subject):
+                self.num_quarantined += 1
+                DLQ_MESSAGES.set(self.num_quarantined)
+            found = await letter_of(self._bus, received)
+            if found is None:
+                continue
+            failure = failure_of(found)
+            if failure is not None:
+                self._put(failure)
+            self._found.put_nowait(found)
+
+    def note(self, message: object) -> None:
+        """Keep the failure of an attempt, if the message tells of one."""
+        if isinstance(message, FragmentFailed):
+            slot, reason = message.slot, f"{message.stage}: {message.reason}"
+            work = Work(batch=slot.batch, group=slot.group, attempt=slot.attempt)
+            work = work.model_copy(update={"first_sample": slot.first_sample})
+        elif isinstance(message, GroupFailed):
+            reason = f"training: {message.reason}"
+            work = Work(batch=message.batch, group=message.group, attempt=message.attempt)
+        else:
+            return
+        subject = subject_of(self._bus.run, message)
+        self._found.put_nowait(Found("failed", EVT.name, subject, reason, encode(message), work))
+
+    def refuse(self, message: PolicyPublished, reason: str) -> None:
+        """Keep a message that is not true."""
+        subject = subject_of(self._bus.run, message)
+        self._found.put_nowait(Found("refused", EVT.name, subject, reason, encode(message)))
+
+    async def keep(self) -> None:
+        """Store letters for ever, each once; first read those that are stored."""
+        self.letters = await retry(partial(read_letters, self._store, self._bus.run))
+        self._known = {letter.digest for letter, _ in self.letters}
+        self._count()
+        while True:
+            found = await self._found.get()
+            if found.digest in self._known:
+                continue
+            self._known.add(found.digest)
+            if len(self.letters) >= MOST:
+                log.error("dead_letter_not_kept", subject=found.subject, reason=found.reason)
+                continue
+            await self._add(found)
+
+    async def _add(self, found: Found) -> None:
+        number = self.letters[-1][0].number if self.letters else 0
+        is_stored = False
+        while not is_stored:  # one of another scheduler, or that was not acknowledged, has it
+            number += 1
+            letter = DeadLetter(
+                number=number,
+                digest=found.digest,
+                kind=found.kind,
+                stream=found.stream,
+                subject=found.subject,
+                reason=found.reason[:MAX_REASON],
+                work=found.work,
+                found=time.time(),
+                data=encoded(found.data),
+            )
+            is_stored = await retry(partial(add_letter, self._store, self._bus.run, letter))
+        self.letters.append((letter, "open"))
+        self._count()
+        log.warning("dead_letter", number=number, kind=found.kind, reason=found.reason[:200])
+
+    def _count(self) -> None:
+        DEAD_LETTERS.set(self.num_open)
+
+    def find(self, number: int) -> "tuple[DeadLetter, Letters] | None":
+        return next((each for each in self.letters if each[0].number == number), None)
+
+    async def settle(self, number: int, how: Settlement, by: str, note: str) -> None:
+        """Say for good what was done about a letter that is there; again changes nothing.
+
+        Raises:
+            Unavailable: if the store does not answer.
+        """
+        settled = Settled(by=by, at=time.time(), note=note)
+        await settle(self._store, self._bus.run, number, how, settled)
+        self.letters = [
+            (letter, how if letter.number == number and state != "dropped" else state)
+            for letter, state in self.letters
+        ]
+        self._count()
+
+
+async def letter_of(bus: Bus, received: Received) -> Found | None:
+    """Return what a message of DG_DLQ tells of this run; None if nothing."""
+    if is_unscored(received.subject):
+        return _unscored(received)
+    if not received.subject.startswith("$JS"):
+        stream, sequence = received.subject.split(".")[-2:]
+        reason = str((received.headers or {}).get("dg-reason") or NO_MESSAGE)
+        kind: Kind = "unreadable"
+    else:
+        try:
+            advisory = json.loads(received.data)
+            stream, sequence = str(advisory["stream"]), str(int(advisory["stream_seq"]))
+        except (ValueError, KeyError, TypeError, RecursionError):
+            return None
+        kind, reason = "undelivered", TOO_OFTEN
+    if stream not in STREAM_NAMES or not SEQUENCE.match(sequence):
+        log.error("dead_letter_of_nothing", subject=received.subject[:200])
+        return None
+    # Which work it is about only the stream says, and not whoever has copied the bytes.
+    subject, data = await bus.stored_message(stream, int(sequence))
+    work = work_of(subject)
+    if kind == "unreadable":
+        subject = subject or str((received.headers or {}).get("dg-subject", ""))[:MAX_SUBJECT]
+        data = received.data
+    elif not subject.startswith(f"dg.{bus.run}."):
+        return None  # of another run, or forgotten with its batch
+    return Found(kind, stream, subject, reason, data, work, sequence)
+
+
+def _unscored(received: Received) -> Found | None:
+    """Return why samples of a fragment have no score."""
+    subject, reason = ((received.headers or {}).get(key, "") for key in ("dg-subject", "dg-reason"))
+    numbers = received.subject.rsplit(".", 1)[1].split("-")
+    if len(numbers) != len(Work.model_fields) or not all(map(COUNT.match, numbers)):
+        return None
+    batch, group, first, attempt = map(int, numbers)
+    work = Work(batch=batch, group=group, first_sample=first, attempt=attempt)
+    return Found("unscored", DLQ.name, subject[:MAX_SUBJECT], reason, received.data, work)
+
+
+def work_of(subject: str) -> Work | None:
+    """Return the fragment or the group of a subject."""
+    slot = fragment_slot(subject)
+    if slot is not None:
+        return Work(**slot.model_dump(include=set(Work.model_fields)))
+    group = group_slot(subject)
+    return None if group is None else Work(batch=group[0], group=group[1], attempt=group[2])
+
+
+def failure_of(found: Found) -> MachineInput | None:
+    """Return the failure that a letter means for the run; None if none."""
+    work = found.work
+    if work is None or found.kind == "unscored":
+        return None
+    if work.first_sample is None:
+        return GroupFailed(
+            batch=work.batch, group=work.group, attempt=work.attempt, reason=found.reason
+        )
+    slot = FragmentSlot(**work.model_dump())
+    return FragmentFailed(slot=slot, stage="delivery", reason=found.reason)

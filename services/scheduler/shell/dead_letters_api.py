@@ -1,0 +1,142 @@
+"""Routes for dead letters: list them, show one, have its work done again, drop it."""
+
+import asyncio
+import uuid
+from typing import Annotated, Any, Literal
+
+from fastapi import FastAPI, HTTPException, Path, Query, Request
+
+from services.scheduler.shell import api_models as models
+from services.scheduler.shell.app import Scheduler
+from shared.errors import ContractError, Unavailable
+from shared.messages.codec import decode
+from shared.messages.contracts import Message, OperatorRequest
+from shared.messages.subjects import EVT, subject_of
+from shared.process.http_access import CALLER, Caller
+from shared.process.http_api import Problem
+from shared.run.dead_letters import DeadLetter, Letters, Settlement, Work, page
+
+Number = Annotated[int, Path(ge=1, lt=2**31, description="number of the letter")]
+ERRORS: dict[int | str, dict[str, object]] = {
+    404: {"model": Problem, "description": "there is no such letter"},
+    409: {"model": Problem, "description": "nothing would follow from it"},
+    422: {"model": Problem, "description": "the request is not understood"},
+    503: {"model": Problem, "description": "a broker or the store does not store it"},
+}
+
+
+def add_dead_letters(app: FastAPI, scheduler: Scheduler, store_s: float) -> None:
+    """Add the routes; ``store_s``: longest time in which a request is to be stored."""
+
+    @app.get(
+        "/v1/dead-letters", operation_id="list_dead_letters", tags=["dead letters"],
+        responses={422: ERRORS[422]},
+    )  # fmt: skip
+    def letters(
+        state: Annotated[
+            Literal["open", "retried", "dropped", "all"], Query(description="which ones")
+        ] = "open",
+        limit: Annotated[int, Query(ge=1, le=200, description="how many at most")] = 50,
+        before: Annotated[
+            int | None, Query(ge=1, lt=2**31, description="only those with a smaller number")
+        ] = None,
+    ) -> list[models.DeadLetterView]:
+        """Messages that nobody could use and attempts that failed, newest first."""
+        kept = scheduler.dead_letters.letters
+        found = page(kept, state=state, before=before, limit=limit)
+        return [models.DeadLetterView(**_fields(*each)) for each in found]
+
+    @app.get(
+        "/v1/dead-letters/{number}", operation_id="get_dead_letter", tags=["dead letters"],
+        responses={k: ERRORS[k] for k in (404, 422)},
+    )  # fmt: skip
+    def letter(number: Number) -> models.DeadLetterDetail:
+        """One dead letter with its bytes."""
+        found, state = _known(scheduler, number)
+        return models.DeadLetterDetail(**_fields(found, state), data=found.data)
+
+    def add(how: Settlement, action: str, description: str) -> None:
+        @app.post(
+            f"/v1/dead-letters/{{number}}/{action}", operation_id=f"{action}_dead_letter",
+            tags=["dead letters"], summary=action.title(), description=description,
+            responses=ERRORS,
+        )  # fmt: skip
+        async def settle(number: Number, request: Request) -> models.Settled:
+            caller = request.scope.get(CALLER)
+            by = caller.name if isinstance(caller, Caller) else "anybody"
+            try:
+                async with asyncio.timeout(store_s):
+                    return await settled(scheduler, number, how, by)
+            except (TimeoutError, Unavailable):
+                raise HTTPException(503, "it is not stored in time; repeat the request") from None
+
+    add("retried", "retry", "Have the work of a letter done again; twice is the same as once.")
+    add("dropped", "drop", "Say that nobody needs a letter any more; nothing of the run changes.")
+
+
+async def settled(scheduler: Scheduler, number: int, how: Settlement, by: str) -> models.Settled:
+    """Settle a letter, unless it is already.
+
+    Raises:
+        HTTPException: if there is no such letter, or nothing would follow.
+    """
+    letter, state = _known(scheduler, number)
+    if state == how:
+        return models.Settled(number=number, state=state, note="that was done before")
+    if state == "dropped":
+        raise HTTPException(409, f"letter {number} was dropped; it is not retried any more")
+    note = "nobody needs it any more" if how == "dropped" else await _retry(scheduler, letter)
+    await scheduler.dead_letters.settle(number, how, by, note)
+    return models.Settled(number=number, state=how, note=note)
+
+
+async def _retry(scheduler: Scheduler, letter: DeadLetter) -> str:
+    """Have the work of a letter done again; returns what happens, in words.
+
+    Raises:
+        HTTPException: if nothing would follow.
+    """
+    if letter.kind == "unscored":
+        raise HTTPException(409, "its samples count as unscored already; drop it")
+    if letter.work is not None:
+        return await _again(scheduler, letter.work)
+    if letter.kind == "refused":
+        raise HTTPException(409, "what it says is not true; drop it")
+    if letter.stream != EVT.name:
+        raise HTTPException(409, "the scheduler gives such work anew by itself; drop it")
+    try:
+        message: Message = decode(letter.bytes)
+    except ContractError as error:
+        raise HTTPException(409, f"its bytes are no message: {error}; drop it") from None
+    if subject_of(scheduler.bus.run, message) != letter.subject:
+        raise HTTPException(409, f"a {message.kind} may not come as {letter.subject}; drop it")
+    await scheduler.bus.publish(message)
+    return "it was sent again"
+
+
+async def _again(scheduler: Scheduler, work: Work) -> str:
+    """Have a fragment or a group done again: that goes by itself, unless the run has failed."""
+    state = scheduler.state
+    if state.phase == "finished":
+        raise HTTPException(409, "the run is finished; drop it")
+    if state.find_batch(work.batch) is None:
+        raise HTTPException(409, f"batch {work.batch} needs it no more; drop it")
+    if state.phase == "failed":
+        await scheduler.bus.publish(OperatorRequest(action="resume", id=uuid.uuid4().hex))
+        return "the run goes on, and does it again"
+    if state.phase in ("paused", "stopped"):
+        return "it is done again when the run is resumed"
+    return "it is being done again"
+
+
+def _known(scheduler: Scheduler, number: int) -> tuple[DeadLetter, Letters]:
+    found = scheduler.dead_letters.find(number)
+    if found is None:
+        raise HTTPException(404, f"there is no dead letter {number}")
+    return found
+
+
+def _fields(letter: DeadLetter, state: Letters) -> dict[str, Any]:
+    work = None if letter.work is None else models.WorkView(**letter.work.model_dump())
+    stored = letter.model_dump(include={"number", "kind", "stream", "subject", "reason", "found"})
+    return {**stored, "state": state, "work": work, "num_bytes": len(letter.bytes)}

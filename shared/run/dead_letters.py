@@ -1,0 +1,193 @@
+"""The dead letters of a run: messages that nobody could use, and work that failed, each with its
+reason. They are kept in the object store, so that they outlast brokers and schedulers.
+
+    <run>/dead/<number>.json            the letter, numbered from 1 without gaps (exclusive create)
+    <run>/dead/<number>.retried.json    that somebody has had its work done again
+    <run>/dead/<number>.dropped.json    that somebody has seen it, and wants no more of it
+
+The scheduler writes letters. Nothing of a run rests on them: work that can be repeated is repeated
+without being asked (docs/reliability.md).
+"""
+
+import asyncio
+import base64
+import hashlib
+from collections.abc import Sequence
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from shared.run.layout import dead_letters_folder
+from shared.store import ObjectStore
+
+Kind = Literal["unreadable", "undelivered", "failed", "unscored", "refused"]
+"""
+unreadable    bytes that are no message, or one under another's subject
+undelivered   work that was delivered several times and never finished
+failed        an attempt at a piece of work that a worker has given up, with its reason
+unscored      samples without a score: why; their fragment counts without them
+refused       a message that is not true, such as of a version that was never committed
+"""
+Settlement = Literal["retried", "dropped"]
+Letters = Literal["open", "retried", "dropped"]
+
+MOST = 10_000
+"""Letters that a run keeps; further ones are only counted."""
+MAX_DATA = 64 * 1024
+READ_AT_ONCE = 16
+
+
+class Work(BaseModel):
+    """The piece of work that a letter is about: a fragment, or a whole group."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+    batch: int
+    """Number of the batch."""
+    group: int
+    """Group of the batch."""
+    first_sample: int | None = None
+    """First sample of the fragment; null: the whole group."""
+    attempt: int = 0
+    """Which attempt at it has failed."""
+
+
+class DeadLetter(BaseModel):
+    """One letter, as it is stored."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    number: int
+    digest: str
+    """sha256 of what the letter is about: whoever meets the same again has the same letter."""
+    kind: Kind
+    stream: str
+    subject: str
+    reason: str
+    work: Work | None = None
+    found: float
+    """Seconds of the Unix clock of the scheduler that found it; nothing goes by it."""
+    data: str
+    """The message's bytes, in base64."""
+
+    @property
+    def bytes(self) -> bytes:
+        return base64.b64decode(self.data)
+
+
+class Settled(BaseModel):
+    """Who has settled a letter, and when."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    by: str
+    at: float
+    note: str = ""
+
+
+def encoded(data: bytes) -> str:
+    """Return bytes as a letter holds them."""
+    return base64.b64encode(data[:MAX_DATA]).decode()
+
+
+def digest_of(*parts: str | bytes) -> str:
+    """Return the digest of what a letter is about."""
+    digest = hashlib.sha256()
+    for part in parts:
+        data = part.encode() if isinstance(part, str) else part
+        digest.update(len(data).to_bytes(8, "little") + data)
+    return digest.hexdigest()
+
+
+def letter_key(run: str, number: int) -> str:
+    return f"{dead_letters_folder(run)}/{number:08d}.json"
+
+
+def settlement_key(run: str, number: int, how: Settlement) -> str:
+    return f"{dead_letters_folder(run)}/{number:08d}.{how}.json"
+
+
+async def read_letters(store: ObjectStore, run: str) -> "list[tuple[DeadLetter, Letters]]":
+    """Return all letters, oldest first, each with what has become of it.
+
+    One that is damaged is left out.
+
+    Raises:
+        Unavailable: if the store does not answer.
+    """
+    keys = await store.keys(dead_letters_folder(run))
+    settled = {_parsed(key) for key in keys}
+    found: list[tuple[DeadLetter, Letters]] = []
+    numbers = sorted(number for key in keys for number, how in [_parsed(key)] if how == "open")
+    for first in range(0, len(numbers), READ_AT_ONCE):
+        reading = (_read(store, run, each) for each in numbers[first : first + READ_AT_ONCE])
+        for letter in await asyncio.gather(*reading):
+            if letter is not None:
+                found.append((letter, state_of(letter.number, settled)))
+    return found
+
+
+def state_of(number: int, settled: "set[tuple[int, Letters]]") -> Letters:
+    """Return what has become of a letter: what is dropped stays so."""
+    if (number, "dropped") in settled:
+        return "dropped"
+    return "retried" if (number, "retried") in settled else "open"
+
+
+async def add_letter(store: ObjectStore, run: str, letter: DeadLetter) -> bool:
+    """Store a letter; return False if its number is taken.
+
+    Raises:
+        Unavailable: if the store does not answer.
+    """
+    return await store.create(letter_key(run, letter.number), _json(letter))
+
+
+async def settle(
+    store: ObjectStore, run: str, number: int, how: Settlement, settled: Settled
+) -> bool:
+    """Say what was done about a letter; return False if it was said before.
+
+    Raises:
+        Unavailable: if the store does not answer.
+    """
+    return await store.create(settlement_key(run, number, how), _json(settled))
+
+
+def page(
+    letters: "Sequence[tuple[DeadLetter, Letters]]",
+    *,
+    state: Letters | Literal["all"] = "open",
+    before: int | None = None,
+    limit: int = 50,
+) -> "list[tuple[DeadLetter, Letters]]":
+    """Return the newest letters first: those in a state, with smaller numbers than ``before``."""
+    wanted = (
+        each
+        for each in reversed(letters)
+        if (state in ("all", each[1])) and (before is None or each[0].number < before)
+    )
+    return [each for each, _ in zip(wanted, range(limit), strict=False)]
+
+
+def _parsed(key: str) -> tuple[int, Letters]:
+    """Return the number in a key, and "open" if it is the letter itself.
+
+    >>> _parsed("run/dead/00000012.json"), _parsed("run/dead/00000012.dropped.json")
+    ((12, 'open'), (12, 'dropped'))
+    """
+    number, *how = key.rsplit("/", 1)[1].removesuffix(".json").split(".")
+    if how == ["retried"]:
+        return int(number), "retried"
+    return int(number), "dropped" if how else "open"
+
+
+async def _read(store: ObjectStore, run: str, number: int) -> DeadLetter | None:
+    try:
+        return DeadLetter.model_validate_json(await store.read(letter_key(run, number)) or b"")
+    except ValidationError:
+        return None
+
+
+def _json(record: BaseModel) -> bytes:
+    return record.model_dump_json(exclude_none=True).encode()

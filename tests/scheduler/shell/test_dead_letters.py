@@ -1,0 +1,205 @@
+"""Dead letters: found once, kept in the store, shown in pages, and settled."""
+
+import asyncio
+from dataclasses import replace
+from typing import cast
+
+import pytest
+from fastapi.testclient import TestClient
+
+from services.scheduler.shell.app import Scheduler
+from services.scheduler.shell.dead_letters import DeadLetters, failure_of, letter_of
+from shared.bus.bus import Bus, Received
+from shared.messages.codec import encode
+from shared.messages.contracts import (
+    FragmentFailed,
+    FragmentSlot,
+    GroupFailed,
+    OperatorRequest,
+    PolicyPublished,
+)
+from shared.messages.subjects import event_subject, unscored_subject
+from shared.run.dead_letters import Settled, read_letters, settle
+from shared.run.layout import dead_letters_folder
+from shared.store import ObjectStore
+from tests import examples
+from tests.scheduler.shell.served import Outbox
+
+SLOT = FragmentSlot(batch=1, group=1, first_sample=2, attempt=0)
+
+
+def failed(batch: int = 1, attempt: int = 0, reason: str = "no pixels") -> FragmentFailed:
+    slot = SLOT.model_copy(update={"batch": batch, "attempt": attempt})
+    return FragmentFailed(slot=slot, stage="reward", reason=reason)
+
+
+def keep(letters: DeadLetters, number: int) -> None:
+    """Store what was found, until there are so many letters."""
+
+    async def run() -> None:
+        keeping = asyncio.create_task(letters.keep())
+        async with asyncio.timeout(10):
+            while len(letters.letters) < number or not letters._found.empty():  # noqa: ASYNC110
+                await asyncio.sleep(0)
+        keeping.cancel()
+        await asyncio.gather(keeping, return_exceptions=True)
+
+    asyncio.run(run())
+
+
+def letters_of(scheduler: Scheduler) -> DeadLetters:
+    return DeadLetters(scheduler.bus, scheduler.store, lambda _: None)
+
+
+@pytest.fixture
+def three(scheduler: Scheduler) -> Scheduler:
+    """Has three letters: two attempts at one fragment, and one at a group."""
+    for each in (failed(), failed(attempt=1), GroupFailed(batch=0, group=0, attempt=0, reason="x")):
+        scheduler.dead_letters.note(each)
+    keep(scheduler.dead_letters, 3)
+    return scheduler
+
+
+def test_the_same_failure_is_one_letter_also_for_the_next_scheduler(scheduler: Scheduler) -> None:
+    first, second = letters_of(scheduler), letters_of(scheduler)
+    first.note(failed())
+    first.note(failed())
+    first.note(failed(attempt=1))
+    first.note(examples.published(1))  # no failure
+    keep(first, 2)
+    second.note(failed(attempt=1))
+    second.note(failed(attempt=2))
+    keep(second, 3)
+    stored = asyncio.run(read_letters(scheduler.store, "test"))
+    assert stored == second.letters
+    assert [letter.number for letter, _ in stored] == [1, 2, 3]
+    assert [letter.work.attempt for letter, _ in stored if letter.work] == [0, 1, 2]
+
+
+def test_a_number_that_another_scheduler_took_meanwhile_is_left_to_it(scheduler: Scheduler) -> None:
+    mine, others = letters_of(scheduler), letters_of(scheduler)
+    keep(mine, 0)
+    others.note(failed(reason="by another"))
+    keep(others, 1)
+    mine.note(failed())
+    asyncio.run(mine._add(mine._found.get_nowait()))
+    stored = asyncio.run(read_letters(scheduler.store, "test"))
+    assert [letter.reason for letter, _ in stored] == ["reward: by another", "reward: no pixels"]
+
+
+def test_letters_come_in_pages_newest_first(three: Scheduler, client: TestClient) -> None:
+    assert client.get("/v1/run").json()["num_dead_letters"] == 3
+    first = client.get("/v1/dead-letters?limit=2").json()
+    assert [each["number"] for each in first] == [3, 2]
+    last = client.get(f"/v1/dead-letters?limit=2&before={first[-1]['number']}").json()
+    assert [each["number"] for each in last] == [1]
+    assert last[0]["reason"] == "reward: no pixels"
+    assert last[0]["work"] == {"batch": 1, "group": 1, "first_sample": 2, "attempt": 0}
+    shown = client.get("/v1/dead-letters/1").json()
+    assert shown["num_bytes"] == len(encode(failed()))
+    assert client.get("/v1/dead-letters/9").status_code == 404
+
+
+def test_dropping_is_durable_and_twice_the_same_as_once(
+    three: Scheduler, client: TestClient
+) -> None:
+    for _ in range(2):
+        assert client.post("/v1/dead-letters/2/drop").json()["state"] == "dropped"
+    assert [each["number"] for each in client.get("/v1/dead-letters").json()] == [3, 1]
+    everything = client.get("/v1/dead-letters?state=all").json()
+    assert [each["state"] for each in everything] == ["open", "dropped", "open"]
+    assert client.post("/v1/dead-letters/2/retry").status_code == 409
+    again = letters_of(three)
+    keep(again, 3)
+    assert [state for _, state in again.letters] == ["open", "dropped", "open"]
+
+
+def test_a_retry_resumes_a_run_that_has_failed_once(three: Scheduler, client: TestClient) -> None:
+    three.state = replace(three.state, phase="failed", failure="no pixels")
+    assert (
+        client.post("/v1/dead-letters/1/retry").json()["note"]
+        == "the run goes on, and does it again"
+    )
+    assert "before" in client.post("/v1/dead-letters/1/retry").json()["note"]
+    [request] = cast(Outbox, three.bus).published
+    assert isinstance(request, OperatorRequest) and request.action == "resume"
+
+
+def test_a_retry_says_what_follows_and_what_does_not(three: Scheduler, client: TestClient) -> None:
+    assert client.post("/v1/dead-letters/1/retry").json()["note"] == "it is being done again"
+    answer = client.post("/v1/dead-letters/3/retry")
+    assert answer.status_code == 409
+    assert "batch 0 needs it no more; drop it" in answer.json()["detail"]
+    assert cast(Outbox, three.bus).published == []
+
+
+def test_what_is_not_true_is_kept_and_never_sent_again(
+    scheduler: Scheduler, client: TestClient
+) -> None:
+    forged = PolicyPublished(
+        policy=examples.policy(1 << 40), weights=examples.ref("w"), worker="nobody"
+    )
+    scheduler.dead_letters.refuse(forged, "there is no such commit record")
+    keep(scheduler.dead_letters, 1)
+    assert client.get("/v1/dead-letters").json()[0]["kind"] == "refused"
+    assert client.post("/v1/dead-letters/1/retry").status_code == 409
+
+
+class Stored(Outbox):
+    """Stands where the bus is; has one stored message."""
+
+    def __init__(self, subject: str) -> None:
+        super().__init__()
+        self.subject = subject
+
+    async def stored_message(self, stream: str, sequence: int) -> tuple[str, bytes]:
+        return self.subject, b"stored"
+
+
+@pytest.mark.parametrize("subject", ["dg.test.traj.1.0.2.0", "dg.test.evt.group_failed", ""])
+def test_which_work_bytes_are_about_only_the_stream_says(subject: str) -> None:
+    bus = cast(Bus, Stored(subject))
+    headers = {"dg-subject": "dg.test.traj.1.0.0.0", "dg-reason": "not msgpack"}
+    received = Received(None, "dg.test.quarantine.DG_TRAJ.7", b"\xc1", headers)
+    found = asyncio.run(letter_of(bus, received))
+    assert found is not None
+    assert (found.kind, found.reason, found.data) == ("unreadable", "not msgpack", b"\xc1")
+    assert found.subject == subject or not subject
+    assert (found.work is not None) == (".traj." in subject)
+
+
+def test_samples_without_a_score_are_a_letter_and_no_failure() -> None:
+    bus = cast(Bus, Stored(""))
+    headers = {"dg-subject": "dg.test.traj.1.0.2.0", "dg-reason": "ocr: sample 3: no text"}
+    subject = unscored_subject("test", SLOT)
+    found = asyncio.run(letter_of(bus, Received(None, subject, b"{}", headers)))
+    assert found is not None and found.work is not None
+    assert (found.kind, found.work.group, found.work.first_sample) == ("unscored", 1, 2)
+    assert failure_of(found) is None
+    odd = Received(None, "dg.test.quarantine.unscored.1-x-2", b"{}", headers)
+    assert asyncio.run(letter_of(bus, odd)) is None
+
+
+def test_bytes_that_have_become_a_message_are_sent_again_under_their_subject_alone(
+    scheduler: Scheduler, client: TestClient
+) -> None:
+    request = OperatorRequest(action="pause", id="1")
+    for subject in ("operator_request", "group_failed"):
+        bus = cast(Bus, Stored(event_subject("test", subject)))
+        received = Received(None, "dg.test.quarantine.DG_EVT.7", encode(request), {})
+        found = asyncio.run(letter_of(bus, received))
+        assert found is not None
+        scheduler.dead_letters._found.put_nowait(found)
+    keep(scheduler.dead_letters, 2)
+    assert client.post("/v1/dead-letters/1/retry").json()["note"] == "it was sent again"
+    assert client.post("/v1/dead-letters/2/retry").status_code == 409
+    assert cast(Outbox, scheduler.bus).published == [request]
+
+
+def test_a_damaged_letter_is_left_out(three: Scheduler) -> None:
+    store = three.store
+    key = f"{dead_letters_folder('test')}/00000002.json"
+    asyncio.run(store.write(key, b"{"))
+    asyncio.run(settle(store, "test", 1, "retried", Settled(by="a", at=0.0)))
+    stored = asyncio.run(read_letters(ObjectStore(store.backend), "test"))
+    assert [(letter.number, state) for letter, state in stored] == [(1, "retried"), (3, "open")]

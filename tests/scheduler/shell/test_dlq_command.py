@@ -1,0 +1,108 @@
+"""`digenrl dlq` over a scheduler's API, and over the store of a run that is not in progress."""
+
+import asyncio
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+from fastapi.testclient import TestClient
+from typer.testing import CliRunner, Result
+
+from digenrl import dead_letters
+from digenrl.cli import app
+from digenrl.local.address import address_of, write_address
+from services.scheduler.shell.app import Scheduler
+from shared.errors import UserError
+from shared.run.dead_letters import DeadLetter, Work, add_letter, encoded
+from shared.store import ObjectStore
+from shared.store.folder import FolderBackend
+
+
+def store_letters(folder: Path, number: int) -> None:
+    store = ObjectStore(FolderBackend(folder))
+    for each in range(1, number + 1):
+        letter = DeadLetter(
+            number=each, digest=f"{each:064d}", kind="failed", stream="DG_EVT",
+            subject="dg.test.evt.fragment_failed", reason="reward: no pixels",
+            work=Work(batch=0, group=each, first_sample=2), found=0.0, data=encoded(b"\xc1bytes"),
+        )  # fmt: skip
+        assert asyncio.run(add_letter(store, "test", letter))
+
+
+def dlq(*arguments: str) -> Result:
+    return CliRunner().invoke(app, ["dlq", *arguments])
+
+
+@pytest.fixture
+def left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that is not in progress, with five letters."""
+    monkeypatch.setenv("DIGENRL_STORE_URL", f"file://{tmp_path}")
+    store_letters(tmp_path, 5)
+
+
+@pytest.mark.usefixtures("left")
+def test_letters_of_a_run_that_is_over_are_read_in_its_store() -> None:
+    listed = dlq("list", "test", "--limit", "2")
+    assert listed.output.splitlines() == [
+        "     5  open     failed       batch 0 group 5 sample 2: reward: no pixels",
+        "     4  open     failed       batch 0 group 4 sample 2: reward: no pixels",
+        "older ones: --before 4",
+    ]
+    assert "data: b'\\xc1bytes'" in dlq("show", "test", "3").output
+    assert json.loads(dlq("show", "test", "3", "--json").output)["num_bytes"] == 6
+    assert dlq("drop", "test", "5", "3").output.startswith("5: nobody needs it")
+    assert [each["number"] for each in json.loads(dlq("list", "test", "--json").output)] == [
+        4,
+        2,
+        1,
+    ]
+    retried = dlq("retry", "test", "4")
+    assert (retried.exit_code, retried.output) == (
+        1, "4: the run is not in progress: resume it, and retry then\n"
+    )  # fmt: skip
+    assert dlq("drop", "test", "--all").exit_code == 0
+    assert dlq("list", "test").output == "no dead letters\n"
+    assert len(json.loads(dlq("list", "test", "--all", "--json").output)) == 5
+
+
+def test_letters_of_a_run_in_progress_are_asked_of_its_scheduler(
+    scheduler: Scheduler, client: TestClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store_letters(tmp_path, 5)
+
+    async def read() -> None:
+        keeping = asyncio.create_task(scheduler.dead_letters.keep())
+        while not scheduler.dead_letters.letters:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        keeping.cancel()
+
+    asyncio.run(read())
+
+    @contextmanager
+    def here(*_: object) -> Iterator[dead_letters.ApiDesk]:
+        yield dead_letters.ApiDesk(client)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(dead_letters, "desk_of", here)
+    monkeypatch.setattr(dead_letters, "PAGE", 2)
+    assert len(dlq("list", "test").output.splitlines()) == 5
+    assert dlq("drop", "test", "2").output == "2: nobody needs it any more\n"
+    assert dlq("drop", "test", "7").output == "7: there is no dead letter 7\n"
+    said = dlq("retry", "test", "--all", "--json")
+    notes = [each["note"] for each in json.loads(said.output)]
+    assert (said.exit_code, set(notes)) == (1, {"batch 0 needs it no more; drop it"})
+    assert len(notes) == 4
+
+
+def test_a_command_without_numbers_says_what_it_needs() -> None:
+    assert "NUMBERS: name letters" in str(dlq("drop", "test").exception)
+
+
+def test_the_address_of_a_run_is_in_its_folder(tmp_path: Path) -> None:
+    assert address_of(tmp_path) == ""
+    write_address(tmp_path, "http://127.0.0.1:1")
+    assert address_of(tmp_path) == "http://127.0.0.1:1"
+    with pytest.raises(UserError, match="does not answer"):
+        dead_letters.ApiDesk(httpx.Client(base_url=address_of(tmp_path))).letters("open", 1, None)
