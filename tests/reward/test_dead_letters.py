@@ -9,7 +9,7 @@ import safetensors.numpy
 
 from services.reward.app import RewardApp
 from services.reward.scorer import WeightedScorer
-from services.scheduler.shell.inbox import DeadLetters
+from services.scheduler.shell.dead_letters import DeadLetters
 from shared.bus.bus import Bus
 from shared.errors import SamplesFailed
 from shared.messages import subjects
@@ -39,7 +39,7 @@ async def test_why_a_sample_has_no_score_is_a_dead_letter_and_no_failure_of_its_
         event = event.model_copy(update={"stored": stored})
         await bus.publish(event)
         put: asyncio.Queue[object] = asyncio.Queue()
-        letters = DeadLetters(bus, put.put_nowait)
+        letters = DeadLetters(bus, folder_store, put.put_nowait)
         worker = Worker("reward", "reward", "waiting_for_rollout")
         scorers = [WeightedScorer("mine", 1.0, Afraid())]
         app = RewardApp(scorers, WorkerContext(bus, folder_store, worker))
