@@ -11,6 +11,7 @@ from digenrl.commands.check import check
 from digenrl.commands.dlq import dlq
 from digenrl.commands.evaluate import evaluate
 from digenrl.commands.export import export
+from digenrl.commands.fetch import fetch
 from digenrl.commands.follow import follow
 from digenrl.commands.gc import gc
 from digenrl.commands.generate import generate
@@ -46,7 +47,7 @@ app.command("profile")(profile)
 app.command("tail-check", cls=RecipeCommand)(tail_check)
 for command in (view, report, export, follow, evaluate, gc, repair, brokers, serve_scorer, sim):
     app.command()(command)
-for of_recipe in (up, check, serve, generate, plan):
+for of_recipe in (up, check, fetch, serve, generate, plan):
     app.command(cls=RecipeCommand)(of_recipe)
 app.add_typer(model, name="model")
 app.add_typer(recipe, name="recipe")

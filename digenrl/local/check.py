@@ -19,6 +19,7 @@ from services.scheduler.planning.runnable import HOST_GPUS
 from services.scheduler.planning.staleness import decide_at_start
 from services.scheduler.planning.staleness import line as staleness_line
 from shared.errors import UserError
+from shared.models.hub import missing
 from shared.models.quantised import UNTESTED
 from shared.recipe.recipe import (
     NO_OPTIONS,
@@ -165,7 +166,7 @@ def check(
 def _traced(recipe: Recipe, elsewhere: bool, say: Say) -> tuple[Recipe, bool, Trace]:
     """Returns the recipe with the configuration that was traced, and whether its model and rewards
     were taken to be on other hosts."""
-    configuration = configuration_of(recipe.model.folder)
+    configuration = configuration_of(recipe.model.folder, recipe.model.name)
     elsewhere = elsewhere or configuration.is_published
     if configuration.is_published:
         say(
@@ -193,6 +194,7 @@ def check_here(recipe: Recipe) -> None:
     folder = recipe.model.folder
     if not folder.is_dir():
         raise UserError(
-            f"model.folder: {folder} does not exist; put the model there as a diffusers folder "
-            "(hub ids are not supported), or check the rest with --elsewhere"
+            missing(folder)
+            or f"model.folder: {folder} does not exist; put the model there as a diffusers folder, "
+            "name one on the hub with model.id, or check the rest with --elsewhere"
         )

@@ -26,10 +26,10 @@ from shared.learning.prompts import read_prompts
 from shared.messages.contracts import Prompt
 from shared.models.catalogue import (
     check_size,
+    check_weights,
     checked_family_of,
     family_of,
     latent_shape,
-    network_folders,
     text_tokens,
 )
 from shared.models.memory import ITEM_BYTES, adapter_bytes, num_weights
@@ -161,9 +161,8 @@ def check_inputs(recipe: Recipe, *, weights: bool = True, elsewhere: bool = Fals
         raise UserError(
             f"model.frames: {recipe.model.folder} makes images, not videos; remove frames"
         )
-    for folder in network_folders(recipe.model.folder) if weights else ():
-        if not list(folder.glob("*.safetensors")):
-            raise UserError(f"model.folder: {folder} contains no safetensors file")
+    if weights:
+        check_weights(recipe.model.folder)
     _check_sizes(recipe)
     check_networks(recipe)
     text_tokens(recipe.model.folder, recipe.model.text_tokens)

@@ -54,7 +54,7 @@ def write_card(
 
 
 def _card(recipe: Recipe, summary: Summary, labels: Mapping[str, str]) -> str:
-    base, algorithm = base_model(recipe.model.folder), recipe.algorithm.name
+    base, algorithm = base_model(recipe.model), recipe.algorithm.name
     parts = [
         _front_matter(recipe, base),
         f"# {recipe.run.name}\n\nA LoRA adapter for `{base}`, trained with reinforcement learning "

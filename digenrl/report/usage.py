@@ -24,11 +24,13 @@ _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _SIGMAS_PER_LINE = 8
 
 
-def base_model(folder: Path) -> str:
-    """Return the model's name on the hub if the folder records it, otherwise the folder's name."""
-    name = _read(folder / "model_index.json").get("_name_or_path")
+def base_model(model: Model) -> str:
+    """Return the model's name on the hub if it is known, otherwise the folder's name."""
+    if model.id is not None:
+        return model.id
+    name = _read(model.folder / "model_index.json").get("_name_or_path")
     is_hub_name = isinstance(name, str) and _HUB_NAME.fullmatch(name) and not Path(name).exists()
-    return str(name) if is_hub_name else folder.name
+    return str(name) if is_hub_name else model.name
 
 
 def makes_videos(model: Model) -> bool:
@@ -50,7 +52,7 @@ def usage(recipe: Recipe, prompt: str) -> str:
     if takes_sigmas:
         arguments["sigmas"] = "sigmas"
     made, taken = ("video", "frames[0]") if makes_videos(model) else ("image", "images[0]")
-    base = base_model(model.folder)
+    base = base_model(model)
     where = "" if "/" in base else "  # the base model's folder"
     return "\n".join([
         *([] if takes_sigmas else ["from functools import partial", ""]),

@@ -113,7 +113,7 @@ def _compared(
     within = agreement(advantages(whole), advantages(coarse))
     return TailCheck(
         digest=digest_of_tail(recipe),
-        model=recipe.model.folder.name,
+        model=recipe.model.name,
         steps=recipe.sampling.steps,
         num_steps=recipe.sampling.num_steps,
         prompts=len(whole),

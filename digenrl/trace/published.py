@@ -25,8 +25,11 @@ class Configuration:
     """Whether they are those of this package, because the recipe's folder is not here."""
 
 
-def configuration_of(folder: Path) -> Configuration:
+def configuration_of(folder: Path, name: str | None = None) -> Configuration:
     """Finds the configuration of the model in ``folder``, or the published one of that name.
+
+    Args:
+        name: name of the model, by default the folder's.
 
     Raises:
         UserError: if there is neither.
@@ -34,9 +37,9 @@ def configuration_of(folder: Path) -> Configuration:
     if (folder / "model_index.json").is_file():
         return Configuration(folder, False)
     known = sorted((each.name for each in PUBLISHED.iterdir() if each.is_dir()), key=len)
-    for name in reversed(known):
-        if _plain(name) in _plain(folder.name):
-            return Configuration(PUBLISHED / name, True)
+    for each in reversed(known):
+        if _plain(each) in _plain(name or folder.name):
+            return Configuration(PUBLISHED / each, True)
     raise UserError(
         f"model.folder: {folder} has no model_index.json, and no published configuration has its "
         f"name; known are {', '.join(sorted(known))}. The JSON files of the model's repository are "

@@ -111,7 +111,7 @@ def trace(recipe: Recipe, setting: Setting, *, is_published: bool, say: Say) -> 
         say(f"training passes of {rows} rows")
         train = _training(recipe, setting, traced)
     return Trace(
-        model=table.folder.name,
+        model=table.name,
         is_published=is_published,
         shape=_shape(recipe, traced.model),
         weights=_weights(traced.model, table.dtype, text),

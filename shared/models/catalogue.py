@@ -11,9 +11,10 @@ from typing import Any
 
 from shared.errors import UserError
 from shared.models.families import EXPERTS, FAMILIES, FamilySpec
+from shared.models.hub import NEEDED, missing
+from shared.models.memory import PARTS, part_folders, weight_files
 from shared.models.sigmas import Sigmas
 
-_NEEDED = frozenset({"transformer", "scheduler", "vae"})
 _SCHEDULE = "scheduler/scheduler_config.json"
 _BOUNDARY = "boundary_ratio"
 _SECOND = EXPERTS["low"]
@@ -45,7 +46,8 @@ def family_of(folder: Path) -> FamilySpec:
         pipeline = str(json.loads(index.read_text())["_class_name"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(
-            f"model.folder: {folder} is not a diffusers model (no readable {index.name})"
+            missing(folder)
+            or f"model.folder: {folder} is not a diffusers model (no readable {index.name})"
         ) from error
     if pipeline not in FAMILIES:
         known = ", ".join(sorted(FAMILIES))
@@ -60,7 +62,7 @@ def checked_family_of(folder: Path) -> FamilySpec:
         UserError: as `family_of`; or if the adapter does not know a part or a setting.
     """
     family = family_of(folder)
-    known = family.components | _NEEDED
+    known = family.components | NEEDED
     if family.has_experts:
         known |= {_SECOND, _BOUNDARY}
         _check_experts(folder)
@@ -75,6 +77,18 @@ def checked_family_of(folder: Path) -> FamilySpec:
             "choose another model"
         )
     return family
+
+
+def check_weights(folder: Path) -> None:
+    """Raises UserError unless the weights of every part are there: a download may have ended
+    early."""
+    for name in (name for part in PARTS for name in part_folders(folder, part)):
+        files = weight_files(folder / name)
+        gone = next((file for file in files if not file.is_file()), None)
+        if files and gone is None:
+            continue
+        what = f"{name}/*.safetensors" if gone is None else gone.relative_to(folder).as_posix()
+        raise UserError(missing(folder, what) or f"model.folder: {folder} contains no {what}")
 
 
 def boundary(folder: Path) -> float | None:

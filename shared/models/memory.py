@@ -5,14 +5,15 @@ import math
 import re
 import struct
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from shared.errors import UserError
 
 Part = Literal["transformer", "text", "decoder"]
+PARTS: tuple[Part, ...] = get_args(Part)
 """transformer: the network that is trained; text: prompt encoders; decoder: latents to pixels."""
 
 Form = Literal["bf16", "int8", "fp8", "nf4"]
@@ -186,22 +187,39 @@ def part_folders(folder: Path, part: Part) -> list[str]:
 def weight_files(folder: Path) -> list[Path]:
     """Returns the files of a part that are loaded: the only one, or those that an index names, or
     all that there are."""
+    names = [file.name for file in folder.glob("*.safetensors*")]
+    return [folder / name for name in weight_names(names, lambda index: pieces(folder / index))]
+
+
+def weight_names(
+    names: Collection[str], pieces_of: Callable[[str], Sequence[str]]
+) -> Sequence[str]:
+    """Returns which of the files in a part's folder are its weights, as they are loaded.
+
+    Args:
+        pieces_of: returns the names that an index lists.
+    """
     for name in WHOLE:
-        if (folder / name).is_file():
-            return [folder / name]
-    for index in sorted(folder.glob(f"*{INDEX}")):
-        if not VARIANT.search(index.name):
-            return _pieces(index)
-    found = sorted(folder.glob("*.safetensors"))
-    return [file for file in found if not VARIANT.search(file.name)]
+        if name in names:
+            return [name]
+    kept = [name for name in sorted(names) if not VARIANT.search(name)]
+    for name in kept:
+        if name.endswith(INDEX):
+            return pieces_of(name)
+    return [name for name in kept if name.endswith(".safetensors")]
 
 
-def _pieces(index: Path) -> list[Path]:
+def pieces(index: Path) -> list[str]:
+    """Returns the names of the files that an index of weights lists.
+
+    Raises:
+        UserError: if it is none.
+    """
     try:
         names = set(json.loads(index.read_text())["weight_map"].values())
     except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
         raise UserError(f"model.folder: {index} is no index of weights") from error
-    return [index.parent / str(name) for name in sorted(names)]
+    return sorted(map(str, names))
 
 
 def read_header(file: Path) -> tuple[dict[str, dict[str, Any]], int]:

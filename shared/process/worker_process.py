@@ -20,6 +20,7 @@ from shared.errors import UserError
 from shared.messages import subjects
 from shared.messages.contracts import PolicyPublished
 from shared.messages.workers import Activity, Device
+from shared.models.catalogue import check_weights
 from shared.process.service import Health, serve, worker_app
 from shared.process.settings import ServiceSettings
 from shared.process.watchdog import WARNED_AT, Watchdog
@@ -168,6 +169,8 @@ async def run_worker(
             threads=getattr(recipe, service).threads,
             on_cpu=service == "encoder" and recipe.encoder.device == "cpu",
         )
+        if service != "reward":
+            check_weights(recipe.model.folder)
         log.info("loading", model=str(recipe.model.folder))
         with one_user_error():
             await work(WorkerProcess(service, settings, recipe, store, health, listener.url))

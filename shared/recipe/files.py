@@ -11,7 +11,6 @@ without such a name, it takes the path as it is on the scheduler's host.
 """
 
 import json
-import os
 import tomllib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from shared.errors import UserError
+from shared.models.hub import models_root, place
 
 BASE = "base"
 """Key of a file, relative to this one, whose tables are taken where this one says nothing."""
@@ -42,7 +42,7 @@ PATHS = (
 
 
 EXCLUDES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
-    "model": {"adapter": ("lora",)},
+    "model": {"folder": ("id", "revision"), "id": ("folder", "revision"), "adapter": ("lora",)},
     "judge": {"key_env": ("key_file",), "key_file": ("key_env",)},
     "remote": {"key_env": ("key_file",), "key_file": ("key_env",)},
 }
@@ -86,6 +86,13 @@ def merged(layers: Sequence[Layer]) -> dict[str, Any]:
     for layer in layers:
         tables = _over(tables, layer.tables)
     return tables
+
+
+def check_excluded(tables: Mapping[str, Any]) -> None:
+    """Raises UserError if a recipe names a model in two ways."""
+    model = tables.get("model")
+    if isinstance(model, Mapping) and {"folder", "id"} <= model.keys():
+        raise UserError("model.folder, model.id: give one of them, not both")
 
 
 def _put_below(tables: Any, folder: Path, beside: Path) -> None:
@@ -140,15 +147,6 @@ def without_excluded(
     return {key: value for key, value in below.items() if key not in excluded}
 
 
-ROOT = "DIGENRL_MODELS"
-
-
-def models_root() -> Path | None:
-    """Return the folder that the variable names; None if it is not set."""
-    root = os.environ.get(ROOT, "")
-    return Path(root).resolve() if root else None
-
-
 def resolved(path: Path, base: Path) -> Path:
     """Return what a recipe in the folder ``base`` means by ``path`` on this host."""
     beside, root = (base / path).resolve(), models_root()
@@ -182,6 +180,13 @@ def portable_names(tables: Mapping[str, Any], roots: Sequence[Path | None]) -> d
 
 def on_this_host(tables: Mapping[str, Any], portable: Mapping[str, str]) -> None:
     """Set the paths of a stored recipe to where this host has them."""
+    _put_portable(tables, portable)
+    model = tables["model"]
+    if model.get("id") is not None:
+        model["folder"] = str(place(model["id"], model.get("revision")))
+
+
+def _put_portable(tables: Mapping[str, Any], portable: Mapping[str, str]) -> None:
     root = models_root()
     if root is None:
         return

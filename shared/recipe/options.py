@@ -106,7 +106,7 @@ def put_options(tables: Mapping[str, Any], options: Mapping[str, Any]) -> dict[s
     """
     changed: Any = dict(tables)
     for parts in sorted((name.split(".") for name in options), key=_turn):
-        changed = _put(changed, parts, options[".".join(parts)], "")
+        changed = _put(changed, parts, options[".".join(parts)], "", options)
     return changed  # type: ignore[no-any-return]
 
 
@@ -115,7 +115,7 @@ def _turn(parts: list[str]) -> tuple[bool, int]:
     return parts[-1] == "name", len(parts)
 
 
-def _put(tables: Any, parts: list[str], value: Any, label: str) -> Any:
+def _put(tables: Any, parts: list[str], value: Any, label: str, options: Mapping[str, Any]) -> Any:
     """Leave what is no table as it is, for the recipe's own checks to describe."""
     part, *rest = parts
     if isinstance(tables, list):
@@ -124,17 +124,19 @@ def _put(tables: Any, parts: list[str], value: Any, label: str) -> Any:
             known = ", ".join(str(name) for name in names)
             raise UserError(f"--{label}.{part}: {label} has no {part}; it has {known}")
         at = names.index(part)
-        return [*tables[:at], _put(tables[at], rest, value, f"{label}.{part}"), *tables[at + 1 :]]
+        changed = _put(tables[at], rest, value, f"{label}.{part}", options)
+        return [*tables[:at], changed, *tables[at + 1 :]]
     if not isinstance(tables, Mapping):
         return tables
     name = f"{label}.{part}".lstrip(".")
     if not rest:
-        table = label.rpartition(".")[2]
-        return {**without_excluded(table, tables, {part}), part: value}
+        left = without_excluded(label.rpartition(".")[2], tables, {part})
+        typed = {key: of for key, of in tables.items() if f"{label}.{key}" in options}
+        return {**left, **typed, part: value}
     if tables.get(part) is None and _is_list(name):
         raise UserError(f"--{name}.{rest[0]}: {name} has no {rest[0]}; it is empty")
     inner = tables.get(part)
-    return {**tables, part: _put({} if inner is None else inner, rest, value, name)}
+    return {**tables, part: _put({} if inner is None else inner, rest, value, name, options)}
 
 
 def _is_list(label: str) -> bool:

@@ -18,7 +18,7 @@ from shared.models.catalogue import pipeline_sigmas
 from shared.recipe.adapter import adapter_of, agreed
 from shared.recipe.checks import check_tables
 from shared.recipe.errors import describe
-from shared.recipe.files import Layer, merged, read_layers
+from shared.recipe.files import Layer, check_excluded, merged, read_layers
 from shared.recipe.options import put_options
 from shared.recipe.rewards import Evaluation, Reward
 from shared.recipe.sampling import WINDOW_KEYS, SigmaGrid
@@ -61,6 +61,8 @@ def load_recipe(path: Path, options: Mapping[str, Any] = NO_OPTIONS) -> Recipe:
 def resolve(path: Path, layers: Sequence[Layer], options: Mapping[str, Any]) -> Recipe:
     """Return the recipe of a file's layers and options; raises UserError as `load_recipe` does."""
     plain = put_options(merged(layers), options)
+    if path.suffix != ".json":  # the recipe of a run has both
+        check_excluded(plain)
     try:
         return _resolved(Recipe.model_validate(plain), path.resolve().parent)
     except ValidationError as error:
@@ -95,14 +97,13 @@ def _resolved(recipe: Recipe, base: Path) -> Recipe:
     evaluation = recipe.evaluation.absolute(base, "digits", "prompts")
     absolute = recipe.model_copy(
         update={
+            "model": recipe.model.located(base),
             "data": recipe.data.absolute(base, "prompts"),
             "reward": with_scorers(recipe.reward),
             "evaluation": with_scorers(evaluation),
         }
     )
-    model = recipe.model.absolute(base, "folder", "adapter")
-    absolute = absolute.model_copy(update={"model": model})
-    return with_adapter(with_folder(absolute, model.folder))
+    return with_adapter(with_folder(absolute, absolute.model.folder))
 
 
 def with_adapter(recipe: Recipe) -> Recipe:

@@ -1,7 +1,8 @@
 """The tables of a recipe and what follows from them together, before anything is checked."""
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -10,6 +11,7 @@ from shared.learning.algorithms import ALGORITHMS
 from shared.messages.contracts import MAX_GROUP_SIZE
 from shared.messages.records import Token
 from shared.models.attention import check_backend
+from shared.models.hub import ID_PATTERN, REVISION_PATTERN, commit_of, place
 from shared.models.memory import Form, Holding, Part, Residence
 from shared.recipe.fields import NonNegative, Positive, Rate, Renamed, Table
 from shared.recipe.rewards import Evaluation, Reward
@@ -91,7 +93,11 @@ class Lora(Table):
 
 class Model(Table):
     folder: Path
-    """A diffusers folder; relative to the recipe."""
+    """A diffusers folder; relative to the recipe. With `id`, its place on this host."""
+    id: Annotated[str, Field(pattern=ID_PATTERN)] | None = None
+    """Name of a model on the Hugging Face hub, in place of `folder`; `digenrl fetch` brings it."""
+    revision: Annotated[str, Field(pattern=REVISION_PATTERN)] | None = None
+    """Branch, tag or commit of `id`, by default main; once the model is here, its commit."""
     height: Positive
     width: Positive
     frames: Positive = 1
@@ -127,6 +133,37 @@ class Model(Table):
     adapter: Path | None = None
     """A LoRA, a safetensors file or its folder, that the run begins from and trains; relative to
     the recipe. Its rank, alpha and targets are those of `lora`."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _id_has_a_place(cls, plain: Any) -> Any:
+        if not isinstance(plain, Mapping) or plain.get("folder") is not None:
+            return plain
+        name, revision = plain.get("id"), plain.get("revision")
+        if name is None:
+            raise ValueError("folder: missing; give model.folder, or model.id of one on the hub")
+        is_named = isinstance(name, str) and isinstance(revision, str | None)
+        return {**plain, "folder": place(name, revision) if is_named else Path()}
+
+    @model_validator(mode="after")
+    def _revision_is_of_an_id(self) -> Self:
+        if self.revision is not None and self.id is None:
+            raise ValueError("revision: is of model.id, and there is none; leave it out")
+        return self
+
+    def located(self, base: Path) -> Self:
+        """Return the table with the folder that it means on this host, and with its commit."""
+        if self.id is None:
+            return self.absolute(base, "folder", "adapter")
+        folder = place(self.id, self.revision)
+        return self.absolute(base, "adapter").model_copy(
+            update={"folder": folder, "revision": commit_of(folder) or self.revision}
+        )
+
+    @property
+    def name(self) -> str:
+        """The name of the model, on the hub or of its folder."""
+        return self.folder.name if self.id is None else self.id.rpartition("/")[2]
 
     @model_validator(mode="after")
     def _attention_trains(self) -> Self:

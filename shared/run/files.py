@@ -17,8 +17,9 @@ from pydantic import ValidationError
 
 from shared.errors import ContractError, UserError
 from shared.messages.records import Digest, Record, Text
+from shared.models.hub import CONFIGS, ROOT, missing
 from shared.models.memory import weight_files
-from shared.recipe.files import ROOT, paths_of
+from shared.recipe.files import paths_of
 from shared.recipe.recipe import Recipe
 from shared.run.layout import file_key
 from shared.store import ObjectStore
@@ -29,8 +30,6 @@ HEAD_BYTES = 1 << 20
 """Read from the start of a larger file: in safetensors, names and shapes of its tensors."""
 NUM_SLICES = 16
 SLICE_BYTES = 64 << 10
-CONFIGS = (".json", ".txt", ".model")
-"""Suffixes of the files, beside weights, that a pipeline is loaded from."""
 NOT_READ = (".md", ".gitattributes", ".pyc")
 
 
@@ -132,6 +131,8 @@ def check_same_file(key: str, stored: FileRecord, found: FileRecord) -> None:
 
 
 def _is_missing(key: str, path: Path) -> str:
+    if (of_hub := missing(path)) is not None:
+        return of_hub
     root = os.environ.get(ROOT)
     wanted = f"correct {ROOT}, which is {root}" if root else f"set {ROOT} to the folder that has it"
     return f"{key}: {path} is not on this host, {socket.gethostname()}; copy it here, or {wanted}"

@@ -13,8 +13,9 @@ import structlog
 
 from shared.errors import ContractError, Unavailable, UserError
 from shared.learning.prompts import PromptOrder, read_prompts
+from shared.models.hub import models_root
 from shared.recipe.adapter import adapter_of
-from shared.recipe.files import models_root, on_this_host, paths_of, portable_names, put_paths
+from shared.recipe.files import on_this_host, paths_of, portable_names, put_paths
 from shared.recipe.recipe import Recipe, override, stored_recipe
 from shared.run.files import check_files, same_files
 from shared.run.layout import recipe_key
@@ -193,6 +194,8 @@ def check_same_run(stored: Recipe, given: Recipe, *, same: Collection[str] = ())
         # The scheduler decides when the run begins, and compares with what it decided.
         new["schedule"]["max_staleness"] = old["schedule"]["max_staleness"]
     paths = paths_of(new)
+    if _is_same_model(stored, given):
+        same = {*same, "model.folder"}
     put_paths(
         old,
         {
@@ -212,6 +215,12 @@ def check_same_run(stored: Recipe, given: Recipe, *, same: Collection[str] = ())
             f"{key}: the run {stored.run.name!r} was started with {before[key]!r}, not "
             f"{after.get(key)!r}; resume with that value, or start anew under another name"
         )
+
+
+def _is_same_model(stored: Recipe, given: Recipe) -> bool:
+    """Whether both name the same commit on the hub, which every host may keep elsewhere."""
+    old, new = stored.model, given.model
+    return old.id is not None and (old.id, old.revision) == (new.id, new.revision)
 
 
 def _flat(tables: dict[str, Any]) -> dict[str, Any]:

@@ -20,16 +20,16 @@ from shared.recipe.schedule import RunSchedule
 
 
 def profile_of(recipe: Recipe, known: Iterable[str]) -> str:
-    """The profile that the model's folder is named after.
+    """The profile that the model is named after.
 
     Raises:
         UserError: if there is none.
     """
-    folder = recipe.model.folder.name
+    model = recipe.model.name
     for name in sorted(known, key=len, reverse=True):
-        if _plain(name) in _plain(folder):
+        if _plain(name) in _plain(model):
             return name
-    raise UserError(f"--profile: no cost profile is named like the model {folder}; name one")
+    raise UserError(f"--profile: no cost profile is named like the model {model}; name one")
 
 
 def with_shape_of(profile: Profile, recipe: Recipe) -> Profile:

@@ -9,7 +9,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from shared.errors import UserError
-from shared.recipe.files import ROOT
+from shared.models.hub import ROOT
 from shared.recipe.recipe import Recipe, load_recipe, override
 from shared.run.files import check_files, digest_of
 from shared.run.run_recipe import FILES, check_same_run, read_recipe, store_recipe

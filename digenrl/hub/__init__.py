@@ -1,0 +1,1 @@
+"""What is fetched from the Hugging Face hub, and pushed to it."""

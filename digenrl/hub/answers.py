@@ -1,0 +1,73 @@
+"""What the hub answers, as errors that say what to do."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from shared.errors import Unavailable, UserError, how_to_install
+
+ENDPOINT = "https://huggingface.co"
+
+
+def endpoint() -> str:
+    """Return the address of the hub, or of the mirror that HF_ENDPOINT names."""
+    return os.environ.get("HF_ENDPOINT", ENDPOINT).rstrip("/")
+
+
+def check_installed() -> None:
+    """Raises UserError, with the remedy, if the library that speaks with the hub is not there."""
+    try:
+        import huggingface_hub  # noqa: F401
+    except ImportError as error:
+        raise UserError(f"the Hugging Face hub {how_to_install('hub')} ({error})") from error
+
+
+@contextmanager
+def explained(model: str, revision: str | None = None) -> Iterator[None]:
+    """Raise what the hub refuses as UserError, and what does not answer as Unavailable; one line
+    each, which names the model and the remedy."""
+    from huggingface_hub import errors
+
+    page = f"{endpoint()}/{model}"
+    try:
+        yield
+    except errors.GatedRepoError as error:
+        raise UserError(
+            f"model.id: {model} is gated: accept its terms at {page} in a browser, and set "
+            "HF_TOKEN to a token of that account"
+        ) from error
+    except errors.RepositoryNotFoundError as error:
+        raise UserError(
+            f"model.id: there is no {model} at {endpoint()} for this token; correct the name, or "
+            "set HF_TOKEN if it is private"
+        ) from error
+    except errors.RevisionNotFoundError as error:
+        raise UserError(
+            f"model.revision: {model} has no revision {revision!r}; see {page}/tree/main"
+        ) from error
+    except errors.HfHubHTTPError as error:
+        raise _of_status(error, model) from error
+    except (OSError, errors.FileMetadataError) as error:
+        raise Unavailable(_broken(model, error)) from error
+    except Exception as error:
+        if not type(error).__module__.startswith("httpx"):
+            raise
+        raise Unavailable(_broken(model, error)) from error
+
+
+def _of_status(error: Exception, model: str) -> Exception:
+    status = getattr(getattr(error, "response", None), "status_code", None)
+    if status in (401, 403):
+        return UserError(
+            f"{endpoint()} refuses the token for {model} (status {status}); set HF_TOKEN to one of "
+            "an account that may do this"
+        )
+    return Unavailable(_broken(model, error))
+
+
+def _broken(model: str, error: Exception) -> str:
+    reason = str(error).strip().splitlines() or [type(error).__name__]
+    return (
+        f"{endpoint()} did not give all of {model}: {reason[0]}; run the command again, it goes on "
+        "where it ended"
+    )

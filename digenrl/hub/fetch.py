@@ -1,0 +1,213 @@
+"""Fetches from the hub the files of a model that runs read, into huggingface_hub's cache.
+
+A file is fetched into `blobs/ETAG.partial`, of which a later call fetches the rest: huggingface_hub
+itself begins a file again that was broken off with its process. Its digest is compared with the
+hub's before it becomes `blobs/ETAG`. The names of a commit are links to the blobs, and the
+revision's name is written when all are there.
+"""
+
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property, partial
+from pathlib import Path
+
+from digenrl.hub.answers import check_installed, endpoint, explained
+from shared.errors import UserError
+from shared.models.hub import (
+    CONFIGS,
+    INDEX,
+    MAIN,
+    needed_parts,
+    of_part,
+    storage,
+    target,
+)
+from shared.models.memory import pieces, weight_names
+
+Say = Callable[[str], None]
+BLOCK = 8 << 20
+GIT_DIGEST, LFS_DIGEST = 40, 64
+"""Lengths of the hub's digests of small files, and of large ones."""
+
+
+def fetch(model: str, revision: str | None, say: Say) -> Path:
+    """Fetch what runs need of a model and is not here yet. Returns its folder.
+
+    Raises:
+        UserError: if there is no such model or revision, if it is gated, of no family that can be
+            trained, or larger than the disk.
+        Unavailable: if the hub does not answer, or breaks off more often than is tried again.
+    """
+    check_installed()
+    with explained(model, revision):
+        from huggingface_hub import HfApi
+
+        info = HfApi(endpoint=endpoint()).model_info(model, revision=revision, files_metadata=True)
+    sizes = {each.rfilename: each.size or 0 for each in info.siblings or ()}
+    if INDEX not in sizes:
+        raise UserError(f"model.id: {model} is not a diffusers model (it has no {INDEX})")
+    place = storage(target(), model)
+    with _alone(place, say), explained(model, revision):
+        download = Download(model, str(info.sha), place, sizes)
+        download.get([INDEX])
+        names = download.needed
+        _check_space(download, names, say)
+        download.get(names)
+        _name(place, revision or MAIN, download.commit)
+    return download.folder
+
+
+@dataclass(frozen=True)
+class Download:
+    """Fetches files of one commit."""
+
+    model: str
+    commit: str
+    place: Path
+    sizes: Mapping[str, int]
+    """Bytes of each file of the repository."""
+
+    @property
+    def folder(self) -> Path:
+        return self.place / "snapshots" / self.commit
+
+    @cached_property
+    def needed(self) -> list[str]:
+        """The files that runs read, small ones first; indexes of weights are here after that."""
+        parts = needed_parts(json.loads((self.folder / INDEX).read_text()))
+        inside = {part: of_part(list(self.sizes), part) for part in parts}
+        configs = [
+            f"{part}/{name}"
+            for part, names in inside.items()
+            for name in names
+            if Path(name).suffix in CONFIGS
+        ]
+        self.get(configs)
+        weights = [
+            f"{part}/{name}"
+            for part, names in inside.items()
+            for name in weight_names(names, partial(self._pieces, part))
+        ]
+        absent = [name for name in weights if name not in self.sizes]
+        if absent:
+            raise UserError(f"model.id: {self.model} has no {absent[0]}, which its index names")
+        return [*configs, *weights]
+
+    def _pieces(self, part: str, index: str) -> Sequence[str]:
+        return pieces(self.folder / part / index)
+
+    def missing(self, names: Sequence[str]) -> list[str]:
+        return [name for name in names if not (self.folder / name).exists()]
+
+    def bytes_of(self, names: Sequence[str]) -> int:
+        return sum(self.sizes[name] for name in names)
+
+    def get(self, names: Sequence[str]) -> None:
+        """Fetch these files, as far as they are not here."""
+        for name in self.missing(names):
+            self._link(name, self._blob(name))
+
+    def _blob(self, name: str) -> Path:
+        from huggingface_hub import get_hf_file_metadata, hf_hub_url
+
+        url = hf_hub_url(self.model, name, revision=self.commit, endpoint=endpoint())
+        found = get_hf_file_metadata(url, endpoint=endpoint(), retry_on_errors=True)
+        if found.etag is None:
+            raise UserError(f"{endpoint()}: gives no digest of {name}; use another mirror")
+        blob = self.place / "blobs" / found.etag
+        if not blob.exists():
+            blob.parent.mkdir(parents=True, exist_ok=True)
+            partial = blob.with_name(f"{found.etag}.partial")
+            _receive(found.location, url, partial, found.size, name)
+            if not _is_whole(partial, found.etag):
+                partial.unlink()
+                raise UserError(f"{self.model}: {name} came damaged; run the command again")
+            partial.rename(blob)
+        return blob
+
+    def _link(self, name: str, blob: Path) -> None:
+        link = self.folder / name
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.symlink_to(os.path.relpath(blob, link.parent))
+
+
+def _receive(location: str, url: str, file: Path, size: int | None, name: str) -> None:
+    """Append the rest of a file; raises what `explained` explains."""
+    from huggingface_hub.file_download import http_get
+    from huggingface_hub.utils._headers import build_hf_headers
+
+    is_same_host = location.split("/")[2] == url.split("/")[2]
+    headers = build_hf_headers(token=None if is_same_host else False)
+    with file.open("ab") as stream:
+        have = stream.tell()
+        if size is not None and have > size:
+            stream.truncate(have := 0)
+        http_get(
+            location, stream, resume_size=have, headers=headers, expected_size=size,
+            displayed_filename=name,
+        )  # fmt: skip
+
+
+def _is_whole(file: Path, etag: str) -> bool:
+    """Whether a file has the hub's digest: its SHA-256, or git's for a small one."""
+    if len(etag) == LFS_DIGEST:
+        digest = hashlib.sha256()
+    elif len(etag) == GIT_DIGEST:
+        digest = hashlib.sha1(f"blob {file.stat().st_size}\0".encode(), usedforsecurity=False)
+    else:
+        return True  # a digest that only its server knows
+    with file.open("rb") as stream:
+        while block := stream.read(BLOCK):
+            digest.update(block)
+    return digest.hexdigest() == etag
+
+
+@contextmanager
+def _alone(place: Path, say: Say) -> Iterator[None]:
+    """Wait until no other process of this host fetches the model."""
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(
+            f"DIGENRL_MODELS, HF_HOME: {place} cannot be made: {error.strerror}; set one of them "
+            "to a folder that is yours"
+        ) from error
+    with (place / ".fetching").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            say("another process fetches this model; waiting for it")
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _check_space(download: Download, names: Sequence[str], say: Say) -> None:
+    absent = download.missing(names)
+    wanted, free = download.bytes_of(absent), shutil.disk_usage(download.place).free
+    gib = f"{download.bytes_of(names) / 2**30:.2f} GiB"
+    say(
+        f"{download.model} at {download.commit[:12]}: {len(names)} files that runs read, {gib}, of "
+        f"{len(download.sizes)} in the repository; {len(absent)} are to be fetched"
+    )
+    if wanted > free:
+        raise UserError(
+            f"DIGENRL_MODELS, HF_HOME: {download.place} has {free >> 30} GiB of free space, and "
+            f"{wanted >> 30} are needed; set one of them to a larger disk"
+        )
+
+
+def _name(place: Path, revision: str, commit: str) -> None:
+    """Record which commit a branch or tag was at."""
+    if revision == commit:
+        return
+    ref = place / "refs" / revision
+    ref.parent.mkdir(parents=True, exist_ok=True)
+    new = ref.with_name(f"{ref.name}.new")
+    new.write_text(commit)
+    new.replace(ref)
