@@ -16,6 +16,7 @@ from digenrl.commands.follow import follow
 from digenrl.commands.gc import gc
 from digenrl.commands.generate import generate
 from digenrl.commands.keys import keys
+from digenrl.commands.logs import logs
 from digenrl.commands.model import model
 from digenrl.commands.plan import plan
 from digenrl.commands.recipe import recipe
@@ -26,6 +27,7 @@ from digenrl.commands.reward import reward
 from digenrl.commands.serve import serve
 from digenrl.commands.serve_scorer import serve_scorer
 from digenrl.commands.sim import sim
+from digenrl.commands.status import status, watch
 from digenrl.commands.tail_check import tail_check
 from digenrl.commands.up import up
 from digenrl.commands.view import view
@@ -45,7 +47,8 @@ app = typer.Typer(
 )
 app.command("profile")(profile)
 app.command("tail-check", cls=RecipeCommand)(tail_check)
-for command in (view, report, export, follow, evaluate, gc, repair, brokers, serve_scorer, sim):
+of_runs = (status, watch, view, logs, report, export, follow, evaluate, gc, repair, brokers)
+for command in (*of_runs, serve_scorer, sim):
     app.command()(command)
 for of_recipe in (up, check, fetch, serve, generate, plan):
     app.command(cls=RecipeCommand)(of_recipe)

@@ -2,10 +2,17 @@
 
 import time
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 
+from shared.errors import UserError
+from shared.process.settings import ClientSettings
+
+TIMEOUT_S = 5.0
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
 FRESH_S = 0.5
 """Seconds for which an answer is given again: many pages may ask for the same."""
 
@@ -36,3 +43,22 @@ class LiveRun:
     async def post(self, path: str) -> httpx.Response:
         """Send a request; raises httpx.HTTPError if the scheduler does not answer."""
         return await self.client.post(f"{self.url}{path}")
+
+
+def client_of(scheduler: str, token_file: Path | None) -> httpx.AsyncClient:
+    """Return a client of the scheduler's API; on loopback there is no certificate to check.
+
+    Args:
+        token_file: file with a token; None: the settings have one, or none is needed.
+
+    Raises:
+        UserError: if the file cannot be read.
+    """
+    headers = ClientSettings().headers
+    if token_file is not None:
+        try:
+            headers = {"authorization": f"Bearer {token_file.read_text().strip()}"}
+        except OSError as error:
+            raise UserError(f"--token-file: {token_file}: {error.strerror}") from error
+    verified = urlsplit(scheduler).hostname not in LOOPBACK
+    return httpx.AsyncClient(headers=headers, timeout=TIMEOUT_S, verify=verified)

@@ -6,13 +6,10 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import urlsplit
-
-import httpx
 
 from digenrl.local.store import store_of
 from digenrl.view.history import RunHistory
-from digenrl.view.live import LiveRun
+from digenrl.view.live import LiveRun, client_of
 from digenrl.view.server import View, create_app
 from shared.errors import UserError
 from shared.process.http_access import Access, Caller
@@ -20,9 +17,6 @@ from shared.process.service import serve
 from shared.process.settings import ServiceSettings
 from shared.run.run_recipe import read_recipe
 from shared.store import ObjectStore, open_store
-
-TIMEOUT_S = 5.0
-LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +63,7 @@ async def _show(wanted: Wanted, stores: Sequence[ObjectStore]) -> None:
     listener = settings.listen(settings.host, settings.port)
     access = settings.access(settings.run) if wanted.scheduler else Access(cookie="digenrl-view")
     first, *others = (RunHistory(*each) for each in zip(stores, wanted.names, strict=True))
-    async with _client(wanted) as client:
+    async with client_of(wanted.scheduler, wanted.token_file) as client:
         live = LiveRun(wanted.scheduler.rstrip("/"), client)
         app = create_app(View(first, live, tuple(others)), access)
         if not wanted.scheduler:
@@ -82,19 +76,3 @@ async def _show(wanted: Wanted, stores: Sequence[ObjectStore]) -> None:
 
 async def _wait() -> None:
     await asyncio.Event().wait()
-
-
-def _client(wanted: Wanted) -> httpx.AsyncClient:
-    """Return a client of the scheduler's API; on loopback there is no certificate to check.
-
-    Raises:
-        UserError: if the file with the token cannot be read.
-    """
-    headers = {}
-    if wanted.token_file is not None:
-        try:
-            headers["authorization"] = f"Bearer {wanted.token_file.read_text().strip()}"
-        except OSError as error:
-            raise UserError(f"--token-file: {wanted.token_file}: {error.strerror}") from error
-    verified = urlsplit(wanted.scheduler).hostname not in LOOPBACK
-    return httpx.AsyncClient(headers=headers, timeout=TIMEOUT_S, verify=verified)

@@ -1,0 +1,97 @@
+"""`digenrl logs`: what the services of a run of `digenrl up` have logged, in the order of time."""
+
+import heapq
+import json
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from digenrl.commands.options import RUNS, RunArgument, RunOption, Runs, named
+from shared.errors import UserError
+
+LEVELS = ("debug", "info", "warning", "error", "critical")
+LEFT_OUT = frozenset({"svc", "worker", "run", "event", "level", "ts"})
+EVERY_S = 0.5
+
+
+def logs(
+    name: RunArgument = "",
+    run: RunOption = "",
+    service: Annotated[
+        list[str] | None, typer.Option(help="only this process, such as rollout-1; repeatable")
+    ] = None,
+    level: Annotated[str, typer.Option(help=f"least level: {', '.join(LEVELS)}")] = "debug",
+    follow: Annotated[bool, typer.Option("--follow", help="go on with what is logged")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="lines as they were written")] = False,
+    runs: Runs = RUNS,
+) -> None:
+    """Print what the services of a run have logged, in the order of time."""
+    folder = runs / named(name, run) / "logs"
+    files = chosen(folder, service or [])
+    if level not in LEVELS:
+        raise UserError(f"--level: {level} is none of {', '.join(LEVELS)}")
+    positions: dict[Path, int] = {}
+    while True:
+        lines = heapq.merge(*(read(path, positions) for path in files))
+        for _, process, line in lines:
+            if (shown := rendered(process, line, level, as_json=as_json)) is not None:
+                typer.echo(shown)
+        if not follow:
+            return
+        time.sleep(EVERY_S)
+
+
+def chosen(folder: Path, services: Iterable[str]) -> list[Path]:
+    """Return the log files of these processes, of all if none is named.
+
+    Raises:
+        UserError: if there is no such folder or file.
+    """
+    there = {path.stem: path for path in sorted(folder.glob("*.log"))}
+    if not there:
+        raise UserError(f"--run: {folder} holds no logs; `digenrl up` keeps them below runs/")
+    unknown = [each for each in services if each not in there]
+    if unknown:
+        raise UserError(f"--service: {unknown[0]} is none of {', '.join(there)}")
+    return [there[each] for each in services] or list(there.values())
+
+
+def read(path: Path, positions: dict[Path, int]) -> Iterator[tuple[str, str, str]]:
+    """Yield time, process and text of the whole lines after a file's position, which moves on.
+
+    A line that tells no time, as a traceback's, keeps that of the line before it."""
+    at = ""
+    with path.open("rb") as file:
+        file.seek(positions.get(path, 0))
+        for raw in file:
+            if not raw.endswith(b"\n"):
+                break
+            positions[path] = positions.get(path, 0) + len(raw)
+            line = raw.decode(errors="replace").rstrip()
+            at = str(fields_of(line).get("ts", at))
+            yield at, path.stem, line
+
+
+def fields_of(line: str) -> dict[str, object]:
+    """Return the fields of a line of one of our services; of another program's line, none."""
+    try:
+        found = json.loads(line)
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def rendered(process: str, line: str, level: str, *, as_json: bool) -> str | None:
+    """Return a line for people, or None if its level is lower than asked for."""
+    fields = fields_of(line)
+    given = str(fields.get("level", "info"))
+    if given in LEVELS and LEVELS.index(given) < LEVELS.index(level):
+        return None
+    if as_json or not fields:
+        return line if as_json else f"{process}: {line}"
+    rest = " ".join(f"{key}={value}" for key, value in fields.items() if key not in LEFT_OUT)
+    at = str(fields.get("ts", ""))[11:23]
+    return f"{at} {process} {given}: {fields.get('event', '')} {rest}".rstrip()
