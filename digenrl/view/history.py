@@ -18,13 +18,15 @@ from shared.errors import ContractError
 from shared.messages.contracts import ObjectRef
 from shared.recipe.recipe import Recipe
 from shared.run.chain import Chain, Step, read_chain
-from shared.run.commits import CommitRecord, read_commit, read_stored
+from shared.run.commits import read_stored
+from shared.run.dead_letters import DeadLetter, Letters, read_letters
 from shared.run.layout import evaluations_folder, timeline_key, usage_key
 from shared.run.run_recipe import read_recipe
 from shared.store import ObjectStore
 
 LOOK_S = 1.0
 """Seconds between two looks at the store, however many people look at the page."""
+LETTERS_S = 3.0
 TIMELINES = 256
 """Timelines that are kept in memory."""
 RECENT = 20
@@ -49,7 +51,9 @@ class RunHistory:
     _evaluated: dict[str, EvaluationRecord] = field(default_factory=dict)
     _media: dict[str, ObjectRef] = field(default_factory=dict)
     _timelines: OrderedDict[int, Timeline] = field(default_factory=OrderedDict)
+    _letters: list[tuple[DeadLetter, Letters]] = field(default_factory=list)
     _looked: float = float("-inf")
+    _looked_for_letters: float = float("-inf")
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     @property
@@ -132,6 +136,9 @@ class RunHistory:
                 self._timelines.popitem(last=False)
         return self._timelines[batch]
 
-    async def commit(self, version: int) -> CommitRecord | None:
-        """Return the commit record of a version."""
-        return await read_commit(self.store, self.run, version)
+    async def letters(self) -> list[tuple[DeadLetter, Letters]]:
+        """Return all dead letters with their state; they are read again every few seconds."""
+        if time.monotonic() - self._looked_for_letters > LETTERS_S:
+            self._letters = await read_letters(self.store, self.run)
+            self._looked_for_letters = time.monotonic()
+        return self._letters

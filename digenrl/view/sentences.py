@@ -69,8 +69,8 @@ def alarms(
         lines.insert(0, f"the run has failed: {run['failure']}")
     if run is not None and run["missing_workers"]:
         lines.append(f"no worker of: {', '.join(run['missing_workers'])}")
-    if run is not None and run["num_quarantined"]:
-        lines.append(f"{run['num_quarantined']} received payloads were no messages")
+    if run is not None and run["num_dead_letters"]:
+        lines.append(f"{run['num_dead_letters']} dead letters are open: `digenrl dlq list` has why")
     errors = {step.version: step.metrics.get("onpolicy_ratio_error", 0.0) for step in steps}
     if errors and (worst := max(errors.values())) > ALARMING_RATIO_ERROR:
         version = next(version for version, error in errors.items() if error == worst)

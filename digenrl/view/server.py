@@ -3,7 +3,7 @@
     /            what the run does, curves, alarms       /timeline   what every device did, and when
     /samples     what the model makes, over time         /workers    who works, by host
     /schedule    what was decided and what it gave       /versions   all policy versions
-    /recipe      the resolved recipe
+    /letters     dead letters            /recipe      the resolved recipe
 
 A process of its own, so that whoever looks never delays the scheduler. What the run has done is
 read from its object store, what it does now is asked from the scheduler's API; once the run is
@@ -28,8 +28,11 @@ from shared.errors import ContractError, IntegrityError, Unavailable
 from shared.process.http_access import CALLER, Access, Caller, check_routes, sign_in
 from shared.process.http_api import add_problems, problem
 from shared.process.service import Health, probes
+from shared.run.dead_letters import page as letter_page
 
-PAGES = ("overview", "timeline", "samples", "workers", "schedule", "versions", "recipe")
+PAGES = (
+    "overview", "timeline", "samples", "workers", "schedule", "versions", "letters", "recipe",
+)  # fmt: skip
 ASSETS = {
     "app.js": "text/javascript", "timeline.js": "text/javascript", "style.css": "text/css",
     "uPlot.iife.min.js": "text/javascript", "uPlot.min.css": "text/css",
@@ -46,6 +49,7 @@ SHOWN = 60
 """Samples of an evaluation that are shown, as many of each prompt."""
 Batches = Annotated[int, Query(ge=1, le=MAX_BATCHES, description="how many of the newest batches")]
 Before = Annotated[int | None, Query(ge=0, lt=2**31)]
+Number = Annotated[int, Path(ge=1, lt=2**31)]
 Name = Annotated[str, Path(pattern=r"^[A-Za-z0-9_.-]{1,100}$")]
 
 
@@ -150,6 +154,12 @@ def _add_pages_of_the_past(app: FastAPI, pages: Pages) -> None:
         shown = history.steps[:before][-PER_PAGE:][::-1]
         return await pages.page(request, "versions", shown=shown, measured=measured)
 
+    @app.get("/letters")
+    async def letters(request: Request, before: Before = None) -> HTMLResponse:
+        kept = await history.letters()
+        found = letter_page(kept, state="all", before=before, limit=PER_PAGE)
+        return await pages.page(request, "letters", letters=found)
+
     @app.get("/recipe")
     async def recipe(request: Request) -> HTMLResponse:
         await history.look()
@@ -198,18 +208,32 @@ def _add_files(app: FastAPI, view: View) -> None:
 
 
 def _add_actions(app: FastAPI, view: View) -> None:
+    """Pass an operator's requests on to the scheduler, which logs them."""
+
     @app.post("/steer/{action}")
     async def steer(action: Literal["pause", "resume", "stop"]) -> Response:
-        """Pass an operator's request on to the scheduler, which logs it."""
-        if not view.live.url:
-            raise HTTPException(409, "the run is over")
-        try:
-            answer = await view.live.post(f"/v1/run/{action}")
-        except httpx.HTTPError as error:
-            raise HTTPException(503, f"the scheduler does not answer: {error}") from error
-        if answer.is_error:
-            raise HTTPException(answer.status_code, str(answer.json().get("detail", "refused")))
-        return JSONResponse(answer.json(), 202)
+        return await _pass_on(view.live, f"/v1/run/{action}")
+
+    @app.post("/letters/{number}/{action}")
+    async def settle(number: Number, action: Literal["retry", "drop"]) -> Response:
+        return await _pass_on(view.live, f"/v1/dead-letters/{number}/{action}")
+
+
+async def _pass_on(live: LiveRun, path: str) -> Response:
+    """Return the scheduler's answer.
+
+    Raises:
+        HTTPException: if it refuses or does not answer.
+    """
+    if not live.url:
+        raise HTTPException(409, "the run is over")
+    try:
+        answer = await live.post(path)
+    except httpx.HTTPError as error:
+        raise HTTPException(503, f"the scheduler does not answer: {error}") from error
+    if answer.is_error:
+        raise HTTPException(answer.status_code, str(answer.json().get("detail", "refused")))
+    return JSONResponse(answer.json(), answer.status_code)
 
 
 async def _head(view: View) -> dict[str, Any]:

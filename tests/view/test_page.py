@@ -18,6 +18,7 @@ from digenrl.view.server import PAGES, View, create_app
 from services.scheduler.core.usage import BatchUsage, Timeline
 from shared.process.http_access import Access, TokenFile
 from shared.process.http_guard import Guard, own_names
+from shared.run.dead_letters import DeadLetter, Work, add_letter
 from shared.run.layout import timeline_key, usage_key
 from tests import examples
 from tests.follow.runs import RUN, Run
@@ -190,7 +191,7 @@ def scheduler_of(answers: dict[str, object], asked: list[str]) -> LiveRun:
 def test_what_a_run_does_now_is_asked_from_its_scheduler(run: Run, tokens: Tokens) -> None:
     now = {
         "phase": "running", "waiting_for": "rollout", "eta_seconds": 83.0, "failure": None,
-        "missing_workers": ["reward"], "num_quarantined": 2, "num_workers": {"rollout": 2},
+        "missing_workers": ["reward"], "num_dead_letters": 2, "num_workers": {"rollout": 2},
     }  # fmt: skip
     flying = {"batch": 4, "seconds": 1.0, "devices": {}}
     answers = {"/v1/run": now, "/v1/batches/4/timeline": flying, "/v1/run/pause": {"id": "1"}}
@@ -199,12 +200,31 @@ def test_what_a_run_does_now_is_asked_from_its_scheduler(run: Run, tokens: Token
     client.headers.update(tokens.headers("operator"))
     text = client.get("/").text
     assert "running, waits for rollout" in text and "1:23 left" in text
-    assert "no worker of: reward" in text and "2 received payloads were no messages" in text
-    assert 'data-steer="pause"' in text
+    assert "no worker of: reward" in text and "2 dead letters are open" in text
+    assert 'data-post="/steer/pause"' in text
     assert [each["batch"] for each in client.get("/data/timeline").json()] == [1, 2, 3, 4]
-    assert client.post("/steer/pause", json={}).status_code == 202
+    assert client.post("/steer/pause", json={}).json() == {"id": "1"}
     assert client.post("/steer/stop", json={}).status_code == 404, "as the scheduler answers"
     assert "POST /v1/run/pause" in asked
+
+
+def test_dead_letters_are_shown_and_settled_by_operators(run: Run, tokens: Tokens) -> None:
+    letter = DeadLetter(
+        number=1, digest="0" * 64, kind="failed", stream="DG_EVT", subject="dg.test.evt", found=1.0,
+        reason="the scorer said <NaN>", work=Work(batch=3, group=5), data="",
+    )  # fmt: skip
+    asyncio.run(add_letter(run.store, RUN, letter))
+    settled = "/v1/dead-letters/1/retry"
+    asked: list[str] = []
+    client = client_of(run, tokens, scheduler_of({settled: {"note": "done again"}}, asked))
+    text = client.get("/letters").text
+    assert "batch 3, group 5" in text and "the scorer said &lt;NaN&gt;" in text
+    assert "data-post" not in text, "a viewer settles nothing"
+    assert client.post("/letters/1/retry", json={}).status_code == 403
+    client.headers.update(tokens.headers("operator"))
+    assert 'data-post="/letters/1/drop"' in client.get("/letters").text
+    assert client.post("/letters/1/retry", json={}).json() == {"note": "done again"}
+    assert f"POST {settled}" in asked
 
 
 def test_two_runs_are_compared(run: Run, tokens: Tokens, tmp_path: Path) -> None:

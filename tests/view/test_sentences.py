@@ -8,7 +8,7 @@ from services.scheduler.core.usage import BUSY, BatchUsage, Use
 
 RUN: dict[str, object] = {
     "phase": "running", "waiting_for": "nothing", "missing_workers": [], "failure": None,
-    "num_quarantined": 0,
+    "num_dead_letters": 0,
 }  # fmt: skip
 
 
@@ -50,7 +50,7 @@ def test_the_state_of_a_run_in_words(
 
 
 def test_a_failure_is_the_first_alarm() -> None:
-    failed = RUN | {"failure": "the ratio is 3", "num_quarantined": 1}
+    failed = RUN | {"failure": "the ratio is 3", "num_dead_letters": 1}
     lines = alarms(failed, (), ["gold fell"])
     assert lines[0] == "the run has failed: the ratio is 3" and len(lines) == 3
     assert alarms(RUN, (), ()) == []

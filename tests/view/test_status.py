@@ -2,10 +2,12 @@
 
 import asyncio
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
 import pytest
+import structlog
 from typer.testing import CliRunner
 
 from digenrl.cli import app
@@ -22,6 +24,13 @@ LOGS: dict[str, list[dict[str, object]]] = {
     ],
     "rollout-0": [{"ts": "2026-11-23T10:00:03.5Z", "level": "debug", "event": "generated"}],
 }
+
+
+@pytest.fixture(autouse=True)
+def _logs_as_before() -> Iterator[None]:
+    """Commands configure the logs of their process, here that of all tests."""
+    yield
+    structlog.reset_defaults()
 
 
 @pytest.fixture
@@ -56,7 +65,7 @@ def test_a_live_run_is_told_by_its_scheduler() -> None:
     run = {
         "run": "demo", "phase": "running", "waiting_for": "trainer", "step": 2, "steps": 9,
         "eta_seconds": 75.2, "reward_mean": 0.5, "missing_workers": [], "failure": None,
-        "num_quarantined": 0,
+        "num_dead_letters": 0,
     }  # fmt: skip
     answers: dict[str, object] = {
         "/v1/run": run,

@@ -90,10 +90,10 @@ async function refreshCharts() {
 }
 
 document.addEventListener("click", async (event) => {
-  const button = event.target.closest("[data-steer]");
+  const button = event.target.closest("[data-post]");
   if (!button || !confirm(button.dataset.ask)) return;
   button.disabled = true;
-  const answer = await fetch(`/steer/${button.dataset.steer}`, {
+  const answer = await fetch(button.dataset.post, {
     method: "POST", headers: { "content-type": "application/json", "idempotency-key": crypto.randomUUID?.() ?? String(Math.random()) }, body: "{}",
   });
   if (!answer.ok) alert((await answer.json()).detail);
