@@ -19,6 +19,7 @@ from digenrl.commands.keys import keys
 from digenrl.commands.logs import logs
 from digenrl.commands.model import model
 from digenrl.commands.plan import plan
+from digenrl.commands.push import push
 from digenrl.commands.recipe import recipe
 from digenrl.commands.recipe_options import RecipeCommand
 from digenrl.commands.repair import repair
@@ -48,7 +49,7 @@ app = typer.Typer(
 app.command("profile")(profile)
 app.command("tail-check", cls=RecipeCommand)(tail_check)
 of_runs = (status, watch, view, logs, report, export, follow, evaluate, gc, repair, brokers)
-for command in (*of_runs, serve_scorer, sim):
+for command in (*of_runs, push, serve_scorer, sim):
     app.command()(command)
 for of_recipe in (up, check, fetch, serve, generate, plan):
     app.command(cls=RecipeCommand)(of_recipe)

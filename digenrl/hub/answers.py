@@ -23,9 +23,9 @@ def check_installed() -> None:
 
 
 @contextmanager
-def explained(model: str, revision: str | None = None) -> Iterator[None]:
+def explained(model: str, revision: str | None = None, *, key: str = "model.id") -> Iterator[None]:
     """Raise what the hub refuses as UserError, and what does not answer as Unavailable; one line
-    each, which names the model and the remedy."""
+    each, which names ``key``, the model and the remedy."""
     from huggingface_hub import errors
 
     page = f"{endpoint()}/{model}"
@@ -33,12 +33,12 @@ def explained(model: str, revision: str | None = None) -> Iterator[None]:
         yield
     except errors.GatedRepoError as error:
         raise UserError(
-            f"model.id: {model} is gated: accept its terms at {page} in a browser, and set "
+            f"{key}: {model} is gated: accept its terms at {page} in a browser, and set "
             "HF_TOKEN to a token of that account"
         ) from error
     except errors.RepositoryNotFoundError as error:
         raise UserError(
-            f"model.id: there is no {model} at {endpoint()} for this token; correct the name, or "
+            f"{key}: there is no {model} at {endpoint()} for this token; correct the name, or "
             "set HF_TOKEN if it is private"
         ) from error
     except errors.RevisionNotFoundError as error:
@@ -47,7 +47,7 @@ def explained(model: str, revision: str | None = None) -> Iterator[None]:
         ) from error
     except errors.HfHubHTTPError as error:
         raise _of_status(error, model) from error
-    except (OSError, errors.FileMetadataError) as error:
+    except (OSError, RuntimeError, errors.FileMetadataError) as error:
         raise Unavailable(_broken(model, error)) from error
     except Exception as error:
         if not type(error).__module__.startswith("httpx"):

@@ -96,7 +96,14 @@ class Handler(BaseHTTPRequestHandler):
         return self.headers.get("authorization") == f"Bearer {TOKEN}"
 
     def _body(self) -> bytes:
-        return self.rfile.read(int(self.headers.get("content-length") or 0))
+        if self.headers.get("transfer-encoding") != "chunked":
+            return self.rfile.read(int(self.headers.get("content-length") or 0))
+        data = b""
+        while size := int(self.rfile.readline(), 16):
+            data += self.rfile.read(size)
+            self.rfile.readline()
+        self.rfile.readline()
+        return data
 
     def _json(self, value: Any, status: int = 200) -> None:
         data = json.dumps(value).encode()
@@ -180,10 +187,16 @@ class Handler(BaseHTTPRequestHandler):
         if not self._is_known():
             self._fail(401, "Unauthorized")
         elif name in self.mirror.repositories:
-            self._json({"error": "exists"}, 409)
+            self._json({"url": f"{self.mirror.url}/{name}"}, 409)
         else:
-            self.mirror.repositories[name] = Repository(private=bool(asked.get("private")))
+            self.mirror.repositories[name] = Repository(
+                private=bool(asked.get("private")) or asked.get("visibility") == "private"
+            )
             self._json({"url": f"{self.mirror.url}/{name}", "id": name, "name": name})
+
+    def card(self, method: str) -> None:
+        self._body()
+        self._json({"errors": [], "warnings": []})
 
     def preupload(self, method: str, name: str, revision: str) -> None:
         asked = json.loads(self._body())
@@ -237,6 +250,7 @@ class Handler(BaseHTTPRequestHandler):
 _NAME = r"([\w.-]+/[\w.-]+)"
 ROUTES: tuple[tuple[str, Callable[..., None]], ...] = (
     (r"/api/repos/create", Handler.create),
+    (r"/api/validate-yaml", Handler.card),
     (rf"/api/models/{_NAME}/preupload/(.+)", Handler.preupload),
     (rf"/api/models/{_NAME}/commit/(.+)", Handler.commit),
     (rf"/api/models/{_NAME}(?:/revision/(.+))?", Handler.info),

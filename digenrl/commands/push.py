@@ -1,0 +1,31 @@
+"""`digenrl push`: a run's adapter with its model card, to the Hugging Face hub."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from digenrl.commands.options import RUNS, Runs
+from shared.errors import UserError
+
+
+def push(
+    what: Annotated[str, typer.Argument(help="name of a run, or a folder with an adapter")],
+    repository: Annotated[str, typer.Argument(help="repository on the hub: org/name")],
+    private: Annotated[
+        bool, typer.Option("--private", help="if the repository is new, nobody else sees it")
+    ] = False,
+    message: Annotated[str, typer.Option(help="message of the commit")] = "Adapter by DigenRL",
+    runs: Runs = RUNS,
+) -> None:
+    """Push an adapter and its model card to the hub, as the account of HF_TOKEN."""
+    import re
+
+    from digenrl.hub.push import push as push_folder
+    from shared.models.hub import ID_PATTERN
+
+    if re.fullmatch(ID_PATTERN, repository) is None:
+        raise UserError(f"REPOSITORY: {repository!r} is not org/name")
+    adapter = runs / what / "adapter"
+    folder = adapter if adapter.is_dir() else Path(what)
+    typer.echo(push_folder(folder, repository, private=private, message=message))
