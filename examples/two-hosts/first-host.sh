@@ -3,7 +3,8 @@
 #
 #   ADDRESS=10.0.0.1 examples/two-hosts/first-host.sh
 #
-# ADDRESS is this host's own in the private network; RECIPE and DATA may be set as well.
+# ADDRESS is this host's own in the private network; RECIPE, STEPS and DATA may be set as well. With TLS=1
+# everything that hosts say to the brokers and to the scheduler is encrypted, by certificates made here.
 set -eu
 cd "$(dirname "$0")/../.."
 : "${ADDRESS:?this host's address in the private network, as 10.0.0.1}"
@@ -23,7 +24,7 @@ trap end EXIT
 trap 'exit 130' INT TERM
 
 rm -f "$DATA/hosts.env"
-digenrl brokers --at "$ADDRESS" --data "$DATA" &
+digenrl brokers --at "$ADDRESS" --data "$DATA" ${TLS:+--tls} &
 started="$started $!"
 until [ -s "$DATA/hosts.env" ]; do
     kill -0 "$!" || exit 1
@@ -33,9 +34,14 @@ done
 export DIGENRL_RUN="${DIGENRL_RUN:-two-hosts}"
 export DIGENRL_API_TOKENS="$DATA/keys/api_tokens.json"
 
+if [ -n "${TLS:-}" ]; then # then the API may be reached from other hosts
+    export DIGENRL_TLS_CERT="$DATA/keys/scheduler/cert.pem" DIGENRL_TLS_KEY="$DATA/keys/scheduler/key.pem"
+fi
+
 # Each service proves its role with the files of that role.
 DIGENRL_SECRETS_DIR="$DATA/keys/scheduler" \
-    digenrl serve scheduler --recipe "$RECIPE" --run "$DIGENRL_RUN" --port "${PORT:-8000}" &
+    digenrl serve scheduler --recipe "$RECIPE" --run "$DIGENRL_RUN" --port "${PORT:-8000}" \
+    ${TLS:+--host "$ADDRESS"} ${STEPS:+--steps "$STEPS"} &
 started="$started $!"
 DIGENRL_SECRETS_DIR="$DATA/keys/reward" digenrl serve reward &
 started="$started $!"

@@ -1,0 +1,83 @@
+"""Requests that the API's own description makes, right and wrong ones: none is an error of ours."""
+
+import asyncio
+from collections import Counter
+from typing import Any
+
+import httpx
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from services.scheduler.shell.api import create_app
+from services.scheduler.shell.app import Scheduler
+from shared.process.http_access import Access
+from shared.process.http_guard import Guard, own_names
+
+schemathesis = pytest.importorskip("schemathesis", reason="a package of `make test`'s environment")
+
+NUM = 1_000
+BREADTH = 20_000
+HEADERS = ("host", "origin", "content-type", "idempotency-key", "authorization", "cookie")
+
+
+def cases(app: Any) -> Any:
+    """What the description of the API allows, and what it does not."""
+    schema = schemathesis.openapi.from_dict(app.openapi())
+    modes = [schemathesis.GenerationMode.POSITIVE, schemathesis.GenerationMode.NEGATIVE]
+    return st.one_of(
+        [
+            found.ok().as_strategy(generation_mode=mode)
+            for found in schema.get_all_operations()
+            for mode in modes
+        ]
+    )
+
+
+def ask_all(scheduler: Scheduler, number: int) -> Counter[int]:
+    """Send requests as whoever may do anything; return how often each status came back."""
+    scheduler.health.ready = True
+    app = create_app(scheduler)
+    guard = Guard(app, own_names("testserver"), access=Access(is_open=True))
+    transport = httpx.ASGITransport(guard, raise_app_exceptions=False)
+    client = httpx.AsyncClient(transport=transport, base_url="http://testserver")
+    loop = asyncio.new_event_loop()
+    seen: Counter[int] = Counter()
+
+    @settings(
+        max_examples=number, database=None, deadline=None, derandomize=number == NUM,
+        phases=[Phase.generate], suppress_health_check=list(HealthCheck),
+    )  # fmt: skip
+    @given(
+        case=cases(app),
+        headers=st.dictionaries(
+            st.sampled_from(HEADERS),
+            st.text(st.characters(min_codepoint=33, max_codepoint=126), max_size=40),
+            max_size=2,
+        ),
+    )
+    def ask(case: Any, headers: dict[str, str]) -> None:
+        request = case.as_transport_kwargs(base_url="http://testserver")
+        request["headers"] = {**dict(request.get("headers") or {}), **headers}
+        request.pop("cookies", None)
+        if isinstance(request.get("data"), bytes | str):
+            request["content"] = request.pop("data")
+        answer = loop.run_until_complete(client.request(**request))
+        seen[answer.status_code] += 1
+        assert answer.status_code < 500, (request, answer.text)
+
+    ask()
+    loop.run_until_complete(client.aclose())
+    loop.close()
+    return seen
+
+
+def test_1000_requests_of_the_description_are_answered(scheduler: Scheduler) -> None:
+    seen = ask_all(scheduler, NUM)
+    assert seen.total() >= NUM and {200, 202, 422} <= seen.keys()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_20000_requests_of_the_description_are_answered(scheduler: Scheduler) -> None:
+    assert ask_all(scheduler, BREADTH).total() >= BREADTH
