@@ -27,6 +27,8 @@ FAILPOINTS = (
     "issued",
 )  # fmt: skip
 OPERATOR_S = 3.0
+ZOMBIE_S = 6.0
+"""A scheduler that was replaced goes on for so long at most: then it finds the lease taken."""
 LIVENESS_S = 600.0
 AFTERMATH_S = 8.0
 MOST_MEMBERS = 5
@@ -332,6 +334,18 @@ class FluidNemesis:
             self._later(float(seconds), self._restart_scheduler)
         return True
 
+    def replace_scheduler(self) -> bool:
+        """Another scheduler takes over in the next epoch, and the first goes on for a while."""
+        old = self.cluster.scheduler.process
+        if not old.alive:
+            return False
+        if self.random.random() < 0.7:
+            self._stop(old)
+        self._later(ZOMBIE_S, old.kill)
+        self._zombies.append(old)
+        self.cluster.restart_scheduler()
+        return True
+
     def hold_scheduler(self, how: Callable[[Process, float], None]) -> bool:
         how(self.cluster.scheduler.process, self._duration())
         return True
@@ -388,6 +402,7 @@ FAULTS: tuple[tuple[str, Make], ...] = (
     ("pause scheduler", partial(FluidNemesis.hold_scheduler, how=Process.pause)),
     ("cut off scheduler", partial(FluidNemesis.hold_scheduler, how=Process.cut_off)),
     ("stop broker", FluidNemesis.stop_broker),
+    ("replace scheduler", FluidNemesis.replace_scheduler),
     ("lose statuses", FluidNemesis.lose_statuses),
     ("kill reward", FluidNemesis.kill_reward),
 )

@@ -8,6 +8,7 @@ import pytest
 from tests.faults.fluid_mutants import FLUID_MUTANTS
 from tests.faults.fluid_schedules import DEATHS, FAULTS, run_fluid
 from tests.faults.planting import Mutant
+from tests.faults.takeovers import TAKEOVER_MUTANTS
 
 NUM_SEEDS = int(os.environ.get("DIGENRL_FLUID_SEEDS", "25"))
 CAUGHT_WITHIN = 200
@@ -37,7 +38,9 @@ def test_many_schedules_meet_every_fault_and_break_nothing() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mutant", FLUID_MUTANTS, ids=lambda mutant: mutant.__name__)
+@pytest.mark.parametrize(
+    "mutant", [*FLUID_MUTANTS, *TAKEOVER_MUTANTS], ids=lambda mutant: mutant.__name__
+)
 def test_a_planted_bug_is_caught(mutant: Mutant) -> None:
     for seed in range(CAUGHT_WITHIN):
         outcome = run_fluid(seed, mutant())

@@ -64,6 +64,8 @@ class Link:
     port: int = 0
     """Where the service finds the broker."""
     trick: Trick | None = None
+    is_used: bool = False
+    """Whether the service has ever connected."""
     _open: asyncio.Event = field(default_factory=asyncio.Event)
     _refuses: bool = False
     _writers: set[asyncio.StreamWriter] = field(default_factory=set)
@@ -94,6 +96,7 @@ class Link:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._writers.add(writer)
+        self.is_used = True
         try:
             if self._refuses:
                 return

@@ -1,6 +1,7 @@
 """Who is alive, and which of two workers has a name."""
 
 from services.scheduler.core.leases import HEIR_S, SILENCE_S, Leases
+from shared.bus.queue import ACK_WAIT_S
 
 
 def test_of_two_living_workers_of_one_name_the_first_keeps_it() -> None:
@@ -56,3 +57,7 @@ def test_no_lease_counts_the_time_in_which_nobody_could_be_heard() -> None:
     leases.prolong(12.0)
     assert leases.end(12.5) == []
     assert sorted(leases.end(17.5)) == ["a-1", "b-1"]
+
+
+def test_shared_work_of_a_dead_worker_is_given_anew_no_later_than_work_that_was_assigned() -> None:
+    assert ACK_WAIT_S <= SILENCE_S
