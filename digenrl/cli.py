@@ -24,6 +24,7 @@ from digenrl.commands.recipe import recipe
 from digenrl.commands.recipe_options import RecipeCommand
 from digenrl.commands.repair import repair
 from digenrl.commands.report import report
+from digenrl.commands.reproduce import reproduce
 from digenrl.commands.reward import reward
 from digenrl.commands.serve import serve
 from digenrl.commands.serve_scorer import serve_scorer
@@ -51,7 +52,7 @@ app.command("tail-check", cls=RecipeCommand)(tail_check)
 of_runs = (status, watch, view, logs, report, export, follow, evaluate, gc, repair, brokers)
 for command in (*of_runs, push, serve_scorer, sim):
     app.command()(command)
-for of_recipe in (up, check, fetch, serve, generate, plan):
+for of_recipe in (up, reproduce, check, fetch, serve, generate, plan):
     app.command(cls=RecipeCommand)(of_recipe)
 app.add_typer(model, name="model")
 app.add_typer(recipe, name="recipe")

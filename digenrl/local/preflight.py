@@ -1,7 +1,6 @@
 """Checks a local run, and makes its folder, before anything is started."""
 
 import fcntl
-import json
 import os
 import shlex
 import shutil
@@ -18,6 +17,7 @@ from digenrl.follow.steps import check_installed as check_targets
 from digenrl.local.gpus import Assignment, assign_gpus, visible_gpus
 from digenrl.local.keys import Keys, keys_of
 from digenrl.local.ports import free_ports, hold_port
+from digenrl.local.record import write_started
 from digenrl.local.tokens import Tokens, tokens_of
 from digenrl.tail.results import check_tail
 from services.reward.scorer import check_packages, check_prompts, kind_of
@@ -40,9 +40,6 @@ from shared.recipe.recipe import Recipe, load_recipe, stored_recipe
 from shared.run.files import FileRecord, matching, records_of
 from shared.run.retention import stored_bytes, trajectory_bytes
 from shared.run.run_recipe import FILES, check_same_run
-
-STARTED_JSON = "started.json"
-"""File in a run's folder that says what was typed: the recipe's file, and keys as options."""
 
 FILES_JSON = "files.json"
 """File in a run's folder with the digests of the model and files that its recipe names."""
@@ -112,7 +109,7 @@ def prepare(request: Request) -> LocalRun:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "logs").mkdir(exist_ok=True)
     (folder / "recipe.json").write_text(recipe.model_dump_json(indent=1))
-    (folder / STARTED_JSON).write_text(_started(request))
+    write_started(folder, request.recipe, request.options)
     (folder / FILES_JSON).write_bytes(RECORDS.dump_json(records_of(recipe, FILES), indent=1))
     return LocalRun(
         recipe=recipe,
@@ -126,11 +123,6 @@ def prepare(request: Request) -> LocalRun:
         gpus=gpus,
         lock=lock,
     )
-
-
-def _started(request: Request) -> str:
-    started = {"recipe": str(request.recipe.resolve()), "options": dict(request.options)}
-    return json.dumps(started, indent=1)
 
 
 def resume_command(typed: Sequence[str]) -> str:

@@ -11,7 +11,8 @@ import pytest
 
 from digenrl import cli
 from digenrl.local import preflight
-from digenrl.local.preflight import STARTED_JSON, Request, prepare
+from digenrl.local.preflight import Request, prepare
+from digenrl.local.record import STARTED_JSON
 from tests.paths import DIGITS
 
 
@@ -108,4 +109,6 @@ def test_options_reach_the_run_and_are_recorded_in_it(
         pass
     assert (local.recipe.run.seed, local.recipe.batch.groups) == (5, 8)
     started = json.loads((local.folder / STARTED_JSON).read_text())
-    assert started == {"recipe": str(based), "options": {"run.seed": 5, "batch.groups": 8}}
+    assert started["recipe"] == str(based)
+    assert started["options"] == {"run.seed": 5, "batch.groups": 8}
+    assert {"python", "torch", "diffusers"} <= started["versions"].keys()

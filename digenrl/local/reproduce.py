@@ -1,0 +1,132 @@
+"""Compares two runs: at which step their weights first differ, and what is recorded of why."""
+
+import asyncio
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from digenrl.local.preflight import FILES_JSON
+from digenrl.local.record import STARTED_JSON
+from digenrl.local.store import store_of
+from shared.errors import UserError
+from shared.process.settings import ServiceSettings
+from shared.recipe.recipe import Recipe, stored_recipe
+from shared.run.commits import commit_chain
+from shared.store import open_store
+
+NAMES = {"run.name", "model.folder"}
+"""Keys that differ without another result: the model's files are compared by their digest."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunRecord:
+    """Holds what decides the bytes of a run, as its folder records it."""
+
+    folder: Path
+    recipe: Recipe
+    facts: Mapping[str, Any]
+    """Keys of the recipe, digests of files, and versions of libraries, each by a name."""
+
+
+def record_of(folder: Path) -> RunRecord:
+    """Read the record of a run.
+
+    Raises:
+        UserError: if the folder holds no run.
+    """
+    try:
+        recipe = stored_recipe((folder / "recipe.json").read_bytes())
+    except (OSError, ValueError) as error:
+        raise UserError(f"{folder}: holds no run of `digenrl up` (recipe.json)") from error
+    files, started = _read(folder / FILES_JSON), _read(folder / STARTED_JSON)
+    facts = dict(_flat(recipe.model_dump(mode="json"), ""))
+    facts |= {f"digest of {key}": each.get("digest") for key, each in files.items()}
+    facts |= {f"version of {key}": each for key, each in started.get("versions", {}).items()}
+    facts |= {f"machine: {key}": each for key, each in started.get("machine", {}).items()}
+    return RunRecord(folder, recipe, facts)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _flat(value: Any, name: str) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, dict) and value:
+        for key, each in value.items():
+            yield from _flat(each, f"{name}.{key}" if name else key)
+    elif isinstance(value, list) and value and all(isinstance(each, dict) for each in value):
+        for each in value:
+            yield from _flat(each, f"{name}.{each.get('name')}")
+    else:
+        yield name, value
+
+
+def differences(one: RunRecord, other: RunRecord) -> list[str]:
+    """Name each recorded fact that differs; a path whose file has the same digest does not."""
+    same_files = {
+        name.removeprefix("digest of ")
+        for name, value in one.facts.items()
+        if name.startswith("digest of ") and other.facts.get(name) == value
+    }
+    names = dict.fromkeys((*one.facts, *other.facts))
+    return [
+        f"{name} was {_shown(one.facts.get(name))}, and is {_shown(other.facts.get(name))}"
+        for name in names
+        if name not in NAMES | same_files and one.facts.get(name) != other.facts.get(name)
+    ]
+
+
+def _shown(value: Any) -> str:
+    return "not recorded" if value is None else json.dumps(value)
+
+
+def weights_digests(record: RunRecord) -> list[str]:
+    """Return the digest of the weights of each version of a run that has ended, from its store.
+
+    Raises:
+        UserError: if the run is in progress, or its store holds no version.
+    """
+    run = record.recipe.run.name
+    with store_of(record.folder):
+        chain = asyncio.run(commit_chain(open_store(ServiceSettings(run=run).store), run))
+    if not chain:
+        raise UserError(f"{record.folder}: the run has no version yet")
+    return [each.policy.weights_digest for each in chain]
+
+
+def first_difference(one: Sequence[str], other: Sequence[str]) -> int | None:
+    """Return the first version whose weights differ; None if all that both have are the same.
+
+    >>> first_difference(["a", "b", "c"], ["a", "x"])
+    1
+    """
+    pairs = zip(one, other, strict=False)
+    return next((at for at, (mine, theirs) in enumerate(pairs) if mine != theirs), None)
+
+
+def verdict(one: RunRecord, other: RunRecord) -> tuple[bool, list[str]]:
+    """Say whether two runs have the same weights, at which version they first differ, and why."""
+    mine, theirs = weights_digests(one), weights_digests(other)
+    at, found = first_difference(mine, theirs), differences(one, other)
+    common = min(len(mine), len(theirs))
+    if at is None:
+        lines = [f"{other.folder} has the weights of {one.folder} in each of {common} versions"]
+        return True, [*lines, *(f"although {each}" for each in found)]
+    step = "before the first step" if at == 0 else f"at step {at}"
+    lines = [f"{other.folder} first differs from {one.folder} {step} (version {at} of {common})"]
+    return False, [*lines, *(f"because {each}" for each in found or [_unrecorded(one.recipe)])]
+
+
+def _unrecorded(recipe: Recipe) -> str:
+    if not recipe.trainer.deterministic:
+        return (
+            "trainer.deterministic is false: gradients are summed in the order in which devices "
+            "are done; nothing else that is recorded differs"
+        )
+    return "of something that is not recorded: recipe, files, versions and machine are the same"
