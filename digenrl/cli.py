@@ -8,6 +8,7 @@ import typer
 
 from digenrl.commands.brokers import brokers
 from digenrl.commands.check import check
+from digenrl.commands.check_family import check_family
 from digenrl.commands.dlq import dlq
 from digenrl.commands.evaluate import evaluate
 from digenrl.commands.export import export
@@ -16,6 +17,7 @@ from digenrl.commands.follow import follow
 from digenrl.commands.gc import gc
 from digenrl.commands.generate import generate
 from digenrl.commands.keys import keys
+from digenrl.commands.lists import families, rewards
 from digenrl.commands.logs import logs
 from digenrl.commands.model import model
 from digenrl.commands.plan import plan
@@ -50,7 +52,8 @@ app = typer.Typer(
 app.command("profile")(profile)
 app.command("tail-check", cls=RecipeCommand)(tail_check)
 of_runs = (status, watch, view, logs, report, export, follow, evaluate, gc, repair, brokers)
-for command in (*of_runs, push, serve_scorer, sim):
+own = (serve_scorer, rewards, families, check_family)
+for command in (*of_runs, *own, push, sim):
     app.command()(command)
 for of_recipe in (up, reproduce, check, fetch, serve, generate, plan):
     app.command(cls=RecipeCommand)(of_recipe)

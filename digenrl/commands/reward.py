@@ -35,7 +35,9 @@ def try_reward(
     """Score images with a function of your own, just as a run would; exits with 1 if it could not
     score all of them."""
     from digenrl.local.reward_trial import as_lines, try_file
+    from shared.telemetry import quiet_logs
 
+    quiet_logs()
     trial = try_file(source, images, prompts, patience=patience, groups=groups)
     typer.echo(trial.model_dump_json(indent=1) if as_json else "\n".join(as_lines(trial)))
     if trial.failed:

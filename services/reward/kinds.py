@@ -11,6 +11,7 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Literal
 
 from shared.errors import UserError
+from shared.models.brought import package_of
 from shared.recipe.rewards import PYTHON
 
 GROUP = "digenrl.scorers"
@@ -94,11 +95,6 @@ def may_load_a_network(type: str) -> bool:
     """Returns whether scorers of a type are given a GPU, if one is left."""
     kind = kind_named(type)
     return kind.extra in ("reward-models", "") or kind.needs == "source"
-
-
-def package_of(point: EntryPoint) -> str:
-    """Returns name and version of the package that brings it."""
-    return f"{point.dist.name} {point.dist.version}" if point.dist is not None else point.module
 
 
 def _loaded(point: EntryPoint, field: str) -> Kind:

@@ -42,22 +42,30 @@ def no_progress(num_bytes: int) -> None:
     """Is told of progress, and tells nobody."""
 
 
-def build_network(folder: Path, dtype: torch.dtype) -> nn.Module:
+def class_of_diffusers(name: str) -> Any:
+    """Returns a class of diffusers; None if it has none of that name."""
+    import diffusers
+
+    return getattr(diffusers, name, None)
+
+
+def build_network(
+    folder: Path, dtype: torch.dtype, class_named: Callable[[str], Any] = class_of_diffusers
+) -> nn.Module:
     """Builds the network of a diffusers folder without its weights: they are on the meta device, in
     the types in which diffusers loads them as ``dtype``. Buffers are on the CPU; of those that the
     files hold as well, only the types are right.
 
     Raises:
-        UserError: if the folder holds no network of diffusers.
+        UserError: if the folder holds no network that is known.
     """
-    import diffusers
     from accelerate import init_empty_weights
     from diffusers.models.modeling_utils import no_init_weights
 
     config = PartConfig(folder / "config.json")
-    cls: Any = getattr(diffusers, config["_class_name"], None)
+    cls = class_named(config["_class_name"])
     if cls is None:
-        raise UserError(f"model.folder: {folder} holds no network that diffusers knows")
+        raise UserError(f"model.folder: {folder} holds no network that is known here")
     with _default_dtype(dtype), no_init_weights(), init_empty_weights(include_buffers=False):
         network: nn.Module = cls.from_config(dict(config))
     kept = set(getattr(network, "_keep_in_fp32_modules", None) or ())

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from shared.errors import UserError
-from shared.models.families import EXPERTS, FAMILIES, FamilySpec
+from shared.models.brought import family_named, known_pipelines
+from shared.models.families import EXPERTS, FamilySpec
 from shared.models.hub import NEEDED, missing
 from shared.models.memory import PARTS, part_folders, weight_files
 from shared.models.sigmas import Sigmas
@@ -49,10 +50,11 @@ def family_of(folder: Path) -> FamilySpec:
             missing(folder)
             or f"model.folder: {folder} is not a diffusers model (no readable {index.name})"
         ) from error
-    if pipeline not in FAMILIES:
-        known = ", ".join(sorted(FAMILIES))
+    family = family_named(pipeline)
+    if family is None:
+        known = ", ".join(known_pipelines())
         raise UserError(f"model.folder: {folder} holds a {pipeline}; supported are: {known}")
-    return FAMILIES[pipeline]
+    return family
 
 
 def checked_family_of(folder: Path) -> FamilySpec:

@@ -31,7 +31,7 @@ SHIPPED = [
 
 def test_there_are_recipes_for_every_model_and_size() -> None:
     found = {path.stem for path in RECIPES.glob("*.toml")}
-    assert found == {*SHIPPED, "digits", "digits-fluid", "digits-nft"}
+    assert found == {*SHIPPED, "digits", "digits-fluid", "digits-my-reward", "digits-nft"}
 
 
 @pytest.mark.parametrize("path", sorted(RECIPES.glob("*.toml")), ids=lambda path: path.stem)

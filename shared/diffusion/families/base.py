@@ -12,7 +12,14 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from shared.diffusion.loading import Place, Progress, build_network, load_networks, no_progress
+from shared.diffusion.loading import (
+    Place,
+    Progress,
+    build_network,
+    class_of_diffusers,
+    load_networks,
+    no_progress,
+)
 from shared.diffusion.models import Conditions, Part
 from shared.diffusion.quantisation import network_dtype, quantisation
 from shared.errors import UserError
@@ -69,6 +76,13 @@ class Family(ABC):
         return network
 
     @classmethod
+    def class_named(cls, name: str) -> Any:
+        """Returns the class of the pipeline, or of a network, that a folder names; None if there is
+        none. Diffusers has those of our families; a family that a package brings may have its own.
+        """
+        return class_of_diffusers(name)
+
+    @classmethod
     def load(
         cls,
         folder: Path,
@@ -88,8 +102,8 @@ class Family(ABC):
         Raises:
             UserError: if they are incomplete, or if a package that ``holding`` needs is missing.
         """
-        diffusers = _quiet_diffusers()
-        pipeline_class = getattr(diffusers, spec.pipeline)
+        _quiet_diffusers()
+        pipeline_class = cls.class_named(spec.pipeline)
         names = part_folders(folder, "transformer") if "transformer" in parts else []
         computes_in = network_dtype(holding.weights, dtype)
         quantised = quantisation(holding.weights, names, computes_in) if names else {}
@@ -97,7 +111,9 @@ class Family(ABC):
         try:
             # What is quantised is loaded by diffusers.
             built = names if not quantised else []
-            networks = {name: build_network(folder / name, computes_in) for name in built}
+            networks = {
+                name: build_network(folder / name, computes_in, cls.class_named) for name in built
+            }
             pipeline = pipeline_class.from_pretrained(
                 folder,
                 dtype=types,
@@ -286,21 +302,19 @@ def _copied(parameter: nn.Parameter, device: torch.device) -> nn.Parameter:
     return nn.Parameter(parameter.detach().to(device, copy=True), parameter.requires_grad)
 
 
-def _quiet_diffusers() -> Any:
+def _quiet_diffusers() -> None:
     """Imports diffusers without progress bars and warnings, which do not belong in a log."""
     for library in ("DIFFUSERS", "TRANSFORMERS"):  # read when they are imported
         os.environ.setdefault(f"{library}_VERBOSITY", "error")
     for library in ("torchao", "torch.utils._pytree"):  # which warn while torchao is imported
         getLogger(library).setLevel(ERROR)
 
-    import diffusers
     from diffusers.utils import logging as diffusers_logging
     from transformers.utils import logging as transformers_logging
 
     for logging in (diffusers_logging, transformers_logging):
         logging.disable_progress_bar()
         logging.set_verbosity_error()
-    return diffusers
 
 
 def pack(latents: Tensor) -> Tensor:

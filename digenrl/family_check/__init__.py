@@ -1,0 +1,1 @@
+"""Compares an adapter of a model family with its own pipeline, on a small model."""

@@ -1,0 +1,146 @@
+"""Records what a network is given and what it returns, row by row, while somebody samples with it.
+
+A pipeline and its adapter run networks of one class, so that their calls can be compared by the
+names of its inputs: what differs first says what is wrong.
+"""
+
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+STATE, TIME, GUIDANCE = "hidden_states", "timestep", "guidance"
+"""Inputs of every network that diffusers has for these families."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Is one row of a network's batch in one call."""
+
+    inputs: dict[str, Tensor]
+    output: Tensor
+
+    @property
+    def texts(self) -> dict[str, Tensor]:
+        """What comes from the prompt, or from places in the image, and neither from the state nor
+        from the time."""
+        own = (STATE, TIME, GUIDANCE)
+        return {name: each for name, each in self.inputs.items() if name not in own}
+
+    def distance(self, other: "Row") -> float:
+        """How far the texts of two rows are apart: the largest difference of a number."""
+        mine, theirs = self.texts, other.texts
+        if mine.keys() != theirs.keys():
+            return float("inf")
+        return max((apart(mine[name], theirs[name]) for name in mine), default=0.0)
+
+
+@dataclass(slots=True)
+class Calls:
+    """Holds the rows of each denoising step."""
+
+    steps: list[list[Row]] = field(default_factory=lambda: [[]])
+
+    def next_step(self) -> None:
+        self.steps.append([])
+
+    @property
+    def first(self) -> list[Row]:
+        return self.steps[0]
+
+
+def apart(one: Tensor, other: Tensor) -> float:
+    """The largest difference of a number; infinite for other shapes."""
+    if one.shape != other.shape:
+        return float("inf")
+    return float((one.double() - other.double()).abs().max()) if one.numel() else 0.0
+
+
+@contextmanager
+def recording(networks: list[nn.Module]) -> Iterator[Calls]:
+    """Record all calls of these networks."""
+    calls = Calls()
+    with_hooks = [each.register_forward_hook(_hook(calls), with_kwargs=True) for each in networks]
+    try:
+        yield calls
+    finally:
+        for hook in with_hooks:
+            hook.remove()
+
+
+def _hook(calls: Calls) -> Callable[..., None]:
+    def hook(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        bound = inspect.signature(type(module).forward).bind(module, *args, **kwargs).arguments
+        found = output[0] if isinstance(output, tuple) else output
+        found = found if isinstance(found, Tensor) else found.sample
+        calls.steps[-1] += _rows(bound, found.detach())
+
+    return hook
+
+
+def _rows(bound: dict[str, Any], output: Tensor) -> Iterator[Row]:
+    tensors = {name: each.detach() for name, each in bound.items() if isinstance(each, Tensor)}
+    state = tensors[STATE]
+    for row in range(len(state)):
+        inputs = {}
+        for name, each in tensors.items():
+            is_of_rows = each.ndim > 0 and len(each) == len(state) and not name.endswith("_ids")
+            inputs[name] = each[row] if is_of_rows else each
+            if name == TIME and each.ndim == 0:
+                inputs[name] = each
+        yield Row(inputs, output[row])
+
+
+def networks_of(pipeline: Any) -> list[nn.Module]:
+    """The networks that a pipeline denoises with."""
+    found = [getattr(pipeline, name, None) for name in ("transformer", "transformer_2")]
+    return [each for each in found if isinstance(each, nn.Module)]
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """Is what a pipeline has done."""
+
+    noise: Tensor
+    """The noise that it has drawn, before it packs tokens: (1, ...)."""
+    calls: Calls
+    velocity: Tensor
+    """What its scheduler was given in the first step."""
+    latents: Tensor
+    """What it returns."""
+    sigmas: tuple[float, ...]
+
+
+def sample(pipeline: Any, arguments: dict[str, Any]) -> Sampled:
+    """Sample once with diffusers' own pipeline."""
+    drawn: list[Tensor] = []
+    given: list[Tensor] = []
+    scheduler, step = pipeline.scheduler, pipeline.scheduler.step
+    module = type(pipeline).prepare_latents.__globals__
+    draw = module["randn_tensor"]
+
+    def drawing(*args: Any, **kwargs: Any) -> Tensor:
+        drawn.append(draw(*args, **kwargs))
+        return drawn[-1].clone()
+
+    with recording(networks_of(pipeline)) as calls:
+
+        def stepping(model_output: Tensor, *args: Any, **kwargs: Any) -> Any:
+            given.append(model_output.detach().clone())
+            calls.next_step()
+            return step(model_output, *args, **kwargs)
+
+        module["randn_tensor"], scheduler.step = drawing, stepping
+        try:
+            with torch.no_grad():
+                result = pipeline(**arguments, generator=torch.Generator().manual_seed(3))
+        finally:
+            module["randn_tensor"], scheduler.step = draw, step
+    calls.steps.pop()
+    made = result.frames if hasattr(result, "frames") else result.images
+    sigmas = tuple(float(each) for each in scheduler.sigmas)
+    return Sampled(drawn[0], calls, given[0], torch.as_tensor(made), sigmas)

@@ -1,0 +1,70 @@
+"""Lists what recipes may name on this host: scorers and model families, ours and of packages."""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from importlib.metadata import EntryPoint
+
+from services.reward import kinds
+from shared.errors import UserError
+from shared.models import brought
+from shared.models.families import FAMILIES
+
+OURS = "digenrl"
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    name: str
+    package: str
+    """Name and version of the package that brings it."""
+    note: str
+    """What it needs or makes, or why it cannot be used."""
+
+
+def listed_rewards() -> list[Listed]:
+    """Return all types of scorers."""
+
+    def note(type: str) -> str:
+        kind = kinds.kind_named(type)
+        needs = f"needs {kind.needs}" if kind.needs else ""
+        return ", ".join(filter(None, [needs, f"scores {kind.takes}"]))
+
+    return _listed(list(kinds.KINDS), kinds.brought(), note)
+
+
+def listed_families() -> list[Listed]:
+    """Return all model families."""
+
+    def note(pipeline: str) -> str:
+        spec = brought.family_named(pipeline)
+        assert spec is not None
+        return "makes videos" if spec.makes_videos else "makes images"
+
+    return _listed(list(FAMILIES), brought.brought(), note)
+
+
+def shown(listed: Sequence[Listed], *, as_json: bool) -> str:
+    if as_json:
+        return json.dumps([asdict(each) for each in listed], indent=1)
+    names, packages = (
+        max(len(getattr(each, field)) for each in listed) for field in ("name", "package")
+    )
+    lines = (f"{e.name:{names}}  {e.package:{packages}}  {e.note}".rstrip() for e in listed)
+    return "\n".join(lines)
+
+
+def _listed(
+    ours: Sequence[str], packages: Mapping[str, EntryPoint], note: Callable[[str], str]
+) -> list[Listed]:
+    found = [Listed(name, OURS, note(name)) for name in sorted(ours)]
+    for name, point in sorted(packages.items()):
+        package = brought.package_of(point)
+        if name in ours:
+            found.append(Listed(name, package, "not used: the name is one of ours"))
+            continue
+        try:
+            found.append(Listed(name, package, note(name)))
+        except UserError as error:
+            found.append(Listed(name, package, f"cannot be used: {error}"))
+    return found

@@ -1,0 +1,58 @@
+"""Model families that installed packages bring, by entry points of the group `digenrl.families`:
+the name is that of the pipeline's class, and it names a `FamilySpec`.
+
+A package may also bring a small random model of its family, for `digenrl check-family`: an entry
+point of the group `digenrl.tiny_models` of the same name, a function that saves it in a folder.
+"""
+
+from collections.abc import Mapping
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
+
+from shared.errors import UserError
+from shared.models.families import FAMILIES, FamilySpec
+
+GROUP, TINY = "digenrl.families", "digenrl.tiny_models"
+
+
+@cache
+def brought(group: str = GROUP) -> Mapping[str, EntryPoint]:
+    """Returns the entry points of installed packages, by the pipeline that they name."""
+    return {each.name: each for each in entry_points(group=group)}
+
+
+def known_pipelines() -> list[str]:
+    """Returns the names of all pipelines that can be trained."""
+    return sorted({*FAMILIES, *brought()})
+
+
+def family_named(pipeline: str) -> FamilySpec | None:
+    """Returns the family of a pipeline; None if nobody has one.
+
+    Raises:
+        UserError: if the package that has one cannot be imported, or brings something else.
+    """
+    if pipeline in FAMILIES:
+        return FAMILIES[pipeline]
+    point = brought().get(pipeline)
+    if point is None:
+        return None
+    try:
+        spec: object = point.load()
+    except Exception as error:  # a package is anybody's code
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        raise UserError(
+            f"model.folder: the family {pipeline} of {package_of(point)} cannot be imported: "
+            f"{reason}"
+        ) from error
+    if not isinstance(spec, FamilySpec) or spec.pipeline != pipeline:
+        raise UserError(
+            f"model.folder: {point.value} of {package_of(point)} is no FamilySpec of {pipeline}; "
+            "name the entry point like its pipeline"
+        )
+    return spec
+
+
+def package_of(point: EntryPoint) -> str:
+    """Returns name and version of the package that brings it."""
+    return f"{point.dist.name} {point.dist.version}" if point.dist is not None else point.module
