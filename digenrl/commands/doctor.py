@@ -1,0 +1,38 @@
+"""`digenrl doctor`: what would keep a run from working on this machine, and how to mend it."""
+
+import asyncio
+import json
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from digenrl.commands.options import RUNS, AsJson, Runs, settings_of
+
+
+def doctor(
+    recipe: Annotated[
+        Path | None, typer.Argument(help="a recipe that is to run here as well")
+    ] = None,
+    as_json: AsJson = False,
+    runs: Runs = RUNS,
+) -> None:
+    """Look at this machine and at the brokers that DIGENRL_... names; end with 1 if something is
+    wrong."""
+    from digenrl.local.doctor import local_findings, recipe_finding, service_findings
+    from shared.telemetry import quiet_logs
+
+    quiet_logs()
+    found = list(local_findings(runs))
+    if recipe is not None:
+        found.append(recipe_finding(recipe))
+    if not any(each.check == "secrets" and each.state == "fault" for each in found):
+        settings = settings_of(run=os.environ.get("DIGENRL_RUN", "doctor"))
+        found += asyncio.run(service_findings(settings))
+    if as_json:
+        typer.echo(json.dumps([each.as_dict() for each in found], indent=1))
+    else:
+        for each in found:
+            typer.echo(each.line())
+    raise typer.Exit(int(any(each.state == "fault" for each in found)))

@@ -1,0 +1,293 @@
+"""Looks for what would keep a run from working on this machine, and says how to mend it.
+
+Each check looks at one thing and returns a finding; none changes anything but an object that it
+makes in the store and deletes again.
+"""
+
+import asyncio
+import difflib
+import os
+import resource
+import shutil
+import stat
+import sys
+import time
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from email.utils import parsedate_to_datetime
+from importlib.metadata import PackageNotFoundError, requires, version
+from pathlib import Path
+from typing import Literal
+
+import httpx
+from packaging.requirements import Requirement
+from packaging.version import Version
+from redis.exceptions import NoPermissionError
+
+from digenrl.local.brokers import broker_binaries
+from digenrl.local.gpus import VISIBLE, visible_gpus
+from digenrl.local.ports import free_ports
+from digenrl.local.preflight import check_inputs
+from shared.errors import DigenRLError, Unavailable, UserError
+from shared.process.settings import HttpSettings, ServiceSettings
+from shared.process.store_check import check_store
+from shared.recipe.recipe import load_recipe
+from shared.store import open_store
+
+State = Literal["ok", "warning", "fault"]
+LEAST_DISK = 2 << 30
+"""Bytes below which the folder of runs is as good as full."""
+LEAST_MEMORY = 2 << 30
+LEAST_FILES = 1024
+"""Open files of a process that brokers and object store need."""
+MAX_SKEW_S = 5.0
+"""Difference between clocks from which requests to a store are refused by some servers, and logs
+of hosts cannot be compared."""
+ASK_S = 5.0
+VARIABLES = frozenset(
+    f"DIGENRL_{name.upper()}" for name in (*ServiceSettings.model_fields, "api_token")
+) | {
+    "DIGENRL_SECRETS_DIR", "DIGENRL_MODELS", "DIGENRL_STARTER", "DIGENRL_PRIVATE_HOSTS",
+    "DIGENRL_FAILPOINT", "DIGENRL_FAULT_SEEDS", "DIGENRL_EXAMPLES", "DIGENRL_KEYS",
+    "DIGENRL_SCHEDULER_URL", "DIGENRL_SHOWN_URL",
+}  # fmt: skip
+"""Variables that some program of DigenRL reads."""
+ADDRESSES = {
+    "nats": "NATS_URL", "redis": "REDIS_URL", "store": "STORE_URL and DIGENRL_S3_ENDPOINT",
+    "clock": "S3_ENDPOINT", "api": "API_TOKENS",
+}  # fmt: skip
+"""Settings that say where each of them is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What a check has found."""
+
+    check: str
+    state: State
+    found: str
+    remedy: str = ""
+
+    def line(self) -> str:
+        remedy = f"; {self.remedy}" if self.remedy else ""
+        return f"{self.state:<8} {self.check:<12} {self.found}{remedy}"
+
+    def as_dict(self) -> dict[str, str]:
+        return asdict(self)
+
+
+def local_findings(runs: Path) -> Iterator[Finding]:
+    """Look at this machine."""
+    yield _python()
+    yield from _packages()
+    yield from _variables(os.environ)
+    yield from _secrets(os.environ.get("DIGENRL_SECRETS_DIR"))
+    yield _disk(runs)
+    yield _memory()
+    yield _files(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+    yield _ports()
+    yield from _brokers()
+    yield _gpus()
+
+
+def _python() -> Finding:
+    found = ".".join(str(part) for part in sys.version_info[:3])
+    return Finding("python", "ok", found)
+
+
+def _packages() -> Iterator[Finding]:
+    """Compare what is installed with what this version of DigenRL needs."""
+    num_checked = 0
+    for line in requires("digenrl") or ():
+        wanted = Requirement(line)
+        if wanted.marker is not None and not wanted.marker.evaluate({"extra": ""}):
+            continue
+        num_checked += 1
+        try:
+            there = version(wanted.name)
+        except PackageNotFoundError:
+            yield Finding("packages", "fault", f"{wanted.name} is not installed", "make install")
+            continue
+        if not wanted.specifier.contains(Version(there), prereleases=True):
+            found = f"{wanted.name} is {there}, and {wanted.specifier} is needed"
+            yield Finding("packages", "fault", found, "make install")
+    yield Finding("packages", "ok", f"{num_checked} looked at")
+
+
+def _variables(environment: Mapping[str, str]) -> Iterator[Finding]:
+    """Name variables of ours that nobody reads: most are mistyped."""
+    ours = [name for name in environment if name.startswith("DIGENRL_")]
+    for name in sorted(set(ours) - VARIABLES):
+        [near] = difflib.get_close_matches(name, VARIABLES, n=1, cutoff=0.6) or [""]
+        remedy = f"is {near} meant?" if near else "unset it"
+        yield Finding("environment", "fault", f"{name} is read by nobody", remedy)
+    yield Finding("environment", "ok", f"{len(ours)} variables of DigenRL")
+
+
+def _secrets(folder: str | None) -> Iterator[Finding]:
+    if folder is None:
+        return
+    path = Path(folder)
+    if not path.is_dir():
+        yield Finding(
+            "secrets", "fault", f"DIGENRL_SECRETS_DIR: {path} is no folder",
+            "`digenrl keys init` makes one per role",
+        )  # fmt: skip
+        return
+    for each in sorted(path.iterdir()):
+        if not os.access(each, os.R_OK):
+            yield Finding(
+                "secrets", "fault", f"{each} cannot be read", f"chown it to {os.getuid()}"
+            )
+        elif each.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+            yield Finding("secrets", "fault", f"others may read {each}", f"chmod 600 {each}")
+    yield Finding("secrets", "ok", f"{path}")
+
+
+def _disk(runs: Path) -> Finding:
+    there = next(path for path in (runs.absolute(), *runs.absolute().parents) if path.exists())
+    if not os.access(there, os.W_OK):
+        return Finding("disk", "fault", f"{there} cannot be written", "choose another --runs")
+    free = shutil.disk_usage(there).free
+    if free < LEAST_DISK:
+        found = f"{there} has {free >> 20} MiB free"
+        return Finding("disk", "fault", found, "free some space, or choose another --runs")
+    return Finding("disk", "ok", f"{there} has {free >> 30} GiB free")
+
+
+def _memory() -> Finding:
+    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    state: State = "warning" if free < LEAST_MEMORY else "ok"
+    remedy = "end other programs: the demo needs 2 GiB" if state == "warning" else ""
+    return Finding("memory", state, f"{free / 2**30:.1f} GiB free", remedy)
+
+
+def _files(limit: int) -> Finding:
+    if 0 <= limit < LEAST_FILES:
+        found = f"a process may open {limit} files"
+        return Finding("open files", "fault", found, f"ulimit -n {4 * LEAST_FILES}")
+    return Finding("open files", "ok", f"{limit}")
+
+
+def _ports() -> Finding:
+    try:
+        return Finding("ports", "ok", f"{free_ports(1)[0]} is free on 127.0.0.1")
+    except OSError as error:
+        return Finding("ports", "fault", f"none is free on 127.0.0.1: {error}", "end programs")
+
+
+def _brokers() -> Iterator[Finding]:
+    for name, found in broker_binaries().items():
+        if isinstance(found, UserError):
+            remedy = "needed by `digenrl up` alone"
+            yield Finding("brokers", "warning", f"{name}: {found}", remedy)
+        else:
+            yield Finding("brokers", "ok", f"{name}: {found}")
+
+
+def _gpus() -> Finding:
+    gpus = visible_gpus()
+    built = version("torch") if _has("torch") else ""
+    if gpus and built.endswith("+cpu"):
+        found = f"{len(gpus)} GPUs, but torch {built} cannot use them"
+        return Finding("gpus", "fault", found, "install torch built for CUDA")
+    hidden = f" ({VISIBLE}={os.environ[VISIBLE]})" if VISIBLE in os.environ else ""
+    if not gpus:
+        return Finding("gpus", "warning", f"none{hidden}: tiny models alone run on the CPU")
+    return Finding("gpus", "ok", f"{len(gpus)}{hidden}")
+
+
+def _has(package: str) -> bool:
+    try:
+        version(package)
+    except PackageNotFoundError:
+        return False
+    return True
+
+
+def recipe_finding(path: Path) -> Finding:
+    """Look whether a recipe can run here, as `digenrl up` does before it starts anything."""
+    try:
+        check_inputs(load_recipe(path))
+    except DigenRLError as error:
+        return Finding("recipe", "fault", str(error), "`digenrl check` has more")
+    return Finding("recipe", "ok", str(path))
+
+
+async def service_findings(settings: ServiceSettings) -> list[Finding]:
+    """Look at the brokers and the store that the settings name, as a service's start does."""
+    checks: dict[str, Callable[[ServiceSettings], Awaitable[str]]] = {
+        "nats": _nats, "redis": _redis, "store": _store, "clock": _clock, "api": _api,
+    }  # fmt: skip
+    found = []
+    for name, check in checks.items():
+        try:
+            async with asyncio.timeout(ASK_S):
+                if said := await check(settings):
+                    found.append(Finding(name, "ok", said))
+        except DigenRLError as error:
+            found.append(Finding(name, "fault", str(error)))
+        except TimeoutError:
+            said = f"does not answer within {ASK_S:.0f} s"
+            remedy = f"look at DIGENRL_{ADDRESSES[name]}, and whether it runs"
+            found.append(Finding(name, "fault", said, remedy))
+    return found
+
+
+async def _nats(settings: ServiceSettings) -> str:
+    if "nats_url" not in settings.model_fields_set:
+        return ""
+    async with settings.connect_bus() as bus:
+        await bus.stream_states()
+    return "answers, stores, and knows this user"
+
+
+async def _redis(settings: ServiceSettings) -> str:
+    if "redis_url" not in settings.model_fields_set:
+        return ""
+    async with settings.connect_index() as index:
+        try:
+            await index.lookup(0)
+        except Unavailable as error:
+            raise UserError(f"DIGENRL_REDIS_URL: {error}") from error
+        except NoPermissionError:
+            pass  # most roles read nothing there
+        return "answers, and knows this user"
+
+
+async def _store(settings: ServiceSettings) -> str:
+    if "store_url" not in settings.model_fields_set:
+        return ""
+    store, key = open_store(settings.store), f"{settings.run}/files/doctor.json"
+    await check_store(settings.store, store, key, may_be_open=settings.open_brokers)
+    await store.create(key, b"{}")
+    await store.delete([key])
+    return f"{settings.store_place} keeps what is written, and creates once"
+
+
+async def _clock(settings: ServiceSettings) -> str:
+    """Compare this clock with the store's.
+
+    Raises:
+        UserError: if they differ by more than some seconds.
+    """
+    if settings.s3_endpoint is None:
+        return ""
+    try:
+        async with httpx.AsyncClient(verify=settings.trusted, timeout=ASK_S) as client:
+            answer = await client.head(settings.s3_endpoint)
+        there = parsedate_to_datetime(answer.headers["date"]).timestamp()
+    except (httpx.HTTPError, KeyError, ValueError):
+        return ""  # the store's own check says more
+    skew = time.time() - there
+    if abs(skew) > MAX_SKEW_S:
+        raise UserError(f"this clock differs by {skew:+.0f} s from the store's; run an NTP client")
+    return f"{abs(skew):.0f} s from the store's"
+
+
+async def _api(settings: ServiceSettings) -> str:
+    """Look at the files by which an HTTP API of this host knows its callers."""
+    if settings.api_tokens is None:
+        return ""
+    HttpSettings(api_tokens=settings.api_tokens).access(settings.run)
+    return f"{settings.api_tokens} has tokens"

@@ -1,0 +1,174 @@
+"""`digenrl doctor` finds what was planted, names it and says how to mend it."""
+
+import json
+import os
+import re
+import shutil
+import time
+from email.utils import formatdate
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from threading import Thread
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import structlog
+from typer.testing import CliRunner
+
+from digenrl.cli import app
+from digenrl.local import doctor
+from shared.errors import UserError
+from tests.paths import DIGITS
+
+CLOSED = "127.0.0.1:1"
+
+
+@pytest.fixture(autouse=True)
+def _alone(monkeypatch: pytest.MonkeyPatch) -> Any:
+    for name in [name for name in os.environ if name.startswith("DIGENRL_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setattr(doctor, "ASK_S", 1.0)
+    yield
+    structlog.reset_defaults()
+
+
+def examined(*arguments: str) -> tuple[int, dict[str, list[dict[str, str]]]]:
+    """Exit code, and what was found wrong, by check."""
+    result = CliRunner().invoke(app, ["doctor", "--json", *arguments], catch_exceptions=False)
+    wrong: dict[str, list[dict[str, str]]] = {}
+    for each in json.loads(result.stdout):
+        if each["state"] != "ok":
+            wrong.setdefault(each["check"], []).append(each)
+    return result.exit_code, wrong
+
+
+def test_nothing_is_wrong_here_and_nothing_is_left(tmp_path: Path) -> None:
+    code, wrong = examined(str(DIGITS), "--runs", str(tmp_path))
+    assert code == 0 and not wrong.keys() - {"gpus", "memory"}, wrong
+    assert not list(tmp_path.iterdir())
+
+
+def full(_: Path) -> Any:
+    return SimpleNamespace(free=1 << 20)
+
+
+def no_brokers() -> dict[str, str | UserError]:
+    return {"weed": UserError("weed is not installed: it comes with make install")}
+
+
+def old_fastapi(name: str) -> str:
+    return "0.1.0" if name == "fastapi" else "999.0"
+
+
+FAULTS = {
+    "disk": ("shutil.disk_usage", full, "free some space"),
+    "brokers": ("broker_binaries", no_brokers, "digenrl up"),
+    "packages": ("version", old_fastapi, "make install"),
+    "open files": ("resource.getrlimit", lambda _: (64, 64), "ulimit -n"),
+    "memory": ("os.sysconf", lambda _: 1 << 10, "end other programs"),
+}
+
+
+@pytest.mark.parametrize("check", FAULTS)
+def test_a_machine_that_lacks_something_is_told_what(
+    check: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place, broken, remedy = FAULTS[check]
+    target = doctor if "." not in place else getattr(doctor, place.split(".")[0])
+    monkeypatch.setattr(target, place.rpartition(".")[2], broken)
+    code, wrong = examined("--runs", str(tmp_path))
+    assert remedy in wrong[check][0]["remedy"]
+    assert code == (wrong[check][0]["state"] == "fault")
+
+
+def test_gpus_without_a_torch_that_can_use_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doctor, "visible_gpus", lambda: ("0", "1"))
+    monkeypatch.setattr(doctor, "version", lambda name: "2.13.0+cpu" if name == "torch" else "999")
+    assert (
+        "2 GPUs, but torch 2.13.0+cpu" in examined("--runs", str(tmp_path))[1]["gpus"][0]["found"]
+    )
+
+
+def settings_that_are_wrong(folder: Path) -> dict[str, dict[str, str]]:
+    """By check: variables that plant a fault."""
+    readable = folder / "secrets"
+    readable.mkdir()
+    (readable / "digenrl_hang_s").write_text("5")
+    (readable / "digenrl_hang_s").chmod(0o644)
+    return {
+        "environment": {"DIGENRL_STORE_ULR": "file:///tmp"},
+        "secrets": {"DIGENRL_SECRETS_DIR": str(readable)},
+        "nats": {"DIGENRL_NATS_URL": f"nats://{CLOSED}"},
+        "redis": {"DIGENRL_REDIS_URL": f"redis://{CLOSED}"},
+        "store": {"DIGENRL_STORE_URL": "s3://runs", "DIGENRL_S3_ENDPOINT": f"http://{CLOSED}",
+                  "DIGENRL_S3_ACCESS_KEY": "a", "DIGENRL_S3_SECRET_KEY": "b"},
+        "api": {"DIGENRL_API_TOKENS": str(folder / "nowhere.json")},
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("check", "said"),
+    [
+        ("environment", "is DIGENRL_STORE_URL meant?"),
+        ("secrets", "chmod 600"),
+        ("nats", "NATS_URL"),
+        ("redis", "REDIS_URL"),
+        ("store", "S3_ENDPOINT"),
+        ("api", "digenrl keys init"),
+    ],
+)
+def test_a_setting_that_is_wrong_is_named(
+    check: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in settings_that_are_wrong(tmp_path)[check].items():
+        monkeypatch.setenv(name, value)
+    code, wrong = examined("--runs", str(tmp_path))
+    assert code == 1
+    assert said in wrong[check][0]["found"] + wrong[check][0]["remedy"]
+    assert not wrong.keys() - {check, "gpus", "memory"}
+
+
+def test_a_secrets_folder_that_is_not_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DIGENRL_SECRETS_DIR", str(tmp_path / "nowhere"))
+    assert "is no folder" in examined("--runs", str(tmp_path))[1]["secrets"][0]["found"]
+
+
+def test_a_store_whose_clock_is_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Late(BaseHTTPRequestHandler):
+        def do_HEAD(self) -> None:
+            self.send_response_only(403)
+            self.send_header("date", formatdate(time.time() - 3600, usegmt=True))
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = HTTPServer(("127.0.0.1", 0), Late)
+    Thread(target=server.serve_forever, daemon=True).start()
+    monkeypatch.setenv("DIGENRL_S3_ENDPOINT", f"http://127.0.0.1:{server.server_port}")
+    try:
+        [clock] = examined("--runs", str(tmp_path))[1]["clock"]
+    finally:
+        server.shutdown()
+        server.server_close()
+    assert re.search(r"differs by \+36\d\d s", clock["found"]) and "NTP" in clock["found"]
+
+
+def test_a_recipe_whose_model_is_not_there(tmp_path: Path) -> None:
+    shutil.copy(DIGITS, tmp_path / "digits.toml")
+    code, wrong = examined(str(tmp_path / "digits.toml"), "--runs", str(tmp_path))
+    assert code == 1 and "model.folder" in wrong["recipe"][0]["found"]
+
+
+def test_a_folder_that_is_a_store_is_tried_and_left_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DIGENRL_STORE_URL", f"file://{tmp_path}/objects")
+    code, wrong = examined("--runs", str(tmp_path))
+    assert code == 0 and "store" not in wrong
+    assert not [path for path in (tmp_path / "objects").rglob("*") if path.is_file()]
