@@ -184,7 +184,7 @@ def totals_of_older_rounds_are_taken() -> AbstractContextManager[None]:
 
 def gradients_are_taken_at_whatever_weights_there_are() -> AbstractContextManager[None]:
     return patched(
-        (SimMember, "_is_at", lambda self, batch: True),
+        (SimMember, "_is_at", lambda *_: True),
         (SimMember, "_go_back", lambda *_: None),
         (members, "may_step", _whoever_lives),
     )  # fmt: skip
