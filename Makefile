@@ -12,8 +12,8 @@ install: $(VENV)/.installed
 demo: $(VENV)/.installed
 	$(VENV)/bin/digenrl up recipes/digits.toml $(ARGS)
 
-# All performance tables, in about an hour on two cores; a few of them in minutes. Nothing else should
-# run meanwhile. ARGS=--resume leaves out what is there.
+# All performance tables: 40 rows of three runs each, two and a half hours on two cores; a few of them
+# in minutes. Nothing else should run meanwhile. ARGS=--resume leaves out what is there.
 bench: $(VENV)/.installed
 	$(VENV)/bin/python -m bench all $(ARGS)
 

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from bench.growth.commands import growth
 from bench.learning.commands import learning, learning_services, learning_tables
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 bench = typer.Typer(help="Measure: schedules, devices, control.", no_args_is_help=True)
-for command in (learning, learning_services, learning_tables):
+for command in (learning, learning_services, learning_tables, growth):
     bench.command()(command)
 MIN_COLUMNS = 170
 PLAIN_ROWS = 9
@@ -376,25 +377,6 @@ def gpu_day_part(
     from bench.gpu_day.day import Day, do_part
 
     do_part(name, Day(folder, cpu=cpu, tiny=tiny))
-
-
-@bench.command("growth")
-def growth(
-    devices: Annotated[list[int] | None, typer.Option(help="repeatable; 512 and 2,048")] = None,
-    steps: Annotated[list[int] | None, typer.Option(help="repeatable; 100 and 10,000")] = None,
-    groups: Annotated[int, typer.Option(help="of a commit record, of 16 samples")] = 32,
-    live: Annotated[int, typer.Option(help="workers of the real scheduler; 0: none")] = 0,
-    batches: Annotated[int, typer.Option(help="that these open")] = 20,
-    folder: Annotated[Path, typer.Option(help="for records and brokers")] = Path(
-        "runs/bench-growth"
-    ),
-) -> None:
-    """Measure how the scheduler's work grows with devices and with the steps of a run."""
-    from bench.growth.measured import measure_all
-
-    looked_at, long = devices or (512, 2048), steps or (100, 10_000)
-    for row in measure_all(folder.resolve(), looked_at, long, groups, live, batches):
-        _print(row)
 
 
 def _console() -> "Console":

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from services.trainer.engine.follower import Follower, Message
-from services.trainer.engine.ranked import FollowingRank
+from services.trainer.engine.other_ranks import FollowingRank
 from services.trainer.engine.trainer_engine import TrainerEngine
 from shared.devices.protocols import GroupData
 from shared.devices.slices import GroupSlice
