@@ -31,17 +31,17 @@ bench-learning: $(VENV)/.installed
 gpu-day: $(VENV)/.installed
 	$(VENV)/bin/python -m bench gpu-day $(ARGS)
 
-# Whole runs wait much of their time, so they are run beside the rest, three files at a time on two
-# cores. What asserts seconds comes
-# after it, alone; its files are named, because to import all tests takes longer than to run it.
+# Three processes on two cores, since whole runs wait much of their time; each computes with one thread.
+# What asserts seconds comes after it, alone; its files are named, because to import all tests takes
+# longer than to run it.
 # Some machines never write bytecode; then every start of pytest would compile all tests anew.
 PYTEST = PYTHONDONTWRITEBYTECODE= $(TEST_VENV)/bin/python -m pytest $(ARGS)
 CLOCKED = $(if $(ARGS),,$(shell grep -rl --include="*.py" "mark\.clock" tests))
-SIDE_BY_SIDE = --numprocesses 3 --dist loadgroup --no-loadscope-reorder
+SIDE_BY_SIDE = -p tests.side_by_side --processes 3
 NOTHING_FOUND = 5
 
 test: $(TEST_VENV)/.installed
-	$(PYTEST) $(SIDE_BY_SIDE) -m "not (clock or slow or night)" || [ $$? = $(NOTHING_FOUND) ]
+	OMP_NUM_THREADS=1 $(PYTEST) $(SIDE_BY_SIDE) -m "not (clock or slow or night)" || [ $$? = $(NOTHING_FOUND) ]
 	$(PYTEST) -m "clock and not (slow or night)" $(CLOCKED) || [ $$? = $(NOTHING_FOUND) ]
 
 # The core, in a minute: scheduler, simulator with its planted bugs, mathematics and formats, without
@@ -54,13 +54,13 @@ LONG = $(patsubst %,--ignore tests/shared/diffusion/%,$(OF_MODELS)) $(patsubst %
     --ignore tests/shared/process/test_service.py \
     --deselect tests/faults/test_faults.py::test_no_schedule_breaks_an_invariant_or_keeps_a_run_from_finishing
 test-fast: $(TEST_VENV)/.installed
-	$(PYTEST) --numprocesses 2 --dist worksteal -m "not (broker or run or clock or slow or night)" $(LONG) $(FAST)
+	OMP_NUM_THREADS=1 $(PYTEST) -p tests.side_by_side --processes 2 -m "not (broker or run or clock or slow or night)" $(LONG) $(FAST)
 
 # Everything: breadth, 10,000 fault schedules, other examples each time.
 test-all: export DIGENRL_FAULT_SEEDS = 10000
 test-all: export DIGENRL_EXAMPLES = random
 test-all: $(TEST_VENV)/.installed
-	$(PYTEST) $(SIDE_BY_SIDE) -m "not clock" || [ $$? = $(NOTHING_FOUND) ]
+	OMP_NUM_THREADS=1 $(PYTEST) $(SIDE_BY_SIDE) -m "not clock" || [ $$? = $(NOTHING_FOUND) ]
 	$(PYTEST) -m clock $(CLOCKED) || [ $$? = $(NOTHING_FOUND) ]
 
 # Disturbs an emulated cluster at random, with every kind of fault, and judges what it has committed.
