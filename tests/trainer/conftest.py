@@ -1,14 +1,21 @@
+import json
+import shutil
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from shared.recipe.recipe import Recipe, load_recipe, override
 from shared.run.conditions import Encoding
 from tests.paths import DIGITS
 from tests.trainer.cluster import Cluster, Start, cluster
+
+CONFIG, WEIGHTS = "config.json", "diffusion_pytorch_model.safetensors"
+BLOCKS = "transformer_blocks."
+BLOCK = BLOCKS + "{}."
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -18,9 +25,12 @@ def one_thread() -> None:
 
 
 @pytest.fixture(scope="session")
-def recipe() -> Recipe:
-    """The demo's model with three groups of four samples and three trained steps."""
+def recipe(tmp_path_factory: pytest.TempPathFactory) -> Recipe:
+    """Two blocks of the demo's network, with three groups of four samples and three trained
+    steps."""
+    plain = load_recipe(DIGITS)
     changes = {
+        "model.folder": ends_of(plain.model.folder, tmp_path_factory.mktemp("model") / "digits"),
         "batch.groups": 3,
         "batch.group_size": 4,
         "schedule.fragment_size": 2,
@@ -30,7 +40,24 @@ def recipe() -> Recipe:
         "algorithm.kl_beta": 0.02,
         "rollout.media": "raw",  # devices without torch make none
     }
-    return override(load_recipe(DIGITS), changes)
+    return override(plain, changes)
+
+
+def ends_of(model: Path, folder: Path) -> Path:
+    """Write a model whose network has the first and the last of its blocks, which are all kinds
+    that there are."""
+    shutil.copytree(model, folder)
+    config, weights = (folder / "transformer" / name for name in (CONFIG, WEIGHTS))
+    told = json.loads(config.read_text())
+    config.write_text(json.dumps(told | {"num_layers": 2}))
+    first, last, end = (BLOCK.format(number) for number in (0, told["num_layers"] - 1, 1))
+    tensors = {
+        name.replace(last, end): tensor
+        for name, tensor in load_file(weights).items()
+        if name.startswith((first, last)) or not name.startswith(BLOCKS)
+    }
+    save_file(tensors, weights)
+    return folder
 
 
 @pytest.fixture

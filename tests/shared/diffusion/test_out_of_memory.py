@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from shared.devices.protocols import Generated
 from shared.diffusion.device import fits, is_out_of_memory, tried_again
 from shared.diffusion.generation import Generator
 from shared.diffusion.models import Conditions
@@ -86,11 +87,21 @@ def no_memory_at(policy: LoadedPolicy, patch: pytest.MonkeyPatch, *, call: int) 
     return rows
 
 
-@pytest.mark.parametrize("call", range(1, 13))
+@pytest.fixture(scope="module")
+def whole(policy: LoadedPolicy) -> Generated:
+    return Generator(RECIPE, policy).generate(task(num_samples=8))
+
+
+FEW = (1, 2, 11, 12)
+"""The prompt, the first and the last step, and decoding."""
+
+
+@pytest.mark.parametrize(
+    "call", [n if n in FEW else pytest.param(n, marks=pytest.mark.slow) for n in range(1, 13)]
+)
 def test_wherever_memory_is_short_the_samples_have_the_same_bytes_and_half_is_generated_from_then(
-    policy: LoadedPolicy, monkeypatch: pytest.MonkeyPatch, call: int
+    policy: LoadedPolicy, whole: Generated, monkeypatch: pytest.MonkeyPatch, call: int
 ) -> None:
-    whole = Generator(RECIPE, policy).generate(task(num_samples=8))
     generator = Generator(RECIPE, policy)
     rows = no_memory_at(policy, monkeypatch, call=call)
     made = generator.generate(task(num_samples=8))
