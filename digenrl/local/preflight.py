@@ -22,7 +22,7 @@ from digenrl.local.tokens import Tokens, tokens_of
 from digenrl.tail.results import check_tail
 from services.reward.scorer import check_packages, check_prompts, kind_of
 from shared.errors import UserError
-from shared.learning.prompts import read_prompts
+from shared.learning.prompts import read_prompts, repeated
 from shared.messages.contracts import Prompt
 from shared.models.catalogue import (
     check_size,
@@ -189,6 +189,8 @@ def check_rest(recipe: Recipe, *, elsewhere: bool = False) -> None:
     Raises:
         UserError: if something is missing."""
     prompts = read_prompts(recipe.data.prompts)
+    if recipe.data.weights is not None:
+        repeated(prompts, recipe.data.weights)
     held_out = prompts
     if recipe.evaluation.prompts is not None:
         held_out = read_prompts(recipe.evaluation.prompts)

@@ -5,7 +5,8 @@ import csv
 import hashlib
 import io
 import json
-from collections.abc import Iterable, Iterator
+import math
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,8 @@ from shared.messages.contracts import Prompt
 
 CSV, PARQUET, ARROW = ".csv", ".parquet", ".arrow"
 PROMPT, METADATA = "prompt", "metadata"
+MAX_REPEATS = 1000
+"""Most times that an epoch takes a prompt for once that it takes the rarest."""
 STATE = "state.json"
 """File of a saved dataset that names its data files, which are Arrow streams."""
 SPLITS = "dataset_dict.json"
@@ -73,6 +76,43 @@ def read_prompts(path: Path) -> tuple[Prompt, ...]:
     if not prompts:
         raise UserError(f"data.prompts: {path} holds no prompt")
     return prompts
+
+
+def repeated(prompts: Sequence[Prompt], weight: str) -> tuple[Prompt, ...]:
+    """Return each prompt as many times as an epoch takes it: its weight over the smallest one,
+    rounded. A prompt of weight 0 is left out.
+
+    Args:
+        weight: name of the metadata that holds the weights; texts are read as numbers.
+
+    Raises:
+        UserError: naming the prompt whose weight is none, or too large beside the smallest.
+    """
+    weights = [_weight(prompt, weight) for prompt in prompts]
+    least = min((each for each in weights if each > 0), default=0.0)
+    if not least:
+        raise UserError(f"data.weights: no prompt has a {weight} above 0")
+    if max(weights) > MAX_REPEATS * least:
+        raise UserError(
+            f"data.weights: {weight} is from {least:g} to {max(weights):g}; the largest may be "
+            f"{MAX_REPEATS} times the smallest above 0"
+        )
+    pairs = zip(prompts, weights, strict=True)
+    return tuple(prompt for prompt, each in pairs for _ in range(round(each / least)))
+
+
+def _weight(prompt: Prompt, name: str) -> float:
+    given = prompt.metadata.get(name)
+    try:
+        found = float(given) if given is not None else math.nan
+    except ValueError:
+        found = math.nan
+    if not (0 <= found < math.inf):
+        raise UserError(
+            f"data.weights: the prompt {prompt.text[:40]!r} has no number from 0 as {name}, but "
+            f"{given!r}; give every prompt one"
+        )
+    return found
 
 
 def digest(path: Path) -> str:

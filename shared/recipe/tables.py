@@ -175,6 +175,9 @@ class Model(Table):
 class Data(Table):
     prompts: Path
     """A file or a folder, see `shared.learning.prompts.read_prompts`; relative to the recipe."""
+    weights: Annotated[str, Field(min_length=1)] | None = None
+    """Name of the prompts' metadata that says how often each is taken, in proportion; without it,
+    all are taken as often."""
     curriculum: Annotated[float, Field(gt=0, lt=1)] | None = None
     """Share of its draws at which a prompt is passed over whose newest group was saturated
     (`shared.learning.curriculum`). Without it, prompts take turns."""

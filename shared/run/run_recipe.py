@@ -12,7 +12,7 @@ from typing import Any
 import structlog
 
 from shared.errors import ContractError, Unavailable, UserError
-from shared.learning.prompts import PromptOrder, read_prompts
+from shared.learning.prompts import PromptOrder, read_prompts, repeated
 from shared.models.hub import models_root
 from shared.recipe.adapter import adapter_of
 from shared.recipe.files import on_this_host, paths_of, portable_names, put_paths
@@ -232,4 +232,8 @@ def _flat(tables: dict[str, Any]) -> dict[str, Any]:
 def prompt_order(recipe: Recipe) -> PromptOrder:
     """Read the prompts of a recipe, in turn or by its curriculum; raises UserError if there are
     none."""
-    return PromptOrder(read_prompts(recipe.data.prompts), recipe.run.seed, recipe.data.curriculum)
+    data = recipe.data
+    prompts = read_prompts(data.prompts)
+    if data.weights is not None:
+        prompts = repeated(prompts, data.weights)
+    return PromptOrder(prompts, recipe.run.seed, data.curriculum)
