@@ -21,9 +21,9 @@ from digenrl.profile.models import ARCHITECTURES, ModelName
 from shared.diffusion.families.base import pack, unpack
 
 FAMILIES = ("sd3", "flux", "qwen-image", "wan", "hunyuan-video")
-OTHERS = ("sd3-large", "wan-small", "wan22")
+OTHERS = ("sd3-large", "wan-small", "wan22", "flux2-klein")
 """Models of a family that are not shaped like its first: no dual attention, other heads, two
-networks."""
+networks; and families that only the slow tests go through."""
 MODELS = (*FAMILIES, *OTHERS)
 PACKED = ("flux", "qwen-image")
 VIDEO = ("wan", "hunyuan-video", "wan-small", "wan22")
@@ -77,12 +77,23 @@ def run(
     else:
         call["num_images_per_prompt"] = len(start)
     result = pipeline(
-        PROMPT, height=height, width=width, num_inference_steps=steps, output_type=output,
+        prompt=PROMPT, height=height, width=width, num_inference_steps=steps, output_type=output,
         latents=pack(start) if family in PACKED else start.clone(), **call,
     )  # fmt: skip
     found = torch.as_tensor(result.frames if family in VIDEO else result.images)
     if output == "latent" and family in PACKED:
         return unpack(found, *start.shape[-2:])
+    if output == "latent" and family == "flux2-klein":
+        return _as_the_network_s(pipeline, found)
+    return found
+
+
+def _as_the_network_s(pipeline: Any, latents: torch.Tensor) -> torch.Tensor:
+    """Undoes what FLUX.2's pipeline does to latents before it decodes them."""
+    norm = pipeline.vae.bn
+    deviation = torch.sqrt(norm.running_var + pipeline.vae.config.batch_norm_eps)
+    mean, deviation = (each.view(1, -1, 1, 1) for each in (norm.running_mean, deviation))
+    found: torch.Tensor = (pipeline._patchify_latents(latents) - mean) / deviation
     return found
 
 
@@ -107,7 +118,7 @@ def latent_shape(
 
 def _decoder_factor(family: str, pipeline: Any) -> int:
     name = "vae_scale_factor_spatial" if family in VIDEO else "vae_scale_factor"
-    return int(getattr(pipeline, name))
+    return int(getattr(pipeline, name)) * (2 if family == "flux2-klein" else 1)
 
 
 def _network(name: ModelName, **changes: Any) -> Any:
@@ -206,6 +217,43 @@ def _qwen_image() -> Any:
     )  # fmt: skip
 
 
+def _flux2_klein() -> Any:
+    from diffusers import (
+        AutoencoderKLFlux2,
+        FlowMatchEulerDiscreteScheduler,
+        Flux2KleinPipeline,
+        Flux2Transformer2DModel,
+    )
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    tokenizer = _byte_tokenizer("Qwen2Tokenizer", "<|endoftext|>")
+    tokenizer.chat_template = "{% for each in messages %}{{ each['content'] }}{% endfor %}"
+    width, blocks = 16, 4
+    config = Qwen3Config(
+        vocab_size=len(tokenizer), hidden_size=width, intermediate_size=width,
+        num_hidden_layers=28, num_attention_heads=2, num_key_value_heads=1, head_dim=8,
+        max_position_embeddings=1024, pad_token_id=tokenizer.pad_token_id,
+    )  # fmt: skip
+    vae = AutoencoderKLFlux2(
+        latent_channels=4, norm_num_groups=2, block_out_channels=(4,) * blocks, layers_per_block=1,
+        down_block_types=("DownEncoderBlock2D",) * blocks,
+        up_block_types=("UpDecoderBlock2D",) * blocks,
+    )  # fmt: skip
+    vae.bn.running_mean.normal_(std=0.1)
+    vae.bn.running_var.uniform_(0.5, 1.5)
+    return Flux2KleinPipeline(
+        transformer=Flux2Transformer2DModel(
+            in_channels=16, num_layers=1, num_single_layers=2, attention_head_dim=16,
+            num_attention_heads=2, joint_attention_dim=3 * width, timestep_guidance_channels=16,
+            axes_dims_rope=(4, 4, 4, 4), guidance_embeds=False,
+        ),
+        scheduler=FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True, shift=3.0),
+        vae=vae,
+        tokenizer=tokenizer,
+        text_encoder=randomized(Qwen3ForCausalLM(config), _generator()),
+    )  # fmt: skip
+
+
 def _wan(*, experts: bool = False, **network: Any) -> Any:
     from diffusers import AutoencoderKLWan, FlowMatchEulerDiscreteScheduler, WanPipeline
     from transformers import UMT5Config, UMT5EncoderModel
@@ -278,4 +326,5 @@ _BUILDERS: Mapping[str, Callable[[], Any]] = {
     "sd3-large": partial(_sd3, dual_attention_layers=(), num_layers=3),
     "wan-small": partial(_wan, num_attention_heads=3, num_layers=2),
     "wan22": partial(_wan, experts=True),
+    "flux2-klein": _flux2_klein,
 }

@@ -68,7 +68,7 @@ def usage(recipe: Recipe, prompt: str) -> str:
         "pipeline.scheduler = FlowMatchEulerDiscreteScheduler()",
         *([] if takes_sigmas else [_GIVEN]),
         f"{made} = pipeline(",
-        f"    {json.dumps(prompt, ensure_ascii=False)},",
+        f"    prompt={json.dumps(prompt, ensure_ascii=False)},",
         *(f"    {name}={value}," for name, value in arguments.items()),
         f").{taken}",
     ])  # fmt: skip

@@ -14,6 +14,7 @@ from shared.models.brought import family_named, known_pipelines
 from shared.models.families import EXPERTS, FamilySpec
 from shared.models.hub import NEEDED, missing
 from shared.models.memory import PARTS, part_folders, weight_files
+from shared.models.refused import REFUSED
 from shared.models.sigmas import Sigmas
 
 _SCHEDULE = "scheduler/scheduler_config.json"
@@ -52,8 +53,11 @@ def family_of(folder: Path) -> FamilySpec:
         ) from error
     family = family_named(pipeline)
     if family is None:
-        known = ", ".join(known_pipelines())
-        raise UserError(f"model.folder: {folder} holds a {pipeline}; supported are: {known}")
+        known, reason = ", ".join(known_pipelines()), REFUSED.get(pipeline)
+        because = "" if reason is None else f", which {reason}"
+        raise UserError(
+            f"model.folder: {folder} holds a {pipeline}{because}; supported are: {known}"
+        )
     return family
 
 

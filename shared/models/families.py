@@ -5,11 +5,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 from shared.errors import UserError
-from shared.models.native_layers import FLUX, HUNYUAN_VIDEO, SAME, SD3, WAN, NativeLayers
+from shared.models.native_layers import FLUX, FLUX2, HUNYUAN_VIDEO, SAME, SD3, WAN, NativeLayers
 from shared.models.sigmas import (
     Config,
     SigmaRule,
     shift_by_tokens,
+    shift_by_tokens_and_steps,
     single_static_shift,
     static_shift,
 )
@@ -325,7 +326,34 @@ _HUNYUAN_VIDEO = FamilySpec(
     native_layers=HUNYUAN_VIDEO,
 )  # fmt: skip
 
+_FLUX2_KLEIN = FamilySpec(
+    pipeline="Flux2KleinPipeline",
+    adapter="shared.diffusion.families.flux2:Flux2Klein",
+    components=_ONE_ENCODER,
+    network_keys=frozenset({
+        "attention_head_dim", "axes_dims_rope", "eps", "in_channels", "joint_attention_dim",
+        "mlp_ratio", "num_attention_heads", "num_layers", "num_single_layers", "out_channels",
+        "patch_size", "rope_theta", "timestep_guidance_channels",
+    }),
+    has_experts=False,
+    names_attention=True,
+    sigmas=shift_by_tokens_and_steps,
+    packed=False,
+    decoder_factor=lambda decoder: 2 * _halved_per_block(decoder),
+    frame_factor=None,
+    max_tokens_per_side=_any_size,
+    text_tokens=512,
+    max_text_tokens=512,
+    text_tokenizer=None,
+    condition_shapes=lambda network, tokens: {"text": (tokens, network["joint_attention_dim"])},
+    embeds_guidance=False,
+    guidance_arguments=_guidance_scale,
+    takes_sigmas=True,
+    lora_targets=(*JOINT_ATTENTION, "attn.to_qkv_mlp_proj", "attn.to_out"),
+    native_layers=FLUX2,
+)  # fmt: skip
+
 FAMILIES: dict[str, FamilySpec] = {
-    spec.pipeline: spec for spec in (_SD3, _FLUX, _QWEN_IMAGE, _WAN, _HUNYUAN_VIDEO)
+    spec.pipeline: spec for spec in (_SD3, _FLUX, _FLUX2_KLEIN, _QWEN_IMAGE, _WAN, _HUNYUAN_VIDEO)
 }
 """Every family, by the name of its pipeline."""

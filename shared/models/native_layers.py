@@ -50,6 +50,24 @@ FLUX: NativeLayers = {
     "final_layer.linear": ("proj_out",),
 }
 
+FLUX2: NativeLayers = {
+    **{name: parts for name, parts in _JOINT.items() if "attn" in name},
+    "double_blocks.{}.img_mlp.0": (f"{_DOUBLE}.ff.linear_in",),
+    "double_blocks.{}.img_mlp.2": (f"{_DOUBLE}.ff.linear_out",),
+    "double_blocks.{}.txt_mlp.0": (f"{_DOUBLE}.ff_context.linear_in",),
+    "double_blocks.{}.txt_mlp.2": (f"{_DOUBLE}.ff_context.linear_out",),
+    "single_blocks.{}.linear1": (f"{_SINGLE}.attn.to_qkv_mlp_proj",),
+    "single_blocks.{}.linear2": (f"{_SINGLE}.attn.to_out",),
+    "img_in": ("x_embedder",),
+    "txt_in": ("context_embedder",),
+    "time_in.in_layer": ("time_guidance_embed.timestep_embedder.linear_1",),
+    "time_in.out_layer": ("time_guidance_embed.timestep_embedder.linear_2",),
+    "double_stream_modulation_img.lin": ("double_stream_modulation_img.linear",),
+    "double_stream_modulation_txt.lin": ("double_stream_modulation_txt.linear",),
+    "single_stream_modulation.lin": ("single_stream_modulation.linear",),
+    "final_layer.linear": ("proj_out",),
+}
+
 HUNYUAN_VIDEO: NativeLayers = {
     **_JOINT,
     "double_blocks.{}.img_mlp.fc1": _JOINT["double_blocks.{}.img_mlp.0"],

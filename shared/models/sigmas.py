@@ -122,6 +122,27 @@ def shift_by_tokens(config: Config, num_steps: int, num_tokens: Callable[[], int
     )
 
 
+def shift_by_tokens_and_steps(
+    config: Config, num_steps: int, num_tokens: Callable[[], int]
+) -> Sigmas:
+    """Follows pipelines that shift by the size of a sample and by the number of steps (FLUX.2)."""
+    if not config.get("use_dynamic_shifting"):
+        return evenly_to(1 / num_steps, num_steps, _static(config))
+    linear = config.get("time_shift_type") == "linear"
+    return dynamic_sigmas(num_steps, empirical_mu(num_tokens(), num_steps), linear=linear)
+
+
+def empirical_mu(num_tokens: int, num_steps: int) -> float:
+    """Returns the shift that the authors of FLUX.2 have measured: linear in tokens for 200 steps
+    and for 10, and linear in the steps between; of many tokens, that for 200."""
+    for_200 = 0.00016927 * num_tokens + 0.45666666
+    if num_tokens > 4300:
+        return for_200
+    for_10 = 8.73809524e-05 * num_tokens + 1.89833333
+    slope = (for_200 - for_10) / 190.0
+    return slope * num_steps + for_200 - 200.0 * slope
+
+
 def _static(config: Config) -> float:
     return float(config.get("shift", config.get("flow_shift", 1.0)))
 

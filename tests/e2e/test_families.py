@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.run, pytest.mark.timeout(900)]
 VIDEO = tiny_models.VIDEO
 GUIDANCE = {
     "sd3": 1.0, "flux": 3.5, "qwen-image": 4.0, "wan": 4.0, "hunyuan-video": 6.0,
-    "sd3-large": 4.0, "wan-small": 4.0, "wan22": 4.0,
+    "sd3-large": 4.0, "wan-small": 4.0, "wan22": 4.0, "flux2-klein": 4.0,
 }  # fmt: skip
 ALGORITHMS = {
     "sd3": 'name = "mix-grpo"\nadvantage_std = "batch"',
@@ -31,6 +31,7 @@ ALGORITHMS = {
     "sd3-large": 'name = "flow-grpo"',
     "wan-small": 'name = "dance-grpo"',
     "wan22": 'name = "flow-grpo"\nkl_beta = 0.01',
+    "flux2-klein": 'name = "flow-grpo-fast"',
 }
 SHARED = ("flux", "wan")
 """Whose groups share their noise."""

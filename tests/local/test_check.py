@@ -27,11 +27,14 @@ SHIPPED = [
     *IN_ONE_SIZE,
     *SMALL_CARDS,
 ]
+WITHOUT_COSTS = ("flux2-klein-4b",)
+"""Recipes of models that have no cost profile yet."""
 
 
 def test_there_are_recipes_for_every_model_and_size() -> None:
     found = {path.stem for path in RECIPES.glob("*.toml")}
-    assert found == {*SHIPPED, "digits", "digits-fluid", "digits-my-reward", "digits-nft"}
+    demos = {"digits", "digits-fluid", "digits-my-reward", "digits-nft"}
+    assert found == {*SHIPPED, *WITHOUT_COSTS, *demos}
 
 
 @pytest.mark.parametrize("path", sorted(RECIPES.glob("*.toml")), ids=lambda path: path.stem)

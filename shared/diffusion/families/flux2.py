@@ -1,0 +1,57 @@
+"""FLUX.2 [klein], the base models: text-to-image, a token for each latent, classifier-free
+guidance."""
+
+import torch
+from torch import Tensor
+
+from shared.diffusion.families.base import NEGATIVE, Family
+from shared.diffusion.models import Conditions
+
+
+class Flux2Klein(Family):
+    """Latents are those that its network takes: the decoder's, 2 x 2 of them as channels of one."""
+
+    def encode_prompt(self, prompt: str, *, negative: bool) -> Conditions:
+        text = {"text": self._text(prompt)}
+        return {**text, NEGATIVE + "text": self._text("")} if negative else text
+
+    def forward(
+        self, latents: Tensor, sigma: Tensor, conditions: Conditions, guidance: float
+    ) -> Tensor:
+        height, width = latents.shape[-2:]
+        text = conditions["text"]
+        tokens = self.run(
+            latents.flatten(2).transpose(1, 2),
+            sigma,
+            conditions,
+            img_ids=_places((1, height, width, 1), latents.device),
+            txt_ids=_places((1, 1, 1, text.shape[1]), latents.device),
+        )
+        return tokens.transpose(1, 2).unflatten(2, (height, width))
+
+    def decode_latents(self, latents: Tensor) -> Tensor:
+        vae = self.pipeline.vae
+        norm = vae.bn
+        mean, variance = (
+            each.view(1, -1, 1, 1).to(latents) for each in (norm.running_mean, norm.running_var)
+        )
+        held = latents * torch.sqrt(variance + vae.config.batch_norm_eps) + mean
+        pixels: Tensor = vae.decode(unpatched(held), return_dict=False)[0]
+        return pixels
+
+    def _text(self, prompt: str) -> Tensor:
+        """Encodes a prompt to (1, L, width), padded."""
+        text: Tensor = self.pipeline.encode_prompt(prompt, max_sequence_length=self.text_tokens)[0]
+        return text
+
+
+def unpatched(latents: Tensor) -> Tensor:
+    """(B, 4 C, h, w) to (B, C, 2 h, 2 w)."""
+    rows, channels, height, width = latents.shape
+    patches = latents.reshape(rows, channels // 4, 2, 2, height, width)
+    return patches.permute(0, 1, 4, 2, 5, 3).reshape(rows, channels // 4, 2 * height, 2 * width)
+
+
+def _places(sizes: tuple[int, int, int, int], device: torch.device) -> Tensor:
+    """Returns (tokens, 4): image, row, column and place in the text of each token."""
+    return torch.cartesian_prod(*(torch.arange(size, device=device) for size in sizes))
