@@ -27,7 +27,7 @@ class Flux2Klein(Family):
             img_ids=_places((1, height, width, 1), latents.device),
             txt_ids=_places((1, 1, 1, text.shape[1]), latents.device),
         )
-        return tokens.transpose(1, 2).unflatten(2, (height, width))
+        return tokens.transpose(1, 2).reshape(*latents.shape[:2], height, width)
 
     def decode_latents(self, latents: Tensor) -> Tensor:
         vae = self.pipeline.vae

@@ -27,7 +27,11 @@ from tests.report import tiny_recipes
 from tests.report.tiny_recipes import HEIGHT, STEPS, WIDTH, recipe_of
 
 RANK, ALPHA = 4, 16.0
-FAMILIES = (*tiny_models.FAMILIES, pytest.param("wan22", marks=pytest.mark.slow))
+QUICK = ("sd3", "flux")
+FAMILIES = [
+    family if family in QUICK else pytest.param(family, marks=pytest.mark.slow)
+    for family in (*tiny_models.FAMILIES, "wan22", "flux2-klein")
+]
 GUIDANCE = {**tiny_recipes.GUIDANCE, "wan": 2.0, "wan22": 2.0}
 """Wan's pipeline runs the halves of the batch one by one: rounding differs, and grows with it."""
 WHOLE: set[Part] = {"transformer", "text", "decoder"}
