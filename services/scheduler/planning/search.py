@@ -197,4 +197,6 @@ def _effort(profile: Profile, candidate: Candidate) -> float:
 
 
 def _batches(schedule: RunSchedule) -> int:
-    return BATCHES_ONE_STEP if schedule.staleness_limit else BATCHES_STRICT
+    """Number of measured batches; on fluid devices, one is like the next."""
+    in_pairs = schedule.staleness_limit and schedule.mode != "fluid"
+    return BATCHES_ONE_STEP if in_pairs else BATCHES_STRICT
