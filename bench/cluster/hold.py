@@ -29,6 +29,9 @@ class Held:
     overshoot: list[float] = field(default_factory=list)
     """Seconds that each sleep was too long."""
     clock: Callable[[], float] = time.monotonic
+    beside: float = 0.0
+    """Seconds of the device, at full scale, that something beside its work has taken: what it does
+    next takes as much longer."""
     _owed: float = 0.0
     """Seconds of the work before that are to be taken off the next."""
     _free_at: float = 0.0
@@ -48,7 +51,8 @@ class Held:
             raise RuntimeError(f"{self.name} is asked to {use} while it is busy")
         self._busy = True
         begin = self.clock()
-        wanted = seconds / self.scale
+        taken, self.beside = self.beside, 0.0
+        wanted = (seconds + taken) / self.scale
         owed = self._owed if begin - self._free_at < AT_ONCE_S else 0.0
         is_done = False
         try:

@@ -48,7 +48,8 @@ class EmulatedMember:
     """Returns once the run may begin."""
     account: Account = field(default_factory=Account)
     steps_beside: bool = False
-    """Whether it steps and copies while it generates: time goes by, and the device is not held."""
+    """Whether it steps and copies while it generates: time goes by, and what the device does next
+    takes as much longer, since it is the same memory that both read and write."""
     ahead: str | None = None
     """Digest of what its step has made beside."""
     older: str = ""
@@ -132,6 +133,7 @@ class EmulatedMember:
     async def _take(self, seconds: float, use: Use) -> None:
         """Let so many seconds go by, at full scale."""
         if self.steps_beside:
+            self.held.beside += seconds
             await asyncio.sleep(seconds / self.held.scale)
         else:
             await self.held.hold(seconds, use)

@@ -9,6 +9,7 @@ from typing import Any
 import psutil
 import pytest
 
+from digenrl.local.starter import SWITCH
 from shared.process.failpoints import VARIABLE
 from shared.recipe.recipe import load_recipe, override
 from tests.e2e.local_run import PATIENCE_S, SMALL, LocalRun, StartRun
@@ -90,11 +91,13 @@ POINTS = ("generates", "trains", "exchanges", "holds", "stepped")
 @pytest.mark.night
 @pytest.mark.parametrize("staleness", [0, 1])
 def test_members_that_are_killed_at_each_point_cost_no_sample_and_no_batch(
-    start_run: StartRun, recipe_with: Write, staleness: int
+    start_run: StartRun, recipe_with: Write, staleness: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Processes join, and each is killed by itself at its point: while it generates, after a
     backward pass, in the exchange, between the sum and the step, and after the step, before the
     record of its version."""
+    # What the starter has forked shows neither its command nor its environment to others.
+    monkeypatch.setenv(SWITCH, "off")
     recipe = recipe_with(trainer__devices=1, schedule__max_staleness=staleness)
     run = start_run("--steps", "2000", recipe=recipe)
     run.wait_for(partial(_is_past, 1))

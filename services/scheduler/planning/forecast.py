@@ -121,8 +121,11 @@ def _of_fluid(profile: Profile, split: Split, size: int, *, ahead: bool) -> Situ
         train=train,
         switch=0.0,
         ready=HOPS_TO_TRAINING * hop,
-        commit=fluid.step_seconds(profile)
-        + (0.0 if ahead else fluid.exchange_seconds(profile, len(lanes)) + HOPS_OF_FLUID * hop),
+        commit=shape.updates
+        * (
+            fluid.step_seconds(profile)
+            + (0.0 if ahead else fluid.exchange_seconds(profile, len(lanes)) + HOPS_OF_FLUID * hop)
+        ),
     )
     pool = IndependentPool(
         tag_inputs=inputs,

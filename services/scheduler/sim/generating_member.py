@@ -60,6 +60,9 @@ class GeneratingMember(ABC):
     """Updates of the batch that it has taken, where they have made no version yet."""
     inner: str = ""
     """Digest of the weights that they have made."""
+    beside: float = 0.0
+    """Seconds of the device that a step or a copy beside its work has taken: what it does next
+    takes as much longer."""
     _busy: bool = False
     _tasks: deque[GenerateFragment] = field(default_factory=deque)
     _pieces: deque[TrainPiece] = field(default_factory=deque)
@@ -165,7 +168,7 @@ class GeneratingMember(ABC):
         return self.inner if is_moved else used.weights_digest
 
     def _occupy(self, seconds: float, done: Callable[[], None]) -> None:
-        self._busy = True
+        self._busy, taken, self.beside = True, self.beside, 0.0
 
         def end() -> None:
             if not self.hangs:
@@ -173,7 +176,7 @@ class GeneratingMember(ABC):
                 done()
                 self._next()
 
-        self.process.after(seconds, end)
+        self.process.after(seconds + taken, end)
 
     def _release(self, task: GenerateFragment, reason: Literal["stale", "draining"]) -> None:
         slot = task.fragment.slot

@@ -291,6 +291,7 @@ class SimMember(GeneratingMember):
             self._next()
 
         if self.one_step:
+            self.beside += self.timing.step
             self.process.after(self.timing.step, done)
         else:
             self._occupy_when_free(self.timing.step, done)
@@ -354,6 +355,7 @@ class SimMember(GeneratingMember):
             self.process.after(self.timing.publish, store)
 
         if self.one_step:
+            self.beside += self.timing.snapshot
             self.process.after(self.timing.snapshot, copied)
             return
         self.history.works(f"{self.address}/0", "commit", 0.0, self.timing.snapshot)

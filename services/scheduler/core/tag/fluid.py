@@ -23,6 +23,9 @@ STEPS = 64
 HELD_UP = 0.15
 """Share of a group's gradient that a batch loses because rollout devices take whole groups."""
 
+LATE = 0.05
+"""Share of a fragment that a batch loses a step ahead, times its part of the batch's seconds: so
+often somebody is at one that the others wait for. Fitted to the simulator."""
 BETWEEN = 0.25
 """Share of a fragment that a batch loses because gradients are computed between two fragments."""
 
@@ -141,8 +144,15 @@ def one_step(pool: IndependentPool, groups: int | None = None) -> tuple[float, i
 
 
 def members_ahead(pool: IndependentPool) -> float:
-    """Seconds of a batch on fluid devices that generate one step ahead: no device waits, so it is
-    all work over all devices, each doing what it does best (as `costs.floor`)."""
+    """Seconds of a batch on fluid devices that generate one step ahead: hardly a device waits, so
+    it is all work over all devices, and what long fragments of slow devices cost the others."""
+    seconds = _all_work(pool)
+    longest = max((*pool.tag_inputs.rollout, *(fragment for fragment, _ in pool.lanes)))
+    return seconds + LATE * longest * longest / seconds
+
+
+def _all_work(pool: IndependentPool) -> float:
+    """Seconds of all work over all devices, each doing what it does best (as `costs.floor`)."""
     inputs = pool.tag_inputs
     generation = float(inputs.groups * inputs.fragments_per_group)
     training = float(inputs.groups)

@@ -1,0 +1,25 @@
+"""The size of fragments on fluid devices a step ahead: none is longer than a batch by far."""
+
+import pytest
+
+from services.scheduler.core.sizing import chosen_size
+from services.scheduler.costs.profile import fragment_seconds, load_profile
+from services.scheduler.planning.forecast import forecast
+from services.scheduler.planning.splits import Split
+from shared.recipe.schedule import RunSchedule
+
+SIZES = (1, 2, 4, 8, 16)
+
+
+@pytest.mark.parametrize(
+    ("members", "size"), [({"H100": 32}, 16), ({"H100": 64}, 8), ({"H100": 16, "H20": 16}, 8)]
+)
+def test_long_fragments_are_not_chosen_where_others_would_wait(
+    members: dict[str, int], size: int
+) -> None:
+    profile = load_profile("qwen-image")
+    schedule = RunSchedule(mode="fluid", max_staleness=1)
+    seconds = {n: forecast(profile, Split({}, members), n, schedule).seconds for n in SIZES}
+    assert chosen_size(seconds, profile.shape.group_size) == size
+    slowest = max(fragment_seconds(profile, kind, size, "trainer") for kind in members)
+    assert slowest <= seconds[size]
