@@ -298,7 +298,8 @@ def table_of(summary: Summary, rows: Mapping[str, str]) -> Table:
 
 
 async def _wait_for_finish(scheduler: str) -> None:
-    async with httpx.AsyncClient(headers=ClientSettings().headers) as client:
+    settings = ClientSettings()
+    async with httpx.AsyncClient(headers=settings.headers, verify=settings.trusted) as client:
         while True:
             try:
                 answer = await client.get(f"{scheduler}/v1/run", timeout=5)
