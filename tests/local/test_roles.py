@@ -20,7 +20,7 @@ from digenrl.local.keys import Keys, keys_of
 from shared.errors import Unavailable
 from shared.messages.contracts import ObjectRef, Policy
 from shared.messages.rights import ROLES, Role
-from shared.run.rights import WRITES
+from shared.run.rights import REDIS, WRITES
 from shared.run.versions import Version, VersionIndex
 from shared.store import ObjectStore, StoreSettings, open_store
 from tests.brokers import StartProgram, program
@@ -228,3 +228,55 @@ def test_secrets_are_in_files_of_their_owner_and_in_no_command_line_or_environme
     ]
     assert holding and all(path.stat().st_mode & 0o777 == 0o600 for path in holding)
     assert all(os.stat(keys.folder / role).st_mode & 0o777 == 0o700 for role in ROLES)  # noqa: PTH116
+
+
+@pytest.mark.slow
+def test_every_command_of_redis_is_allowed_or_denied_as_described(
+    planned: Brokers, keys: Keys, start: StartProgram
+) -> None:
+    """All commands that the server has, with every role, and with keys of the run and others."""
+    config = Path(program(planned, "valkey").argv[-1])
+    config.write_text(config.read_text() + "user judge on >judge ~* &* +@all\n")
+    start(program(planned, "valkey"))
+    url = f"redis://judge:judge@127.0.0.1:{planned.redis_port}"
+
+    async def look() -> None:
+        async with redis.from_url(url, decode_responses=True) as client:
+            commands: list[str] = await client.command_list()  # type: ignore[no-untyped-call]
+            assert len(commands) > 200
+            for role in ROLES:
+                named = {word[1:] for word in REDIS[role].split() if word.startswith("+")}
+                keys_of_run = ("dg:wv:x", "dg:peers:x")
+                may = [
+                    name
+                    for name in commands
+                    if any([await allows(client, role, name, key) for key in keys_of_run])
+                ]
+                whole = {name for name in named if "|" not in name} - BEFORE_LOGIN
+                of_parts = {name.partition("|")[0] for name in named if "|" in name}
+                assert set(may) - BEFORE_LOGIN - of_parts == whole, role
+                other = {name for name in commands if await allows(client, role, name, "other")}
+                assert other <= KEYLESS | BEFORE_LOGIN | of_parts, (role, other)
+
+    asyncio.run(look())
+
+
+BEFORE_LOGIN = {"hello", "auth", "quit", "reset"}
+"""Commands that nobody can be refused, as one proves oneself by them."""
+KEYLESS = {"ping", "multi", "exec", "discard", "unwatch", "scan"}
+"""Commands that name no key; SCAN shows the names of keys, and only the scheduler may ask it."""
+
+
+async def allows(client: "redis.Redis", role: Role, command: str, key: str) -> bool:
+    """Whether the role may do this with a key, as the server itself says."""
+    for number in range(1, 8):
+        arguments = [key] * (number - 1)
+        try:
+            said = await client.acl_dryrun(role, command, *arguments)  # type: ignore[no-untyped-call]
+        except redis.ResponseError as error:
+            if "not found" in str(error):  # a word before subcommands, which is no command itself
+                return False
+            assert "wrong number" in str(error).lower() or "arguments" in str(error).lower(), error
+            continue
+        return bool(said == "OK")
+    return False
