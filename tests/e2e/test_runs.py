@@ -15,6 +15,7 @@ import pytest
 
 from digenrl.local.tokens import KEYS
 from shared.messages.rights import Role
+from tests.e2e.canary import check_no_secret_is_said
 from tests.e2e.garbage import publish_garbage
 from tests.e2e.local_run import LocalRun, StartRun, wait_until
 
@@ -33,6 +34,7 @@ def test_operators_steer_it_services_die_strangers_write_garbage_and_the_run_goe
     paused = run.wait_for(lambda view: view["phase"] == "paused")
     write_garbage(run)
     check_api(run)
+    check_no_secret_is_said(run)
     assert run.get("/v1/run")["step"] <= paused["step"] + 1
     run.post("/v1/run/resume")
     run.wait_for(lambda view: view["phase"] == "running")
@@ -40,6 +42,7 @@ def test_operators_steer_it_services_die_strangers_write_garbage_and_the_run_goe
         os.kill(victim, signal.SIGKILL)
         time.sleep(0.5)
     assert run.wait_for(lambda view: view["num_quarantined"] >= 4)["failure"] is None
+    check_no_secret_is_said(run)
     summary = run.finish()
     assert summary["commits"] == 6
     assert summary["samples_trained"] == 6 * SAMPLES
