@@ -179,7 +179,9 @@ def _build(field: str, table: recipe_rewards.ScorerTable) -> WeightedScorer:
     except OSError as error:
         raise UserError(f"{field}.folder: cannot load {table.folder}: {error}") from error
     whole_groups = table.scores == "groups"
-    return WeightedScorer(table.name, table.weight, scorer, kind.takes, whole_groups)
+    judges_videos = table.judge is not None and table.judge.frames is not None
+    takes = "both" if judges_videos else kind.takes
+    return WeightedScorer(table.name, table.weight, scorer, takes, whole_groups)
 
 
 def _made(kind: Kind, table: recipe_rewards.ScorerTable) -> Scorer:

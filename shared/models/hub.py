@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from shared.errors import UserError
-from shared.models.families import EXPERTS, FAMILIES
+from shared.models.brought import family_named, known_pipelines
+from shared.models.families import EXPERTS
 
 ROOT = "DIGENRL_MODELS"
 MAIN = "main"
@@ -107,10 +108,10 @@ def needed_parts(index: Mapping[str, Any]) -> list[str]:
         UserError: if the model is of a family without an adapter.
     """
     pipeline = str(index.get("_class_name"))
-    if pipeline not in FAMILIES:
-        known = ", ".join(sorted(FAMILIES))
+    family = family_named(pipeline)
+    if family is None:
+        known = ", ".join(known_pipelines())
         raise UserError(f"model.id: it is a {pipeline}; supported are: {known}")
-    family = FAMILIES[pipeline]
     known_parts = NEEDED | family.components | ({EXPERTS["low"]} if family.has_experts else set())
     return [
         name

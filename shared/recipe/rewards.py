@@ -8,6 +8,7 @@ from pydantic import Field, JsonValue, model_validator
 
 from shared.messages.records import Token
 from shared.recipe.fields import NonNegative, Positive, Table, check_unique
+from shared.recipe.rubrics import RUBRICS
 from shared.recipe.sampling import Sampling, SigmaGrid, check_sigmas
 
 QUESTION = """\
@@ -32,6 +33,11 @@ class Judge(Table):
     """Name of the model at the endpoint."""
     prompt: Annotated[str, Field(min_length=1)] = QUESTION
     """Question beside the image; {prompt} stands for the sample's prompt, {highest} for the key."""
+    rubric: Literal["preference", "fit", "video-quality", "video-motion", "video-fit"] | None = None
+    """Name of a question in place of ``prompt``; docs/rewards.md has them."""
+    frames: Annotated[Positive, Field(le=64)] | None = None
+    """Frames of a video, evenly spread, that a request shows. Without it, each frame is judged by
+    itself, and the score is the mean."""
     highest: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 10.0
     """Best number; the worst is 0. Scores are the number divided by it, from 0 to 1."""
     options: dict[str, JsonValue] = Field(default={"temperature": 0})
@@ -43,6 +49,16 @@ class Judge(Table):
     is sent."""
     key_file: Path | None = None
     """File that holds the API key and nothing else; relative to the recipe."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _question_of_the_rubric(cls, plain: Any) -> Any:
+        asked = RUBRICS.get(str(plain.get("rubric"))) if isinstance(plain, Mapping) else None
+        if asked is None:
+            return plain
+        if plain.get("prompt", asked) != asked:
+            raise ValueError("rubric: is a question, and prompt another; leave one of them out")
+        return {**plain, "prompt": asked}
 
     @model_validator(mode="after")
     def _one_key(self) -> Self:

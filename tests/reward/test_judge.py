@@ -11,14 +11,16 @@ import numpy as np
 import pytest
 import safetensors.numpy
 import structlog
+from pydantic import ValidationError
 
 from services.reward.app import RewardApp
 from services.reward.scorer import WeightedScorer, build_scorers, kind_of
-from services.reward.scorers.judge import number_in
+from services.reward.scorers.judge import data_url, number_in, request
 from shared.errors import ScoringError, UserError
 from shared.process.worker import WorkerContext
 from shared.recipe.recipe import load_recipe
 from shared.recipe.rewards import Judge, ScorerTable
+from shared.recipe.rubrics import RUBRICS
 from shared.telemetry import configure_logs
 from tests import examples
 from tests.paths import DIGITS
@@ -316,3 +318,24 @@ def test_a_faulty_table_of_the_judge_names_its_key(tmp_path: Path, table: str, s
     with pytest.raises(UserError) as raised:
         load_recipe(with_judge(tmp_path, table))
     assert f"reward.scorers.0.{said}" in str(raised.value) and "\n" not in str(raised.value)
+
+
+def test_a_request_shows_frames_of_a_video_evenly_spread() -> None:
+    table = Judge(model="m", rubric="video-motion", frames=3)
+    video = np.stack([np.full((3, 4, 4), 10 * number, np.uint8) for number in range(9)])
+    asked: Any = request(table, video, "a dog runs")
+    text, *frames = asked["messages"][0]["content"]
+    assert text["text"].startswith("These are frames") and "a dog runs" in text["text"]
+    assert "to 10 (as in the world)" in text["text"]
+    assert [each["image_url"]["url"] for each in frames] == [data_url(video[n]) for n in (0, 4, 8)]
+    of_two: Any = request(table, video[:2], "x")
+    assert len(of_two["messages"][0]["content"]) == 3
+
+
+def test_a_rubric_is_a_question_and_stays_one_in_a_stored_recipe() -> None:
+    for name in RUBRICS:
+        table = Judge.model_validate({"model": "m", "rubric": name})
+        assert table.prompt == RUBRICS[name] and "{highest}" in table.prompt
+        assert Judge.model_validate(table.model_dump(mode="json")) == table
+    with pytest.raises(ValidationError, match="rubric: is a question, and prompt another"):
+        Judge(model="m", rubric="fit", prompt="what?")

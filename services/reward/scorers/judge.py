@@ -1,8 +1,8 @@
 """A vision-language model as the judge, behind any endpoint that speaks OpenAI's chat completions.
 
-It gets one image and is asked for a number from 0 to ``highest``; the score is that number over
-``highest``, from 0 to 1. Its answer has to end in a line with the number, ``Score:`` before it or
-not: anything else fails the scoring and is never taken for a number.
+It gets one image, or frames of a video, and is asked for a number from 0 to ``highest``; the score
+is that number over ``highest``, from 0 to 1. Its answer has to end in a line with the number,
+``Score:`` before it or not: anything else fails the scoring and is never taken for a number.
 """
 
 import base64
@@ -98,12 +98,21 @@ class JudgeScorer:
             raise ScoringError(f"{self._url}: {without(self._key, str(error))}") from None
 
 
-def request(judge: Judge, image: npt.NDArray[np.uint8], text: str) -> dict[str, object]:
-    """Builds the request about an image (C, H, W)."""
+def shown(judge: Judge, sample: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+    """Returns what a request shows (n, C, H, W) of an image (C, H, W) or a video (F, C, H, W)."""
+    if sample.ndim == 3:
+        return sample[None]
+    places = np.linspace(0, len(sample) - 1, min(judge.frames or 1, len(sample)))
+    chosen: npt.NDArray[np.uint8] = sample[places.round().astype(int)]
+    return chosen
+
+
+def request(judge: Judge, sample: npt.NDArray[np.uint8], text: str) -> dict[str, object]:
+    """Builds the request about an image (C, H, W) or a video (F, C, H, W)."""
     question = judge.prompt.replace("{highest}", f"{judge.highest:g}").replace("{prompt}", text)
     content = [
         {"type": "text", "text": question},
-        {"type": "image_url", "image_url": {"url": data_url(image)}},
+        *({"type": "image_url", "image_url": {"url": data_url(i)}} for i in shown(judge, sample)),
     ]
     messages = [{"role": "user", "content": content}]
     return {**judge.options, "model": judge.model, "messages": messages, "stream": False}
