@@ -110,6 +110,7 @@ def check(name: str) -> None:
     assert not off
 
 
+@pytest.mark.slow
 def test_the_cheapest_model_is_traced_as_the_audit_did() -> None:
     check("sd35-medium")
 

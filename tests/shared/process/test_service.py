@@ -99,6 +99,7 @@ def test_a_worker_of_a_live_run_whose_port_is_taken_says_so_in_one_line_and_ends
     )
 
 
+@pytest.mark.slow
 def test_workers_take_free_ports_and_say_which(serve: Serve, stored_run: None) -> None:
     urls = [said(process, "listening")["url"] for process in (serve("reward"), serve("reward"))]
     assert len(set(urls)) == 2
