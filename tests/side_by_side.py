@@ -164,7 +164,7 @@ class SideBySide:
                 self._report(message)
             else:
                 child.at = message
-        if not data:
+        if not data or child.at is None:  # what it has forked may keep the pipe open
             selector.unregister(child.pipe)
             os.close(child.pipe)
             if child.at is not None:
