@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -90,6 +91,7 @@ def test_lists_say_what_is_here_and_from_where(installed: Path) -> None:
     )
 
 
+@pytest.mark.slow
 def test_its_family_is_checked_by_its_name_alone(installed: Path) -> None:
     found = CliRunner().invoke(app, ["check-family", "OrchidPipeline", "--json"])
     report = json.loads(found.stdout[found.stdout.index("{\n") :])
@@ -131,9 +133,10 @@ type = "ink"
 @pytest.mark.timeout(600)
 def test_a_wheel_that_is_installed_trains(tmp_path: Path) -> None:
     site = tmp_path / "site"
+    source = shutil.copytree(PACKAGE, tmp_path / "source")  # a build leaves files behind
     subprocess.run(
         [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation",
-         "--no-index", "--disable-pip-version-check", "--target", str(site), str(PACKAGE)],
+         "--no-index", "--disable-pip-version-check", "--target", str(site), str(source)],
         check=True, timeout=300,
     )  # fmt: skip
     there = os.environ | {"PYTHONPATH": str(site), "OMP_NUM_THREADS": "1"}

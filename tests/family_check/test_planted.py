@@ -107,7 +107,7 @@ PLANTS = {
         "sd3", "guidance: is 3 in the adapter, where the pipeline has 4", by(OneLess)
     ),
 }  # fmt: skip
-QUICK = ("CFG order", "packing")
+QUICK = ("CFG order",)
 
 
 @pytest.mark.parametrize(
