@@ -121,6 +121,8 @@ class Link:
         with contextlib.suppress(OSError):
             while data := await reader.read(CHUNK):
                 await self._open.wait()
+                if writer.is_closing():
+                    return
                 if self.speaks_nats:
                     for frame in frames.feed(data):
                         self._pass_on(frame, writer)
