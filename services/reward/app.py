@@ -5,6 +5,7 @@ import contextlib
 import math
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 import structlog
 
@@ -21,7 +22,7 @@ from shared.messages.contracts import (
 )
 from shared.process.failpoints import reach
 from shared.process.watchdog import WARNED_AT
-from shared.process.worker import WorkerContext
+from shared.process.worker import WorkerContext, patiently
 from shared.telemetry import FRAGMENTS, STAGE_SECONDS
 
 FRAGMENTS_AT_ONCE = 2
@@ -122,7 +123,8 @@ class RewardApp:
                 FRAGMENTS.labels(stage="reward", outcome="done" if first else "duplicate").inc()
 
     async def _score(self, event: FragmentGenerated) -> FragmentScored:
-        media = await self._store.get(event.stored.media)
+        reading = partial(self._store.get, event.stored.media)
+        media = await patiently(reading, "store_unavailable", slot=str(event.fragment.slot))
         async with self._device:
             began = time.monotonic()
             with self._worker.doing("scoring"):

@@ -125,9 +125,10 @@ class Versions:
     async def add_states(self, record: CommitRecord, snapshot: Snapshot) -> None:
         """Store the optimizer's state of a committed version, and say that it is complete."""
         reach("commit.before-states")
-        checkpoint = await store_states(self._store, self._bus.run, snapshot)
+        storing = partial(store_states, self._store, self._bus.run, snapshot)
+        checkpoint = await self._stored(storing)
         reach("commit.before-states-record")
-        await add_checkpoint(self._store, record, checkpoint)
+        await self._stored(partial(add_checkpoint, self._store, record, checkpoint))
         reach("commit.after-states-record")
         if self.resumption is None or self.resumption.version < record.policy.version:
             self.resumption = Resumption(record.policy.version, checkpoint)

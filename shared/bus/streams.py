@@ -23,8 +23,8 @@ from shared.messages.subjects import Stream, subject_of, unscored_subject
 from shared.telemetry import QUARANTINED
 
 HEARTBEAT_S = 1.0
-SERVICE_UNAVAILABLE = 503
-"""JetStream's code while it starts."""
+SERVER_ERROR = 500
+"""JetStream's code, or below it, of what is the server's fault: it starts, or its disk is full."""
 OTHER_SETTINGS = 10058
 """JetStream's error code for a stream that is there already, with other settings."""
 
@@ -56,7 +56,7 @@ def as_unavailable() -> Iterator[None]:
     try:
         yield
     except APIError as error:
-        if error.code != SERVICE_UNAVAILABLE:
+        if (error.code or 0) < SERVER_ERROR:
             raise
         raise Unavailable(f"NATS cannot do it: {error.description}") from error
     except (nats.errors.Error, OSError) as error:

@@ -53,7 +53,7 @@ def seconds_left(
         elapsed = now - held.since if place < worker.concurrency else 0.0
         left += max(0.0, state.costs.whole_samples(held.num_samples) * seconds - elapsed)
     computing = _gradient_left(state, worker, now) if everything and worker.gradient_task else 0.0
-    return left / worker.concurrency + computing
+    return left / max(1, worker.concurrency) + computing
 
 
 def _gradient_left(state: State, worker: WorkerState, now: float) -> float:

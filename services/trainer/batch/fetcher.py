@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import structlog
 
@@ -20,7 +21,7 @@ from shared.messages.contracts import (
     TrainGroup,
 )
 from shared.messages.staleness import Admissible, check_admission
-from shared.process.worker import WorkerContext
+from shared.process.worker import WorkerContext, patiently
 from shared.recipe.recipe import Recipe
 from shared.run.commits import CommitRecord
 from shared.run.layout import batch_folder
@@ -210,7 +211,8 @@ class GroupFetcher:
         ref = contribution.gradient
         if not ref.key.startswith(f"{batch_folder(self._bus.run, command.batch)}/"):
             raise ContractError(f"{ref.key} is not a gradient of batch {command.batch}")
-        return GroupGradient(gradient=await self._store.get(ref), tally=contribution.tally)
+        gradient = await patiently(partial(self._store.get, ref), "store_unavailable", key=ref.key)
+        return GroupGradient(gradient=gradient, tally=contribution.tally)
 
     async def data(self, command: TrainGroup) -> GroupData | None:
         """Fetch what is stored of the group; None, having refused them, if fragments are faulty."""
@@ -232,7 +234,9 @@ class GroupFetcher:
 
     async def _get(self, ref: ObjectRef) -> bytes:
         cached = self._cache.take(ref)
-        return await self._store.get(ref) if cached is None else cached
+        if cached is not None:
+            return cached
+        return await patiently(partial(self._store.get, ref), "store_unavailable", key=ref.key)
 
     async def _fragment(
         self, fragment: FragmentScored, read: Mapping[ObjectRef, asyncio.Future[bytes]]
