@@ -1,5 +1,7 @@
 """A store that does not answer for a while: a reward worker waits for it, and does not end."""
 
+from collections.abc import Sized
+
 import numpy as np
 import pytest
 import safetensors.numpy
@@ -26,8 +28,8 @@ class Away(ObjectStore):
 
 
 class Half:
-    def score(self, images: object, metadata: list[object], /) -> list[float]:
-        return [0.5 for _ in metadata]
+    def score(self, images: Sized, metadata: object, /) -> list[float]:
+        return [0.5] * len(images)
 
 
 async def test_a_reward_worker_waits_for_its_store(
