@@ -31,6 +31,7 @@ def status(
     runs: Runs = RUNS,
 ) -> None:
     """Say what a run does, what its devices wait for, and what would help."""
+    from digenrl.local.preflight import InProgress
     from digenrl.local.store import store_of
     from digenrl.view.history import RunHistory
     from digenrl.view.state import stored_state
@@ -44,9 +45,14 @@ def status(
     if state is None and scheduler:
         raise DigenRLError(f"--scheduler: {scheduler} does not answer, or refuses the token")
     if state is None:
-        with store_of(runs / wanted):
-            store = open_store(ServiceSettings(run=wanted).store)
-            state = asyncio.run(stored_state(RunHistory(store, wanted)))
+        try:
+            with store_of(runs / wanted):
+                store = open_store(ServiceSettings(run=wanted).store)
+                state = asyncio.run(stored_state(RunHistory(store, wanted)))
+        except InProgress as error:
+            raise DigenRLError(
+                f"{wanted}: its scheduler does not answer: it starts or ends, or the report is made"
+            ) from error
     typer.echo(state.model_dump_json(indent=1) if as_json else "\n".join(state.lines()))
 
 

@@ -265,15 +265,19 @@ def _stored(path: Path) -> Recipe:
         raise UserError(f"--resume: {path} is not a recipe of this release") from error
 
 
+class InProgress(UserError):
+    """Raised when another process holds the lock of a run."""
+
+
 def lock_run(runs: Path, name: str) -> TextIO:
-    """Lock a run until the file is closed; raises UserError if another process holds the lock."""
+    """Lock a run until the file is closed; raises InProgress if another process holds the lock."""
     runs.mkdir(parents=True, exist_ok=True)
     lock = (runs / f".{name}.lock").open("w")
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         lock.close()
-        raise UserError(f"run.name: the run {name!r} is in progress in another process") from error
+        raise InProgress(f"run.name: the run {name!r} is in progress in another process") from error
     return lock
 
 

@@ -75,6 +75,7 @@ async def run_locally(local: LocalRun) -> int:
     api = Api(f"http://127.0.0.1:{local.api_port}", client)
     page = Api(f"http://127.0.0.1:{free_ports(1)[0]}", client)
     write_address(local.folder, api.url)
+    write_address(local.folder, page.url, "page")
     weighted = local.recipe.largest_weight is not None
     display = Display(console, api.url, str(local.folder / "logs"), weighted)
     brokers = plan_brokers(local.folder, local.keys)

@@ -7,7 +7,11 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
+import httpx
+
+from digenrl.local.address import address_of
 from digenrl.local.store import store_of
+from digenrl.local.tokens import KEYS
 from digenrl.view.history import RunHistory
 from digenrl.view.live import LiveRun, client_of
 from digenrl.view.server import View, create_app
@@ -17,6 +21,8 @@ from shared.process.service import serve
 from shared.process.settings import ServiceSettings
 from shared.run.run_recipe import read_recipe
 from shared.store import ObjectStore, open_store
+
+ASK_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,15 +41,36 @@ class Wanted:
 
 
 def show(wanted: Wanted) -> None:
-    """Serve the page until SIGINT or SIGTERM.
+    """Serve the page until SIGINT or SIGTERM; of a run that `digenrl up` serves the page of, print
+    a link to it.
 
     Raises:
         UserError: if there is no such run, or it is in progress and the address of its scheduler is
             not given.
     """
+    if not wanted.scheduler and len(wanted.names) == 1:
+        folder = wanted.runs / wanted.names[0]
+        if (link := _link_of_live(folder)) is not None:
+            print(link)  # noqa: T201 -- a link to click
+            return
     with ExitStack() as stack:
         stores = [_open(stack, wanted.runs / name, name) for name in wanted.names]
         asyncio.run(_show(wanted, stores))
+
+
+def _link_of_live(folder: Path) -> str | None:
+    """Return a link to the page that `digenrl up` serves of a run in progress; None if it does
+    not."""
+    address = address_of(folder, "page")
+    token = folder / KEYS / "operator.token"
+    if not address or not token.is_file():
+        return None
+    headers = {"authorization": f"Bearer {token.read_text().strip()}"}
+    try:
+        answer = httpx.post(f"{address}/v1/codes", headers=headers, verify=False, timeout=ASK_S)
+        return f"{address}{answer.raise_for_status().json()['path']}"
+    except httpx.HTTPError:
+        return None
 
 
 def _open(stack: ExitStack, folder: Path, name: str) -> ObjectStore:

@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -48,6 +49,7 @@ def test_a_run_is_evaluated_followed_and_reported_and_has_the_same_bytes_if_kill
         "--tensorboard", str(tmp_path / "tb"), recipe=path,
     )  # fmt: skip
     wait_until(lambda: bool(run_log(run.folder)), 120)
+    check_page(run)
     child(run, "evaluate").kill()
     summary = run.finish()
     check_trained("wan", run, summary, steps=STEPS)
@@ -84,10 +86,24 @@ def check_killed_and_resumed(start: StartRun, expected: dict[str, Any]) -> None:
     assert found["weights_digest"] == expected["weights_digest"]
 
 
+def check_page(run: LocalRun) -> None:
+    """The page is there while the run goes on."""
+    [address] = [entry["url"] for entry in logged(run, "view", "listening")]
+    with httpx.Client(base_url=address, headers=run.tokens.headers("viewer")) as client:
+        workers = client.get("/workers").text
+        assert "rollout-0" in workers and "trainer-0" in workers
+        assert f"of {STEPS}" in client.get("/").text
+        wait_until(lambda: client.get("/samples").text.count("<video") == PICTURES, 60)
+        assert client.get("/data/timeline").json()[-1]["devices"].keys() >= {"trainer-0"}
+
+
 def follow_by_name_alone(run: LocalRun, folder: Path) -> None:
-    """`digenrl follow` of a run that has ended, without a variable that says where its store is."""
-    arguments = ["small", "--runs", str(run.folder.parent), "--tensorboard", str(folder)]
-    subprocess.run([sys.executable, "-m", "digenrl", "follow", *arguments], check=True)
+    """`digenrl follow` and `status` of a run that has ended, without a variable that says where its
+    store is."""
+    digenrl, runs = [sys.executable, "-m", "digenrl"], ["--runs", str(run.folder.parent)]
+    subprocess.run([*digenrl, "follow", "small", *runs, "--tensorboard", str(folder)], check=True)
+    said = json.loads(subprocess.check_output([*digenrl, "status", "small", *runs, "--json"]))
+    assert (said["status"], said["step"]) == ("finished", STEPS)
 
 
 def check_evaluations(run: LocalRun, summary: dict[str, Any]) -> None:
