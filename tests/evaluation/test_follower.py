@@ -142,7 +142,10 @@ async def test_the_alarm_is_in_the_record_of_the_version_that_raised_it(
     assert all("gold reward smooth fell" in record.alarms[0] for record in later if record.alarms)
 
 
-async def test_a_scorer_that_fails_leaves_no_record(folder_store: ObjectStore) -> None:
+async def test_a_scorer_that_fails_leaves_no_record(
+    folder_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DIGENRL_PRIVATE_HOSTS", "127.0.0.1")
     nobody = {"name": "taste", "type": "remote", "url": "http://127.0.0.1:9", "patience": 0.1}
     recipe = await begin(folder_store, evaluation__scorers=[nobody])
     await commit_up_to(folder_store, recipe, 0)

@@ -64,7 +64,6 @@ def test_other_bad_input_is_refused_in_one_line() -> None:
         ("plan", "no.toml", "--devices", "h100=2"): "cannot read the recipe no.toml",
         ("plan", str(DIGITS), "--devices", "h100=2"): "--profile: no cost profile is named like",
         ("plan", str(SHARED), "--devices", "4090=8"): "trainer.sharded: what gathering shared",
-        ("plan", "--profile", "qwen-image", "--devices", "h100=1"): "one device cannot be split",
         (*sim, "--tag", "some"): "--tag: 'some' is neither a number nor auto nor off",
         (*sim, "--tag", "99"): "--tag: 99 groups of 32; at most all of them",
         (*sim, "--fragment-size", "5"): "--fragment-size: 5 does not divide the group; these do: 1",
@@ -77,6 +76,12 @@ def test_other_bad_input_is_refused_in_one_line() -> None:
         (*sim[:3], "--rollout", "4090=1", "--trainer", "h100=1"): "qwen-image needs 41.5 GiB",
     }.items():
         assert _refusal(*words).startswith(start)
+
+
+def test_one_device_generates_and_trains_by_turns() -> None:
+    found = json.loads(_run("plan", "--profile", "qwen-image", "--devices", "h100=1", "--json"))
+    assert {choice["recipe"]["schedule.mode"] for choice in found["choices"]} == {"fluid"}
+    assert all(choice["trainer"] == {"H100": 1} for choice in found["choices"])
 
 
 def test_a_plan_in_a_table_and_in_json() -> None:

@@ -103,7 +103,7 @@ def test_a_plan_prints_the_keys_of_its_rows() -> None:
     found = json.loads(CliRunner().invoke(app, [*words, "--json"], catch_exceptions=False).output)
     assert found["host_gpus"] == 6
     for choice in found["choices"]:
-        assert choice["recipe"]["rollout.workers"] == choice["rollout"]["H100"]
+        assert choice["recipe"]["rollout.workers"] == choice["rollout"].get("H100", 0)
         assert choice["recipe"]["trainer.devices"] == choice["trainer"]["H100"]
         assert choice["recipe"]["schedule.fragment_size"] == choice["fragment_size"]
     assert f"trainer.devices = {found['choices'][0]['trainer']['H100']}, schedule." in shown
