@@ -37,7 +37,7 @@ gpu-day: $(VENV)/.installed
 # Some machines never write bytecode; then every start of pytest would compile all tests anew.
 PYTEST = PYTHONDONTWRITEBYTECODE= $(TEST_VENV)/bin/python -m pytest $(ARGS)
 CLOCKED = $(if $(ARGS),,$(shell grep -rl --include="*.py" "mark\.clock" tests))
-SIDE_BY_SIDE = -p tests.side_by_side --processes 3
+SIDE_BY_SIDE = --numprocesses 3 --dist loadgroup --no-loadscope-reorder
 NOTHING_FOUND = 5
 
 test: $(TEST_VENV)/.installed
@@ -54,7 +54,7 @@ LONG = $(patsubst %,--ignore tests/shared/diffusion/%,$(OF_MODELS)) $(patsubst %
     --ignore tests/shared/process/test_service.py \
     --deselect tests/faults/test_faults.py::test_no_schedule_breaks_an_invariant_or_keeps_a_run_from_finishing
 test-fast: $(TEST_VENV)/.installed
-	OMP_NUM_THREADS=1 $(PYTEST) -p tests.side_by_side --processes 2 -m "not (broker or run or clock or slow or night)" $(LONG) $(FAST)
+	OMP_NUM_THREADS=1 $(PYTEST) --numprocesses 2 --dist worksteal -m "not (broker or run or clock or slow or night)" $(LONG) $(FAST)
 
 # Everything: breadth, 10,000 fault schedules, other examples each time.
 test-all: export DIGENRL_FAULT_SEEDS = 10000

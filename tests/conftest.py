@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import structlog
 from hypothesis import HealthCheck, settings
 
 from digenrl.local.brokers import Brokers, Program, plan_brokers, wait_ready
@@ -35,21 +36,27 @@ RANKS = "ranks"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests whose fixtures start a broker, and the files that one process of several has
-    to take: all that ask for ranks."""
+    """Mark the tests whose fixtures start a broker, and those that one process of several has to
+    take: the tests of a file, and all files that ask for ranks."""
     fixtures = [set(getattr(item, "fixturenames", ())) for item in items]
     ranked = {item.path for item, named in zip(items, fixtures, strict=True) if RANKS in named}
     for item, named in zip(items, fixtures, strict=True):
         if BROKERS & named:
             item.add_marker(pytest.mark.broker)
-        if item.path in ranked:
-            item.add_marker(pytest.mark.together(RANKS))
+        item.add_marker(pytest.mark.xdist_group(RANKS if item.path in ranked else str(item.path)))
 
 
 @pytest.fixture(autouse=True)
 def ports_of_this_test() -> Iterator[None]:
     with releasing_ports():
         yield
+
+
+@pytest.fixture(autouse=True)
+def _logs_as_before() -> Iterator[None]:
+    """A command configures the logs of its process, which here is that of all tests."""
+    yield
+    structlog.reset_defaults()
 
 
 @pytest.fixture

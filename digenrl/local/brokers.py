@@ -193,6 +193,8 @@ def _nats(
     inbox = inbox_of(urlsplit(url).username or USER)
 
     async def ready() -> bool:
+        host, _, port = at.rpartition(":")
+        await reach(host, int(port))  # the client waits two seconds after a refusal
         connection = await nats.connect(
             url, allow_reconnect=False, connect_timeout=2, inbox_prefix=inbox.encode(), **verified
         )
@@ -291,6 +293,12 @@ def _gateway(
     server = seaweedfs.Server(at, port, seaweedfs.OWNER, owner, ca)
     home = {"HOME": str(_home(folder)), "GOMEMLIMIT": "512MiB"}
     return Program(name="s3", argv=argv, environment=home, ready=server.ready)
+
+
+async def reach(host: str, port: int) -> None:
+    """Return once something listens there; raises OSError if nothing does."""
+    _, writer = await asyncio.open_connection(host, port)
+    writer.close()
 
 
 async def wait_ready(program: Program, *, seconds: float = READY_S) -> None:

@@ -13,7 +13,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import structlog
 from typer.testing import CliRunner
 
 from digenrl.cli import app
@@ -25,12 +24,10 @@ CLOSED = "127.0.0.1:1"
 
 
 @pytest.fixture(autouse=True)
-def _alone(monkeypatch: pytest.MonkeyPatch) -> Any:
+def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in os.environ if name.startswith("DIGENRL_")]:
         monkeypatch.delenv(name)
     monkeypatch.setattr(doctor, "ASK_S", 1.0)
-    yield
-    structlog.reset_defaults()
 
 
 def examined(*arguments: str) -> tuple[int, dict[str, list[dict[str, str]]]]:

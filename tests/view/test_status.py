@@ -2,12 +2,10 @@
 
 import asyncio
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
 import pytest
-import structlog
 from typer.testing import CliRunner
 
 from digenrl.cli import app
@@ -24,13 +22,6 @@ LOGS: dict[str, list[dict[str, object]]] = {
     ],
     "rollout-0": [{"ts": "2026-11-23T10:00:03.5Z", "level": "debug", "event": "generated"}],
 }
-
-
-@pytest.fixture(autouse=True)
-def _logs_as_before() -> Iterator[None]:
-    """Commands configure the logs of their process, here that of all tests."""
-    yield
-    structlog.reset_defaults()
 
 
 @pytest.fixture

@@ -100,11 +100,15 @@ class Live:
                 await asyncio.sleep(0.01)
 
     async def knows(self, version: int) -> bool:
-        """Whether it comes to know of the version, and of all before it, in some seconds."""
+        """Whether it comes to know of the version, and of all before it, in some seconds; they are
+        indexed after the batch is opened."""
         scheduler = self.scheduler
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(WAIT_S):
-                while scheduler.state.policy != examples.policy(version):  # noqa: ASYNC110
+                while (  # noqa: ASYNC110
+                    scheduler.state.policy != examples.policy(version)
+                    or await self.index.lookup(version) is None
+                ):
                     await asyncio.sleep(0.01)
         assert scheduler.state.batch is not None
         indexed = [await self.index.lookup(number) for number in range(version + 1)]
