@@ -84,6 +84,13 @@ class Checked:
         recipe = self.recipe
         if recipe.sampling.tail is not None and not self.elsewhere:
             yield tail_line(recipe, self.path, RUNS)
+        every = recipe.trainer.checkpoint_every or 1
+        if every != recipe.checkpoint_every:
+            yield (
+                f"trainer.checkpoint_every: fluid devices do not obey {every}: they store the "
+                "optimizer's state of every version; leave the key out, or set schedule.mode to "
+                '"pipelined"'
+            )
         if recipe.schedule.max_staleness == "auto" and self.forecast is None:
             yield staleness_line(decide_at_start(recipe))
 

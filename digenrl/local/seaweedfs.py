@@ -80,7 +80,8 @@ class Server:
 
 @dataclass(frozen=True, slots=True)
 class Inside:
-    """By what the parts of SeaweedFS know one another: nobody else may use their ports."""
+    """Names the authority and the certificate by which the parts of SeaweedFS know one another:
+    nobody else may use their ports."""
 
     ca: Path
     certificate: Certificate

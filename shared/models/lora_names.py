@@ -15,9 +15,9 @@ DOTTED = (
     "base_model.model.transformer.", "base_model.model.", f"{LOW}.", f"{HIGH}.",
     "diffusion_model.", "",
 )  # fmt: skip
-"""Beginnings of names that are written with dots."""
+"""How names begin that are written with dots."""
 FLAT = ("lora_unet_", "lora_transformer_", "lycoris_")
-"""Beginnings of names whose dots are underscores."""
+"""How names begin that are written with underscores in place of dots."""
 
 
 @dataclass(frozen=True, slots=True)

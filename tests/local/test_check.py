@@ -45,6 +45,15 @@ def test_every_recipe_passes(path: Path) -> None:
     assert is_demo or "are on other hosts" in said[1]
 
 
+@pytest.mark.parametrize("every, said", [(1, 0), (5, 1)])
+def test_a_key_that_fluid_devices_do_not_obey_is_named(every: int, said: int) -> None:
+    path = RECIPES / "digits-fluid.toml"
+    lines = check(path, options={"trainer.checkpoint_every": every}).lines
+    assert sum("trainer.checkpoint_every" in line for line in lines) == said
+    recipe = override(load_recipe(path), {"trainer.checkpoint_every": every})
+    assert recipe.checkpoint_every == 1
+
+
 @pytest.mark.parametrize("name", SHIPPED)
 def test_weights_that_are_not_here_are_no_reason_to_be_content(name: str) -> None:
     with pytest.raises(UserError, match=r"model\.folder: .* does not exist.*--elsewhere"):

@@ -52,6 +52,8 @@ class Updates:
 
 @dataclass(slots=True)
 class MemberState:
+    """Says which versions, total and updates the device holds, and reports each change."""
+
     worker: Worker
     ledger: Ledger
     available: asyncio.Event = field(default_factory=asyncio.Event)
