@@ -19,6 +19,7 @@ worker does at the moment (workers.py). A message holds no tensors: it names obj
     SetDevice             scheduler -> trainer     TAG: what a trainer's device is to be used for
     OperatorRequest       API -> scheduler         pause, resume, stop
     TagRequest            API -> scheduler         TAG: auto, off or fixed
+    WorkerRequest         API -> scheduler         give a worker nothing new, or work again
     TrainPiece, ...       scheduler -> members     fluid devices: see fluid.py
     WorkerStatus          every worker -> scheduler, once a second and at changes, not stored
     WorkerRefused         scheduler -> one worker  it takes no part, and ends; not stored
@@ -297,6 +298,14 @@ class TagRequest(Record):
     id: Token
 
 
+class WorkerRequest(Record):
+    kind: Literal["worker_request"] = "worker_request"
+    action: Literal["drain", "undrain"]
+    worker: Token
+    """Name of the worker, whichever start of it."""
+    id: Token
+
+
 Event = (
     FragmentGenerated
     | FragmentReleased
@@ -310,6 +319,7 @@ Event = (
     | RunFailed
     | OperatorRequest
     | TagRequest
+    | WorkerRequest
     | FluidEvent
 )
 Command = GenerateFragment | TrainGroup | ComputeGradient | SetDevice | FluidCommand

@@ -77,6 +77,7 @@ RIGHTS = (
         contracts.OperatorRequest, "dg.*.evt.operator_request", _SCHEDULER, ("trainer", "client")
     ),
     Right(contracts.TagRequest, "dg.*.evt.tag_request", _SCHEDULER, ("client",)),
+    Right(contracts.WorkerRequest, "dg.*.evt.worker_request", _SCHEDULER, ("client",)),
     Right(workers.WorkerRefused, "dg.*.refused.*", _SCHEDULER, WORKERS),
     *(Right(workers.WorkerStatus, f"dg.*.live.{role}.*", (role,)) for role in WORKERS),
 )

@@ -57,6 +57,8 @@ OPERATIONS: Mapping[str, Needs] = {
     "POST /v1/run/pause": "operator",
     "POST /v1/run/resume": "operator",
     "POST /v1/run/stop": "operator",
+    "POST /v1/workers/{worker}/drain": "operator",
+    "POST /v1/workers/{worker}/undrain": "operator",
     "POST /v1/dead-letters/{number}/retry": "operator",
     "POST /v1/dead-letters/{number}/drop": "operator",
     # Of the run's page (digenrl/view).

@@ -69,6 +69,30 @@ ON_CHANGES = {
     422: "the request is not understood, or another one had this Idempotency-Key",
 }
 """What is refused before a route is asked (shared/process/http_guard.py)."""
+NOT_UNDERSTOOD = "the request is not understood"
+
+
+SAID = {
+    404: "there is no such thing",
+    409: "the run is not in a state for this",
+    410: "it was deleted, as nothing needs it any more; the detail says by which rule",
+    503: "what has to answer does not; repeat the request",
+}
+
+
+def errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """Return what a route says of the errors that it answers with, besides those of every route."""
+    return {status: {"model": Problem, "description": SAID[status]} for status in statuses}
+
+
+IDEMPOTENCY_KEY = {
+    "name": "Idempotency-Key",
+    "in": "header",
+    "required": False,
+    "description": "names the request: sent twice, it is done once",
+    "schema": {"type": "string", "pattern": "^[!-~]{1,200}$"},
+    "example": "8c1f0a5be0c64d1c9d6a3d2f5f1f7a10",
+}
 
 
 def add_problems(app: FastAPI) -> None:
@@ -111,17 +135,25 @@ def with_problems(schema: dict[str, Any]) -> dict[str, Any]:
     """A description of an API whose errors are problems, those of the guard among them."""
     for operations in schema["paths"].values():
         for method, operation in operations.items():
-            refusals = ON_EVERY_ROUTE | (ON_CHANGES if method == "post" else {})
-            for status, description in refusals.items():
-                operation["responses"].setdefault(str(status), {"description": description})
-            for status, response in operation["responses"].items():
-                if _is_problem(status, response):
-                    response["content"] = {PROBLEM_JSON: {"schema": {"$ref": REF}}}
+            _describe_errors(operation, changes=method == "post")
     schemas = schema.setdefault("components", {}).setdefault("schemas", {})
     schemas["Problem"] = Problem.model_json_schema()
     for unused in ("HTTPValidationError", "ValidationError"):
         schemas.pop(unused, None)
     return schema
+
+
+def _describe_errors(operation: dict[str, Any], *, changes: bool) -> None:
+    refusals = ON_EVERY_ROUTE | (ON_CHANGES if changes else {})
+    if changes:
+        operation.setdefault("parameters", []).append(IDEMPOTENCY_KEY)
+    for status, description in refusals.items():
+        operation["responses"].setdefault(str(status), {"description": description})
+    for status, response in operation["responses"].items():
+        if response["description"] == "Validation Error":  # as FastAPI calls it
+            response["description"] = refusals.get(int(status), NOT_UNDERSTOOD)
+        if _is_problem(status, response):
+            response["content"] = {PROBLEM_JSON: {"schema": {"$ref": REF}}}
 
 
 def _is_problem(status: str, response: dict[str, Any]) -> bool:

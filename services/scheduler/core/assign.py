@@ -312,6 +312,8 @@ class PooledAssigner:
         state, left = self._draft.state, self._draft.samples_left
         if self._trainer is None or state.tag.mode != "generate" or not left:
             return None
+        if state.workers[self._trainer].drained:
+            return None
         if state.batch is None or self._batch.index != state.batch.index:
             return None
         size = self._size(self._num_queues + state.workers[self._trainer].concurrency)
@@ -329,6 +331,8 @@ def _lent_trainer(plan: Plan, state: State) -> WorkerState | None:
     """The trainer, if it may be given fragments."""
     trainer = state.trainer
     if trainer is None or not trainer.concurrency or state.tag.mode != "generate":
+        return None
+    if trainer.drained:
         return None
     has_share = plan.schedule.mode == "colocated" or state.tag.samples_left > 0
     return trainer if has_share else None

@@ -1,8 +1,12 @@
-"""Excludes rollout devices from new work: those that hang, return everything, or are about to end.
+"""Excludes devices from new work: those that hang, return everything, are about to end, or that an
+operator drains.
 
 A device may report once a second and never finish. When its deadline has passed, others are given
 its fragments as well, in the same slots; a slot takes one result, so the first result counts. The
 device is given work again as soon as it finishes something or reports that it is idle.
+
+A device that is drained goes on to be watched, until it has finished what it has. It stays drained
+under its name, whoever is started again, until an operator says otherwise.
 
 A device returns a fragment that it has not begun if a newer version is out. One that wrongly
 believes so would go on returning for ever.
@@ -14,7 +18,7 @@ from services.scheduler.core import fragments
 from services.scheduler.core.state import Plan, State, WorkerState
 from services.scheduler.core.tag.estimates import Estimate
 from services.scheduler.core.workers import GENERATES
-from shared.messages.contracts import FragmentReleased
+from shared.messages.contracts import FragmentReleased, WorkerRequest
 
 TIMES_LEARNED = 10
 """Factor over its usual time that a device may take."""
@@ -52,10 +56,30 @@ def exclude_late_devices(plan: Plan, state: State, now: float) -> State:
     gap, state = now - state.ticked_at, replace(state, ticked_at=now)
     if gap > GAP_S:
         return _restart_clocks(state, now)
-    for worker in state.rollout:
+    drains = [state.workers[a] for a in sorted(state.workers) if _drains(state.workers[a])]
+    for worker in [*state.rollout, *drains] if state.draining else state.rollout:
         if _is_late(plan, state, worker, now):
             state = _exclude_late(plan, state, worker)
     return _fail_if_all_return(state, now)
+
+
+def _drains(worker: WorkerState) -> bool:
+    return worker.drained and worker.service in GENERATES and worker.excluded is None
+
+
+def set_drained(state: State, request: WorkerRequest) -> State:
+    """Give workers of a name nothing new, or work again; what they have, they finish."""
+    name, drained = request.worker, request.action == "drain"
+    changed = [
+        replace(worker, drained=drained)
+        for worker in state.workers.values()
+        if worker.name == name and worker.drained != drained
+    ]
+    draining = state.draining | {name} if drained else state.draining - {name}
+    if draining == state.draining and not changed:
+        return state
+    workers = state.workers.changed(changed) if changed else state.workers
+    return replace(state, draining=draining, workers=workers)
 
 
 def _restart_clocks(state: State, now: float) -> State:

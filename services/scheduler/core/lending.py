@@ -174,9 +174,11 @@ def _should_lend(plan: Plan, state: State, trainer: WorkerState, now: float) -> 
     batch = state.batch
     if batch is None or state.phase != "running" or plan.schedule.mode == "sequential":
         return False
+    if trainer.drained and not trainer.independent_devices:
+        return False
     if trainer.independent_devices or plan.schedule.mode == "colocated":
         has_share = plan.schedule.mode == "colocated" or state.tag.samples_left > 0
-        more = has_share and _has_unissued(plan, batch)
+        more = has_share and not trainer.drained and _has_unissued(plan, batch)
         return more or bool(trainer.assigned)
     if has_ready(plan, batch, trainer):
         return False

@@ -58,6 +58,7 @@ from shared.messages.contracts import (
     RunFailed,
     TagRequest,
     TrainGroup,
+    WorkerRequest,
 )
 from shared.messages.fluid import (
     FluidCommand,
@@ -250,7 +251,7 @@ def _record_training(plan: Plan, state: State, event: MachineInput, now: float) 
 
 
 def _record_worker(plan: Plan, state: State, event: MachineInput, now: float) -> State:
-    """Record what the shell sees of workers, and what operators request."""
+    """Record what the shell sees of workers."""
     match event:
         case WorkerJoined():
             return _worker_joined(plan, state, event, now)
@@ -262,10 +263,19 @@ def _record_worker(plan: Plan, state: State, event: MachineInput, now: float) ->
             return exclusion.readmit_idle(state, address)
         case DeviceReported(address=address, loan_number=number, mode=mode):
             return device_reported(state, address, number, mode, now)
+        case _:
+            return _record_request(plan, state, event, now)
+
+
+def _record_request(plan: Plan, state: State, event: MachineInput, now: float) -> State:
+    """Record what operators request."""
+    match event:
         case OperatorRequest(action=action):
             return _set_phase(state, action)
         case TagRequest():
             return tag_requested(state, event)
+        case WorkerRequest():
+            return exclusion.set_drained(state, event)
         case _:
             return _record_own(plan, state, event, now)
 
@@ -322,6 +332,7 @@ def _worker_joined(plan: Plan, state: State, event: WorkerJoined, now: float) ->
         assigned=fragments.issued_to(state, event.address),
         gradient_task=training.gradient_task_of(state, event.address),
         clock_from=now,
+        drained=event.name in state.draining,
     )
     if worker.service == "trainer":
         tag = replace(state.tag, mode="train", loan_number=0, observed=(0, "train"))

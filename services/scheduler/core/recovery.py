@@ -65,7 +65,8 @@ def restart_batches(plan: Plan, state: State, before: State) -> State:
         for index in sorted(known)
     )
     follows = plan.schedule.staleness_limit > 0 or plan.schedule.mode == "fluid"
-    return again(replace(state, batches=batches[: 1 + follows]), before)
+    state = replace(state, batches=batches[: 1 + follows], draining=before.draining)
+    return again(state, before)
 
 
 def _restart_group(group: GroupState) -> GroupState:

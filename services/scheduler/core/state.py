@@ -261,6 +261,8 @@ class State:
     """Version by which evaluations have reached the run's goal: it ends with the next version."""
     fluid: FluidState | None = None
     """What fluid devices train, with `schedule.mode` "fluid"; otherwise None."""
+    draining: frozenset[str] = frozenset()
+    """Names of workers that an operator has asked to drain; they may be started again."""
     draws: Draws | None = None
     """What the curriculum has drawn, from the committed batches; None without one."""
 
@@ -292,7 +294,8 @@ class State:
     def training_devices(self) -> list[WorkerState]:
         """Devices that generate and train, in a fixed order."""
         able = [
-            w for w in self.workers.values() if w.concurrency and w.excluded is None
+            w for w in self.workers.values()
+            if w.concurrency and w.excluded is None and not w.drained
             and (w.service == "trainer" or (w.service == "rollout" and w.can_train))
         ]  # fmt: skip
         return sorted(able, key=lambda worker: worker.address)

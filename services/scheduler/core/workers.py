@@ -1,8 +1,8 @@
 """The workers that the scheduler knows: immutable, with what every event asks of all of them.
 
 With thousands of devices a look at each of them costs more than everything else that follows from
-an event. Who generates changes only when somebody joins, leaves or is excluded; who has room for
-another fragment, one device at a time.
+an event. Who generates changes only when somebody joins, leaves, is excluded or drained; who has
+room for another fragment, one device at a time.
 """
 
 import math
@@ -88,6 +88,8 @@ class WorkerState:
     gradient_task: GradientTask | None = None
     excluded: Exclusion | None = None
     """Why the worker is given no work, if it is not."""
+    drained: bool = False
+    """Whether an operator has asked that it be given nothing new."""
     num_returned: int = 0
     """Fragments returned since the last one that it finished."""
     clock_from: float = 0.0
@@ -104,8 +106,8 @@ class WorkerState:
 
     @property
     def generates(self) -> bool:
-        """Whether this is a rollout device or a member, and is not excluded from work."""
-        return self.service in GENERATES and self.excluded is None
+        """Whether this is a rollout device or a member, and is given work."""
+        return self.service in GENERATES and self.excluded is None and not self.drained
 
     def has_room(self, queue_depth: int) -> bool:
         """Whether it may be given another fragment; ``queue_depth``: most per queue."""
@@ -184,5 +186,5 @@ def _followed(
     return room.union(gain).difference(loss) if gain or loss else room
 
 
-def _role(worker: WorkerState) -> tuple[str, int, Exclusion | None, bool]:
-    return worker.service, worker.concurrency, worker.excluded, worker.can_train
+def _role(worker: WorkerState) -> tuple[str, int, Exclusion | None, bool, bool]:
+    return worker.service, worker.concurrency, worker.excluded, worker.drained, worker.can_train

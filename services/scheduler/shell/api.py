@@ -2,17 +2,17 @@
 
 import asyncio
 import uuid
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeVar
 
-from fastapi import FastAPI, HTTPException, Path, Query
+from fastapi import APIRouter, FastAPI, HTTPException, Path, Query
 
+from services.scheduler.shell import api_batches, views
 from services.scheduler.shell import api_models as models
-from services.scheduler.shell import views
 from services.scheduler.shell.app import Scheduler
-from services.scheduler.shell.dead_letters_api import add_dead_letters
-from shared.messages.contracts import OperatorRequest, TagRequest
+from services.scheduler.shell.dead_letters_api import dead_letters
+from shared.messages.contracts import OperatorRequest, TagRequest, WorkerRequest
 from shared.process.http_access import Access, check_routes, sign_in
-from shared.process.http_api import Problem, add_docs, add_problems
+from shared.process.http_api import add_docs, add_problems, errors
 from shared.process.service import probes
 
 Limit = Annotated[int, Query(ge=1, le=200, description="how many at most")]
@@ -20,6 +20,9 @@ Before = Annotated[
     int | None, Query(ge=0, lt=2**31, description="only those with a smaller number")
 ]
 Number = Annotated[int, Path(ge=0, lt=2**31, description="number of the batch")]
+WorkerName = Annotated[
+    str, Path(pattern=r"^[A-Za-z0-9_-]{1,64}$", description="name of the worker")
+]
 PUBLISH_S = 4.0
 """Longest time in which a request is to be stored."""
 DESCRIPTION = """Shows where a run is and what its workers do, and takes requests to it.
@@ -28,12 +31,10 @@ Requests send a token, `Authorization: Bearer ...` (docs/security.md): one of a 
 an operator steers the run as well. With an Idempotency-Key, what is sent twice is done once.
 Errors are problem+json (RFC 9457). A request that is accepted (202) takes effect a moment later.
 """
-ERRORS: dict[int | str, dict[str, object]] = {
-    404: {"model": Problem, "description": "there is no such thing"},
-    409: {"model": Problem, "description": "the run is not in a state for this"},
-    503: {"model": Problem, "description": "the broker does not store the request"},
-    422: {"model": Problem, "description": "the request is not understood"},
-}
+T = TypeVar("T")
+ABSENT = errors(404)
+UNSTORED = errors(503)
+NOT_NOW = errors(409, 503)
 
 
 def create_app(scheduler: Scheduler, access: Access | None = None) -> FastAPI:
@@ -49,94 +50,95 @@ def create_app(scheduler: Scheduler, access: Access | None = None) -> FastAPI:
     app.include_router(sign_in(access or Access()))
     add_problems(app)
     add_docs(app)
-
-    @app.get("/v1/run", operation_id="get_run", tags=["run"])
-    def run() -> models.RunView:
-        """What the run is doing."""
-        return views.run_view(scheduler)
-
-    @app.get("/v1/workers", operation_id="list_workers", tags=["run"])
-    def workers() -> list[models.WorkerView]:
-        """Every live worker and what it does right now."""
-        return views.worker_views(scheduler)
-
-    _add_batches(app, scheduler)
-    _add_devices(app, scheduler)
-    _add_tag(app, scheduler)
-    _add_actions(app, scheduler)
-    add_dead_letters(app, scheduler, PUBLISH_S)
+    for router in (
+        _run(scheduler), _batches(scheduler), _workers(scheduler), _tag(scheduler),
+        _actions(scheduler), dead_letters(scheduler, PUBLISH_S),
+    ):  # fmt: skip
+        app.include_router(router)
     check_routes(app)
     return app
 
 
-def _add_batches(app: FastAPI, scheduler: Scheduler) -> None:
-    @app.get("/v1/batches", operation_id="list_batches", tags=["run"], responses={422: ERRORS[422]})
-    async def batches(limit: Limit = 50, before: Before = None) -> list[models.BatchView]:
+def _run(scheduler: Scheduler) -> APIRouter:
+    router = APIRouter(tags=["run"])
+
+    @router.get("/v1/run", operation_id="get_run")
+    def run() -> models.RunView:
+        """What the run is doing."""
+        return views.run_view(scheduler)
+
+    return router
+
+
+def _batches(scheduler: Scheduler) -> APIRouter:
+    router = APIRouter(tags=["run"])
+
+    @router.get("/v1/batches", operation_id="list_batches")
+    async def batches(limit: Limit = 50, before: Before = None) -> list[api_batches.BatchView]:
         """The newest batches, the one in flight first."""
         return await views.batch_views(scheduler, limit, before)
 
-    @app.get(
-        "/v1/batches/{batch}",
-        operation_id="get_batch",
-        tags=["run"],
-        responses={k: ERRORS[k] for k in (404, 422)},
-    )
-    async def batch(batch: Number) -> models.BatchDetail:
+    @router.get("/v1/batches/{batch}", operation_id="get_batch", responses=ABSENT)
+    async def batch(batch: Number) -> api_batches.BatchDetail:
         """One batch with its groups."""
         found = await views.batch_detail(scheduler, batch)
-        if found is None:
-            raise HTTPException(404, f"batch {batch} has not begun")
-        return found
+        return _there(found, f"batch {batch} has not begun")
 
-    @app.get(
-        "/v1/versions", operation_id="list_versions", tags=["run"], responses={422: ERRORS[422]}
-    )
-    async def versions(limit: Limit = 50, before: Before = None) -> list[models.VersionView]:
+    @router.get("/v1/versions", operation_id="list_versions")
+    async def versions(limit: Limit = 50, before: Before = None) -> list[api_batches.VersionView]:
         """The newest policy versions."""
         return await views.version_views(scheduler, limit, before)
 
-
-def _add_devices(app: FastAPI, scheduler: Scheduler) -> None:
-    @app.get(
-        "/v1/batches/{batch}/usage",
-        operation_id="get_usage",
-        tags=["run"],
-        responses={k: ERRORS[k] for k in (404, 422)},
-    )
-    async def usage(batch: Number) -> models.UsageView:
+    @router.get("/v1/batches/{batch}/usage", operation_id="get_usage", responses=ABSENT)
+    async def usage(batch: Number) -> api_batches.UsageView:
         """What the devices did from the opening of a batch to its commit."""
         found = await views.usage_view(scheduler, batch)
-        if found is None:
-            raise HTTPException(404, f"what devices did in batch {batch} is not known")
-        return found
+        return _there(found, f"what devices did in batch {batch} is not known")
 
-    @app.get(
-        "/v1/batches/{batch}/timeline",
-        operation_id="get_timeline",
-        tags=["run"],
-        responses={k: ERRORS[k] for k in (404, 422)},
-    )
-    async def timeline(batch: Number) -> models.TimelineView:
+    @router.get("/v1/batches/{batch}/timeline", operation_id="get_timeline", responses=ABSENT)
+    async def timeline(batch: Number) -> api_batches.TimelineView:
         """When the devices changed what they did; of the batch in flight, so far."""
         found = await views.timeline_view(scheduler, batch)
-        if found is None:
-            raise HTTPException(404, f"what devices did in batch {batch} is not known")
-        return found
+        return _there(found, f"what devices did in batch {batch} is not known")
+
+    return router
 
 
-def _add_tag(app: FastAPI, scheduler: Scheduler) -> None:
-    @app.get("/v1/tag", operation_id="get_tag", tags=["tag"])
+def _workers(scheduler: Scheduler) -> APIRouter:
+    router = APIRouter(tags=["workers"])
+
+    @router.get("/v1/workers", operation_id="list_workers")
+    def workers() -> list[models.WorkerView]:
+        """Every live worker and what it does right now."""
+        return views.worker_views(scheduler)
+
+    def add(action: Literal["drain", "undrain"], description: str) -> None:
+        @router.post(
+            f"/v1/workers/{{worker}}/{action}", operation_id=f"{action}_worker", status_code=202,
+            summary=action.title(), description=description, responses=errors(404, 409, 503),
+        )  # fmt: skip
+        async def request(worker: WorkerName) -> models.Accepted:
+            _there(views.is_known(scheduler, worker) or None, f"there is no worker {worker!r}")
+            if action == "drain" and (reason := views.cannot_drain(scheduler, worker)):
+                raise HTTPException(409, reason)
+            accepted = models.Accepted(action=action, id=uuid.uuid4().hex)
+            await _publish(scheduler, WorkerRequest(action=action, worker=worker, id=accepted.id))
+            return accepted
+
+    add("drain", "Give a worker nothing new; what it has, it finishes. A lent device comes home.")
+    add("undrain", "Give a worker work again.")
+    return router
+
+
+def _tag(scheduler: Scheduler) -> APIRouter:
+    router = APIRouter(tags=["tag"])
+
+    @router.get("/v1/tag", operation_id="get_tag")
     def tag() -> models.TagView:
         """Trainer-assisted generation: decisions with their predicted and measured gains."""
         return views.tag_view(scheduler)
 
-    @app.post(
-        "/v1/tag",
-        operation_id="set_tag",
-        status_code=202,
-        tags=["tag"],
-        responses={k: ERRORS[k] for k in (422, 503)},
-    )
+    @router.post("/v1/tag", operation_id="set_tag", status_code=202, responses=UNSTORED)
     async def set_tag(body: models.TagBody) -> models.Accepted:
         """Choose how many groups the trainer generates: auto, off, or a fixed number."""
         limit = scheduler.plan.num_groups
@@ -149,18 +151,17 @@ def _add_tag(app: FastAPI, scheduler: Scheduler) -> None:
         await _publish(scheduler, request)
         return accepted
 
+    return router
 
-def _add_actions(app: FastAPI, scheduler: Scheduler) -> None:
+
+def _actions(scheduler: Scheduler) -> APIRouter:
+    router = APIRouter(tags=["actions"])
+
     def add(action: Literal["pause", "resume", "stop"], description: str) -> None:
-        @app.post(
-            f"/v1/run/{action}",
-            operation_id=f"{action}_run",
-            status_code=202,
-            tags=["actions"],
-            summary=action.title(),
-            description=description,
-            responses={k: ERRORS[k] for k in (409, 503)},
-        )
+        @router.post(
+            f"/v1/run/{action}", operation_id=f"{action}_run", status_code=202,
+            summary=action.title(), description=description, responses=NOT_NOW,
+        )  # fmt: skip
         async def request() -> models.Accepted:
             if scheduler.state.phase == "finished":
                 raise HTTPException(409, "the run is finished")
@@ -171,9 +172,19 @@ def _add_actions(app: FastAPI, scheduler: Scheduler) -> None:
     add("pause", "Issue no further fragments until resumed; work in progress is finished.")
     add("resume", "Continue after a pause, a stop or a failure.")
     add("stop", "End the run where it is; it can be resumed from its newest commit.")
+    return router
 
 
-async def _publish(scheduler: Scheduler, request: OperatorRequest | TagRequest) -> None:
+def _there(found: T | None, otherwise: str) -> T:
+    """Return what was found; raises HTTPException with 404 if nothing was."""
+    if found is None:
+        raise HTTPException(404, otherwise)
+    return found
+
+
+async def _publish(
+    scheduler: Scheduler, request: OperatorRequest | TagRequest | WorkerRequest
+) -> None:
     """Store a request; say so if NATS does not store it in time, when it may be stored later."""
     try:
         async with asyncio.timeout(PUBLISH_S):

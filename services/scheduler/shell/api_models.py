@@ -8,9 +8,8 @@ from services.scheduler.core.state import Phase
 from services.scheduler.core.usage import Use
 from shared.messages.contracts import TagMode
 from shared.messages.workers import Activity, Service
-from shared.run.dead_letters import Kind as LetterKind
-from shared.run.dead_letters import Letters
 
+Drain = Literal["no", "draining", "drained"]
 WaitsFor = Literal["rollout", "reward", "trainer", "operator", "nothing"]
 
 
@@ -25,10 +24,6 @@ def example(**fields: Any) -> ConfigDict:
 A_DECISION = {
     "batch": 12, "groups": 3, "reason": "scan", "predicted_seconds": 3.9, "predicted_gain": 0.08,
     "measured_seconds": 4.0, "measured_gain": 0.06,
-}  # fmt: skip
-A_GROUP = {
-    "group": 3, "attempt": 0, "policy_version": 12, "stages": ["scored", "generated"],
-    "trained_by": None, "rewards": [0.2, 0.9, None, 0.4],
 }  # fmt: skip
 
 
@@ -109,7 +104,8 @@ class WorkerView(View):
         worker="rollout-0", address="rollout-0-1f3a5c7e", service="rollout", host="node7",
         url="http://10.0.0.7:8000", device="NVIDIA H100 80GB HBM3", gpu="0",
         memory_bytes=85_000_000_000, activity="generating", use="generating", policy_version=12,
-        note="", num_done=96, busy_seconds=310.2, num_quarantined=0, refused=None, lent=False,
+        note="", num_done=96, busy_seconds=310.2, num_quarantined=0, refused=None, drain="no",
+        lent=False,
         seconds_per_sample=0.42, num_in_hand=2, trains_group=None, seconds_per_gradient=None,
         seconds_since_seen=0.3, memory_shortage=None,
     )  # fmt: skip
@@ -146,6 +142,8 @@ class WorkerView(View):
     """Number of received payloads that were no message."""
     refused: str | None
     """Why the worker is refused, if it is."""
+    drain: Drain
+    """draining: it is given nothing new, and finishes what it has. drained: it has finished."""
     lent: bool
     """TAG: whether the trainer's device is lent for generation."""
     seconds_per_sample: float | None
@@ -209,190 +207,12 @@ class TagView(View):
     """Newest first."""
 
 
-class BatchView(View):
-    """A batch, in flight or committed."""
-
-    model_config = example(
-        batch=12, status="committed", staleness={"0": 64}, reward_mean=0.71,
-        metrics={"reward_mean": 0.71, "onpolicy_ratio_error": 0.0}, num_fragments={},
-    )  # fmt: skip
-
-    batch: int
-    """Number of the batch; batch k turns version k into k + 1."""
-    status: Literal["in_flight", "early", "committed"]
-    """early: begun with the version before, while the batch before is trained."""
-    staleness: dict[int, int]
-    """Number of samples by staleness, so far."""
-    reward_mean: float | None = None
-    """Mean reward, once the batch is committed."""
-    metrics: dict[str, float] = {}
-    """Metrics of its optimizer step, once the batch is committed."""
-    num_fragments: dict[str, int] = {}
-    """Number of fragments by stage, while the batch is in flight."""
-
-
-class GroupView(View):
-    """The samples of one prompt in a batch."""
-
-    model_config = example(**A_GROUP)
-
-    group: int
-    """Number of the group in its batch."""
-    attempt: int
-    """How often the group was sent to the trainer in vain."""
-    policy_version: int | None
-    """Version that generated the group."""
-    stages: list[str]
-    """Stage of each of its fragments."""
-    trained_by: str | None
-    """Address of the rollout device that computes its gradient; null: the trainer."""
-    rewards: list[float | None]
-    """Rewards of its samples, in order; null for one that could not be scored."""
-
-
-class BatchDetail(BatchView):
-    """A batch with its groups."""
-
-    model_config = example(
-        batch=13, status="in_flight", staleness={"0": 4}, reward_mean=None, metrics={},
-        num_fragments={"pending": 0, "issued": 0, "generated": 1, "scored": 1},
-        groups=[A_GROUP],
-    )  # fmt: skip
-
-    groups: list[GroupView]
-    """Groups of the batch, in order."""
-
-
-class UsageView(View):
-    """What the devices did from the opening of a batch to its commit."""
-
-    model_config = example(
-        batch=12, seconds=4.2, devices={"rollout-0": {"generating": 3.1, "tail": 1.1}}
-    )  # fmt: skip
-
-    batch: int
-    """Number of the batch."""
-    seconds: float
-    """Seconds from its opening to its commit."""
-    devices: dict[str, dict[Use, float]]
-    """Seconds by worker and by what it did."""
-
-
-class TimelineView(View):
-    """When the devices changed what they did, from the opening of a batch to its commit."""
-
-    model_config = example(
-        batch=12, seconds=4.2, devices={"rollout-0": [[0.0, "generating"], [3.1, "tail"]]}
-    )  # fmt: skip
-
-    batch: int
-    """Number of the batch."""
-    seconds: float
-    """Seconds from its opening to its commit, or to now while it is in flight."""
-    devices: dict[str, tuple[tuple[float, Use | None], ...]]
-    """By worker, in order: seconds since the batch was opened, and what the worker did from then
-    on; null: it was not there."""
-
-
-class VersionView(View):
-    """A committed policy version."""
-
-    model_config = example(
-        version=12, weights_digest="0" * 63 + "c", weights="digits/weights/5e88.safetensors",
-        trained_from_batch=11, onpolicy_ratio_error=0.0,
-    )  # fmt: skip
-
-    version: int
-    """Number of optimizer steps taken."""
-    weights_digest: str
-    """SHA-256 of its parameters."""
-    weights: str
-    """Key of its adapter or weights in the object store."""
-    trained_from_batch: int | None
-    """Batch of its optimizer step; null for version 0."""
-    onpolicy_ratio_error: float | None
-    """How far the ratio of on-policy samples was from 1."""
-
-
-A_LETTER = {
-    "number": 3, "kind": "failed", "state": "open", "stream": "DG_EVT",
-    "subject": "dg.digits.evt.fragment_failed", "reason": "reward: the image has no pixels",
-    "work": {"batch": 12, "group": 3, "first_sample": 8, "attempt": 0}, "found": 1795447812.4,
-    "num_bytes": 212,
-}  # fmt: skip
-
-
-class WorkView(View):
-    """The piece of work that a dead letter is about."""
-
-    model_config = example(batch=12, group=3, first_sample=8, attempt=0)
-
-    batch: int
-    """Number of the batch."""
-    group: int
-    """Group of the batch."""
-    first_sample: int | None
-    """First sample of the fragment; null: the whole group."""
-    attempt: int
-    """Which attempt at it has failed."""
-
-
-class DeadLetterView(View):
-    """A message that nobody could use, or an attempt at a piece of work that failed."""
-
-    model_config = example(**A_LETTER)
-
-    number: int
-    """Number of the letter, from 1 on."""
-    kind: LetterKind
-    """unreadable: bytes that are no message. undelivered: work that nobody finished. failed: an
-    attempt that a worker gave up. unscored: samples without a score. refused: a message that is
-    not true."""
-    state: Letters
-    """open: nobody has settled it. retried: its work is done again. dropped: nobody cares for it
-    any more."""
-    stream: str
-    """Stream that the message was in."""
-    subject: str
-    """Subject under which the message came; empty if that is not known any more."""
-    reason: str
-    """Why it is here."""
-    work: WorkView | None
-    """Work that it is about; null if none."""
-    found: float
-    """When it was found, in seconds of the Unix clock."""
-    num_bytes: int
-    """Size of the message."""
-
-
-class DeadLetterDetail(DeadLetterView):
-    """A dead letter with its bytes."""
-
-    model_config = example(**A_LETTER, data="gaRraW5krw==")
-
-    data: str
-    """The message's bytes, in base64."""
-
-
-class Settled(View):
-    """What was done about a dead letter."""
-
-    model_config = example(number=3, state="retried", note="it is being done again")
-
-    number: int
-    """Number of the letter."""
-    state: Letters
-    """What it is now."""
-    note: str
-    """What happens, in words."""
-
-
 class Accepted(View):
-    """The request is on its way; its effect shows in `/v1/run` or `/v1/tag`."""
+    """The request is on its way; its effect shows in `/v1/run`, `/v1/tag` or `/v1/workers`."""
 
     model_config = example(action="pause", id="8c1f0a5be0c64d1c9d6a3d2f5f1f7a10")
 
-    action: Literal["pause", "resume", "stop", "tag"]
+    action: Literal["pause", "resume", "stop", "tag", "drain", "undrain"]
     """Action that was requested."""
     id: str
     """Identifier of this request in the logs."""

@@ -4,34 +4,26 @@ import asyncio
 import uuid
 from typing import Annotated, Any, Literal
 
-from fastapi import FastAPI, HTTPException, Path, Query, Request
+from fastapi import APIRouter, HTTPException, Path, Query, Request
 
-from services.scheduler.shell import api_models as models
+from services.scheduler.shell import api_letters as models
 from services.scheduler.shell.app import Scheduler
 from shared.errors import ContractError, Unavailable
 from shared.messages.codec import decode
 from shared.messages.contracts import Message, OperatorRequest
 from shared.messages.subjects import EVT, subject_of
 from shared.process.http_access import CALLER, Caller
-from shared.process.http_api import Problem
+from shared.process.http_api import errors
 from shared.run.dead_letters import DeadLetter, Letters, Settlement, Work, page
 
 Number = Annotated[int, Path(ge=1, lt=2**31, description="number of the letter")]
-ERRORS: dict[int | str, dict[str, object]] = {
-    404: {"model": Problem, "description": "there is no such letter"},
-    409: {"model": Problem, "description": "nothing would follow from it"},
-    422: {"model": Problem, "description": "the request is not understood"},
-    503: {"model": Problem, "description": "a broker or the store does not store it"},
-}
 
 
-def add_dead_letters(app: FastAPI, scheduler: Scheduler, store_s: float) -> None:
-    """Add the routes; ``store_s``: longest time in which a request is to be stored."""
+def dead_letters(scheduler: Scheduler, store_s: float) -> APIRouter:
+    """Return the routes; ``store_s``: longest time in which a request is to be stored."""
+    router = APIRouter(tags=["dead letters"])
 
-    @app.get(
-        "/v1/dead-letters", operation_id="list_dead_letters", tags=["dead letters"],
-        responses={422: ERRORS[422]},
-    )  # fmt: skip
+    @router.get("/v1/dead-letters", operation_id="list_dead_letters")
     def letters(
         state: Annotated[
             Literal["open", "retried", "dropped", "all"], Query(description="which ones")
@@ -46,20 +38,16 @@ def add_dead_letters(app: FastAPI, scheduler: Scheduler, store_s: float) -> None
         found = page(kept, state=state, before=before, limit=limit)
         return [models.DeadLetterView(**_fields(*each)) for each in found]
 
-    @app.get(
-        "/v1/dead-letters/{number}", operation_id="get_dead_letter", tags=["dead letters"],
-        responses={k: ERRORS[k] for k in (404, 422)},
-    )  # fmt: skip
+    @router.get("/v1/dead-letters/{number}", operation_id="get_dead_letter", responses=errors(404))
     def letter(number: Number) -> models.DeadLetterDetail:
         """One dead letter with its bytes."""
         found, state = _known(scheduler, number)
         return models.DeadLetterDetail(**_fields(found, state), data=found.data)
 
     def add(how: Settlement, action: str, description: str) -> None:
-        @app.post(
+        @router.post(
             f"/v1/dead-letters/{{number}}/{action}", operation_id=f"{action}_dead_letter",
-            tags=["dead letters"], summary=action.title(), description=description,
-            responses=ERRORS,
+            summary=action.title(), description=description, responses=errors(404, 409, 503),
         )  # fmt: skip
         async def settle(number: Number, request: Request) -> models.Settled:
             caller = request.scope.get(CALLER)
@@ -72,6 +60,7 @@ def add_dead_letters(app: FastAPI, scheduler: Scheduler, store_s: float) -> None
 
     add("retried", "retry", "Have the work of a letter done again; twice is the same as once.")
     add("dropped", "drop", "Say that nobody needs a letter any more; nothing of the run changes.")
+    return router
 
 
 async def settled(scheduler: Scheduler, number: int, how: Settlement, by: str) -> models.Settled:

@@ -8,16 +8,20 @@ from collections.abc import Collection, Iterable
 from services.scheduler.core.state import BatchState, Plan, Stage, State, TagRecord
 from services.scheduler.core.tag.estimates import Estimate
 from services.scheduler.core.usage import BatchUsage, Timeline, Use, uses
-from services.scheduler.shell.api_models import (
+from services.scheduler.core.workers import WorkerState
+from services.scheduler.shell.api_batches import (
     BatchDetail,
     BatchView,
     GroupView,
-    RunView,
-    TagDecisionView,
-    TagView,
     TimelineView,
     UsageView,
     VersionView,
+)
+from services.scheduler.shell.api_models import (
+    Drain,
+    RunView,
+    TagDecisionView,
+    TagView,
     WaitsFor,
     WorkerView,
 )
@@ -129,6 +133,7 @@ def _worker_view(
         gpu=status.device.gpu,
         memory_bytes=status.device.memory_bytes,
         refused=status.device.refusal or seen.refused,
+        drain=drain_of(known),
         lent=status.loan is not None and status.loan.mode == "generate",
         seconds_per_sample=generation.value,
         num_in_hand=0 if known is None else len(known.assigned),
@@ -168,6 +173,34 @@ def _decision_view(record: TagRecord) -> TagDecisionView:
         measured_seconds=record.seconds,
         measured_gain=record.measured_gain,
     )
+
+
+def drain_of(known: WorkerState | None) -> Drain:
+    """Return whether a worker was asked to finish what it has, and has."""
+    if known is None or not known.drained:
+        return "no"
+    return "draining" if known.assigned or known.gradient_task else "drained"
+
+
+def is_known(scheduler: Scheduler, worker: str) -> bool:
+    """Return whether there is a worker of this name, or one was told to drain."""
+    seen = scheduler.roster.seen.values()
+    return worker in scheduler.state.draining or any(s.status.worker == worker for s in seen)
+
+
+def cannot_drain(scheduler: Scheduler, worker: str) -> str:
+    """Return why a worker cannot be drained and what to do instead; empty if it can."""
+    mode = scheduler.plan.schedule.mode
+    service = next(
+        (s.status.service for s in scheduler.roster.seen.values() if s.status.worker == worker), ""
+    )
+    if service in ("reward", "encoder"):
+        return f"a {service} worker is given nothing by name: SIGTERM ends it when it is done"
+    if mode == "fluid":
+        return "schedule.mode fluid: SIGTERM ends a member, and others train its pieces"
+    if service == "trainer" and mode == "colocated":
+        return "schedule.mode colocated: the trainer does everything; pause the run instead"
+    return ""
 
 
 async def batch_views(scheduler: Scheduler, limit: int, before: int | None) -> list[BatchView]:

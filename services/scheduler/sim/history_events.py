@@ -250,7 +250,7 @@ def _details(message: Message) -> str:
             return f" {place}: {message.reason}"
         case "set_device":
             return f" {_loan(message)}"
-        case "operator_request" | "tag_request":
+        case "operator_request" | "tag_request" | "worker_request":
             return f" {message.model_dump(exclude={'kind', 'id'})}"
         case _:
             return _details_of_training(message)

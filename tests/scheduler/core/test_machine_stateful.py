@@ -26,6 +26,7 @@ from shared.messages.contracts import (
     SetDevice,
     TagRequest,
     TrainGroup,
+    WorkerRequest,
 )
 from tests import examples
 
@@ -74,6 +75,8 @@ class SchedulerModel(RuleBasedStateMachine):
         elif isinstance(command, SetDevice):
             self.loan_numbers.append(command.loan_number)
         elif isinstance(command, GenerateFragment):
+            known = self.state.workers.get(command.worker)
+            assert known is None or known.name not in self.state.draining
             key = command.worker, command.fragment.slot
             assert key not in self.slots, "its slot is taken: the device would never see it"
             self.slots[key] = command
@@ -118,6 +121,11 @@ class SchedulerModel(RuleBasedStateMachine):
     @rule(action=st.sampled_from(["pause", "resume", "stop", "resume"]))
     def operate(self, action: str) -> None:
         self.send(OperatorRequest.model_validate({"action": action, "id": "x"}))
+
+    @rule(action=st.sampled_from(["drain", "undrain"]), worker=st.sampled_from(["a", "b", "c"]))
+    def drain(self, action: str, worker: str) -> None:
+        request = {"action": action, "worker": worker, "id": "x"}
+        self.send(WorkerRequest.model_validate(request))
 
     @rule(mode=st.sampled_from(["auto", "off", "fixed"]), groups=st.integers(0, 3))
     def choose_tag(self, mode: str, groups: int) -> None:

@@ -11,7 +11,7 @@ from pydantic import BaseModel
 from services.scheduler.core.machine import WorkerJoined, step
 from services.scheduler.core.usage import BatchUsage, Timeline
 from services.scheduler.planning.staleness import StalenessDecision
-from services.scheduler.shell import api_models
+from services.scheduler.shell import api_batches, api_letters, api_models
 from services.scheduler.shell.api import create_app
 from services.scheduler.shell.app import Scheduler
 from services.scheduler.shell.metrics import StepMetrics, measure_commit
@@ -198,6 +198,23 @@ def test_workers_show_their_host_their_gpu_and_where_their_probes_are(
     assert trainer["url"] == "http://10.0.0.7:8001"
 
 
+def test_a_worker_is_drained_by_its_name_and_shows_it(
+    client: TestClient, scheduler: Scheduler
+) -> None:
+    assert client.post("/v1/workers/nobody/drain").status_code == 404
+    answer = client.post("/v1/workers/rollout-0/drain")
+    assert (answer.status_code, answer.json()["action"]) == (202, "drain")
+    [request] = cast(Outbox, scheduler.bus).published
+    assert request.kind == "worker_request" and request.worker == "rollout-0"
+    scheduler.state, _ = step(scheduler.plan, scheduler.state, request, 2.0)
+    [shown] = client.get("/v1/workers").json()
+    assert (shown["drain"], shown["num_in_hand"]) == ("draining", 2)
+    status = WorkerStatus(service="reward", worker="r", address="r-a", activity="scoring")
+    scheduler.roster.seen["r-a"] = Seen(status, 0.0)
+    refused = client.post("/v1/workers/r/drain")
+    assert refused.status_code == 409 and "SIGTERM" in refused.json()["detail"]
+
+
 def test_a_finished_run_takes_no_requests(client: TestClient, scheduler: Scheduler) -> None:
     scheduler.state, _ = step(scheduler.plan, scheduler.state, examples.published(3), 2.0)
     assert client.post("/v1/run/stop").status_code == 409
@@ -250,7 +267,8 @@ def test_every_route_is_described(schema: dict[str, Any]) -> None:
             assert all(parameter["description"] for parameter in operation.get("parameters", []))
             names.append(operation["operationId"])
             assert operation["operationId"].split("_")[0] in (
-                "get", "list", "set", "make", "pause", "resume", "stop", "retry", "drop"
+                "get", "list", "set", "make", "pause", "resume", "stop", "retry", "drop",
+                "drain", "undrain",
             ), f"{method} {path}"  # fmt: skip
     assert len(set(names)) == len(names)
 
@@ -260,7 +278,8 @@ def test_every_field_is_described_and_every_model_has_an_example_that_it_accepts
 ) -> None:
     known = {
         each.__name__: each
-        for each in (*vars(api_models).values(), CodeView, Problem, ProbeView)
+        for module in (api_models, api_batches, api_letters)
+        for each in (*vars(module).values(), CodeView, Problem, ProbeView)
         if isinstance(each, type) and issubclass(each, BaseModel)
     }
     described = schema["components"]["schemas"]

@@ -30,6 +30,7 @@ from shared.messages.contracts import (
     TagRequest,
     TrainGroup,
     Trajectories,
+    WorkerRequest,
 )
 from shared.messages.workers import Device, DeviceLoan, MemoryShortage, WorkerStatus
 from tests import examples
@@ -61,6 +62,12 @@ messages: st.SearchStrategy[Message] = st.one_of(
     ),
     st.builds(
         OperatorRequest, action=st.sampled_from(["pause", "resume", "stop"]), id=st.just("x")
+    ),
+    st.builds(
+        WorkerRequest,
+        action=st.sampled_from(["drain", "undrain"]),
+        worker=st.just("rollout-0"),
+        id=st.just("x"),
     ),
     st.just(examples.published(2)),
     st.builds(

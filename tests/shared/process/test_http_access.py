@@ -47,7 +47,8 @@ ASKS: tuple[Role | None, ...] = (None, *ROLES)
 def asked(operation: str) -> tuple[str, str]:
     """A method and a path of it."""
     method, path = operation.replace("{path:path}", "other").split()
-    return method, path.format(name="x", batch=3, number=3, action="pause")
+    fields = {"name": "x", "batch": 3, "number": 3, "action": "pause", "worker": "x"}
+    return method, path.format(**fields)
 
 
 def every_app() -> list[FastAPI]:

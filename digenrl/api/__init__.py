@@ -1,0 +1,1 @@
+"""The HTTP API as one: its description, and what of it is served beside the scheduler."""

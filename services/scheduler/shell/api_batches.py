@@ -1,0 +1,118 @@
+"""What the HTTP API says of batches, of what devices did in them, and of policy versions."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from services.scheduler.core.usage import Use
+from services.scheduler.shell.api_models import View, example
+
+A_GROUP = {
+    "group": 3, "attempt": 0, "policy_version": 12, "stages": ["scored", "generated"],
+    "trained_by": None, "rewards": [0.2, 0.9, None, 0.4],
+}  # fmt: skip
+
+
+class BatchView(View):
+    """A batch, in flight or committed."""
+
+    model_config = example(
+        batch=12, status="committed", staleness={"0": 64}, reward_mean=0.71,
+        metrics={"reward_mean": 0.71, "onpolicy_ratio_error": 0.0}, num_fragments={},
+    )  # fmt: skip
+
+    batch: int
+    """Number of the batch; batch k turns version k into k + 1."""
+    status: Literal["in_flight", "early", "committed"]
+    """early: begun with the version before, while the batch before is trained."""
+    staleness: dict[int, int]
+    """Number of samples by staleness, so far."""
+    reward_mean: float | None = None
+    """Mean reward, once the batch is committed."""
+    metrics: dict[str, float] = Field(default_factory=dict)
+    """Metrics of its optimizer step, once the batch is committed."""
+    num_fragments: dict[str, int] = Field(default_factory=dict)
+    """Number of fragments by stage, while the batch is in flight."""
+
+
+class GroupView(View):
+    """The samples of one prompt in a batch."""
+
+    model_config = example(**A_GROUP)
+
+    group: int
+    """Number of the group in its batch."""
+    attempt: int
+    """How often the group was sent to the trainer in vain."""
+    policy_version: int | None
+    """Version that generated the group."""
+    stages: list[str]
+    """Stage of each of its fragments."""
+    trained_by: str | None
+    """Address of the rollout device that computes its gradient; null: the trainer."""
+    rewards: list[float | None]
+    """Rewards of its samples, in order; null for one that could not be scored."""
+
+
+class BatchDetail(BatchView):
+    """A batch with its groups."""
+
+    model_config = example(
+        batch=13, status="in_flight", staleness={"0": 4}, reward_mean=None, metrics={},
+        num_fragments={"pending": 0, "issued": 0, "generated": 1, "scored": 1},
+        groups=[A_GROUP],
+    )  # fmt: skip
+
+    groups: list[GroupView]
+    """Groups of the batch, in order."""
+
+
+class UsageView(View):
+    """What the devices did from the opening of a batch to its commit."""
+
+    model_config = example(
+        batch=12, seconds=4.2, devices={"rollout-0": {"generating": 3.1, "tail": 1.1}}
+    )  # fmt: skip
+
+    batch: int
+    """Number of the batch."""
+    seconds: float
+    """Seconds from its opening to its commit."""
+    devices: dict[str, dict[Use, float]]
+    """Seconds by worker and by what it did."""
+
+
+class TimelineView(View):
+    """When the devices changed what they did, from the opening of a batch to its commit."""
+
+    model_config = example(
+        batch=12, seconds=4.2, devices={"rollout-0": [[0.0, "generating"], [3.1, "tail"]]}
+    )  # fmt: skip
+
+    batch: int
+    """Number of the batch."""
+    seconds: float
+    """Seconds from its opening to its commit, or to now while it is in flight."""
+    devices: dict[str, tuple[tuple[float, Use | None], ...]]
+    """By worker, in order: seconds since the batch was opened, and what the worker did from then
+    on; null says that it was not there."""
+
+
+class VersionView(View):
+    """A committed policy version."""
+
+    model_config = example(
+        version=12, weights_digest="0" * 63 + "c", weights="digits/weights/5e88.safetensors",
+        trained_from_batch=11, onpolicy_ratio_error=0.0,
+    )  # fmt: skip
+
+    version: int
+    """Number of optimizer steps taken."""
+    weights_digest: str
+    """SHA-256 of its parameters."""
+    weights: str
+    """Key of its adapter or weights in the object store."""
+    trained_from_batch: int | None
+    """Batch of its optimizer step; null for version 0."""
+    onpolicy_ratio_error: float | None
+    """How far the ratio of on-policy samples was from 1."""
