@@ -17,11 +17,22 @@ function pick(x, columns, names) {
 
 async function refreshPart() {
   const part = document.querySelector("#part[data-live]");
-  if (!part || document.hidden || part.contains(document.activeElement)) return;
+  if (!part || document.hidden) return;
   const address = new URL(location.href);
   address.searchParams.set("part", "");
   const answer = await fetch(address);
-  if (answer.ok) part.innerHTML = await answer.text();
+  if (answer.ok) replace(part, await answer.text());
+}
+
+// What is focused, and how far tables are scrolled, stays as it was.
+function replace(part, text) {
+  const reached = () => [...part.querySelectorAll("a, button, input, select, [tabindex]")];
+  const wide = () => [...part.querySelectorAll(".wide")];
+  const focused = reached().indexOf(document.activeElement), scrolled = wide().map((each) => each.scrollLeft);
+  if (focused >= 0 && /INPUT|SELECT/.test(document.activeElement.tagName)) return;  // somebody types
+  part.innerHTML = text;
+  wide().forEach((each, index) => { each.scrollLeft = scrolled[index] ?? 0; });
+  if (focused >= 0) reached()[focused]?.focus({ preventScroll: true });
 }
 
 function columns(runs, of) {
@@ -97,7 +108,6 @@ document.addEventListener("click", async (event) => {
     method: "POST", headers: { "content-type": "application/json", "idempotency-key": crypto.randomUUID?.() ?? String(Math.random()) }, body: "{}",
   });
   if (!answer.ok) alert((await answer.json()).detail);
-  button.blur();
   await refreshPart();
 });
 

@@ -1,0 +1,103 @@
+"""A run's page on a port, over a run in a folder of objects and a scheduler that a test leads."""
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+
+from digenrl.local.ports import free_ports
+from digenrl.local.tokens import Tokens
+from digenrl.view.history import RunHistory
+from digenrl.view.live import LiveRun
+from digenrl.view.server import View, create_app
+from services.scheduler.core.usage import Timeline
+from shared.process.http_access import Access, TokenFile
+from shared.process.http_guard import Guard, own_names
+from shared.process.service import Server
+from tests.follow.runs import RUN, Run
+
+WORKER: dict[str, Any] = {
+    "worker": "rollout-0", "address": "rollout-0-1", "service": "rollout", "host": "node7",
+    "url": "", "device": "NVIDIA H100 80GB HBM3", "gpu": "0", "memory_bytes": 85_000_000_000,
+    "activity": "generating", "use": "generating", "policy_version": 4, "note": "", "num_done": 96,
+    "busy_seconds": 310.2, "num_quarantined": 0, "refused": None, "lent": False,
+    "seconds_per_sample": 0.42, "num_in_hand": 2, "trains_group": None,
+    "seconds_per_gradient": None, "seconds_since_seen": 0.3, "memory_shortage": None,
+}  # fmt: skip
+NOW: dict[str, Any] = {
+    "run": RUN, "phase": "running", "waiting_for": "nothing", "eta_seconds": 83.0, "failure": None,
+    "missing_workers": [], "num_dead_letters": 0, "num_workers": {"rollout": 1}, "step": 4,
+    "steps": 30, "reward_mean": 0.5, "policy_version": 4, "seconds_per_step": 4.0,
+}  # fmt: skip
+TAG: dict[str, Any] = {
+    "mode": "auto", "groups": 0, "lent": False, "generation": 7, "samples_left": 4, "costs": {},
+    "decisions": [],
+}  # fmt: skip
+
+
+@dataclass
+class Scheduler:
+    """Answers as a scheduler does, and remembers what it was asked to do."""
+
+    answers: dict[str, Any] = field(
+        default_factory=lambda: {
+            "/v1/run": dict(NOW), "/v1/workers": [dict(WORKER)], "/v1/tag": dict(TAG),
+        }
+    )  # fmt: skip
+    asked: list[str] = field(default_factory=list)
+    bodies: list[Any] = field(default_factory=list)
+
+    def answer(self, request: httpx.Request) -> httpx.Response:
+        path = request.url.path
+        if request.method == "POST":
+            self.asked.append(path)
+            self.bodies.append(json.loads(request.content or b"null"))
+            phase = {"pause": "paused", "resume": "running"}.get(path.rsplit("/", 1)[1])
+            if phase is not None:
+                self.answers["/v1/run"]["phase"] = phase
+            return httpx.Response(202, json={"action": path, "id": "1"})
+        found = self.answers.get(path)
+        return httpx.Response(404 if found is None else 200, json=found or {"detail": "no"})
+
+    @property
+    def live(self) -> LiveRun:
+        client = httpx.AsyncClient(transport=httpx.MockTransport(self.answer))
+        return LiveRun("http://scheduler", client)
+
+
+@contextlib.asynccontextmanager
+async def page_of(run: Run, tokens: Tokens, live: LiveRun | None = None) -> AsyncIterator[str]:
+    """Serve a run's page; yields its address."""
+    import uvicorn
+
+    access = Access(TokenFile(tokens.folder / "api_tokens.json"))
+    live = live or LiveRun("", httpx.AsyncClient())
+    app = create_app(View(RunHistory(run.store, RUN), live), access)
+    [port] = free_ports(1)
+    guard = Guard(app, own_names("127.0.0.1"), access=access)
+    server = Server(uvicorn.Config(guard, port=port, log_level="warning", lifespan="off"))
+    serving = asyncio.create_task(server._serve())  # without handlers of signals
+    try:
+        while not server.started:  # noqa: ASYNC110 -- it says so in no other way
+            await asyncio.sleep(0.01)
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        server.should_exit = True
+        await serving
+        await live.client.aclose()
+
+
+def busy_timeline(devices: int, spans: int, *, batch: int = 0) -> Timeline:
+    """Return a batch in which every device changed what it did many times."""
+    each = spans // devices
+    uses = ("generating", "waiting_for_trainer", "training", "tail")
+    changes = {
+        f"rollout-{device}": [(at * 3600 / each, uses[(at + device) % 4]) for at in range(each)]
+        for device in range(devices)
+    }
+    fields = {"batch": batch, "seconds": 3600.0, "devices": changes}
+    return Timeline.model_validate(fields)

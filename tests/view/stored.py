@@ -1,0 +1,68 @@
+"""A run with evaluations, use of devices and timelines, in a folder of objects."""
+
+import asyncio
+import io
+from pathlib import Path
+
+from PIL import Image
+
+from digenrl.evaluation.records import EvaluationRecord, Evaluations, KeptSample, Quality
+from services.scheduler.core.usage import BatchUsage, Timeline
+from shared.run.dead_letters import DeadLetter, Work, add_letter
+from shared.run.layout import timeline_key, usage_key
+from tests import examples
+from tests.follow.runs import RUN, Run
+
+VERSIONS = (0, 4)
+DEVICES = ("rollout-0", "rollout-1", "trainer-0", "reward-0")
+
+
+def stored_run(folder: Path, timelines: bool = True) -> Run:
+    """Return a run of four steps."""
+    run = Run(folder / "objects").begin()
+    run.commit(4)
+    asyncio.run(_fill(run, timelines))
+    return run
+
+
+async def _fill(run: Run, timelines: bool) -> None:
+    for version in VERSIONS:
+        await _evaluate(run, version)
+    for batch in range(4):
+        uses = {"generating": 3.0, "waiting_for_trainer": 1.0}
+        usage = {"batch": batch, "seconds": 4.0, "devices": dict.fromkeys(DEVICES, uses)}
+        data = BatchUsage.model_validate(usage).model_dump_json().encode()
+        await run.store.create(usage_key(RUN, batch), data)
+        if timelines:
+            changes = [(0.0, "generating"), (3.0, "waiting_for_trainer")]
+            line = {"batch": batch, "seconds": 4.0, "devices": dict.fromkeys(DEVICES, changes)}
+            encoded = Timeline.model_validate(line).encode()
+            await run.store.create(timeline_key(RUN, batch), encoded)
+    letter = DeadLetter(
+        number=1, digest="0" * 64, kind="failed", stream="DG_EVT", subject="dg.test.evt", found=1.0,
+        reason="the scorer said NaN", work=Work(batch=3, group=5), data="",
+    )  # fmt: skip
+    await add_letter(run.store, RUN, letter)
+
+
+async def _evaluate(run: Run, version: int) -> None:
+    folder = Evaluations(run.store, RUN, "a" * 64)
+    samples = []
+    for digit in range(6):
+        still = await run.store.put(folder.media_folder, _picture(digit, version), suffix=".png")
+        prompt, right = f"the digit {digit}", bool(version or digit % 2)
+        samples.append(KeptSample(prompt=prompt, media=still, still=still, right=right))
+    record = EvaluationRecord(
+        run=RUN, policy=examples.policy(version), settings="a" * 64, worker="report", seconds=1.0,
+        quality=Quality(reward=0.25 + version / 10, num_samples=6, gold={"other": 0.5}),
+        samples=tuple(samples),
+    )  # fmt: skip
+    await folder.add(record)
+
+
+def _picture(digit: int, version: int) -> bytes:
+    image = Image.new("L", (32, 32), 40 * digit)
+    image.paste(200, (8, 8, 16 + 2 * version, 24))
+    buffer = io.BytesIO()
+    image.save(buffer, "PNG")
+    return buffer.getvalue()
