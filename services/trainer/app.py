@@ -326,10 +326,15 @@ class TrainerApp:
         return record
 
     async def _store_states_of(self, record: CommitRecord) -> None:
-        """Begin to store the state that batches which were trained again have led to."""
-        at, version = self._versions.resumption, record.policy.version
-        is_due = version % self._recipe.checkpoint_every == 0
-        if is_due and at is not None and at.version < version:
+        """Begin to store the state that batches which were trained again have led to, if that of
+        this version or of one since the newest state should be there.
+
+        So each start makes up for what the one before has not stored, and a record is never
+        resumed from more than twice `checkpoint_every` less one versions before, however often a
+        trainer ends while it stores.
+        """
+        at, every = self._versions.resumption, self._recipe.checkpoint_every
+        if at is not None and at.version // every < record.policy.version // every:
             async with self._pool.all_held():
                 taken = await self._training.copy(states=True)
             adding = self._versions.add_states(record, await taken())

@@ -68,8 +68,8 @@ def judge(records: Sequence[CommitRecord], rules: Rules) -> list[str]:
         if record.parent != parent:
             found.append(f"version {number} does not name the record before it")
         parent = record_digest(record.encode())
-        # A kill while one state is being stored leaves the one before, until the next is due.
-        if number - record.resumes_from > 2 * rules.checkpoint_every:
+        # The state of every n-th version is stored while the next n - 1 are committed.
+        if number - record.resumes_from > 2 * rules.checkpoint_every - 1:
             found.append(f"version {number} is resumed from {record.resumes_from}")
         if number:
             found += [f"version {number}: {fault}" for fault in _faults(record, rules)]

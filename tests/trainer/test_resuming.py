@@ -141,6 +141,26 @@ async def test_what_is_no_longer_there_is_not_trained_again(trainer: Start) -> N
         assert "step 1" not in run.training.log
 
 
+async def test_a_state_that_a_killed_trainer_has_not_stored_is_made_up_for_by_the_next(
+    trainer: Start,
+) -> None:
+    """So that a record is resumed from no more than twice `checkpoint_every` less one before it."""
+    changes = {"trainer__checkpoint_every": 3}
+    async with trainer(**changes) as run:
+        run.run_freely()
+        await trained_to(run, 2)
+        run.backend.stops_at = "checkpoints/"
+        for batch in range(2, 5):
+            await run.send(batch, 0, 1)
+            await run.commit(batch + 1)
+        assert run.backend.has_stopped.is_set(), "it is killed while it stores the state of 3"
+    async with trainer(**changes) as run:
+        run.run_freely()
+        await run.send(5, 0, 1)
+        records = [await run.commit(version) for version in range(7)]
+    assert [each.resumes_from for each in records] == [0, 0, 0, 0, 0, 0, 5]
+
+
 async def test_a_resume_says_what_it_trains_again(trainer: Start) -> None:
     async with trainer(trainer__checkpoint_every=5) as run:
         run.run_freely()

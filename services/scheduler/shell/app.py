@@ -4,7 +4,7 @@ version index, the metrics and device use up to date with the commit records."""
 import asyncio
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal
@@ -39,7 +39,7 @@ from services.scheduler.shell.inbox import Inbox, follow, tick
 from services.scheduler.shell.lease import Lease
 from services.scheduler.shell.metrics import PublishLag, batch_usage, measure_commit
 from services.scheduler.shell.roster import Roster
-from shared.bus.bus import Bus
+from shared.bus.bus import Bus, Received
 from shared.errors import IntegrityError, SlotPoisoned
 from shared.messages import subjects
 from shared.messages.contracts import (
@@ -208,7 +208,12 @@ class Scheduler:
         if self.chain.newest is not None:
             await self._apply(_announcement(self.chain.newest))
             measure_commit(self.chain.newest)
-        last = {stream.name: await self._read(stream) for stream in READ_BACK}
+        # At once: behind the marks of this epoch there is no command of another one, so that each
+        # result that is read finds its command whenever that is read.
+        found = await asyncio.gather(*map(self.bus.stored, READ_BACK))
+        for messages, _ in found:
+            await self._replay(messages)
+        last = {each.name: number for each, (_, number) in zip(READ_BACK, found, strict=True)}
         if before is not None:
             self.state = restart_batches(self.plan, self.state, before)
         await self._apply(Recovered())
@@ -253,11 +258,10 @@ class Scheduler:
         self._begin()
         return before
 
-    async def _read(self, stream: subjects.Stream) -> int:
-        """Apply what is stored, after a restart; returns the number of the last message."""
-        found, last = await self.bus.stored(stream)
+    async def _replay(self, messages: Sequence[Received]) -> None:
+        """Apply what is stored in a stream, after a restart."""
         began = time.monotonic()
-        for received in found:
+        for received in messages:
             if time.monotonic() > began + READ_S:
                 await asyncio.sleep(0)  # statuses and probes are answered meanwhile
                 began = time.monotonic()
@@ -268,7 +272,6 @@ class Scheduler:
             if isinstance(message, RESTORED):
                 self.dead_letters.note(message)
                 await self._apply(message)
-        return last
 
     async def _handle(self) -> None:
         while True:

@@ -22,7 +22,7 @@ from pathlib import Path
 import structlog
 from pydantic import ValidationError
 
-from services.scheduler.shell.housekeeping import retry
+from services.scheduler.shell.housekeeping import SILENT_S, STORES_NOTHING, retry
 from shared.bus.bus import Bus
 from shared.bus.register import Entry, Register
 from shared.errors import LeaseLost, Unavailable
@@ -31,7 +31,7 @@ from shared.messages.records import Record, Text, Token
 from shared.process.service import Health
 from shared.run.epochs import claim_epoch, newest_epoch
 from shared.store import ObjectStore
-from shared.telemetry import LEADER, LEASE_EPOCH
+from shared.telemetry import ALARM, LEADER, LEASE_EPOCH
 
 TTL_S = 3.0
 RENEW_S = 1.0
@@ -115,6 +115,8 @@ class Lease:
     """Address of the API of whoever holds it, as far as is known."""
     _held: Held | None = None
     _renewed_at: float = 0.0
+    _unwritten_since: float | None = None
+    """When the broker first did not store an entry though it could be read; None if it does."""
     _renewed: asyncio.Event = field(default_factory=asyncio.Event)
     _register: Register = field(init=False)
     _mine: LeaseRecord = field(init=False)
@@ -171,7 +173,7 @@ class Lease:
             try:
                 revision = await self._ask() if began >= ask_from else None
             except Unavailable as error:
-                self._stand_by(f"standby: {error}")
+                self._stand_by(STORES_NOTHING if self._stores_nothing else f"standby: {error}")
                 ask_from, revision = self.clock() + HOLDER_FIRST_S, None
             if revision is not None and await self._begin(revision, began):
                 return
@@ -179,13 +181,26 @@ class Lease:
 
     async def _ask(self) -> int | None:
         """Return the number of this scheduler's entry if nobody has the lease."""
+        unwritten, self._unwritten_since = self._unwritten_since, None
         entry = await self._register.read()
         known = None if entry is None else _decoded(entry)
         if entry is not None and known is not None and not _is_free(known):
             self.holder = known.url
             self._stand_by(f"standby: the scheduler at {known.url or known.scheduler} commands")
             return None
-        return await self._write(on=0 if entry is None else entry.revision)
+        self._unwritten_since = self.clock() if unwritten is None else unwritten
+        revision = await self._write(on=0 if entry is None else entry.revision)
+        self._unwritten_since = None
+        return revision
+
+    @property
+    def _stores_nothing(self) -> bool:
+        """Whether the broker answers and stores nothing, for so long that somebody must see to it:
+        nobody commands who could say so."""
+        since = self._unwritten_since
+        full = since is not None and self.clock() - since > SILENT_S
+        ALARM.labels(what="nats_stores_nothing").set(full)
+        return full
 
     async def _begin(self, revision: int, began: float) -> bool:
         """Begin an epoch with this entry; False if the lease was lost meanwhile."""

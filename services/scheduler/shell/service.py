@@ -140,6 +140,9 @@ async def _command(
     await check_store(
         settings.store, store, file_key(settings.run, PROBE), may_be_open=settings.open_brokers
     )
+    # What needs no lease comes before it: whoever waits for a scheduler does not wait for this.
+    recipe, staleness = await settle_staleness(store, recipe)
+    plan = plan_of(recipe)
     async with (
         settings.connect_bus() as bus,
         settings.connect_index() as index,
@@ -147,8 +150,6 @@ async def _command(
         _tasks() as tasks,
     ):
         tasks.create_task(lease.keep())
-        recipe, staleness = await settle_staleness(store, recipe)
-        plan = plan_of(recipe)
         recipe = await store_recipe(store, recipe, beside)
         scheduler = Scheduler(
             plan, bus, store, replace(index, epoch=lease.epoch), health,

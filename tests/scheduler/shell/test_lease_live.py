@@ -10,11 +10,12 @@ import pytest
 from services.scheduler.shell import lease as leases
 from services.scheduler.shell.lease import Lease, LeaseRecord, ProcessRecord
 from shared.bus.bus import Bus
-from shared.bus.register import Entry
-from shared.errors import LeaseLost
+from shared.bus.register import Entry, Register
+from shared.errors import LeaseLost, Unavailable
 from shared.process.service import Health
 from shared.run.epochs import newest_epoch
 from shared.store import ObjectStore
+from shared.telemetry import ALARM, NATS_STORES_NOTHING
 
 pytestmark = pytest.mark.broker
 WAIT_S = 20
@@ -171,3 +172,27 @@ def test_an_entry_of_another_release_is_nobodys() -> None:
     assert leases._decoded(Entry(1, b"{}")) is None
     here = LeaseRecord(scheduler="a", process=ProcessRecord.this())
     assert not leases._is_free(here)
+
+
+async def test_a_standby_says_that_the_broker_stores_nothing_where_nobody_commands(
+    bus: Bus, folder_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when its disk is full and the scheduler that commanded has died."""
+    monkeypatch.setattr(leases, "SILENT_S", 0.1)
+    monkeypatch.setattr(leases, "HOLDER_FIRST_S", 0.05)
+    is_full, write = True, Register.write
+
+    async def may_write(register: Register, data: bytes, *, on: int) -> int | None:
+        if is_full:
+            raise Unavailable("insufficient storage resources available")
+        return await write(register, data, on=on)
+
+    monkeypatch.setattr(Register, "write", may_write)
+    lease = another(bus, folder_store, "first")
+    async with taking(lease):
+        async with asyncio.timeout(WAIT_S):
+            while not lease.health.reason.startswith(NATS_STORES_NOTHING):  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        assert ALARM.labels(what="nats_stores_nothing")._value.get() == 1
+        is_full = False
+        await until_held(lease)
