@@ -208,12 +208,7 @@ class Scheduler:
         if self.chain.newest is not None:
             await self._apply(_announcement(self.chain.newest))
             measure_commit(self.chain.newest)
-        # At once: behind the marks of this epoch there is no command of another one, so that each
-        # result that is read finds its command whenever that is read.
-        found = await asyncio.gather(*map(self.bus.stored, READ_BACK))
-        for messages, _ in found:
-            await self._replay(messages)
-        last = {each.name: number for each, (_, number) in zip(READ_BACK, found, strict=True)}
+        last = await self._read_back()
         if before is not None:
             self.state = restart_batches(self.plan, self.state, before)
         await self._apply(Recovered())
@@ -257,6 +252,16 @@ class Scheduler:
         self._inbox = Inbox()
         self._begin()
         return before
+
+    async def _read_back(self) -> dict[str, int]:
+        """Apply all that is stored, one stream after the other; return the number of the last
+        message read, by stream."""
+        # Read at once: behind the marks of this epoch there is no command of another one, so that
+        # each result that is read finds its command, whichever of them is read first.
+        found = await asyncio.gather(*map(self.bus.stored, READ_BACK))
+        for messages, _ in found:
+            await self._replay(messages)
+        return {each.name: number for each, (_, number) in zip(READ_BACK, found, strict=True)}
 
     async def _replay(self, messages: Sequence[Received]) -> None:
         """Apply what is stored in a stream, after a restart."""
