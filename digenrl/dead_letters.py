@@ -18,6 +18,7 @@ from digenrl.local.tokens import KEYS, Tokens
 from shared.errors import UserError
 from shared.process.settings import ClientSettings, ServiceSettings
 from shared.run.dead_letters import Settled, page, read_letters, settle
+from shared.run.run_recipe import needed_recipe
 from shared.store import ObjectStore, open_store
 
 State = Literal["open", "retried", "dropped", "all"]
@@ -132,7 +133,9 @@ def desk_of(run: str, runs: Path, scheduler: str) -> Iterator[Desk]:
             yield ApiDesk(client)
         return
     with store_of(folder):
-        yield StoreDesk(open_store(ServiceSettings(run=run).store), run)
+        store = open_store(ServiceSettings(run=run).store)
+        asyncio.run(needed_recipe(store, run))
+        yield StoreDesk(store, run)
 
 
 def _answering(address: str) -> str:

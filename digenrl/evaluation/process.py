@@ -1,12 +1,11 @@
 """Starts the evaluator of a run."""
 
 from digenrl.evaluation.progress import Progress, routes
-from shared.errors import UserError
 from shared.process.service import Health, serve, worker_app
 from shared.process.settings import ServiceSettings
 from shared.process.worker_process import prepare_libraries
 from shared.run.files import check_files
-from shared.run.run_recipe import FILES, read_recipe, wait_for_recipe
+from shared.run.run_recipe import FILES, needed_recipe, wait_for_recipe
 from shared.store import open_store
 
 
@@ -39,9 +38,7 @@ async def catch_up(settings: ServiceSettings, *, every: int | None) -> None:
         UserError: if the store holds no such run.
     """
     store = open_store(settings.store)
-    recipe = await read_recipe(store, settings.run)
-    if recipe is None:
-        raise UserError(f"--run: the store holds no run {settings.run!r}")
+    recipe = await needed_recipe(store, settings.run)
     await check_files(store, recipe, FILES, needed=False)
     prepare_libraries(recipe, threads=recipe.evaluation.threads)
     from digenrl.evaluation.follower import Follower

@@ -22,7 +22,7 @@ from shared.errors import Unavailable, UserError, how_to_install
 from shared.process.settings import ServiceSettings
 from shared.recipe.recipe import Recipe
 from shared.run.commits import read_commit, stored_digest
-from shared.run.run_recipe import read_recipe
+from shared.run.run_recipe import needed_recipe, read_recipe
 from shared.store import ObjectStore, open_store
 
 POLL_S = 1.0
@@ -94,7 +94,8 @@ async def follow(settings: ServiceSettings, targets: Targets, *, once: bool = Fa
         began = await _began(store, settings.run, ended)
         if began is None:
             if once:
-                raise UserError(f"--run: the store holds no run {settings.run!r}")
+                await needed_recipe(store, settings.run)
+                raise UserError(f"--run: {settings.run} has no version yet")
             return
         with ExitStack() as stack:
             writers = _open(targets, began)

@@ -10,7 +10,7 @@ from shared.errors import IntegrityError, UserError
 from shared.process.settings import ServiceSettings
 from shared.recipe.recipe import Recipe
 from shared.run.commits import CommitRecord, commit_chain
-from shared.run.run_recipe import read_recipe
+from shared.run.run_recipe import needed_recipe
 from shared.store import ObjectStore, open_store
 
 
@@ -22,9 +22,7 @@ async def export_run(run: str, out: Path, layout: Layout, version: int | None) -
         UserError: if the store has no such run or version, or the run trains all weights.
     """
     store = open_store(ServiceSettings(run=run).store)
-    recipe = await read_recipe(store, run)
-    if recipe is None:
-        raise UserError(f"--run: the store holds no run {run!r}")
+    recipe = await needed_recipe(store, run)
     if recipe.model.trained == "full":
         raise UserError(
             f"--run: {run} trains all weights, and has no adapter; `digenrl report` exports them"

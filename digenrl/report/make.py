@@ -28,7 +28,7 @@ from shared.process.worker_process import prepare_libraries
 from shared.recipe.recipe import Recipe
 from shared.recipe.rewards import ScorerTable
 from shared.run.commits import CommitRecord, commit_chain
-from shared.run.run_recipe import read_recipe
+from shared.run.run_recipe import needed_recipe
 from shared.store import ObjectStore, open_store
 
 if TYPE_CHECKING:
@@ -88,10 +88,10 @@ async def make_report(run: str, out: Path, *, scheduler: str, wall_seconds: floa
         await _wait_for_finish(scheduler)
         wall_seconds = time.monotonic() - began
     store = open_store(ServiceSettings(run=run).store)
-    recipe = await read_recipe(store, run)
+    recipe = await needed_recipe(store, run)
     chain = await commit_chain(store, run)
-    if recipe is None or len(chain) < 2:
-        raise UserError(f"--run: the store holds no trained run {run!r}")
+    if len(chain) < 2:
+        raise UserError(f"--run: {run} has trained nothing yet; report it after its first step")
     await asyncio.to_thread(out.mkdir, parents=True, exist_ok=True)
     console = Console()
     console.print("evaluating before and after at the same seeds ...", highlight=False)

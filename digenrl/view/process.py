@@ -15,11 +15,10 @@ from digenrl.local.tokens import KEYS
 from digenrl.view.history import RunHistory
 from digenrl.view.live import LiveRun, client_of
 from digenrl.view.server import View, create_app
-from shared.errors import UserError
 from shared.process.http_access import Access, Caller
 from shared.process.service import serve
 from shared.process.settings import ServiceSettings
-from shared.run.run_recipe import read_recipe
+from shared.run.run_recipe import needed_recipe
 from shared.store import ObjectStore, open_store
 
 ASK_S = 2.0
@@ -85,8 +84,8 @@ def _open(stack: ExitStack, folder: Path, name: str) -> ObjectStore:
 async def _show(wanted: Wanted, stores: Sequence[ObjectStore]) -> None:
     settings = wanted.settings
     for store, name in zip(stores, wanted.names, strict=True):
-        if not wanted.scheduler and await read_recipe(store, name) is None:
-            raise UserError(f"--run: the store holds no run {name!r}")
+        if not wanted.scheduler:
+            await needed_recipe(store, name)
     listener = settings.listen(settings.host, settings.port)
     access = settings.access(settings.run) if wanted.scheduler else Access(cookie="digenrl-view")
     first, *others = (RunHistory(*each) for each in zip(stores, wanted.names, strict=True))

@@ -93,6 +93,21 @@ async def read_recipe(store: ObjectStore, run: str) -> Recipe | None:
     return Recipe.model_validate(tables)
 
 
+async def needed_recipe(store: ObjectStore, run: str) -> Recipe:
+    """Return the run's recipe with the paths of this host.
+
+    Raises:
+        UserError: if the store holds no such run.
+    """
+    recipe = await read_recipe(store, run)
+    if recipe is None:
+        raise UserError(
+            f"--run: the store holds no run {run!r}; --runs names the folder of local runs, "
+            "DIGENRL_STORE_URL any other store"
+        )
+    return recipe
+
+
 @dataclass(frozen=True, slots=True)
 class _Stored:
     recipe: Recipe
