@@ -1,9 +1,10 @@
 """Fixtures that every test may use: real brokers, started for the test and gone after it."""
 
 import asyncio
+import gc
 import os
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,20 @@ BROKERS = {"brokers", "start_run"}
 
 RANKS = "ranks"
 """Fixture of processes that torchrun starts, which takes longer than most of what they do."""
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Collect all tests without looking for garbage, and never look at what they import again.
+
+    Modules hold millions of objects; to go over them takes seconds in each of the processes.
+    """
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -40,7 +40,7 @@ def emulation(tmp_path_factory: pytest.TempPathFactory) -> Emulation:
 def generated(
     group: int, *, weights: str = FIRST, attempt: int = 0, fragments: Sequence[int] = (SIZE,)
 ) -> GroupData:
-    """By fragments of so many samples, with the rewards that the emulated scorer gives."""
+    """Return a group in fragments of these sizes, and the rewards of the emulated scorer."""
     trajectories, rewards, first = [], [], 0
     for number in fragments:
         task = GenerateFragment(
@@ -149,7 +149,7 @@ async def test_a_sample_that_is_left_out_ends_the_run(emulation: Emulation) -> N
 async def test_a_sample_left_out_in_place_of_one_that_is_added_twice_ends_the_run(
     emulation: Emulation,
 ) -> None:
-    """As many samples as there should be, so that counting them finds nothing."""
+    """The number of samples is right, so counting them finds nothing."""
     left_out = [*Batch().pieces[:3], (3, GroupSlice(range(3))), (0, GroupSlice(range(1)))]
     with pytest.raises(RuntimeError, match="batch 0"):
         await Batch(pieces=left_out).trained(emulation)
@@ -217,7 +217,7 @@ def _stored(weights: EmulatedWeights) -> tuple[Given, Given]:
 async def test_what_generates_follows_all_that_was_trained_and_is_stored_with_it(
     emulation: Emulation,
 ) -> None:
-    """With two optimizer steps per batch it stays where it is until the last one."""
+    """It changes once per batch, also with two optimizer steps per batch."""
     changes = {"nft_decay": 1, "updates": 2}
     setting = emulation.setting.model_copy(update=changes)
     engine = training(replace(emulation, setting=setting))

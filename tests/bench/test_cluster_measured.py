@@ -1,4 +1,4 @@
-"""From what was seen of runs to figures."""
+"""What was seen of runs becomes figures."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -51,7 +51,7 @@ def samples_by(run: EmulatedRun, role: str) -> float:
 
 
 def services_as_they_joined(session: Session, run: EmulatedRun) -> list[str]:
-    """By the scheduler's log."""
+    """Return the names of the services, in the order of the scheduler's log."""
     log = (session.folder / run.setting.run / "logs" / "scheduler.log").read_text()
     events = [json.loads(line) for line in log.splitlines() if line.startswith("{")]
     return [event["service"] for event in events if event["event"] == "worker_joined"]
@@ -73,7 +73,7 @@ def check_fluid(run: EmulatedRun) -> None:
 
 
 async def test_roles_and_fluid_devices_run_and_are_measured(tmp_path: Path) -> None:
-    """In one session: the second run shares the brokers, and nothing else, with the first."""
+    """Both run in one session, where the second shares nothing but the brokers with the first."""
     versions: list[int] = []
     async with opened(tmp_path / "bench") as session:
         strict = await run(session, setting(tmp_path), WARM_UP, LAST, versions.append)

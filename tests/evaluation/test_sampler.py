@@ -8,7 +8,7 @@ from tests.evaluation.runs import recipe_with
 
 
 def test_an_evaluation_streams_where_rollout_does_and_makes_the_same_samples() -> None:
-    """On cards that do not hold the network, nothing else could evaluate the run."""
+    """Nothing else could evaluate a run on cards that do not hold the network."""
     made = {}
     for memory in ("resident", "streamed"):
         sampler = Sampler(recipe_with({"rollout.memory": memory}))

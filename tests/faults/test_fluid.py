@@ -6,7 +6,8 @@ from collections import Counter
 import pytest
 
 from tests.faults.fluid_mutants import FLUID_MUTANTS
-from tests.faults.fluid_schedules import DEATHS, FAULTS, run_fluid
+from tests.faults.fluid_nemesis import DEATHS, FAULTS
+from tests.faults.fluid_schedules import run_fluid
 from tests.faults.planting import Mutant
 from tests.faults.takeovers import TAKEOVER_MUTANTS
 

@@ -95,7 +95,7 @@ def test_a_broken_download_goes_on_where_it_ended(hub: Mirror) -> None:
 def test_a_download_whose_process_has_ended_goes_on(
     hub: Mirror, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As if the machine had gone: huggingface_hub does not try again within the process."""
+    """The process ends as if the machine had; huggingface_hub does not try again within it."""
     hub.breaks[NETWORK] = 3 * CHUNK + 5
     with monkeypatch.context() as patched:
         patched.setattr("huggingface_hub.file_download.time.sleep", lambda seconds: 1 / 0)

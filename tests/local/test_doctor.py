@@ -90,7 +90,7 @@ def test_gpus_without_a_torch_that_can_use_them(
 
 
 def settings_that_are_wrong(folder: Path) -> dict[str, dict[str, str]]:
-    """By check: variables that plant a fault."""
+    """Return, for each check, variables that plant a fault which it should find."""
     readable = folder / "secrets"
     readable.mkdir()
     (readable / "digenrl_hang_s").write_text("5")

@@ -44,7 +44,7 @@ async def beside(tmp_path: Path) -> AsyncIterator[Beside]:
 
 
 async def run_child(beside: Beside, code: str) -> None:
-    """In the evaluator's place: what matters is whether it runs."""
+    """Run this code where the evaluator would run."""
 
     async def ready() -> bool:
         return True

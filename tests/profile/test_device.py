@@ -56,7 +56,7 @@ def tiny(model: ModelName) -> Network:
 
 
 def at_full_size(architecture: Architecture) -> Network:
-    """With neither weights nor adapter."""
+    """Build the network without weights and without an adapter."""
     import diffusers
 
     with META:
@@ -127,7 +127,7 @@ def test_inputs_fit_the_network_at_full_size(model: ModelName) -> None:
 
 
 def _gigabytes(network: Network, *, rank: int) -> tuple[float, float]:
-    """In bfloat16: all weights; the adapter that its targets make."""
+    """Return the GB of all weights and of the adapter on its targets, both in bfloat16."""
     weights = sum(p.numel() for p in network.transformer.parameters())
     adapter = sum(
         rank * (module.in_features + module.out_features)

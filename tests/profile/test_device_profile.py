@@ -1,4 +1,4 @@
-"""From measured calls to a cost profile: the fit of o and c, and whose seconds they are."""
+"""Measured calls become a cost profile: the fit of o and c, and whose seconds they are."""
 
 from pathlib import Path
 

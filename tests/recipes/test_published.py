@@ -90,7 +90,7 @@ def test_a_published_recipe_sets_no_key_without_a_source(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_key_is_followed_by_the_setting_that_it_stands_for(name: str) -> None:
-    """Where it says what the source says. A setting is named in the file that sets the key."""
+    """It does where it says what the source says; the file that sets a key names the setting."""
     own = json.loads((SOURCES / f"{name}.json").read_text())
     texts = [(FOLDER / f"{name}.toml").read_text()]
     while based := re.search(r'^base = "(.*)"$', texts[-1], re.MULTILINE):

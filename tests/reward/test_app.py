@@ -30,7 +30,7 @@ class Constant:
 
 
 class Mean:
-    """Of the pixels; not of black images, of which it is afraid a number of times."""
+    """Scores by the mean of the pixels, and refuses black images a number of times."""
 
     def __init__(self, num_fears: int) -> None:
         self.num_fears = num_fears

@@ -40,7 +40,7 @@ def judge(url: str, patience: float = 10, **keys: Any) -> WeightedScorer:
 
 
 def even_images(*levels: int) -> Any:
-    """Of one gray level each."""
+    """Return images of one gray level each."""
     return np.stack([np.full((3, 4, 6), level, np.uint8) for level in levels])
 
 

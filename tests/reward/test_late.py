@@ -20,7 +20,7 @@ from tests import examples
 
 
 class Stuck:
-    """Until it is let go."""
+    """Scores nothing until it is let go."""
 
     def __init__(self) -> None:
         self.began, self.let_go = threading.Event(), threading.Event()

@@ -109,7 +109,7 @@ def bert_tokenizer() -> Any:
 
 
 def head(width: int, seed: int) -> nn.Sequential:
-    """As both published heads are made and named: linear layers with dropout between them."""
+    """Make linear layers with dropout between them, named as in both published heads."""
     layers = nn.Sequential(
         nn.Linear(width, 12), nn.Dropout(0.2), nn.Linear(12, 8), nn.Dropout(0.2),
         nn.Linear(8, 6), nn.Dropout(0.1), nn.Linear(6, 4), nn.Linear(4, 1),

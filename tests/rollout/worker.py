@@ -303,7 +303,7 @@ async def cluster(
     device: RolloutDevice | None = None,
     encoding: Encoding | None = None,
 ) -> AsyncIterator[Cluster]:
-    """With version 0 published, whose weights mean something to a `FakeDevice` alone.
+    """Run a worker with version 0 published, whose weights mean something to a `FakeDevice` alone.
 
     ``encoding``: how encoders make the conditions, if the device does not.
     """

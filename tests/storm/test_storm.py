@@ -24,8 +24,8 @@ NUM_FAULTS = 4 * len(EVERYTHING)
 async def test_four_kills_and_stops_of_each_process_lose_nothing_and_train_nothing_twice(
     tmp_path: Path,
 ) -> None:
-    """With two optimizer steps per batch, shared noise, and other weights that generate than those
-    that are trained."""
+    """The run has two optimizer steps per batch, shared noise, and other weights that generate than
+    those that are trained."""
     storm = await through(tmp_path, seed=1, number=NUM_FAULTS, **LAGGED)
     assert storm.violations == []
     assert Counter(fault.target for fault in storm.faults) == dict.fromkeys(EVERYTHING, 4)

@@ -213,7 +213,7 @@ class Cluster:
             await self.bus.publish(task.model_copy(update=update))
 
     def _has_announced(self, version: int) -> bool:
-        """Before, nobody gives it tasks by that version."""
+        """Return whether it has announced the version; before, nobody gives it tasks by that."""
         announced = self.worker.policy_version
         return announced is not None and announced >= version
 

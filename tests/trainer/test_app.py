@@ -46,7 +46,7 @@ async def test_one_device_trains_whole_groups_and_commits_once_all_are_in(traine
 
 
 async def test_a_version_names_what_generates_and_what_is_trained(trainer: Start) -> None:
-    """And is gone back to by both."""
+    """A trainer goes back to both of them."""
     async with trainer() as run:
         run.run_freely()
         first = await run.commit(0)

@@ -174,7 +174,7 @@ async def test_a_resume_says_what_it_trains_again(trainer: Start) -> None:
 
 
 async def test_only_the_first_device_is_held_while_a_version_is_copied(trainer: Start) -> None:
-    """And none while it is digested and stored."""
+    """No device is held while it is digested and stored."""
     async with trainer(schedule__max_staleness=1, trainer__devices=2) as run:
         run.run_freely()
         await run.commit(0)

@@ -5,7 +5,7 @@ from typing import Literal
 from services.scheduler.core.machine import Tick, WorkerJoined, WorkerLeft
 from shared.messages.contracts import Command, SetDevice, TagRequest, WorkerRequest
 from tests import examples
-from tests.scheduler.core.test_machine import Machine, joined
+from tests.scheduler.core.machine_driver import Machine, joined
 
 
 def ask(action: Literal["drain", "undrain"], worker: str) -> WorkerRequest:

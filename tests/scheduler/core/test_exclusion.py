@@ -20,8 +20,8 @@ from shared.messages.contracts import (
     TrainGroup,
 )
 from tests import examples
+from tests.scheduler.core.machine_driver import Machine, joined
 from tests.scheduler.core.test_gradients import gradient_worker
-from tests.scheduler.core.test_machine import Machine, joined
 
 DEADLINE = {"slot_deadline_s": 10.0}
 

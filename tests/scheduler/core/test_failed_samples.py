@@ -4,7 +4,7 @@ import pytest
 
 from shared.messages.contracts import GenerateFragment, TrainGroup
 from tests import examples
-from tests.scheduler.core.test_machine import Machine
+from tests.scheduler.core.machine_driver import Machine
 
 
 def scored_as(machine: Machine, *rewards: float | None) -> list[TrainGroup]:

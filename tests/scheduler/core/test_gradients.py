@@ -17,7 +17,7 @@ from shared.messages.contracts import (
     TrainGroup,
 )
 from tests import examples
-from tests.scheduler.core.test_machine import Machine
+from tests.scheduler.core.machine_driver import Machine
 
 REF = ObjectRef(key="demo/gradient", sha256="0" * 64, size=1)
 TRAINER = WorkerJoined("trainer-0", "trainer", "trainer", concurrency=0)

@@ -14,7 +14,7 @@ from services.scheduler.sim.timing import Timing
 from shared.learning.prompts import PromptOrder
 from shared.messages.contracts import Prompt
 from tests import examples
-from tests.scheduler.core.test_machine import Machine
+from tests.scheduler.core.machine_driver import Machine
 
 PROMPTS = tuple(Prompt(text=str(number)) for number in range(7))
 FEW, MANY = 100, 1000

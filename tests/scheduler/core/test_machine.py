@@ -1,15 +1,11 @@
 from dataclasses import replace
-from typing import Any
 
 from services.scheduler.core.lending import has_ready
 from services.scheduler.core.machine import (
     DeviceReported,
     MachineInput,
     WorkerJoined,
-    WorkerLeft,
-    step,
 )
-from services.scheduler.core.state import State
 from services.scheduler.core.tag.estimates import Costs
 from shared.messages.contracts import (
     MAX_FRAGMENTS_PER_GROUP,
@@ -17,55 +13,12 @@ from shared.messages.contracts import (
     FragmentFailed,
     FragmentReleased,
     GenerateFragment,
-    GroupFailed,
-    GroupTrained,
     OperatorRequest,
     RunFailed,
     TrainGroup,
 )
 from tests import examples
-
-EARLY: dict[str, Any] = {"max_staleness": 1}
-
-
-def joined(name: str, service: str = "rollout", life: int = 0) -> WorkerJoined:
-    return WorkerJoined(f"{name}-{life}", name, service)
-
-
-class Machine:
-    """Feeds events to the machine one after another, a second apart."""
-
-    def __init__(self, *workers: str, **plan: Any) -> None:
-        self.plan = examples.plan(**plan)
-        self.state = State()
-        self.now = 0.0
-        self.told: list[MachineInput | Command] = []
-        for worker in workers or ("a",):
-            self.handle(joined(worker))
-
-    def handle(self, event: MachineInput) -> list[Command]:
-        self.now += 1
-        self.state, commands = step(self.plan, self.state, event, self.now)
-        self.told += [event, *commands]
-        return commands
-
-    def tasks(self, event: MachineInput) -> list[GenerateFragment]:
-        return [c for c in self.handle(event) if isinstance(c, GenerateFragment)]
-
-    def finish(self, tasks: list[GenerateFragment]) -> list[TrainGroup]:
-        """Generate and score these tasks and whatever they make room for."""
-        trained: list[TrainGroup] = []
-        while tasks:
-            task = tasks.pop(0)
-            for command in [
-                *self.handle(examples.generated(task)),
-                *self.handle(examples.scored(task)),
-            ]:
-                if isinstance(command, TrainGroup):
-                    trained.append(command)
-                elif isinstance(command, GenerateFragment):
-                    tasks.append(command)
-        return trained
+from tests.scheduler.core.machine_driver import EARLY, Machine, joined
 
 
 def test_a_committed_version_opens_its_batch_strictly_on_policy() -> None:
@@ -152,77 +105,12 @@ def test_an_event_seen_twice_changes_nothing() -> None:
         assert machine.state.batches == before
 
 
-def test_a_failed_fragment_gets_another_attempt_and_the_old_one_counts_no_more() -> None:
-    machine = Machine(num_groups=1)
-    first, second = machine.tasks(examples.published(0))
-    [again] = machine.tasks(FragmentFailed(slot=first.fragment.slot, stage="rollout", reason="oom"))
-    assert again.fragment.attempt == 1
-    assert machine.handle(examples.scored(first)) == []
-    machine.handle(examples.scored(second))
-    [train] = machine.handle(examples.scored(again))
-    assert isinstance(train, TrainGroup)
-    assert [f.fragment.attempt for f in train.fragments] == [1, 0]
-
-
-def test_a_fragment_that_keeps_failing_fails_the_run_with_the_reason() -> None:
-    machine = Machine(num_groups=1)
-    [task, _] = machine.tasks(examples.published(0))
-    for _ in range(machine.plan.max_attempts):
-        failed = FragmentFailed(slot=task.fragment.slot, stage="reward", reason="no digit")
-        tasks = machine.tasks(failed)
-        task = tasks[0] if tasks else task
-    assert machine.state.phase == "failed"
-    assert machine.state.failure is not None and "no digit" in machine.state.failure
-    [task, *_] = machine.tasks(OperatorRequest(action="resume", id="x"))
-    again = FragmentFailed(slot=task.fragment.slot, stage="reward", reason="no digit")
-    assert machine.tasks(again) != [], "after a resume it has all its attempts again"
-
-
-def test_a_refused_fragment_sends_its_group_again() -> None:
-    machine = Machine(num_groups=1)
-    tasks = machine.tasks(examples.published(0))
-    [train] = machine.finish(list(tasks))
-    refused = FragmentFailed(slot=tasks[0].fragment.slot, stage="admission", reason="weights")
-    [again] = machine.finish(machine.tasks(refused))
-    assert (train.attempt, again.attempt) == (0, 1)
-    assert again.fragments[0].fragment.attempt == 1
-    assert again.fragments[1] == train.fragments[1]
-
-
-def test_a_group_whose_slot_is_poisoned_is_sent_under_the_next_attempt() -> None:
-    machine = Machine(num_groups=1)
-    [train] = machine.finish(machine.tasks(examples.published(0)))
-    [again] = machine.handle(GroupFailed(batch=0, group=0, attempt=0, reason="poisoned"))
-    assert isinstance(again, TrainGroup)
-    assert again.attempt == train.attempt + 1
-    assert machine.handle(GroupFailed(batch=0, group=0, attempt=0, reason="poisoned")) == []
-
-
 def test_a_result_by_other_weights_is_made_again() -> None:
     machine = Machine(num_groups=1)
     [task, _] = machine.tasks(examples.published(0))
     foreign = examples.scored(task).model_copy(update={"policy": examples.policy(1)})
     [again] = machine.tasks(foreign)
     assert again.fragment.attempt == 1
-
-
-def test_what_a_lost_worker_had_goes_to_another_at_once() -> None:
-    machine = Machine("a", "b", num_groups=2)
-    first = machine.tasks(examples.published(0))
-    lost = [task for task in first if task.worker == "a-0"]
-    again = machine.tasks(WorkerLeft("a-0"))
-    done = [task for task in first if task.worker == "b-0"]
-    again += machine.tasks(examples.generated(done[0])) + machine.tasks(examples.generated(done[1]))
-    assert [task.fragment for task in again] == [task.fragment for task in lost]
-    assert {task.worker for task in again} == {"b-0"}
-
-
-def test_a_worker_that_is_started_again_is_another_one() -> None:
-    machine = Machine("a", num_groups=1)
-    first = machine.tasks(examples.published(0))
-    again = machine.tasks(joined("a", life=1))
-    assert [task.fragment for task in again] == [task.fragment for task in first]
-    assert {task.worker for task in again} == {"a-1"}
 
 
 def test_a_paused_run_issues_nothing_until_resumed() -> None:
@@ -299,58 +187,6 @@ def test_nothing_begins_with_a_superseded_version() -> None:
     assert [task.policy.version for task in again] == [1, 1]
     assert [task.fragment.first_sample for task in again] == [0, 2]
     assert {task.fragment.attempt for task in again} == {1}
-
-
-def test_a_device_is_free_when_another_one_has_done_its_fragment() -> None:
-    """Its own result is refused: the slot is taken, and nothing will be heard of it."""
-    machine = Machine("a", "b", num_groups=3, queue_depth=1)
-    first, second = machine.tasks(examples.published(0))
-    machine.handle(WorkerLeft("a-0"))
-    [again] = machine.tasks(examples.generated(second))
-    assert (again.fragment, again.worker) == (first.fragment, "b-0")
-    [following] = machine.tasks(examples.generated(first))
-    assert following.worker == "b-0"
-    assert following.fragment != again.fragment
-
-
-def test_what_a_lost_device_gives_back_is_given_to_it_again_under_another_attempt() -> None:
-    machine = Machine("a", num_groups=1)
-    first, second = machine.tasks(examples.published(0))
-    machine.handle(WorkerLeft("a-0"))
-    machine.handle(FragmentReleased(slot=first.fragment.slot, worker="a-0", reason="draining"))
-    again = machine.tasks(joined("a"))
-    assert [task.fragment.attempt for task in again] == [1, 0]
-    assert again[1].fragment == second.fragment  # which it still has
-
-
-def test_what_a_lost_device_gave_back_while_another_one_had_it_gets_another_attempt() -> None:
-    machine = Machine("a", "b", num_groups=1, queue_depth=1)
-    first, second = machine.tasks(examples.published(0))
-    machine.handle(examples.generated(second))
-    [to_b] = machine.tasks(WorkerLeft("a-0"))
-    assert (to_b.fragment, to_b.worker) == (first.fragment, "b-0")
-    machine.handle(FragmentReleased(slot=first.fragment.slot, worker="a-0", reason="stale"))
-    machine.handle(joined("a"))
-    [to_a] = machine.tasks(WorkerLeft("b-0"))
-    assert (to_a.worker, to_a.fragment.attempt) == ("a-0", 1)
-
-
-def test_a_group_is_trained_once_it_was_under_any_attempt() -> None:
-    """A late failure sends it again; the trainer has it, ignores it and says nothing more."""
-    machine = Machine(num_groups=1)
-    machine.handle(WorkerJoined("trainer-0", "trainer", "trainer", concurrency=1))
-    tasks = machine.tasks(examples.published(0))
-    machine.finish(list(tasks))
-    late = FragmentFailed(slot=tasks[0].fragment.slot, stage="reward", reason="repeated")
-    machine.finish(machine.tasks(late))
-    assert machine.state.batch is not None
-    trainer = machine.state.workers["trainer-0"]
-    assert has_ready(machine.plan, machine.state.batch, trainer)
-    for worker in ("trainer-0", "zombie-0"):
-        machine.handle(GroupTrained(batch=0, group=0, attempt=0, worker=worker, seconds=1.0))
-    group = machine.state.batch.groups[0]
-    assert (group.sent, group.attempt) == (True, 1)
-    assert not has_ready(machine.plan, machine.state.batch, trainer)
 
 
 def test_no_group_is_ready_for_a_trainer_that_holds_them_before_all_are_sent() -> None:

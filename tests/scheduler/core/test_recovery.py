@@ -3,7 +3,7 @@ from services.scheduler.core.machine import Recovered, WorkerJoined, step
 from services.scheduler.core.state import BatchState, FragmentState, GroupState, State
 from shared.messages.contracts import Command, GenerateFragment, TrainGroup
 from tests import examples
-from tests.scheduler.core.test_machine import EARLY, Machine, joined
+from tests.scheduler.core.machine_driver import EARLY, Machine, joined
 
 
 def test_a_group_that_two_schedulers_have_cut_is_begun_anew_after_a_restart() -> None:

@@ -1,4 +1,4 @@
-"""When devices changed what they did, as the scheduler notes it."""
+"""The scheduler notes when devices change what they do."""
 
 import pytest
 

@@ -7,7 +7,7 @@ from services.scheduler.core.state import State
 from services.scheduler.core.usage import Meter, uses
 from shared.messages.contracts import GenerateFragment, GroupTrained, TrainGroup
 from tests import examples
-from tests.scheduler.core.test_machine import Machine, joined
+from tests.scheduler.core.machine_driver import Machine, joined
 
 
 def test_each_device_waits_for_whoever_is_late() -> None:

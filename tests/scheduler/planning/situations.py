@@ -42,7 +42,7 @@ def _costs(profile: Profile, split: Split, size: int, addresses: dict[str, str])
 def opening(
     profile: Profile, split: Split, size: int, *, max_staleness: int = 0
 ) -> tuple[Plan, State]:
-    """In fragments of `size` samples, with all costs learned."""
+    """Return a batch at its beginning, in fragments of `size` samples, with all costs learned."""
     schedule = RunSchedule(tag=0, fragment_size=size, max_staleness=1 if max_staleness else 0)
     plan = steady_plan(profile.shape, batches=10, schedule=schedule)
     addresses = {

@@ -114,7 +114,7 @@ def test_half_the_lead_gains_half() -> None:
 
 @given(profiles, st.integers(1, 20), st.integers(2, 20), schedules)
 def test_gradient_help_is_never_forecast_to_cost_much(profile, generate, train, schedule):  # type: ignore[no-untyped-def]
-    """And gains where the trainer is the bottleneck, if weights are replicated."""
+    """It gains where the trainer is the bottleneck, if weights are replicated."""
     split = Split({"H100": generate}, {"H100": train})
     alone, helped = (
         forecast(profile, split, 4, schedule.changed(gradient_help=each)).seconds

@@ -99,7 +99,7 @@ def test_best_splits_come_near_the_bound_and_are_no_worse_than_the_studys(
 def test_splits_that_are_far_from_balance_are_made_up_for(
     name: str, least: float, generate: int
 ) -> None:
-    """By trainers that generate, or by rollout devices that compute gradients."""
+    """Trainers that generate make up for them, or rollout devices that compute gradients."""
     profile, size = load_profile(name), {"qwen-image": 8, "flux1-dev": 8}.get(name, 4)
     schedule = ONE_STEP.changed(tag=32, fragment_size=size, gradient_help=generate == 24)
     found = simulate(
@@ -207,7 +207,7 @@ def test_each_freedom_helps() -> None:
 
 
 def test_needless_help_is_left_out() -> None:
-    """Where generation and training are in balance, asynchrony leaves nothing to help with."""
+    """Asynchrony leaves nothing to help with if generation and training are in balance."""
     profile = load_profile("flux1-dev", "full")
     assert plan_split(profile, {"H100": 32}, ONE_STEP, effort=QUICK).best.schedule.tag == 0
 

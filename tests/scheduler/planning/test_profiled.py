@@ -120,7 +120,7 @@ def test_uneven_shares_of_shared_weights_cost_time_without_tsp_only() -> None:
 
 @pytest.mark.parametrize("mode", ["pipelined", "sequential"])
 def test_without_tsp_devices_divide_whatever_samples_are_ready(mode: str) -> None:
-    """Not one group at a time: what it costs is a sample's end, at the end of a batch."""
+    """They need not take one group at a time, which costs a sample's time at the end of a batch."""
     tsp, whole = (
         simulate(
             FLUX, rollout={"H100": 6}, trainer={"H100": 10}, batches=1, causes=False,

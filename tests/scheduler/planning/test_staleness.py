@@ -102,7 +102,7 @@ def test_modes_without_asynchrony_and_models_of_a_profile() -> None:
 
 
 def test_the_share_of_training_falls_where_a_group_shares_its_noise() -> None:
-    """From .55 to .07 of the digits' rows of the network."""
+    """It falls from .55 to .07 of the digits' rows of the network."""
     costs = load_profile("sd35-medium")
     today, shared = digits(TODAY, 2), digits(SHARED, 2)
     before, after = (work_line(with_shape_of(costs, each), each) for each in (today, shared))

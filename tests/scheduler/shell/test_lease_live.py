@@ -124,7 +124,7 @@ async def test_a_holder_goes_on_after_an_outage_if_nobody_took_the_lease(
 async def test_a_holder_that_slept_finds_that_another_has_commanded(
     bus: Bus, folder_store: ObjectStore
 ) -> None:
-    """Also if that one has ended since, and left nothing behind."""
+    """It does so too if the other has ended since and left nothing behind."""
     asleep, other = (another(bus, folder_store, name) for name in ("asleep", "other"))
     await asleep._take()
     async with taking(other):

@@ -34,7 +34,7 @@ def statuses() -> list[WorkerStatus]:
 
 
 async def report(url: str) -> None:
-    """From a process of their own, as workers are: each once a second, spread over it."""
+    """Send every worker's report once a second, spread over it, from a process of their own."""
     each = statuses()
     async with Bus.connect(url, run=RUN, name="workers") as bus:
         began = time.monotonic()

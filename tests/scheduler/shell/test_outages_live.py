@@ -109,7 +109,7 @@ async def stage(
 
 
 def _folder_of(argv: list[str]) -> Path:
-    """Where JetStream keeps its streams."""
+    """Return the folder in which JetStream keeps its streams."""
     return Path(argv[-1]).parent / "jetstream"
 
 

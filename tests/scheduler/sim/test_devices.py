@@ -111,7 +111,7 @@ def test_publication_overlaps_with_the_next_batch_if_that_may_be_stale(
 
 
 def test_a_gradient_is_computed_between_two_fragments() -> None:
-    """After the fragment under way, before the one that waits; then the trainer only adds it."""
+    """It follows the fragment under way and precedes the next; then the trainer only adds it."""
     plan = replace(
         with_schedule(PLAN, fragment_size=2, max_staleness=1), num_groups=6, num_batches=2
     )

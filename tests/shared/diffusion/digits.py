@@ -52,7 +52,7 @@ def gradient(policy: LoadedPolicy) -> dict[str, torch.Tensor]:
 
 
 def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
-    """To the last bit, and not empty."""
+    """Return whether both hold the same tensors to the last bit, and at least one."""
     return (
         len(one) > 0
         and one.keys() == other.keys()

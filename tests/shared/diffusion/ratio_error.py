@@ -81,7 +81,7 @@ def sample(family: str, model: ModelAdapter, conditions: Conditions, guidance: f
 def load_moved(
     folder: Path, trained: Trained, dtype: torch.dtype, holding: Holding = AS_TRAINED
 ) -> ModelAdapter:
-    """With trained weights that are not those of the beginning, the same however it is held."""
+    """Load a model whose trained weights have moved, by the same steps however it is held."""
     parts: set[Part] = {"transformer", "text", "decoder"}
     model = load_model(folder, parts, device=CPU, dtype=dtype, holding=holding)
     if trained == "full":

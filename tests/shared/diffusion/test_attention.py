@@ -90,7 +90,7 @@ def test_no_mask_reaches_attention_in_sampling_or_training(
 
 @pytest.mark.parametrize("name", CUT)
 def test_a_text_of_its_own_length_does_what_a_masked_one_does(name: str, tmp_path: Path) -> None:
-    """And conditions that an earlier release stored with masks give what they gave."""
+    """Conditions that an earlier release stored with masks give what they gave."""
     guidance = CUT[name]
     model = load(tiny_models.save(name, tmp_path), ALL)
     conditions = model.encode(PROMPT, guidance=guidance)

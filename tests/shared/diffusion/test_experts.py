@@ -87,7 +87,7 @@ def loaded(recipe: Recipe) -> LoadedPolicy:
 
 
 def load(recipe: Recipe) -> LoadedPolicy:
-    """With an adapter that changes what is made."""
+    """Load the policy with an adapter that changes what is made."""
     loaded = load_policy(recipe, {"transformer", "text", "decoder"})
     generator = torch.Generator().manual_seed(3)
     with torch.no_grad():

@@ -29,7 +29,7 @@ def generator(policy: LoadedPolicy) -> Generator:
 
 
 def limit(policy: LoadedPolicy, patch: pytest.MonkeyPatch, *, rows: int, calls: int) -> None:
-    """From the call of that number on, the network takes so many samples at a time at most."""
+    """Let the network take at most ``rows`` samples at a time from call number ``calls`` on."""
     whole, seen = policy.model.velocity, [0]
 
     def velocity(x: Tensor, sigma: Tensor, told: Conditions, *, guidance: float) -> Tensor:

@@ -55,7 +55,7 @@ def digits() -> Tiny:
 
 
 def test_any_cut_of_a_group_begins_at_the_same_noise(digits: Tiny) -> None:
-    """To the last bit at fragments of one size, whichever worker makes them."""
+    """It is equal to the last bit at fragments of one size, whichever worker makes them."""
     paths = {size: [unpack_trajectory(digits.fragment(n, size)) for n in range(0, SAMPLES, size)]
              for size in (4, 2, 1)}  # fmt: skip
     whole = paths[4][0].states

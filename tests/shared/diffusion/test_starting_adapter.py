@@ -156,7 +156,7 @@ Flux = tuple[Path, Recipe, dict[str, Tensor]]
 
 
 def test_a_matrix_that_layers_share_gives_each_its_rows(flux: Flux, tmp_path: Path) -> None:
-    """As most Kohya files are: one A for q, k and v."""
+    """Most Kohya files share one matrix A between q, k and v."""
     folder, recipe, _ = flux
     name = "lora_unet_double_blocks_0_img_attn_qkv"
     width = 3 * recipe_width(recipe)

@@ -1,4 +1,4 @@
-"""Where windows are: always full, and where their strategy says."""
+"""Windows are always full, and where their strategy says."""
 
 from collections import Counter
 

@@ -21,7 +21,7 @@ def test_a_resumed_run_may_take_more_steps_but_not_another_seed() -> None:
 
 
 def test_a_stored_run_keeps_what_it_had(tmp_path: Path) -> None:
-    """In the words of releases that had fewer keys, and one that did nothing."""
+    """It is stored in the words of releases that had fewer keys, and one that did nothing."""
     recipe = load_recipe(with_algorithm(tmp_path, 'name = "mix-grpo"'))
     plain = recipe.model_dump(mode="json")
     plain["algorithm"] |= {"nft_beta": 1.0, "clip_range": 1e-4}

@@ -47,7 +47,7 @@ def test_a_commit_record_keeps_its_bytes_and_its_digest() -> None:
 
 
 def test_trained_weights_stand_beside_those_that_sample() -> None:
-    """In two fields more; a record without them has the bytes above."""
+    """They stand in two more fields; a record without them has the bytes above."""
     plain = json.loads(COMMIT)
     keys = list(plain)
     place = keys.index("weights") + 1

@@ -57,7 +57,7 @@ def recipe_of(name: str, **changes: object) -> Recipe:
 
 @pytest.fixture(scope="module")
 def policy() -> LoadedPolicy:
-    """With an adapter that changes what is sampled."""
+    """Load a policy with an adapter that changes what is sampled."""
     torch.set_num_threads(1)
     loaded = load_policy(recipe_of("flow-grpo"), {"transformer", "text", "decoder"})
     generator = torch.Generator().manual_seed(3)

@@ -291,7 +291,7 @@ def test_a_trial_that_does_not_fit_leaves_both_sums_as_they_were(
 
 
 def test_rows_without_advantage_are_left_out_where_they_have_no_gradient(case: Case) -> None:
-    """As skipped rows: of the passes, and not of the denominator."""
+    """They are skipped in the passes, and still count in the denominator."""
     advantages = (1.5, 0.0, -0.5, 0.0)
     for beta, wanted in ((0.0, 2), (0.3, 4)):
         gradients, metrics, rows = [], [], list[int]()

@@ -1,4 +1,4 @@
-"""Of each group only the best and the worst samples are trained (`algorithm.best_of`)."""
+"""Only the best and the worst samples of each group are trained (`algorithm.best_of`)."""
 
 import asyncio
 from dataclasses import replace

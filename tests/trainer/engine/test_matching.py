@@ -144,7 +144,7 @@ def test_a_pair_is_the_best_and_the_worst_with_the_same_noise(policy: LoadedPoli
 
 
 def test_dpo_does_not_depend_on_the_scale_of_rewards(policy: LoadedPolicy) -> None:
-    """So advantages over the batch's standard deviation, which is known late, change nothing."""
+    """Advantages over the batch's standard deviation, which is known late, change nothing then."""
     recipe = recipe_of("dpo")
     data = group(recipe, policy)
     wanted, metrics = gradient(recipe, policy, data, Chunk(SIZE, WINDOW))

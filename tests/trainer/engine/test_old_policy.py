@@ -55,7 +55,7 @@ def loaded() -> tuple[LoadedPolicy, dict[str, Tensor]]:
 
 @pytest.fixture
 def policy(loaded: tuple[LoadedPolicy, dict[str, Tensor]]) -> LoadedPolicy:
-    """As it was loaded."""
+    """Return the policy as it was loaded."""
     made, first = loaded
     made.beside.forget()
     load_weights(made.model.transformer, first)
@@ -98,7 +98,7 @@ def rows() -> NoisedSamples:
 
 @pytest.mark.parametrize("beta", [0.1, 1.0, 3.0])
 def test_the_loss_away_from_the_old_policy_is_its_formula(beta: float) -> None:
-    """In float64: values as the paper's code has them, and differences for the gradient."""
+    """Values are compared with the paper's code in float64, and gradients with differences."""
     given, clip = rows(), 5.0
     generator = torch.Generator().manual_seed(4)
     old, velocity = torch.randn(2, 4, 3, 2, generator=generator, dtype=torch.float64)

@@ -80,7 +80,7 @@ class Versions:
         return self._read(record.checkpoint, record.policy.weights_digest)
 
     def moments(self, version: int) -> dict[str, Tensor]:
-        """After the first batch: its gradient, times a constant."""
+        """Return the first moments; after the first batch the gradient times a constant."""
         tensors = self.checkpoint(version)
         return {name: t for name, t in tensors.items() if name.startswith("exp_avg/")}
 

@@ -88,7 +88,7 @@ class Case:
         await training.add(GroupGradients(self.policies[2], self.recipe).compute(group))
 
     def training(self, num_devices: int) -> ReplicatedTraining:
-        """With the weights that all began with."""
+        """Begin a training with the weights that all began with."""
         fresh = ReplicatedTraining(self.recipe, self.policies[:num_devices])
         for policy in self.policies[:num_devices]:
             load_weights(policy.model.transformer, unpack(self.adapter))
@@ -241,7 +241,7 @@ def test_a_tally_of_an_earlier_release_is_added() -> None:
 
 
 def test_the_effective_share_is_the_same_however_rows_are_tallied() -> None:
-    """Of weights 1, 1, 1 and 3, of which two tallies have two each: 6^2 / (4 x 12)."""
+    """Two tallies have two weights of 1, 1, 1 and 3 each, which gives 6^2 / (4 x 12)."""
     one = Tally(num_rows=2, weight_sum=2.0, weight_square_sum=2.0)
     one.merge(Tally(num_rows=2, weight_sum=4.0, weight_square_sum=10.0).as_dict())
     assert one.effective_share == pytest.approx(0.75)
@@ -263,7 +263,7 @@ def test_ratios_that_are_all_too_far_from_one_fail_a_batch_whose_weights_are_equ
 
 
 def test_too_few_rows_that_count_fail_a_batch_whose_mean_ratio_is_well() -> None:
-    """Of 8 rows, 3 have the largest weight and the others none; 4 would do."""
+    """3 of 8 rows have the largest weight and the others none; 4 would do."""
     for counting, fails in ((3, True), (4, False)):
         sums = 2.0 * counting
         tally = Tally(num_rows=8, ratio_sum=sums, weight_sum=sums, weight_square_sum=4.0 * counting)
@@ -280,7 +280,7 @@ def without_kl(recipe: Recipe) -> Recipe:
 async def test_groups_without_advantage_that_are_not_trained_change_no_bit(
     case: Case, without_kl: Recipe, num_zeros: int
 ) -> None:
-    """In the second batch, so that the optimizer has something to remember."""
+    """They come in the second batch, so that the optimizer has something to remember."""
     recipe = override(without_kl, {"model.dtype": case.recipe.model.dtype})
 
     async def second_step(skip: bool) -> Stepped:

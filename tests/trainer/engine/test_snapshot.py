@@ -71,7 +71,7 @@ def replicas(recipe: Recipe, number: int) -> tuple[ReplicatedTraining, list[Load
 
 @pytest.mark.parametrize("name", ["flow-grpo", "diffusion-nft"])
 async def test_a_version_is_digested_once_whatever_uses_it(digests: list[int], name: str) -> None:
-    """And once more the weights that generate, where those are others."""
+    """The weights that generate are digested besides if they are others."""
     recipe = recipe_of(name, trainer__learning_rate=0.01)
     lags = name == "diffusion-nft"
     if lags:

@@ -222,7 +222,7 @@ def test_an_average_follows_the_weights_and_survives_a_restart(
 def test_every_update_of_a_batch_has_a_denominator_of_its_own(
     recipe: Recipe, groups: list[Group]
 ) -> None:
-    """And only the first one's samples are on-policy."""
+    """Only the first one's samples are on-policy."""
 
     def gradient(num_updates: int) -> dict[str, torch.Tensor]:
         engine = TrainerEngine(override(recipe, {"trainer.updates": num_updates}))

@@ -71,7 +71,7 @@ def _drift(base: TagInputs, batch: int, rng: random.Random) -> TagInputs:
 
 
 def _spikes(base: TagInputs, batch: int, rng: random.Random) -> TagInputs:
-    """In a batch out of twenty one of the costs is three times as high."""
+    """Treble one of the costs in one batch of twenty."""
     spike, which = rng.random() < 0.05, rng.choice(("rollout", "help", "train", "switch"))
     if not spike:
         return base

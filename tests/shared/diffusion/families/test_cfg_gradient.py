@@ -72,7 +72,7 @@ def ours(model: Family, latents: Tensor, sigma: Tensor, told: Conditions) -> Ten
 
 
 def plain(model: Family, latents: Tensor, sigma: Tensor, told: Conditions) -> Tensor:
-    """As loops do that detach: one half after the other."""
+    """Compute one half after the other, as loops do that detach."""
     prompt = {name: each for name, each in told.items() if not name.startswith(NEGATIVE)}
     empty = {name: told[NEGATIVE + name] for name in prompt}
     unconditional = model.forward(latents, sigma, empty, GUIDANCE).detach()
