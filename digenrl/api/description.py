@@ -8,15 +8,39 @@ import sys
 from types import SimpleNamespace
 from typing import Any, cast
 
+import httpx
+from fastapi import FastAPI
+
+from digenrl.api.front import api_routes
+from digenrl.view.live import LiveRun
 from services.scheduler.shell.api import create_app
 from services.scheduler.shell.app import Scheduler
+from shared.process.http_api import add_problems
 from shared.process.service import Health
+from shared.store import ObjectStore
+
+TITLE = "DigenRL"
+HERE = "Served by the process of the run's page alone (`digenrl view`), from what is stored."
 
 
 def described() -> dict[str, Any]:
-    """Return the description of the API."""
+    """Return the description of the API: what the scheduler answers, and what is read from the
+    store beside it."""
     nobody = cast(Scheduler, SimpleNamespace(health=Health()))  # no route is asked
-    return create_app(nobody).openapi()
+    whole, beside = create_app(nobody).openapi(), FastAPI(title=TITLE)
+    add_problems(beside)
+    live = LiveRun("", httpx.AsyncClient())
+    beside.include_router(api_routes(cast(ObjectStore, None), "run", live))
+    for path, operations in beside.openapi()["paths"].items():
+        for operation in operations.values():
+            operation["description"] = f"{operation['description']}\n\n{HERE}"
+        whole["paths"].setdefault(path, {}).update(operations)
+    whole["components"]["schemas"] |= beside.openapi()["components"]["schemas"]
+    whole["info"]["title"] = TITLE
+    whole["servers"] = [
+        {"url": "/", "description": "the run's page, or for what is live the scheduler"}
+    ]
+    return whole
 
 
 def text() -> str:

@@ -20,6 +20,7 @@ from fastapi import FastAPI, HTTPException, Path, Query, Request
 from fastapi.responses import HTMLResponse, JSONResponse, Response
 from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
 
+from digenrl.api.front import api_routes
 from digenrl.report.summary import summarise_schedule
 from digenrl.view import sentences
 from digenrl.view.history import RECENT, RunHistory
@@ -82,6 +83,7 @@ def create_app(view: View, access: Access) -> FastAPI:
     _add_data(app, view)
     _add_files(app, view)
     _add_actions(app, view)
+    app.include_router(api_routes(view.history.store, view.history.run, view.live))
     check_routes(app)
     return app
 

@@ -11,7 +11,7 @@ import hmac
 import json
 import secrets
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, get_args
@@ -51,6 +51,7 @@ OPERATIONS: Mapping[str, Needs] = {
     "GET /v1/dead-letters": "viewer",
     "GET /v1/dead-letters/{number}": "viewer",
     "GET /v1/evaluation": "viewer",
+    "GET /v1/events": "viewer",
     "POST /score": "viewer",
     "POST /v1/codes": "viewer",
     "POST /v1/tag": "operator",
@@ -89,6 +90,8 @@ SESSION_S = 12 * 3600.0
 MAX_SESSIONS = 256
 CALLER = "digenrl.caller"
 """Where a request's scope has who asks."""
+ON_BEHALF = "digenrl-on-behalf"
+"""Header in which the run's page says whose request it passes on."""
 
 log = structlog.get_logger()
 
@@ -100,6 +103,17 @@ class Caller:
 
     def may(self, needs: Role) -> bool:
         return ROLES.index(self.role) >= ROLES.index(needs)
+
+
+@dataclass(frozen=True, slots=True)
+class Audited:
+    """Says who has asked for a change, and what is answered."""
+
+    caller: Caller
+    on_behalf: str
+    operation: str
+    client: str
+    status: int
 
 
 class TokenRecord(BaseModel):
@@ -188,6 +202,8 @@ class Access:
     cookie: str = "digenrl"
     """Name of the cookie: a browser sends it to every port of a host."""
     clock: Callable[[], float] = time.monotonic
+    audit: "Callable[[Audited], Awaitable[None]] | None" = None
+    """Keeps requests that change something, beside the log, before they are answered."""
     _codes: dict[str, _Proof] = field(default_factory=dict)
     _sessions: dict[str, _Proof] = field(default_factory=dict)
 

@@ -117,7 +117,7 @@ def problem(status: int, detail: str, headers: Mapping[str, str] | None = None) 
 
 def _http_problem(_: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, HTTPException)
-    return problem(error.status_code, str(error.detail))
+    return problem(error.status_code, str(error.detail), error.headers)
 
 
 def _validation_problem(_: Request, error: Exception) -> JSONResponse:

@@ -35,7 +35,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from shared.process import http_once
-from shared.process.http_access import CALLER, Access, Caller
+from shared.process.http_access import CALLER, ON_BEHALF, Access, Audited, Caller
 from shared.process.http_api import Refused, problem
 
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
@@ -77,7 +77,7 @@ class Guard:
         elif scope["method"] in SAFE_METHODS:
             await self._answer(scope, receive, send)
         else:
-            await self._answer(scope, receive, _audited(scope, send))
+            await self._answer(scope, receive, _audited(scope, send, self.access))
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = Headers(scope=scope)
@@ -126,20 +126,25 @@ class Guard:
             raise Refused(408, f"the body was not here after {late}; send it again") from None
 
 
-def _audited(scope: Scope, send: Send) -> Send:
-    """Return a `Send` that logs what is answered to a request that changes something."""
+def _audited(scope: Scope, send: Send, access: Access) -> Send:
+    """Return a `Send` that logs what is answered to a request that changes something, and has it
+    kept before that if the caller is known."""
 
     async def audit(message: Message) -> None:
         if message["type"] == "http.response.start":
             caller = scope.get(CALLER)
+            operation = f"{scope['method']} {scope['path']}"[:200]
+            client, status = (scope.get("client") or ("",))[0], message["status"]
+            on_behalf = Headers(scope=scope).get(ON_BEHALF, "")[:100]
             log.info(
                 "audit",
                 caller=None if caller is None else caller.name,
                 role=None if caller is None else caller.role,
-                operation=f"{scope['method']} {scope['path']}"[:200],
-                client=(scope.get("client") or ("",))[0],
-                status=message["status"],
-            )
+                **({"on_behalf": on_behalf} if on_behalf else {}),
+                operation=operation, client=client, status=status,
+            )  # fmt: skip
+            if access.audit is not None and caller is not None:
+                await access.audit(Audited(caller, on_behalf, operation, client, status))
         await send(message)
 
     return audit

@@ -39,6 +39,9 @@ BACKLOG = 2048
 
 EVERYWHERE = ("0.0.0.0", "::", "")
 
+ENDING = threading.Event()
+"""Set once this process was asked to end: answers that never end by themselves do then."""
+
 log = structlog.get_logger()
 
 
@@ -234,6 +237,7 @@ def end_soon() -> None:
 
     A thread that reads weights, or waits for a device, cannot be interrupted and would keep the
     process; what it holds can be made anew."""
+    ENDING.set()
     timer = threading.Timer(LAST_S, os._exit, (EXIT_KILLED,))
     timer.daemon = True
     timer.start()

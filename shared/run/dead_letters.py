@@ -120,7 +120,7 @@ async def read_letters(store: ObjectStore, run: str) -> "list[tuple[DeadLetter, 
     found: list[tuple[DeadLetter, Letters]] = []
     numbers = sorted(number for key in keys for number, how in [_parsed(key)] if how == "open")
     for first in range(0, len(numbers), READ_AT_ONCE):
-        reading = (_read(store, run, each) for each in numbers[first : first + READ_AT_ONCE])
+        reading = (read_letter(store, run, each) for each in numbers[first : first + READ_AT_ONCE])
         for letter in await asyncio.gather(*reading):
             if letter is not None:
                 found.append((letter, state_of(letter.number, settled)))
@@ -182,7 +182,8 @@ def _parsed(key: str) -> tuple[int, Letters]:
     return int(number), "dropped" if how else "open"
 
 
-async def _read(store: ObjectStore, run: str, number: int) -> DeadLetter | None:
+async def read_letter(store: ObjectStore, run: str, number: int) -> DeadLetter | None:
+    """Return a letter; None if there is none, or it is damaged."""
     try:
         return DeadLetter.model_validate_json(await store.read(letter_key(run, number)) or b"")
     except ValidationError:

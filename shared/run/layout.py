@@ -9,6 +9,7 @@
 <run>/quarantine/...                 what `digenrl repair` has moved away
 <run>/epochs/<epoch>.json            which scheduler commanded when (epochs.py)
 <run>/dead/<number>.json             dead letters, and what became of them (dead_letters.py)
+<run>/journal/<number>.json          what was asked of the run, its phases, alarms (journal.py)
 <run>/weights/<sha256>.safetensors   a policy version's weights, while it is kept (retention.py)
 <run>/checkpoints/<sha256>...        its optimizer and random state, as long
 <run>/states/<version>.json          that this state is stored, since the commit (checkpoints.py)
@@ -80,6 +81,10 @@ def epoch_key(run: str, epoch: int) -> str:
 
 def dead_letters_folder(run: str) -> str:
     return f"{run}/dead"
+
+
+def journal_folder(run: str) -> str:
+    return f"{run}/journal"
 
 
 def weights_folder(run: str) -> str:

@@ -10,7 +10,8 @@ from shared.messages.rights import Role
 WRITES: dict[Role, tuple[str, ...]] = {
     "scheduler": (
         "recipe.json", "staleness.json", "files/", "chain/", "copies/", "epochs/", "dead/",
-        "usage/", "timeline/", "weights/", "checkpoints/", "states/", "batches/", "conditions/",
+        "journal/", "usage/", "timeline/", "weights/", "checkpoints/", "states/", "batches/",
+        "conditions/",
     ),
     "trainer": (
         "commits/", "copies/", "chain/", "weights/", "checkpoints/", "states/", "batches/",

@@ -36,6 +36,7 @@ from services.scheduler.shell.housekeeping import (
     retry,
 )
 from services.scheduler.shell.inbox import Inbox, follow, tick
+from services.scheduler.shell.journal import Journal
 from services.scheduler.shell.lease import Lease
 from services.scheduler.shell.metrics import PublishLag, batch_usage, measure_commit
 from services.scheduler.shell.roster import Roster
@@ -113,6 +114,7 @@ class Scheduler:
     horizon: Horizon = field(init=False)
     roster: Roster = field(init=False)
     dead_letters: DeadLetters = field(init=False)
+    journal: Journal = field(init=False)
     _inbox: Inbox = field(default_factory=Inbox)
     _publish_lag: PublishLag = field(default_factory=PublishLag)
     _cleanup: BatchCleanup = field(init=False)
@@ -127,6 +129,7 @@ class Scheduler:
         self._first = self.state
         self.chain = Chain(self.store, self.bus.run)
         self._cleanup = BatchCleanup(self.bus, self.store)
+        self.journal = Journal(self.store, self.bus.run)
         self._begin()
 
     def _begin(self) -> None:
@@ -165,6 +168,7 @@ class Scheduler:
         watch = StreamWatch(
             self.bus, self.health, lambda: self._cleanup.make_room(self.chain.version),
             lambda: 0.0 if self.lease is None else self.lease.seconds_unrenewed,
+            self.journal.alarm,
         )  # fmt: skip
         in_use = self.roster.versions_in_use
         versions = VersionCleanup(
@@ -179,6 +183,7 @@ class Scheduler:
             for stream in FOLLOWED:
                 note, after = self.dead_letters.note, last[stream.name]
                 tasks.create_task(follow(self.bus, stream, self._inbox, note, after=after))
+            tasks.create_task(self.journal.write())
             tasks.create_task(self.dead_letters.follow())
             tasks.create_task(self.dead_letters.keep())
             tasks.create_task(self.roster.watch())
@@ -305,6 +310,8 @@ class Scheduler:
             log.warning("worker_not_asked", name=worker.name, reason=worker.excluded)
         self.horizon.record(self.state, state)
         self.state = state  # last: an event whose commands could not be sent is as if never seen
+        if not state.recovering:
+            self.journal.changed(state.phase, state.failure)
 
     def _meter(self, now: float, *, is_exact: bool) -> None:
         """Add up what devices do; of many, not at every event."""

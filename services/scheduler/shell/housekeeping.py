@@ -78,6 +78,8 @@ class StreamWatch:
     """Called as long as a stream is nearly full."""
     seconds_unstored: Callable[[], float] = lambda: 0.0
     """Seconds for which NATS has taken nothing that was to be stored."""
+    alarm: Callable[[str, bool], None] = lambda what, firing: None
+    """Called with each alarm and whether it is firing, at every look."""
 
     async def run(self, before: Mapping[str, StreamState | None]) -> None:
         """Look for ever; ``before``: the streams' states when they were made.
@@ -103,8 +105,9 @@ class StreamWatch:
         full = {name for name, state in slots if state is not None and state.filled > NEARLY_FULL}
         full.update(self.bus.full.values())
         stores = self.seconds_unstored() < SILENT_S
-        ALARM.labels(what="nats_stores_nothing").set(not stores)
-        ALARM.labels(what="stream_full").set(bool(full))
+        for what, firing in (("nats_stores_nothing", not stores), ("stream_full", bool(full))):
+            ALARM.labels(what=what).set(firing)
+            self.alarm(what, firing)
         if not stores:
             self._say(STORES_NOTHING)
         elif full:

@@ -5,6 +5,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from fastapi import FastAPI, HTTPException
@@ -21,12 +22,13 @@ from services.scheduler.shell.staleness import settle_staleness
 from shared.errors import LeaseLost
 from shared.messages.contracts import MAX_FRAGMENTS_PER_GROUP
 from shared.messages.volume import BatchVolume, prompt_bytes
-from shared.process.http_access import Access, check_routes
+from shared.process.http_access import Access, Audited, check_routes
 from shared.process.service import Health, Listener, serve, worker_app
 from shared.process.settings import ServiceSettings
 from shared.process.store_check import PROBE, check_store
 from shared.process.worker_process import one_user_error
 from shared.recipe.recipe import Recipe
+from shared.run.journal import Request
 from shared.run.layout import file_key
 from shared.run.retention import retention_of
 from shared.run.run_recipe import prompt_order, store_recipe
@@ -114,6 +116,16 @@ async def run(settings: ServiceSettings, recipe: Recipe, *, beside: Path) -> Non
     )  # fmt: skip
 
 
+async def _keep_request(scheduler: Scheduler, said: Audited) -> None:
+    """Put a request that changes something into the run's journal."""
+    caller = said.caller
+    request = Request(
+        caller=caller.name, role=caller.role, on_behalf=said.on_behalf, operation=said.operation,
+        client=said.client, status=said.status,
+    )  # fmt: skip
+    await scheduler.journal.asked(request)
+
+
 @asynccontextmanager
 async def _tasks() -> AsyncIterator[asyncio.TaskGroup]:
     """Yield a group of tasks, which raises what a user can mend alone."""
@@ -156,5 +168,6 @@ async def _command(
             state=first_state(plan), retention=retention_of(recipe), goal=goal_of(recipe, store),
             staleness=staleness, stream_needs=stream_needs(plan), lease=lease,
         )  # fmt: skip
+        access.audit = partial(_keep_request, scheduler)
         current.app = create_app(scheduler, access)
         await scheduler.run()

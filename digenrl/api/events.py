@@ -1,0 +1,152 @@
+"""One stream of server-sent events of all that happens in a run.
+
+    id: c13.t12.d3.j7         a position in the feed (feed.py); Last-Event-ID goes on after it
+    event: commit             hello, commit, timeline, dead_letter, request, phase, alarm
+    data: {"version": 12, ...}
+
+Between them come events named `run` without an id: what the scheduler says of the run, when that
+has changed. They are not repeated. A reader that is slow is sent nothing faster than it reads, and
+goes on where it is; one that reads nothing any more is left.
+"""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import structlog
+from fastapi import APIRouter, Header, HTTPException, Query
+from starlette.responses import StreamingResponse
+from starlette.types import Message, Send
+
+from digenrl.api.feed import Fact, Feed, Position
+from shared.errors import Unavailable
+from shared.process.http_api import errors
+from shared.process.service import ENDING
+
+POLL_S = 0.5
+RETRY_MS = 1000
+"""Milliseconds after which a browser connects again."""
+COMMENT_S = 15.0
+"""Seconds of silence after which something is sent, so that no proxy closes the connection."""
+SEND_S = 30.0
+"""Seconds that a reader may leave what is sent unread, beyond what its connection holds."""
+MAX_READERS = 256
+START = "start"
+EXAMPLE = (
+    "retry: 1000\n\nid: c13.t12.d3.j7\nevent: commit\n"
+    'data: {"version": 12, "batch": 11, "reward_mean": 0.71}\n\n'
+)
+After = Annotated[
+    str,
+    Query(
+        max_length=64, examples=["c13.t12.d3.j7"],
+        description="the id of the last event that is known, as Last-Event-ID; start: from the "
+        "beginning of the run; nothing: from now on",
+    ),
+]  # fmt: skip
+LastEventId = Annotated[str, Header(max_length=64, description="goes before `after`")]
+Say = Callable[[], Awaitable[Any | None]]
+
+log = structlog.get_logger()
+
+
+class EventStream(StreamingResponse):
+    """Streams events, and leaves a reader that reads nothing."""
+
+    media_type = "text/event-stream"
+
+    async def stream_response(self, send: Send) -> None:
+        async def patient(message: Message) -> None:
+            async with asyncio.timeout(SEND_S):
+                await send(message)
+
+        try:
+            await super().stream_response(patient)
+        except TimeoutError:
+            log.warning("event_reader_left", seconds=SEND_S)
+
+
+@dataclass(slots=True)
+class Events:
+    """Serves the events of a run."""
+
+    feed: Feed
+    say_run: Say
+    """Returns what the scheduler says of the run just now; None if it says nothing."""
+    num_readers: int = 0
+
+    async def stream(self, at: Position, hello: bytes) -> AsyncIterator[bytes]:
+        self.num_readers += 1
+        try:
+            yield hello
+            async for each in self._told(at):
+                yield each
+        finally:
+            self.num_readers -= 1
+
+    async def _told(self, at: Position) -> AsyncIterator[bytes]:
+        said, silent = None, 0.0
+        while not ENDING.is_set():
+            found = await self._after(at)
+            for at, fact in found:
+                if fact.name:
+                    yield encoded(fact.name, fact.fields, str(at))
+            if found:
+                silent = 0.0
+                continue
+            run = await self.say_run()
+            if run is not None and run != said:
+                said, silent = run, 0.0
+                yield encoded("run", run)
+            elif silent >= COMMENT_S:
+                silent = 0.0
+                yield b":\n\n"
+            await asyncio.sleep(POLL_S)
+            silent += POLL_S
+
+    async def _after(self, at: Position) -> list[tuple[Position, Fact]]:
+        """Return what has happened since; nothing while the store does not answer."""
+        try:
+            return await self.feed.after(at)
+        except Unavailable as error:
+            log.warning("retrying", error=repr(error))
+            return []
+
+
+def encoded(name: str, fields: Any, number: str = "") -> bytes:
+    """Return an event as it is sent."""
+    head = f"id: {number}\n" if number else ""
+    return f"{head}event: {name}\ndata: {json.dumps(fields)}\n\n".encode()
+
+
+def event_routes(feed: Feed, say_run: Say) -> APIRouter:
+    router, events = APIRouter(tags=["events"]), Events(feed, say_run)
+    described: dict[int | str, dict[str, Any]] = {
+        200: {
+            "content": {"text/event-stream": {"schema": {"type": "string"}, "example": EXAMPLE}},
+            "description": "server-sent events",
+        }
+    }
+
+    @router.get(
+        "/v1/events", operation_id="get_events", response_class=EventStream,
+        responses={**described, **errors(503)},
+    )  # fmt: skip
+    async def stream(after: After = "", last_event_id: LastEventId = "") -> EventStream:
+        """All that happens, as it happens, from an event on: nothing is left out or repeated."""
+        if events.num_readers >= MAX_READERS:
+            raise HTTPException(
+                503, f"{MAX_READERS} readers are all; try again later", {"retry-after": "5"}
+            )
+        known = last_event_id or after
+        at = Position() if known == START else Position.parse(known) if known else await feed.now()
+        if at is None:
+            raise HTTPException(422, f"after: {known!r} is no id of an event, nor {START!r}")
+        hello = f"retry: {RETRY_MS}\n\n".encode()
+        hello += encoded("hello", {"run": feed.run}, str(at))
+        headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
+        return EventStream(events.stream(at, hello), headers=headers)
+
+    return router

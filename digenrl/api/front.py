@@ -1,0 +1,99 @@
+"""The HTTP API as the process of the run's page serves it: all of it, at one address.
+
+What has happened is read from the store here; it is there as well once the run is over. What is
+now, and what changes the run, is asked from the scheduler: an answer is given again for half a
+second, however many ask, so that the scheduler's load does not grow with them.
+"""
+
+import time
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+from urllib.parse import quote
+
+import httpx
+from fastapi import APIRouter, HTTPException, Request, Response
+
+from digenrl.api.events import event_routes
+from digenrl.api.feed import Feed
+from shared.process.http_access import CALLER, ON_BEHALF, OPERATIONS, Caller
+from shared.process.http_once import HEADER as IDEMPOTENCY_KEY
+from shared.store import ObjectStore
+
+FRESH_S = 0.5
+MAX_KEPT = 256
+"""Answers that are kept."""
+PASSED_ON = ("content-type", "retry-after")
+
+
+class Live(Protocol):
+    """Knows where the scheduler answers; `digenrl.view.live.LiveRun` does."""
+
+    url: str
+    client: httpx.AsyncClient
+
+    async def get(self, path: str) -> Any | None: ...
+
+
+@dataclass(slots=True)
+class Scheduler:
+    """Asks the scheduler on behalf of others."""
+
+    live: Live
+    _kept: OrderedDict[str, tuple[float, Response]] = field(default_factory=OrderedDict)
+
+    async def read(self, path: str) -> Response:
+        """Return the answer to a GET, of half a second ago at most."""
+        at, kept = self._kept.get(path, (float("-inf"), None))
+        if kept is None or time.monotonic() - at > FRESH_S:
+            kept = await self.ask("GET", path)
+            self._kept[path] = time.monotonic(), kept
+            while len(self._kept) > MAX_KEPT:
+                self._kept.popitem(last=False)
+        return Response(kept.body, kept.status_code, dict(kept.headers))
+
+    async def ask(self, method: str, path: str, **more: Any) -> Response:
+        """Return what the scheduler answers.
+
+        Raises:
+            HTTPException: if it does not.
+        """
+        if not self.live.url:
+            raise HTTPException(503, "the run is over: no scheduler answers for it")
+        try:
+            found = await self.live.client.request(method, f"{self.live.url}{path}", **more)
+        except httpx.HTTPError as error:
+            raise HTTPException(503, f"the scheduler does not answer: {error}") from error
+        kept = {name: found.headers[name] for name in PASSED_ON if name in found.headers}
+        return Response(found.content, found.status_code, kept)
+
+
+def api_routes(store: ObjectStore, run: str, live: Live) -> APIRouter:
+    """Return the routes of the API of a run, those of its scheduler last."""
+    router, scheduler = APIRouter(), Scheduler(live)
+
+    async def say_run() -> Any | None:
+        return await live.get("/v1/run")
+
+    router.include_router(event_routes(Feed(store, run), say_run))
+
+    @router.get("/v1/{path:path}", include_in_schema=False)
+    async def read(path: str, request: Request) -> Response:
+        query = f"?{request.url.query}" if request.url.query else ""
+        return await scheduler.read(f"/v1/{quote(path)}{query}")
+
+    async def change(request: Request) -> Response:
+        caller: Caller | None = request.scope.get(CALLER)
+        headers = {ON_BEHALF: "anybody" if caller is None else caller.name}
+        for name in (IDEMPOTENCY_KEY, "content-type"):
+            if name in request.headers:
+                headers[name] = request.headers[name]
+        body, path = await request.body(), quote(request.url.path)
+        return await scheduler.ask("POST", path, content=body, headers=headers)
+
+    # Each by its own path: the guard has asked for the role that it needs.
+    for operation, needs in OPERATIONS.items():
+        method, path = operation.split(" ")
+        if method == "POST" and needs == "operator" and path.startswith("/v1/"):
+            router.add_api_route(path, change, methods=["POST"], include_in_schema=False)
+    return router

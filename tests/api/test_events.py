@@ -1,0 +1,201 @@
+"""Readers of the events of a run get each once, in order, whoever dies meanwhile."""
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from digenrl.api.feed import Feed, Position
+from digenrl.api.front import api_routes
+from digenrl.local.tokens import Tokens, tokens_of
+from digenrl.view.live import LiveRun
+from services.scheduler.core.usage import Timeline
+from services.scheduler.shell.journal import Journal
+from shared.process.http_access import Access, TokenFile
+from shared.run.dead_letters import DeadLetter, add_letter
+from shared.run.journal import Alarm, PhaseChange, Request, read_entry
+from shared.run.layout import timeline_key
+from shared.store import ObjectStore
+from tests.api.served import Event, events_of, serving
+from tests.follow.runs import RUN, Run
+
+ASKED = Request(caller="ann", role="operator", operation="POST /v1/run/pause", status=202)
+
+
+async def letter(store: ObjectStore, number: int) -> None:
+    found = DeadLetter(
+        number=number, digest=str(number), kind="failed", stream="DG_EVT", subject="s",
+        reason="no", found=0.0, data="",
+    )  # fmt: skip
+    await add_letter(store, RUN, found)
+
+
+async def timeline(store: ObjectStore, batch: int) -> None:
+    line = Timeline(batch=batch, seconds=1.0, devices={})
+    await store.create(timeline_key(RUN, batch), line.encode())
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    return Run(tmp_path / "objects").begin()
+
+
+async def test_a_reader_is_told_everything_once_from_wherever_it_goes_on(run: Run) -> None:
+    await asyncio.to_thread(run.commit, 5)
+    await letter(run.store, 1)
+    for batch in (0, 2):  # the scheduler died before it stored the one of batch 1
+        await timeline(run.store, batch)
+    feed = Feed(run.store, RUN)
+    everything = await feed.after(Position())
+    told = [(fact.name, fact.fields) for _, fact in everything if fact.name]
+    assert [name for name, _ in told] == ["commit"] * 6 + ["timeline"] * 2 + ["dead_letter"]
+    assert [fields["batch"] for name, fields in told if name == "timeline"] == [0, 2]
+    for place, (at, _) in enumerate(everything):
+        again = await Feed(run.store, RUN).after(Position.parse(str(at)) or Position())
+        assert again == everything[place + 1 :]
+    assert await feed.after(everything[-1][0]) == []
+    assert (await Feed(run.store, RUN).now()).commits == 6
+
+
+async def test_what_is_missing_although_the_next_is_there_holds_nobody_up(run: Run) -> None:
+    for number in (1, 3):
+        await letter(run.store, number)
+    told = await Feed(run.store, RUN).after(Position())
+    assert [f.fields["number"] for _, f in told if f.name == "dead_letter"] == [1, 3]
+
+
+async def test_the_journal_of_two_schedulers_notes_each_phase_once(run: Run) -> None:
+    for phase in ("running", "running", "paused"):
+        journal = Journal(run.store, RUN)
+        journal.changed(phase, None)
+        writing = asyncio.create_task(journal.write())
+        await asyncio.sleep(0.05)
+        journal.changed(phase, None)
+        journal.alarm("stream_full", phase == "paused")
+        await journal.asked(ASKED.model_copy(update={"operation": phase}))
+        writing.cancel()
+    found = [await read_entry(run.store, RUN, number) for number in range(1, 8)]
+    phases = [(e.before, e.phase) for e in found if isinstance(e, PhaseChange)]
+    assert phases == [(None, "running"), ("running", "paused")]
+    assert [e.operation for e in found if isinstance(e, Request)] == ["running"] * 2 + ["paused"]
+    assert [e.firing for e in found if isinstance(e, Alarm)] == [True]
+
+
+@asynccontextmanager
+async def front(run: Run, tokens: Tokens, live: LiveRun) -> AsyncIterator[str]:
+    access = Access(TokenFile(tokens.accepted))
+    async with serving(api_routes(run.store, RUN, live), access) as url:
+        yield url
+
+
+async def test_many_readers_over_kills_of_what_serves_them_miss_and_repeat_nothing(
+    run: Run, tmp_path: Path
+) -> None:
+    await kills_of(run, tokens_of(tmp_path), readers=12, kills=3)
+
+
+@pytest.mark.slow
+async def test_200_readers_over_10_kills_miss_and_repeat_nothing(run: Run, tmp_path: Path) -> None:
+    await kills_of(run, tokens_of(tmp_path), readers=200, kills=10)
+
+
+async def kills_of(run: Run, tokens: Tokens, *, readers: int, kills: int) -> None:
+    live, seen = LiveRun("", httpx.AsyncClient()), [Reader(1 + 4 * kills) for _ in range(readers)]
+    async with asyncio.TaskGroup() as tasks:
+        for each in seen:
+            tasks.create_task(each.read(tokens))
+        for kill in range(kills):
+            async with front(run, tokens, live) as Reader.url:
+                await asyncio.to_thread(run.commit, 2)
+                await letter(run.store, 2 * kill + 1)
+                if kill % 2:
+                    await asyncio.sleep(0.7)
+            await letter(run.store, 2 * kill + 2)  # while nobody serves
+        async with front(run, tokens, live) as Reader.url:
+            await asyncio.gather(*(each.has_all.wait() for each in seen))
+    for each in seen:
+        assert len(set(each.events)) == len(each.events) == each.wanted
+        assert each.commits == seen[0].commits
+
+
+class Reader:
+    url = ""
+
+    def __init__(self, wanted: int) -> None:
+        self.wanted, self.known, self.events = wanted, "start", list[str]()
+        self.has_all = asyncio.Event()
+
+    @property
+    def commits(self) -> list[str]:
+        return [each for each in self.events if each.startswith("commit")]
+
+    async def read(self, tokens: Tokens) -> None:
+        async with httpx.AsyncClient(headers=tokens.headers("viewer"), timeout=20) as client:
+            while not self.has_all.is_set():
+                with contextlib.suppress(httpx.HTTPError, httpx.InvalidURL):
+                    await self.take(client)
+                await asyncio.sleep(0.05)
+
+    async def take(self, client: httpx.AsyncClient) -> None:
+        async for event in events_of(client, Reader.url, self.known):
+            self.known = event.id or self.known
+            if event.name not in ("hello", "run"):
+                self.events.append(f"{event.name} {json.dumps(event.data)}")
+            if len(self.events) >= self.wanted:
+                self.has_all.set()
+                return
+
+
+async def test_an_event_of_the_scheduler_s_has_no_id_and_comes_when_it_changes(
+    run: Run, tmp_path: Path
+) -> None:
+    said: dict[str, Any] = {"phase": "running"}
+    transport = httpx.MockTransport(lambda request: httpx.Response(200, json=dict(said)))
+    live = LiveRun("http://scheduler", httpx.AsyncClient(transport=transport))
+    tokens, found = tokens_of(tmp_path), list[Event]()
+    async with front(run, tokens, live) as url:
+        headers = tokens.headers("viewer")
+        async with httpx.AsyncClient(headers=headers, timeout=20) as client:
+            async for event in events_of(client, url, ""):
+                found.append(event)
+                if event.name == "run":
+                    if event.data["phase"] == "paused":
+                        break
+                    said["phase"] = "paused"
+            bad = await client.get(f"{url}/v1/events?after=yesterday")
+            assert bad.status_code == 422 and "after" in bad.json()["detail"]
+    assert [each.name for each in found] == ["hello", "run", "run"]
+    assert found[0].id == "c1.t0.d0.j0" and not found[1].id
+
+
+async def test_a_request_is_passed_on_only_by_whoever_may_make_it(run: Run, tmp_path: Path) -> None:
+    asked: list[httpx.Request] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        asked.append(request)
+        return httpx.Response(202, json={"action": "pause", "id": "x"})
+
+    transport = httpx.MockTransport(answer)
+    live = LiveRun("http://scheduler", httpx.AsyncClient(transport=transport))
+    tokens = tokens_of(tmp_path)
+    async with front(run, tokens, live) as url, httpx.AsyncClient() as client:
+        for path in ("/v1/run/pause", "/v1/x/../run/pause", "/v1/workers/%2e%2e/drain"):
+            viewer = await client.post(f"{url}{path}", headers=tokens.headers("viewer"))
+            assert viewer.status_code in (403, 404, 405), path
+        assert not asked
+        done = await client.post(
+            f"{url}/v1/run/pause", headers=tokens.headers("operator") | {"idempotency-key": "k"}
+        )
+        assert done.status_code == 202
+        for _ in range(5):
+            await client.get(f"{url}/v1/batches?limit=3", headers=tokens.headers("viewer"))
+    [pause, batches] = asked
+    assert pause.headers["digenrl-on-behalf"] == "operator"
+    assert pause.headers["idempotency-key"] == "k"
+    assert batches.url == "http://scheduler/v1/batches?limit=3"
