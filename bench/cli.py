@@ -170,14 +170,21 @@ def rows(
 @bench.command("forecasts")
 def forecasts(
     path: Annotated[Path, typer.Option(help="a JSON file")] = Path("bench/results/forecasts.json"),
+    resume: Annotated[
+        bool, typer.Option("--resume", help="go on where this command was interrupted")
+    ] = False,
+    kept: Annotated[Path, typer.Option(help="what was found so far, until all is")] = Path(
+        "runs/bench-forecasts.jsonl"
+    ),
 ) -> None:
     """Simulate every row with the costs of the emulated cluster, and store it as forecasts."""
-    from bench.cluster.row_runs import forecasts as simulated
-    from bench.cluster.row_runs import ladders
+    from bench.cluster.forecasts import forecasts as simulated
 
-    found = {"rows": simulated(), "ladder": ladders()}
+    if not resume:
+        kept.unlink(missing_ok=True)
+    found = simulated(kept, _console().print)
     path.write_text(json.dumps(found, indent=1) + "\n")
-    _print(found)
+    kept.unlink()
 
 
 @bench.command("recipes")

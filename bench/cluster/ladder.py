@@ -17,19 +17,18 @@ from services.scheduler.planning.runnable import HOST_GPUS, as_toml, recipe_keys
 RUNGS = ("sequential", "gap", "tsp", "tag", "one-step")
 """Roles: all generated and then trained; groups as they come (GAP); steps of a sample on several
 devices (TSP); the trainer's devices lent (TAG), where they are of one host; one step ahead."""
+FLUID = "fluid"
+MODES_OF_LADDER = (*RUNGS, FLUID)
 POOL = "32"
 
 
-def ladder(workload: str) -> list[dict[str, Any]]:
-    """Returns the rungs of a workload, and the seconds that each takes."""
+def rung(workload: str, name: str) -> dict[str, Any]:
+    """Returns a rung of a workload, and the seconds that it takes."""
     row = Row(workload, POOL, "on-policy")
-    found = [_rung(row, name) for name in RUNGS]
-    fluid = Chosen("fluid", row.split, row.recipe.run_schedule)
-    keys = {"schedule.mode": "fluid", "trainer.devices": row.recipe.trainer.devices}
-    return [*found, _figures(row, fluid, as_toml(keys))]
-
-
-def _rung(row: Row, name: str) -> dict[str, Any]:
+    if name == FLUID:
+        fluid = Chosen(FLUID, row.split, row.recipe.run_schedule)
+        keys = {"schedule.mode": FLUID, "trainer.devices": row.recipe.trainer.devices}
+        return _figures(row, fluid, as_toml(keys))
     costs = shipped(row.profile, row.devices)
     schedule = MODES[name]
     best = plan_split(costs, row.devices, schedule, host_gpus=HOST_GPUS).best

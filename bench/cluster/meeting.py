@@ -95,12 +95,16 @@ class HostExchange:
 class EmulatedExchange:
     """Implements `Exchange` for one member."""
 
-    host: HostExchange
+    meeting_place: HostExchange
     held: Held
+
+    @property
+    def host(self) -> str:
+        return ""  # it is a host's already
 
     async def total(self, meeting: Meeting, own: Sum) -> Total:
         began = self.held.clock()
-        found = await self.host.join(meeting, own.get(ALL, Account()))
+        found = await self.meeting_place.join(meeting, own.get(ALL, Account()))
         self.held.intervals.append(Interval(self.held.name, "exchange", began, self.held.clock()))
         return found
 

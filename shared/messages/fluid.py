@@ -33,6 +33,7 @@ from shared.messages.records import (
     Seconds,
     Text,
     Token,
+    is_empty,
     is_zero,
     wire_name,
 )
@@ -137,11 +138,16 @@ class ExchangeSums(RoundMessage):
     """Disjoint, and all of the batch."""
     max_seconds: Seconds
     """Longest time from this message to `SumHeld`; after it the member reports what it missed."""
+    hosts: Annotated[tuple[Annotated[int, Field(gt=0)], ...], Field(exclude_if=is_empty)] = ()
+    """Numbers of shares, in their order, whose members add up their sums on their host first; if
+    nothing is said, each exchanges its own."""
 
     @model_validator(mode="after")
     def _committer_takes_part(self) -> Self:
         if self.committer not in [share.worker for share in self.shares]:
             raise ValueError("the committer has no share")
+        if self.hosts and sum(self.hosts) != len(self.shares):
+            raise ValueError("the hosts have other members than the shares")
         return self
 
 

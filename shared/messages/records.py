@@ -49,6 +49,11 @@ def is_none(value: object) -> bool:
     return value is None
 
 
+def is_empty(value: object) -> bool:
+    """Leaves out words and lists that messages of earlier releases do not have (`exclude_if`)."""
+    return not value
+
+
 def is_zero(value: object) -> bool:
     """Leaves out numbers that messages of earlier releases do not have (`exclude_if`)."""
     return value == 0

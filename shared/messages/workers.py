@@ -9,7 +9,16 @@ from pydantic import Field
 
 from shared.errors import OutOfMemory
 from shared.messages.fluid import Checksum, Update
-from shared.messages.records import Count, Record, Seconds, Text, Token, is_none, wire_name
+from shared.messages.records import (
+    Count,
+    Record,
+    Seconds,
+    Text,
+    Token,
+    is_empty,
+    is_none,
+    wire_name,
+)
 
 MAX_WORDS = 1000
 """Characters of each part of a report of too little memory."""
@@ -83,6 +92,8 @@ class Holds(Record):
     checksum: Checksum
     update: Update = 0
     """Number of the batch's updates that were taken since, where they have made no version yet."""
+    host: Annotated[str, Field(pattern=r"^[0-9a-f]{0,32}$", exclude_if=is_empty)] = ""
+    """Name of a folder in its host's memory, by which members that share it add up their sums."""
 
 
 class WorkerStatus(Record):

@@ -1,12 +1,14 @@
 """How members form one total of their sums: what a transport is asked for, and what it says.
 
 Two transports form the same total (docs/large-models.md): `StoreExchange` over the object store,
-`GroupExchange` by a process group. Either ends by its deadline, whoever is lost.
+`GroupExchange` by a process group. `HostExchange` has the members of a host add up theirs before
+either. All end by their deadline, whoever is lost.
 """
 
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any, Protocol
 
 from shared.errors import DigenRLError
@@ -80,6 +82,36 @@ class Meeting:
         return tuple(share for share in self.message.shares if share.pieces)
 
     @property
+    def on_host(self) -> "Meeting":
+        """The same round of this host's members alone, with their leader as committer: the
+        round's own, or the first of them. It is named by the leader's address, which no other run
+        has, nor a later start of this one."""
+        mine = next(each for each in self._by_host if self.me in [s.worker for s in each])
+        leader = _leader(mine, self.committer)
+        return replace(self._of(mine, leader), run=leader)
+
+    @property
+    def among_hosts(self) -> "Meeting":
+        """The same round of the leaders, each with the pieces of its whole host."""
+        shares = []
+        for each in self._by_host:
+            leader = _leader(each, self.committer)
+            [own] = [share for share in each if share.worker == leader]
+            pieces = tuple(piece for share in each for piece in share.pieces)
+            shares.append(own.model_copy(update={"pieces": pieces}))
+        return self._of(shares, self.committer)
+
+    @property
+    def _by_host(self) -> list[tuple[Share, ...]]:
+        shares = iter(self.message.shares)
+        hosts = self.message.hosts or (1,) * len(self.message.shares)
+        return [tuple(islice(shares, number)) for number in hosts]
+
+    def _of(self, shares: Sequence[Share], committer: str) -> "Meeting":
+        changes = {"shares": tuple(shares), "committer": committer, "hosts": ()}
+        return replace(self, message=self.message.model_copy(update=changes))
+
+    @property
     def owner_of(self) -> dict[int, str]:
         """The member that has trained each group, in the order of the groups.
 
@@ -94,7 +126,17 @@ class Meeting:
         return dict(sorted(owners.items()))
 
 
+def _leader(shares: Sequence[Share], committer: str) -> str:
+    names = [share.worker for share in shares]
+    return committer if committer in names else names[0]
+
+
 class Exchange(Protocol):
+    @property
+    def host(self) -> str:
+        """Name of the memory of its host in which members add up their sums first; empty if they
+        do not."""
+
     async def total(self, meeting: Meeting, own: Sum) -> Any:
         """Return the total (a `Term`) of what all members have summed; all get the same bits.
 

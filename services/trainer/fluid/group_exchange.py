@@ -97,6 +97,10 @@ class GroupExchange:
         self._address = address
         self._kept: Membership | None = None
 
+    @property
+    def host(self) -> str:
+        return ""
+
     async def total(self, meeting: Meeting, own: Sum) -> Term:
         if len(meeting.members) == 1:
             terms = in_order({meeting.me: own}, meeting)

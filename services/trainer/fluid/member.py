@@ -49,7 +49,7 @@ class MemberApp:
         publisher = FragmentPublisher(
             generator, context, encoded=encoded, lossless=lossless, keep=cache.keep
         )
-        self._state = MemberState(self._worker, Ledger(self._worker.address))
+        self._state = MemberState(self._worker, Ledger(self._worker.address), exchange.host)
         self._work = DeviceWork(
             device, generator, self._state, context, GroupFetcher(recipe, context, cache, check),
             publisher, encoded, by_group=by_group,

@@ -10,6 +10,7 @@ import structlog
 from services.trainer.fluid.device import EngineMember
 from services.trainer.fluid.exchange import Exchange
 from services.trainer.fluid.group_exchange import GroupExchange
+from services.trainer.fluid.host_exchange import SUMS_AT_A_TIME, HostExchange, HostMemory
 from services.trainer.fluid.member import MemberApp
 from services.trainer.fluid.store_exchange import StoreExchange
 from services.trainer.fluid.sums import SumLayout
@@ -38,7 +39,9 @@ async def be_a_member(process: WorkerProcess) -> None:
         loaded = await asyncio.to_thread(load_policy, recipe, parts, trains=True)
         member = EngineMember(recipe, loaded)
         broker = settings.nats_url.get_secret_value()
-        exchange = exchange_of(recipe, sharing.store, member.engine.layout, broker)
+        exchange = exchange_of(
+            recipe, sharing.store, member.engine.layout, broker, context.worker.address
+        )
         encoded = await encoded_conditions(process.store, recipe)
         app = MemberApp(
             member, LocalGenerator(Generator(recipe, loaded)), exchange, recipe, context,
@@ -47,17 +50,26 @@ async def be_a_member(process: WorkerProcess) -> None:
         await process.run(app.run(), context)
 
 
-def exchange_of(recipe: Recipe, store: ObjectStore, layout: SumLayout, broker: str) -> Exchange:
+def exchange_of(
+    recipe: Recipe, store: ObjectStore, layout: SumLayout, broker: str, address: str
+) -> Exchange:
     """Return the transport that the recipe names. Of itself it is a process group on GPUs, whose
     links are much faster than any store's; processes on CPUs have a store at hand, and gloo would
-    be one more port for each."""
+    be one more port for each. But for NCCL, which does so itself, members of a host add up their
+    sums in its memory first."""
     chosen = recipe.trainer.exchange
     if chosen == "auto":
         chosen = "group" if layout.device.type == "cuda" else "store"
-    log.info("exchange", by=chosen, numbers=layout.size)
-    if chosen == "store":
-        return StoreExchange(store, layout)
-    return GroupExchange(store, layout, own_address(broker))
+    by_nccl = chosen == "group" and layout.device.type == "cuda"
+    sizes = layout.size * layout.dtype.itemsize * (recipe.trainer.devices + 1)
+    memory = None if by_nccl else HostMemory.open(address, SUMS_AT_A_TIME * sizes)
+    log.info("exchange", by=chosen, numbers=layout.size, on_host_first=memory is not None)
+    exchange: Exchange = (
+        StoreExchange(store, layout)
+        if chosen == "store"
+        else GroupExchange(store, layout, own_address(broker))
+    )
+    return exchange if memory is None else HostExchange(exchange, memory, layout)
 
 
 def own_address(broker: str) -> str:

@@ -56,6 +56,8 @@ class MemberState:
 
     worker: Worker
     ledger: Ledger
+    host: str = ""
+    """Names the memory in which it adds up sums with other members of its host."""
     available: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when there may be work for the device."""
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -110,8 +112,9 @@ class MemberState:
         self.policy, self.updates, self.held = policy, updates, None
         self.ledger.go_on()
         self.worker.holds = Holds(
-            version=policy.version, checksum=updates.checksum, update=updates.number
-        )
+            version=policy.version, checksum=updates.checksum, update=updates.number,
+            host=self.host,
+        )  # fmt: skip
         self.worker.report_now()
         self.available.set()
 
@@ -134,7 +137,7 @@ class MemberState:
         self.ledger.use(policy.version)
         if self.ahead is None:
             self.worker.policy_version = policy.version
-        self.worker.holds = Holds(version=policy.version, checksum=checksum)
+        self.worker.holds = Holds(version=policy.version, checksum=checksum, host=self.host)
         self.worker.report_now()
         self.available.set()
 

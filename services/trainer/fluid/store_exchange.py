@@ -8,7 +8,8 @@ total, which the others fetch. What is where is said by small objects with fixed
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import TypeVar
 
 from pydantic import ValidationError
@@ -32,35 +33,43 @@ class StoreExchange:
         self._store = store
         self._layout = layout
 
+    @property
+    def host(self) -> str:
+        return ""
+
     async def total(self, meeting: Meeting, own: Sum) -> Term:
-        waits_for: set[str] = set()
-        try:
-            async with asyncio.timeout(meeting.seconds):
-                return await self._total(meeting, own, waits_for)
-        except TimeoutError:
-            missing = tuple(sorted(waits_for))
-            raise Missed("the sums were not there in time", missing) from None
-        except (ContractError, IntegrityError) as error:
-            raise Missed(str(error), tuple(sorted(waits_for))) from error
+        if not meeting.is_committer:
+            return await self.taken(meeting, own)
+        sums = await self.gathered(meeting, own)
+        total = await asyncio.to_thread(added, in_order(sums, meeting), self._layout)
+        await self.give(meeting, total)
+        return total
 
     async def close(self) -> None:
         pass
 
-    async def _total(self, meeting: Meeting, own: Sum, waits_for: set[str]) -> Term:
-        if meeting.is_committer:
-            sums = {meeting.me: own, **await self._others(meeting, waits_for)}
-            terms = in_order(sums, meeting)
-            total = await asyncio.to_thread(added, terms, self._layout)
-            if len(meeting.members) > 1:
-                await self._offer(meeting, TOTAL, {ALL: total})
-            return total
-        if own:
-            await self._offer(meeting, meeting.me, own)
-        waits_for.add(meeting.committer)
-        found = (await self._taken(meeting, TOTAL))[ALL]
-        return await asyncio.to_thread(added, [found], self._layout)
+    async def gathered(self, meeting: Meeting, own: Sum) -> dict[str, Sum]:
+        """Return the sums of all members; raises Missed if they are not there in time."""
+        async with _until(meeting) as waits_for:
+            return {meeting.me: own, **await self._others(meeting, waits_for)}
 
-    async def _others(self, meeting: Meeting, waits_for: set[str]) -> Mapping[str, Sum]:
+    async def give(self, meeting: Meeting, total: Term) -> None:
+        """Store the total for the others; raises Missed if that does not end in time."""
+        if len(meeting.members) > 1:
+            async with _until(meeting):
+                await self._offer(meeting, TOTAL, {ALL: total})
+
+    async def taken(self, meeting: Meeting, own: Sum) -> Term:
+        """Store this member's sum and wait for the total; raises Missed if it does not come in
+        time."""
+        async with _until(meeting) as waits_for:
+            if own:
+                await self._offer(meeting, meeting.me, own)
+            waits_for.add(meeting.committer)
+            found = (await self._taken(meeting, TOTAL))[ALL]
+            return await asyncio.to_thread(added, [found], self._layout)
+
+    async def _others(self, meeting: Meeting, waits_for: set[str]) -> dict[str, Sum]:
         names = [share.worker for share in meeting.contributors if share.worker != meeting.me]
         waits_for.update(names)
 
@@ -91,6 +100,21 @@ class StoreExchange:
             raise ContractError(f"{key} names no object") from error
         data = await _again(lambda: self._store.get(ref))
         return await asyncio.to_thread(unpack_sum, data, self._layout)
+
+
+@contextlib.asynccontextmanager
+async def _until(meeting: Meeting) -> AsyncIterator[set[str]]:
+    """Limit what is within to the round's deadline; gives a set for the names of those that are
+    waited for, which `Missed` names."""
+    waits_for = set[str]()
+    try:
+        async with asyncio.timeout(meeting.seconds):
+            yield waits_for
+    except TimeoutError:
+        missing = tuple(sorted(waits_for))
+        raise Missed("the sums were not there in time", missing) from None
+    except (ContractError, IntegrityError) as error:
+        raise Missed(str(error), tuple(sorted(waits_for))) from error
 
 
 async def _again(work: Callable[[], Awaitable[T]]) -> T:

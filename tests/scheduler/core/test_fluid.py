@@ -136,6 +136,23 @@ def test_pieces_make_up_the_batch_and_are_exchanged_once() -> None:
     assert run.take(ExchangeSums) == []
 
 
+def test_members_of_a_host_stand_together_but_in_a_round_after_one_that_came_to_nothing() -> None:
+    run = Run(members=4)
+    for number, host in enumerate(("a1", "b2", "a1", "")):
+        holds = Holds(version=0, checksum=CHECKSUM, host=host)
+        run.give(MemberReported(f"trainer-{number}-a", holds))
+    command = run.exchange()
+    assert [share.worker[-3] for share in command.shares] == ["0", "2", "1", "3"]
+    assert command.hosts == (2, 1, 1)
+    for share in command.shares:
+        run.give(ExchangeMissed(
+            batch=0, attempt=0, round=0, worker=share.worker, missing=("trainer-1-a",),
+        ))  # fmt: skip
+    run.train()
+    [again] = run.take(ExchangeSums)
+    assert again.round == 1 and again.hosts == () and len(again.shares) == 4
+
+
 def test_over_the_batchs_deviation_groups_are_sent_together_and_all_again_if_one_changes() -> None:
     run = Run(advantages=Advantages(std="batch"))
     tasks = run.take(GenerateFragment)

@@ -19,6 +19,7 @@ FLUID = {
 }  # fmt: skip
 NUM_UPDATES = 2
 """One group each."""
+ALL_WEIGHTS = {"model__trained": "full", "algorithm__kl_beta": 0.0}
 
 
 def settings(recipe: Recipe, **changes: Any) -> Recipe:
@@ -46,11 +47,19 @@ def versions(director: Director) -> set[int | None]:
     return {each.worker.policy_version for each in director.members.values()}
 
 
-@pytest.mark.parametrize("max_staleness", [0, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        pytest.param({"schedule__max_staleness": 1}, marks=pytest.mark.slow),
+        pytest.param(ALL_WEIGHTS, marks=pytest.mark.slow),
+    ],
+    ids=["on-policy", "one step ahead", "all weights"],
+)
 def test_the_updates_of_a_batch_are_those_of_one_trainer(
-    nats_url: str, tmp_path: Path, recipe: Recipe, max_staleness: int
+    nats_url: str, tmp_path: Path, recipe: Recipe, changes: dict[str, Any]
 ) -> None:
-    recipe = settings(recipe, schedule__max_staleness=max_staleness)
+    recipe = settings(recipe, **changes)
 
     async def scenario() -> None:
         async with directing(nats_url, tmp_path, recipe) as director:
@@ -92,10 +101,11 @@ def test_the_updates_of_a_batch_are_those_of_one_trainer(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("changes", [{}, ALL_WEIGHTS], ids=["LoRA", "all weights"])
 def test_the_bytes_are_the_same_by_any_number_of_members_and_if_a_batch_begins_again(
-    nats_url: str, tmp_path: Path, recipe: Recipe
+    nats_url: str, tmp_path: Path, recipe: Recipe, changes: dict[str, Any]
 ) -> None:
-    recipe = settings(recipe, trainer__deterministic=True)
+    recipe = settings(recipe, trainer__deterministic=True, **changes)
 
     async def scenario(names: str, *, again: bool = False) -> tuple[Any, ...]:
         folder = tmp_path / f"{names}-{again}"

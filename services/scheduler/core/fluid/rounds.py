@@ -98,7 +98,7 @@ def _begin_round(plan: Plan, state: State, now: float, commands: list[FluidComma
         return state
     if _is_wanted_to_generate(plan, fluid):
         return state
-    taking_part = [worker.address for worker in members(state)]
+    taking_part, hosts = _by_host(fluid, [worker.address for worker in members(state)])
     pieces: dict[str, list[Piece]] = {}
     for index in part:
         for each in fluid.groups[index].pieces:
@@ -119,10 +119,26 @@ def _begin_round(plan: Plan, state: State, now: float, commands: list[FluidComma
         batch=fluid.batch, attempt=fluid.attempt, update=fluid.update, round=fluid.round,
         policy=state.policy,
         committer=committer, shares=shares, max_seconds=max_seconds(plan),
+        hosts=hosts,
     )  # fmt: skip
     commands.append(command)
     fluid = replace(fluid, exchange=exchange_of(command, now), round=fluid.round + 1)
     return replace(state, fluid=fluid, trained_at=now)
+
+
+def _by_host(fluid: FluidState, taking_part: list[str]) -> tuple[list[str], tuple[int, ...]]:
+    """Put members that share a host's memory side by side, and count those of each; nothing is
+    counted if each is alone. After a round that came to nothing everybody exchanges its own sum:
+    only then do they know who is missed."""
+    names = {each: held.host for each in taking_part if (held := fluid.holds.get(each))}
+    alone = len({host for host in names.values() if host}) == sum(map(bool, names.values()))
+    if fluid.num_failures or alone:
+        return taking_part, ()
+    hosts: dict[str, list[str]] = {}
+    for address in taking_part:
+        hosts.setdefault(names.get(address) or address, []).append(address)
+    together = [address for found in hosts.values() for address in found]
+    return together, tuple(map(len, hosts.values()))
 
 
 def _is_wanted_to_generate(plan: Plan, fluid: FluidState) -> bool:

@@ -1,0 +1,156 @@
+"""Has the members of a host add up their sums in its memory, so that each host exchanges one.
+
+    members of a host -- their sums --> leader -- one sum of the host --> the other hosts' leaders
+                      <-- the total --         <-------- the total ----
+
+Who shares a memory is said by each member (`Holds.host`) and by each round (`ExchangeSums.hosts`).
+What lies there is what lies in the object store otherwise, in a folder of main memory. Where each
+group's gradient is apart, a leader hands on those of its host, and they are added in the order of
+the groups as ever. NCCL needs none of this: its rings cross the line between two hosts once.
+"""
+
+import asyncio
+import contextlib
+import fcntl
+import os
+import secrets
+import shutil
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+
+import structlog
+
+from services.trainer.fluid.exchange import ALL, Exchange, Meeting, Sum
+from services.trainer.fluid.store_exchange import StoreExchange
+from services.trainer.fluid.sums import SumLayout, Term, added, in_order
+from shared.run.layout import batch_folder
+from shared.store import ObjectStore
+from shared.store.folder import FolderBackend
+
+MEMORY = Path("/dev/shm")
+NETWORK = Path("/proc/self/ns/net")
+"""What is a host of its own in the network is one here as well, whatever it shares."""
+PRIVATE = 0o700
+NAME, LOCK, NEW = "name", "lock", ".new-"
+SUMS_AT_A_TIME = 2
+"""Times the sums and the total that have to fit: those of a round, and what one that came to
+nothing has left."""
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class HostMemory:
+    """Is a folder in this host's memory that only this user can use. Each process has a folder of
+    its own there, with the rounds that it leads, and a lock that ends with the process."""
+
+    folder: Path
+    name: str
+    """Is the same in all processes that see this folder, and in no others."""
+    own: Path
+    lock: int
+    """Descriptor."""
+
+    @classmethod
+    def open(cls, address: str, needed: int, memory: Path = MEMORY) -> "HostMemory | None":
+        """Return the memory of this host, with a folder for the process of this address; None if
+        there is none, or it has less than ``needed`` bytes free."""
+        try:
+            folder = memory / f"digenrl-{os.getuid()}-{NETWORK.stat().st_ino}"
+            with contextlib.suppress(FileExistsError):
+                folder.mkdir(PRIVATE)
+            found, free = folder.lstat(), shutil.disk_usage(memory).free
+            is_own = stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid()
+            if not is_own or stat.S_IMODE(found.st_mode) != PRIVATE or free < needed:
+                log.warning("sums_not_shared", folder=str(folder), free=free, needed=needed)
+                return None
+            _forget_dead(folder)
+            own, lock = _make_own(folder, address)
+            return cls(folder, _name_of(folder), own, lock)
+        except OSError as error:
+            log.warning("sums_not_shared", folder=str(memory), error=str(error))
+            return None
+
+    def forget(self, batch: int) -> None:
+        """Delete what this process has led of batches before this one."""
+        newest = self.folder / batch_folder(self.own.name, batch)
+        for each in newest.parent.glob("*"):
+            if each.name < newest.name:
+                shutil.rmtree(each, ignore_errors=True)
+
+    def close(self) -> None:
+        shutil.rmtree(self.own, ignore_errors=True)
+        os.close(self.lock)
+
+
+def _make_own(folder: Path, address: str) -> tuple[Path, int]:
+    """Make the folder of a process, which has its lock from the moment in which it is there."""
+    new, own = folder / f"{NEW}{address}", folder / address
+    new.mkdir(PRIVATE)
+    lock = os.open(new / LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    new.rename(own)
+    return own, lock
+
+
+def _forget_dead(folder: Path) -> None:
+    """Delete the folders of processes that are no more."""
+    for each in folder.iterdir():
+        if each.name.startswith(NEW) or not each.is_dir():
+            continue
+        with contextlib.suppress(BlockingIOError, FileNotFoundError):
+            lock = os.open(each / LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(each, ignore_errors=True)
+            finally:
+                os.close(lock)
+
+
+def _name_of(folder: Path) -> str:
+    """Return the name of a folder, made at random by whoever comes first."""
+    path = folder / NAME
+    if not path.exists():
+        first = folder / f"{NEW}{secrets.token_hex(8)}"
+        first.write_text(secrets.token_hex(16))
+        with contextlib.suppress(FileExistsError):
+            os.link(first, path)
+        first.unlink()
+    return path.read_text()
+
+
+class HostExchange:
+    def __init__(self, among_hosts: Exchange, memory: HostMemory, layout: SumLayout) -> None:
+        """``among_hosts``: forms the total of the leaders' sums."""
+        self._among_hosts = among_hosts
+        self._memory = memory
+        self._layout = layout
+        self._on_host = StoreExchange(ObjectStore(FolderBackend(memory.folder)), layout)
+
+    @property
+    def host(self) -> str:
+        return self._memory.name
+
+    async def total(self, meeting: Meeting, own: Sum) -> Term:
+        here = meeting.on_host
+        await asyncio.to_thread(self._memory.forget, meeting.message.batch)
+        if not here.is_committer:
+            return await self._on_host.taken(here, own)
+        sums = await self._on_host.gathered(here, own)
+        together = await asyncio.to_thread(self._together, here, sums)
+        total: Term = await self._among_hosts.total(meeting.among_hosts, together)
+        await self._on_host.give(here, total)
+        return total
+
+    async def close(self) -> None:
+        await self._among_hosts.close()
+        self._memory.close()
+
+    def _together(self, here: Meeting, sums: dict[str, Sum]) -> Sum:
+        if len(here.members) == 1:
+            return sums[here.me]
+        terms = in_order(sums, here)
+        if here.by_group:
+            return dict(zip(here.owner_of, terms, strict=True))
+        return {ALL: added(terms, self._layout)} if terms else {}
