@@ -1,13 +1,14 @@
 """Measures a run: steps and staleness for Prometheus, device use for the report."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
+from typing import get_args
 
 from prometheus_client import REGISTRY
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from services.scheduler.core.state import TagRecord
+from services.scheduler.core.state import Phase, TagRecord
 from services.scheduler.core.usage import BatchUsage, TagUsage, Use
 from shared.learning.metrics import SCORER_METRICS, STEP_METRICS, scorer_of
 from shared.messages.contracts import FragmentGenerated, Policy
@@ -45,6 +46,63 @@ class StepMetrics(Collector):
 
 NEWEST_STEP = StepMetrics()
 REGISTRY.register(NEWEST_STEP)
+
+
+@dataclass(frozen=True, slots=True)
+class RunFigures:
+    """What alarms ask of a run, at one moment."""
+
+    phase: str
+    workers: Mapping[str, int]
+    """Number of workers that report, by service."""
+    missing: Collection[str]
+    """Services that the run needs and that no worker provides."""
+    seconds_per_step: float | None
+    seconds_since_commit: float
+    """Seconds since the newest commit, or since this process commands."""
+
+
+class RunMetrics(Collector):
+    """Exports what the run does, asked when somebody looks; nothing while another scheduler
+    commands."""
+
+    def __init__(self) -> None:
+        self.look: Callable[[], RunFigures] | None = None
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        if self.look is None:
+            return
+        found = self.look()
+        phase = GaugeMetricFamily("digenrl_phase", "1 for the run's phase", labels=["phase"])
+        for each in get_args(Phase):
+            phase.add_metric([each], each == found.phase)
+        workers = GaugeMetricFamily(
+            "digenrl_workers", "Workers that report, by service", labels=["service"]
+        )
+        missing = GaugeMetricFamily(
+            "digenrl_missing_workers",
+            "1 for a service that the run needs and that no worker provides",
+            labels=["service"],
+        )
+        for service, number in found.workers.items():
+            workers.add_metric([service], number)
+            missing.add_metric([service], service in found.missing)
+        yield from (phase, workers, missing)
+        yield GaugeMetricFamily(
+            "digenrl_seconds_since_commit",
+            "Seconds since the newest commit, or since this scheduler commands",
+            found.seconds_since_commit,
+        )
+        if found.seconds_per_step is not None:
+            yield GaugeMetricFamily(
+                "digenrl_seconds_per_step",
+                "Median seconds between the newest commits",
+                found.seconds_per_step,
+            )
+
+
+RUN = RunMetrics()
+REGISTRY.register(RUN)
 
 
 def measure_commit(record: CommitRecord) -> None:

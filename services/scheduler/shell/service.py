@@ -2,6 +2,7 @@
 passes them down."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -18,7 +19,9 @@ from services.scheduler.shell.app import Scheduler
 from services.scheduler.shell.goal import goal_of
 from services.scheduler.shell.heap import settle_heap
 from services.scheduler.shell.lease import Lease
+from services.scheduler.shell.metrics import RUN
 from services.scheduler.shell.staleness import settle_staleness
+from services.scheduler.shell.views import run_figures
 from shared.errors import LeaseLost
 from shared.messages.contracts import MAX_FRAGMENTS_PER_GROUP
 from shared.messages.volume import BatchVolume, prompt_bytes
@@ -170,4 +173,8 @@ async def _command(
         )  # fmt: skip
         access.audit = partial(_keep_request, scheduler)
         current.app = create_app(scheduler, access)
-        await scheduler.run()
+        RUN.look = partial(run_figures, scheduler, time.monotonic())
+        try:
+            await scheduler.run()
+        finally:
+            RUN.look = None

@@ -26,6 +26,7 @@ from services.scheduler.shell.api_models import (
     WorkerView,
 )
 from services.scheduler.shell.app import Scheduler
+from services.scheduler.shell.metrics import RunFigures
 from services.scheduler.shell.roster import Seen
 from shared.messages.workers import Service, WorkerStatus
 from shared.run.chain import Step
@@ -64,6 +65,18 @@ def run_view(scheduler: Scheduler) -> RunView:
         failure=state.failure,
         max_staleness=plan.schedule.staleness_limit,
         max_staleness_reason=None if scheduler.staleness is None else scheduler.staleness.reason,
+    )
+
+
+def run_figures(scheduler: Scheduler, since: float) -> RunFigures:
+    """Return what alarms ask of the run; ``since``: when this scheduler began to command."""
+    run, at = run_view(scheduler), scheduler.committed_at
+    return RunFigures(
+        phase=run.phase,
+        workers=run.num_workers,
+        missing=run.missing_workers,
+        seconds_per_step=run.seconds_per_step,
+        seconds_since_commit=time.monotonic() - max([since, *at[-1:]]),
     )
 
 

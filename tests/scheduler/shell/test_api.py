@@ -1,6 +1,8 @@
 """The HTTP API over a scheduler in mid-run."""
 
 import asyncio
+import re
+import time
 from typing import Any, cast
 
 import pytest
@@ -14,8 +16,9 @@ from services.scheduler.planning.staleness import StalenessDecision
 from services.scheduler.shell import api_batches, api_letters, api_models
 from services.scheduler.shell.api import create_app
 from services.scheduler.shell.app import Scheduler
-from services.scheduler.shell.metrics import StepMetrics, measure_commit
+from services.scheduler.shell.metrics import RUN, StepMetrics, measure_commit
 from services.scheduler.shell.roster import Seen
+from services.scheduler.shell.views import run_figures
 from shared.messages.workers import Device, WorkerStatus
 from shared.process.http_access import CodeView
 from shared.process.http_api import Problem
@@ -306,3 +309,17 @@ def test_every_error_is_documented_as_it_is_answered(schema: dict[str, Any]) -> 
     probe = schema["paths"]["/readyz"]["get"]["responses"]
     assert probe["503"]["content"] == probe["200"]["content"]
     assert set(schema["paths"]["/metrics"]["get"]["responses"]["200"]["content"]) == {"text/plain"}
+
+
+def test_alarms_learn_what_the_run_does_while_this_scheduler_commands(
+    client: TestClient, scheduler: Scheduler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "digenrl_phase" not in client.get("/metrics").text, "another one commands"
+    monkeypatch.setattr(RUN, "look", lambda: run_figures(scheduler, time.monotonic() - 5))
+    metrics = client.get("/metrics").text
+    assert f'digenrl_phase{{phase="{scheduler.state.phase}"}} 1.0' in metrics
+    assert metrics.count("digenrl_phase{") == 6
+    missing = re.findall(r'digenrl_missing_workers\{service="(\w+)"\} 1.0', metrics)
+    assert missing == client.get("/v1/run").json()["missing_workers"]
+    [seconds] = re.findall(r"digenrl_seconds_since_commit ([\d.]+)", metrics)
+    assert float(seconds) >= 0
