@@ -12,6 +12,7 @@ from services.scheduler.core.state import Phase, TagRecord
 from services.scheduler.core.usage import BatchUsage, TagUsage, Use
 from shared.learning.metrics import SCORER_METRICS, STEP_METRICS, scorer_of
 from shared.messages.contracts import FragmentGenerated, Policy
+from shared.messages.workers import Service
 from shared.run.commits import CommitRecord
 from shared.telemetry import PUBLISH_LAG, STALENESS, STEP
 
@@ -53,9 +54,9 @@ class RunFigures:
     """What alarms ask of a run, at one moment."""
 
     phase: str
-    workers: Mapping[str, int]
+    workers: Mapping[Service, int]
     """Number of workers that report, by service."""
-    missing: Collection[str]
+    missing: Collection[Service]
     """Services that the run needs and that no worker provides."""
     seconds_per_step: float | None
     seconds_since_commit: float
