@@ -5,7 +5,7 @@ would take on their line go by from the moment in which the last host has come, 
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from nats.aio.client import Client
@@ -107,6 +107,11 @@ class EmulatedExchange:
         found = await self.meeting_place.join(meeting, own.get(ALL, Account()))
         self.held.intervals.append(Interval(self.held.name, "exchange", began, self.held.clock()))
         return found
+
+    async def of_all(self, meeting: Meeting, sums: Mapping[str, Sum]) -> Total:
+        message, shape = meeting.message, self.host.shape
+        accounts = {worker: own.get(ALL, Account()) for worker, own in sums.items()}
+        return total_of(accounts, shape, message.batch, message.policy.weights_digest)
 
     async def close(self) -> None:
         """Keep nothing: the host's connection is closed by its process."""

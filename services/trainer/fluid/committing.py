@@ -16,6 +16,7 @@ from shared.messages.contracts import Policy, PolicyPublished, TrainGroup
 from shared.messages.fluid import Share
 from shared.process.failpoints import reach
 from shared.process.worker import WorkerContext, patiently
+from shared.run.checkpoints import store_commands
 from shared.run.commits import CommitRecord, commit, stored_digest
 from shared.telemetry import STAGE_SECONDS
 
@@ -73,8 +74,11 @@ class Committing:
 
     async def _committed(self, made: MadeVersion, snapshot: Snapshot) -> CommitRecord:
         run, version = self._bus.run, made.policy.version
-        weights, checkpoint = await store_version(self._store, run, snapshot)
         groups = await self._groups(made)
+        commands = None
+        if groups:  # so that the version can be made again, if it is damaged in the store
+            commands = await store_commands(self._store, run, made.batch, groups)
+        weights, checkpoint = await store_version(self._store, run, snapshot)
         trained = tuple(trained_group(each) for each in groups)
         metrics = dict(made.metrics or {})
         if groups:
@@ -86,6 +90,7 @@ class Committing:
             parent=await stored_digest(self._store, run, version - 1) if version else None,
             weights=weights,
             checkpoint=checkpoint,
+            commands=commands,
             trained=trained,
             metrics=metrics,
             worker=self._worker.address,

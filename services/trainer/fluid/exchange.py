@@ -144,5 +144,12 @@ class Exchange(Protocol):
             Missed: if it is not formed by the deadline.
         """
 
+    async def of_all(self, meeting: Meeting, sums: Mapping[str, Sum]) -> Any:
+        """Return the total of the sums of all members, which were all made here.
+
+        Raises:
+            Missed: if they are not what the shares say.
+        """
+
     async def close(self) -> None:
         """Let go of what is kept between rounds."""

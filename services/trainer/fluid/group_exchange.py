@@ -18,7 +18,7 @@ import asyncio
 import contextlib
 import json
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -123,6 +123,9 @@ class GroupExchange:
                 await self._end(membership, call)
         self._kept = membership
         return total
+
+    async def of_all(self, meeting: Meeting, sums: Mapping[str, Sum]) -> Term:
+        return await asyncio.to_thread(added, in_order(sums, meeting), self._layout)
 
     async def close(self) -> None:
         kept, self._kept = self._kept, None

@@ -17,6 +17,7 @@ from services.trainer.fluid.exchange import Exchange
 from services.trainer.fluid.ledger import Ledger
 from services.trainer.fluid.pieces import DeviceWork
 from services.trainer.fluid.protocols import FluidDevice
+from services.trainer.fluid.replay import Replay
 from services.trainer.fluid.rounds import Rounds
 from services.trainer.fluid.state import MemberState
 from services.trainer.fluid.versions import MemberVersions
@@ -50,12 +51,16 @@ class MemberApp:
             generator, context, encoded=encoded, lossless=lossless, keep=cache.keep
         )
         self._state = MemberState(self._worker, Ledger(self._worker.address), exchange.host)
+        fetcher = GroupFetcher(recipe, context, cache, check)
         self._work = DeviceWork(
-            device, generator, self._state, context, GroupFetcher(recipe, context, cache, check),
-            publisher, encoded, by_group=by_group,
+            device, generator, self._state, context, fetcher, publisher, encoded, by_group=by_group,
             max_staleness=recipe.schedule.staleness_limit,
         )  # fmt: skip
-        self._versions = MemberVersions(device, self._state, context)
+        replay = Replay(
+            device, exchange, fetcher, context, by_group=by_group,
+            num_updates=recipe.trainer.updates, num_groups=recipe.batch.groups,
+        )  # fmt: skip
+        self._versions = MemberVersions(device, self._state, replay, context)
         self._rounds = Rounds(
             device, exchange, self._state, self._versions, context, by_group=by_group,
             num_updates=recipe.trainer.updates,

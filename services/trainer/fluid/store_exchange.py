@@ -45,6 +45,9 @@ class StoreExchange:
         await self.give(meeting, total)
         return total
 
+    async def of_all(self, meeting: Meeting, sums: Mapping[str, Sum]) -> Term:
+        return await asyncio.to_thread(added, in_order(sums, meeting), self._layout)
+
     async def close(self) -> None:
         pass
 

@@ -13,24 +13,31 @@ import structlog
 
 from services.trainer.fluid.committing import Committing, MadeVersion
 from services.trainer.fluid.protocols import FluidDevice
+from services.trainer.fluid.replay import Replay
 from services.trainer.fluid.state import MemberState, Reference
 from shared.errors import CommitConflict, DigenRLError, IntegrityError
 from shared.messages import subjects
 from shared.messages.contracts import Policy, PolicyPublished
 from shared.process.worker import RETRY_S, WorkerContext, patiently
 from shared.run.commits import CommitRecord, newest_commit
+from shared.run.layout import commit_key
 from shared.run.shards import open_tensors
 
 STEP_S = 5.0
 """Seconds that a published version waits for this member's own step to it, if it holds the
 total."""
+LOST_S = 30.0
+"""Seconds between two attempts at a version that nothing in the store leads to."""
 
 log = structlog.get_logger()
 
 
 class MemberVersions:
-    def __init__(self, device: FluidDevice, state: MemberState, context: WorkerContext) -> None:
+    def __init__(
+        self, device: FluidDevice, state: MemberState, replay: Replay, context: WorkerContext
+    ) -> None:
         self._device = device
+        self._replay = replay
         self._state = state
         self._bus = context.bus
         self._store = context.store
@@ -99,9 +106,38 @@ class MemberVersions:
             try:
                 await patiently(partial(self._adopt, record), "store_unavailable")
                 return record
-            except IntegrityError as error:  # deleted meanwhile, if there are newer ones
+            except IntegrityError as error:
                 log.warning("version_unavailable", error=str(error))
-                await asyncio.sleep(RETRY_S)
+                newest = await patiently(self._newest, "commits_unavailable")
+                if newest == record and await self._made_again(record, error):
+                    return record
+            await asyncio.sleep(RETRY_S)  # deleted meanwhile, as there are newer ones
+
+    async def _made_again(self, record: CommitRecord, damage: IntegrityError) -> bool:
+        """Make a damaged version again, if that is possible; else say what a person can do."""
+        version = record.policy.version
+        note = f"version {version} is damaged in the store, and is made again from an older one"
+        try:
+            with self._worker.saying(note):
+                await patiently(partial(self._replayed, record, damage), "store_unavailable")
+            return True
+        except DigenRLError as error:
+            key = commit_key(self._bus.run, version)
+            advice = (
+                f"version {version} is damaged in the store ({damage}) and cannot be made again "
+                f"({error}): put its objects back from a backup; or stop the run, move {key} out "
+                f"of the store and start it again, which trains batch {version - 1} anew"
+            )
+            log.error("version_lost", version=version, advice=advice)
+            with self._worker.saying(advice[:4000]):
+                await asyncio.sleep(LOST_S)
+            return False
+
+    async def _replayed(self, record: CommitRecord, damage: IntegrityError) -> None:
+        async with self._state.lock, self._state.sums:
+            self._state.lose()
+            made = await self._replay.to(record, damage)
+            self._state.use(made.policy, made.checksum)
 
     def commit(self, batch: int, tasks: asyncio.TaskGroup) -> None:
         """Commit what this member has made of a batch, beside the next one; if it has not, nothing

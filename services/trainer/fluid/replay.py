@@ -1,0 +1,135 @@
+"""Makes a version again that is damaged in the store: from an older one that is whole, by what was
+sent of the batches since.
+
+Each share of a batch is summed here, whoever had it, and the sums are added as the members did. The
+same bits come out with `trainer.deterministic`; without it only if each member's pieces were
+trained in the order in which the record names them. The checksum says whether they did.
+"""
+
+import contextlib
+from dataclasses import replace
+
+import structlog
+
+from services.trainer.batch.fetcher import AdmittedGroup, GroupFetcher
+from services.trainer.fluid.committing import MadeVersion
+from services.trainer.fluid.exchange import Exchange, Meeting, Sum
+from services.trainer.fluid.protocols import FluidDevice
+from services.trainer.versions import store_version
+from shared.devices.protocols import GroupData
+from shared.errors import ContractError, IntegrityError
+from shared.messages.fluid import ExchangeSums, Share
+from shared.process.worker import WorkerContext
+from shared.run.checkpoints import older_checkpoints, read_commands
+from shared.run.commits import CommitRecord, read_commit
+from shared.run.shards import open_tensors
+from shared.telemetry import CORRUPT
+
+UNHURRIED_S = 3600.0
+"""Deadline of a meeting at which nobody is waited for."""
+
+log = structlog.get_logger()
+
+
+class Replay:
+    def __init__(
+        self,
+        device: FluidDevice,
+        exchange: Exchange,
+        fetcher: GroupFetcher,
+        context: WorkerContext,
+        *,
+        by_group: bool,
+        num_updates: int,
+        num_groups: int,
+    ) -> None:
+        self._device = device
+        self._exchange = exchange
+        self._fetcher = fetcher
+        self._run, self._store = context.bus.run, context.store
+        self._by_group = by_group
+        self._part = num_groups // num_updates
+        """Groups of one update."""
+
+    async def to(self, damaged: CommitRecord, error: Exception) -> MadeVersion:
+        """Put a damaged version in use, and store it again. The caller holds the device.
+
+        Raises:
+            IntegrityError: if nothing that is stored leads to it.
+        """
+        version = damaged.policy.version
+        CORRUPT.labels(what="checkpoint").inc()
+        then = "an older version is used, and the batches since are trained again"
+        log.error("version_damaged", version=version, error=str(error), then=then)
+        first = await self._restored(damaged)
+        for number in range(first, version):
+            record = damaged if number + 1 == version else await self._record(number + 1)
+            await self._train(record)
+        if await self._device.checksum() != damaged.checksum:
+            raise IntegrityError(
+                f"batches {first} to {version - 1}, trained again, have other bits"
+            )
+        await store_version(self._store, self._run, await self._device.weights())
+        log.warning("version_made_again", version=version, since=first)
+        return MadeVersion(damaged.policy, damaged.checksum or "", damaged.shares)
+
+    async def _restored(self, damaged: CommitRecord) -> int:
+        """Restore the newest older version that is whole, and return its number."""
+        older = older_checkpoints(self._store, damaged, damaged.policy.version)
+        async with contextlib.aclosing(older):
+            async for at in older:
+                record = await self._record(at.version)
+                digest = record.policy.weights_digest
+                try:
+                    weights = await open_tensors(self._store, record.weights, digest)
+                    checkpoint = await open_tensors(self._store, at.checkpoint, digest)
+                    await self._device.restore(weights, checkpoint)
+                    return at.version
+                except (IntegrityError, ContractError) as error:
+                    log.error("version_damaged", version=at.version, error=str(error))
+        raise IntegrityError("no older version is whole")
+
+    async def _train(self, record: CommitRecord) -> None:
+        """Train the batch that a version was made of, update by update."""
+        commands = await read_commands(self._store, record)
+        groups = {index: group async for index, group in self._fetcher.again(commands)}
+        for first in range(0, len(groups), self._part):
+            part = range(first, first + self._part)
+            shares = tuple(
+                each for each in record.shares if each.pieces and each.pieces[0].group in part
+            )
+            await self._update(record, shares, groups)
+        if self._device.steps_beside:
+            self._device.take()
+        log.info("batch_trained_again", batch=record.batch)
+
+    async def _update(
+        self, record: CommitRecord, shares: tuple[Share, ...], groups: dict[int, AdmittedGroup]
+    ) -> None:
+        sums = {share.worker: await self._summed(share, groups) for share in shares}
+        parent = await self._record(record.policy.version - 1)
+        message = ExchangeSums(
+            batch=parent.policy.version, attempt=0, round=0, policy=parent.policy,
+            committer=shares[0].worker, shares=shares, max_seconds=UNHURRIED_S,
+        )  # fmt: skip
+        me = shares[0].worker
+        meeting = Meeting.of(message, self._run, me, by_group=self._by_group)
+        total = await self._exchange.of_all(meeting, sums)
+        await self._device.step(message.batch, total, await self._device.measure(total))
+
+    async def _summed(self, share: Share, groups: dict[int, AdmittedGroup]) -> Sum:
+        """Return what a member had summed."""
+        self._device.begin()
+        for piece in share.pieces:
+            work = groups[piece.group].work
+            if isinstance(work, GroupData):
+                await self._device.train(replace(work, kind="final"), piece)
+            else:
+                await self._device.skip(piece)
+        return await self._device.own_sum()
+
+    async def _record(self, version: int) -> CommitRecord:
+        record = await read_commit(self._store, self._run, version)
+        if record is None:
+            raise IntegrityError(f"the commit record of version {version} is missing")
+        return record
