@@ -109,7 +109,7 @@ class EmulatedExchange:
         return found
 
     async def of_all(self, meeting: Meeting, sums: Mapping[str, Sum]) -> Total:
-        message, shape = meeting.message, self.host.shape
+        message, shape = meeting.message, self.meeting_place.shape
         accounts = {worker: own.get(ALL, Account()) for worker, own in sums.items()}
         return total_of(accounts, shape, message.batch, message.policy.weights_digest)
 

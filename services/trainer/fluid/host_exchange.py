@@ -16,6 +16,7 @@ import os
 import secrets
 import shutil
 import stat
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -141,6 +142,10 @@ class HostExchange:
         together = await asyncio.to_thread(self._together, here, sums)
         total: Term = await self._among_hosts.total(meeting.among_hosts, together)
         await self._on_host.give(here, total)
+        return total
+
+    async def of_all(self, meeting: Meeting, sums: Mapping[str, Sum]) -> Term:
+        total: Term = await self._among_hosts.of_all(meeting, sums)
         return total
 
     async def close(self) -> None:

@@ -9,7 +9,7 @@ total, which the others fetch. What is where is said by small objects with fixed
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import TypeVar
 
 from pydantic import ValidationError
