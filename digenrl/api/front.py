@@ -16,6 +16,7 @@ from fastapi import APIRouter, HTTPException, Request, Response
 
 from digenrl.api.events import event_routes
 from digenrl.api.feed import Feed
+from digenrl.api.history import history_routes
 from shared.process.http_access import CALLER, ON_BEHALF, OPERATIONS, Caller
 from shared.process.http_once import HEADER as IDEMPOTENCY_KEY
 from shared.store import ObjectStore
@@ -76,6 +77,7 @@ def api_routes(store: ObjectStore, run: str, live: Live) -> APIRouter:
         return await live.get("/v1/run")
 
     router.include_router(event_routes(Feed(store, run), say_run))
+    router.include_router(history_routes(store, run))
 
     @router.get("/v1/{path:path}", include_in_schema=False)
     async def read(path: str, request: Request) -> Response:

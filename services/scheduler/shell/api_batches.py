@@ -103,7 +103,7 @@ class VersionView(View):
 
     model_config = example(
         version=12, weights_digest="0" * 63 + "c", weights="digits/weights/5e88.safetensors",
-        trained_from_batch=11, onpolicy_ratio_error=0.0,
+        trained_from_batch=11, onpolicy_ratio_error=0.0, adopted_by=["rollout-0"],
     )  # fmt: skip
 
     version: int
@@ -116,3 +116,5 @@ class VersionView(View):
     """Batch of its optimizer step; null for version 0."""
     onpolicy_ratio_error: float | None
     """How far the ratio of on-policy samples was from 1."""
+    adopted_by: list[str]
+    """Workers that report to have its weights loaded just now."""

@@ -259,6 +259,9 @@ async def timeline_view(scheduler: Scheduler, batch: int) -> TimelineView | None
 async def version_views(scheduler: Scheduler, limit: int, before: int | None) -> list[VersionView]:
     """The newest ``limit`` versions below ``before``, newest first."""
     end = scheduler.chain.version + 1 if before is None else before
+    adopted: dict[int | None, list[str]] = {}
+    for seen in scheduler.roster.seen.values():
+        adopted.setdefault(seen.status.policy_version, []).append(seen.status.worker)
     return [
         VersionView(
             version=step.version,
@@ -266,6 +269,7 @@ async def version_views(scheduler: Scheduler, limit: int, before: int | None) ->
             weights=step.weights.key,
             trained_from_batch=step.batch,
             onpolicy_ratio_error=step.metrics.get("onpolicy_ratio_error"),
+            adopted_by=sorted(adopted.get(step.version, ())),
         )
         for step in await scheduler.chain.page(end, limit)
     ]

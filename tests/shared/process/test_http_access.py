@@ -47,7 +47,15 @@ ASKS: tuple[Role | None, ...] = (None, *ROLES)
 def asked(operation: str) -> tuple[str, str]:
     """A method and a path of it."""
     method, path = operation.replace("{path:path}", "other").split()
-    fields = {"name": "x", "batch": 3, "number": 3, "action": "pause", "worker": "x"}
+    fields = {
+        "name": "x",
+        "batch": 3,
+        "number": 3,
+        "action": "pause",
+        "worker": "x",
+        "group": 0,
+        "sample": 0,
+    }
     return method, path.format(**fields)
 
 

@@ -1,0 +1,91 @@
+"""Routes of what has happened: groups and samples, the audit log, storage."""
+
+from typing import Annotated, Any, Literal, TypeVar
+
+from fastapi import APIRouter, HTTPException, Path, Query, Response
+
+from digenrl.api import models
+from digenrl.api.past import Gone, Past
+from shared.process.http_api import errors
+from shared.run.journal import Request, read_newest
+from shared.store import ObjectStore
+
+Number = Annotated[int, Path(ge=0, lt=2**31, description="number of the batch")]
+Group = Annotated[int, Path(ge=0, lt=2**31, description="group of the batch")]
+Sample = Annotated[int, Path(ge=0, lt=2**31, description="number of the sample in its group")]
+Limit = Annotated[int, Query(ge=1, le=200, description="how many at most")]
+Cursor = Annotated[
+    str, Query(pattern="^[0-9]{0,9}$", description="`next` of the page before; nothing: the first")
+]
+Order = Annotated[Literal["number", "worst", "best"], Query(description="by number, or by reward")]
+T = TypeVar("T")
+PNG: dict[int | str, dict[str, Any]] = {
+    200: {"content": {"image/png": {"schema": {"type": "string", "format": "binary"}}}}
+}
+
+
+def history_routes(store: ObjectStore, run: str) -> APIRouter:
+    router, past = APIRouter(tags=["history"]), Past(store, run)
+    _add_samples(router, past)
+
+    @router.get("/v1/batches/{batch}/groups", operation_id="list_groups", responses=errors(404))
+    async def groups(batch: Number, limit: Limit = 50, after: Cursor = "") -> models.GroupPage:
+        """Groups of a committed batch: what became of each."""
+        return _there(await past.groups(batch, int(after or 0), limit), batch)
+
+    @router.get("/v1/audit", operation_id="list_audit")
+    async def audit(limit: Limit = 50, after: Cursor = "") -> models.AuditPage:
+        """Requests that changed something, or were to, with who has asked; newest first."""
+        found: list[models.AuditView] = []
+        async for number, entry in read_newest(store, run, int(after) if after else None):
+            if isinstance(entry, Request):
+                if len(found) == limit:
+                    return models.AuditPage(requests=found, next=str(found[-1].number))
+                said = entry.model_dump(exclude={"kind"})
+                found.append(models.AuditView(number=number, **said))
+        return models.AuditPage(requests=found, next=None)
+
+    @router.get("/v1/storage", operation_id="get_storage")
+    async def storage() -> models.StorageView:
+        """What the run stores, by folder, and how long each is kept."""
+        return await past.storage()
+
+    return router
+
+
+def _add_samples(router: APIRouter, past: Past) -> None:
+    @router.get("/v1/batches/{batch}/samples", operation_id="list_samples", responses=errors(404))
+    async def samples(
+        batch: Number, order: Order = "number", limit: Limit = 50, after: Cursor = ""
+    ) -> models.SamplePage:
+        """Samples of a committed batch; with order=worst those of the smallest rewards first."""
+        return _there(await past.samples(batch, int(after or 0), limit, order), batch)
+
+    @router.get(
+        "/v1/batches/{batch}/samples/{group}/{sample}", operation_id="get_sample",
+        responses=errors(404),
+    )  # fmt: skip
+    async def sample(batch: Number, group: Group, sample: Sample) -> models.SampleHistory:
+        """One sample: who made it, how it was scored, which attempts failed."""
+        return _there(await past.sample(batch, group, sample), batch)
+
+    @router.get(
+        "/v1/batches/{batch}/samples/{group}/{sample}/media", operation_id="get_sample_media",
+        response_class=Response, responses={**PNG, **errors(404, 410)},
+    )  # fmt: skip
+    async def picture(batch: Number, group: Group, sample: Sample) -> Response:
+        """The sample as PNG, of a video the middle frame."""
+        try:
+            found = _there(await past.picture(batch, group, sample), batch)
+        except Gone as gone:
+            raise HTTPException(410, f"sample {sample} of batch {batch}: {gone}") from gone
+        return Response(
+            found, media_type="image/png", headers={"cache-control": "private, max-age=86400"}
+        )
+
+
+def _there(found: T | None, batch: int) -> T:
+    """Return what was found; raises HTTPException with 404 if nothing was."""
+    if found is None:
+        raise HTTPException(404, f"batch {batch} has no such thing, or is not committed yet")
+    return found

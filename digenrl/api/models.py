@@ -1,0 +1,178 @@
+"""What the API says of what has happened: groups, samples, the audit log, storage."""
+
+from services.scheduler.shell.api_models import View, example
+
+A_SAMPLE = {
+    "batch": 12, "group": 3, "sample": 5, "prompt": "a handwritten three", "reward": 0.12,
+    "advantage": -1.4, "scores": {"proxy": 0.12}, "policy_version": 12, "generated_by": "rollout-0",
+    "attempt": 0, "trained": True, "why_not": None, "letters": [4],
+    "media": "/v1/batches/12/samples/3/5/media", "media_gone": None,
+}  # fmt: skip
+A_PAST_GROUP = {
+    "batch": 12, "group": 3, "prompt": "a handwritten three", "attempt": 0, "policy_version": 12,
+    "num_samples": 8, "reward_mean": 0.71, "reward_spread": 0.2, "generated_by": ["rollout-0"],
+    "trained_by": None, "dropped": None, "letters": [4],
+}  # fmt: skip
+A_REQUEST = {
+    "number": 17, "at": 1795447812.4, "caller": "ann", "role": "operator", "on_behalf": "",
+    "operation": "POST /v1/run/pause", "client": "10.0.0.9", "status": 202,
+}  # fmt: skip
+A_FOLDER = {
+    "folder": "weights", "objects": 12, "bytes": 184_000_000,
+    "kept": "the 3 newest versions and those that are in use",
+}  # fmt: skip
+
+
+class SampleHistory(View):
+    """A sample of a committed batch: where it comes from, and what was made of it."""
+
+    model_config = example(**A_SAMPLE)
+
+    batch: int
+    """Number of the batch."""
+    group: int
+    """Group of the batch."""
+    sample: int
+    """Number of the sample in its group."""
+    prompt: str | None
+    """The prompt; null if this host has no prompts file, or a curriculum chose it."""
+    reward: float | None
+    """Weighted sum of its scores; null if it could not be scored."""
+    advantage: float | None
+    """Its reward relative to its group's, in standard deviations of that, for comparison; null if
+    it has none."""
+    scores: dict[str, float | None]
+    """Score by scorer."""
+    policy_version: int
+    """Version that generated it."""
+    generated_by: str
+    """Address of the device that generated it."""
+    attempt: int
+    """Attempt that succeeded: that many before it have failed."""
+    trained: bool
+    """Whether it was trained on."""
+    why_not: str | None
+    """Why it was not, if it was not."""
+    letters: list[int]
+    """Numbers of the dead letters about it: which attempts have failed, and why."""
+    media: str | None
+    """Where its picture is, or the middle frame of its video; null if it was deleted."""
+    media_gone: str | None
+    """By which rule its media were deleted."""
+
+
+class SamplePage(View):
+    """Samples of a batch."""
+
+    model_config = example(samples=[A_SAMPLE], next="8")
+
+    samples: list[SampleHistory]
+    """Samples in the order that was asked for."""
+    next: str | None
+    """Cursor of the next page; null if this is the last one."""
+
+
+class GroupHistory(View):
+    """A group of a committed batch."""
+
+    model_config = example(**A_PAST_GROUP)
+
+    batch: int
+    """Number of the batch."""
+    group: int
+    """Number of the group in its batch."""
+    prompt: str | None
+    """Its prompt; null if this host has no prompts file, or a curriculum chose it."""
+    attempt: int
+    """How often the group was sent to the trainer in vain."""
+    policy_version: int
+    """Version that generated it."""
+    num_samples: int
+    """Number of its samples."""
+    reward_mean: float | None
+    """Mean reward of its samples; null if none could be scored."""
+    reward_spread: float | None
+    """Standard deviation of its rewards; at 0 nothing can be learned of it."""
+    generated_by: list[str]
+    """Addresses of the devices that generated it."""
+    trained_by: str | None
+    """Address of the rollout device that computed its gradient; null: the trainer."""
+    dropped: str | None
+    """Why it was not trained on, if it was not."""
+    letters: list[int]
+    """Numbers of the dead letters about it."""
+
+
+class GroupPage(View):
+    """Groups of a batch."""
+
+    model_config = example(groups=[A_PAST_GROUP], next="4")
+
+    groups: list[GroupHistory]
+    """Groups in order."""
+    next: str | None
+    """Cursor of the next page; null if this is the last one."""
+
+
+class AuditView(View):
+    """A request that changed something, or was to."""
+
+    model_config = example(**A_REQUEST)
+
+    number: int
+    """Number of the entry in the run's journal."""
+    at: float
+    """When it was answered, in seconds of the Unix clock."""
+    caller: str
+    """Name of the token or session."""
+    role: str
+    """Role of the caller."""
+    on_behalf: str
+    """For whom the caller said that it asked; empty if for itself."""
+    operation: str
+    """Method and path."""
+    client: str
+    """Address that the request came from."""
+    status: int
+    """Status of the answer."""
+
+
+class AuditPage(View):
+    """Requests, newest first."""
+
+    model_config = example(requests=[A_REQUEST], next="17")
+
+    requests: list[AuditView]
+    """Requests that changed something, or were to."""
+    next: str | None
+    """Cursor of the next page; null if this is the last one."""
+
+
+class FolderView(View):
+    """What a run stores of one kind."""
+
+    model_config = example(**A_FOLDER)
+
+    folder: str
+    """Folder of the run, or object."""
+    objects: int
+    """Number of objects."""
+    bytes: int
+    """Their size."""
+    kept: str
+    """How long they are kept."""
+
+
+class StorageView(View):
+    """What a run stores, and how long."""
+
+    model_config = example(bytes=184_000_000, objects=12, measured=1795447812.4, folders=[A_FOLDER])
+
+    bytes: int
+    """Size of all objects."""
+    objects: int
+    """Number of all objects."""
+    measured: float
+    """When they were counted, in seconds of the Unix clock; they are counted once a minute."""
+    folders: list[FolderView]
+    """By folder, the largest first."""

@@ -1,0 +1,301 @@
+"""Reads what became of each group and sample of committed batches, from the run's store.
+
+Commit records name rewards, versions and devices for ever. Media are kept as long as trajectories
+are: of the newest batches, and of those that a resume would train again.
+"""
+
+import asyncio
+import statistics
+import struct
+import time
+import zlib
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from digenrl.api.models import (
+    FolderView,
+    GroupHistory,
+    GroupPage,
+    SampleHistory,
+    SamplePage,
+    StorageView,
+)
+from shared.errors import DigenRLError, IntegrityError, UserError
+from shared.learning.prompts import PromptOrder
+from shared.messages.contracts import TrainGroup
+from shared.recipe.recipe import Recipe
+from shared.run.checkpoints import read_commands
+from shared.run.commits import CommitRecord, TrainedGroup, read_commit
+from shared.run.dead_letters import DeadLetter, read_letters
+from shared.run.layout import KEPT_BATCHES
+from shared.run.run_recipe import prompt_order, read_recipe
+from shared.store import ObjectStore
+
+Order = Literal["number", "worst", "best"]
+RECORDS = 32
+"""Commit records that are kept in memory."""
+LETTERS_S = 3.0
+"""Seconds for which dead letters are not read again."""
+COUNTED_S = 60.0
+GONE = (
+    f"deleted: media are kept of the {KEPT_BATCHES} newest committed batches, and of those after "
+    "the newest checkpoint"
+)
+
+
+class Gone(DigenRLError):
+    """What is asked for was there, and retention has deleted it."""
+
+
+@dataclass(slots=True)
+class Past:
+    """Knows the groups and samples of a run's committed batches."""
+
+    store: ObjectStore
+    run: str
+    _records: OrderedDict[int, CommitRecord] = field(default_factory=OrderedDict)
+    _letters: list[DeadLetter] = field(default_factory=list)
+    _letters_at: float = float("-inf")
+    _recipe: Recipe | None = None
+    _prompts: PromptOrder | None = None
+    _has_prompts: bool = True
+    _counted: StorageView | None = None
+    _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    async def groups(self, batch: int, after: int, limit: int) -> GroupPage | None:
+        """Return a page of a batch's groups; None if it was not committed."""
+        record = await self._record(batch)
+        if record is None:
+            return None
+        shown = record.trained[after : after + limit]
+        letters, recipe = await self._found_letters(batch), await self._known_recipe()
+        found = [
+            GroupHistory(
+                batch=batch, group=group.group, prompt=self._prompt(recipe, batch, group.group),
+                attempt=group.attempt, policy_version=group.policy_version,
+                num_samples=len(group.rewards), **_figures(group.rewards),
+                generated_by=sorted(set(group.workers)), trained_by=group.trained_by,
+                dropped=group.dropped, letters=_about(letters, group.group),
+            )
+            for group in shown
+        ]  # fmt: skip
+        return GroupPage(groups=found, next=_next(after + limit, len(record.trained)))
+
+    async def samples(
+        self, batch: int, after: int, limit: int, order: Order = "number"
+    ) -> SamplePage | None:
+        """Return a page of a batch's samples; None if it was not committed. What could not be
+        scored comes last."""
+        record = await self._record(batch)
+        if record is None:
+            return None
+        places = [(g, s) for g in record.trained for s in range(len(g.rewards))]
+        if order != "number":
+            places.sort(key=lambda each: _rank(each[0].rewards[each[1]], worst=order == "worst"))
+        is_there, letters = await self._has_media(record), await self._found_letters(batch)
+        recipe = await self._known_recipe()
+        found = [
+            self._sample(batch, group, sample, recipe, letters, is_there)
+            for group, sample in places[after : after + limit]
+        ]
+        return SamplePage(samples=found, next=_next(after + limit, len(places)))
+
+    async def sample(self, batch: int, group: int, sample: int) -> SampleHistory | None:
+        """Return a sample; None if there is none."""
+        record = await self._record(batch)
+        if record is None or not 0 <= group < len(record.trained):
+            return None
+        found = record.trained[group]
+        if not 0 <= sample < len(found.rewards):
+            return None
+        is_there, letters = await self._has_media(record), await self._found_letters(batch)
+        return self._sample(batch, found, sample, await self._known_recipe(), letters, is_there)
+
+    async def picture(self, batch: int, group: int, sample: int) -> bytes | None:
+        """Return a sample, or the middle frame of a video, as PNG; None if there is none.
+
+        Raises:
+            Gone: if it was deleted.
+        """
+        record = await self._record(batch)
+        if record is None or not 0 <= group < len(record.trained):
+            return None
+        try:
+            commands = await read_commands(self.store, record)
+            fragment, index = _fragment_of(commands[group], sample)
+            if fragment is None:
+                return None
+            data = await self.store.get(fragment.stored.media)
+        except IntegrityError as error:
+            raise Gone(GONE) from error
+        return await asyncio.to_thread(_picture, data, index)
+
+    async def storage(self) -> StorageView:
+        """Return what the run stores, counted once a minute."""
+        async with self._lock:
+            now = time.time()
+            if self._counted is None or now - self._counted.measured > COUNTED_S:
+                self._counted = await self._count(now)
+            return self._counted
+
+    async def _count(self, now: float) -> StorageView:
+        totals: dict[str, tuple[int, int]] = {}
+        for each in await self.store.entries(self.run):
+            folder = each.key.removeprefix(f"{self.run}/").split("/")[0]
+            number, size = totals.get(folder, (0, 0))
+            totals[folder] = number + 1, size + each.size
+        rules = _rules(await self._known_recipe())
+        folders = [
+            FolderView(
+                folder=folder, objects=number, bytes=size, kept=rules.get(folder, "for ever")
+            )
+            for folder, (number, size) in totals.items()
+        ]
+        folders.sort(key=lambda each: -each.bytes)
+        return StorageView(
+            bytes=sum(each.bytes for each in folders), measured=now, folders=folders,
+            objects=sum(each.objects for each in folders),
+        )  # fmt: skip
+
+    async def _record(self, batch: int) -> CommitRecord | None:
+        record = self._records.get(batch)
+        if record is None:
+            record = await read_commit(self.store, self.run, batch + 1)
+            if record is not None:
+                self._records[batch] = record
+                while len(self._records) > RECORDS:
+                    self._records.popitem(last=False)
+        return record
+
+    async def _has_media(self, record: CommitRecord) -> bool:
+        ref = record.commands
+        return ref is not None and await self.store.backend.size(ref.key) == ref.size
+
+    async def _found_letters(self, batch: int) -> list[DeadLetter]:
+        if time.monotonic() - self._letters_at > LETTERS_S:
+            self._letters = [each for each, _ in await read_letters(self.store, self.run)]
+            self._letters_at = time.monotonic()
+        return [each for each in self._letters if each.work and each.work.batch == batch]
+
+    async def _known_recipe(self) -> Recipe | None:
+        if self._recipe is None:
+            self._recipe = recipe = await read_recipe(self.store, self.run)
+            if recipe is not None and recipe.data.curriculum is None:
+                try:
+                    self._prompts = await asyncio.to_thread(prompt_order, recipe)
+                except (UserError, OSError):
+                    self._prompts = None  # this host does not have the file
+        return self._recipe
+
+    def _prompt(self, recipe: Recipe | None, batch: int, group: int) -> str | None:
+        if recipe is None or self._prompts is None:
+            return None
+        return self._prompts.of_group(batch, group, recipe.batch.groups).text
+
+    def _sample(
+        self, batch: int, group: TrainedGroup, sample: int, recipe: Recipe | None,
+        letters: Sequence[DeadLetter], has_media: bool,
+    ) -> SampleHistory:  # fmt: skip
+        place = next(
+            place for place, (first, number, _) in enumerate(group.fragments)
+            if first <= sample < first + number
+        )  # fmt: skip
+        first, _, attempt = group.fragments[place]
+        reward, mean, spread = group.rewards[sample], *_figures(group.rewards).values()
+        known = reward is not None and mean is not None and bool(spread)
+        why_not = group.dropped or ("it could not be scored" if reward is None else None)
+        path = f"/v1/batches/{batch}/samples/{group.group}/{sample}/media"
+        return SampleHistory(
+            batch=batch, group=group.group, sample=sample,
+            prompt=self._prompt(recipe, batch, group.group), reward=reward,
+            advantage=(reward - mean) / spread if known else None,  # type: ignore[operator]
+            scores={name: scores[sample] for name, scores in group.parts.items()},
+            policy_version=group.policy_version, generated_by=group.workers[place],
+            attempt=attempt, trained=why_not is None, why_not=why_not,
+            letters=_about(letters, group.group, first), media=path if has_media else None,
+            media_gone=None if has_media else GONE,
+        )  # fmt: skip
+
+
+def _figures(rewards: Sequence[float | None]) -> dict[str, float | None]:
+    """Return mean and standard deviation of what could be scored."""
+    known = [each for each in rewards if each is not None]
+    return {
+        "reward_mean": statistics.fmean(known) if known else None,
+        "reward_spread": statistics.pstdev(known) if known else None,
+    }
+
+
+def _rank(reward: float | None, *, worst: bool) -> tuple[bool, float]:
+    return reward is None, 0.0 if reward is None else reward if worst else -reward
+
+
+def _next(after: int, end: int) -> str | None:
+    return str(after) if after < end else None
+
+
+def _about(letters: Sequence[DeadLetter], group: int, first: int | None = None) -> list[int]:
+    """Return the numbers of letters about a group, or about one of its fragments or all of it."""
+    found = (each for each in letters if each.work is not None and each.work.group == group)
+    return [
+        each.number for each in found
+        if first is None or each.work is None or each.work.first_sample in (None, first)
+    ]  # fmt: skip
+
+
+def _fragment_of(group: TrainGroup, sample: int) -> "tuple[Any, int]":
+    """Return the fragment with a sample, and the sample's place in it; None if there is none."""
+    for each in group.fragments:
+        if sample in each.fragment.samples:
+            return each, sample - each.fragment.first_sample
+    return None, 0
+
+
+def _picture(data: bytes, index: int) -> bytes:
+    from shared.store import media  # numpy, which a process that shows no pictures does not need
+
+    sample = media.read(data, lambda shape: None)[index]
+    frame = sample if sample.ndim == 3 else sample[len(sample) // 2]
+    channels, height, width = frame.shape
+    rows = frame.transpose(1, 2, 0).tobytes()
+    line = width * channels
+    return png(rows, line, width, height, 2 if channels == 3 else 0)
+
+
+def png(rows: bytes, line: int, width: int, height: int, colour: int) -> bytes:
+    """Return an image of 8 bits per channel as PNG (ISO 15948).
+
+    Args:
+        line: bytes of a row.
+        colour: 2 for RGB, 0 for grey.
+    """
+
+    def chunk(name: bytes, data: bytes) -> bytes:
+        check = zlib.crc32(name + data)
+        return struct.pack(">I", len(data)) + name + data + struct.pack(">I", check)
+
+    head = struct.pack(">IIBBBBB", width, height, 8, colour, 0, 0, 0)
+    plain = b"".join(b"\0" + rows[at : at + line] for at in range(0, len(rows), line))
+    return (
+        b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(plain))
+        + chunk(b"IEND", b"")
+    )  # fmt: skip
+
+
+def _rules(recipe: Recipe | None) -> dict[str, str]:
+    """Return how long objects are kept, by folder."""
+    versions = "of versions that are needed"
+    if recipe is not None:
+        run = recipe.run
+        more = [
+            *([f"every {run.keep_every}th"] if run.keep_every else []),
+            *([f"the {run.keep_best} best"] if run.keep_best else []),
+        ]
+        versions = ", ".join([f"of the {run.keep_last} newest versions", *more, "and those in use"])
+    trajectories = GONE.removeprefix("deleted: media are kept ")
+    return {
+        "weights": versions, "checkpoints": versions, "states": versions,
+        "batches": trajectories,
+    }  # fmt: skip

@@ -1,0 +1,73 @@
+"""A run of which one batch with everything was committed, in a folder of objects."""
+
+import asyncio
+from pathlib import Path
+
+import numpy as np
+import safetensors.numpy
+
+from shared.messages.contracts import (
+    Fragment,
+    FragmentScored,
+    ObjectRef,
+    TrainGroup,
+    Trajectories,
+)
+from shared.run.checkpoints import store_commands
+from shared.run.commits import CommitRecord, TrainedGroup, commit, record_digest
+from shared.run.dead_letters import DeadLetter, Work, add_letter
+from shared.run.layout import batch_folder
+from tests import examples
+from tests.follow.runs import RUN, Run
+
+REWARDS = ((0.5, 0.25, 1.0, 0.0), (None, 0.75, 0.5, 0.5))
+PIXELS = np.arange(4 * 3 * 2 * 5, dtype=np.uint8).reshape(4, 3, 2, 5)
+
+
+def past_run(folder: Path) -> Run:
+    run = Run(folder).begin()
+    asyncio.run(_commit_batch(run))
+    return run
+
+
+async def _commit_batch(run: Run) -> None:
+    media = await run.store.put(
+        batch_folder(RUN, 0), safetensors.numpy.save({"images": PIXELS}), suffix=".media"
+    )
+    groups = [_group(number, media) for number in range(len(REWARDS))]
+    commands = await store_commands(run.store, RUN, 0, groups)
+    assert run.head is not None
+    run.head = CommitRecord(
+        run=RUN, policy=examples.policy(1), parent=record_digest(run.head.encode()),
+        weights=examples.ref("weights"), checkpoint=examples.ref("checkpoint"), commands=commands,
+        worker="trainer-0", metrics={"reward_mean": 0.5},
+        trained=tuple(
+            TrainedGroup(
+                group=number, attempt=0, policy_version=0, fragments=((0, 4, number),),
+                workers=("rollout-0-a",), rewards=rewards, parts={"proxy": rewards},
+            )
+            for number, rewards in enumerate(REWARDS)
+        ),
+    )  # fmt: skip
+    await commit(run.store, run.head)
+    letter = DeadLetter(
+        number=1, digest="1", kind="failed", stream="DG_EVT", subject="s", reason="out of memory",
+        work=Work(batch=0, group=1, first_sample=0), found=0.0, data="",
+    )  # fmt: skip
+    await add_letter(run.store, RUN, letter)
+
+
+def _group(number: int, media: ObjectRef) -> TrainGroup:
+    stored = Trajectories(
+        trajectory=examples.ref("trajectory"), conditions=examples.ref("conditions"), media=media,
+        weights_digest=examples.digest(0),
+    )  # fmt: skip
+    scored = FragmentScored(
+        fragment=Fragment(batch=0, group=number, first_sample=0, num_samples=4, attempt=number),
+        policy=examples.policy(0), stored=stored, rewards=REWARDS[number], parts={},
+        generated_by="rollout-0-a", worker="reward-0", seconds=1.0,
+    )  # fmt: skip
+    return TrainGroup(
+        batch=0, group=number, attempt=0, policy=examples.policy(0), fragments=(scored,),
+        advantages=(0.0,) * 4,
+    )  # fmt: skip

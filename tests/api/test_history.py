@@ -1,0 +1,122 @@
+"""What became of each group and sample of a committed batch, from the store alone."""
+
+import asyncio
+import io
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from fastapi import FastAPI
+from fastapi.testclient import TestClient
+from PIL import Image
+
+from digenrl.api import models
+from digenrl.api.front import api_routes
+from digenrl.view.live import LiveRun
+from shared.process.http_api import add_problems
+from shared.run.journal import PhaseChange, Request, entry_key
+from shared.run.layout import batch_folder
+from tests.api.past_run import PIXELS, past_run
+from tests.follow.runs import RUN, Run
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    return past_run(tmp_path)
+
+
+@pytest.fixture
+def client(run: Run) -> TestClient:
+    app = FastAPI()
+    add_problems(app)
+    app.include_router(api_routes(run.store, RUN, LiveRun("", httpx.AsyncClient())))
+    return TestClient(app)
+
+
+def pages(client: TestClient, path: str, name: str, limit: int = 3) -> list[dict[str, Any]]:
+    found, after = [], ""
+    while True:
+        page = client.get(path, params={"limit": limit, "after": after}).json()
+        found += page[name]
+        if page["next"] is None:
+            return found
+        assert len(page[name]) == limit
+        after = page["next"]
+
+
+def test_a_batch_s_groups_say_what_became_of_each(client: TestClient) -> None:
+    first, second = pages(client, "/v1/batches/0/groups", "groups", limit=1)
+    assert (first["reward_mean"], first["num_samples"], first["letters"]) == (0.4375, 4, [])
+    assert (second["letters"], second["generated_by"]) == ([1], ["rollout-0-a"])
+    assert first["prompt"]
+    assert client.get("/v1/batches/1/groups").status_code == 404
+
+
+def test_the_worst_samples_come_first_and_those_without_a_reward_last(client: TestClient) -> None:
+    path = "/v1/batches/0/samples"
+    found = pages(client, path, "samples")
+    assert [(each["group"], each["sample"]) for each in found] == [
+        (group, sample) for group in (0, 1) for sample in range(4)
+    ]
+    worst = client.get(path, params={"order": "worst"}).json()["samples"]
+    assert [each["reward"] for each in worst] == [0.0, 0.25, 0.5, 0.5, 0.5, 0.75, 1.0, None]
+    assert worst[0]["advantage"] < 0 and worst[0]["scores"] == {"proxy": 0.0}
+    assert worst[-1]["why_not"] == "it could not be scored" and not worst[-1]["trained"]
+    assert worst[-1]["letters"] == [1] and worst[-1]["attempt"] == 1
+
+
+def test_a_sample_s_picture_is_there_until_it_is_deleted_and_then_gone(
+    client: TestClient, run: Run
+) -> None:
+    sample = client.get("/v1/batches/0/samples/1/2").json()
+    assert sample["media_gone"] is None
+    answer = client.get(sample["media"])
+    assert answer.headers["content-type"] == "image/png"
+    image = Image.open(io.BytesIO(answer.content))
+    assert image.size == (5, 2) and image.getpixel((4, 1)) == tuple(PIXELS[2, :, 1, 4])
+    asyncio.run(run.store.delete_folder(batch_folder(RUN, 0)))
+    gone = client.get(sample["media"])
+    assert gone.status_code == 410 and "2 newest" in gone.json()["detail"]
+    after = client.get("/v1/batches/0/samples/1/2").json()
+    assert after["media"] is None and "2 newest" in after["media_gone"]
+    assert client.get("/v1/batches/0/samples/1/9").status_code == 404
+
+
+def test_the_audit_log_has_requests_alone_newest_first(client: TestClient, run: Run) -> None:
+    async def fill() -> None:
+        for number in range(1, 8):
+            entry = (
+                PhaseChange(phase="running")
+                if number % 3 == 0
+                else Request(caller="ann", role="operator", operation=str(number), status=202)
+            )
+            await run.store.create(entry_key(RUN, number), entry.model_dump_json().encode())
+
+    asyncio.run(fill())
+    found = pages(client, "/v1/audit", "requests", limit=2)
+    assert [each["operation"] for each in found] == ["7", "5", "4", "2", "1"]
+
+
+def test_storage_says_what_takes_space_and_for_how_long(client: TestClient) -> None:
+    found = client.get("/v1/storage").json()
+    kept = {each["folder"]: each["kept"] for each in found["folders"]}
+    assert kept["commits"] == "for ever" and "newest" in kept["batches"]
+    assert found["bytes"] == sum(each["bytes"] for each in found["folders"]) > 0
+
+
+def test_what_is_now_is_refused_of_a_run_that_is_over(client: TestClient) -> None:
+    answer = client.get("/v1/run")
+    assert answer.status_code == 503 and "over" in answer.json()["detail"]
+
+
+def test_every_model_has_an_example_that_it_accepts_and_describes_each_field() -> None:
+    found = [each for each in vars(models).values() if isinstance(each, type)]
+    own = [each for each in found if each.__module__ == models.__name__]
+    assert len(own) >= 7
+    for model in own:
+        schema = model.model_json_schema()  # type: ignore[attr-defined]
+        [example] = schema["examples"]
+        assert set(example) == set(schema["properties"]), model
+        model.model_validate(example)  # type: ignore[attr-defined]
+        assert all(each.get("description") for each in schema["properties"].values()), model
