@@ -21,7 +21,7 @@ from digenrl.profile.models import ARCHITECTURES, ModelName
 from shared.diffusion.families.base import pack, unpack
 
 FAMILIES = ("sd3", "flux", "qwen-image", "wan", "hunyuan-video")
-OTHERS = ("sd3-large", "wan-small", "wan22", "flux2-klein")
+OTHERS = ("sd3-large", "wan-small", "wan22", "flux2-klein", "z-image")
 """Models of a family that are not shaped like its first: no dual attention, other heads, two
 networks; and families that only the slow tests go through."""
 MODELS = (*FAMILIES, *OTHERS)
@@ -72,6 +72,8 @@ def run(
         call["max_sequence_length"] = pipeline.tokenizer_3.model_max_length
     if family == "qwen-image":
         call = {"true_cfg_scale": guidance, "negative_prompt": ""}
+    if family == "z-image":
+        call = {"guidance_scale": guidance - 1}
     if family in VIDEO:
         call |= {"num_frames": frames, "num_videos_per_prompt": len(start)}
     else:
@@ -100,6 +102,8 @@ def _as_the_network_s(pipeline: Any, latents: torch.Tensor) -> torch.Tensor:
 def pixels_per_token(family: str, pipeline: Any) -> int:
     """What diffusers' own pipeline multiplies."""
     if family in PACKED:
+        return int(2 * pipeline.vae_scale_factor)
+    if family == "z-image":
         return int(2 * pipeline.vae_scale_factor)
     patch = pipeline.transformer.config.patch_size
     return int(_decoder_factor(family, pipeline) * (patch if isinstance(patch, int) else patch[1]))
@@ -254,6 +258,31 @@ def _flux2_klein() -> Any:
     )  # fmt: skip
 
 
+def _z_image() -> Any:
+    from diffusers import FlowMatchEulerDiscreteScheduler, ZImagePipeline, ZImageTransformer2DModel
+    from transformers import Qwen3Config, Qwen3Model
+
+    tokenizer = _byte_tokenizer("Qwen2Tokenizer", "<|endoftext|>")
+    tokenizer.chat_template = "{% for each in messages %}{{ each['content'] }}{% endfor %}"
+    width = 16
+    config = Qwen3Config(
+        vocab_size=len(tokenizer), hidden_size=width, intermediate_size=width,
+        num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1, head_dim=8,
+        max_position_embeddings=1024, pad_token_id=tokenizer.pad_token_id,
+    )  # fmt: skip
+    network = ZImageTransformer2DModel(
+        dim=32, n_layers=2, n_refiner_layers=1, n_heads=2, n_kv_heads=2, cap_feat_dim=width,
+        axes_dims=[4, 6, 6], axes_lens=[1024, 64, 64],
+    )  # fmt: skip
+    return ZImagePipeline(
+        transformer=randomized(network, _generator()),
+        scheduler=FlowMatchEulerDiscreteScheduler(shift=3.0),
+        vae=_image_decoder(),
+        tokenizer=tokenizer,
+        text_encoder=randomized(Qwen3Model(config), _generator()),
+    )
+
+
 def _wan(*, experts: bool = False, **network: Any) -> Any:
     from diffusers import AutoencoderKLWan, FlowMatchEulerDiscreteScheduler, WanPipeline
     from transformers import UMT5Config, UMT5EncoderModel
@@ -327,4 +356,5 @@ _BUILDERS: Mapping[str, Callable[[], Any]] = {
     "wan-small": partial(_wan, num_attention_heads=3, num_layers=2),
     "wan22": partial(_wan, experts=True),
     "flux2-klein": _flux2_klein,
+    "z-image": _z_image,
 }

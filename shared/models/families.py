@@ -5,7 +5,16 @@ from dataclasses import dataclass
 from typing import Literal
 
 from shared.errors import UserError
-from shared.models.native_layers import FLUX, FLUX2, HUNYUAN_VIDEO, SAME, SD3, WAN, NativeLayers
+from shared.models.native_layers import (
+    FLUX,
+    FLUX2,
+    HUNYUAN_VIDEO,
+    SAME,
+    SD3,
+    WAN,
+    Z_IMAGE,
+    NativeLayers,
+)
 from shared.models.sigmas import (
     Config,
     SigmaRule,
@@ -127,6 +136,8 @@ class FamilySpec:
         """Returns the latents of a token: along time, and each way in a frame."""
         if self.packed:
             return 1, 2
+        if "all_patch_size" in network:
+            return network["all_f_patch_size"][0], network["all_patch_size"][0]
         patch = network["patch_size"]
         if isinstance(patch, int):
             return network.get("patch_size_t", 1), patch
@@ -353,7 +364,35 @@ _FLUX2_KLEIN = FamilySpec(
     native_layers=FLUX2,
 )  # fmt: skip
 
+_Z_IMAGE = FamilySpec(
+    pipeline="ZImagePipeline",
+    adapter="shared.diffusion.families.z_image:ZImage",
+    components=_ONE_ENCODER,
+    network_keys=frozenset({
+        "all_f_patch_size", "all_patch_size", "axes_dims", "axes_lens", "cap_feat_dim", "dim",
+        "in_channels", "n_heads", "n_kv_heads", "n_layers", "n_refiner_layers", "norm_eps",
+        "qk_norm", "rope_theta", "t_scale",
+    }),
+    has_experts=False,
+    names_attention=True,
+    sigmas=shift_by_tokens,
+    packed=False,
+    decoder_factor=_halved_per_block,
+    frame_factor=None,
+    max_tokens_per_side=_any_size,
+    text_tokens=512,
+    max_text_tokens=512,
+    text_tokenizer=None,
+    condition_shapes=lambda network, tokens: {"text": (tokens, network["cap_feat_dim"])},
+    embeds_guidance=False,
+    guidance_arguments=lambda guidance: {"guidance_scale": guidance - 1},
+    takes_sigmas=True,
+    lora_targets=tuple(f"attention.{layer}" for layer in ("to_q", "to_k", "to_v", "to_out.0")),
+    native_layers=Z_IMAGE,
+)  # fmt: skip
+
 FAMILIES: dict[str, FamilySpec] = {
-    spec.pipeline: spec for spec in (_SD3, _FLUX, _FLUX2_KLEIN, _QWEN_IMAGE, _WAN, _HUNYUAN_VIDEO)
+    spec.pipeline: spec
+    for spec in (_SD3, _FLUX, _FLUX2_KLEIN, _Z_IMAGE, _QWEN_IMAGE, _WAN, _HUNYUAN_VIDEO)
 }
 """Every family, by the name of its pipeline."""

@@ -114,5 +114,15 @@ WAN: NativeLayers = {
     "head.head": ("proj_out",),
 }
 
+Z_IMAGE: NativeLayers = {
+    name: parts
+    for blocks in ("layers.{}", "noise_refiner.{}", "context_refiner.{}")
+    for name, parts in {
+        f"{blocks}.attention.qkv": _in(f"{blocks}.attention", _QKV),
+        f"{blocks}.attention.out": (f"{blocks}.attention.to_out.0",),
+        **{f"{blocks}.feed_forward.w{n}": (f"{blocks}.feed_forward.w{n}",) for n in (1, 2, 3)},
+    }.items()
+}
+
 SAME: NativeLayers = {}
 """The layers of the published checkpoint have diffusers' names."""

@@ -52,7 +52,7 @@ _BY_REASON: Mapping[str, str] = {
     GlmImage Helios HiDreamImage HunyuanImage HunyuanVideo15 Ideogram4 Kandinsky5T2I Kandinsky5T2V
     Krea2 LTX LTX2 LongCatImage Lumina2 Mochi MotifVideo NucleusMoEImage OmniGen OvisImage PRX
     PRXPixel QwenImage21 Sana SanaPAG SanaSprint SanaVideo SkyReelsV2 SkyReelsV2DiffusionForcing
-    StableDiffusion3PAG ZImage
+    StableDiffusion3PAG
     """,
     "predicts noise or tokens, and what is trained here are the velocities of flow matching": """
     Allegro AltDiffusion Amused AnimateDiff AnimateDiffControlNet AnimateDiffPAG AnimateDiffSDXL

@@ -21,6 +21,7 @@ VIDEO = tiny_models.VIDEO
 GUIDANCE = {
     "sd3": 1.0, "flux": 3.5, "qwen-image": 4.0, "wan": 4.0, "hunyuan-video": 6.0,
     "sd3-large": 4.0, "wan-small": 4.0, "wan22": 4.0, "flux2-klein": 4.0,
+    "z-image": 4.0,
 }  # fmt: skip
 ALGORITHMS = {
     "sd3": 'name = "mix-grpo"\nadvantage_std = "batch"',
@@ -32,6 +33,7 @@ ALGORITHMS = {
     "wan-small": 'name = "dance-grpo"',
     "wan22": 'name = "flow-grpo"\nkl_beta = 0.01',
     "flux2-klein": 'name = "flow-grpo-fast"',
+    "z-image": 'name = "flow-grpo"',
 }
 SHARED = ("flux", "wan")
 """Whose groups share their noise."""

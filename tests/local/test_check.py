@@ -27,7 +27,7 @@ SHIPPED = [
     *IN_ONE_SIZE,
     *SMALL_CARDS,
 ]
-WITHOUT_COSTS = ("flux2-klein-4b",)
+WITHOUT_COSTS = ("flux2-klein-4b", "z-image")
 """Recipes of models that have no cost profile yet."""
 
 

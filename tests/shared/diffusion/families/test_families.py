@@ -214,7 +214,9 @@ def test_checkpointed_blocks_give_the_same_gradient(tmp_path: Path, tiny: Tiny) 
             recomputed += 1
 
         for name, module in model.transformer.named_modules():
-            if re.fullmatch(r"(transformer(_2)?\.)?(single_)?(transformer_)?blocks\.0", name):
+            if re.fullmatch(
+                r"(transformer(_2)?\.)?(single_)?(transformer_)?blocks\.0|layers\.0", name
+            ):
                 module.register_forward_pre_hook(count)
         sigma = torch.tensor([0.9, 0.3])
         model.velocity(latents, sigma, conditions, guidance=guidance).square().sum().backward()
