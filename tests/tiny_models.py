@@ -263,7 +263,7 @@ def _z_image() -> Any:
     from transformers import Qwen3Config, Qwen3Model
 
     tokenizer = _byte_tokenizer("Qwen2Tokenizer", "<|endoftext|>")
-    tokenizer.chat_template = "{% for each in messages %}{{ each['content'] }}{% endfor %}"
+    tokenizer.chat_template = "{% for each in messages %}<{{ each['content'] }}>{% endfor %}"
     width = 16
     config = Qwen3Config(
         vocab_size=len(tokenizer), hidden_size=width, intermediate_size=width,

@@ -5,6 +5,7 @@ from torch import Tensor
 
 from shared.diffusion.families.base import NEGATIVE, Family, decode_image
 from shared.diffusion.models import Conditions
+from shared.models.sigmas import TRAIN_TIMESTEPS
 
 
 class ZImage(Family):
@@ -23,13 +24,20 @@ class ZImage(Family):
     def forward(
         self, latents: Tensor, sigma: Tensor, conditions: Conditions, guidance: float
     ) -> Tensor:
+        # As the pipeline rounds it: the network takes sines of 1000 times this.
+        time = (TRAIN_TIMESTEPS - sigma * TRAIN_TIMESTEPS) / TRAIN_TIMESTEPS
         made: list[Tensor] = self.transformer(
             list(latents.to(self.dtype).unsqueeze(2).unbind(0)),
-            1 - sigma,
+            time,
             list(conditions["text"].to(self.dtype).unbind(0)),
             return_dict=False,
         )[0]
         return -torch.stack(made).squeeze(2)
+
+    def guided(
+        self, unconditional: Tensor, conditional: Tensor, guidance: float | Tensor
+    ) -> Tensor:
+        return conditional + (guidance - 1) * (conditional - unconditional)
 
     def decode_latents(self, latents: Tensor) -> Tensor:
         return decode_image(latents, self.pipeline.vae)
