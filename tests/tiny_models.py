@@ -21,13 +21,13 @@ from digenrl.profile.models import ARCHITECTURES, ModelName
 from shared.diffusion.families.base import pack, unpack
 
 FAMILIES = ("sd3", "flux", "qwen-image", "wan", "hunyuan-video")
-OTHERS = ("sd3-large", "wan-small", "wan22", "flux2-klein", "z-image")
+OTHERS = ("sd3-large", "wan-small", "wan22", "flux2", "flux2-klein", "z-image", "hunyuan-video15")
 """Models of a family that are not shaped like its first: no dual attention, other heads, two
 networks; and families that only the slow tests go through."""
 MODELS = (*FAMILIES, *OTHERS)
 PACKED = ("flux", "qwen-image")
-VIDEO = ("wan", "hunyuan-video", "wan-small", "wan22")
-CFG = ("sd3", "qwen-image", "wan", *OTHERS)
+VIDEO = ("wan", "hunyuan-video", "wan-small", "wan22", "hunyuan-video15")
+CFG = ("sd3", "qwen-image", "wan", *(name for name in OTHERS if name != "flux2"))
 """Models that take their guidance as a second half of the batch."""
 BOUNDARY = 0.85
 CLIP_TOKENS = 77
@@ -65,29 +65,42 @@ def run(
     guidance_2: float | None = None,
 ) -> torch.Tensor:
     """What diffusers makes of the noise ``start`` (B, ...): latents, or pixels in [0, 1]."""
-    call: dict[str, Any] = {"guidance_scale": guidance}
+    call = _guidance(family, pipeline, guidance)
     if guidance_2 is not None:
         call["guidance_scale_2"] = guidance_2
     if family in ("sd3", "sd3-large"):
         call["max_sequence_length"] = pipeline.tokenizer_3.model_max_length
-    if family == "qwen-image":
-        call = {"true_cfg_scale": guidance, "negative_prompt": ""}
-    if family == "z-image":
-        call = {"guidance_scale": guidance - 1}
     if family in VIDEO:
-        call |= {"num_frames": frames, "num_videos_per_prompt": len(start)}
-    else:
-        call["num_images_per_prompt"] = len(start)
+        call["num_frames"] = frames
     result = pipeline(
-        prompt=PROMPT, height=height, width=width, num_inference_steps=steps, output_type=output,
-        latents=pack(start) if family in PACKED else start.clone(), **call,
+        prompt=[PROMPT] * len(start), height=height, width=width, num_inference_steps=steps,
+        output_type=output, latents=pack(start) if family in PACKED else start.clone(), **call,
     )  # fmt: skip
     found = torch.as_tensor(result.frames if family in VIDEO else result.images)
-    if output == "latent" and family in PACKED:
-        return unpack(found, *start.shape[-2:])
-    if output == "latent" and family == "flux2-klein":
-        return _as_the_network_s(pipeline, found)
-    return found
+    return _unpacked(family, pipeline, found, start) if output == "latent" else found
+
+
+def _guidance(family: str, pipeline: Any, guidance: float) -> dict[str, Any]:
+    """The arguments by which a pipeline is given a guidance."""
+    if family == "qwen-image":
+        return {"true_cfg_scale": guidance, "negative_prompt": ""}
+    if family == "hunyuan-video15":
+        pipeline.guider = pipeline.guider.new(guidance_scale=guidance)
+        return {}
+    return {"guidance_scale": guidance - 1 if family == "z-image" else guidance}
+
+
+def _unpacked(
+    family: str, pipeline: Any, latents: torch.Tensor, start: torch.Tensor
+) -> torch.Tensor:
+    """The pipeline's latents in the shape of ``start``."""
+    if family in PACKED:
+        return unpack(latents, *start.shape[-2:])
+    if family == "flux2":
+        return latents.transpose(1, 2).reshape(start.shape)
+    if family == "flux2-klein":
+        return _as_the_network_s(pipeline, latents)
+    return latents
 
 
 def _as_the_network_s(pipeline: Any, latents: torch.Tensor) -> torch.Tensor:
@@ -101,9 +114,7 @@ def _as_the_network_s(pipeline: Any, latents: torch.Tensor) -> torch.Tensor:
 
 def pixels_per_token(family: str, pipeline: Any) -> int:
     """What diffusers' own pipeline multiplies."""
-    if family in PACKED:
-        return int(2 * pipeline.vae_scale_factor)
-    if family == "z-image":
+    if family in PACKED or family == "z-image":
         return int(2 * pipeline.vae_scale_factor)
     patch = pipeline.transformer.config.patch_size
     return int(_decoder_factor(family, pipeline) * (patch if isinstance(patch, int) else patch[1]))
@@ -114,6 +125,8 @@ def latent_shape(
 ) -> tuple[int, ...]:
     """Shape of the latents that diffusers' own pipeline draws for one sample, unpacked."""
     channels, factor = pipeline.transformer.config.in_channels, _decoder_factor(family, pipeline)
+    if family == "hunyuan-video15":
+        channels = pipeline.num_channels_latents
     size = (height // factor, width // factor)
     if family in VIDEO:
         return (channels, (frames - 1) // pipeline.vae_scale_factor_temporal + 1, *size)
@@ -122,7 +135,7 @@ def latent_shape(
 
 def _decoder_factor(family: str, pipeline: Any) -> int:
     name = "vae_scale_factor_spatial" if family in VIDEO else "vae_scale_factor"
-    return int(getattr(pipeline, name)) * (2 if family == "flux2-klein" else 1)
+    return int(getattr(pipeline, name)) * (2 if family.startswith("flux2") else 1)
 
 
 def _network(name: ModelName, **changes: Any) -> Any:
@@ -221,23 +234,56 @@ def _qwen_image() -> Any:
     )  # fmt: skip
 
 
-def _flux2_klein() -> Any:
-    from diffusers import (
-        AutoencoderKLFlux2,
-        FlowMatchEulerDiscreteScheduler,
-        Flux2KleinPipeline,
-        Flux2Transformer2DModel,
+def _flux2() -> Any:
+    from diffusers import Flux2Pipeline
+    from transformers import Mistral3Config, Mistral3ForConditionalGeneration
+
+    tokenizer = _byte_tokenizer("LlamaTokenizerFast", "</s>")
+    tokenizer.chat_template = (
+        "{% for each in messages %}{{ each['content'][0]['text'][:40] }}{% endfor %}"
     )
+    heads = {"num_attention_heads": 2, "head_dim": 8, "num_hidden_layers": 31}
+    config = Mistral3Config(
+        text_config={
+            "model_type": "mistral", **heads, "vocab_size": len(tokenizer), "hidden_size": 16,
+            "intermediate_size": 16, "num_key_value_heads": 1, "max_position_embeddings": 1024,
+        },
+        vision_config={
+            "model_type": "pixtral", **heads, "hidden_size": 16, "intermediate_size": 16,
+            "num_hidden_layers": 1, "image_size": 28, "patch_size": 14,
+        },
+    )  # fmt: skip
+    encoder = randomized(Mistral3ForConditionalGeneration(config), _generator())
+    return Flux2Pipeline(**_flux2_parts(), tokenizer=tokenizer, text_encoder=encoder)
+
+
+def _flux2_klein() -> Any:
+    from diffusers import Flux2KleinPipeline
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     tokenizer = _byte_tokenizer("Qwen2Tokenizer", "<|endoftext|>")
     tokenizer.chat_template = "{% for each in messages %}{{ each['content'] }}{% endfor %}"
-    width, blocks = 16, 4
+    width = 16
     config = Qwen3Config(
         vocab_size=len(tokenizer), hidden_size=width, intermediate_size=width,
         num_hidden_layers=28, num_attention_heads=2, num_key_value_heads=1, head_dim=8,
         max_position_embeddings=1024, pad_token_id=tokenizer.pad_token_id,
     )  # fmt: skip
+    encoder = randomized(Qwen3ForCausalLM(config), _generator())
+    return Flux2KleinPipeline(
+        **_flux2_parts(guidance_embeds=False), tokenizer=tokenizer, text_encoder=encoder
+    )
+
+
+def _flux2_parts(**network: Any) -> dict[str, Any]:
+    """The network, for texts of three layers 16 wide, the decoder and the noise schedule."""
+    from diffusers import (
+        AutoencoderKLFlux2,
+        FlowMatchEulerDiscreteScheduler,
+        Flux2Transformer2DModel,
+    )
+
+    blocks = 4
     vae = AutoencoderKLFlux2(
         latent_channels=4, norm_num_groups=2, block_out_channels=(4,) * blocks, layers_per_block=1,
         down_block_types=("DownEncoderBlock2D",) * blocks,
@@ -245,17 +291,15 @@ def _flux2_klein() -> Any:
     )  # fmt: skip
     vae.bn.running_mean.normal_(std=0.1)
     vae.bn.running_var.uniform_(0.5, 1.5)
-    return Flux2KleinPipeline(
-        transformer=Flux2Transformer2DModel(
+    return {
+        "transformer": Flux2Transformer2DModel(
             in_channels=16, num_layers=1, num_single_layers=2, attention_head_dim=16,
-            num_attention_heads=2, joint_attention_dim=3 * width, timestep_guidance_channels=16,
-            axes_dims_rope=(4, 4, 4, 4), guidance_embeds=False,
+            num_attention_heads=2, joint_attention_dim=48, timestep_guidance_channels=16,
+            axes_dims_rope=(4, 4, 4, 4), **network,
         ),
-        scheduler=FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True, shift=3.0),
-        vae=vae,
-        tokenizer=tokenizer,
-        text_encoder=randomized(Qwen3ForCausalLM(config), _generator()),
-    )  # fmt: skip
+        "scheduler": FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True, shift=3.0),
+        "vae": vae,
+    }  # fmt: skip
 
 
 def _z_image() -> Any:
@@ -331,6 +375,56 @@ def _hunyuan_video() -> Any:
     )  # fmt: skip
 
 
+def _hunyuan_video15() -> Any:
+    from diffusers import (
+        AutoencoderKLHunyuanVideo15,
+        ClassifierFreeGuidance,
+        FlowMatchEulerDiscreteScheduler,
+        HunyuanVideo15Pipeline,
+        HunyuanVideo15Transformer3DModel,
+    )
+    from transformers import (
+        ByT5Tokenizer,
+        Qwen2_5_VLTextConfig,
+        Qwen2_5_VLTextModel,
+        T5Config,
+        T5EncoderModel,
+    )
+
+    tokenizer, letters = _byte_tokenizer("Qwen2Tokenizer", "<|endoftext|>"), ByT5Tokenizer()
+    tokenizer.chat_template = "{% for each in messages %}{{ each['content'][:120] }}{% endfor %}:"
+    width = 16
+    encoder = Qwen2_5_VLTextConfig(
+        vocab_size=len(tokenizer), hidden_size=width, intermediate_size=width,
+        num_hidden_layers=3, num_attention_heads=2, num_key_value_heads=2,
+        max_position_embeddings=2048, pad_token_id=tokenizer.pad_token_id,
+        rope_parameters={"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 2]},
+    )  # fmt: skip
+    glyphs = T5Config(
+        vocab_size=len(letters), d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2,
+        dropout_rate=0.0, pad_token_id=letters.pad_token_id,
+    )  # fmt: skip
+    network = HunyuanVideo15Transformer3DModel(
+        in_channels=9, out_channels=4, num_attention_heads=2, attention_head_dim=16, num_layers=2,
+        num_refiner_layers=1, mlp_ratio=2.0, text_embed_dim=width, text_embed_2_dim=8,
+        image_embed_dim=8, rope_axes_dim=(4, 6, 6), task_type="t2v",
+    )  # fmt: skip
+    vae = AutoencoderKLHunyuanVideo15(
+        latent_channels=4, block_out_channels=(4, 4, 8, 8, 8), layers_per_block=1
+    )
+    vae.enable_slicing()  # its attention takes one video at a time
+    return HunyuanVideo15Pipeline(
+        transformer=network,
+        scheduler=FlowMatchEulerDiscreteScheduler(shift=5.0),
+        vae=vae,
+        tokenizer=tokenizer,
+        text_encoder=randomized(Qwen2_5_VLTextModel(encoder), _generator()),
+        tokenizer_2=letters,
+        text_encoder_2=randomized(T5EncoderModel(glyphs), _generator()),
+        guider=ClassifierFreeGuidance(guidance_scale=6.0),
+    )
+
+
 def _byte_tokenizer(cls: str, padding: str) -> Any:
     """A token for every byte."""
     import transformers
@@ -355,6 +449,8 @@ _BUILDERS: Mapping[str, Callable[[], Any]] = {
     "sd3-large": partial(_sd3, dual_attention_layers=(), num_layers=3),
     "wan-small": partial(_wan, num_attention_heads=3, num_layers=2),
     "wan22": partial(_wan, experts=True),
+    "flux2": _flux2,
     "flux2-klein": _flux2_klein,
     "z-image": _z_image,
+    "hunyuan-video15": _hunyuan_video15,
 }

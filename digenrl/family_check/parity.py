@@ -71,8 +71,10 @@ def compare(model: Family, pipeline: Any, guidance: float, size: Size) -> Compar
 def arguments(
     model: Family, pipeline: Any, guidance: float, size: Size, output: str
 ) -> dict[str, Any]:
-    """Return the arguments of the pipeline's call."""
+    """Return the arguments of the pipeline's call; a guider is given its guidance."""
     spec = model.spec
+    if "guider" in pipeline.components:
+        pipeline.guider = pipeline.guider.new(guidance_scale=guidance)
     given = {
         name: ast.literal_eval(value) if isinstance(value, str) else value
         for name, value in spec.guidance_arguments(guidance).items()

@@ -67,6 +67,7 @@ def usage(recipe: Recipe, prompt: str) -> str:
         "]  # as they are: this scheduler does not shift them",
         "pipeline.scheduler = FlowMatchEulerDiscreteScheduler()",
         *([] if takes_sigmas else [_GIVEN]),
+        *_settings(model),
         f"{made} = pipeline(",
         f"    prompt={json.dumps(prompt, ensure_ascii=False)},",
         *(f"    {name}={value}," for name, value in arguments.items()),
@@ -112,10 +113,20 @@ def _conditioning(model: Model) -> dict[str, object]:
     if family.text_tokenizer is not None:
         tokenizer = _read(model.folder / family.text_tokenizer / "tokenizer_config.json")
         tokens = min(tokens, int(tokenizer.get("model_max_length", tokens)))
+    if "guider" in family.components:
+        return {}
     second = {} if model.guidance_2 is None else {"guidance_scale_2": model.guidance_2}
     return {
         **family.guidance_arguments(model.guidance), **second, "max_sequence_length": tokens,
     }  # fmt: skip
+
+
+def _settings(model: Model) -> Iterator[str]:
+    """Yield the lines that give a pipeline guidance and length of a prompt, where its call does not
+    take them."""
+    if "guider" in family_of(model.folder).components:
+        yield f"pipeline.guider = pipeline.guider.new(guidance_scale={model.guidance})"
+        yield f"pipeline.tokenizer_max_length = {text_tokens(model.folder, model.text_tokens)}"
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -28,7 +28,7 @@ from shared.models.catalogue import (
     network_folders,
     text_tokens,
 )
-from shared.models.families import Shapes
+from shared.models.family import Shapes
 from shared.models.memory import BLOCK, ITEM_BYTES
 from shared.recipe.recipe import Recipe
 from shared.recipe.sampling import CfgGradient

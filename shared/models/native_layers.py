@@ -84,6 +84,20 @@ HUNYUAN_VIDEO: NativeLayers = {
 }
 """The first names are ComfyUI's, the others those of the authors' own code."""
 
+HUNYUAN_VIDEO_15: NativeLayers = {
+    **{
+        name: parts
+        for name, parts in HUNYUAN_VIDEO.items()
+        if name.startswith("double") and "attn_qkv" not in name
+    },
+    **{
+        f"double_blocks.{{}}.{side}_attn_{letter}": (f"{_DOUBLE}.attn.{layer}",)
+        for side, layers in (("img", _QKV), ("txt", _ADDED_QKV))
+        for letter, layer in zip("qkv", layers, strict=True)
+    },
+}
+"""The first names are ComfyUI's, the others those of the authors' own code."""
+
 SD3: NativeLayers = {
     "joint_blocks.{}.x_block.attn.qkv": _in(f"{_DOUBLE}.attn", _QKV),
     "joint_blocks.{}.x_block.attn.proj": (f"{_DOUBLE}.attn.to_out.0",),

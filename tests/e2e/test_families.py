@@ -20,8 +20,8 @@ pytestmark = [pytest.mark.run, pytest.mark.timeout(900)]
 VIDEO = tiny_models.VIDEO
 GUIDANCE = {
     "sd3": 1.0, "flux": 3.5, "qwen-image": 4.0, "wan": 4.0, "hunyuan-video": 6.0,
-    "sd3-large": 4.0, "wan-small": 4.0, "wan22": 4.0, "flux2-klein": 4.0,
-    "z-image": 4.0,
+    "sd3-large": 4.0, "wan-small": 4.0, "wan22": 4.0, "flux2": 4.0, "flux2-klein": 4.0,
+    "z-image": 4.0, "hunyuan-video15": 4.0,
 }  # fmt: skip
 ALGORITHMS = {
     "sd3": 'name = "mix-grpo"\nadvantage_std = "batch"',
@@ -32,8 +32,10 @@ ALGORITHMS = {
     "sd3-large": 'name = "flow-grpo"',
     "wan-small": 'name = "dance-grpo"',
     "wan22": 'name = "flow-grpo"\nkl_beta = 0.01',
+    "flux2": 'name = "grpo-guard"',
     "flux2-klein": 'name = "flow-grpo-fast"',
     "z-image": 'name = "flow-grpo"',
+    "hunyuan-video15": 'name = "dance-grpo"',
 }
 SHARED = ("flux", "wan")
 """Whose groups share their noise."""

@@ -27,7 +27,7 @@ SHIPPED = [
     *IN_ONE_SIZE,
     *SMALL_CARDS,
 ]
-WITHOUT_COSTS = ("flux2-klein-4b", "z-image")
+WITHOUT_COSTS = ("flux2-dev", "flux2-klein-4b", "hunyuanvideo-1.5", "z-image")
 """Recipes of models that have no cost profile yet."""
 
 

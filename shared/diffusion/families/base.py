@@ -122,8 +122,8 @@ class Family(ABC):
                 **networks,
                 **_left_out(pipeline_class, folder, parts),
             )
-        except (OSError, ValueError) as error:
-            reason = str(error).splitlines()[0]
+        except (OSError, ValueError, ImportError) as error:
+            reason = next(filter(None, str(error).splitlines()), type(error).__name__)
             raise UserError(f"model.folder: cannot load {folder}: {reason}") from error
         pipeline.set_progress_bar_config(disable=True)
         home = torch.device("cpu") if holding.memory == "streamed" else device
@@ -187,22 +187,33 @@ class Family(ABC):
         self, latents: Tensor, sigma: Tensor, conditions: Conditions, *, guidance: float
     ) -> Tensor:
         if self.spec.forwards(guidance) == 1:
-            return _at_least_float32(self.forward(latents, sigma, conditions, guidance))
-        halves = _halves(conditions)
+            return at_least_float32(self.forward(latents, sigma, conditions, guidance))
+        unconditional, conditional = self.both(latents, sigma, *_halves(conditions), guidance)
+        return self.guided(unconditional, conditional, self.strength(guidance, sigma, conditional))
+
+    def both(
+        self, latents: Tensor, sigma: Tensor, empty: Conditions, prompt: Conditions, guidance: float
+    ) -> tuple[Tensor, Tensor]:
+        """Returns the velocities (B, ...) of the empty prompt and of the prompt, in at least
+        float32."""
         if self.cfg_gradient == "conditional" and torch.is_grad_enabled():
             with torch.no_grad():
-                unconditional = _at_least_float32(self.forward(latents, sigma, halves[0], guidance))
-            conditional = _at_least_float32(self.forward(latents, sigma, halves[1], guidance))
-        elif _alike(*halves):
-            both = self.forward(
-                torch.cat([latents, latents]), torch.cat([sigma, sigma]), _joined(*halves), guidance
-            )
-            unconditional, conditional = _at_least_float32(both).chunk(2)
-        else:
+                unconditional = at_least_float32(self.forward(latents, sigma, empty, guidance))
+            return unconditional, at_least_float32(self.forward(latents, sigma, prompt, guidance))
+        if not _alike(empty, prompt):
             unconditional, conditional = (
-                _at_least_float32(self.forward(latents, sigma, half, guidance)) for half in halves
+                at_least_float32(self.forward(latents, sigma, half, guidance))
+                for half in (empty, prompt)
             )
-        return self.guided(unconditional, conditional, self.strength(guidance, sigma, conditional))
+            return unconditional, conditional
+        found = self.forward(
+            torch.cat([latents, latents]),
+            torch.cat([sigma, sigma]),
+            _joined(empty, prompt),
+            guidance,
+        )
+        unconditional, conditional = at_least_float32(found).chunk(2)
+        return unconditional, conditional
 
     def strength(self, guidance: float, sigma: Tensor, like: Tensor) -> float | Tensor:
         """Returns the guidance at sigma (B,): one for all rows, or of each row of ``like``, with as
@@ -294,7 +305,8 @@ def _joined(one: Conditions, other: Conditions) -> Conditions:
     return {name: torch.cat([one[name], other[name]]) for name in other}
 
 
-def _at_least_float32(velocity: Tensor) -> Tensor:
+def at_least_float32(velocity: Tensor) -> Tensor:
+    """Returns velocities in their own type, or in float32 if that has fewer bits."""
     return velocity.to(torch.promote_types(velocity.dtype, torch.float32))
 
 

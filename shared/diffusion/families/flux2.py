@@ -1,5 +1,5 @@
-"""FLUX.2 [klein], the base models: text-to-image, a token for each latent, classifier-free
-guidance."""
+"""FLUX.2: text-to-image, a token for each latent. [dev] takes guidance as an input of the network;
+[klein], the base models, has classifier-free guidance."""
 
 import torch
 from torch import Tensor
@@ -8,12 +8,11 @@ from shared.diffusion.families.base import NEGATIVE, Family
 from shared.diffusion.models import Conditions
 
 
-class Flux2Klein(Family):
+class Flux2(Family):
     """Latents are those that its network takes: the decoder's, 2 x 2 of them as channels of one."""
 
     def encode_prompt(self, prompt: str, *, negative: bool) -> Conditions:
-        text = {"text": self._text(prompt)}
-        return {**text, NEGATIVE + "text": self._text("")} if negative else text
+        return {"text": self._text(prompt)}
 
     def forward(
         self, latents: Tensor, sigma: Tensor, conditions: Conditions, guidance: float
@@ -24,6 +23,7 @@ class Flux2Klein(Family):
             latents.flatten(2).transpose(1, 2),
             sigma,
             conditions,
+            guidance=sigma.new_full(sigma.shape, guidance) if self.config.guidance_embeds else None,
             img_ids=_places((1, height, width, 1), latents.device),
             txt_ids=_places((1, 1, 1, text.shape[1]), latents.device),
         )
@@ -43,6 +43,12 @@ class Flux2Klein(Family):
         """Encodes a prompt to (1, L, width), padded."""
         text: Tensor = self.pipeline.encode_prompt(prompt, max_sequence_length=self.text_tokens)[0]
         return text
+
+
+class Flux2Klein(Flux2):
+    def encode_prompt(self, prompt: str, *, negative: bool) -> Conditions:
+        text = super().encode_prompt(prompt, negative=negative)
+        return {**text, NEGATIVE + "text": self._text("")} if negative else text
 
 
 def unpatched(latents: Tensor) -> Tensor:

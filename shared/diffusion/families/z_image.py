@@ -1,11 +1,16 @@
 """Z-Image: text-to-image, texts and images as lists of samples, classifier-free guidance."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
-from shared.diffusion.families.base import NEGATIVE, Family, decode_image
+from shared.diffusion.families.base import NEGATIVE, Family, at_least_float32, decode_image
 from shared.diffusion.models import Conditions
 from shared.models.sigmas import TRAIN_TIMESTEPS
+
+_MULTIPLE = 32
+"""The network pads every text to a multiple of so many tokens."""
 
 
 class ZImage(Family):
@@ -21,18 +26,26 @@ class ZImage(Family):
         conditions = {"text": text[0].unsqueeze(0)}
         return {**conditions, NEGATIVE + "text": empty[0].unsqueeze(0)} if negative else conditions
 
+    def both(
+        self, latents: Tensor, sigma: Tensor, empty: Conditions, prompt: Conditions, guidance: float
+    ) -> tuple[Tensor, Tensor]:
+        """Runs both halves as one batch, as the pipeline does, where the network pads their texts
+        to one length; of another length it would mask the shorter ones."""
+        is_split = self.cfg_gradient == "conditional" and torch.is_grad_enabled()
+        if is_split or _padded(empty) != _padded(prompt):
+            return super().both(latents, sigma, empty, prompt, guidance)
+        found = self._run(
+            torch.cat([latents, latents]),
+            torch.cat([sigma, sigma]),
+            [*prompt["text"].unbind(0), *empty["text"].unbind(0)],
+        )
+        conditional, unconditional = at_least_float32(found).chunk(2)
+        return unconditional, conditional
+
     def forward(
         self, latents: Tensor, sigma: Tensor, conditions: Conditions, guidance: float
     ) -> Tensor:
-        # As the pipeline rounds it: the network takes sines of 1000 times this.
-        time = (TRAIN_TIMESTEPS - sigma * TRAIN_TIMESTEPS) / TRAIN_TIMESTEPS
-        made: list[Tensor] = self.transformer(
-            list(latents.to(self.dtype).unsqueeze(2).unbind(0)),
-            time,
-            list(conditions["text"].to(self.dtype).unbind(0)),
-            return_dict=False,
-        )[0]
-        return -torch.stack(made).squeeze(2)
+        return self._run(latents, sigma, conditions["text"].unbind(0))
 
     def guided(
         self, unconditional: Tensor, conditional: Tensor, guidance: float | Tensor
@@ -41,3 +54,19 @@ class ZImage(Family):
 
     def decode_latents(self, latents: Tensor) -> Tensor:
         return decode_image(latents, self.pipeline.vae)
+
+    def _run(self, latents: Tensor, sigma: Tensor, texts: Sequence[Tensor]) -> Tensor:
+        """Returns velocities (B, C, h, w) for B texts (L, width), whose lengths may differ."""
+        # As the pipeline rounds it: the network takes sines of 1000 times this.
+        time = (TRAIN_TIMESTEPS - sigma * TRAIN_TIMESTEPS) / TRAIN_TIMESTEPS
+        made: list[Tensor] = self.transformer(
+            list(latents.to(self.dtype).unsqueeze(2).unbind(0)),
+            time,
+            [text.to(self.dtype) for text in texts],
+            return_dict=False,
+        )[0]
+        return -torch.stack(made).squeeze(2)
+
+
+def _padded(conditions: Conditions) -> int:
+    return -(-conditions["text"].shape[1] // _MULTIPLE)

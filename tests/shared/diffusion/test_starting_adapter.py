@@ -30,7 +30,14 @@ RANK, ALPHA = 4, 16.0
 QUICK = ("sd3", "flux")
 FAMILIES = [
     family if family in QUICK else pytest.param(family, marks=pytest.mark.slow)
-    for family in (*tiny_models.FAMILIES, "wan22", "flux2-klein", "z-image")
+    for family in (
+        *tiny_models.FAMILIES,
+        "wan22",
+        "flux2",
+        "flux2-klein",
+        "z-image",
+        "hunyuan-video15",
+    )
 ]
 GUIDANCE = {**tiny_recipes.GUIDANCE, "wan": 2.0, "wan22": 2.0}
 """Wan's pipeline runs the halves of the batch one by one: rounding differs, and grows with it."""
