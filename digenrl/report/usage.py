@@ -78,6 +78,10 @@ def usage(recipe: Recipe, prompt: str) -> str:
 def _loading(recipe: Recipe) -> Iterator[str]:
     """Yield the lines that load the adapters of all networks that have one."""
     where = "  # this folder, or the repository that it is in"
+    if "guider" in family_of(recipe.model.folder).components:  # diffusers' class loads none itself
+        file = json.dumps(FILES[EXPERTS["high"]])
+        yield f'pipeline.transformer.load_lora_adapter(".", weight_name={file}){where}'
+        return
     networks, trained = networks_in(recipe.model.folder), recipe.model.lora.experts
     if len(networks) == 1:
         yield f'pipeline.load_lora_weights("."){where}'
