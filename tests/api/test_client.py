@@ -1,0 +1,166 @@
+"""The client has a method for each operation of the API, and reads what is really answered."""
+
+import inspect
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import cast
+
+import httpx
+import pytest
+from fastapi import FastAPI
+from fastapi.testclient import TestClient
+
+from digenrl import client as client_module
+from digenrl.api.description import described
+from digenrl.api.front import api_routes
+from digenrl.client import Client, NoAnswer, Refused
+from digenrl.view.live import LiveRun
+from services.scheduler.shell.api import create_app
+from services.scheduler.shell.app import Scheduler
+from shared.process.http_access import Access
+from shared.process.http_api import add_problems
+from shared.process.http_guard import Guard, own_names
+from tests.api.past_run import past_run
+from tests.follow.runs import RUN
+from tests.scheduler.shell.conftest import folder, scheduler
+
+__all__ = ["folder", "scheduler"]  # fixtures
+
+NOT_OPERATIONS = {"at"}
+
+
+@pytest.fixture
+def live(scheduler: Scheduler) -> Client:
+    return _of(create_app(scheduler))
+
+
+@pytest.fixture
+def past(tmp_path: Path) -> Client:
+    app, run = FastAPI(), past_run(tmp_path / "past")
+    add_problems(app)
+    app.include_router(api_routes(run.store, RUN, LiveRun("", httpx.AsyncClient())))
+    return _of(app)
+
+
+def _of(app: FastAPI) -> Client:
+    guard = Guard(app, own_names("testserver"), access=Access(is_open=True))
+    return Client(cast(httpx.Client, TestClient(guard)))
+
+
+CALLS: dict[str, Callable[[Client], object]] = {
+    "get_livez": Client.get_livez,
+    "get_readyz": Client.get_readyz,
+    "get_metrics": Client.get_metrics,
+    "get_run": Client.get_run,
+    "pause_run": Client.pause_run,
+    "resume_run": Client.resume_run,
+    "stop_run": Client.stop_run,
+    "get_tag": Client.get_tag,
+    "set_tag": lambda run: run.set_tag("fixed", 1),
+    "list_workers": Client.list_workers,
+    "drain_worker": lambda run: run.drain_worker("rollout-0"),
+    "undrain_worker": lambda run: run.undrain_worker("rollout-0"),
+    "list_batches": lambda run: run.list_batches(limit=1, before=1),
+    "get_batch": lambda run: run.get_batch(0),
+    "list_versions": Client.list_versions,
+    "get_timeline": lambda run: run.get_timeline(1),
+    "list_dead_letters": Client.list_dead_letters,
+    "make_code": Client.make_code,
+}
+REFUSED: dict[str, Callable[[Client], object]] = {
+    "get_usage": lambda run: run.get_usage(7),
+    "get_dead_letter": lambda run: run.get_dead_letter(7),
+    "retry_dead_letter": lambda run: run.retry_dead_letter(7),
+    "drop_dead_letter": lambda run: run.drop_dead_letter(7),
+}
+PAST: dict[str, Callable[[Client], object]] = {
+    "list_groups": lambda run: run.list_groups(0),
+    "list_samples": lambda run: run.list_samples(0, "worst", limit=2),
+    "get_sample": lambda run: run.get_sample(0, 1, 2),
+    "get_sample_media": lambda run: run.get_sample_media(0, 1, 2),
+    "list_audit": Client.list_audit,
+    "get_storage": Client.get_storage,
+}
+ELSEWHERE = {"get_events"}
+"""Operations whose method is asked in test_events.py and below."""
+
+
+def operations() -> dict[str, set[str]]:
+    """Return the names of the parameters of each operation, without the key of a request."""
+    return {
+        operation["operationId"]: {
+            each["name"] for each in operation.get("parameters", ()) if each["in"] != "header"
+        }
+        for methods in described()["paths"].values()
+        for operation in methods.values()
+    }
+
+
+def test_every_operation_has_a_method_of_its_name_and_parameters_and_is_asked_here() -> None:
+    known = operations()
+    methods = {name for name in vars(Client) if not name.startswith("_")} - NOT_OPERATIONS
+    assert methods - {"http"} == known.keys() == {*CALLS, *REFUSED, *PAST, *ELSEWHERE}
+    for name, parameters in known.items():
+        taken = set(inspect.signature(getattr(Client, name)).parameters) - {"self"}
+        assert parameters <= taken, name
+
+
+def test_what_a_scheduler_answers_is_read(live: Client) -> None:
+    for name, call in CALLS.items():
+        assert call(live) is not None, name
+    for name, call in REFUSED.items():
+        with pytest.raises(Refused) as found:
+            call(live)
+        assert found.value.status == 404, name
+
+
+def test_what_is_read_from_the_store_is_read(past: Client) -> None:
+    for name, call in PAST.items():
+        assert call(past), name
+    page = past.list_samples(0, "worst", limit=2)
+    assert page.samples[0].reward == 0.0 and page.next == "2"
+
+
+def test_a_request_whose_answer_is_lost_is_sent_again_with_the_same_key(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(client_module, "AGAIN_S", 0.0)
+    asked: list[httpx.Request] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        asked.append(request)
+        if len(asked) == 1:
+            raise httpx.ReadError("reset", request=request)
+        return httpx.Response(202, json={"action": "pause", "id": "x"})
+
+    transport = httpx.MockTransport(answer)
+    run = Client(httpx.Client(transport=transport, base_url="http://run"))
+    run.pause_run()
+    run.pause_run()
+    keys = [each.headers["idempotency-key"] for each in asked]
+    assert keys[0] == keys[1] != keys[2]
+
+
+def test_events_are_taken_up_where_they_broke_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_module, "AGAIN_S", 0.0)
+    asked: list[str] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        asked.append(request.url.params.get("after", ""))
+        at = len(asked)
+        lines = f'retry: 1\n\n:\n\nid: c{at}\nevent: commit\ndata: {{"version": {at}}}\n\n'
+        return httpx.Response(200, text=lines + 'event: run\ndata: {"phase": "running"}\n\n')
+
+    run = Client(httpx.Client(transport=httpx.MockTransport(answer), base_url="http://run"))
+    events: Iterator[client_module.Event] = run.get_events("start")
+    found = [next(events) for _ in range(4)]
+    assert [each.name for each in found] == ["commit", "run"] * 2
+    assert asked == ["start", "c1"]
+
+
+def test_nobody_who_answers_and_somebody_else_who_does_are_said() -> None:
+    with pytest.raises(NoAnswer, match=r"--scheduler: http://127\.0\.0\.1:1 does not answer"):
+        Client.at("http://127.0.0.1:1").get_run()
+    other = httpx.MockTransport(lambda request: httpx.Response(200, json={"phase": 1}))
+    with pytest.raises(NoAnswer, match="is no API of this release: /v1/run"):
+        Client(httpx.Client(transport=other, base_url="http://run")).get_run()
