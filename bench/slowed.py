@@ -71,12 +71,15 @@ class SlowedDevice:
         return self.device.weights_digest()
 
     async def begin(
-        self, task: GenerateFragment, conditions: bytes | None = None
+        self,
+        task: GenerateFragment,
+        conditions: bytes | None = None,
+        source: bytes | None = None,
     ) -> SlowedGeneration:
-        return SlowedGeneration(await self.device.begin(task, conditions), self.factor)
+        return SlowedGeneration(await self.device.begin(task, conditions, source), self.factor)
 
-    async def conditions(self, prompt: str) -> bytes:
-        return await self.device.conditions(prompt)
+    async def conditions(self, prompt: str, source: bytes | None = None) -> bytes:
+        return await self.device.conditions(prompt, source)
 
     async def stage(self, weights: StoredTensors) -> Staged:
         return await self.device.stage(weights)

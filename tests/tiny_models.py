@@ -5,6 +5,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from digenrl.digits.text import (
@@ -21,13 +22,23 @@ from digenrl.profile.models import ARCHITECTURES, ModelName
 from shared.diffusion.families.base import pack, unpack
 
 FAMILIES = ("sd3", "flux", "qwen-image", "wan", "hunyuan-video")
-OTHERS = ("sd3-large", "wan-small", "wan22", "flux2", "flux2-klein", "z-image", "hunyuan-video15")
+OTHERS = (
+    "sd3-large", "wan-small", "wan22", "flux2", "flux2-klein", "z-image", "hunyuan-video15",
+    "flux-kontext",
+)  # fmt: skip
 """Models of a family that are not shaped like its first: no dual attention, other heads, two
 networks; and families that only the slow tests go through."""
 MODELS = (*FAMILIES, *OTHERS)
-PACKED = ("flux", "qwen-image")
+EDITS = ("flux-kontext",)
+"""Models that edit an image."""
+PACKED = ("flux", "qwen-image", "flux-kontext")
 VIDEO = ("wan", "hunyuan-video", "wan-small", "wan22", "hunyuan-video15")
-CFG = ("sd3", "qwen-image", "wan", *(name for name in OTHERS if name != "flux2"))
+CFG = (
+    "sd3",
+    "qwen-image",
+    "wan",
+    *(name for name in OTHERS if name not in ("flux2", "flux-kontext")),
+)
 """Models that take their guidance as a second half of the batch."""
 BOUNDARY = 0.85
 CLIP_TOKENS = 77
@@ -72,6 +83,8 @@ def run(
         call["max_sequence_length"] = pipeline.tokenizer_3.model_max_length
     if family in VIDEO:
         call["num_frames"] = frames
+    if family in EDITS:
+        call |= {"image": picture(height, width), **_UNSCALED.get(family, _nothing)(height, width)}
     result = pipeline(
         prompt=[PROMPT] * len(start), height=height, width=width, num_inference_steps=steps,
         output_type=output, latents=pack(start) if family in PACKED else start.clone(), **call,
@@ -101,6 +114,36 @@ def _unpacked(
     if family == "flux2-klein":
         return _as_the_network_s(pipeline, latents)
     return latents
+
+
+def _nothing(height: int, width: int) -> dict[str, Any]:
+    return {}
+
+
+_UNSCALED: Mapping[str, Callable[[int, int], dict[str, Any]]] = {
+    "flux-kontext": lambda height, width: {"max_area": height * width, "_auto_resize": False},
+}
+"""Arguments by which a pipeline leaves the picture at its size."""
+
+
+def picture(height: int, width: int) -> Any:
+    """A source image."""
+    from PIL import Image
+
+    pixels = np.random.default_rng(0).integers(0, 256, (height, width, 3), dtype=np.uint8)
+    return Image.fromarray(pixels)
+
+
+def source(family: str, height: int, width: int) -> torch.Tensor | None:
+    """What a model of the family is given of it: (1, 3, H, W); None if it edits no image."""
+    if family not in EDITS:
+        return None
+    return torch.from_numpy(np.asarray(picture(height, width)).copy()).permute(2, 0, 1)[None]
+
+
+def encoded(family: str, model: Any, guidance: float, size: int, prompt: str = PROMPT) -> Any:
+    """Conditions of the prompt, and of the picture where one is edited, of a square sample."""
+    return model.encode(prompt, guidance=guidance, image=source(family, size, size))
 
 
 def _as_the_network_s(pipeline: Any, latents: torch.Tensor) -> torch.Tensor:
@@ -176,12 +219,13 @@ def _sd3(**network: Any) -> Any:
     )
 
 
-def _flux() -> Any:
-    from diffusers import FlowMatchEulerDiscreteScheduler, FluxPipeline
+def _flux(pipeline: str = "FluxPipeline") -> Any:
+    import diffusers
+    from diffusers import FlowMatchEulerDiscreteScheduler
     from transformers import CLIPTextModel
 
     clip, t5 = clip_tokenizer(CLIP_TOKENS), t5_tokenizer()
-    return FluxPipeline(
+    return getattr(diffusers, pipeline)(
         transformer=_network(ModelName.flux1_dev),
         scheduler=FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True, shift=3.0),
         vae=_image_decoder(),
@@ -453,4 +497,5 @@ _BUILDERS: Mapping[str, Callable[[], Any]] = {
     "flux2-klein": _flux2_klein,
     "z-image": _z_image,
     "hunyuan-video15": _hunyuan_video15,
+    "flux-kontext": partial(_flux, "FluxKontextPipeline"),
 }

@@ -41,13 +41,18 @@ class EmulatedDevice:
     def weights_digest(self) -> str:
         return self.weights
 
-    async def begin(self, task: GenerateFragment, conditions: bytes | None = None) -> Generation:
+    async def begin(
+        self,
+        task: GenerateFragment,
+        conditions: bytes | None = None,
+        source: bytes | None = None,
+    ) -> Generation:
         if conditions is not None:
             check_conditions(conditions, task.prompt.text)
         whole = fragment_seconds(self.profile, self.kind, task.fragment.num_samples)
         return EmulatedGeneration(self, task, self.weights, self.held.drawn(whole))
 
-    async def conditions(self, prompt: str) -> bytes:
+    async def conditions(self, prompt: str, source: bytes | None = None) -> bytes:
         return conditions_blob(prompt, self.sizes.conditions)
 
 
@@ -57,7 +62,7 @@ class EmulatedEncoder:
 
     sizes: Scaled
 
-    async def conditions(self, prompt: str) -> bytes:
+    async def conditions(self, prompt: str, source: bytes | None = None) -> bytes:
         return conditions_blob(prompt, self.sizes.conditions)
 
 

@@ -14,7 +14,7 @@ import safetensors.numpy
 
 from bench.learning.work import Work
 from services.reward.scorer import build_scorers, scorer_inputs
-from services.reward.scoring import scores_of
+from services.reward.scoring import scores_of, source_of
 from services.trainer.engine.checkpoint import AVERAGE
 from services.trainer.engine.trainer_engine import TrainerEngine
 from shared.devices.protocols import AdvantageKind, GroupData
@@ -22,6 +22,7 @@ from shared.diffusion.generation import Generator
 from shared.diffusion.policy import load_policy
 from shared.diffusion.tensors import pack, unpack
 from shared.learning.curriculum import saturated
+from shared.learning.prompts import SourceFiles
 from shared.messages.contracts import Fragment, GenerateFragment, Policy, Prompt
 from shared.recipe.recipe import Recipe
 from shared.run.run_recipe import prompt_order
@@ -47,6 +48,7 @@ class Learning:
         self._rollout = Generator(recipe, sampled)
         self._scorers = build_scorers(recipe.reward.scorers)
         self._order = prompt_order(recipe)
+        self._sources = SourceFiles(recipe.data.prompts)
         self._draws = self._order.first_draws(recipe.batch.groups)
         self._published = [self._sampling_weights()]
         """What samples of the newest versions, the oldest first."""
@@ -83,10 +85,11 @@ class Learning:
             window_start=recipe.sampling.moving_window.start(recipe.run.seed, batch, group),
             worker="learning",
         )
-        conditions = self._rollout.conditions(prompt.text)
+        source = self._sources.read(prompt.image)
+        conditions = self._rollout.conditions(prompt.text, source)
         with self.work.stage("rollout"):
-            made = self._rollout.generate(task)
-        rewards, parts = self._scored(prompt, made.media)
+            made = self._rollout.generate(task, source)
+        rewards, parts = self._scored(prompt, source, made.media)
         data = GroupData(
             trajectories=(made.trajectory,),
             conditions=conditions,
@@ -96,11 +99,12 @@ class Learning:
         return GeneratedGroup(data, rewards, parts)
 
     def _scored(
-        self, prompt: Prompt, media: bytes
+        self, prompt: Prompt, source: bytes | None, media: bytes
     ) -> tuple[tuple[float, ...], Mapping[str, Sequence[float | None]]]:
         """Returns the rewards of a group, and the scores that make them up."""
         images = safetensors.numpy.load(media)["images"]
-        metadata = [scorer_inputs(prompt)] * len(images)
+        edited = None if source is None else source_of(source, images)
+        metadata = [scorer_inputs(prompt, edited)] * len(images)
         parts = {each.name: scores_of(each, images, metadata) for each in self._scorers}
         rewards = tuple(
             math.fsum(each.weight * float(parts[each.name][sample] or 0) for each in self._scorers)

@@ -17,6 +17,10 @@ def generate(
     adapter: Annotated[
         Path | None, typer.Option(help="an exported adapter; without it, the base model")
     ] = None,
+    image: Annotated[
+        list[Path] | None,
+        typer.Option(help="image that a prompt edits: one for all prompts, or one for each"),
+    ] = None,
     num: Annotated[int, typer.Option(min=1, max=1024, help="samples per prompt")] = 1,
     seed: Annotated[int, typer.Option(min=0, help="seed of the noise")] = 0,
 ) -> None:
@@ -30,5 +34,5 @@ def generate(
     prepare_libraries(loaded, threads=loaded.rollout.threads)
     from digenrl.report.generate import generate as make
 
-    for path in make(loaded, adapter, prompt, num_each=num, seed=seed, out=out):
+    for path in make(loaded, adapter, prompt, images=image or (), num_each=num, seed=seed, out=out):
         typer.echo(path)

@@ -26,6 +26,23 @@ def digits(
     build_model(folder, rewards, seed=seed, report=typer.echo)
 
 
+@model.command("digits-edit")
+def digits_edit(
+    folder: Annotated[
+        Path, typer.Option(help="output folder of the model, in diffusers format")
+    ] = Path("models/digits-edit"),
+    prompts: Annotated[
+        Path, typer.Option(help="output folder of the prompts and their source images")
+    ] = Path("recipes/digits-edit"),
+    seed: Annotated[int, typer.Option(help="seed of all random numbers")] = 0,
+) -> None:
+    """Train the editing demo's model on scikit-learn's digits, and write its prompts."""
+    from digenrl.digits.editing import build_edit_model, write_prompts
+
+    write_prompts(prompts, trained=60, held_out=20)
+    build_edit_model(folder, seed=seed, report=typer.echo)
+
+
 @model.command()
 def reward(
     reward: Annotated[str, typer.Argument(help="aesthetic, hpsv2 or image-reward")],

@@ -57,7 +57,7 @@ def build_model(
         np.concatenate([half_a.labels, half_b.labels]),
     )
     recipe = Pretraining()
-    with _one_thread():
+    with one_thread():
         build_rewards(rewards_folder, half_a, half_b, seed=seed, report=report)
         pipeline = build_pipeline(seed)
         pretrain(pipeline, both, recipe, seed=seed, report=report)
@@ -81,7 +81,7 @@ def build_untrained(folder: Path, network: Network, *, seed: int) -> None:
 
 
 @contextmanager
-def _one_thread() -> Iterator[None]:
+def one_thread() -> Iterator[None]:
     """Fixes the order of sums: a seed gives the same weights on any number of cores."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)

@@ -4,6 +4,7 @@ A prompt asks for one of ten digits in one of four ways. The encoders are random
 word of the prompts is one token; any other text falls apart into single characters.
 """
 
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -52,11 +53,14 @@ def build_text_parts(seed: int) -> dict[str, Any]:
     }
 
 
-def _words() -> list[str]:
-    return sorted({word for text, _ in all_prompts() for word in text.split()})
+def words_of(texts: Iterable[str]) -> list[str]:
+    return sorted({word for text in texts for word in text.split()})
 
 
-def clip_tokenizer(num_tokens: int = NUM_TOKENS) -> Any:
+DEMO_WORDS = words_of(text for text, _ in all_prompts())
+
+
+def clip_tokenizer(num_tokens: int = NUM_TOKENS, words: Sequence[str] = DEMO_WORDS) -> Any:
     """Builds a byte-level BPE whose merges spell out each known word from left to right."""
     from tokenizers.pre_tokenizers import ByteLevel
     from transformers import CLIPTokenizer
@@ -64,7 +68,7 @@ def clip_tokenizer(num_tokens: int = NUM_TOKENS) -> Any:
     letters = sorted(ByteLevel.alphabet())
     tokens = [*letters, *(f"{letter}</w>" for letter in letters)]
     merges: list[tuple[str, str]] = []
-    for word in _words():
+    for word in words:
         pieces = [*word[:-1], f"{word[-1]}</w>"]
         joined = pieces[0]
         for piece in pieces[1:]:
@@ -80,15 +84,15 @@ def clip_tokenizer(num_tokens: int = NUM_TOKENS) -> Any:
     )
 
 
-def t5_tokenizer() -> Any:
+def t5_tokenizer(num_tokens: int = NUM_TOKENS, words: Sequence[str] = DEMO_WORDS) -> Any:
     """Builds a unigram model that prefers complete words."""
     from transformers import T5TokenizerFast
 
     letters = [chr(code) for code in range(33, 127)]
     pieces = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0), ("▁", -10.0)]
-    pieces += [(f"▁{word}", -1.0) for word in _words()]
+    pieces += [(f"▁{word}", -1.0) for word in words]
     pieces += [(letter, -10.0) for letter in letters]
-    return T5TokenizerFast(vocab=pieces, extra_ids=0, model_max_length=NUM_TOKENS)
+    return T5TokenizerFast(vocab=pieces, extra_ids=0, model_max_length=num_tokens)
 
 
 def clip_encoder(tokenizer: Any, generator: torch.Generator) -> nn.Module:

@@ -11,11 +11,11 @@ set of settings has its own folder, so that the records in one folder are compar
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
 from shared.errors import ContractError
 from shared.messages.contracts import ObjectRef, Policy
-from shared.messages.records import Digest, Record, Seconds, Text, Token
+from shared.messages.records import Digest, Record, Seconds, Text, Token, is_none
 from shared.run.layout import evaluations_folder
 from shared.store import ObjectStore
 
@@ -96,6 +96,8 @@ class KeptSample(Record):
     """The image itself, or a frame from the middle of the video, as PNG."""
     right: bool | None = None
     """Whether the held-out classifier recognizes the requested digit."""
+    source: ObjectRef | None = Field(default=None, exclude_if=is_none)
+    """The image that it edits, at its size, as PNG; None: it was made of the text alone."""
 
 
 class EvaluationRecord(Record):

@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +16,7 @@ from digenrl.evaluation.records import EvaluationRecord, Evaluations, KeptSample
 from digenrl.evaluation.sampler import OnProgress
 from digenrl.evaluation.samples import Judges, PromptSampler, Samples
 from digenrl.evaluation.settings import settings_digest
+from services.reward.scorer import SOURCES
 from services.trainer.engine.checkpoint import AVERAGE
 from shared.diffusion.shards import whole_tensors
 from shared.errors import IntegrityError
@@ -135,11 +137,17 @@ class RunEvaluator:
         if samples.images.ndim == 5:
             mp4 = await asyncio.to_thread(as_mp4, samples.images[index])
             media = await self._store.put(folder, mp4, suffix=".mp4")
+        edited: Any = samples.metadata[index].get(SOURCES, ())
+        source = None
+        if edited:
+            png = await asyncio.to_thread(as_png, edited[0])
+            source = await self._store.put_once(folder, png, suffix=".png")
         return KeptSample(
             prompt=samples.prompts[index],
             media=media,
             still=still,
             right=None if measured.right is None else bool(measured.right[index]),
+            source=source,
         )
 
 

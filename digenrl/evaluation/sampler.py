@@ -11,6 +11,7 @@ from torch import Tensor
 
 from shared.diffusion.decoding import decoded
 from shared.diffusion.device import RowsAtOnce, fits
+from shared.diffusion.encoding import encoded
 from shared.diffusion.generation import SMALLER
 from shared.diffusion.models import Conditions, ModelAdapter, repeat_rows
 from shared.diffusion.policy import LoadedPolicy, load_policy, sampling_plan
@@ -64,42 +65,52 @@ class Sampler:
     def model(self) -> ModelAdapter:
         return self._policy.model
 
-    def sample(self, prompts: Sequence[str], *, num_each: int, seed: int) -> Media:
+    def sample(
+        self,
+        prompts: Sequence[str],
+        *,
+        num_each: int,
+        seed: int,
+        sources: Sequence[bytes | None] | None = None,
+    ) -> Media:
         """Sample each prompt ``num_each`` times, ordered by prompt. The noise of a sample depends
-        only on the seed and on the numbers of the prompt and the sample."""
+        only on the seed and on the numbers of the prompt and the sample. ``sources`` are the files
+        of the prompts' source images."""
         chunks = []
+        rows = list(zip(prompts, sources or [None] * len(prompts), strict=True))
         for first in range(0, len(prompts), PROMPTS_AT_ONCE):
             self._progress(first, len(prompts))
-            some = prompts[first : first + PROMPTS_AT_ONCE]
+            some = rows[first : first + PROMPTS_AT_ONCE]
             with fits(self._policy.device, "sampling for an evaluation", SMALLER):
                 chunks.append(self._sample(some, first, num_each, seed))
         self._progress(len(prompts), len(prompts))
         return np.concatenate(chunks)
 
-    def _sample(self, prompts: Sequence[str], first: int, num_each: int, seed: int) -> Media:
+    def _sample(
+        self, rows: Sequence[tuple[str, bytes | None]], first: int, num_each: int, seed: int
+    ) -> Media:
         """Samples as many prompts at once as have texts of one length."""
-        guidance = self._recipe.model.guidance
-        encoded = [self.model.encode(prompt, guidance=guidance) for prompt in prompts]
+        conditions = [encoded(self.model, self._recipe, *row) for row in rows]
         made, done = [], 0
-        for _, alike in groupby(encoded, key=_shapes):
+        for _, alike in groupby(conditions, key=_shapes):
             some = list(alike)
             made.append(self._sample_encoded(some, first + done, num_each, seed))
             done += len(some)
         return np.concatenate(made)
 
     def _sample_encoded(
-        self, encoded: Sequence[Conditions], first: int, num_each: int, seed: int
+        self, conditions: Sequence[Conditions], first: int, num_each: int, seed: int
     ) -> Media:
         table, model = self._recipe.model, self.model
         rows = {
-            name: torch.cat([repeat_rows(one, num_each)[name] for one in encoded])
-            for name in encoded[0]
+            name: torch.cat([repeat_rows(one, num_each)[name] for one in conditions])
+            for name in conditions[0]
         }
         denoising = Denoising(
             sampling_plan(self._recipe, window_start=None),
             seeds=[
                 noise_seed(seed, number, index)
-                for number in range(first, first + len(encoded))
+                for number in range(first, first + len(conditions))
                 for index in range(num_each)
             ],
             shape=model.latent_shape(height=table.height, width=table.width, frames=table.frames),

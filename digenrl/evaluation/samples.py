@@ -14,9 +14,9 @@ from digenrl.evaluation.records import Quality
 from digenrl.evaluation.sampler import Media, OnProgress, Sampler
 from digenrl.evaluation.settings import as_evaluated
 from services.reward.scorer import WeightedScorer, build_scorers, scorer_inputs
-from services.reward.scoring import scores_of
+from services.reward.scoring import scores_of, source_of
 from shared.diffusion.weights import load_weights
-from shared.learning.prompts import read_prompts
+from shared.learning.prompts import read_rows
 from shared.recipe.recipe import Recipe
 
 
@@ -46,17 +46,25 @@ class PromptSampler:
         """``stopping`` and ``progress`` are passed to the sampler."""
         self._table = recipe.evaluation
         self._sampler = Sampler(as_evaluated(recipe), stopping, progress=progress)
-        self._prompts = read_prompts(recipe.evaluation.prompts or recipe.data.prompts)
+        rows = read_rows(recipe.evaluation.prompts or recipe.data.prompts)
+        self._prompts = [prompt for prompt, _ in rows]
+        self._sources = [None if path is None else path.read_bytes() for _, path in rows]
 
     def sample(self, weights: Mapping[str, Tensor]) -> Samples:
         """Sample with these weights; prompts and noise are the same for all weights."""
         load_weights(self._sampler.model.transformer, weights)
         texts, num_each = [prompt.text for prompt in self._prompts], self._table.samples_per_prompt
-        repeated = [prompt for prompt in self._prompts for _ in range(num_each)]
+        images = self._sampler.sample(
+            texts, num_each=num_each, seed=self._table.seed, sources=self._sources
+        )
+        told = [
+            scorer_inputs(prompt, None if source is None else source_of(source, images))
+            for prompt, source in zip(self._prompts, self._sources, strict=True)
+        ]
         return Samples(
-            images=self._sampler.sample(texts, num_each=num_each, seed=self._table.seed),
-            metadata=[scorer_inputs(prompt) for prompt in repeated],
-            prompts=[prompt.text for prompt in repeated],
+            images=images,
+            metadata=[each for each in told for _ in range(num_each)],
+            prompts=[text for text in texts for _ in range(num_each)],
         )
 
 

@@ -148,7 +148,8 @@ def check_inputs(recipe: Recipe, *, weights: bool = True, elsewhere: bool = Fals
     Raises:
         UserError: if something is missing.
     """
-    makes_videos = checked_family_of(recipe.model.folder).makes_videos
+    family = checked_family_of(recipe.model.folder)
+    makes_videos = family.makes_videos
     if recipe.model.frames > 1 and not makes_videos:
         raise UserError(
             f"model.frames: {recipe.model.folder} makes images, not videos; remove frames"
@@ -161,12 +162,30 @@ def check_inputs(recipe: Recipe, *, weights: bool = True, elsewhere: bool = Fals
     if not elsewhere:
         check_adapter_here(recipe)
     check_rest(recipe, elsewhere=elsewhere)
+    for key, path in (("data", recipe.data.prompts), ("evaluation", recipe.evaluation.prompts)):
+        if path is not None:
+            _check_images(f"{key}.prompts", path, recipe.model.folder, family.takes_image)
     for scorer in (*recipe.reward.scorers, *recipe.evaluation.scorers):
         if kind_of(scorer, here=not elsewhere).takes == "videos" and not makes_videos:
             raise UserError(
                 f"reward.scorers.{scorer.name}.type: {scorer.type} scores videos, and "
                 f"{recipe.model.folder} makes images"
             )
+
+
+def _check_images(key: str, prompts: Path, folder: Path, takes_image: bool) -> None:
+    """Raises UserError unless prompts have source images just where the model takes one."""
+    has_image = read_prompts(prompts)[0].image is not None
+    if has_image and not takes_image:
+        raise UserError(
+            f"{key}: {prompts} has images, and {folder} makes samples of text alone; leave the "
+            "images out, or choose a model that edits images"
+        )
+    if takes_image and not has_image:
+        raise UserError(
+            f'{key}: {folder} edits images, and {prompts} names none; give each prompt an "image", '
+            "a path relative to that file"
+        )
 
 
 def _check_sizes(recipe: Recipe) -> None:

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +15,8 @@ from services.reward.scorers.python_file import PythonScorer
 from services.reward.scorers.python_process import check_can_run
 from services.reward.scoring import outcome_of
 from shared.errors import UserError
-from shared.learning.prompts import read_prompts
+from shared.learning.prompts import read_rows
+from shared.messages.contracts import Prompt
 from shared.recipe.rewards import PYTHON, ScorerTable
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
@@ -142,13 +143,17 @@ def _pixels(path: Path) -> Pixels:
 def _metadata(prompts: Path | None, samples: int) -> Metadata:
     if prompts is None:
         return [{"prompt": ""}] * samples
-    found = [scorer_inputs(prompt) for prompt in read_prompts(prompts)]
+    found = [_told(*row) for row in read_rows(prompts)]
     if len(found) not in (1, samples):
         raise UserError(
             f"--prompts: {prompts} has {len(found)} prompts for {samples} images; give one for "
             "all, or one for each in the order of their names"
         )
     return found * (samples // len(found))
+
+
+def _told(prompt: Prompt, source: Path | None) -> Mapping[str, object]:
+    return scorer_inputs(prompt, None if source is None else _pixels(source))
 
 
 def _scored(

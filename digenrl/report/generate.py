@@ -9,7 +9,9 @@ from digenrl.evaluation.media import save
 from digenrl.evaluation.sampler import Sampler
 from digenrl.report.export import networks_in, read_adapter, read_network
 from shared.diffusion.weights import load_weights
-from shared.errors import IntegrityError, UserError
+from shared.errors import ContractError, IntegrityError, UserError
+from shared.learning.pictures import check_picture
+from shared.models.catalogue import checked_family_of
 from shared.recipe.recipe import Recipe
 
 
@@ -18,16 +20,19 @@ def generate(
     adapter: Path | None,
     prompts: Sequence[str],
     *,
+    images: Sequence[Path] = (),
     num_each: int,
     seed: int,
     out: Path,
 ) -> Iterator[Path]:
     """Sample the prompts with an ODE and all steps, write the samples, and yield the path of each
-    file.
+    file. ``images`` are what the prompts edit: one for all, or one for each.
 
     Raises:
-        UserError: if the adapter does not fit the recipe, or ``out`` cannot be written.
+        UserError: if the adapter does not fit the recipe, an image cannot be taken, or ``out``
+            cannot be written.
     """
+    sources = _sources(recipe, prompts, images)
     tensors = None if adapter is None else _read(adapter, recipe)
     sampler = Sampler(recipe.with_whole_grid)
     if tensors is not None:
@@ -35,12 +40,39 @@ def generate(
             load_weights(sampler.model.transformer, _trained_of(tensors, sampler))
         except IntegrityError as error:
             raise UserError(f"--adapter: {adapter} does not fit the recipe: {error}") from error
-    media = sampler.sample(prompts, num_each=num_each, seed=seed)
+    media = sampler.sample(prompts, num_each=num_each, seed=seed, sources=sources)
     try:
         for number, sample in enumerate(media):
             yield from save(out, f"{number // num_each:03d}-{number % num_each}", sample)
     except OSError as error:
         raise UserError(f"--out: cannot write to {out}: {error.strerror}") from error
+
+
+def _sources(
+    recipe: Recipe, prompts: Sequence[str], images: Sequence[Path]
+) -> Sequence[bytes | None]:
+    takes_image = checked_family_of(recipe.model.folder).takes_image
+    if takes_image and len(images) not in (1, len(prompts)):
+        raise UserError(
+            f"--image: {len(images)} images for {len(prompts)} prompts; this model edits images: "
+            "give one for all prompts, or one for each"
+        )
+    if images and not takes_image:
+        raise UserError(f"--image: {recipe.model.folder} takes no image; leave it out")
+    found: list[bytes | None] = [_picture(path) for path in images]
+    found = found or [None]
+    return found * (len(prompts) // len(found))
+
+
+def _picture(path: Path) -> bytes:
+    try:
+        data = path.read_bytes()
+        check_picture(data)
+    except OSError as error:
+        raise UserError(f"--image: cannot read {path}: {error.strerror}") from error
+    except ContractError as error:
+        raise UserError(f"--image: {path} {error}") from error
+    return data
 
 
 def _read(adapter: Path, recipe: Recipe) -> Mapping[str, Tensor]:

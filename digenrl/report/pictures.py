@@ -19,6 +19,8 @@ matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 from matplotlib.patches import Rectangle
 
+EDITS = 15
+"""Rows of a gallery of edited images."""
 BEFORE, AFTER, GOLD, WRONG = "#9aa5b1", "#1f6feb", "#bf8700", "#d1242f"
 GALLERY_COLUMNS = 10
 GALLERY_ROWS = 8
@@ -78,6 +80,9 @@ def _draw_accuracies(axes: Any, summary: Summary) -> None:
 def draw_gallery(path: Path, before: Side, after: Side) -> None:
     """Draw samples of the same prompts and noise, before and after, with one column per prompt.
     Frames mark what the held-out classifier takes for something else."""
+    if after.sources is not None:
+        _draw_edits(path, before, after, after.sources)
+        return
     chosen = _columns(before.prompts)
     figure, pair = plt.subplots(1, 2, figsize=(14, 6), layout="constrained")
     for axes, side_of, title in zip(pair, (before, after), ("before", "after"), strict=True):
@@ -87,6 +92,39 @@ def draw_gallery(path: Path, before: Side, after: Side) -> None:
         axes.set_title(title, fontsize=12)
     figure.savefig(path, dpi=150)
     plt.close(figure)
+
+
+def _draw_edits(path: Path, before: Side, after: Side, sources: Pixels) -> None:
+    """Draw a row for each of the first samples of several prompts and images: what is edited, and
+    what becomes of it before and after."""
+    chosen = _edits(before.prompts, sources)
+    sides = {"source": sources, "before": before.stills, "after": after.stills}
+    height, width = sources.shape[-2:]
+    figure, axes = plt.subplots(figsize=(9, max(2.5, 0.55 * len(chosen))), layout="constrained")
+    blocks = [mosaic(images, [chosen]) for images in sides.values()]
+    axes.imshow(np.concatenate(blocks, axis=1), cmap="gray_r", vmin=0, vmax=255)
+    places = [(number + 0.5) * (width + 1) for number in range(len(sides))]
+    axes.set_xticks(places, list(sides), fontsize=11)
+    axes.xaxis.tick_top()
+    rows = [(number + 0.5) * (height + 1) for number in range(len(chosen))]
+    axes.set_yticks(rows, [before.prompts[index][:60] for index in chosen], fontsize=9)
+    axes.tick_params(length=0)
+    figure.savefig(path, dpi=150)
+    plt.close(figure)
+
+
+def _edits(prompts: list[str], sources: Pixels) -> list[int]:
+    """List the samples that are shown: of each prompt the first of unlike images, prompts in
+    turn."""
+    of_prompt: dict[str, list[int]] = {}
+    seen: set[tuple[str, bytes]] = set()
+    for index, prompt in enumerate(prompts):
+        which = (prompt, sources[index].tobytes())
+        if which not in seen:
+            seen.add(which)
+            of_prompt.setdefault(prompt, []).append(index)
+    each = max(1, EDITS // max(1, len(of_prompt)))
+    return [index for found in of_prompt.values() for index in found[:each]][:EDITS]
 
 
 def _frame_wrong(axes: Any, side_of: Side, columns: list[list[int]]) -> None:

@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from digenrl.evaluation.media import Pixels, from_png
 from digenrl.evaluation.records import EvaluationRecord, KeptSample
+from shared.messages.contracts import ObjectRef
 from shared.store import ObjectStore
 
 GETS_AT_ONCE = 8
@@ -25,6 +26,8 @@ class Side:
     prompts: list[str]
     right: npt.NDArray[np.bool_] | None
     """(n,) whether the held-out classifier recognizes each sample; None if there is none."""
+    sources: Pixels | None = None
+    """(n, C, H, W) the images that they edit; None if there are none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +45,7 @@ async def side_of(store: ObjectStore, record: EvaluationRecord) -> Side:
         stills=await _fetch(store, record.samples),
         prompts=[sample.prompt for sample in record.samples],
         right=np.array(judged) if len(judged) == len(record.samples) else None,
+        sources=await _sources(store, record.samples),
     )
 
 
@@ -54,19 +58,29 @@ async def stills_of(store: ObjectStore, records: Sequence[EvaluationRecord]) -> 
 
 
 def first_of_prompts(record: EvaluationRecord) -> dict[str, KeptSample]:
-    """Return the first sample of each prompt."""
+    """Return the first sample of each prompt, and of each image that it edits."""
     firsts: dict[str, KeptSample] = {}
     for sample in record.samples:
-        firsts.setdefault(sample.prompt, sample)
+        edited = "" if sample.source is None else sample.source.sha256
+        firsts.setdefault(sample.prompt + edited, sample)
     return firsts
 
 
+async def _sources(store: ObjectStore, samples: Sequence[KeptSample]) -> Pixels | None:
+    refs = [sample.source for sample in samples if sample.source is not None]
+    return await _pixels(store, refs) if refs and len(refs) == len(samples) else None
+
+
 async def _fetch(store: ObjectStore, samples: Sequence[KeptSample]) -> Pixels:
+    return await _pixels(store, [sample.still for sample in samples])
+
+
+async def _pixels(store: ObjectStore, refs: Sequence[ObjectRef]) -> Pixels:
     limit = asyncio.Semaphore(GETS_AT_ONCE)
 
-    async def fetch(sample: KeptSample) -> bytes:
+    async def fetch(ref: ObjectRef) -> bytes:
         async with limit:
-            return await store.get(sample.still)
+            return await store.get(ref)
 
-    pngs = await asyncio.gather(*(fetch(sample) for sample in samples))
+    pngs = await asyncio.gather(*map(fetch, refs))
     return np.stack([from_png(png) for png in pngs])

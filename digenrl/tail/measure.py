@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from digenrl.tail.agreement import agreement
 from digenrl.tail.results import TailCheck, digest_of_tail
 from services.reward.scorer import Media, WeightedScorer, build_scorers, scorer_inputs
-from services.reward.scoring import scores_of
+from services.reward.scoring import scores_of, source_of
 from shared.diffusion.generation import Generator
 from shared.diffusion.policy import load_policy
 from shared.diffusion.tensors import unpack
-from shared.learning.prompts import PromptOrder, read_prompts
+from shared.learning.prompts import PromptOrder, SourceFiles, read_prompts
 from shared.messages.contracts import Fragment, GenerateFragment, Policy, Prompt
 from shared.models.memory import Holding
 from shared.process.outgoing import allow
@@ -47,6 +47,7 @@ def tail_check(
     """
     order, batch = PromptOrder(read_prompts(recipe.data.prompts), recipe.run.seed), 0
     num_prompts = min(num_prompts, len(order.prompts))
+    sources = SourceFiles(recipe.data.prompts)
     allow(table.url for table in recipe.reward.scorers)
     scorers = build_scorers(recipe.reward.scorers)
     loaded = load_policy(
@@ -59,8 +60,10 @@ def tail_check(
         prompt = order.of_group(batch, number, num_prompts)
         task = _task(recipe, prompt, number, num_samples, generators[0].weights_digest())
         for made, generator in zip(groups, generators, strict=True):
-            images = unpack(generator.generate(task).media)["images"].numpy()
-            made.append(_scored(scorers, images, prompt))
+            source = sources.read(prompt.image)
+            images = unpack(generator.generate(task, source).media)["images"].numpy()
+            edited = None if source is None else source_of(source, images)
+            made.append(_scored(scorers, images, scorer_inputs(prompt, edited)))
     progress(num_prompts, num_prompts)
     return _compared(recipe, *groups, num_samples=num_samples)
 
@@ -78,8 +81,8 @@ def _task(
     )
 
 
-def _scored(scorers: Sequence[WeightedScorer], images: Media, prompt: Prompt) -> Group:
-    metadata = [scorer_inputs(prompt)] * len(images)
+def _scored(scorers: Sequence[WeightedScorer], images: Media, told: Mapping[str, object]) -> Group:
+    metadata = [told] * len(images)
     parts = {each.name: scores_of(each, images, metadata, may_all_fail=True) for each in scorers}
     rewards = [
         _weighted(scorers, {name: scores[sample] for name, scores in parts.items()})

@@ -16,7 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from shared.diffusion.families.base import NEGATIVE, Family, decoder_dtype
 from shared.diffusion.masters import TrainedWeights
-from shared.diffusion.models import Conditions
+from shared.diffusion.models import IMAGE, Conditions
 from shared.diffusion.policy import LoadedPolicy, policy_of
 from shared.diffusion.sharding import shard
 from shared.diffusion.weights import WeightsInUse, is_adapter, is_half, trained_parameters
@@ -68,12 +68,17 @@ class UnencodedModel:
     def lora_excluded(self) -> tuple[str, ...]:
         return self.family.lora_excluded
 
-    def encode(self, prompt: str, *, guidance: float) -> Conditions:
-        """Returns tensors (1, ...) of zeros; ``prompt`` is not read."""
+    @property
+    def image_channels(self) -> int | None:
+        return None  # nothing is encoded, no image either
+
+    def encode(self, prompt: str, *, guidance: float, image: Tensor | None = None) -> Conditions:
+        """Returns tensors (1, ...) of zeros; nothing is read."""
         return {
             prefix + name: torch.zeros(1, *shape, dtype=self.family.dtype)
             for prefix in (("", NEGATIVE) if self.guided else ("",))
             for name, shape in self.shapes.items()
+            if not (prefix and name.startswith(IMAGE))
         }
 
     def latent_shape(self, *, height: int, width: int, frames: int = 1) -> tuple[int, ...]:
@@ -131,7 +136,10 @@ def fake_model(
     )
     network, decoder = family.transformer, pipeline.vae
     forwards: Literal[1, 2] = 2 if spec.forwards(table.guidance) == 2 else 1
-    shapes = spec.condition_shapes(family.config, tokens)
+    shapes = {**spec.condition_shapes(family.config, tokens)}
+    if spec.image_shapes is not None:
+        size = {"height": table.height, "width": table.width, "frames": table.frames}
+        shapes |= spec.image_shapes(family.latent_shape(**size))
     model = UnencodedModel(family, shapes, guided=forwards == 2)
     with torch.device("meta"):  # peft does not move what is there
         policy = policy_of(recipe, model, CPU)

@@ -116,8 +116,9 @@ class RunHistory:
         except ValidationError as error:
             raise ContractError(f"{key} is not an evaluation record") from error
         for sample in record.samples:
-            for ref in (sample.media, sample.still):
-                self._media[ref.key.rsplit("/", 1)[1]] = ref
+            for ref in (sample.media, sample.still, sample.source):
+                if ref is not None:
+                    self._media[ref.key.rsplit("/", 1)[1]] = ref
         return record
 
     async def media(self, name: str) -> bytes | None:

@@ -313,6 +313,7 @@ def _samples(history: RunHistory, version: int | None) -> dict[str, Any]:
         if seen[after.prompt] <= each_prompt and len(pairs) < SHOWN:
             pairs.append({
                 "prompt": after.prompt, "right": after.right,
+                "source": None if after.source is None else _name(after.source.key),
                 "before": _name(before.still.key), "after": _name(after.still.key),
                 "video": _name(after.media.key) if after.media != after.still else None,
             })  # fmt: skip

@@ -10,7 +10,7 @@ from functools import partial
 import structlog
 
 from services.reward.scorer import WeightedScorer, scorer_inputs
-from services.reward.scoring import MediaSize, Outcome, outcome_of, read_media
+from services.reward.scoring import MediaSize, Outcome, outcome_of, read_media, source_of
 from shared.errors import ContractError, DigenRLError, SlotPoisoned, Unavailable
 from shared.messages import subjects
 from shared.messages.contracts import (
@@ -23,6 +23,7 @@ from shared.messages.contracts import (
 from shared.process.failpoints import reach
 from shared.process.watchdog import WARNED_AT
 from shared.process.worker import WorkerContext, patiently
+from shared.run.sources import SourceImages
 from shared.telemetry import FRAGMENTS, STAGE_SECONDS
 
 FRAGMENTS_AT_ONCE = 2
@@ -56,6 +57,7 @@ class RewardApp:
         self._bus = context.bus
         self._store = context.store
         self._worker = context.worker
+        self._sources = SourceImages(context.store, context.bus)
         self._device = asyncio.Lock()
         self._deadline_s = deadline_s
         self._longest_s = longest_s
@@ -125,10 +127,12 @@ class RewardApp:
     async def _score(self, event: FragmentGenerated) -> FragmentScored:
         reading = partial(self._store.get, event.stored.media)
         media = await patiently(reading, "store_unavailable", slot=str(event.fragment.slot))
+        looking = partial(self._sources.get, event.prompt.image)
+        source = await patiently(looking, "store_unavailable", slot=str(event.fragment.slot))
         async with self._device:
             began = time.monotonic()
             with self._worker.doing("scoring"):
-                outcomes = await asyncio.to_thread(self._outcomes, media, event)
+                outcomes = await asyncio.to_thread(self._outcomes, media, event, source)
             seconds = time.monotonic() - began
         await self._bury(event, outcomes)
         parts = {name: outcome.scores for name, outcome in outcomes.items()}
@@ -145,9 +149,12 @@ class RewardApp:
             seconds=seconds,
         )
 
-    def _outcomes(self, media: bytes, event: FragmentGenerated) -> dict[str, Outcome]:
+    def _outcomes(
+        self, media: bytes, event: FragmentGenerated, source: bytes | None = None
+    ) -> dict[str, Outcome]:
         images = read_media(media, event.fragment.num_samples, self._size)
-        metadata = [scorer_inputs(event.prompt)] * len(images)
+        edited = None if source is None else source_of(source, images)
+        metadata = [scorer_inputs(event.prompt, edited)] * len(images)
         is_last = event.fragment.attempt >= LAST_ATTEMPT
         return {
             scorer.name: outcome_of(scorer, images, metadata, may_all_fail=is_last)

@@ -35,9 +35,18 @@ class Scorer(Protocol):
         """Returns one number per image, or per video for a scorer of videos."""
 
 
-def scorer_inputs(prompt: Prompt) -> dict[str, object]:
-    """Returns the metadata that a scorer gets of a sample's prompt."""
-    return {"prompt": prompt.text, **prompt.metadata}
+SOURCES = "source_images"
+"""Name of the images that a sample edits, among its prompt's metadata: arrays (C, H, W), uint8, of
+the sample's size and channels."""
+
+
+def scorer_inputs(
+    prompt: Prompt, source: "npt.NDArray[np.uint8] | None" = None
+) -> dict[str, object]:
+    """Returns the metadata that a scorer gets of a sample's prompt, and of the image (C, H, W) that
+    it edits."""
+    sources = {} if source is None else {SOURCES: (source,)}
+    return {"prompt": prompt.text, **prompt.metadata, **sources}
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ import structlog
 
 from services.reward.scorer import Media, Metadata, WeightedScorer
 from shared.errors import ContractError, SamplesFailed, ScorerUnavailable, ScoringError
+from shared.learning.pictures import decoded
 from shared.messages.contracts import MAX_SCORE
 from shared.recipe.recipe import Recipe
 from shared.store.media import Shape, read
@@ -56,6 +57,17 @@ def _check_size(shape: Shape, size: MediaSize) -> None:
             f"media of shape {list(shape)}; the recipe makes {size.height} x {size.width} pixels, "
             f"{size.frames} frames"
         )
+
+
+def source_of(file: bytes, media: Media) -> Media:
+    """Returns the source image (C, H, W) of media (n, ..., C, H, W), at their size.
+
+    Raises:
+        ContractError: if the file is no image.
+    """
+    channels, height, width = media.shape[-3:]
+    found: Media = decoded(file, height=height, width=width, channels=channels)
+    return found
 
 
 NO_NUMBER = f"a score that is not finite, or over {MAX_SCORE:g}"

@@ -11,7 +11,7 @@ import numpy as np
 import structlog
 from fastapi import FastAPI, HTTPException, Request, Response
 
-from services.reward.scorer import WeightedScorer
+from services.reward.scorer import SOURCES, WeightedScorer
 from services.reward.wire import (
     JSON,
     MSGPACK,
@@ -79,6 +79,7 @@ def score_items(scorer: WeightedScorer, items: Sequence[Item]) -> list[Result]:
     alike: defaultdict[tuple[str, tuple[int, ...]], list[tuple[Item, Array]]] = defaultdict(list)
     for item in items:
         try:
+            _metadata_of(item)
             alike[item.dtype, item.shape].append((item, item.array()))
         except ContractError as error:
             results[item.id] = _fault(item, "bad-item", error)
@@ -91,7 +92,7 @@ def _scored(scorer: WeightedScorer, group: list[tuple[Item, Array]]) -> Mapping[
     """Scores items together; or one by one if that fails, as the fault may be one item's."""
     try:
         media = np.stack([array for _, array in group])
-        scores = scorer.score(media, [item.metadata for item, _ in group])
+        scores = scorer.score(media, [_metadata_of(item) for item, _ in group])
         pairs = zip(group, scores, strict=True)
         return {item.id: Result(id=item.id, score=score) for (item, _), score in pairs}
     except SamplesFailed as failed:
@@ -113,6 +114,13 @@ def _partly(group: list[tuple[Item, Array]], failed: SamplesFailed) -> Iterator[
         detail = failed.reasons[number][:2000]
         fault = Fault.model_validate({"type": kind, "detail": detail})
         yield item.id, Result(id=item.id, error=fault)
+
+
+def _metadata_of(item: Item) -> Mapping[str, object]:
+    """Returns what a scorer gets of an item's prompt; raises ContractError if its source images
+    are none."""
+    sources = tuple(each.array() for each in item.source_images)
+    return {**item.metadata, SOURCES: sources} if sources else item.metadata
 
 
 def _fault(item: Item, kind: str, error: Exception) -> Result:

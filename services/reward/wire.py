@@ -27,6 +27,25 @@ class Wire(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
+class Pixels(Wire):
+    """An image (C, H, W), uint8."""
+
+    shape: tuple[int, int, int]
+    data: bytes
+
+    def array(self) -> Array:
+        """Returns the pixels; raises ContractError if they do not fit the shape."""
+        if min(self.shape) < 1 or math.prod(self.shape) != len(self.data):
+            raise ContractError(
+                f"source_images: {len(self.data)} bytes are no image of shape {list(self.shape)}"
+            )
+        return np.frombuffer(self.data, np.uint8).reshape(self.shape)
+
+
+def _is_empty(value: Any) -> bool:
+    return len(value) == 0
+
+
 class Item(Wire):
     """One sample."""
 
@@ -40,6 +59,8 @@ class Item(Wire):
     """Little-endian, rows last."""
     metadata: dict[str, Any] = {}
     """Metadata of its prompt."""
+    source_images: tuple[Pixels, ...] = Field(default=(), max_length=8, exclude_if=_is_empty)
+    """The images that it edits; left out where there are none."""
 
     def array(self) -> Array:
         """Returns the data in their shape; raises ContractError if they do not fit it."""
@@ -118,8 +139,11 @@ def _list(value: Any) -> list[Any]:
 def _with_bytes(item: Any) -> Any:
     if not isinstance(item, dict) or not isinstance(item.get("data"), str):
         return item
+    sources = {
+        key: [*map(_with_bytes, _list(item[key]))] for key in ("source_images",) if key in item
+    }
     try:
-        return {**item, "data": base64.b64decode(item["data"], validate=True)}
+        return {**item, **sources, "data": base64.b64decode(item["data"], validate=True)}
     except ValueError as error:
         raise ContractError(f"items.data: not base64: {error}") from error
 

@@ -25,6 +25,7 @@ from shared.messages import subjects
 from shared.messages.contracts import GenerateFragment
 from shared.messages.staleness import check_task
 from shared.process.worker import WorkerContext
+from shared.run.sources import SourceImages
 from shared.run.versions import VersionIndex
 
 IN_STORE = 2
@@ -60,8 +61,9 @@ class RolloutApp:
             max_staleness=max_staleness, wake=self._work_available.set,
         )  # fmt: skip
         self._waiting = FragmentQueue(
-            self._worker, encoded, wake=self._work_available.set, is_stale=self._is_stale
-        )
+            self._worker, encoded, SourceImages(context.store, context.bus),
+            wake=self._work_available.set, is_stale=self._is_stale,
+        )  # fmt: skip
         self._current: GenerateFragment | None = None
         self._decoding = asyncio.Semaphore(1)
         """Held while a fragment is decoded and packed, and until one more may be stored."""
@@ -151,7 +153,8 @@ class RolloutApp:
 
     async def _with_steps(self, queued: QueuedFragment) -> Awaitable[Generated]:
         given = queued.conditions
-        work = await self._device.begin(queued.task, None if given is None else given.packed)
+        packed = None if given is None else given.packed
+        work = await self._device.begin(queued.task, packed, queued.source)
         self._publisher.prepare(queued.task)
         while not work.done:
             await work.advance()

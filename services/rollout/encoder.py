@@ -20,12 +20,13 @@ from shared.bus.bus import Bus
 from shared.errors import ContractError
 from shared.learning.curriculum import Draws
 from shared.messages import subjects
-from shared.messages.contracts import PolicyPublished
+from shared.messages.contracts import PolicyPublished, Prompt
 from shared.process.worker import WorkerContext, patiently
 from shared.recipe.recipe import Recipe
 from shared.run.commits import CommitRecord, newest_commit, read_commit, saturated_groups
 from shared.run.conditions import Encoding, are_stored, store_conditions
 from shared.run.run_recipe import prompt_order, read_recipe
+from shared.run.sources import SourceImages
 from shared.telemetry import STAGE_SECONDS
 
 IN_STORE = 2
@@ -38,8 +39,8 @@ log = structlog.get_logger()
 
 
 class PromptEncoder(Protocol):
-    async def conditions(self, prompt: str) -> bytes:
-        """Return the conditioning of ``prompt``, packed."""
+    async def conditions(self, prompt: str, source: bytes | None = None) -> bytes:
+        """Return the conditioning of ``prompt``, and of the image of that file, packed."""
 
 
 class EncoderApp:
@@ -52,6 +53,7 @@ class EncoderApp:
         self._worker = context.worker
         self._recipe = recipe
         self._encoding = encoding
+        self._sources = SourceImages(context.store, context.bus)
         self._prompts = prompt_order(recipe)
         self._draws = self._prompts.first_draws(recipe.batch.groups)
         self._num_batches = recipe.run.steps
@@ -129,10 +131,10 @@ class EncoderApp:
         if stored is not None:
             self._num_batches = stored.run.steps
 
-    async def _next(self) -> str | None:
+    async def _next(self) -> Prompt | None:
         """Return the prompt that is needed first and that nobody has encoded; None if all are."""
         for prompt in list(self._wanted()):
-            digest = self._encoding.digest(prompt)
+            digest = self._encoding.digest(prompt.text, prompt.image)
             if digest in self._known | self._in_store:
                 continue
             if not await are_stored(self._store, self._bus.run, digest):
@@ -140,7 +142,7 @@ class EncoderApp:
             self._known.add(digest)
         return None
 
-    def _wanted(self) -> Iterator[str]:
+    def _wanted(self) -> Iterator[Prompt]:
         """Yield the prompts of the batches to come in the order in which to encode them: the whole
         nearest batch goes before this encoder's share of later ones."""
         end = min(self._newest + self._recipe.encoder.ahead + 1, self._num_batches)
@@ -151,30 +153,32 @@ class EncoderApp:
             # From the other end: whose share it is begins with what is needed first.
             yield from (prompt for prompt in reversed(prompts) if not self._is_mine(prompt))
 
-    def _prompts_of(self, batch: int) -> list[str]:
+    def _prompts_of(self, batch: int) -> list[Prompt]:
         number, of_group = self._recipe.batch.groups, self._prompts.of_group
-        return [of_group(batch, group, number, self._draws).text for group in range(number)]
+        return [of_group(batch, group, number, self._draws) for group in range(number)]
 
-    def _is_mine(self, prompt: str) -> bool:
+    def _is_mine(self, prompt: Prompt) -> bool:
         workers = self._recipe.encoder.workers
-        return int(self._encoding.digest(prompt)[:8], 16) % workers == self._share
+        digest = self._encoding.digest(prompt.text, prompt.image)
+        return int(digest[:8], 16) % workers == self._share
 
-    async def _encode(self, prompt: str, tasks: asyncio.TaskGroup) -> None:
+    async def _encode(self, prompt: Prompt, tasks: asyncio.TaskGroup) -> None:
         """Encode a prompt; it is stored beside what the device encodes next."""
+        source = await patiently(lambda: self._sources.get(prompt.image), "store_unavailable")
         began = time.monotonic()
         with self._worker.doing("encoding"):
-            packed = await self._device.conditions(prompt)
+            packed = await self._device.conditions(prompt.text, source)
         STAGE_SECONDS.labels(stage="encoder").observe(time.monotonic() - began)
         await self._storing.acquire()
-        self._in_store.add(self._encoding.digest(prompt))
+        self._in_store.add(self._encoding.digest(prompt.text, prompt.image))
         tasks.create_task(self._store_once(prompt, packed))
 
-    async def _store_once(self, prompt: str, packed: bytes) -> None:
-        digest, worker = self._encoding.digest(prompt), self._worker.address
+    async def _store_once(self, prompt: Prompt, packed: bytes) -> None:
+        digest, worker = self._encoding.digest(prompt.text, prompt.image), self._worker.address
         try:
             first = await patiently(
                 lambda: store_conditions(
-                    self._store, self._bus.run, digest, packed, prompt=prompt, worker=worker
+                    self._store, self._bus.run, digest, packed, prompt=prompt.text, worker=worker
                 ),
                 "store_unavailable",
             )

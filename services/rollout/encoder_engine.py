@@ -1,13 +1,16 @@
-"""Encodes prompts with the text part of the model alone."""
+"""Encodes prompts with the text part of the model alone, or with its decoder's other half where
+they have source images."""
 
 import asyncio
 
 import torch
 
 from shared.diffusion.device import fits
+from shared.diffusion.encoding import encoded
 from shared.diffusion.models import load_model
 from shared.diffusion.policy import REMEDY, set_matmul_precision
 from shared.diffusion.tensors import pack
+from shared.models.catalogue import encoding_parts
 from shared.recipe.recipe import Recipe
 
 SMALLER = 'use a GPU with more memory, encoder.device = "cpu" or model.dtype = "bfloat16"'
@@ -20,23 +23,23 @@ class EncoderEngine:
         """Raises OutOfMemory if the text part does not fit."""
         torch.set_num_threads(recipe.encoder.threads)
         table = recipe.model
-        self._guidance = table.guidance
+        self._recipe = recipe
         self._device = torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
         set_matmul_precision(recipe, self._device)
         with fits(self._device, "loading text of the model", REMEDY):
             self._model = load_model(
                 table.folder,
-                {"text"},
+                set(encoding_parts(table.folder)),
                 device=self._device,
                 dtype=getattr(torch, table.dtype),
                 max_text_tokens=table.text_tokens,
             )
 
-    async def conditions(self, prompt: str) -> bytes:
+    async def conditions(self, prompt: str, source: bytes | None = None) -> bytes:
         """Returns what a device that generates would have encoded itself, byte for byte on the same
         type of device."""
-        return await asyncio.to_thread(self._conditions, prompt)
+        return await asyncio.to_thread(self._conditions, prompt, source)
 
-    def _conditions(self, prompt: str) -> bytes:
+    def _conditions(self, prompt: str, source: bytes | None) -> bytes:
         with fits(self._device, "encoding a prompt", SMALLER):
-            return pack(self._model.encode(prompt, guidance=self._guidance))
+            return pack(encoded(self._model, self._recipe, prompt, source))

@@ -7,6 +7,7 @@ from functools import partial
 from shared.devices.conditions import encoded_conditions
 from shared.devices.protocols import RolloutDevice
 from shared.errors import UserError
+from shared.models.catalogue import encoding_parts
 from shared.process.settings import ServiceSettings
 from shared.process.worker_process import WorkerProcess, run_worker
 from shared.recipe.recipe import Recipe, override
@@ -79,8 +80,9 @@ async def _encode(process: WorkerProcess) -> None:
             "nothing of what an encoder makes; set it to the number of encoders"
         )
     registered = this_device(
-        recipe, {"text"}, trains=False, concurrency=0, memory_gib=settings.memory_gib
-    )
+        recipe, encoding_parts(recipe.model.folder), trains=False,
+        concurrency=0, memory_gib=settings.memory_gib,
+    )  # fmt: skip
     async with process.connect("waiting_for_trainer", registered) as context:
         await process.refuse_or_go_on(context)
         device = await asyncio.to_thread(EncoderEngine, recipe)

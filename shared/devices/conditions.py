@@ -1,7 +1,7 @@
-"""Fetches what encoders have made of the prompts that devices generate from, before it is needed.
+"""Fetches what fragments are generated from, before it is needed: what encoders have made of their
+prompts, or the source images that devices encode themselves.
 
-Without encoders a device encodes its prompts itself, and a fragment is ready as soon as it is
-given to it.
+Without encoders and images, a fragment is ready as soon as it is given to a device.
 """
 
 import asyncio
@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import structlog
 
-from shared.errors import FaultyConditions
-from shared.messages.contracts import GenerateFragment
+from shared.errors import ContractError, FaultyConditions, IntegrityError
+from shared.messages.contracts import GenerateFragment, Prompt, SourceImage
 from shared.process.worker import Worker, patiently
 from shared.recipe.recipe import Recipe
 from shared.run.conditions import (
@@ -21,6 +21,7 @@ from shared.run.conditions import (
     forget_conditions,
     read_conditions,
 )
+from shared.run.sources import SourceImages
 from shared.store import ObjectStore
 
 LOOK_S = 0.25
@@ -44,14 +45,14 @@ class EncodedConditions:
         self._kept: dict[str, StoredConditions] = {}
         """Maps digests to the conditions that were asked for last, oldest first."""
 
-    async def get(self, prompt: str, wanted: Callable[[], bool]) -> StoredConditions | None:
+    async def get(self, prompt: Prompt, wanted: Callable[[], bool]) -> StoredConditions | None:
         """Return a prompt's conditions as soon as an encoder has stored them; None if they are no
         longer ``wanted`` by then.
 
         Raises:
             FaultyConditions: if what is stored is not what it should be.
         """
-        digest = self._encoding.digest(prompt)
+        digest = self._encoding.digest(prompt.text, prompt.image)
         while wanted():
             found = self._kept.get(digest) or await patiently(
                 lambda: read_conditions(self._store, self._run, digest), "store_unavailable"
@@ -62,11 +63,11 @@ class EncodedConditions:
             await asyncio.sleep(LOOK_S)
         return None
 
-    async def forget(self, prompt: str) -> None:
+    async def forget(self, prompt: Prompt) -> None:
         """Have a prompt encoded anew, as what is stored of it is faulty."""
-        digest = self._encoding.digest(prompt)
+        digest = self._encoding.digest(prompt.text, prompt.image)
         self._kept.pop(digest, None)
-        log.warning("conditions_forgotten", prompt=prompt[:SHOWN], digest=digest)
+        log.warning("conditions_forgotten", prompt=prompt.text[:SHOWN], digest=digest)
         await patiently(
             lambda: forget_conditions(self._store, self._run, digest), "store_unavailable"
         )
@@ -92,9 +93,11 @@ class QueuedFragment:
     task: GenerateFragment
     conditions: StoredConditions | None = None
     """None if the device encodes the prompt, or if the fragment is stale."""
+    source: bytes | None = None
+    """File of its prompt's source image, if it has one and the device encodes the prompt."""
     is_ready: bool = False
     """Whether the device need not wait for its conditions."""
-    fault: FaultyConditions | None = None
+    fault: ContractError | None = None
     """Why it cannot be generated, if it cannot."""
 
 
@@ -105,6 +108,7 @@ class FragmentQueue:
         self,
         worker: Worker,
         encoded: EncodedConditions | None,
+        sources: SourceImages,
         *,
         wake: Callable[[], None],
         is_stale: Callable[[GenerateFragment], bool] = lambda _: False,
@@ -113,6 +117,7 @@ class FragmentQueue:
         conditions: it goes back."""
         self._worker = worker
         self._encoded = encoded
+        self._sources = sources
         self._wake = wake
         self._is_stale = is_stale
         self._waiting: list[QueuedFragment] = []
@@ -125,13 +130,16 @@ class FragmentQueue:
         return any(queued.is_ready for queued in self._waiting)
 
     def put(self, task: GenerateFragment, tasks: asyncio.TaskGroup) -> None:
-        """Add a fragment; its conditions are fetched in ``tasks``."""
-        queued = QueuedFragment(task, is_ready=self._encoded is None)
+        """Add a fragment; its conditions, or its source image, are fetched in ``tasks``."""
+        image = task.prompt.image
+        queued = QueuedFragment(task, is_ready=self._encoded is None and image is None)
         self._waiting.append(queued)
-        if self._encoded is None:
-            self._wake()
-        else:
+        if self._encoded is not None:
             tasks.create_task(self._fetch(queued, self._encoded))
+        elif image is not None:
+            tasks.create_task(self._fetch_source(queued, image))
+        else:
+            self._wake()
 
     def take(self) -> QueuedFragment:
         """Remove the fragment that has been waiting longest of those that are ready."""
@@ -156,10 +164,18 @@ class FragmentQueue:
         try:
             with self._worker.lacking("waiting_for_conditions", note):
                 queued.conditions = await encoded.get(
-                    task.prompt.text,
+                    task.prompt,
                     lambda: queued in self._waiting and not self._is_stale(task),
                 )
         except FaultyConditions as error:
             queued.fault = error
+        queued.is_ready = True
+        self._wake()
+
+    async def _fetch_source(self, queued: QueuedFragment, image: SourceImage) -> None:
+        try:
+            queued.source = await patiently(lambda: self._sources.get(image), "store_unavailable")
+        except IntegrityError as error:
+            queued.fault = ContractError(f"the prompt's source image: {error}")
         queued.is_ready = True
         self._wake()

@@ -64,18 +64,25 @@ class GeneratingDevice(Protocol):
     def weights_digest(self) -> str:
         """Return the digest of the weights in use."""
 
-    async def begin(self, task: GenerateFragment, conditions: bytes | None = None) -> Generation:
+    async def begin(
+        self,
+        task: GenerateFragment,
+        conditions: bytes | None = None,
+        source: bytes | None = None,
+    ) -> Generation:
         """Return the fragment as noise; no denoising step is taken yet. Without ``conditions``,
-        which an encoder has made of its prompt, the device encodes the prompt itself.
+        which an encoder has made of its prompt, the device encodes the prompt itself, together
+        with ``source``, the file of its source image, if it has one.
 
         Raises:
             FaultyConditions: if they are none. If the network does not take them, this or the
                 first denoising step raises it.
+            ContractError: if the source is no image, or missing, or the model takes none.
         """
 
-    async def conditions(self, prompt: str) -> bytes:
-        """Return the conditioning of ``prompt``; may be called beside other work, and only if the
-        device encodes prompts itself."""
+    async def conditions(self, prompt: str, source: bytes | None = None) -> bytes:
+        """Return the conditioning of ``prompt`` and of its source image; may be called beside
+        other work, and only if the device encodes prompts itself."""
 
 
 class Staged(Protocol):

@@ -19,12 +19,14 @@ from shared.messages.contracts import (
     FragmentReleased,
     GenerateFragment,
     ObjectRef,
+    Prompt,
     Trajectories,
 )
 from shared.messages.workers import MemoryShortage
 from shared.process.worker import WorkerContext, patiently
 from shared.run.conditions import StoredConditions
 from shared.run.layout import batch_folder, conditions_folder
+from shared.run.sources import SourceImages
 from shared.store.media import coded
 from shared.telemetry import FRAGMENTS, STAGE_SECONDS
 
@@ -55,8 +57,9 @@ class FragmentPublisher:
         self._worker = context.worker
         self._encoded = encoded
         self._keep = keep
-        self._conditions: dict[tuple[str, int], asyncio.Task[ObjectRef]] = {}
-        """Maps (prompt, attempt) to its conditions, as they are being stored."""
+        self._sources = SourceImages(context.store, context.bus)
+        self._conditions: dict[tuple[str, str, int], asyncio.Task[ObjectRef]] = {}
+        """Maps (text, digest of the image, attempt) to the conditions, as they are being stored."""
 
     def prepare(self, task: GenerateFragment) -> None:
         """Store the conditions of a fragment that is begun, beside what the device does, unless
@@ -123,19 +126,23 @@ class FragmentPublisher:
 
     def _storing(self, task: GenerateFragment) -> asyncio.Task[ObjectRef]:
         """Store the conditions once per prompt, unless that has failed."""
-        which = (task.prompt.text, task.fragment.attempt)
+        prompt, attempt = task.prompt, task.fragment.attempt
+        which = (prompt.text, prompt.image.sha256 if prompt.image else "", attempt)
         known = self._conditions.get(which)
         if known is None or (known.done() and (known.cancelled() or known.exception())):
-            known = self._conditions[which] = asyncio.create_task(self._store_conditions(*which))
+            known = self._conditions[which] = asyncio.create_task(
+                self._store_conditions(prompt, attempt)
+            )
             while len(self._conditions) > KEPT_CONDITIONS:
                 del self._conditions[next(iter(self._conditions))]
         return known
 
-    async def _store_conditions(self, prompt: str, attempt: int) -> ObjectRef:
+    async def _store_conditions(self, prompt: Prompt, attempt: int) -> ObjectRef:
         """Store what the fragment is generated with, which is at hand; other devices that generate
         the group may have stored it. Where an attempt has failed, the stored object may be faulty.
         """
-        packed = await self._device.conditions(prompt)
+        source = await self._sources.get(prompt.image)
+        packed = await self._device.conditions(prompt.text, source)
         put = self._store.put if attempt else self._store.put_once
         return await put(conditions_folder(self._bus.run), packed, suffix=".safetensors")
 
@@ -154,7 +161,7 @@ class FragmentPublisher:
         if isinstance(error, SlotPoisoned):
             stage = "delivery"
         if isinstance(error, FaultyConditions) and self._encoded is not None:
-            await self._encoded.forget(task.prompt.text)
+            await self._encoded.forget(task.prompt)
         if isinstance(error, OutOfMemory):
             self._worker.note_shortage(MemoryShortage.of(error, "the fragment has failed"))
         log.error("fragment_failed", stage=stage, slot=str(task.fragment.slot), error=str(error))

@@ -18,6 +18,7 @@ from torch import Tensor
 from shared.devices.protocols import Generated
 from shared.diffusion.decoding import SharedDevice, decoded
 from shared.diffusion.device import RowsAtOnce, fits, tried_again
+from shared.diffusion.encoding import encoded
 from shared.diffusion.models import Conditions, repeat_rows, taken
 from shared.diffusion.policy import LoadedPolicy, sampling_plan
 from shared.diffusion.sampler import Denoising
@@ -137,25 +138,33 @@ class Generator:
         with self._beside.in_use():
             return self._weights.digest()
 
-    def conditions(self, prompt: str) -> bytes:
-        """Returns the conditioning of ``prompt``, encoded unless it was used recently."""
-        return pack(self._encoded(prompt))
+    def conditions(self, prompt: str, source: bytes | None = None) -> bytes:
+        """Returns the conditioning of ``prompt`` and of the file of its source image, encoded
+        unless they were used recently."""
+        return pack(self._encoded(prompt, source))
 
     def begin(
-        self, task: GenerateFragment, conditions: bytes | None = None
+        self,
+        task: GenerateFragment,
+        conditions: bytes | None = None,
+        source: bytes | None = None,
     ) -> GenerationInProgress:
         """Begins a fragment as noise, without a denoising step: from ``conditions``, which an
-        encoder has made of its prompt, or with the prompt encoded here.
+        encoder has made of its prompt, or with the prompt, and the file of its ``source`` image,
+        encoded here.
 
         Raises:
             FaultyConditions: if they are none.
+            ContractError: if the source is no image, or missing, or the model takes none.
             OutOfMemory: if there is no room to begin it.
         """
         with fits(self._device, "beginning a fragment", "use a GPU with more memory"):
-            begun = partial(self._begun, task, conditions)
+            begun = partial(self._begun, task, conditions, source)
             return self._shared.begin(partial(tried_again, self._device, begun))
 
-    def _begun(self, task: GenerateFragment, conditions: bytes | None) -> GenerationInProgress:
+    def _begun(
+        self, task: GenerateFragment, conditions: bytes | None, source: bytes | None
+    ) -> GenerationInProgress:
         prompt = task.prompt.text
         return GenerationInProgress(
             task=task,
@@ -168,7 +177,7 @@ class Generator:
                 shared_seed=self._shared_seed(task),
             ),
             conditions=repeat_rows(
-                self._encoded(prompt) if conditions is None else self._read(conditions),
+                self._encoded(prompt, source) if conditions is None else self._read(conditions),
                 task.fragment.num_samples,
             ),
             given=conditions is not None,
@@ -230,9 +239,10 @@ class Generator:
             shortage=work.shortage,
         )
 
-    def generate(self, task: GenerateFragment) -> Generated:
-        """Generates a fragment from beginning to end."""
-        work = self.begin(task)
+    def generate(self, task: GenerateFragment, source: bytes | None = None) -> Generated:
+        """Generates a fragment from beginning to end; ``source`` is the file of the image that its
+        prompt edits."""
+        work = self.begin(task, source=source)
         while not work.done:
             self.advance(work)
         return self.finish(work)
@@ -289,8 +299,8 @@ class Generator:
         fragment = task.fragment
         return group_seed(self._recipe.run.seed, fragment.batch, fragment.group)
 
-    def _encode(self, prompt: str) -> Conditions:
-        return self._model.encode(prompt, guidance=self._recipe.model.guidance)
+    def _encode(self, prompt: str, source: bytes | None) -> Conditions:
+        return encoded(self._model, self._recipe, prompt, source)
 
     def _read(self, packed: bytes) -> Conditions:
         """Reads conditions into memory of their own, which starts where kernels like it to."""
@@ -362,10 +372,13 @@ class LocalGenerator:
         return self._generator.weights_digest()
 
     async def begin(
-        self, task: GenerateFragment, conditions: bytes | None = None
+        self,
+        task: GenerateFragment,
+        conditions: bytes | None = None,
+        source: bytes | None = None,
     ) -> LocalGeneration:
-        work = await asyncio.to_thread(self._generator.begin, task, conditions)
+        work = await asyncio.to_thread(self._generator.begin, task, conditions, source)
         return LocalGeneration(self._generator, work)
 
-    async def conditions(self, prompt: str) -> bytes:
-        return await asyncio.to_thread(self._generator.conditions, prompt)
+    async def conditions(self, prompt: str, source: bytes | None = None) -> bytes:
+        return await asyncio.to_thread(self._generator.conditions, prompt, source)

@@ -24,6 +24,10 @@ Conditions = dict[str, Tensor]
 """Conditioning of one prompt: named tensors (1, ...); of a batch, a row per sample. All texts of a
 batch have one length: a family whose texts have their own makes no batch of two prompts."""
 
+IMAGE = "image"
+"""How the names of a source image's conditions begin. With classifier-free guidance, both halves
+have the same."""
+
 TEXT, MASK = "text", "mask"
 """How the names of embedded texts end, and those of the masks that earlier releases stored."""
 
@@ -47,8 +51,13 @@ class ModelAdapter(Protocol):
     def lora_excluded(self) -> Sequence[str]:
         """Prefixes of the names of layers that LoRA leaves alone, whatever their suffixes."""
 
-    def encode(self, prompt: str, *, guidance: float) -> Conditions:
-        """Encodes a prompt; for classifier-free guidance the empty prompt, too."""
+    @property
+    def image_channels(self) -> int | None:
+        """Returns the channels of the source images that are edited; None if there are none."""
+
+    def encode(self, prompt: str, *, guidance: float, image: Tensor | None = None) -> Conditions:
+        """Encodes a prompt; for classifier-free guidance the empty prompt, too. ``image`` is the
+        source image (1, C, H, W), uint8 and of the samples' size, of a model that takes one."""
 
     def latent_shape(self, *, height: int, width: int, frames: int = 1) -> tuple[int, ...]:
         """Returns the shape of one sample's latents from its size in pixels.

@@ -9,17 +9,19 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
-from shared.errors import UserError, how_to_install
+from shared.errors import ContractError, UserError, how_to_install
 from shared.learning.curriculum import Draws, epoch_order
-from shared.messages.contracts import Prompt
+from shared.learning.pictures import MAX_BYTES, check_picture
+from shared.messages.contracts import Prompt, SourceImage
 
 CSV, PARQUET, ARROW = ".csv", ".parquet", ".arrow"
-PROMPT, METADATA = "prompt", "metadata"
+PROMPT, METADATA, IMAGE = "prompt", "metadata", "image"
 MAX_REPEATS = 1000
 """Most times that an epoch takes a prompt for once that it takes the rarest."""
 STATE = "state.json"
@@ -64,18 +66,54 @@ class PromptOrder:
         return self.prompts[epoch_order(self.seed, len(self.prompts), epoch)[index]]
 
 
+Row = tuple[Prompt, Path | None]
+"""A prompt, and the file of its source image on this host, if it has one."""
+
+
 def read_prompts(path: Path) -> tuple[Prompt, ...]:
     """Prompts from JSON lines, ``{"prompt": "...", "metadata": {...}}``; from a text file (.txt)
     that has one on each line; from a .csv file whose header has a column ``prompt``, the other
     columns being metadata; or from a table (`read_table`).
 
+    The key or column ``image`` names the image that the prompt edits, a PNG or JPEG file, relative
+    to the file with the prompts and below its folder.
+
     Raises:
         UserError: naming the line, or the row and column, that is none.
     """
-    prompts = tuple(read_table(path) if is_table(path) else _read_lines(path))
-    if not prompts:
+    return tuple(prompt for prompt, _ in read_rows(path))
+
+
+def read_rows(path: Path) -> tuple[Row, ...]:
+    """Read prompts as `read_prompts` does, each with the file of its source image."""
+    rows = tuple(read_table(path) if is_table(path) else _read_lines(path))
+    if not rows:
         raise UserError(f"data.prompts: {path} holds no prompt")
-    return prompts
+    if len({prompt.image is None for prompt, _ in rows}) > 1:
+        text = next(prompt.text for prompt, _ in rows if prompt.image is None)
+        raise UserError(
+            f"data.prompts: {path}: some prompts have an image, and {text[:40]!r} has none; give "
+            "all of them one, or none"
+        )
+    return rows
+
+
+class SourceFiles:
+    """Finds the source images of a file's prompts on this host."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises UserError as `read_prompts` does."""
+        rows = read_rows(path)
+        self._files = {prompt.image.sha256: file for prompt, file in rows if prompt.image and file}
+
+    def read(self, image: SourceImage | None) -> bytes | None:
+        """Return the file of a source image; None if there is none."""
+        return None if image is None else self._files[image.sha256].read_bytes()
+
+
+def source_digests(path: Path) -> list[str]:
+    """Return the digests of the source images of a file's prompts, sorted."""
+    return sorted({prompt.image.sha256 for prompt, _ in read_rows(path) if prompt.image})
 
 
 def repeated(prompts: Sequence[Prompt], weight: str) -> tuple[Prompt, ...]:
@@ -116,14 +154,16 @@ def _weight(prompt: Prompt, name: str) -> float:
 
 
 def digest(path: Path) -> str:
-    """sha256 of what `read_prompts` reads: of the file, or of a folder's data files in a row."""
+    """sha256 of what `read_prompts` reads: of the file, or of a folder's data files in a row, and
+    of the digests of source images."""
     found = hashlib.sha256()
     for file in data_files(path):
         found.update(file.read_bytes())
+    found.update("".join(source_digests(path)).encode())
     return found.hexdigest()
 
 
-def _read_lines(path: Path) -> Iterator[Prompt]:
+def _read_lines(path: Path) -> Iterator[Row]:
     try:
         text = path.read_text(encoding="utf-8-sig")
     except OSError as error:
@@ -142,7 +182,7 @@ def _read_lines(path: Path) -> Iterator[Prompt]:
             yield _made(path, number, line.strip(), {}) if is_plain else _prompt(path, number, line)
 
 
-def _rows(path: Path, text: str) -> Iterator[Prompt]:
+def _rows(path: Path, text: str) -> Iterator[Row]:
     """Read a CSV file: metadata are texts, and an empty cell is left out."""
     rows = csv.DictReader(io.StringIO(text, newline=""), restval="", strict=True)
     try:
@@ -160,24 +200,26 @@ def _rows(path: Path, text: str) -> Iterator[Prompt]:
                 )
             if not row[PROMPT]:
                 raise UserError(f"data.prompts: {path} line {rows.line_num}: prompt: is empty")
-            told = {name: cell for name, cell in row.items() if cell and name != PROMPT}
-            yield _made(path, rows.line_num, row[PROMPT], told)
+            told = {
+                name: cell for name, cell in row.items() if cell and name not in (PROMPT, IMAGE)
+            }
+            yield _made(path, rows.line_num, row[PROMPT], told, row.get(IMAGE) or None)
     except csv.Error as error:
         raise UserError(f"data.prompts: {path} after line {rows.line_num}: {error}") from error
 
 
-def _prompt(path: Path, number: int, line: str) -> Prompt:
+def _prompt(path: Path, number: int, line: str) -> Row:
     try:
         plain = json.loads(line)
-        text, metadata = plain["prompt"], plain.get("metadata", {})
+        text, metadata, image = plain["prompt"], plain.get("metadata", {}), plain.get(IMAGE)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(
             f'data.prompts: {path} line {number} is not {{"prompt": "...", "metadata": {{...}}}}'
         ) from error
-    return _made(path, number, text, metadata)
+    return _made(path, number, text, metadata, image)
 
 
-def _made(path: Path, number: int, text: Any, metadata: Any) -> Prompt:
+def _made(path: Path, number: int, text: Any, metadata: Any, image: Any = None) -> Row:
     """Raises UserError, which names the line and what is wrong in it."""
     where = f"data.prompts: {path} line {number}"
     for name, value in metadata.items() if isinstance(metadata, dict) else ():
@@ -186,23 +228,59 @@ def _made(path: Path, number: int, text: Any, metadata: Any) -> Prompt:
                 f"{where}: metadata.{name}: {json.dumps(value)[:40]} is no text, number or bool, "
                 "as metadata must be; write it as text, or leave it out"
             )
+    source, file = _source(path, where, image)
     try:
-        return Prompt(text=text, metadata=metadata)
+        return Prompt(text=text, metadata=metadata, image=source), file
     except ValidationError as error:
         fault = error.errors(include_url=False)[0]
         key = "prompt" if fault["loc"][0] == "text" else "metadata"
         raise UserError(f"{where}: {key}: {fault['msg']}") from error
 
 
+def _source(path: Path, where: str, image: Any) -> tuple[SourceImage | None, Path | None]:
+    """Return what a row's image is, and where; ``where`` is the row, for a UserError."""
+    if image is None:
+        return None, None
+    if not isinstance(image, str) or not _is_below(image):
+        raise UserError(
+            f"{where}: {IMAGE}: {json.dumps(image)[:80]} is no path below the folder of the "
+            "prompts; put the image there, and name it relative to the file"
+        )
+    file = (path if path.is_dir() else path.parent) / image
+    try:
+        status = file.stat()
+        return _looked_at(file, status.st_mtime_ns, status.st_size), file
+    except OSError as error:
+        raise UserError(f"{where}: {IMAGE}: cannot read {file}: {error.strerror}") from error
+    except ContractError as error:
+        raise UserError(f"{where}: {IMAGE}: {file} {error}") from error
+
+
+def _is_below(image: str) -> bool:
+    named = Path(image)
+    return bool(named.parts) and not named.is_absolute() and ".." not in named.parts
+
+
+@lru_cache(maxsize=1 << 17)
+def _looked_at(file: Path, _changed_ns: int, size: int) -> SourceImage:
+    """Hash an image's file, once while it does not change; raises ContractError if it is none."""
+    if size > MAX_BYTES:
+        raise ContractError(f"has {size >> 20} MiB; at most {MAX_BYTES >> 20}: make it smaller")
+    data = file.read_bytes()
+    check_picture(data)
+    return SourceImage(sha256=hashlib.sha256(data).hexdigest(), size=len(data))
+
+
 def is_table(path: Path) -> bool:
     return path.is_dir() or path.suffix in (PARQUET, ARROW)
 
 
-def read_table(path: Path) -> Iterator[Prompt]:
+def read_table(path: Path) -> Iterator[Row]:
     """Yield a prompt for each row of a Parquet file, or of a folder or Arrow file that the
     `datasets` library has saved, file after file.
 
-    The column ``prompt`` is the prompt, every other column is metadata. A struct column
+    The column ``prompt`` is the prompt, ``image`` the path of its source image, every other column
+    is metadata. A struct column
     ``metadata``, which JSON lines become, stands for its fields; what is null in a row is left out
     there.
 
@@ -214,7 +292,7 @@ def read_table(path: Path) -> Iterator[Prompt]:
     except ImportError as error:
         raise UserError(f"data.prompts: {path} {how_to_install('data')} ({error})") from error
     for file in data_files(path):
-        yield from _read_file(file)
+        yield from _read_file(file, path)
 
 
 def data_files(path: Path) -> list[Path]:
@@ -238,16 +316,17 @@ def data_files(path: Path) -> list[Path]:
         ) from error
 
 
-def _read_file(path: Path) -> list[Prompt]:
+def _read_file(path: Path, beside: Path) -> list[Row]:
+    """Read a file of a table; images are relative to ``beside``."""
     import pyarrow
 
-    prompts: list[Prompt] = []
+    prompts: list[Row] = []
     try:
         with _opened(path) as (schema, batches):
             _check_columns(path, schema)
             for batch in batches:
                 for row in batch.to_pylist():
-                    prompts.append(_table_row(path, len(prompts) + 1, row))
+                    prompts.append(_table_row(path, len(prompts) + 1, row, beside))
     except (OSError, pyarrow.ArrowException) as error:
         reason = str(getattr(error, "strerror", None) or error).splitlines()[0]
         raise UserError(f"data.prompts: cannot read {path}: {reason}") from error
@@ -303,16 +382,17 @@ def _is_one_of(names: tuple[str, ...], kind: Any) -> bool:
     return any(getattr(types, f"is_{name}")(value) for name in names)
 
 
-def _table_row(path: Path, number: int, row: dict[str, Any]) -> Prompt:
-    text, nested = row.pop(PROMPT), row.get(METADATA)
+def _table_row(path: Path, number: int, row: dict[str, Any], beside: Path) -> Row:
+    text, nested, image = row.pop(PROMPT), row.get(METADATA), row.pop(IMAGE, None)
     if text is None:
         raise UserError(f"data.prompts: {path} row {number}, column {PROMPT}: null; drop the row")
     if isinstance(nested, dict):
         del row[METADATA]
         row = nested | row
     metadata = {name: value for name, value in row.items() if value is not None}
+    source, file = _source(beside, f"data.prompts: {path} row {number}", image)
     try:
-        return Prompt(text=text, metadata=metadata)
+        return Prompt(text=text, metadata=metadata, image=source), file
     except ValidationError as error:
         fault = error.errors(include_url=False)[0]
         where = f"column {PROMPT}" if fault["loc"] == ("text",) else "metadata"

@@ -54,10 +54,21 @@ class ObjectRef(Record):
     size: Count
 
 
+class SourceImage(Record):
+    """Names the image that a prompt edits, by its file's digest; `shared.run.layout.source_ref`
+    says where it is in the store."""
+
+    sha256: Digest
+    size: Count
+    """Bytes of the file."""
+
+
 class Prompt(Record):
     text: Text
     metadata: dict[str, str | int | float | bool] = Field(default_factory=dict, max_length=32)
     """Facts about the prompt that scorers need."""
+    image: SourceImage | None = Field(default=None, exclude_if=is_none)
+    """What it edits, or shows as a beginning; None: samples are made of the text alone."""
 
     @field_validator("metadata")
     @classmethod

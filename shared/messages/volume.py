@@ -15,6 +15,8 @@ ATTEMPTS = 1.25
 """Messages per piece of work: some is given back, lost, and done again."""
 TASK_BYTES, TRAJ_BYTES, REW_BYTES, PART_BYTES = 700, 1500, 1600, 4096
 """Most bytes of a message without its prompt, and of what the broker stores beside it."""
+IMAGE_BYTES = 100
+"""Most bytes by which a prompt names its source image."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,4 +54,5 @@ def prompt_bytes(prompts: Iterable[Prompt], groups: int) -> int:
 
 def _bytes(prompt: Prompt) -> int:
     told = sum(len(name) + len(str(value).encode()) + 10 for name, value in prompt.metadata.items())
-    return len(prompt.text.encode()) + told + 16
+    image = 0 if prompt.image is None else IMAGE_BYTES
+    return len(prompt.text.encode()) + told + image + 16

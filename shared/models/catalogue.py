@@ -13,7 +13,7 @@ from shared.errors import UserError
 from shared.models.brought import family_named, known_pipelines
 from shared.models.families import EXPERTS, FamilySpec
 from shared.models.hub import NEEDED, missing
-from shared.models.memory import PARTS, part_folders, weight_files
+from shared.models.memory import PARTS, Part, part_folders, weight_files
 from shared.models.refused import REFUSED
 from shared.models.sigmas import Sigmas
 
@@ -151,6 +151,17 @@ def _unknown(file: Path, known: frozenset[str]) -> Iterator[str]:
         if name in known or name.startswith("_") or value in (None, False, [None, None]):
             continue
         yield name if isinstance(value, list) else f"{name} = {json.dumps(value)}"
+
+
+def encoding_parts(folder: Path) -> frozenset[Part]:
+    """Returns the parts of a model that prompts are encoded with: where they have source images,
+    these are encoded by the decoder's other half.
+
+    Raises:
+        UserError: if the folder is not a diffusers model.
+    """
+    text: frozenset[Part] = frozenset({"text"})
+    return text | {"decoder"} if family_of(folder).takes_image else text
 
 
 def text_tokens(folder: Path, wanted: int | None) -> int:

@@ -74,6 +74,7 @@ _SD3 = FamilySpec(
         "text": (CLIP_TOKENS + tokens, network["joint_attention_dim"]),
         "pooled": (network["pooled_projection_dim"],),
     },
+    image_shapes=None,
     embeds_guidance=False,
     guidance_arguments=_guidance_scale,
     takes_sigmas=True,
@@ -104,12 +105,20 @@ _FLUX = FamilySpec(
         "text": (tokens, network["joint_attention_dim"]),
         "pooled": (network["pooled_projection_dim"],),
     },
+    image_shapes=None,
     embeds_guidance=True,
     guidance_arguments=_guidance_scale,
     takes_sigmas=True,
     lora_targets=JOINT_ATTENTION,
     native_layers=FLUX,
 )  # fmt: skip
+
+_FLUX_KONTEXT = replace(
+    _FLUX,
+    pipeline="FluxKontextPipeline",
+    adapter="shared.diffusion.families.flux:FluxKontext",
+    image_shapes=lambda latents: {"image": latents},
+)
 
 _QWEN_IMAGE = FamilySpec(
     pipeline="QwenImagePipeline",
@@ -131,6 +140,7 @@ _QWEN_IMAGE = FamilySpec(
     max_text_tokens=1024,
     text_tokenizer=None,
     condition_shapes=lambda network, tokens: {"text": (tokens, network["joint_attention_dim"])},
+    image_shapes=None,
     embeds_guidance=False,
     guidance_arguments=lambda guidance: {"true_cfg_scale": guidance, "negative_prompt": '""'},
     takes_sigmas=True,
@@ -161,6 +171,7 @@ _WAN = FamilySpec(
     max_text_tokens=512,
     text_tokenizer=None,
     condition_shapes=lambda network, tokens: {"text": (tokens, network["text_dim"])},
+    image_shapes=None,
     embeds_guidance=False,
     guidance_arguments=_guidance_scale,
     takes_sigmas=False,
@@ -196,6 +207,7 @@ _HUNYUAN_VIDEO = FamilySpec(
         "text": (tokens, network["text_embed_dim"]),
         "pooled": (network["pooled_projection_dim"],),
     },
+    image_shapes=None,
     embeds_guidance=True,
     guidance_arguments=_guidance_scale,
     takes_sigmas=True,
@@ -224,6 +236,7 @@ _FLUX2 = FamilySpec(
     max_text_tokens=512,
     text_tokenizer=None,
     condition_shapes=lambda network, tokens: {"text": (tokens, network["joint_attention_dim"])},
+    image_shapes=None,
     embeds_guidance=True,
     guidance_arguments=_guidance_scale,
     takes_sigmas=True,
@@ -236,6 +249,7 @@ _FLUX2_KLEIN = replace(
     pipeline="Flux2KleinPipeline",
     adapter="shared.diffusion.families.flux2:Flux2Klein",
     network_keys=_FLUX2.network_keys - {"guidance_embeds"},
+    image_shapes=None,
     embeds_guidance=False,
 )
 
@@ -259,6 +273,7 @@ _Z_IMAGE = FamilySpec(
     max_text_tokens=512,
     text_tokenizer=None,
     condition_shapes=lambda network, tokens: {"text": (tokens, network["cap_feat_dim"])},
+    image_shapes=None,
     embeds_guidance=False,
     guidance_arguments=lambda guidance: {"guidance_scale": guidance - 1},
     takes_sigmas=True,
@@ -290,6 +305,7 @@ _HUNYUAN_VIDEO_15 = FamilySpec(
         "text": (tokens, network["text_embed_dim"]),
         "glyph_text": (0, network["text_embed_2_dim"]),  # a prompt without quoted texts
     },
+    image_shapes=None,
     embeds_guidance=False,
     guidance_arguments=lambda _: {},  # its guider has it
     takes_sigmas=True,
@@ -302,6 +318,7 @@ FAMILIES: dict[str, FamilySpec] = {
     for spec in (
         _SD3,
         _FLUX,
+        _FLUX_KONTEXT,
         _FLUX2,
         _FLUX2_KLEIN,
         _Z_IMAGE,

@@ -49,6 +49,9 @@ class FamilySpec:
     condition_shapes: Callable[[Config, int], Shapes]
     """Returns the shapes, without rows, of what its adapter encodes a prompt of so many tokens to,
     from the network's configuration. They have the network's type."""
+    image_shapes: Callable[[tuple[int, ...]], Shapes] | None
+    """Returns the shapes, without rows, of what its adapter encodes a source image to, from that of
+    a sample's latents; None if its prompts have no source image."""
     embeds_guidance: bool
     """Whether the network takes guidance as an input, so that one forward pass is enough."""
     guidance_arguments: Callable[[float], Mapping[str, object]]
@@ -59,6 +62,11 @@ class FamilySpec:
     """Suffixes of the names of the layers that LoRA adapts by default."""
     native_layers: NativeLayers
     """Names of its layers in Kohya's and ComfyUI's LoRA files; `SAME` if they are diffusers'."""
+
+    @property
+    def takes_image(self) -> bool:
+        """Whether every prompt has a source image, which its samples edit or begin with."""
+        return self.image_shapes is not None
 
     @property
     def makes_videos(self) -> bool:

@@ -3,14 +3,14 @@
 from collections.abc import Mapping
 
 _BY_REASON: Mapping[str, str] = {
-    "takes an image or a video besides the text, and only text conditions a sample here": """
+    "takes an image or a video besides the text, in a way that no adapter here knows": """
     AltDiffusionImg2Img AmusedImg2Img AmusedInpaint BlipDiffusion BlipDiffusionControlNet
     BriaFiboEdit ChromaImg2Img ChromaInpaint ChronoEdit CogVideoXFunControl CogVideoXImageToVideo
     CogVideoXVideoToVideo CogView4Control ConsisID Cosmos2VideoToWorld Cosmos2_5_Transfer
     Cosmos3Omni CosmosVideoToWorld CycleDiffusion EasyAnimateControl EasyAnimateInpaint
     Flux2KleinInpaint Flux2KleinKV FluxControl FluxControlImg2Img FluxControlInpaint
     FluxControlNet FluxControlNetImg2Img FluxControlNetInpaint FluxFill FluxImg2Img FluxInpaint
-    FluxKontext FluxKontextInpaint FluxPriorRedux HunyuanDiTControlNet HunyuanImageRefiner
+    FluxKontextInpaint FluxPriorRedux HunyuanDiTControlNet HunyuanImageRefiner
     HunyuanSkyreelsImageToVideo HunyuanVideo15ImageToVideo HunyuanVideoFramepack
     HunyuanVideoImageToVideo I2VGenXL IFImg2Img IFImg2ImgSuperResolution IFInpainting
     IFInpaintingSuperResolution IFSuperResolution JoyImageEdit JoyImageEditPlus Kandinsky3Img2Img

@@ -33,7 +33,9 @@ class Judge(Table):
     """Name of the model at the endpoint."""
     prompt: Annotated[str, Field(min_length=1)] = QUESTION
     """Question beside the image; {prompt} stands for the sample's prompt, {highest} for the key."""
-    rubric: Literal["preference", "fit", "video-quality", "video-motion", "video-fit"] | None = None
+    rubric: (
+        Literal["preference", "fit", "edit", "video-quality", "video-motion", "video-fit"] | None
+    ) = None
     """Name of a question in place of ``prompt``; docs/rewards.md has them."""
     frames: Annotated[Positive, Field(le=64)] | None = None
     """Frames of a video, evenly spread, that a request shows. Without it, each frame is judged by

@@ -30,6 +30,14 @@ RUBRICS: Mapping[str, str] = {
         "nothing of it is there",
         "all of it is",
     ),
+    "edit": _question(
+        "The first picture is the original, the second one the edited version. Judge whether the "
+        "edit does what was asked for, all of it and nothing else: what was not asked to change "
+        "has to stay as it was.",
+        "nothing of it, or all is changed",
+        "just as asked",
+        what="The second picture is an edited version of the first one, and was",
+    ),
     "video-quality": _question(
         "Judge how the single frames look: sharp, free of noise and blocks, things whole and of a "
         "right shape. Do not judge motion, or the description.",

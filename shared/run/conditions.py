@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from pydantic import ValidationError
 
 from shared.errors import ContractError, FaultyConditions, IntegrityError
-from shared.messages.contracts import ObjectRef
+from shared.messages.contracts import ObjectRef, SourceImage
 from shared.messages.records import Record, Text, Token
 from shared.models.catalogue import checked_family_of, text_tokens
 from shared.recipe.recipe import Recipe
@@ -32,9 +32,14 @@ class Encoding:
     text_tokens: int
     dtype: str
     matmul_precision: str
+    size: tuple[int, int] | None = None
+    """Height and width to which a source image is scaled."""
 
-    def digest(self, prompt: str) -> str:
+    def digest(self, prompt: str, image: SourceImage | None = None) -> str:
         said = {**asdict(self), "prompt": prompt}
+        del said["size"]
+        if image is not None:
+            said |= {"image": image.sha256, "size": self.size}
         return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
 
 
@@ -51,6 +56,7 @@ async def encoding_of(store: ObjectStore, recipe: Recipe) -> Encoding:
         text_tokens=text_tokens(model.folder, model.text_tokens),
         dtype=model.dtype,
         matmul_precision=model.matmul_precision,
+        size=(model.height, model.width),
     )
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from shared.errors import ContractError, UserError
+from shared.learning.prompts import source_digests
 from shared.messages.records import Digest, Record, Text
 from shared.models.hub import CONFIGS, ROOT, missing
 from shared.models.memory import weight_files
@@ -30,6 +31,7 @@ HEAD_BYTES = 1 << 20
 """Read from the start of a larger file: in safetensors, names and shapes of its tensors."""
 NUM_SLICES = 16
 SLICE_BYTES = 64 << 10
+PROMPTS = "data.prompts"
 NOT_READ = (".md", ".gitattributes", ".pyc")
 
 
@@ -68,7 +70,7 @@ async def check_files(
             if needed:
                 raise UserError(_is_missing(key, path))
             continue
-        found = await asyncio.to_thread(record_of, path)
+        found = await asyncio.to_thread(record_of, key, path)
         stored = await _stored(store, recipe.run.name, key)
         if stored is None:
             data = found.model_dump_json(indent=1).encode()
@@ -81,7 +83,7 @@ async def check_files(
 def records_of(recipe: Recipe, keys: Collection[str]) -> dict[str, FileRecord]:
     """Return the digests of the files of ``keys`` that are on this host."""
     there = {key: path for key, path in paths_named(recipe, keys).items() if path.exists()}
-    return {key: record_of(path) for key, path in there.items()}
+    return {key: record_of(key, path) for key, path in there.items()}
 
 
 def matching(stored: Mapping[str, FileRecord], found: Mapping[str, FileRecord]) -> set[str]:
@@ -116,8 +118,13 @@ def paths_named(recipe: Recipe, keys: Collection[str]) -> dict[str, Path]:
     }
 
 
-def record_of(path: Path) -> FileRecord:
-    return FileRecord(digest=digest_of(path), path=str(path), host=socket.gethostname())
+def record_of(key: str, path: Path) -> FileRecord:
+    """Digest the file of a recipe's ``key``; of prompts, their source images as well."""
+    digest = digest_of(path)
+    images = source_digests(path) if key == PROMPTS else []
+    if images:
+        digest = hashlib.sha256("\n".join([digest, *images]).encode()).hexdigest()
+    return FileRecord(digest=digest, path=str(path), host=socket.gethostname())
 
 
 def check_same_file(key: str, stored: FileRecord, found: FileRecord) -> None:

@@ -15,6 +15,7 @@
 <run>/states/<version>.json          that this state is stored, since the commit (checkpoints.py)
     .../<sha256>.manifest.json       which shards it consists of, if there are several (manifest.py)
 <run>/conditions/<sha256>...         the conditioning of each prompt
+<run>/sources/<sha256>               the image that a prompt edits, as its file was (sources.py)
 <run>/conditions/by/<digest>.json    which of them encoders have made of a prompt (conditions.py)
 <run>/usage/<batch>.json             what the devices did in that batch, and what TAG decided
 <run>/timeline/<batch>.z             when each device changed what it did
@@ -27,6 +28,7 @@ import contextlib
 import json
 import re
 
+from shared.messages.contracts import ObjectRef, SourceImage
 from shared.store import ObjectStore
 
 
@@ -102,6 +104,16 @@ def states_folder(run: str) -> str:
 def state_key(run: str, version: int) -> str:
     """Return where it is said that the optimizer state of a version is stored."""
     return f"{states_folder(run)}/{version:08d}.json"
+
+
+def sources_folder(run: str) -> str:
+    return f"{run}/sources"
+
+
+def source_ref(run: str, image: SourceImage) -> ObjectRef:
+    """Return where a prompt's source image is stored."""
+    key = f"{sources_folder(run)}/{image.sha256}"
+    return ObjectRef(key=key, sha256=image.sha256, size=image.size)
 
 
 def conditions_folder(run: str) -> str:

@@ -12,13 +12,14 @@ from typing import Any
 import structlog
 
 from shared.errors import ContractError, Unavailable, UserError
-from shared.learning.prompts import PromptOrder, read_prompts, repeated
+from shared.learning.prompts import PromptOrder, read_prompts, read_rows, repeated
 from shared.models.hub import models_root
 from shared.recipe.adapter import adapter_of
 from shared.recipe.files import on_this_host, paths_of, portable_names, put_paths
 from shared.recipe.recipe import Recipe, override, stored_recipe
 from shared.run.files import check_files, same_files
 from shared.run.layout import recipe_key
+from shared.run.sources import store_sources
 from shared.store import ObjectStore
 
 MAY_CHANGE = {
@@ -252,3 +253,10 @@ def prompt_order(recipe: Recipe) -> PromptOrder:
     if data.weights is not None:
         prompts = repeated(prompts, data.weights)
     return PromptOrder(prompts, recipe.run.seed, data.curriculum)
+
+
+async def store_images(store: ObjectStore, recipe: Recipe) -> None:
+    """Store the source images of a recipe's prompts, if they have any, for whoever encodes and
+    judges; raises UserError if one cannot be read."""
+    rows = await asyncio.to_thread(read_rows, recipe.data.prompts)
+    await store_sources(store, recipe.run.name, rows)

@@ -21,7 +21,7 @@ VIDEO = tiny_models.VIDEO
 GUIDANCE = {
     "sd3": 1.0, "flux": 3.5, "qwen-image": 4.0, "wan": 4.0, "hunyuan-video": 6.0,
     "sd3-large": 4.0, "wan-small": 4.0, "wan22": 4.0, "flux2": 4.0, "flux2-klein": 4.0,
-    "z-image": 4.0, "hunyuan-video15": 4.0,
+    "z-image": 4.0, "hunyuan-video15": 4.0, "flux-kontext": 2.5,
 }  # fmt: skip
 ALGORITHMS = {
     "sd3": 'name = "mix-grpo"\nadvantage_std = "batch"',
@@ -36,6 +36,7 @@ ALGORITHMS = {
     "flux2-klein": 'name = "flow-grpo-fast"',
     "z-image": 'name = "flow-grpo"',
     "hunyuan-video15": 'name = "dance-grpo"',
+    "flux-kontext": 'name = "flow-grpo"\nkl_beta = 0.01',
 }
 SHARED = ("flux", "wan")
 """Whose groups share their noise."""
@@ -46,6 +47,9 @@ def recipe_of(family: str, folder: Path) -> Path:
     is_video = family in VIDEO
     model = tiny_models.save(family, folder / "model")
     prompts = [{"prompt": f"a handwritten {digit}", "metadata": {}} for digit in ("one", "two")]
+    if family in tiny_models.EDITS:
+        tiny_models.picture(40, 40).save(folder / "source.png")
+        prompts = [{**prompt, "image": "source.png"} for prompt in prompts]
     (folder / "prompts.jsonl").write_text("\n".join(map(json.dumps, prompts)))
     path = folder / f"{family}.toml"
     path.write_text(f"""

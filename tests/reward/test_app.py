@@ -1,13 +1,16 @@
 """A score that fails is a failure, never a number."""
 
+import io
+
 import numpy as np
 import numpy.typing as npt
 import pytest
 import safetensors.numpy
+from PIL import Image
 from prometheus_client import REGISTRY
 
 from services.reward.app import RewardApp, weighted_sum
-from services.reward.scorer import Scorer, WeightedScorer, build_scorers
+from services.reward.scorer import Metadata, Scorer, WeightedScorer, build_scorers
 from shared.errors import ScoringError, UserError
 from shared.process.worker import WorkerContext
 from shared.recipe import rewards as recipe_rewards
@@ -45,7 +48,7 @@ class Mean:
 
 
 def scores(
-    scorer: Scorer, *brightness: int, attempt: int = 0
+    scorer: Scorer, *brightness: int, attempt: int = 0, source: bytes | None = None
 ) -> dict[str, tuple[float | None, ...]]:
     app = RewardApp([WeightedScorer("proxy", 1.0, scorer)], WorkerContext(None, None, None))  # type: ignore[arg-type]
     images = np.stack([np.full((1, 8, 8), each, np.uint8) for each in brightness])
@@ -54,8 +57,22 @@ def scores(
         update={"attempt": attempt, "num_samples": len(brightness)}
     )
     media = safetensors.numpy.save({"images": images})
-    outcomes = app._outcomes(media, event.model_copy(update={"fragment": fragment}))
+    outcomes = app._outcomes(media, event.model_copy(update={"fragment": fragment}), source)
     return {name: outcome.scores for name, outcome in outcomes.items()}
+
+
+class Changed:
+    """Compares each sample with the image that it edits."""
+
+    def score(self, images: npt.NDArray[np.uint8], metadata: Metadata) -> list[float]:
+        pairs = zip(images, metadata, strict=True)
+        return [float(np.abs(image - told["source_images"][0]).mean()) for image, told in pairs]  # type: ignore[index]
+
+
+def test_a_scorer_gets_the_source_image_at_the_size_of_the_sample() -> None:
+    out = io.BytesIO()
+    Image.new("RGB", (20, 20), (3, 3, 3)).save(out, format="PNG")
+    assert scores(Changed(), 5, 3, source=out.getvalue()) == {"proxy": (2.0, 0.0)}
 
 
 def test_one_finite_number_per_sample_is_a_score() -> None:

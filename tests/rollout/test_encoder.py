@@ -41,7 +41,7 @@ class FakeEncoder:
     free: asyncio.Event = field(default_factory=asyncio.Event)
     seconds: float = 0.001
 
-    async def conditions(self, prompt: str) -> bytes:
+    async def conditions(self, prompt: str, source: bytes | None = None) -> bytes:
         await self.free.wait()
         await asyncio.sleep(self.seconds)
         self.done.append(prompt)

@@ -92,6 +92,8 @@ class FakeDevice:
     """Error of the next fragment that is decoded."""
     given: list[bytes | None] = field(default_factory=list)
     """Conditions that its fragments were begun with."""
+    sources: list[bytes | None] = field(default_factory=list)
+    """Source images that its fragments were begun with."""
     _used: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     def __post_init__(self) -> None:
@@ -118,14 +120,18 @@ class FakeDevice:
         return self.digest
 
     async def begin(
-        self, task: GenerateFragment, conditions: bytes | None = None
+        self,
+        task: GenerateFragment,
+        conditions: bytes | None = None,
+        source: bytes | None = None,
     ) -> FakeGeneration:
         if conditions == b"not what the network takes":
             raise FaultyConditions("not conditions")
         self.given.append(conditions)
+        self.sources.append(source)
         return FakeGeneration(self, task)
 
-    async def conditions(self, prompt: str) -> bytes:
+    async def conditions(self, prompt: str, source: bytes | None = None) -> bytes:
         return prompt.encode()
 
     async def stage(self, weights: StoredTensors) -> FakeStaged:

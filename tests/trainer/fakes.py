@@ -71,12 +71,15 @@ class FakeDevice:
         return self.training.weights_digest()
 
     async def begin(
-        self, task: GenerateFragment, conditions: bytes | None = None
+        self,
+        task: GenerateFragment,
+        conditions: bytes | None = None,
+        source: bytes | None = None,
     ) -> "FakeGeneration":
         self.given.append(conditions)
         return FakeGeneration(self, task, self.weights_digest())
 
-    async def conditions(self, prompt: str) -> bytes:
+    async def conditions(self, prompt: str, source: bytes | None = None) -> bytes:
         return prompt.encode()
 
 

@@ -1,21 +1,24 @@
 """A vision-language model as the judge, behind any endpoint that speaks OpenAI's chat completions.
 
-It gets one image, or frames of a video, and is asked for a number from 0 to ``highest``; the score
-is that number over ``highest``, from 0 to 1. Its answer has to end in a line with the number,
-``Score:`` before it or not: anything else fails the scoring and is never taken for a number.
+It gets one image, or frames of a video, after the image that was edited if there is one, and is
+asked for a number from 0 to ``highest``; the score is that number over ``highest``, from 0 to 1.
+Its answer has to end in a line with the number, ``Score:`` before it or not: anything else fails
+the scoring and is never taken for a number.
 """
 
 import base64
 import io
 import re
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import httpx
 import numpy as np
 import numpy.typing as npt
 from pydantic import BaseModel, Field, ValidationError
 
-from services.reward.scorer import Media, Metadata
+from services.reward.scorer import SOURCES, Media, Metadata
 from services.reward.scorers.endpoint import ask, read_key, without
 from services.reward.scorers.inputs import picture, prompts
 from shared.errors import ScoringError
@@ -66,10 +69,11 @@ class JudgeScorer:
             ValueError: if an image has no prompt.
         """
         texts = prompts(metadata)
+        sources = [sources_of(each) for each in metadata]
         with self._client() as client, ThreadPoolExecutor(self._judge.at_once) as threads:
             asked = [
-                threads.submit(self._ask, client, image, text)
-                for image, text in zip(images, texts, strict=True)
+                threads.submit(self._ask, client, *each)
+                for each in zip(images, texts, sources, strict=True)
             ]
             try:
                 return [each.result() for each in asked]
@@ -84,8 +88,14 @@ class JudgeScorer:
             transport=Outgoing(self._url, httpx.Limits(max_connections=self._judge.at_once)),
         )
 
-    def _ask(self, client: httpx.Client, image: npt.NDArray[np.uint8], text: str) -> float:
-        body = request(self._judge, image, text)
+    def _ask(
+        self,
+        client: httpx.Client,
+        image: npt.NDArray[np.uint8],
+        text: str,
+        sources: Sequence[npt.NDArray[np.uint8]],
+    ) -> float:
+        body = request(self._judge, image, text, sources)
         response = ask(
             lambda: client.post(self._url, json=body),
             at=self._url,
@@ -107,12 +117,25 @@ def shown(judge: Judge, sample: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
     return chosen
 
 
-def request(judge: Judge, sample: npt.NDArray[np.uint8], text: str) -> dict[str, object]:
-    """Builds the request about an image (C, H, W) or a video (F, C, H, W)."""
+def sources_of(given: Mapping[str, object]) -> Sequence[npt.NDArray[np.uint8]]:
+    """Returns the images (C, H, W) that a sample edits, of its metadata."""
+    found: Any = given.get(SOURCES, ())
+    return tuple(found)
+
+
+def request(
+    judge: Judge,
+    sample: npt.NDArray[np.uint8],
+    text: str,
+    sources: Sequence[npt.NDArray[np.uint8]] = (),
+) -> dict[str, object]:
+    """Builds the request about an image (C, H, W) or a video (F, C, H, W); the images that it
+    edits come before it."""
     question = judge.prompt.replace("{highest}", f"{judge.highest:g}").replace("{prompt}", text)
+    images = [*sources, *shown(judge, sample)]
     content = [
         {"type": "text", "text": question},
-        *({"type": "image_url", "image_url": {"url": data_url(i)}} for i in shown(judge, sample)),
+        *({"type": "image_url", "image_url": {"url": data_url(image)}} for image in images),
     ]
     messages = [{"role": "user", "content": content}]
     return {**judge.options, "model": judge.model, "messages": messages, "stream": False}

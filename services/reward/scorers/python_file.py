@@ -13,12 +13,12 @@ import numpy as np
 import structlog
 
 from services.reward.reward_file import KNOWN, OF_MANY, RewardFile
-from services.reward.scorer import Media, Metadata
+from services.reward.scorer import SOURCES, Media, Metadata
 from services.reward.scorers.python_process import Lost, Process, command_of
 from shared.errors import SamplesFailed, UserError
 from shared.recipe.rewards import MOST_LOST
 
-PROMPT, SOURCES = "prompt", "source_images"
+PROMPT = "prompt"
 
 IMPORTS_VARY = 3.0
 """Factor by which an import may take longer than one before."""

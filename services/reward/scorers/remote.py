@@ -4,17 +4,19 @@ Every sample gets the score that the server has given it, or none.
 """
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import httpx
 import numpy as np
 
-from services.reward.scorer import Media, Metadata
+from services.reward.scorer import SOURCES, Media, Metadata
 from services.reward.scorers.endpoint import ask, read_key, without
 from services.reward.wire import (
     JSON,
     MSGPACK,
     Item,
+    Pixels,
     Result,
     ScoreRequest,
     decode_response,
@@ -66,7 +68,8 @@ class RemoteScorer:
                 dtype="uint8" if sample.dtype == np.uint8 else "float32",
                 shape=sample.shape,
                 data=np.ascontiguousarray(sample).tobytes(),
-                metadata=dict(given),
+                metadata={key: value for key, value in given.items() if key != SOURCES},
+                source_images=_sources(given),
             )
             for index, (sample, given) in enumerate(zip(media, metadata, strict=True))
         ]
@@ -100,3 +103,11 @@ class RemoteScorer:
             patience=self._patience,
             secret=self._key,
         ).content
+
+
+def _sources(given: Mapping[str, Any]) -> tuple[Pixels, ...]:
+    """Returns the source images among a sample's metadata."""
+    return tuple(
+        Pixels(shape=each.shape, data=np.ascontiguousarray(each, np.uint8).tobytes())
+        for each in given.get(SOURCES, ())
+    )

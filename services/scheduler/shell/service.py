@@ -34,7 +34,7 @@ from shared.recipe.recipe import Recipe
 from shared.run.journal import Request
 from shared.run.layout import file_key
 from shared.run.retention import retention_of
-from shared.run.run_recipe import prompt_order, store_recipe
+from shared.run.run_recipe import prompt_order, store_images, store_recipe
 from shared.store import open_store
 
 
@@ -166,6 +166,7 @@ async def _command(
     ):
         tasks.create_task(lease.keep())
         recipe = await store_recipe(store, recipe, beside)
+        await store_images(store, recipe)
         scheduler = Scheduler(
             plan, bus, store, replace(index, epoch=lease.epoch), health,
             state=first_state(plan), retention=retention_of(recipe), goal=goal_of(recipe, store),

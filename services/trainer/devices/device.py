@@ -128,9 +128,9 @@ class TrainerDevice:
     ) -> Generated | None:
         work = fragment.generation
         if work is None:
-            given = fragment.queued.conditions
+            given, source = fragment.queued.conditions, fragment.queued.source
             fragment.generation = await generator.device.begin(
-                fragment.task, None if given is None else given.packed
+                fragment.task, None if given is None else given.packed, source
             )
             return None
         if work.done:

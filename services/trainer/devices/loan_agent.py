@@ -22,6 +22,7 @@ from shared.messages import subjects
 from shared.messages.contracts import GenerateFragment, Policy, SetDevice
 from shared.messages.workers import DeviceLoan
 from shared.process.worker import WorkerContext
+from shared.run.sources import SourceImages
 from shared.telemetry import LOAN_RETURN_SECONDS
 
 DEADLINE_CHECK_S = 0.2
@@ -46,7 +47,10 @@ class LoanAgent:
         self._policy: Policy | None = None
         """The version whose weights the devices hold."""
         self._loan = Loan()
-        self._waiting = FragmentQueue(self._worker, encoded, wake=self._wake_devices)
+        self._waiting = FragmentQueue(
+            self._worker, encoded, SourceImages(context.store, context.bus),
+            wake=self._wake_devices,
+        )  # fmt: skip
         """Fragments for the device that is free first."""
         self._told_to_return: float | None = None
         self._step_ms: float | None = None

@@ -32,6 +32,7 @@ from shared.messages.workers import MemoryShortage
 from shared.process.failpoints import reach
 from shared.process.worker import WorkerContext, patiently
 from shared.run.commits import admissible_versions
+from shared.run.sources import SourceImages
 from shared.telemetry import STAGE_SECONDS
 
 DRAIN_S = 2.0
@@ -79,8 +80,9 @@ class DeviceWork:
         self._by_group = by_group
         self._max_staleness = max_staleness
         self._fragments = FragmentQueue(
-            self._worker, encoded, wake=self.wake, is_stale=self._is_stale
-        )
+            self._worker, encoded, SourceImages(context.store, context.bus),
+            wake=self.wake, is_stale=self._is_stale,
+        )  # fmt: skip
         self._early: list[QueuedFragment] = []
         """Fragments of a version that is not in use yet."""
         self._current: GenerateFragment | None = None
@@ -206,7 +208,8 @@ class DeviceWork:
                 return None
             with self._worker.doing("generating"), self._weights_for(task):
                 given = queued.conditions
-                work = await self._generator.begin(task, None if given is None else given.packed)
+                packed = None if given is None else given.packed
+                work = await self._generator.begin(task, packed, queued.source)
                 self._publisher.prepare(task)
                 reach("fluid.generates")
                 while not work.done:

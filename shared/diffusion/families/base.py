@@ -20,7 +20,7 @@ from shared.diffusion.loading import (
     load_networks,
     no_progress,
 )
-from shared.diffusion.models import Conditions, Part
+from shared.diffusion.models import IMAGE, Conditions, Part
 from shared.diffusion.quantisation import network_dtype, quantisation
 from shared.errors import UserError
 from shared.models.catalogue import PartConfig
@@ -165,15 +165,32 @@ class Family(ABC):
     def lora_excluded(self) -> tuple[str, ...]:
         return ()
 
-    def encode(self, prompt: str, *, guidance: float) -> Conditions:
+    @property
+    def image_channels(self) -> int | None:
+        if not self.spec.takes_image:
+            return None
+        vae = self.pipeline.vae
+        # Video decoders' configurations name no channels: they are all of colour.
+        return 3 if vae is None else int(vae.config.get("in_channels", 3))
+
+    def encode(self, prompt: str, *, guidance: float, image: Tensor | None = None) -> Conditions:
+        negative = self.spec.forwards(guidance) == 2
         with torch.no_grad():
-            conditions = self.encode_prompt(prompt, negative=self.spec.forwards(guidance) == 2)
+            if image is None:
+                conditions = self.encode_prompt(prompt, negative=negative)
+            else:
+                conditions = self.encode_edit(prompt, image.to(self.device), negative=negative)
         return {name: tensor.detach().contiguous() for name, tensor in conditions.items()}
 
     @abstractmethod
     def encode_prompt(self, prompt: str, *, negative: bool) -> Conditions:
         """Encodes a prompt to tensors (1, ...); if ``negative``, the empty prompt as well, by the
         same names after `NEGATIVE`."""
+
+    def encode_edit(self, prompt: str, image: Tensor, *, negative: bool) -> Conditions:
+        """Encodes a prompt and the image (1, C, H, W), uint8, that it edits; tensors of the image
+        have names that begin with `IMAGE`. Only of a family that takes images."""
+        raise NotImplementedError(f"{type(self).__name__} takes no image")
 
     def latent_shape(self, *, height: int, width: int, frames: int = 1) -> tuple[int, ...]:
         """Raises UserError if the model cannot make samples of that size."""
@@ -293,7 +310,10 @@ def decoder_dtype(dtype: torch.dtype) -> torch.dtype:
 def _halves(conditions: Conditions) -> tuple[Conditions, Conditions]:
     """Returns the conditions of the empty prompt and of the prompt, by the same names."""
     prompt = {name: each for name, each in conditions.items() if not name.startswith(NEGATIVE)}
-    return {name: conditions[NEGATIVE + name] for name in prompt}, prompt
+    empty = {
+        name: conditions[name if name.startswith(IMAGE) else NEGATIVE + name] for name in prompt
+    }
+    return empty, prompt
 
 
 def _alike(one: Conditions, other: Conditions) -> bool:
@@ -341,6 +361,11 @@ def unpack(tokens: Tensor, height: int, width: int) -> Tensor:
     rows, _, channels = tokens.shape
     patches = tokens.reshape(rows, height // 2, width // 2, channels // 4, 2, 2)
     return patches.permute(0, 3, 1, 4, 2, 5).reshape(rows, channels // 4, height, width)
+
+
+def in_model_space(image: Tensor) -> Tensor:
+    """Pixels (B, C, H, W), uint8, to -1..1 in float32, as diffusers' image processors do."""
+    return 2.0 * (image.float() / 255.0) - 1.0
 
 
 def standardised(latents: Tensor, vae: Any) -> Tensor:

@@ -1,10 +1,11 @@
-"""FLUX.1: text-to-image, tokens of 2 x 2 latents, guidance as an input of the network."""
+"""FLUX.1: text-to-image, tokens of 2 x 2 latents, guidance as an input of the network; and its
+editing model, FLUX.1 Kontext, whose tokens are followed by those of the source image."""
 
 import torch
 from torch import Tensor
 
-from shared.diffusion.families.base import Family, decode_image, pack, unpack
-from shared.diffusion.models import Conditions
+from shared.diffusion.families.base import Family, decode_image, in_model_space, pack, unpack
+from shared.diffusion.models import IMAGE, Conditions
 
 
 class Flux(Family):
@@ -17,21 +18,49 @@ class Flux(Family):
     def forward(
         self, latents: Tensor, sigma: Tensor, conditions: Conditions, guidance: float
     ) -> Tensor:
-        rows, _, height, width = latents.shape
-        text = conditions["text"].to(self.dtype)
+        height, width = latents.shape[-2:]
+        places = _places(height // 2, width // 2, conditions["text"].to(self.dtype))
+        tokens = self.velocities(pack(latents), places, sigma, conditions, guidance)
+        return unpack(tokens, height, width)
+
+    def velocities(
+        self, tokens: Tensor, places: Tensor, sigma: Tensor, conditions: Conditions, guidance: float
+    ) -> Tensor:
+        """Runs the network: velocities (B, N, C) of tokens (B, N, C) at places (N, 3)."""
+        text = conditions["text"]
         embeds = self.config.guidance_embeds
-        tokens = self.run(
-            pack(latents),
+        return self.run(
+            tokens,
             sigma,
             conditions,
-            guidance=sigma.new_full((rows,), guidance) if embeds else None,
-            txt_ids=text.new_zeros(text.shape[1], 3),
-            img_ids=_places(height // 2, width // 2, text),
+            guidance=sigma.new_full((len(tokens),), guidance) if embeds else None,
+            txt_ids=places.new_zeros(text.shape[1], 3),
+            img_ids=places,
         )
-        return unpack(tokens, height, width)
 
     def decode_latents(self, latents: Tensor) -> Tensor:
         return decode_image(latents, self.pipeline.vae)
+
+
+class FluxKontext(Flux):
+    def encode_edit(self, prompt: str, image: Tensor, *, negative: bool) -> Conditions:
+        vae = self.pipeline.vae
+        held = vae.encode(in_model_space(image).to(vae.dtype)).latent_dist.mode()
+        latents = (held - vae.config.shift_factor) * vae.config.scaling_factor
+        return {**self.encode_prompt(prompt, negative=negative), IMAGE: latents.to(self.dtype)}
+
+    def forward(
+        self, latents: Tensor, sigma: Tensor, conditions: Conditions, guidance: float
+    ) -> Tensor:
+        (height, width), source = latents.shape[-2:], conditions[IMAGE]
+        like = conditions["text"].to(self.dtype)
+        of_source = _places(source.shape[-2] // 2, source.shape[-1] // 2, like)
+        of_source[:, 0] = 1
+        own = pack(latents)
+        tokens = torch.cat([own, pack(source).to(own.dtype)], dim=1)
+        places = torch.cat([_places(height // 2, width // 2, like), of_source])
+        made = self.velocities(tokens, places, sigma, conditions, guidance)
+        return unpack(made[:, : own.shape[1]], height, width)
 
 
 def _places(rows: int, columns: int, like: Tensor) -> Tensor:

@@ -30,7 +30,7 @@ GUIDANCES = {
     "sd3": (1.0, 4.0), "flux": (3.5,), "qwen-image": (1.0, 4.0), "wan": (1.0, 4.0),
     "hunyuan-video": (3.5,), "sd3-large": (1.0, 4.0), "wan-small": (1.0, 4.0),
     "wan22": (1.0, 4.0), "flux2": (3.5,), "flux2-klein": (1.0, 4.0), "z-image": (1.0, 4.0),
-    "hunyuan-video15": (1.0, 4.0),
+    "hunyuan-video15": (1.0, 4.0), "flux-kontext": (2.5,),
 }  # fmt: skip
 """With classifier-free guidance, where the family has it, and without."""
 FORMS: tuple[Form, ...] = ("bf16", "int8", "fp8")
@@ -46,7 +46,7 @@ def measure(
     model = load_moved(tiny_models.save(family, folder), trained, dtype)
     found = {}
     for guidance in GUIDANCES[family]:
-        conditions = model.encode(tiny_models.PROMPT, guidance=guidance)
+        conditions = encoded(family, model, guidance)
         path = sample(family, model, conditions, guidance)
         for rows in ROWS:
             errors = [
@@ -64,10 +64,15 @@ def ratios(family: str, folder: Path, dtype: torch.dtype, form: Form | None) -> 
     rollout = load_moved(folder, "lora", dtype, Holding(form))
     found = []
     for guidance in GUIDANCES[family]:
-        conditions = trainer.encode(tiny_models.PROMPT, guidance=guidance)
+        conditions = encoded(family, trainer, guidance)
         path = sample(family, rollout, conditions, guidance)
         found += [_ratios(trainer, path, 4, step, conditions, guidance) for step in PLAN.window]
     return torch.cat(found)
+
+
+def encoded(family: str, model: ModelAdapter, guidance: float) -> Conditions:
+    found: Conditions = tiny_models.encoded(family, model, guidance, SIZE)
+    return found
 
 
 def sample(family: str, model: ModelAdapter, conditions: Conditions, guidance: float) -> Trajectory:

@@ -50,6 +50,7 @@ ENTRY: dict[str, Any] = {
         "text": (tokens, network["joint_attention_dim"]),
         "pooled": (network["pooled_projection_dim"],),
     },
+    "image_shapes": None,
     "embeds_guidance": True,
     "guidance_arguments": lambda guidance: {"guidance_scale": guidance},
     "takes_sigmas": True,

@@ -24,7 +24,7 @@ def test_every_pipeline_of_diffusers_is_supported_or_refused_with_a_reason() -> 
 @pytest.mark.parametrize(
     ("pipeline", "reason"),
     [
-        ("FluxKontextPipeline", "takes an image or a video besides the text"),
+        ("QwenImageEditPlusPipeline", "takes an image or a video besides the text"),
         ("WanImageToVideoPipeline", "takes an image or a video besides the text"),
         ("LTX2Pipeline", "has no adapter here"),
         ("StableDiffusionXLPipeline", "predicts noise"),

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from shared.diffusion.families.base import Family, pack, unpack
-from shared.diffusion.models import ModelAdapter, load_model, repeat_rows
+from shared.diffusion.models import Conditions, ModelAdapter, load_model, repeat_rows
 from shared.diffusion.policy import LoraSpec, attach_lora
 from shared.diffusion.sampler import Denoising, SamplingPlan, denoise
 from shared.diffusion.weights import trained_parameters
@@ -27,7 +27,6 @@ from shared.models.catalogue import (
 )
 from tests import tiny_models
 from tests.shared.diffusion import ratio_error
-from tests.tiny_models import PROMPT
 
 CPU = torch.device("cpu")
 SIZE = 32
@@ -57,6 +56,10 @@ class Tiny:
     @property
     def shape(self) -> tuple[int, ...]:
         return self.model.latent_shape(height=SIZE, width=SIZE, frames=self.frames)
+
+    def encoded(self, guidance: float) -> Conditions:
+        found: Conditions = tiny_models.encoded(self.family, self.model, guidance, SIZE)
+        return found
 
     def theirs(self, start: Tensor, guidance: float, output: str) -> Tensor:
         """The pipeline's latents or pixels."""
@@ -93,17 +96,15 @@ def test_without_noise_the_sampler_is_the_pipeline(tiny: Tiny) -> None:
         start = denoising.latents
         theirs = tiny.theirs(start, guidance, "latent")
         sigmas = tuple(tiny.pipeline.scheduler.sigmas.tolist())
-        ours = sampled(tiny.model, sigmas, guidance, tiny.shape)
+        ours = sampled(tiny, sigmas, guidance)
         assert float((ours - theirs).abs().max()) <= 2e-6, (tiny.family, guidance)
         pixels = torch.as_tensor(tiny.theirs(start, guidance, "pt"))
         torch.testing.assert_close(tiny.model.decode(ours), pixels, rtol=0, atol=1e-5)
 
 
-def sampled(
-    model: ModelAdapter, sigmas: tuple[float, ...], guidance: float, shape: tuple[int, ...]
-) -> Tensor:
-    plan = SamplingPlan(sigmas=sigmas, window=range(0))
-    conditions = repeat_rows(model.encode(PROMPT, guidance=guidance), len(SEEDS))
+def sampled(tiny: Tiny, sigmas: tuple[float, ...], guidance: float) -> Tensor:
+    plan, model, shape = SamplingPlan(sigmas=sigmas, window=range(0)), tiny.model, tiny.shape
+    conditions = repeat_rows(tiny.encoded(guidance), len(SEEDS))
     with torch.no_grad():
         return denoise(
             lambda latents, sigma: model.velocity(latents, sigma, conditions, guidance=guidance),
@@ -144,7 +145,7 @@ def test_every_layer_that_lora_adapts_has_a_gradient(tmp_path: Path, tiny: Tiny)
         if "lora_B" in name:
             torch.nn.init.normal_(parameter)
     guidance = guidances(tiny.family)[-1]
-    conditions = repeat_rows(tiny.model.encode(PROMPT, guidance=guidance), 2)
+    conditions = repeat_rows(tiny.encoded(guidance), 2)
     latents = torch.randn(2, *tiny.shape, generator=torch.Generator().manual_seed(0))
     velocity = model.velocity(latents, torch.tensor([0.9, 0.4]), conditions, guidance=guidance)
     velocity.square().mean().backward()
@@ -178,10 +179,11 @@ def test_shapes_are_those_of_the_pipeline(tiny: Tiny) -> None:
     theirs = tiny_models.latent_shape(tiny.family, tiny.pipeline, SIZE, SIZE, tiny.frames)
     assert tiny.shape == theirs
     family, config = family_of(tiny.folder), tiny.pipeline.transformer.config
-    encoded = tiny.model.encode(PROMPT, guidance=1.0)
+    encoded = tiny.encoded(1.0)
     tokens = encoded["text"].shape[1] - (tiny_models.CLIP_TOKENS if "sd3" in tiny.family else 0)
     encoded_shapes = {name: tuple(tensor.shape[1:]) for name, tensor in encoded.items()}
-    assert family.condition_shapes(config, tokens) == encoded_shapes
+    of_image = {} if family.image_shapes is None else family.image_shapes(tiny.shape)
+    assert {**family.condition_shapes(config, tokens), **of_image} == encoded_shapes
 
 
 def test_tokens_are_packed_as_the_pipelines_do() -> None:
@@ -195,7 +197,7 @@ def test_tokens_are_packed_as_the_pipelines_do() -> None:
 def test_checkpointed_blocks_give_the_same_gradient(tmp_path: Path, tiny: Tiny) -> None:
     folder = tiny_models.save(tiny.family, tmp_path)
     guidance = guidances(tiny.family)[-1]
-    conditions = repeat_rows(tiny.model.encode(PROMPT, guidance=guidance), 2)
+    conditions = repeat_rows(tiny.encoded(guidance), 2)
     latents = torch.randn(2, *tiny.shape, generator=torch.Generator().manual_seed(0))
     recomputed = 0
 
@@ -250,7 +252,8 @@ def test_a_text_is_cut_off_where_the_recipe_says(tiny: Tiny) -> None:
         tiny.folder, {"transformer", "text", "decoder"}, device=CPU, dtype=torch.float32,
         max_text_tokens=5,
     )  # fmt: skip
-    text = short.encode("a handwritten five and a long tail of words", guidance=1.0)["text"]
+    prompt = "a handwritten five and a long tail of words"
+    text = tiny_models.encoded(tiny.family, short, 1.0, SIZE, prompt)["text"]
     assert isinstance(short, Family)
     before = short.pipeline.tokenizer.model_max_length if "sd3" in tiny.family else 0  # CLIP's
     assert text.shape[1] == before + 5

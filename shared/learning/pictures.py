@@ -1,0 +1,86 @@
+"""Source images of prompts: which files are taken, and the pixels that they are.
+
+A file is looked at before anything of it is decoded: PNG or JPEG, of at most `MAX_BYTES`, with
+sides from `MIN_SIDE` to `MAX_SIDE` and at most `MAX_PIXELS`. Whoever makes or judges samples scales
+it to their size, so that a source image and its edited version are compared pixel by pixel.
+"""
+
+import io
+from typing import Any
+
+from shared.errors import ContractError
+
+MAX_BYTES = 32 << 20
+MIN_SIDE, MAX_SIDE, MAX_PIXELS = 4, 16384, 64 << 20
+_PNG, _JPEG = b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff"
+_FRAME_HEADERS = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
+"""JPEG's markers of a frame, which begins with its size."""
+
+
+def check_picture(data: bytes) -> tuple[int, int]:
+    """Return height and width of a PNG or JPEG file, from its header alone.
+
+    Raises:
+        ContractError: if it is of another format, too large, or too small.
+    """
+    if len(data) > MAX_BYTES:
+        raise ContractError(
+            f"has {len(data) >> 20} MiB; at most {MAX_BYTES >> 20}: make it smaller"
+        )
+    if data.startswith(_PNG):
+        size = _size_of_png(data)
+    elif data.startswith(_JPEG):
+        size = _size_of_jpeg(data)
+    else:
+        raise ContractError("is no PNG or JPEG; save it as one of them")
+    height, width = size
+    if min(size) < MIN_SIDE or max(size) > MAX_SIDE or height * width > MAX_PIXELS:
+        raise ContractError(
+            f"has {height} x {width} pixels; sides may be {MIN_SIDE} to {MAX_SIDE} and all pixels "
+            f"{MAX_PIXELS}: scale it"
+        )
+    return size
+
+
+def decoded(data: bytes, *, height: int, width: int, channels: int) -> Any:
+    """Return the pixels (C, height, width), uint8, gray if ``channels`` is 1 and RGB otherwise:
+    scaled to cover that size, and cropped at the middle.
+
+    Raises:
+        ContractError: if the file is none that is taken, or is damaged.
+    """
+    import numpy as np
+    from PIL import Image, ImageOps
+
+    check_picture(data)
+    try:
+        with Image.open(io.BytesIO(data), formats=("PNG", "JPEG")) as opened:
+            upright = ImageOps.exif_transpose(opened).convert("L" if channels == 1 else "RGB")
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        raise ContractError(f"is a damaged image: {error}") from error
+    if upright.size != (width, height):
+        upright = ImageOps.fit(upright, (width, height), Image.Resampling.LANCZOS)
+    pixels = np.asarray(upright, dtype=np.uint8)
+    return pixels[None] if channels == 1 else np.ascontiguousarray(pixels.transpose(2, 0, 1))
+
+
+def _size_of_png(data: bytes) -> tuple[int, int]:
+    if len(data) < 26 or data[12:16] != b"IHDR":
+        raise ContractError("is a damaged PNG; save it again")
+    if data[24] == 16:
+        raise ContractError("has 16 bits per channel; save it with 8")
+    return int.from_bytes(data[20:24], "big"), int.from_bytes(data[16:20], "big")
+
+
+def _size_of_jpeg(data: bytes) -> tuple[int, int]:
+    place = 2
+    while place + 9 <= len(data) and data[place] == 0xFF:
+        marker, length = data[place + 1], int.from_bytes(data[place + 2 : place + 4], "big")
+        if marker == 0xFF:  # a byte that only fills
+            place += 1
+        elif marker in _FRAME_HEADERS:
+            rows, columns = data[place + 5 : place + 7], data[place + 7 : place + 9]
+            return int.from_bytes(rows, "big"), int.from_bytes(columns, "big")
+        else:
+            place += 2 + length
+    raise ContractError("is a damaged JPEG; save it again")

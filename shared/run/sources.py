@@ -1,0 +1,67 @@
+"""Source images in the store: put there once when the run begins, and read by their digests."""
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Sequence
+from pathlib import Path
+
+from shared.bus.bus import Bus
+from shared.errors import UserError
+from shared.messages.contracts import Prompt, SourceImage
+from shared.run.layout import source_ref, sources_folder
+from shared.store import ObjectStore
+
+PUTS_AT_ONCE = 8
+KEPT = 64
+"""Images that stay in memory: fragments of a group follow one another soon."""
+
+
+async def store_sources(
+    store: ObjectStore, run: str, rows: Sequence[tuple[Prompt, Path | None]]
+) -> None:
+    """Store the source images of a run's prompts that are not stored yet.
+
+    Raises:
+        UserError: if a file has changed since its prompt was read.
+    """
+    files = {
+        prompt.image.sha256: (prompt.image, path) for prompt, path in rows if prompt.image and path
+    }
+    limit = asyncio.Semaphore(PUTS_AT_ONCE)
+
+    async def put(image: SourceImage, path: Path) -> None:
+        async with limit:
+            data = await asyncio.to_thread(path.read_bytes)
+            ref = await store.put_once(sources_folder(run), data, suffix="")
+            if ref != source_ref(run, image):
+                raise UserError(f"data.prompts: {path} is being changed; start the run again")
+
+    async with asyncio.TaskGroup() as tasks:
+        for image, path in files.values():
+            tasks.create_task(put(image, path))
+
+
+class SourceImages:
+    """Reads source images, and keeps those that were asked for last."""
+
+    def __init__(self, store: ObjectStore, bus: Bus) -> None:
+        self._store = store
+        self._bus = bus
+        self._kept: OrderedDict[str, bytes] = OrderedDict()
+
+    async def get(self, image: SourceImage | None) -> bytes | None:
+        """Return the file of a prompt's source image; None if it has none.
+
+        Raises:
+            IntegrityError: if the store does not have it.
+        """
+        if image is None:
+            return None
+        found = self._kept.get(image.sha256)
+        if found is None:
+            found = await self._store.get(source_ref(self._bus.run, image))
+            self._kept[image.sha256] = found
+        self._kept.move_to_end(image.sha256)
+        while len(self._kept) > KEPT:
+            self._kept.popitem(last=False)
+        return found

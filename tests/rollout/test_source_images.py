@@ -1,0 +1,51 @@
+"""A rollout worker whose prompts edit an image, which lies in the store by its digest."""
+
+import hashlib
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from shared.messages.contracts import FragmentFailed, SourceImage
+from shared.run.layout import sources_folder
+from tests import examples
+from tests.rollout.worker import RUN, Cluster, cluster
+
+Start = Callable[..., AbstractAsyncContextManager[Cluster]]
+FILE = b"what the file of the image holds"
+IMAGE = SourceImage(sha256=hashlib.sha256(FILE).hexdigest(), size=len(FILE))
+
+
+@pytest.fixture
+def worker(nats_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Start:
+    monkeypatch.setattr("shared.process.worker.RETRY_S", 0.01)
+    return partial(cluster, nats_url, tmp_path / "objects")
+
+
+async def generate(cluster: Cluster) -> None:
+    task = examples.task(batch=0, group=0)
+    prompt = task.prompt.model_copy(update={"image": IMAGE})
+    task = task.model_copy(update={"policy": examples.policy(0), "prompt": prompt})
+    await cluster.bus.publish(task)
+
+
+async def test_the_device_is_given_the_file_that_the_task_names(worker: Start) -> None:
+    async with worker() as cluster:
+        cluster.device.free.set()
+        await cluster.store.put(sources_folder(RUN), FILE, suffix="")
+        await generate(cluster)
+        [event] = await cluster.told("fragment_generated")
+        assert cluster.device.sources == [FILE]
+        assert event.prompt.image == IMAGE  # type: ignore[union-attr]
+
+
+async def test_an_image_that_the_store_does_not_have_fails_its_fragment(worker: Start) -> None:
+    async with worker() as cluster:
+        cluster.device.free.set()
+        await generate(cluster)
+        [event] = await cluster.told("fragment_failed")
+        assert isinstance(event, FragmentFailed)
+        assert "source image" in event.reason and "is not in the store" in event.reason
+        assert cluster.device.sources == []
