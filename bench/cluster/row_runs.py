@@ -11,7 +11,7 @@ from bench.cluster.forecasts import about
 from bench.cluster.measured import MeasuredRun, measure
 from bench.cluster.output import show_case
 from bench.cluster.results import case_result
-from bench.cluster.rows import BATCH_SECONDS, ROWS, Row
+from bench.cluster.rows import ROWS, Row
 from bench.cluster.session import opened, run
 from bench.runner.rounds import by_turns
 from bench.stored import write_result
@@ -38,7 +38,7 @@ class Length:
     def seconds(self, row: Row) -> float:
         """Estimates how long a row takes."""
         case = self.case(row)
-        batch = SLOWER * BATCH_SECONDS[row.way]
+        batch = SLOWER * row.batch_seconds
         return self.rounds * (START_S + batch * case.length(case.modes[0])[1])
 
 

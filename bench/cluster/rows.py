@@ -36,6 +36,10 @@ POOLS = {
 BATCH_SECONDS: dict[Way, float] = {"on-policy": 7.0, "one-step": 4.0}
 """Seconds that an emulated batch takes at its best. Messages and fsync take as many milliseconds as
 in a real run; on-policy they lie between two batches, where no other work hides them."""
+LONGER = 2.0
+"""Times as long if a real batch takes minutes: a millisecond counts 15 to 60 times even then."""
+MINUTES = 200.0
+"""Seconds that such a batch takes at least."""
 ATTENTION = [
     "attn.to_q", "attn.to_k", "attn.to_v", "attn.to_out.0",
     "attn.add_q_proj", "attn.add_k_proj", "attn.add_v_proj", "attn.to_add_out",
@@ -169,10 +173,19 @@ class Row:
         )  # fmt: skip
 
     @property
+    def batch_seconds(self) -> float:
+        """Seconds that an emulated batch takes at its best."""
+        is_long = self.way == "on-policy" and self.floor_seconds > MINUTES
+        return BATCH_SECONDS[self.way] * (LONGER if is_long else 1.0)
+
+    @property
     def scale(self) -> float:
         """How many times faster than real it is run."""
-        floor = floor_seconds(self.profile, self.devices)
-        return round(max(1.0, floor / BATCH_SECONDS[self.way]), 2)
+        return round(max(1.0, self.floor_seconds / self.batch_seconds), 2)
+
+    @property
+    def floor_seconds(self) -> float:
+        return floor_seconds(self.profile, self.devices)
 
     @property
     def _profile(self) -> Profile:

@@ -40,6 +40,7 @@ from services.scheduler.shell.journal import Journal
 from services.scheduler.shell.lease import Lease
 from services.scheduler.shell.metrics import PublishLag, batch_usage, measure_commit
 from services.scheduler.shell.roster import Roster
+from services.scheduler.shell.waves import in_waves
 from shared.bus.bus import Bus, Received
 from shared.errors import IntegrityError, SlotPoisoned
 from shared.messages import subjects
@@ -66,8 +67,6 @@ from shared.run.versions import Version, VersionIndex
 from shared.store import ObjectStore
 from shared.telemetry import ANNOUNCEMENTS_REFUSED
 
-SENT_AT_ONCE = 64
-"""Commands sent concurrently; statuses are heard in between."""
 LOOK_S = 2e-5
 """Seconds between two looks at what devices do, per worker: so looking takes a few percent of the
 time, and of few workers none is missed."""
@@ -302,8 +301,8 @@ class Scheduler:
         else:
             state, commands = step(self.plan, self.state, event, now)
         # Concurrently: each has its own subject, and fifty one after another take 40 ms.
-        for first in range(0, len(commands), SENT_AT_ONCE):
-            await asyncio.gather(*map(self._send, commands[first : first + SENT_AT_ONCE]))
+        for wave in in_waves(commands):
+            await asyncio.gather(*map(self._send, wave))
         if state.phase != self.state.phase:
             log.info("phase", phase=state.phase, failure=state.failure)
         for worker in newly_excluded(self.state, state, event):

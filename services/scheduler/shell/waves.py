@@ -1,0 +1,28 @@
+"""In which order the commands that follow from one event are sent."""
+
+from collections.abc import Iterator, Sequence
+
+from shared.messages.contracts import Command, GenerateFragment
+from shared.messages.fluid import TrainPiece
+
+SENT_AT_ONCE = 16
+"""Commands sent concurrently; statuses are heard in between."""
+
+
+def in_waves(commands: Sequence[Command]) -> Iterator[list[Command]]:
+    """Yield the commands to send at once, one wave after the other.
+
+    The broker syncs each message to its disk, a millisecond or more, and delivers none of a burst
+    before it has stored all of it. So bursts are short, and each device is given its first piece of
+    work before anybody is given what waits behind it.
+    """
+    first, waiting, busy = list[Command](), list[Command](), set[str]()
+    for command in commands:
+        if isinstance(command, GenerateFragment | TrainPiece):
+            (waiting if command.worker in busy else first).append(command)
+            busy.add(command.worker)
+        else:
+            first.append(command)
+    for part in (first, waiting):
+        for begin in range(0, len(part), SENT_AT_ONCE):
+            yield part[begin : begin + SENT_AT_ONCE]

@@ -1,0 +1,24 @@
+"""Each device is sent its first piece of work before anybody is sent a second one."""
+
+from services.scheduler.shell.waves import SENT_AT_ONCE, in_waves
+from shared.messages.contracts import Command, GenerateFragment, SetDevice
+from tests import examples
+
+
+def task(worker: int, number: int) -> GenerateFragment:
+    found = examples.task(group=number)
+    return found.model_copy(update={"worker": f"gpu-{worker}"})
+
+
+def test_what_waits_behind_other_work_is_sent_last_and_everything_once() -> None:
+    loan = SetDevice(worker="gpu-0", loan_number=1, mode="train")
+    commands: list[Command] = [*(task(each // 2, each) for each in range(6)), loan]
+    first, second = in_waves(commands)
+    assert first == [commands[0], commands[2], commands[4], loan]
+    assert second == [commands[1], commands[3], commands[5]]
+
+
+def test_no_more_are_sent_at_once_than_leave_a_turn_to_others() -> None:
+    waves = list(in_waves([task(each % 20, each) for each in range(40)]))
+    assert [len(wave) for wave in waves] == [SENT_AT_ONCE, 4, SENT_AT_ONCE, 4]
+    assert list(in_waves([])) == []
