@@ -2,9 +2,10 @@
 
 import sys
 from importlib.metadata import version
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from digenrl.commands.brokers import brokers
 from digenrl.commands.check import check
@@ -17,6 +18,7 @@ from digenrl.commands.fetch import fetch
 from digenrl.commands.follow import follow
 from digenrl.commands.gc import gc
 from digenrl.commands.generate import generate
+from digenrl.commands.history import audit, samples, versions
 from digenrl.commands.keys import keys
 from digenrl.commands.lists import families, rewards
 from digenrl.commands.logs import logs
@@ -33,6 +35,7 @@ from digenrl.commands.serve import serve
 from digenrl.commands.serve_scorer import serve_scorer
 from digenrl.commands.sim import sim
 from digenrl.commands.status import status, watch
+from digenrl.commands.steer import add_actions, tag, workers
 from digenrl.commands.tail_check import tail_check
 from digenrl.commands.up import up
 from digenrl.commands.view import view
@@ -42,20 +45,52 @@ from shared.errors import DigenRLError, UserError
 EXIT_FAILED = 1
 EXIT_USER_ERROR = 2
 
+TASKS = {
+    "Run": ("up", "reproduce", "serve", "serve-scorer", "brokers"),
+    "Look at a run": ("status", "watch", "view", "logs", "workers", "versions", "samples", "audit"),
+    "Steer a run": ("pause", "resume", "stop", "tag", "dlq"),
+    "Use what it has learned": ("report", "export", "generate", "evaluate", "follow", "push"),
+    "Prepare": ("check", "recipe", "plan", "sim", "profile", "tail-check", "fetch", "model"),
+    "Extend": ("reward", "rewards", "families", "check-family"),
+    "Mend": ("doctor", "gc", "repair", "keys"),
+}
+"""Commands by what they are for, as the help lists them."""
+EPILOG = (
+    "Exit codes: 0 done; 1 failed, or something is wrong; 2 the request is wrong, the message says "
+    "how to mend it; 130 interrupted. Most commands print JSON with --json. Completion for your "
+    "shell: digenrl --install-completion. Documentation: docs/guide.md."
+)
+
+
+class ByTask(TyperGroup):
+    """Lists commands by their tasks."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        width = formatter.width - 6 - max(map(len, self.commands))
+        for task, names in TASKS.items():
+            with formatter.section(task):
+                formatter.write_dl(
+                    [(each, self.commands[each].get_short_help_str(width)) for each in names]
+                )
+
+
 app = typer.Typer(
     name="digenrl",
+    cls=ByTask,
     help="Reinforcement learning for image and video generators, on GPUs that need not be alike.",
+    epilog=EPILOG,
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,  # importing rich takes longer than everything else together
 )
 app.command("profile")(profile)
 app.command("tail-check", cls=RecipeCommand)(tail_check)
 of_runs = (doctor, status, watch, view, logs, report, export, follow, evaluate, gc, repair, brokers)
+now_and_before = (workers, tag, versions, samples, audit)
 own = (serve_scorer, rewards, families, check_family)
-for command in (*of_runs, *own, push, sim):
+for command in (*of_runs, *now_and_before, *own, push, sim):
     app.command()(command)
+add_actions(app)
 for of_recipe in (up, reproduce, check, fetch, serve, generate, plan):
     app.command(cls=RecipeCommand)(of_recipe)
 app.add_typer(model, name="model")

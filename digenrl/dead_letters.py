@@ -12,11 +12,11 @@ from typing import Any, Literal, Protocol
 
 import httpx
 
-from digenrl.local.address import address_of
+from digenrl.client import Client
+from digenrl.local.address import address_of, client_of
 from digenrl.local.store import store_of
-from digenrl.local.tokens import KEYS, Tokens
 from shared.errors import UserError
-from shared.process.settings import ClientSettings, ServiceSettings
+from shared.process.settings import ServiceSettings
 from shared.run.dead_letters import Settled, page, read_letters, settle
 from shared.run.run_recipe import needed_recipe
 from shared.store import ObjectStore, open_store
@@ -45,37 +45,19 @@ class Desk(Protocol):
 class ApiDesk:
     """Asks the scheduler."""
 
-    client: httpx.Client
+    client: Client
 
     def letters(self, state: State, limit: int, before: int | None) -> list[Letter]:
-        wanted = {"state": state, "limit": limit, **({} if before is None else {"before": before})}
-        found: list[Letter] = self._ask("GET", "/v1/dead-letters", params=wanted)
-        return found
+        found = self.client.list_dead_letters(state, limit, before)
+        return [each.model_dump(mode="json") for each in found]
 
     def letter(self, number: int) -> Letter:
-        found: Letter = self._ask("GET", f"/v1/dead-letters/{number}")
-        return found
+        return self.client.get_dead_letter(number).model_dump(mode="json")
 
     def settle(self, number: int, action: Literal["retry", "drop"]) -> str:
-        return str(self._ask("POST", f"/v1/dead-letters/{number}/{action}")["note"])
-
-    def _ask(self, method: str, path: str, **more: Any) -> Any:
-        try:
-            answer = self.client.request(method, path, **more)
-        except httpx.HTTPError as error:
-            raise UserError(
-                f"--scheduler: {self.client.base_url} does not answer: {error}"
-            ) from None
-        if answer.is_success:
-            return answer.json()
-        raise UserError(_detail(answer))
-
-
-def _detail(answer: httpx.Response) -> str:
-    try:
-        return str(answer.json()["detail"])
-    except (ValueError, KeyError, TypeError):
-        return f"the scheduler answers {answer.status_code}"
+        if action == "retry":
+            return self.client.retry_dead_letter(number).note
+        return self.client.drop_dead_letter(number).note
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,9 +109,8 @@ def desk_of(run: str, runs: Path, scheduler: str) -> Iterator[Desk]:
         UserError: if the run is in progress and its scheduler does not answer, or there is none.
     """
     folder = runs / run
-    address = scheduler or _answering(address_of(folder))
-    if address:
-        with httpx.Client(base_url=address, headers=_headers(folder), timeout=30) as client:
+    if scheduler or _answers(address_of(folder)):
+        with client_of(folder, scheduler, role="operator") as client:
             yield ApiDesk(client)
         return
     with store_of(folder):
@@ -138,21 +119,11 @@ def desk_of(run: str, runs: Path, scheduler: str) -> Iterator[Desk]:
         yield StoreDesk(store, run)
 
 
-def _answering(address: str) -> str:
-    """Return the address if a scheduler answers there, otherwise nothing."""
+def _answers(address: str) -> bool:
     try:
-        return address if address and httpx.get(f"{address}/livez", timeout=5).is_success else ""
+        return bool(address) and httpx.get(f"{address}/livez", timeout=5).is_success
     except httpx.HTTPError:
-        return ""
-
-
-def _headers(folder: Path) -> dict[str, str]:
-    """Return what proves who asks: DIGENRL_API_TOKEN, or the operator's token of the run."""
-    given = ClientSettings().headers
-    tokens = folder / KEYS
-    if given or not (tokens / "operator.token").is_file():
-        return given
-    return Tokens(tokens).headers("operator")
+        return False
 
 
 def every_open(desk: Desk) -> list[int]:

@@ -36,14 +36,7 @@ def history_routes(store: ObjectStore, run: str) -> APIRouter:
     @router.get("/v1/audit", operation_id="list_audit")
     async def audit(limit: Limit = 50, after: Cursor = "") -> models.AuditPage:
         """Requests that changed something, or were to, with who has asked; newest first."""
-        found: list[models.AuditView] = []
-        async for number, entry in read_newest(store, run, int(after) if after else None):
-            if isinstance(entry, Request):
-                if len(found) == limit:
-                    return models.AuditPage(requests=found, next=str(found[-1].number))
-                said = entry.model_dump(exclude={"kind"})
-                found.append(models.AuditView(number=number, **said))
-        return models.AuditPage(requests=found, next=None)
+        return await audit_page(store, run, limit, after)
 
     @router.get("/v1/storage", operation_id="get_storage")
     async def storage() -> models.StorageView:
@@ -51,6 +44,18 @@ def history_routes(store: ObjectStore, run: str) -> APIRouter:
         return await past.storage()
 
     return router
+
+
+async def audit_page(store: ObjectStore, run: str, limit: int, after: str) -> models.AuditPage:
+    """Return a page of the requests in a run's journal, newest first."""
+    found: list[models.AuditView] = []
+    async for number, entry in read_newest(store, run, int(after) if after else None):
+        if isinstance(entry, Request):
+            if len(found) == limit:
+                return models.AuditPage(requests=found, next=str(found[-1].number))
+            said = entry.model_dump(exclude={"kind"})
+            found.append(models.AuditView(number=number, **said))
+    return models.AuditPage(requests=found, next=None)
 
 
 def _add_samples(router: APIRouter, past: Past) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from digenrl.commands.options import RUNS, AsJson, Runs
+from digenrl.commands.options import RUNS, AsJson, RunName, Runs, SchedulerAddress
 from shared.errors import UserError
 
 if TYPE_CHECKING:
@@ -17,11 +17,7 @@ dlq = typer.Typer(
     help="Dead letters of a run: messages that nobody could use, and attempts that failed.",
     no_args_is_help=True,
 )
-RunName = Annotated[str, typer.Argument(metavar="RUN", help="name of the run")]
 Numbers = Annotated[list[int] | None, typer.Argument(help="numbers of letters")]
-Scheduler = Annotated[
-    str, typer.Option(help="address of the scheduler, if `digenrl up` does not run it here")
-]
 AllOpen = Annotated[bool, typer.Option("--all", help="every open letter")]
 
 
@@ -35,7 +31,7 @@ def list_letters(
     before: Annotated[
         int | None, typer.Option(min=1, help="only those with a smaller number")
     ] = None,
-    scheduler: Scheduler = "",
+    scheduler: SchedulerAddress = "",
     as_json: AsJson = False,
     runs: Runs = RUNS,
 ) -> None:
@@ -60,7 +56,7 @@ def list_letters(
 def show(
     run: RunName,
     number: Annotated[int, typer.Argument(min=1, help="number of the letter")],
-    scheduler: Scheduler = "",
+    scheduler: SchedulerAddress = "",
     as_json: AsJson = False,
     runs: Runs = RUNS,
 ) -> None:
@@ -78,30 +74,21 @@ def show(
     typer.echo(f"data: {base64.b64decode(found['data'])!r}")
 
 
-@dlq.command()
-def retry(
-    run: RunName,
-    numbers: Numbers = None,
-    every: AllOpen = False,
-    scheduler: Scheduler = "",
-    as_json: AsJson = False,
-    runs: Runs = RUNS,
-) -> None:
-    """Have the work of letters done again; a run that has failed by it goes on."""
-    _settle("retry", run, numbers or [], every, scheduler, as_json, runs)
+def _add(action: Literal["retry", "drop"], what: str) -> None:
+    @dlq.command(action, help=what)
+    def settle(
+        run: RunName,
+        numbers: Numbers = None,
+        every: AllOpen = False,
+        scheduler: SchedulerAddress = "",
+        as_json: AsJson = False,
+        runs: Runs = RUNS,
+    ) -> None:
+        _settle(action, run, numbers or [], every, scheduler, as_json, runs)
 
 
-@dlq.command()
-def drop(
-    run: RunName,
-    numbers: Numbers = None,
-    every: AllOpen = False,
-    scheduler: Scheduler = "",
-    as_json: AsJson = False,
-    runs: Runs = RUNS,
-) -> None:
-    """Say that nobody needs letters any more; nothing of the run changes."""
-    _settle("drop", run, numbers or [], every, scheduler, as_json, runs)
+_add("retry", "Have the work of letters done again; a run that has failed by it goes on.")
+_add("drop", "Say that nobody needs letters any more; nothing of the run changes.")
 
 
 def _settle(

@@ -1,14 +1,19 @@
 """`digenrl gc`: deletes what a run's folder holds and nobody needs."""
 
 import asyncio
+import json
 import sys
 import time
-from typing import Annotated
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from digenrl.commands.options import RUNS, RunArgument, RunOption, Runs, named
+from digenrl.commands.options import RUNS, AsJson, RunArgument, RunOption, Runs, named
 from shared.errors import UserError
+
+if TYPE_CHECKING:
+    from shared.run.garbage import Garbage
 
 
 def gc(
@@ -26,6 +31,7 @@ def gc(
             "nothing stores into meanwhile",
         ),
     ] = None,
+    as_json: AsJson = False,
     runs: Runs = RUNS,
 ) -> None:
     """Delete a run's objects that no commit, no open batch and no evaluation names, and versions
@@ -41,19 +47,35 @@ def gc(
         by_default = 0.0 if is_alone else SAFE_AGE_S
         age = by_default if hours is None else 3600 * hours
         found = asyncio.run(find_garbage(store, wanted, now=time.time(), min_age=age))
-        for each in found:
-            typer.echo(f"{len(each.found):8d} objects {size(each.num_bytes):>10}  {each.kind}")
-        if not found:
-            typer.echo("nothing to delete")
-            return
-        if dry_run or not (yes or _agreed()):
-            typer.echo("nothing was deleted")
+        if not as_json:
+            _show(found)
+        if not found or dry_run or not (yes or _agreed()):
+            _say(found, None, as_json=as_json)
             return
 
         async def delete() -> int:
             return sum([await delete_garbage(store, each) for each in found])
 
-        typer.echo(f"deleted {asyncio.run(delete())} objects")
+        _say(found, asyncio.run(delete()), as_json=as_json)
+
+
+def _show(found: "Sequence[Garbage]") -> None:
+    for each in found:
+        typer.echo(f"{len(each.found):8d} objects {size(each.num_bytes):>10}  {each.kind}")
+
+
+def _say(found: "Sequence[Garbage]", deleted: int | None, *, as_json: bool) -> None:
+    """Say what was deleted; None: nothing was to be."""
+    if as_json:
+        kinds = [
+            {"kind": each.kind, "objects": len(each.found), "bytes": each.num_bytes}
+            for each in found
+        ]
+        typer.echo(json.dumps({"found": kinds, "deleted": deleted or 0}, indent=1))
+    elif not found:
+        typer.echo("nothing to delete")
+    else:
+        typer.echo("nothing was deleted" if deleted is None else f"deleted {deleted} objects")
 
 
 def _agreed() -> bool:

@@ -38,14 +38,42 @@ TensorBoardFolder = Annotated[
 WandbProject = Annotated[
     str | None, typer.Option(help="Weights & Biases project; offline with WANDB_MODE=offline")
 ]
-RunArgument = Annotated[str, typer.Argument(metavar="[RUN]", help="name of the run, like --run")]
+
+
+def names_of_runs(incomplete: str) -> list[str]:
+    """Return the runs of `digenrl up` that are in the folder runs/, for the shell's completion."""
+    found = (each.parent.name for each in RUNS.glob("*/recipe.json"))
+    return sorted(name for name in found if name.startswith(incomplete))
+
+
+RUNS = Path("runs")
+RunName = Annotated[
+    str,
+    typer.Argument(metavar="RUN", help="name of the run", autocompletion=names_of_runs),
+]
+RunArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="[RUN]", help="name of the run, like --run", autocompletion=names_of_runs
+    ),
+]
 RunOption = Annotated[str, typer.Option(envvar="DIGENRL_RUN", help="name of the run")]
+SchedulerAddress = Annotated[
+    str,
+    typer.Option(
+        "--scheduler",
+        help="address of the scheduler's API, or of the run's page; a run of `digenrl up` is found",
+    ),
+]
+TokenFile = Annotated[
+    Path | None,
+    typer.Option(help="file with a token for it; by default DIGENRL_API_TOKEN, or the run's own"),
+]
 Runs = Annotated[Path, typer.Option(help="folder with the runs of `digenrl up`")]
 OpenApi = Annotated[bool, typer.Option("--open-api", help="ask nobody for a token: on a laptop")]
 PlainHttp = Annotated[
     bool, typer.Option("--plain-http", help="listen beyond this machine without TLS")
 ]
-RUNS = Path("runs")
 
 
 def named(name: str, run: str) -> str:

@@ -1,11 +1,18 @@
 """`digenrl repair`: finds what is damaged in a stopped run's store, and mends it."""
 
 import asyncio
-from typing import Annotated
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from digenrl.commands.options import RUNS, RunArgument, RunOption, Runs, named
+from digenrl.commands.options import RUNS, AsJson, RunArgument, RunOption, Runs, named
+
+if TYPE_CHECKING:
+    from shared.run.repair import Damage
+
+SAID = ("key", "what", "remedy", "then")
 
 
 def repair(
@@ -14,6 +21,7 @@ def repair(
     apply: Annotated[
         bool, typer.Option("--apply", help="mend it; without this, only say what would be done")
     ] = False,
+    as_json: AsJson = False,
     runs: Runs = RUNS,
 ) -> None:
     """Read everything that is stored of a stopped run, and say what is damaged; with --apply, move
@@ -27,14 +35,10 @@ def repair(
     with store_of(runs / wanted):
         store = open_store(ServiceSettings(run=wanted).store)
         found = asyncio.run(find_damage(store, wanted))
-        for each in found:
-            typer.echo(f"{each.key}: {each.what}")
-            typer.echo(f"    {each.remedy if each.remedy != 'none' else 'by hand'}: {each.then}")
+        _show(found, apply=apply, as_json=as_json)
         if not found:
-            typer.echo("nothing is damaged")
             return
         if not apply:
-            typer.echo("nothing was changed; --apply mends it")
             raise typer.Exit(1)
 
         async def mend_all() -> None:
@@ -44,6 +48,21 @@ def repair(
         asyncio.run(mend_all())
         left = sum(each.remedy == "none" for each in found)
         kept = f"{wanted}/quarantine"
-        typer.echo(f"mended {len(found) - left} objects; the damaged ones are in {kept}")
+        if not as_json:
+            typer.echo(f"mended {len(found) - left} objects; the damaged ones are in {kept}")
         if left:
             raise typer.Exit(1)
+
+
+def _show(found: "Sequence[Damage]", *, apply: bool, as_json: bool) -> None:
+    if as_json:
+        said = [{key: getattr(each, key) for key in SAID} for each in found]
+        typer.echo(json.dumps(said, indent=1))
+        return
+    for each in found:
+        typer.echo(f"{each.key}: {each.what}")
+        typer.echo(f"    {each.remedy if each.remedy != 'none' else 'by hand'}: {each.then}")
+    if not found:
+        typer.echo("nothing is damaged")
+    elif not apply:
+        typer.echo("nothing was changed; --apply mends it")

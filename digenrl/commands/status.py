@@ -1,25 +1,31 @@
 """`digenrl status` and `digenrl watch`: what a run does, once or until it ends."""
 
 import asyncio
+import json
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
-from digenrl.commands.options import RUNS, AsJson, RunArgument, RunOption, Runs, named
+from digenrl.commands.options import (
+    RUNS,
+    AsJson,
+    RunArgument,
+    RunOption,
+    Runs,
+    SchedulerAddress,
+    TokenFile,
+    named,
+)
 from shared.errors import DigenRLError
 
 if TYPE_CHECKING:
+    from digenrl.local.display import Display
     from digenrl.view.live import LiveRun
     from digenrl.view.state import RunState
 
 EVERY_S = 1.0
-
-SchedulerAddress = Annotated[
-    str, typer.Option(help="address of the scheduler's API; a run of `digenrl up` is found")
-]
-TokenFile = Annotated[Path | None, typer.Option(help="file with a viewer's token for it")]
 
 
 def status(
@@ -61,11 +67,15 @@ def watch(
     run: RunOption = "",
     scheduler: SchedulerAddress = "",
     token_file: TokenFile = None,
+    as_json: AsJson = False,
     runs: Runs = RUNS,
 ) -> None:
-    """Show a run as it goes on, on a terminal as a table; end with it, with 1 if it failed."""
+    """Show a run as it goes on, on a terminal as a table; end with it, with 1 if it failed.
+
+    With --json a line is written whenever something has changed: what the API says of the run.
+    """
     folder = runs / named(name, run)
-    raise typer.Exit(asyncio.run(_watch(folder, scheduler, token_file)))
+    raise typer.Exit(asyncio.run(_watch(folder, scheduler, token_file, as_json=as_json)))
 
 
 async def _live(folder: Path, scheduler: str, token_file: Path | None) -> "RunState | None":
@@ -75,15 +85,25 @@ async def _live(folder: Path, scheduler: str, token_file: Path | None) -> "RunSt
         return await live_state(await _reach(stack, folder, scheduler, token_file))
 
 
-async def _watch(folder: Path, scheduler: str, token_file: Path | None) -> int:
-    from rich.console import Console
+class Lines:
+    """Writes what the API says of a run as lines of JSON."""
 
-    from digenrl.local.display import Display
+    def __init__(self) -> None:
+        self._seen: object = None
 
+    def update(self, run: object, workers: object) -> None:
+        if run != self._seen:
+            self._seen = run
+            typer.echo(json.dumps(run))
+
+    def tell(self, text: str) -> None:
+        typer.echo(text, err=True)
+
+
+async def _watch(folder: Path, scheduler: str, token_file: Path | None, *, as_json: bool) -> int:
     async with AsyncExitStack() as stack:
         live = await _reach(stack, folder, scheduler, token_file)
-        display = Display(Console(), live.url, str(folder / "logs"))
-        stack.enter_context(display.shown())
+        display = Lines() if as_json else _table(stack, live, folder)
         seen = None
         while True:
             run, workers = await live.get("/v1/run"), await live.get("/v1/workers")
@@ -98,6 +118,16 @@ async def _watch(folder: Path, scheduler: str, token_file: Path | None) -> int:
                 display.tell(run["failure"] or f"the run is {seen}")
                 return 1 if seen == "failed" else 0
             await asyncio.sleep(EVERY_S)
+
+
+def _table(stack: AsyncExitStack, live: "LiveRun", folder: Path) -> "Display":
+    from rich.console import Console
+
+    from digenrl.local.display import Display
+
+    display = Display(Console(), live.url, str(folder / "logs"))
+    stack.enter_context(display.shown())
+    return display
 
 
 async def _reach(

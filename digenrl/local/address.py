@@ -1,13 +1,19 @@
-"""Where the services of a run of `digenrl up` answer, for other commands on this machine."""
+"""Where the services of a run answer, for other commands on this machine."""
 
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
+
+from shared.errors import UserError
+
+if TYPE_CHECKING:
+    from digenrl.client import Client
+    from shared.process.http_access import Role
 
 Service = Literal["scheduler", "page"]
 
 
 def write_address(folder: Path, url: str, of: Service = "scheduler") -> None:
-    """Note the address of a service of the run in ``folder``."""
+    """Note the address of a service of the run of `digenrl up` in ``folder``."""
     (folder / f"{of}.url").write_text(url + "\n")
 
 
@@ -17,3 +23,39 @@ def address_of(folder: Path, of: Service = "scheduler") -> str:
         return (folder / f"{of}.url").read_text().strip()
     except OSError:
         return ""
+
+
+def client_of(
+    folder: Path,
+    scheduler: str = "",
+    token_file: Path | None = None,
+    *,
+    role: "Role" = "viewer",
+    of: Service = "scheduler",
+) -> "Client":
+    """Return a client of a run: of the address that is given, or of the run of `digenrl up`.
+
+    Args:
+        token_file: file with a token; None: DIGENRL_API_TOKEN, or for a run of `digenrl up` the
+            token of ``role`` in its folder.
+
+    Raises:
+        UserError: if nobody has said where it answers, or the file cannot be read.
+    """
+    from digenrl.client import Client
+    from digenrl.local.tokens import KEYS
+
+    address = scheduler or address_of(folder, of)
+    if not address:
+        raise UserError(
+            f"--scheduler: {folder} is no run of `digenrl up`; name the address of the run's "
+            f"{'page' if of == 'page' else 'scheduler'}"
+        )
+    own = folder / KEYS / f"{role}.token"
+    if token_file is None and not scheduler and own.is_file():
+        token_file = own
+    try:
+        token = "" if token_file is None else token_file.read_text().strip()
+    except OSError as error:
+        raise UserError(f"--token-file: {token_file}: {error.strerror}") from error
+    return Client.at(address, token=token)

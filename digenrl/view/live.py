@@ -46,7 +46,8 @@ class LiveRun:
 
 
 def client_of(scheduler: str, token_file: Path | None) -> httpx.AsyncClient:
-    """Return a client of the scheduler's API; on loopback there is no certificate to check.
+    """Return a client of the scheduler's API; on loopback there is no certificate to check,
+    elsewhere it may be one of DIGENRL_CA.
 
     Args:
         token_file: file with a token; None: the settings have one, or none is needed.
@@ -60,5 +61,6 @@ def client_of(scheduler: str, token_file: Path | None) -> httpx.AsyncClient:
             headers = {"authorization": f"Bearer {token_file.read_text().strip()}"}
         except OSError as error:
             raise UserError(f"--token-file: {token_file}: {error.strerror}") from error
-    verified = urlsplit(scheduler).hostname not in LOOPBACK
-    return httpx.AsyncClient(headers=headers, timeout=TIMEOUT_S, verify=verified)
+    is_here = urlsplit(scheduler).hostname in LOOPBACK
+    verify = False if is_here else ClientSettings().trusted
+    return httpx.AsyncClient(headers=headers, timeout=TIMEOUT_S, verify=verify)

@@ -5,6 +5,7 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import cast
 
 import httpx
 import pytest
@@ -13,12 +14,14 @@ from typer.testing import CliRunner, Result
 
 from digenrl import dead_letters
 from digenrl.cli import app
+from digenrl.client import Client
 from digenrl.local.address import address_of, write_address
 from services.scheduler.shell.app import Scheduler
 from shared.errors import UserError
 from shared.run.dead_letters import DeadLetter, Work, add_letter, encoded
 from shared.store import ObjectStore
 from shared.store.folder import FolderBackend
+from tests.follow.runs import Run
 
 
 def store_letters(folder: Path, number: int) -> None:
@@ -40,6 +43,7 @@ def dlq(*arguments: str) -> Result:
 def left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A run that is not in progress, with five letters."""
     monkeypatch.setenv("DIGENRL_STORE_URL", f"file://{tmp_path}")
+    Run(tmp_path).begin()
     store_letters(tmp_path, 5)
 
 
@@ -83,7 +87,7 @@ def test_letters_of_a_run_in_progress_are_asked_of_its_scheduler(
 
     @contextmanager
     def here(*_: object) -> Iterator[dead_letters.ApiDesk]:
-        yield dead_letters.ApiDesk(client)  # type: ignore[arg-type]
+        yield dead_letters.ApiDesk(Client(cast(httpx.Client, client)))
 
     monkeypatch.setattr(dead_letters, "desk_of", here)
     monkeypatch.setattr(dead_letters, "PAGE", 2)
@@ -105,4 +109,4 @@ def test_the_address_of_a_run_is_in_its_folder(tmp_path: Path) -> None:
     write_address(tmp_path, "http://127.0.0.1:1")
     assert address_of(tmp_path) == "http://127.0.0.1:1"
     with pytest.raises(UserError, match="does not answer"):
-        dead_letters.ApiDesk(httpx.Client(base_url=address_of(tmp_path))).letters("open", 1, None)
+        dead_letters.ApiDesk(Client.at(address_of(tmp_path))).letters("open", 1, None)

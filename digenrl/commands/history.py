@@ -1,0 +1,185 @@
+"""Commands that look back at a run, in progress or over: versions, samples and the audit log."""
+
+import asyncio
+import json
+import time
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+import typer
+
+from digenrl.commands.options import (
+    RUNS,
+    AsJson,
+    RunName,
+    Runs,
+    SchedulerAddress,
+    TokenFile,
+)
+from shared.errors import UserError
+
+if TYPE_CHECKING:
+    from digenrl.api.models import AuditPage, SamplePage
+    from digenrl.client import Client
+    from shared.store import ObjectStore
+
+T = TypeVar("T")
+Limit = Annotated[int, typer.Option(min=1, max=200, help="how many at most")]
+
+
+def versions(
+    run: RunName,
+    limit: Limit = 20,
+    before: Annotated[int | None, typer.Option(min=0, help="only smaller numbers")] = None,
+    scheduler: SchedulerAddress = "",
+    token_file: TokenFile = None,
+    as_json: AsJson = False,
+    runs: Runs = RUNS,
+) -> None:
+    """List the newest policy versions of a run, and which workers have loaded each."""
+
+    async def stored(store: "ObjectStore") -> list[dict[str, Any]]:
+        from shared.run.chain import read_chain
+
+        chain = await read_chain(store, run)
+        steps = await chain.page(chain.version + 1 if before is None else before, limit)
+        return [
+            {
+                "version": each.version, "weights_digest": each.policy.weights_digest,
+                "weights": each.weights.key, "trained_from_batch": each.batch, "adopted_by": [],
+            }
+            for each in steps
+        ]  # fmt: skip
+
+    def asked(client: "Client") -> list[dict[str, Any]]:
+        return [each.model_dump(mode="json") for each in client.list_versions(limit, before)]
+
+    found = _from_either(runs / run, scheduler, token_file, asked, stored)
+    if as_json:
+        typer.echo(json.dumps(found, indent=1))
+        return
+    for each in found:
+        adopted = ", ".join(each["adopted_by"])
+        typer.echo(f"{each['version']:6d}  {each['weights_digest'][:12]}  {adopted}".rstrip())
+
+
+def samples(
+    run: RunName,
+    batch: Annotated[int, typer.Argument(min=0, help="number of the batch: step 20 is batch 19")],
+    order: Annotated[str, typer.Option(help="worst or best first, or by number")] = "worst",
+    limit: Limit = 10,
+    after: Annotated[str, typer.Option(help="cursor that the page before has ended with")] = "",
+    scheduler: SchedulerAddress = "",
+    token_file: TokenFile = None,
+    as_json: AsJson = False,
+    runs: Runs = RUNS,
+) -> None:
+    """List samples of a committed batch with rewards and scores; by default the worst first.
+
+    Examples: `digenrl samples demo 19`, `digenrl samples demo 19 --order best --limit 5`.
+    """
+    if order not in ("worst", "best", "number"):
+        raise UserError(f"--order: {order} is none of worst, best, number")
+
+    async def stored(store: "ObjectStore") -> "SamplePage | None":
+        from digenrl.api.past import Past
+
+        return await Past(store, run).samples(batch, int(after or 0), limit, order)  # type: ignore[arg-type]
+
+    def asked(client: "Client") -> "SamplePage | None":
+        return client.list_samples(batch, order, limit, after)  # type: ignore[arg-type]
+
+    page = _from_either(runs / run, scheduler, token_file, asked, stored)
+    if page is None:
+        raise UserError(f"BATCH: {batch} is not committed")
+    if as_json:
+        typer.echo(page.model_dump_json(indent=1))
+        return
+    for each in page.samples:
+        reward = "none" if each.reward is None else f"{each.reward:.3f}"
+        scores = ", ".join(
+            f"{name} {'none' if score is None else f'{score:.3f}'}"
+            for name, score in each.scores.items()
+        )
+        notes = "; ".join(filter(None, [each.why_not, _letters(each.letters)]))
+        typer.echo(
+            f"{each.group:4d}/{each.sample:<3d} {reward:>7}  {scores}  {each.generated_by}  "
+            f"{each.prompt or ''}  {notes}".rstrip()
+        )
+    if page.next is not None:
+        typer.echo(f"more: --after {page.next}")
+
+
+def _letters(numbers: list[int]) -> str:
+    return f"dead letters {', '.join(map(str, numbers))}" if numbers else ""
+
+
+def audit(
+    run: RunName,
+    limit: Limit = 20,
+    after: Annotated[str, typer.Option(help="cursor that the page before has ended with")] = "",
+    scheduler: SchedulerAddress = "",
+    token_file: TokenFile = None,
+    as_json: AsJson = False,
+    runs: Runs = RUNS,
+) -> None:
+    """List who has asked for what: requests that changed something, or were to, newest first."""
+
+    async def stored(store: "ObjectStore") -> "AuditPage":
+        from digenrl.api.history import audit_page
+
+        return await audit_page(store, run, limit, after)
+
+    def asked(client: "Client") -> "AuditPage":
+        return client.list_audit(limit, after)
+
+    page = _from_either(runs / run, scheduler, token_file, asked, stored)
+    if as_json:
+        typer.echo(page.model_dump_json(indent=1))
+        return
+    for each in page.requests:
+        at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(each.at))
+        who = f"{each.caller} for {each.on_behalf}" if each.on_behalf else each.caller
+        typer.echo(f"{at}  {who:20} {each.operation}  {each.status}")
+    if not page.requests:
+        typer.echo("nobody has asked for anything")
+    if page.next is not None:
+        typer.echo(f"more: --after {page.next}")
+
+
+def _from_either(
+    folder: Path,
+    scheduler: str,
+    token_file: Path | None,
+    asked: "Callable[[Client], T]",
+    stored: "Callable[[ObjectStore], Coroutine[Any, Any, T]]",
+) -> T:
+    """Return what the run's store says, or the page of a run in progress.
+
+    Raises:
+        UserError: if the run is in progress and its page does not answer, or there is no such run.
+    """
+    from digenrl.local.address import client_of
+    from digenrl.local.preflight import InProgress
+    from digenrl.local.store import store_of
+    from shared.process.settings import ServiceSettings
+    from shared.run.run_recipe import needed_recipe
+    from shared.store import open_store
+    from shared.telemetry import quiet_logs
+
+    quiet_logs()
+    if not scheduler:
+        try:
+            with store_of(folder):
+                store = open_store(ServiceSettings(run=folder.name).store)
+
+                async def read() -> T:
+                    await needed_recipe(store, folder.name)
+                    return await stored(store)
+
+                return asyncio.run(read())
+        except InProgress:
+            pass
+    with client_of(folder, scheduler, token_file, of="page") as client:
+        return asked(client)

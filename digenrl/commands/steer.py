@@ -1,0 +1,171 @@
+"""Commands that look at a run in progress and steer it: workers, TAG, pause, resume and stop."""
+
+import json
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from digenrl.commands.options import (
+    RUNS,
+    AsJson,
+    RunName,
+    Runs,
+    SchedulerAddress,
+    TokenFile,
+)
+from shared.errors import UserError
+
+if TYPE_CHECKING:
+    from services.scheduler.shell.api_models import TagView, WorkerView
+
+
+def workers(
+    run: RunName,
+    names: Annotated[list[str] | None, typer.Argument(help="only these workers")] = None,
+    host: Annotated[str, typer.Option(help="only the workers of this host")] = "",
+    drain: Annotated[
+        bool, typer.Option("--drain", help="give them nothing new; what they have, they finish")
+    ] = False,
+    undrain: Annotated[bool, typer.Option("--undrain", help="give them work again")] = False,
+    scheduler: SchedulerAddress = "",
+    token_file: TokenFile = None,
+    as_json: AsJson = False,
+    runs: Runs = RUNS,
+) -> None:
+    """List the workers of a run in progress; drain some, or a whole host, or give them work again.
+
+    Examples: `digenrl workers demo`, `digenrl workers demo rollout-3 --drain`, `digenrl workers
+    demo --host node7 --drain`. Ends with 1 if one of them cannot be drained.
+    """
+    from digenrl.local.address import client_of
+
+    if drain and undrain:
+        raise UserError("--undrain: not together with --drain")
+    if (drain or undrain) and not names and not host:
+        raise UserError("NAMES: name workers, or a host with --host")
+    role: Literal["operator", "viewer"] = "operator" if drain or undrain else "viewer"
+    with client_of(runs / run, scheduler, token_file, role=role) as client:
+        found = _chosen(client.list_workers(), names or [], host)
+        if not (drain or undrain):
+            _show(found, as_json=as_json)
+            return
+        said = [
+            _told(client.drain_worker if drain else client.undrain_worker, each.worker)
+            for each in found
+        ]
+    if as_json:
+        typer.echo(json.dumps(said, indent=1))
+    else:
+        for each in said:
+            typer.echo(f"{each['worker']}: {each['note']}")
+    if not all(each["done"] for each in said):
+        raise typer.Exit(1)
+
+
+def _told(ask: Callable[[str], object], worker: str) -> dict[str, object]:
+    from digenrl.client import Refused
+
+    try:
+        ask(worker)
+    except Refused as refused:
+        return {"worker": worker, "done": False, "note": str(refused)}
+    return {"worker": worker, "done": True, "note": "it is told"}
+
+
+def _chosen(found: "list[WorkerView]", names: list[str], host: str) -> "list[WorkerView]":
+    known = {each.worker for each in found}
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        raise UserError(f"NAMES: {unknown[0]} is none of {', '.join(sorted(known))}")
+    chosen = [
+        each for each in found
+        if (not names or each.worker in names) and (not host or each.host == host)
+    ]  # fmt: skip
+    if host and not chosen:
+        hosts = sorted({each.host for each in found})
+        raise UserError(f"--host: {host} is none of {', '.join(hosts)}")
+    return chosen
+
+
+def _show(found: "list[WorkerView]", *, as_json: bool) -> None:
+    if as_json:
+        typer.echo(json.dumps([each.model_dump(mode="json") for each in found], indent=1))
+        return
+    for each in found:
+        version = "" if each.policy_version is None else f"v{each.policy_version}"
+        state = each.refused or (each.drain if each.drain != "no" else each.use or each.activity)
+        pace = "" if each.seconds_per_sample is None else f"{each.seconds_per_sample:.2f} s/sample"
+        line = f"{each.worker:16} {each.service:8} {each.host:16} {version:6} {state:22} {pace}"
+        typer.echo(line.rstrip())
+    if not found:
+        typer.echo("no workers")
+
+
+def tag(
+    run: RunName,
+    mode: Annotated[
+        str, typer.Argument(help="auto, off, or how many groups the trainer generates; or nothing")
+    ] = "",
+    scheduler: SchedulerAddress = "",
+    token_file: TokenFile = None,
+    as_json: AsJson = False,
+    runs: Runs = RUNS,
+) -> None:
+    """Say what trainer-assisted generation decided and what it gained; or choose how much it helps.
+
+    Examples: `digenrl tag demo`, `digenrl tag demo off`, `digenrl tag demo 3`.
+    """
+    from digenrl.local.address import client_of
+
+    role: Literal["operator", "viewer"] = "operator" if mode else "viewer"
+    with client_of(runs / run, scheduler, token_file, role=role) as client:
+        if mode in ("auto", "off"):
+            client.set_tag(mode)  # type: ignore[arg-type]
+        elif mode.isdecimal():
+            client.set_tag("fixed", int(mode))
+        elif mode:
+            raise UserError(f"MODE: {mode!r} is none of auto, off and a number of groups")
+        shown = client.get_tag()
+    typer.echo(shown.model_dump_json(indent=1) if as_json else "\n".join(_tag_lines(shown, mode)))
+
+
+def _tag_lines(tag: "TagView", asked: str) -> list[str]:
+    if asked:
+        return [f"asked for: {asked}; from the next batch on, off at once"]
+    chosen = f"{tag.mode}, {tag.groups} groups" if tag.mode == "fixed" else tag.mode
+    lines = [f"mode {chosen}; the trainer's device is {'lent' if tag.lent else 'at home'}"]
+    for each in tag.decisions:
+        gains = (
+            f"{name} {gain:+.1%}" for name, gain in
+            (("predicted", each.predicted_gain), ("measured", each.measured_gain))
+            if gain is not None
+        )  # fmt: skip
+        lines.append(f"batch {each.batch}: {each.groups} groups ({each.reason}) {', '.join(gains)}")
+    return lines
+
+
+def add_actions(app: typer.Typer) -> None:
+    """Add `pause`, `resume` and `stop`."""
+
+    def add(action: Literal["pause", "resume", "stop"], what: str) -> None:
+        @app.command(action, help=what)
+        def act(
+            run: RunName,
+            scheduler: SchedulerAddress = "",
+            token_file: TokenFile = None,
+            as_json: AsJson = False,
+            runs: Runs = RUNS,
+        ) -> None:
+            from digenrl.local.address import client_of
+
+            with client_of(runs / run, scheduler, token_file, role="operator") as client:
+                asked = {
+                    "pause": client.pause_run, "resume": client.resume_run, "stop": client.stop_run,
+                }[action]()  # fmt: skip
+            said = f"{run}: {action} is asked for"
+            typer.echo(asked.model_dump_json(indent=1) if as_json else said)
+
+    add("pause", "Issue no further fragments of a run; what is begun is finished.")
+    add("resume", "Go on with a run that was paused or has failed, while its services are there.")
+    add("stop", "End a run where it is; `digenrl up --resume` goes on with it.")

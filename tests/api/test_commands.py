@@ -1,0 +1,147 @@
+"""Commands that look at a run and steer it, over the API of a scheduler in mid-run and over the
+store of one that is over."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import cast
+
+import httpx
+import pytest
+import typer
+from fastapi.testclient import TestClient
+from typer.testing import CliRunner, Result
+
+from digenrl import cli
+from digenrl.client import Client
+from digenrl.local import address
+from services.scheduler.core.machine import step
+from services.scheduler.shell.api import create_app
+from services.scheduler.shell.app import Scheduler
+from services.scheduler.shell.roster import Seen
+from shared.errors import UserError
+from shared.messages.workers import WorkerStatus
+from tests.api.past_run import past_run
+from tests.follow.runs import RUN
+from tests.scheduler.shell.conftest import folder, scheduler
+from tests.scheduler.shell.served import Outbox
+
+__all__ = ["folder", "scheduler"]  # fixtures
+
+
+def run(*arguments: str) -> Result:
+    found = CliRunner().invoke(cli.app, arguments)
+    if found.exception is not None and not isinstance(found.exception, SystemExit):
+        raise found.exception
+    return found
+
+
+@pytest.fixture
+def live(scheduler: Scheduler, monkeypatch: pytest.MonkeyPatch) -> Scheduler:
+    """A run in progress on two hosts, whose API the commands find."""
+    for name, service, host in (("rollout-0", "rollout", "a"), ("reward-0", "reward", "b")):
+        status = WorkerStatus.model_validate({
+            "service": service, "worker": name, "address": f"{name}-a", "host": host,
+            "activity": "scoring",
+        })  # fmt: skip
+        scheduler.roster.seen[f"{name}-a"] = Seen(status, 0.0)
+
+    @contextmanager
+    def client_of(*_: object, **__: object) -> Iterator[Client]:
+        yield Client(cast(httpx.Client, TestClient(create_app(scheduler))))
+
+    monkeypatch.setattr(address, "client_of", client_of)
+    return scheduler
+
+
+def test_a_host_is_drained_and_what_cannot_be_is_said(live: Scheduler) -> None:
+    shown = run("workers", "demo").output.splitlines()
+    assert [line.split()[:3] for line in shown] == [
+        ["reward-0", "reward", "b"], ["rollout-0", "rollout", "a"],
+    ]  # fmt: skip
+    done = run("workers", "demo", "--host", "a", "--drain")
+    assert (done.exit_code, done.output) == (0, "rollout-0: it is told\n")
+    [request] = cast(Outbox, live.bus).published
+    live.state, _ = step(live.plan, live.state, request, 2.0)  # type: ignore[arg-type]
+    assert "draining" in run("workers", "demo", "rollout-0").output
+    assert json.loads(run("workers", "demo", "--json").output)[1]["drain"] == "draining"
+    refused = run("workers", "demo", "reward-0", "--drain")
+    assert refused.exit_code == 1 and "SIGTERM" in refused.output
+    for arguments, fault in (
+        (["nobody"], "NAMES: nobody is none of reward-0, rollout-0"),
+        (["--host", "c"], "--host: c is none of a, b"),
+        (["--drain"], "NAMES: name workers, or a host"),
+    ):
+        with pytest.raises(UserError, match=fault):
+            run("workers", "demo", *arguments)
+
+
+def test_tag_is_shown_and_chosen_and_a_run_is_paused(live: Scheduler) -> None:
+    assert run("tag", "demo").output.startswith("mode auto; the trainer's device is at home")
+    assert "asked for: off" in run("tag", "demo", "off").output
+    run("tag", "demo", "1")
+    assert "pause is asked for" in run("pause", "demo").output
+    kinds = [(each.kind, getattr(each, "mode", "")) for each in cast(Outbox, live.bus).published]
+    assert kinds == [("tag_request", "off"), ("tag_request", "fixed"), ("operator_request", "")]
+    with pytest.raises(UserError, match="MODE: 'much' is none of auto"):
+        run("tag", "demo", "much")
+
+
+def test_a_run_that_is_over_shows_versions_samples_and_who_has_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    past_run(tmp_path)
+    monkeypatch.setenv("DIGENRL_STORE_URL", f"file://{tmp_path}")
+    assert [line.split()[0] for line in run("versions", RUN).output.splitlines()] == ["1", "0"]
+    first, *_, last = run("samples", RUN, "0").output.splitlines()
+    assert first.split()[:2] == ["0/3", "0.000"]
+    assert "could not be scored" in last and "dead letters 1" in last
+    page = json.loads(run("samples", RUN, "0", "--order", "best", "--limit", "1", "--json").output)
+    assert page["samples"][0]["reward"] == 1.0 and page["next"] == "1"
+    assert run("audit", RUN).output == "nobody has asked for anything\n"
+    with pytest.raises(UserError, match="BATCH: 7 is not committed"):
+        run("samples", RUN, "7")
+
+
+def test_the_help_lists_every_command_by_its_task_and_says_the_exit_codes() -> None:
+    command = typer.main.get_command(cli.app)
+    named = [name for names in cli.TASKS.values() for name in names]
+    assert sorted(named) == sorted(command.commands)  # type: ignore[attr-defined]
+    text = " ".join(run("--help").output.split())
+    assert "Steer a run: pause" in text and "Exit codes: 0 done" in text
+
+
+def test_a_shell_completes_commands_and_names_of_runs(tmp_path: Path) -> None:
+    for name in ("demo", "digits"):
+        (tmp_path / "runs" / name).mkdir(parents=True)
+        (tmp_path / "runs" / name / "recipe.json").touch()
+
+    def completed(words: str) -> list[str]:
+        environment = {
+            **os.environ, "_DIGENRL_COMPLETE": "complete_bash", "COMP_WORDS": words,
+            "COMP_CWORD": str(len(words.split()) - 1),
+        }  # fmt: skip
+        program = [sys.executable, "-c", "from digenrl.cli import app; app(prog_name='digenrl')"]
+        answer = subprocess.run(
+            program, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=60
+        )
+        return answer.stdout.split()
+
+    assert completed("digenrl wor") == ["workers"]
+    assert completed("digenrl samples d") == ["demo", "digits"]
+
+
+def test_a_client_of_a_run_says_what_is_missing(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"--scheduler: .* is no run of `digenrl up`"):
+        address.client_of(tmp_path)
+    with pytest.raises(UserError, match=r"--token-file: .* No such file"):
+        address.client_of(tmp_path, "http://x", tmp_path / "none")
+    address.write_address(tmp_path, "http://127.0.0.1:1")
+    (tmp_path / "keys").mkdir()
+    (tmp_path / "keys" / "viewer.token").write_text("secret\n")
+    headers = address.client_of(tmp_path).http.headers
+    assert headers["authorization"] == "Bearer secret"
