@@ -11,6 +11,7 @@ import structlog
 
 from services.reward.scorer import WeightedScorer, scorer_inputs
 from services.reward.scoring import MediaSize, Outcome, outcome_of, read_media, source_of
+from shared.bus.traces import about, span
 from shared.errors import ContractError, DigenRLError, SlotPoisoned, Unavailable
 from shared.messages import subjects
 from shared.messages.contracts import (
@@ -88,7 +89,8 @@ class RewardApp:
                 event = await stack.enter_async_context(delivery)
                 assert isinstance(event, FragmentGenerated)
                 try:
-                    scored = await self._score(event)
+                    with span("score", event, worker=self._worker.name):
+                        scored = await self._score(event)
                 except Unavailable:
                     raise
                 except DigenRLError as error:
@@ -170,7 +172,8 @@ class RewardApp:
                 await self._bus.bury_samples(event, scorer, reasons)
 
     async def _fail(self, event: FragmentGenerated, error: DigenRLError) -> None:
-        log.error("fragment_failed", slot=str(event.fragment.slot), error=str(error))
+        with about(event):
+            log.error("fragment_failed", slot=str(event.fragment.slot), error=str(error))
         FRAGMENTS.labels(stage="reward", outcome="failed").inc()
         await self._bus.publish(
             FragmentFailed(

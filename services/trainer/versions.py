@@ -9,6 +9,7 @@ from typing import TypeVar
 
 import structlog
 
+from shared.bus.traces import Place, did
 from shared.devices.protocols import SamplingWeights, Snapshot
 from shared.errors import Unavailable
 from shared.messages.contracts import ObjectRef, Policy, PolicyPublished, TrainGroup
@@ -63,6 +64,9 @@ class Versions:
         seconds = time.monotonic() - new.began
         STAGE_SECONDS.labels(stage="commit").observe(seconds)
         await self.announce(record, seconds)
+        for group in new.trained:
+            place = Place(new.policy.version - 1, group.group)
+            did("commit", place, seconds=seconds, version=new.policy.version)
         return record
 
     async def commit(self, new: NewVersion) -> CommitRecord:

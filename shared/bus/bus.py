@@ -42,6 +42,7 @@ from shared.bus.streams import (
     read_message,
     stream_state,
 )
+from shared.bus.traces import sent
 from shared.errors import ContractError, SlotPoisoned, Unavailable
 from shared.messages import subjects
 from shared.messages.codec import decode, encode
@@ -180,7 +181,8 @@ class Bus:
             SlotPoisoned: if the slot holds bytes that are no message.
         """
         subject, data = subject_of(self.run, message), encode(message)
-        headers = in_epoch(self.epoch) if isinstance(message, Command) and self.epoch else None
+        in_force = in_epoch(self.epoch) if isinstance(message, Command) and self.epoch else None
+        headers = sent(message, in_force)
         while True:
             try:
                 with as_unavailable():

@@ -16,6 +16,7 @@ from nats.js import JetStreamContext, api
 from nats.js.errors import APIError, NotFoundError
 
 from shared.bus.cancellation import cancellable
+from shared.bus.traces import received
 from shared.errors import ContractError, Unavailable, UserError
 from shared.messages.codec import decode
 from shared.messages.contracts import FragmentGenerated, Message
@@ -189,6 +190,7 @@ def read_message(run: str, raw: Msg) -> Message:
     message = decode(raw.data)
     if subject_of(run, message) != raw.subject:
         raise ContractError(f"a {message.kind} came under {raw.subject}, which is not its subject")
+    received(message, raw.headers)
     return message
 
 

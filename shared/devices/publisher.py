@@ -10,6 +10,7 @@ from typing import Literal
 
 import structlog
 
+from shared.bus.traces import about, did, span
 from shared.devices.conditions import EncodedConditions
 from shared.devices.protocols import Generated, GeneratingDevice
 from shared.errors import DigenRLError, FaultyConditions, OutOfMemory, SlotPoisoned
@@ -77,6 +78,13 @@ class FragmentPublisher:
         """
         self._worker.note_shortage(generated.shortage)
         STAGE_SECONDS.labels(stage="rollout").observe(generated.seconds)
+        did("generate", task, seconds=generated.seconds, worker=self._worker.name)
+        with span("store", task):
+            await self._store_and_tell(task, generated, given)
+
+    async def _store_and_tell(
+        self, task: GenerateFragment, generated: Generated, given: StoredConditions | None
+    ) -> None:
         slot = str(task.fragment.slot)
         if self._lossless:
             media = await asyncio.to_thread(coded, generated.media)
@@ -150,7 +158,8 @@ class FragmentPublisher:
         self, task: GenerateFragment, reason: Literal["stale", "returned", "draining"]
     ) -> None:
         """Give a fragment back that was not generated."""
-        log.info("fragment_released", slot=str(task.fragment.slot), reason=reason)
+        with about(task):
+            log.info("fragment_released", slot=str(task.fragment.slot), reason=reason)
         FRAGMENTS.labels(stage="rollout", outcome="released").inc()
         await self._bus.publish(
             FragmentReleased(slot=task.fragment.slot, worker=self._worker.address, reason=reason)
@@ -164,7 +173,10 @@ class FragmentPublisher:
             await self._encoded.forget(task.prompt)
         if isinstance(error, OutOfMemory):
             self._worker.note_shortage(MemoryShortage.of(error, "the fragment has failed"))
-        log.error("fragment_failed", stage=stage, slot=str(task.fragment.slot), error=str(error))
+        with about(task):
+            log.error(
+                "fragment_failed", stage=stage, slot=str(task.fragment.slot), error=str(error)
+            )
         FRAGMENTS.labels(stage="rollout", outcome="failed").inc()
         await self._bus.publish(
             FragmentFailed(slot=task.fragment.slot, stage=stage, reason=str(error)[:4000])

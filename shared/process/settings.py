@@ -219,6 +219,11 @@ class ServiceSettings(Endpoints, HttpSettings):
     fetches them; off; auto: in the user's cache, unless the store is a folder already."""
     host_cache_gib: float = Field(default=32, gt=0)
     """Most of it that the host keeps."""
+    otlp_endpoint: str = ""
+    """Address of an OpenTelemetry collector, `http://collector:4318`, that gets traces over HTTP;
+    empty: nothing is traced."""
+    otlp_share: float = Field(default=1.0, ge=0, le=1)
+    """Share of the groups that are traced; the scheduler's decides."""
     share_at: Annotated[tuple[str, int] | None, NoDecode, BeforeValidator(_host_and_port)] = None
     """Host and port, `10.0.0.5:7800`, at which other hosts read what this one's cache holds; None:
     it passes nothing on, and reads from the store alone."""

@@ -21,6 +21,7 @@ from shared.messages import subjects
 from shared.messages.contracts import PolicyPublished
 from shared.messages.workers import Activity, Device
 from shared.models.catalogue import check_weights
+from shared.process.otlp import tracing
 from shared.process.service import Health, serve, worker_app
 from shared.process.settings import ServiceSettings
 from shared.process.watchdog import WARNED_AT, Watchdog
@@ -176,6 +177,7 @@ async def run_worker(
             await work(WorkerProcess(service, settings, recipe, store, health, listener.url))
 
     app = worker_app(service, health)
-    await serve(
-        app, begin(), listener=listener, access=access, allowed_hosts=settings.allowed_hosts
-    )
+    with tracing(settings, service):
+        await serve(
+            app, begin(), listener=listener, access=access, allowed_hosts=settings.allowed_hosts
+        )

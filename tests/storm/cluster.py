@@ -254,17 +254,18 @@ async def cluster(
     stores_in: Literal["folder", "s3"] = "folder",
     links: Links | None = None,
     nats_disk: str = "",
+    more: Mapping[str, str] | None = None,
 ) -> AsyncIterator[Cluster]:
     """A run whose first version may be published: every worker has joined.
 
     ``changes``: to its recipe. ``services``: by default all rollout devices of the setting, two
     reward workers, the trainer and the scheduler. ``stores_in``: a folder, or SeaweedFS.
     ``links``: how services reach brokers, if not directly. ``nats_disk``: size of a disk that NATS
-    has to itself, such as 256m, which root alone can mount.
+    has to itself, such as 256m, which root alone can mount. ``more``: environment of all services.
     """
     recipe = _prepare(folder, setting, changes or {})
     with small_disk(folder / "nats", nats_disk) if nats_disk else contextlib.nullcontext():
-        async with _running(folder, setting, recipe, services, stores_in, links) as run:
+        async with _running(folder, setting, recipe, services, stores_in, links, more or {}) as run:
             yield run
 
 
@@ -276,10 +277,11 @@ async def _running(
     services: Sequence[str],
     stores_in: Literal["folder", "s3"],
     links: Links | None,
+    more: Mapping[str, str],
 ) -> AsyncIterator[Cluster]:
     plan = plan_brokers(folder, keys_of(folder))
     tokens = tokens_of(folder)
-    environment = plan.environment | tokens.environment
+    environment = {**plan.environment, **tokens.environment, **more}
     if stores_in == "folder":
         environment["DIGENRL_STORE_URL"] = f"file://{folder / 'objects'}"
     first, second = free_ports(2)

@@ -27,6 +27,8 @@ from bench.cluster.setting import Setting
 from digenrl import cli
 from digenrl.local.linux import die_with_parent
 from shared.process import failpoints
+from shared.process.otlp import tracing
+from shared.process.settings import ServiceSettings
 from shared.telemetry import configure_logs
 from tests.storm.clocks import able_to_jump
 from tests.storm.hanging import able_to_hang
@@ -65,7 +67,8 @@ def _run(name: str, setting: Setting, folder: Path, port: int) -> None:
         sys.argv = ["digenrl", "serve", "scheduler", "--recipe", recipe, "--port", str(port)]
         cli.main()
     else:
-        uvloop.run(run_until_told(_work(name, Emulation.of(setting))))
+        with tracing(ServiceSettings(run=setting.run, worker=name), name.split("-")[0]):
+            uvloop.run(run_until_told(_work(name, Emulation.of(setting))))
 
 
 def _work(name: str, emulation: Emulation) -> Work:

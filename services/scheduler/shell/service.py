@@ -26,6 +26,7 @@ from shared.errors import LeaseLost
 from shared.messages.contracts import MAX_FRAGMENTS_PER_GROUP
 from shared.messages.volume import BatchVolume, prompt_bytes
 from shared.process.http_access import Access, Audited, check_routes
+from shared.process.otlp import tracing
 from shared.process.service import Health, Listener, serve, worker_app
 from shared.process.settings import ServiceSettings
 from shared.process.store_check import PROBE, check_store
@@ -113,10 +114,11 @@ async def run(settings: ServiceSettings, recipe: Recipe, *, beside: Path) -> Non
                 health.is_not_ready(f"standby: {lost.exceptions[0]}")
 
     settle_heap()
-    await serve(
-        current, take_turns(),
-        listener=listener, access=access, allowed_hosts=settings.allowed_hosts,
-    )  # fmt: skip
+    with tracing(settings, "scheduler"):
+        await serve(
+            current, take_turns(),
+            listener=listener, access=access, allowed_hosts=settings.allowed_hosts,
+        )  # fmt: skip
 
 
 async def _keep_request(scheduler: Scheduler, said: Audited) -> None:

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 from services.trainer.batch.fetcher import AdmittedGroup, GroupFetcher
 from services.trainer.batch.measures import batch_metrics, of_all_steps
 from services.trainer.devices.pool import DevicePool, Outcome, QueuedGroup
+from shared.bus.traces import did
 from shared.devices.protocols import GroupData, GroupGradient, Training
 from shared.errors import ContractError, IntegrityError, OutOfMemory, Untrainable
 from shared.learning.advantages import Scored, batch_scale
@@ -293,6 +294,7 @@ class BatchTraining:
         self._worker.num_done += 1
         batch.seconds += seconds
         if not batch.is_again:
+            did("train", command, seconds=seconds, worker=self._worker.name)
             await self._tell(command, seconds)
         batch.trained[command.group] = trained_group(command)
 

@@ -277,7 +277,7 @@ async def test_a_message_under_the_subject_of_another_is_quarantined(planned: Br
 def test_every_message_comes_under_its_own_subject() -> None:
     class Raw:
         def __init__(self, subject: str, data: bytes) -> None:
-            self.subject, self.data = subject, data
+            self.subject, self.data, self.headers = subject, data, None
 
     for subject, message in MESSAGES.items():
         run = subject.split(".")[1]

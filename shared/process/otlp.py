@@ -1,0 +1,81 @@
+"""Gives spans to a collector of OpenTelemetry (OTLP over HTTP), from a thread of its own."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from shared.bus.traces import Context, Span, Traces, trace_to
+from shared.errors import UserError
+from shared.process.settings import ServiceSettings
+
+TIMEOUT_S = 2.0
+"""Longest wait for a collector; its spans are lost then, and no work waits for it."""
+FLUSH_S = 1.0
+EVERY_S = 1.0
+QUEUE = 8192
+"""Spans that wait for the collector; of more, the newest are lost."""
+SPANS = "/v1/traces"
+
+
+@contextmanager
+def tracing(settings: ServiceSettings, service: str) -> Iterator[None]:
+    """Trace what this process does, if a collector is named.
+
+    Raises:
+        UserError: if the extra is not installed.
+    """
+    endpoint = settings.otlp_endpoint
+    if not endpoint:
+        yield
+        return
+    try:
+        from opentelemetry import trace
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+        from opentelemetry.sdk.resources import Resource
+        from opentelemetry.sdk.trace import ReadableSpan
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+    except ImportError as error:
+        raise UserError(
+            "DIGENRL_OTLP_ENDPOINT: traces need the extra `otlp`: uv pip install -e '.[otlp]'"
+        ) from error
+    url = endpoint if endpoint.endswith(SPANS) else endpoint.rstrip("/") + SPANS
+    exporter = OTLPSpanExporter(endpoint=url, timeout=TIMEOUT_S)
+    processor = BatchSpanProcessor(
+        exporter,
+        max_queue_size=QUEUE,
+        schedule_delay_millis=1000 * EVERY_S,
+        export_timeout_millis=1000 * TIMEOUT_S,
+    )
+    resource = Resource.create(
+        {
+            "service.name": f"digenrl-{service}",
+            "service.instance.id": settings.worker,
+            "digenrl.run": settings.run,
+        }
+    )
+
+    def context_of(context: Context) -> trace.SpanContext:
+        sampled = trace.TraceFlags(trace.TraceFlags.SAMPLED)
+        return trace.SpanContext(context.trace, context.span, is_remote=False, trace_flags=sampled)
+
+    def export(span: Span) -> None:
+        parent = None if span.parent is None else Context(span.context.trace, span.parent)
+        processor.on_end(
+            ReadableSpan(
+                name=span.name,
+                context=context_of(span.context),
+                parent=None if parent is None else context_of(parent),
+                resource=resource,
+                attributes=dict(span.fields),
+                links=[trace.Link(context_of(each)) for each in span.links],
+                start_time=span.began,
+                end_time=span.ended,
+            )
+        )
+
+    trace_to(Traces(export, settings.otlp_share))
+    try:
+        yield
+    finally:
+        trace_to(None)
+        processor.force_flush(int(1000 * FLUSH_S))
+        processor.shutdown()  # type: ignore[no-untyped-call]
