@@ -32,7 +32,7 @@ from shared.process.settings import ServiceSettings
 from shared.recipe.recipe import Recipe, override
 from shared.run.commits import CommitRecord, commit_chain
 from shared.store import ObjectStore, open_store
-from tests.storm.disks import small_disk
+from tests.storm.disks import small_disks
 from tests.storm.proxy import Links
 from tests.storm.service import run_service
 
@@ -253,18 +253,19 @@ async def cluster(
     services: Sequence[str] = (),
     stores_in: Literal["folder", "s3"] = "folder",
     links: Links | None = None,
-    nats_disk: str = "",
+    disks: Mapping[str, str] | None = None,
     more: Mapping[str, str] | None = None,
 ) -> AsyncIterator[Cluster]:
     """A run whose first version may be published: every worker has joined.
 
     ``changes``: to its recipe. ``services``: by default all rollout devices of the setting, two
     reward workers, the trainer and the scheduler. ``stores_in``: a folder, or SeaweedFS.
-    ``links``: how services reach brokers, if not directly. ``nats_disk``: size of a disk that NATS
-    has to itself, such as 256m, which root alone can mount. ``more``: environment of all services.
+    ``links``: how services reach brokers, if not directly. ``disks``: size of the disk that a
+    broker has to itself, such as 256m, by its name; root alone can mount one. ``more``: environment
+    of all services.
     """
     recipe = _prepare(folder, setting, changes or {})
-    with small_disk(folder / "nats", nats_disk) if nats_disk else contextlib.nullcontext():
+    with small_disks(folder, disks or {}):
         async with _running(folder, setting, recipe, services, stores_in, links, more or {}) as run:
             yield run
 

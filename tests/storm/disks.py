@@ -1,13 +1,26 @@
-"""A small disk of its own for a broker, which a test fills. Only root can mount one."""
+"""Disks of their own for brokers, which a test fills. Only root can mount one."""
 
 import contextlib
 import os
 import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 FILLER = "filler"
+
+
+@contextmanager
+def small_disks(folder: Path, sizes: Mapping[str, str]) -> Iterator[None]:
+    """Mount an empty disk for each of these folders within ``folder``; sizes are as mount has them.
+
+    Raises:
+        PermissionError: if this process may not mount.
+    """
+    with ExitStack() as mounted:
+        for name, size in sizes.items():
+            mounted.enter_context(small_disk(folder / name, size))
+        yield
 
 
 @contextmanager
@@ -39,3 +52,18 @@ def fill(folder: Path) -> Path:
         while True:
             file.write(bytes(4096))
     return filler
+
+
+def squeeze(folder: Path) -> None:
+    """Make a mounted disk as small as what it holds, so that it is full at once."""
+    while True:
+        found = os.statvfs(folder)
+        used = (found.f_blocks - found.f_bfree) * found.f_frsize
+        if resize(folder, str(max(used, found.f_frsize))):
+            return
+
+
+def resize(folder: Path, size: str) -> bool:
+    """Give a mounted disk another size; False if it holds more than that by now."""
+    mount = ["mount", "-o", f"remount,size={size}", str(folder)]
+    return not subprocess.run(mount, capture_output=True, check=False).returncode

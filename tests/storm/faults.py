@@ -20,7 +20,7 @@ lose, repeat      some of the messages between it and NATS are lost, come twice,
 delay             or come later, behind others
 forge             a message comes that is none, or is not true, with the rights of its role
 clock             its wall clock is wrong by up to a day
-fill              the disk of NATS is full for a while
+fill              the disk of NATS, or of the store, is full for a while
 """
 KINDS: Mapping[Kind, int] = {"kill": 12, "terminate": 3, "freeze": 5}
 """Kinds of a short storm, and the weight of each."""
@@ -33,13 +33,16 @@ GAP_S = 1.0
 """Mean seconds between two faults, which are drawn from half of it to one and a half."""
 LASTS_S: Mapping[Kind, tuple[float, float]] = {
     "freeze": (0.5, 6.5), "hang": (15.0, 25.0), "cut": (1.0, 10.0), "lose": (2.0, 6.0),
-    "repeat": (2.0, 6.0), "delay": (2.0, 6.0),
+    "repeat": (2.0, 6.0), "delay": (2.0, 6.0), "fill": (3.0, 8.0),
 }  # fmt: skip
 """Seconds that such a fault lasts; a worker's lease is five."""
 BROKERS = ("nats", "valkey", "objects")
 ON_DEVICES = ("rollout", "reward", "trainer")
 """Services whose devices can hang."""
-AT_BROKERS: Mapping[Kind, tuple[str, ...]] = {"fill": ("nats",), "wipe": ("nats", "valkey")}
+AT_BROKERS: Mapping[Kind, tuple[str, ...]] = {
+    "fill": ("nats", "objects"),
+    "wipe": ("nats", "valkey"),
+}
 """Kinds that strike one of these, whoever's turn it is: the store may not lose what it has."""
 
 

@@ -20,7 +20,7 @@ from tests.storm.lagging import NAME, known
 from tests.storm.measure import SCHEDULERS, Takeovers, Usage
 from tests.storm.proxy import Links
 from tests.storm.small import small
-from tests.storm.strikes import strike
+from tests.storm.strikes import DISKS, strike
 
 SHARD_BYTES = 600_000
 """Bytes of a shard: every version's weights and checkpoint have four."""
@@ -31,7 +31,6 @@ CALM_STEPS = 3
 """Steps that the run takes after the last fault."""
 CALM_S = 40.0
 """Seconds in which it must have taken them."""
-NATS_DISK = "512m"
 NEEDS_LINKS: frozenset[Kind] = frozenset({"cut", "lose", "repeat", "delay"})
 TAKEN_OVER: frozenset[Kind] = frozenset({"kill", "terminate", "freeze", "hang"})
 LEASE_S = 4.0
@@ -220,12 +219,11 @@ async def through(
     services = [*every_service(setting), *(["scheduler-1"] if standby else [])]
     allowed = possible(kinds)
     links = Links(random.Random(seed)) if NEEDS_LINKS & kinds.keys() else None
-    disk = NATS_DISK if "fill" in allowed else ""
     with known():
         keys = {"trainer.checkpoint_every": CHECKPOINT_EVERY}
         async with cluster(
             folder / "run", setting, changes=keys, services=services, stores_in="s3", links=links,
-            nats_disk=disk,
+            disks=DISKS if "fill" in allowed else {},
         ) as run:  # fmt: skip
             await run.until_step(1)
             planned = faults(seed, number, list(run.children), allowed, gap)

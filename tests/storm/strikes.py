@@ -15,11 +15,13 @@ from shared.run.layout import batch_folder
 from shared.telemetry import NATS_STORES_NOTHING
 from tests.storm.clocks import set_clock
 from tests.storm.cluster import Cluster, until, until_true
-from tests.storm.disks import FILLER, fill
+from tests.storm.disks import FILLER, fill, resize, squeeze
 from tests.storm.faults import Fault, Kind
 from tests.storm.forgeries import FORGERS, forge
 from tests.storm.hanging import ask_to_hang
 
+DISKS = {"nats": "512m", "objects": "12g"}
+"""Sizes of the disks of brokers; they take memory only as they are written."""
 DATA = {"nats": "nats/jetstream", "valkey": "valkey/appendonlydir"}
 """Where brokers keep what may be lost: the store's objects may not."""
 SAID_WITHIN_S = 25.0
@@ -53,8 +55,19 @@ async def wipe(run: Cluster, broker: str) -> None:
 
 
 async def _fill(run: Cluster, fault: Fault) -> None:
-    said = await fill_nats(run)
-    log.info("disk_was_full", alarm_after=said)
+    if fault.target == "objects":
+        await fill_store(run, fault.seconds)
+    else:
+        said = await fill_nats(run)
+        log.info("disk_was_full", alarm_after=said)
+
+
+async def fill_store(run: Cluster, seconds: float) -> None:
+    """Have the store's disk be full for some seconds."""
+    folder = run.folder / "objects"
+    await asyncio.to_thread(squeeze, folder)
+    await asyncio.sleep(seconds)
+    await asyncio.to_thread(resize, folder, DISKS["objects"])
 
 
 async def fill_nats(run: Cluster) -> float | None:
