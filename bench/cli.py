@@ -139,6 +139,29 @@ def cluster(
         draw(finished, plot)
 
 
+@bench.command("protection")
+def protection(
+    rounds: Annotated[int, typer.Option(min=1, help="pairs of runs, by turns")] = 5,
+    batches: Annotated[int, typer.Option(min=1, help="of each run that are measured")] = 4,
+    devices: Annotated[int, typer.Option(min=2, help="emulated H100s")] = 32,
+    workload: Annotated[Workload, typer.Option(help="whose costs")] = Workload.qwen,
+    folder: ClusterFolder = CLUSTER_FOLDER,
+) -> None:
+    """Measure what a user for each role and fsync cost: the same cluster with both and without."""
+    from bench.cluster.request import Request, modes_of
+    from bench.protection import compare
+
+    console = _console()
+    request = Request(
+        workload=workload.value, pool=f"h100={devices}", split=None, modes=modes_of("gap"),
+        tag="off", gradient_help=False, fragment_size=None, rounds=rounds, batches=batches,
+        one_step_batches=2, scale=None,
+    )  # fmt: skip
+    with console.status("planning splits"):
+        case = request.case()
+    console.print(compare(case, folder.resolve(), console).line(), highlight=False)
+
+
 @bench.command("rows")
 def rows(
     name: Annotated[

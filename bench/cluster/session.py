@@ -63,7 +63,7 @@ async def run(
     async with watching(
         session, setting.run, folder / "logs", announcements, patience_s=SILENCE_S, stop_s=STOP_S
     ) as watch:
-        for program in _programs(folder, emulated, port):
+        for program in _programs(session, folder, emulated, port):
             await watch.services.start(program, wait=False)
         await watch.or_failed(_all_joined(session.tokens, port, setting))
         await session.store.create(joined_key(setting.run), b"")
@@ -122,7 +122,7 @@ async def _all_joined(tokens: Tokens, port: int, setting: Setting) -> None:
             await asyncio.sleep(JOINING_S)
 
 
-def _programs(folder: Path, emulated: Sequence[str], port: int) -> list[Program]:
+def _programs(session: Session, folder: Path, emulated: Sequence[str], port: int) -> list[Program]:
     """Returns the scheduler as it is always run, and the emulation of the others."""
     scheduler = [
         "digenrl", "serve", "scheduler", "--recipe", str(folder / "recipe.json"),
@@ -130,4 +130,4 @@ def _programs(folder: Path, emulated: Sequence[str], port: int) -> list[Program]
     ]  # fmt: skip
     workers = {name: ["bench.cluster.processes", name, str(folder)] for name in emulated}
     modules = {"scheduler": scheduler} | workers
-    return [service(name, module, **MALLOC) for name, module in modules.items()]
+    return [service(name, module, **MALLOC, **session.of(name)) for name, module in modules.items()]

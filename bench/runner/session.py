@@ -3,15 +3,17 @@
 import asyncio
 import contextlib
 import secrets
-from collections.abc import AsyncIterator, Callable, Collection
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from bench import FROM_CLONE
 from digenrl.local.brokers import Program, plan_brokers
+from digenrl.local.keys import keys_of
 from digenrl.local.ports import releasing_ports
 from digenrl.local.supervisor import Supervisor
 from digenrl.local.tokens import Tokens, tokens_of
+from shared.messages.rights import Role
 from shared.process.settings import ServiceSettings
 from shared.store import ObjectStore, open_store
 
@@ -29,11 +31,18 @@ class Session:
     brokers: Supervisor
     tokens: Tokens
     num_runs: int = 0
+    secrets: Mapping[Role, Mapping[str, str]] = field(default_factory=dict)
+    """What each role proves itself with; nothing if one user may do everything."""
+
+    def of(self, service: str) -> dict[str, str]:
+        """Return what a service proves itself with; fluid devices are trainers."""
+        role: Role = next((each for each in self.secrets if service.startswith(each)), "trainer")
+        return dict(self.secrets[role]) if self.secrets else {}
 
     def settings(self, run: str) -> ServiceSettings:
         given = {
             key.removeprefix("DIGENRL_").lower(): value
-            for key, value in self.environment.items()
+            for key, value in {**self.environment, **self.of("scheduler")}.items()
             if key.startswith("DIGENRL_")
         }
         return ServiceSettings(run=run, worker="bench", **given)  # type: ignore[arg-type]
@@ -55,14 +64,16 @@ async def open_session(
     *,
     objects: Path | None = None,
     place: Callable[[Program], Program] = lambda program: program,
+    by_role: bool = False,
 ) -> AsyncIterator[Session]:
     """Starts real brokers, which keep their data in ``data``, and stops them at the end.
 
     ``objects``: a folder in place of the S3 server. ``place``: changes how a broker is started.
+    ``by_role``: whether each role has a user of its own, with its rights alone.
     """
     (folder / "logs").mkdir(parents=True, exist_ok=True)
     with releasing_ports():
-        plan = plan_brokers(data, secrets.token_urlsafe(24))
+        plan = plan_brokers(data, keys_of(folder) if by_role else secrets.token_urlsafe(24))
         names: Collection[str] = BROKERS
         tokens = tokens_of(folder)
         environment = plan.environment | tokens.environment | FROM_CLONE
@@ -74,6 +85,7 @@ async def open_session(
         wanted = [place(program) for program in plan.programs if program.name in names]
         try:
             await asyncio.gather(*(brokers.start(program) for program in wanted))
-            yield Session(folder, environment, brokers, tokens)
+            of_roles = plan.secrets if by_role else {}
+            yield Session(folder, environment, brokers, tokens, secrets=of_roles)
         finally:
             await brokers.stop(list(names))

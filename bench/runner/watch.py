@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
+from urllib.parse import urlsplit
 
 import nats
 from nats.aio.client import Client
@@ -15,13 +16,15 @@ from nats.aio.msg import Msg
 
 from bench.runner.placement import cpu_seconds
 from bench.runner.session import Session
-from digenrl.local.brokers import Program
+from digenrl.local.brokers import USER, Program
 from digenrl.local.supervisor import Child, Supervisor, last_line
 from services.scheduler.core.usage import BatchUsage
+from shared.bus.bus import Bus
 from shared.errors import ContractError, Unavailable
 from shared.messages import subjects
 from shared.messages.codec import decode
 from shared.messages.contracts import FragmentFailed, GroupFailed, Message, PolicyPublished
+from shared.messages.rights import inbox_of
 from shared.run.layout import usage_key
 
 LOOK_S = 1.0
@@ -73,6 +76,18 @@ class Watch:
             message = decode(raw.data)
         except ContractError:
             return  # the broker's own
+        self.hear(message)
+
+    async def follow_stored(self, wanted: Sequence[str]) -> None:
+        """Hear what is stored under these subjects, for ever: a role's user may subscribe to
+        nothing else."""
+        bus = Bus(self.client, self.run)
+        await bus.wait_for_streams()
+        async for received in bus.follow(subjects.EVT, wanted):
+            if received.message is not None:
+                self.hear(received.message)
+
+    def hear(self, message: Message) -> None:
         self.heard.append(Heard(time.monotonic(), message))
         if isinstance(message, PolicyPublished) and message.policy.version == len(self.commits):
             self.commits.append(self.heard[-1].at)
@@ -169,14 +184,23 @@ async def watching(
 ) -> AsyncIterator[Watch]:
     """Listens to a run; its services, which the caller starts, are stopped at the end."""
     services = Supervisor(logs, session.environment)
-    client = await nats.connect(session.environment["DIGENRL_NATS_URL"])
+    url = session.settings(run).nats_url.get_secret_value()
+    inbox = inbox_of(urlsplit(url).username or USER)
+    client = await nats.connect(url, inbox_prefix=inbox.encode())
     watch = Watch(session, run, services, client, patience_s)
     try:
-        for subject in subjects_heard:
-            await client.subscribe(subject, cb=watch.receive)
+        following = []
+        if session.secrets:
+            following.append(asyncio.create_task(watch.follow_stored(subjects_heard)))
+        else:
+            for subject in subjects_heard:
+                await client.subscribe(subject, cb=watch.receive)
         try:
             yield watch
         finally:
+            for task in following:
+                task.cancel()
+            await asyncio.gather(*following, return_exceptions=True)
             await services.stop(list(services.children), seconds=stop_s)
         await watch.forget()
     finally:
