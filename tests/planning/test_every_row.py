@@ -7,12 +7,16 @@ from pathlib import Path
 
 import pytest
 
+from bench.cluster.session import opened, run
+from bench.cluster.setting import BATCH_S, Setting
 from digenrl.local.check import check
 from digenrl.planning.plan import accepts, advised_keys, costs_and_use
 from digenrl.trace.published import PUBLISHED
+from services.scheduler.costs.floor import floor_seconds
+from services.scheduler.costs.profile import load_profile
 from services.scheduler.planning.hosts import Hosts, parse_hosts
 from services.scheduler.planning.planner import CanSay, candidates_of, modes_of
-from services.scheduler.planning.runnable import as_toml
+from services.scheduler.planning.runnable import as_toml, needs_ranks
 from services.scheduler.planning.search import Candidate
 from services.scheduler.planning.symmetry import part_of
 from services.scheduler.planning.ways import Way, ways
@@ -25,6 +29,13 @@ MODELS = ("sd35-medium", "flux1-dev", "wan2.1-14b", "hunyuanvideo", "qwen-image"
 POOLS = (
     "h100x8", "h100x8*4", "h100x8*2+a100x8*2", "h100x8+l40sx8*2", "4090x4*2", "a100x8*8",
 )  # fmt: skip
+RUN = (
+    ("flux1-dev", "h100x8"), ("wan2.1-14b", "h100x8*4"), ("flux1-dev", "h100x8*2+a100x8*2"),
+    ("qwen-image", "h100x8+l40sx8*2"), ("hunyuanvideo", "a100x8*8"),
+)  # fmt: skip
+"""Each pool once, but that of 4090s: they hold SD3.5-M alone, which the emulated cluster does not
+know."""
+ALL = 10**6
 MEMORY = "h100=2048,a100=2048,l40s=1024,4090=512"
 """GiB of the hosts of each kind."""
 
@@ -116,4 +127,42 @@ def test_what_a_recipe_cannot_say_is_no_row(tmp_path: Path) -> None:
 @pytest.mark.parametrize("model", MODELS)
 def test_every_row_of_a_plan_is_accepted(model: str, pool: str, tmp_path: Path) -> None:
     for staleness in (0, 1):
-        assert refused(model, pool, staleness, 1000, tmp_path) == []
+        assert refused(model, pool, staleness, ALL, tmp_path) == []
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_all_weights_have_no_row_and_it_is_said_why(model: str, tmp_path: Path) -> None:
+    path = recipe_of(model, 'model.trained = "full"\nalgorithm.kl_beta = 0.0\n', tmp_path)
+    with pytest.raises(UserError, match=r'model\.trained: only "lora" can be planned'):
+        rows_of(load_recipe(path), model, "h100x8*4", 0)
+
+
+@pytest.mark.night
+@pytest.mark.run
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("mode", ["fluid", "pipelined"])
+@pytest.mark.parametrize("model, pool", RUN)
+async def test_the_best_rows_run_with_services(
+    model: str, pool: str, mode: str, tmp_path: Path
+) -> None:
+    """One batch of the best row that has no ranks, which nothing emulates."""
+    rows = rows_of(load_recipe(recipe_of(model, "", tmp_path)), model, pool, 0)
+    hosts, way, best = next(
+        (hosts, way, each)
+        for hosts, way, each in rows
+        if each.chosen.mode == mode
+        and (mode == "fluid" or not needs_ranks(way.profile, each.split.trainer, host_gpus=8))
+    )
+    profile = load_profile(model)
+    setting = Setting(
+        run="row", profile=model, rollout=dict(best.split.rollout),
+        trainer=dict(best.split.trainer), steps=2,
+        scale=max(1.0, floor_seconds(profile, hosts.devices) / BATCH_S),
+        schedule=best.chosen.changed(fragment_size=best.size),
+        streamed=tuple(way.environment(best.split)),
+    )  # fmt: skip
+    async with opened(tmp_path / "bench") as session:
+        found = await run(session, setting, 1, 2, lambda _: None)
+    assert len(found.commits) == 3
+    everybody = {each.device for each in found.intervals}
+    assert len(everybody) == sum(best.split.rollout.values()) + sum(best.split.trainer.values())
