@@ -6,6 +6,7 @@ from typing import Any
 
 import httpx
 import pytest
+from fastapi import FastAPI
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
@@ -22,8 +23,8 @@ HEADERS = ("host", "origin", "content-type", "idempotency-key", "authorization",
 
 
 def cases(app: Any) -> Any:
-    """What the description of the API allows, and what it does not."""
-    schema = schemathesis.openapi.from_dict(app.openapi())
+    """What the description of the API allows, and what it does not; events have no end."""
+    schema = schemathesis.openapi.from_dict(app.openapi()).exclude(operation_id="get_events")
     modes = [schemathesis.GenerationMode.POSITIVE, schemathesis.GenerationMode.NEGATIVE]
     return st.one_of(
         [
@@ -37,7 +38,11 @@ def cases(app: Any) -> Any:
 def ask_all(scheduler: Scheduler, number: int) -> Counter[int]:
     """Send requests as whoever may do anything; return how often each status came back."""
     scheduler.health.ready = True
-    app = create_app(scheduler)
+    return ask_app(create_app(scheduler), number)
+
+
+def ask_app(app: FastAPI, number: int) -> Counter[int]:
+    """Send requests to an application, as `ask_all` does."""
     guard = Guard(app, own_names("testserver"), access=Access(is_open=True))
     transport = httpx.ASGITransport(guard, raise_app_exceptions=False)
     client = httpx.AsyncClient(transport=transport, base_url="http://testserver")
@@ -45,7 +50,7 @@ def ask_all(scheduler: Scheduler, number: int) -> Counter[int]:
     seen: Counter[int] = Counter()
 
     @settings(
-        max_examples=number, database=None, deadline=None, derandomize=number == NUM,
+        max_examples=number, database=None, deadline=None, derandomize=number <= NUM,
         phases=[Phase.generate], suppress_health_check=list(HealthCheck),
     )  # fmt: skip
     @given(
