@@ -6,7 +6,7 @@ ARGS ?=
 UV_EXTRA ?=
 SOURCES := pyproject.toml constraints.txt requirements.lock
 
-.PHONY: install demo bench bench-quick bench-learning gpu-day test test-fast test-all chaos check lint types lock sbom compose-up compose-down clean
+.PHONY: install demo bench bench-quick bench-learning gpu-day test test-fast test-all chaos docs check lint types lock sbom compose-up compose-down clean
 
 install: $(VENV)/.installed
 demo: $(VENV)/.installed
@@ -68,6 +68,10 @@ test-all: $(TEST_VENV)/.installed
 # An hour: ARGS="--minutes 60 --faults 600 --seed 2".
 chaos: $(TEST_VENV)/.installed
 	$(TEST_VENV)/bin/python -m tests.storm --all $(if $(ARGS),$(ARGS),--minutes 10 --faults 100)
+
+# The documents as a site, in build/site; a broken link is an error.
+docs: $(TEST_VENV)/.installed
+	NO_MKDOCS_2_WARNING=1 $(TEST_VENV)/bin/mkdocs build --strict --quiet
 
 check: lint types test
 

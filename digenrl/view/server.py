@@ -2,6 +2,7 @@
 
     /            what the run does, curves, alarms       /timeline   what every device did, and when
     /samples     what the model makes, over time         /workers    who works, by host
+    /batches     training samples, worst first, and why  /evaluations  figures at fixed seeds
     /schedule    what was decided and what it gave       /versions   all policy versions
     /letters     dead letters            /recipe      the resolved recipe
 
@@ -21,6 +22,8 @@ from fastapi.responses import HTMLResponse, JSONResponse, Response
 from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
 
 from digenrl.api.front import api_routes
+from digenrl.api.past import Order, Past
+from digenrl.evaluation.records import Quality
 from digenrl.report.summary import summarise_schedule
 from digenrl.view import sentences
 from digenrl.view.history import RECENT, RunHistory
@@ -32,7 +35,8 @@ from shared.process.service import Health, probes
 from shared.run.dead_letters import page as letter_page
 
 PAGES = (
-    "overview", "timeline", "samples", "workers", "schedule", "versions", "letters", "recipe",
+    "overview", "timeline", "samples", "batches", "evaluations", "workers", "schedule", "versions",
+    "letters", "recipe",
 )  # fmt: skip
 ASSETS = {
     "app.js": "text/javascript", "timeline.js": "text/javascript", "style.css": "text/css",
@@ -46,11 +50,15 @@ POLICY = (
 MAX_BATCHES = 100
 """Batches of a timeline."""
 PER_PAGE = 50
+SAMPLES_PER_PAGE = 24
+DRAINABLE = ("rollout", "trainer")
+"""Services of workers that can be drained by their name."""
 SHOWN = 60
 """Samples of an evaluation that are shown, as many of each prompt."""
 Batches = Annotated[int, Query(ge=1, le=MAX_BATCHES, description="how many of the newest batches")]
 Before = Annotated[int | None, Query(ge=0, lt=2**31)]
 Number = Annotated[int, Path(ge=1, lt=2**31)]
+Step = Annotated[int | None, Query(ge=1, lt=2**31)]
 Name = Annotated[str, Path(pattern=r"^[A-Za-z0-9_.-]{1,100}$")]
 
 
@@ -132,7 +140,7 @@ def _add_pages_of_now(app: FastAPI, pages: Pages) -> None:
         hosts: dict[str, list[Any]] = {}
         for worker in await view.live.get("/v1/workers") or []:
             hosts.setdefault(worker["host"], []).append(worker)
-        return await pages.page(request, "workers", hosts=hosts)
+        return await pages.page(request, "workers", hosts=hosts, drainable=DRAINABLE)
 
     @app.get("/schedule")
     async def schedule(request: Request) -> HTMLResponse:
@@ -143,18 +151,40 @@ def _add_pages_of_now(app: FastAPI, pages: Pages) -> None:
 
 def _add_pages_of_the_past(app: FastAPI, pages: Pages) -> None:
     history = pages.view.history
+    past = Past(history.store, history.run)
 
     @app.get("/samples")
     async def samples(request: Request, version: Before = None) -> HTMLResponse:
         await history.look()
         return await pages.page(request, "samples", **_samples(history, version))
 
+    @app.get("/batches")
+    async def batches(
+        request: Request, step: Step = None, order: Order = "worst", after: Before = 0
+    ) -> HTMLResponse:
+        await history.look()
+        at = step or max(1, history.version)
+        found = await past.samples(at - 1, after or 0, SAMPLES_PER_PAGE, order)
+        if found is None and step is not None:
+            raise HTTPException(404, f"step {step} is not committed")
+        return await pages.page(
+            request, "batches", batch=found, at=at, order=order, newest=history.version
+        )
+
+    @app.get("/evaluations")
+    async def evaluations(request: Request) -> HTMLResponse:
+        await history.look()
+        rows = [(each, _figures(each.quality)) for each in reversed(history.evaluations)]
+        names = sorted({name for _, figures in rows for name in figures})
+        return await pages.page(request, "evaluations", rows=rows, names=names)
+
     @app.get("/versions")
     async def versions(request: Request, before: Before = None) -> HTMLResponse:
         await history.look()
         measured = {each.version: each.quality for each in history.evaluations}
         shown = history.steps[:before][-PER_PAGE:][::-1]
-        return await pages.page(request, "versions", shown=shown, measured=measured)
+        best = max(measured, key=lambda version: _worth(measured[version]), default=None)
+        return await pages.page(request, "versions", shown=shown, measured=measured, best=best)
 
     @app.get("/letters")
     async def letters(request: Request, before: Before = None) -> HTMLResponse:
@@ -294,6 +324,16 @@ def _figures(quality: Any) -> dict[str, float]:
     plain = quality.model_dump(exclude={"num_samples", "gold", "rewards"})
     numbers = {name: value for name, value in plain.items() if isinstance(value, float)}
     return numbers | {f"gold {name}": value for name, value in quality.gold.items()}
+
+
+def _worth(quality: Quality) -> float:
+    """Return what a version is chosen by: its mean gold reward, or without one its reward."""
+    gold = [*quality.gold.values()]
+    known = [
+        each for each in (quality.gold_accuracy, quality.gold_svm_accuracy) if each is not None
+    ]
+    values = gold or known or [quality.reward]
+    return sum(values) / len(values)
 
 
 def _samples(history: RunHistory, version: int | None) -> dict[str, Any]:

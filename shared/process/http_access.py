@@ -74,6 +74,8 @@ OPERATIONS: Mapping[str, Needs] = {
     "GET /samples": "viewer",
     "GET /workers": "viewer",
     "GET /schedule": "viewer",
+    "GET /batches": "viewer",
+    "GET /evaluations": "viewer",
     "GET /versions": "viewer",
     "GET /letters": "viewer",
     "GET /recipe": "viewer",

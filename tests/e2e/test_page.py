@@ -14,8 +14,10 @@ pytestmark = [pytest.mark.run, pytest.mark.slow, pytest.mark.timeout(900)]
 
 STEPS = 500  # more than are taken meanwhile
 PIXELS = """(() => {
-  const canvas = document.getElementById("timeline");
-  const data = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
+  const canvas = document.getElementById("timeline"), { width, height } = canvas;
+  const pen = new OffscreenCanvas(width, height).getContext("2d", { willReadFrequently: true });
+  pen.drawImage(canvas, 0, 0);
+  const data = pen.getImageData(0, 0, width, height).data;
   return new Set(new Uint32Array(data.buffer)).size > 6;
 })()"""
 """Whether the timeline shows more than axes and names."""

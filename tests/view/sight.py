@@ -26,7 +26,7 @@ WORKER: dict[str, Any] = {
     "activity": "generating", "use": "generating", "policy_version": 4, "note": "", "num_done": 96,
     "busy_seconds": 310.2, "num_quarantined": 0, "refused": None, "lent": False,
     "seconds_per_sample": 0.42, "num_in_hand": 2, "trains_group": None,
-    "seconds_per_gradient": None, "seconds_since_seen": 0.3, "memory_shortage": None,
+    "seconds_per_gradient": None, "seconds_since_seen": 0.3, "drain": "no", "memory_shortage": None,
 }  # fmt: skip
 NOW: dict[str, Any] = {
     "run": RUN, "phase": "running", "waiting_for": "nothing", "eta_seconds": 83.0, "failure": None,

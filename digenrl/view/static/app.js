@@ -1,7 +1,7 @@
 // Keeps the page up to date: its changing part every two seconds, its charts from /data/steps.
 "use strict";
 
-const EVERY_MS = 2000;
+const EVERY_MS = 2000, SOON_MS = 200, SELDOM_MS = 15000;
 const COLOURS = ["#2f6fde", "#e07b1a", "#1e9e5a", "#8a4fd0", "#c2185b", "#7a7f1a", "#0097a7", "#795548"];
 const CHARTS = {
   reward: (run) => pick(run.version, run.metrics, ["reward_mean"]),
@@ -104,10 +104,12 @@ document.addEventListener("click", async (event) => {
   const button = event.target.closest("[data-post]");
   if (!button || !confirm(button.dataset.ask)) return;
   button.disabled = true;
-  const answer = await fetch(button.dataset.post, {
-    method: "POST", headers: { "content-type": "application/json", "idempotency-key": crypto.randomUUID?.() ?? String(Math.random()) }, body: "{}",
-  });
-  if (!answer.ok) alert((await answer.json()).detail);
+  for (const address of button.dataset.post.trim().split(/\s+/)) {
+    const answer = await fetch(address, {
+      method: "POST", headers: { "content-type": "application/json", "idempotency-key": crypto.randomUUID?.() ?? String(Math.random()) }, body: "{}",
+    });
+    if (!answer.ok) alert((await answer.json()).detail);
+  }
   await refreshPart();
 });
 
@@ -119,5 +121,18 @@ async function tick() {
   try { await Promise.all([refreshPart(), refreshCharts()]); } catch { /* the process restarts: asked again */ }
 }
 
+// What happens is told by the feed; the page is asked for anew then, and seldom else. What workers do
+// is in no feed, and without one everything is asked for every two seconds.
+const feed = new EventSource("/v1/events");
+let ticked = 0, waiting = null;
+
+function tickSoon() {
+  waiting ??= setTimeout(() => { waiting = null; ticked = Date.now(); tick(); }, SOON_MS);
+}
+
+for (const name of ["commit", "timeline", "dead_letter", "phase", "request", "alarm", "run"]) feed.addEventListener(name, tickSoon);
 tick();
-setInterval(tick, EVERY_MS);
+setInterval(() => {
+  const told = feed.readyState === EventSource.OPEN && document.body.dataset.page !== "workers";
+  if (!told || Date.now() - ticked > SELDOM_MS) { ticked = Date.now(); tick(); }
+}, EVERY_MS);

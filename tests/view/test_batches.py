@@ -1,0 +1,83 @@
+"""Pages that say what became of each sample, which version is the best, and who can be drained."""
+
+import html
+import re
+from pathlib import Path
+
+import pytest
+from fastapi.testclient import TestClient
+
+from digenrl.local.tokens import Tokens, tokens_of
+from digenrl.view.live import LiveRun
+from tests.api.past_run import past_run
+from tests.follow.runs import Run
+from tests.view.sight import Scheduler
+from tests.view.stored import stored_run
+from tests.view.test_page import client_of
+
+
+@pytest.fixture
+def tokens(tmp_path: Path) -> Tokens:
+    return tokens_of(tmp_path)
+
+
+def page_text(run: Run, tokens: Tokens, path: str, live: LiveRun | None = None) -> str:
+    return html.unescape(operator_of(run, tokens, live).get(path).text)
+
+
+def operator_of(run: Run, tokens: Tokens, live: LiveRun | None = None) -> TestClient:
+    client = client_of(run, tokens, live)
+    client.headers.update(tokens.headers("operator"))
+    return client
+
+
+def test_the_worst_samples_of_a_step_come_first_and_say_why(tmp_path: Path, tokens: Tokens) -> None:
+    run = past_run(tmp_path / "objects")
+    text = page_text(run, tokens, "/batches?step=1")
+    rewards = re.findall(r"<b>([\d.]+|no score)</b>", text)
+    assert rewards[:2] == ["0.000", "0.250"] and rewards[-1] == "no score"
+    assert "group 0, sample 3; version 0, rollout-0-a" in text and "advantage -" in text
+    assert "dead letter 1" in text
+    pictures = re.findall(r'src="(/v1/batches/[^"]+)"', text)
+    client = operator_of(run, tokens)
+    assert client.get(pictures[0]).headers["content-type"] == "image/png"
+    assert (
+        re.findall(r"<b>([\d.]+)</b>", page_text(run, tokens, "/batches?order=best"))[0] == "1.000"
+    )
+    assert client.get("/batches?step=2").status_code == 404
+    assert client.get("/batches?order=loud").status_code == 422
+
+
+def test_before_the_first_step_there_are_no_samples(tmp_path: Path, tokens: Tokens) -> None:
+    assert "No step is committed yet" in page_text(Run(tmp_path / "o").begin(), tokens, "/batches")
+
+
+def test_the_best_version_is_named_with_the_command_that_exports_it(
+    tmp_path: Path, tokens: Tokens
+) -> None:
+    run = stored_run(tmp_path)
+    text = page_text(run, tokens, "/versions")
+    assert re.search(r"digenrl export test --version \d+", text)
+    rows = re.findall(r"/samples\?version=(\d+)", page_text(run, tokens, "/evaluations"))
+    assert rows == ["4", "0"]
+
+
+def test_a_host_is_drained_with_one_click_and_one_worker_is_given_work_again(
+    tmp_path: Path, tokens: Tokens
+) -> None:
+    scheduler = Scheduler()
+    [first] = scheduler.answers["/v1/workers"]
+    others = [{"worker": "rollout-1", "drain": "drained"}, {"worker": "rollout-2"}]
+    others.append({"worker": "reward-0", "service": "reward"})
+    scheduler.answers["/v1/workers"] += [first | each for each in others]
+    run = Run(tmp_path / "objects").begin()
+    text = page_text(run, tokens, "/workers", scheduler.live)
+    posts = [posted.split() for posted in re.findall(r'data-post="([^"]+)"', text)]
+    drains = [f"/v1/workers/rollout-{number}/drain" for number in (0, 2)]
+    assert posts == [
+        ["/steer/pause"], drains, drains[:1], ["/v1/workers/rollout-1/undrain"], drains[1:],
+    ]  # fmt: skip
+    viewer = client_of(run, tokens, scheduler.live)
+    assert "drain this host" not in viewer.get("/workers").text
+    answered = operator_of(run, tokens, scheduler.live).post(drains[0], json={})
+    assert answered.status_code == 202 and scheduler.asked == [drains[0]]
