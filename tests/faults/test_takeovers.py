@@ -10,6 +10,8 @@ from tests.faults.takeovers import TAKEOVER_MUTANTS, run_takeovers
 
 NUM_SEEDS = int(os.environ.get("DIGENRL_TAKEOVER_SEEDS", "15"))
 CAUGHT_WITHIN = 100
+MANY, CHUNK = int(os.environ.get("DIGENRL_FAULT_SEEDS", "2000")), 500
+"""Schedules of all tests, 10,000 in `make test-all`, and of one of them."""
 
 
 def swept(first: int, count: int) -> Counter[str]:
@@ -30,8 +32,9 @@ def test_schedulers_that_replace_each_other_break_nothing() -> None:
 
 
 @pytest.mark.slow
-def test_many_takeovers_break_nothing() -> None:
-    swept(1000, 2000)
+@pytest.mark.parametrize("first", range(1000, 1000 + MANY, CHUNK))
+def test_many_takeovers_break_nothing(first: int) -> None:
+    swept(first, CHUNK)
 
 
 @pytest.mark.parametrize("mutant", TAKEOVER_MUTANTS, ids=lambda mutant: mutant.__name__)
