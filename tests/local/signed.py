@@ -1,4 +1,4 @@
-"""Requests to an S3 server, signed as Signature Version 4 of AWS says: what our store never asks."""
+"""Requests to an S3 server, signed by Signature Version 4 of AWS: what our store never asks."""
 
 import hashlib
 import hmac
